@@ -1,0 +1,219 @@
+/* bytes.c: growable byte buffer, base64 and UTF-8. Plain functions on storage of the caller, no
+ * global state: any thread, each on its own buffers. Growth doubles, so that a text built piece by
+ * piece costs linear time. */
+#include "common/base/bytes.h"
+
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void bytes_release(struct bytes *b)
+{
+    if (!b) return;
+    free(b->data);
+    *b = (struct bytes)BYTES_INIT;
+}
+
+void bytes_clear(struct bytes *b)
+{
+    b->len = 0;
+    b->failed = false;
+    if (b->data) b->data[0] = 0;
+}
+
+bool bytes_reserve(struct bytes *b, size_t more)
+{
+    if (b->failed) return false;
+    size_t need;
+    if (__builtin_add_overflow(b->len, more, &need) || __builtin_add_overflow(need, 1, &need)) {
+        b->failed = true;
+        return false;
+    }
+    if (need <= b->cap) return true;
+    size_t cap = b->cap ? b->cap : 64;
+    while (cap < need)
+        if (__builtin_mul_overflow(cap, 2, &cap)) cap = need;
+    char *data = realloc(b->data, cap);
+    if (!data) {
+        b->failed = true;
+        return false;
+    }
+    if (!b->data) data[0] = 0;
+    b->data = data;
+    b->cap = cap;
+    return true;
+}
+
+void bytes_append(struct bytes *b, const void *data, size_t len)
+{
+    if (!bytes_reserve(b, len)) return;
+    if (len > 0) memcpy(b->data + b->len, data, len);
+    b->len += len;
+    b->data[b->len] = 0;
+}
+
+void bytes_puts(struct bytes *b, const char *text)
+{
+    bytes_append(b, text, strlen(text));
+}
+
+void bytes_printf(struct bytes *b, const char *format, ...)
+{
+    if (b->failed) return;
+    va_list arguments;
+    va_start(arguments, format);
+    int n = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    if (n < 0) b->failed = true;
+    if (n < 0 || !bytes_reserve(b, (size_t)n)) return;
+    va_start(arguments, format);
+    vsnprintf(b->data + b->len, (size_t)n + 1, format, arguments);
+    va_end(arguments);
+    b->len += (size_t)n;
+}
+
+const char *bytes_text(const struct bytes *b)
+{
+    return b->data ? b->data : "";
+}
+
+enum status bytes_status(const struct bytes *b)
+{
+    if (!b->failed) return ST_OK;
+    return status_fail(ST_NO_MEMORY, "out of memory: a buffer of %zu bytes could not grow", b->len);
+}
+
+// ---- base64 -------------------------------------------------------------------------------------
+
+// OpenSSL counts in int: long data goes in blocks, each a whole number of groups.
+#define BASE64_GROUPS (1 << 20)
+
+enum status base64_encode(const void *data, size_t len, struct bytes *ret_text)
+{
+    struct bytes text = BYTES_INIT;
+    const unsigned char *from = data;
+    if (len / 3 < SIZE_MAX / 8) bytes_reserve(&text, (len / 3 + 1) * 4);
+    for (size_t at = 0; at < len;) {
+        size_t n = len - at < 3 * BASE64_GROUPS ? len - at : 3 * BASE64_GROUPS;
+        if (!bytes_reserve(&text, (n / 3 + 1) * 4)) break;
+        int out = EVP_EncodeBlock((unsigned char *)text.data + text.len, from + at, (int)n);
+        text.len += (size_t)out;
+        at += n;
+    }
+    enum status st = bytes_status(&text);
+    if (st != ST_OK) {
+        bytes_release(&text);
+        return st;
+    }
+    bytes_release(ret_text);
+    *ret_text = text;
+    return ST_OK;
+}
+
+// The six bits of a character, -1 outside the alphabet.
+static int base64_value(char c)
+{
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+// OpenSSL's decoder skips white space and takes '=' anywhere, so the text is checked first: whole
+// groups, the alphabet, padding at the end alone, and unused bits of the last character zero.
+static enum status base64_check(const char *text, size_t len, size_t padding)
+{
+    if (len % 4 != 0)
+        return status_fail(ST_FORMAT,
+                           "base64 text of %zu characters is cut off: its length must be "
+                           "a multiple of 4",
+                           len);
+    for (size_t i = 0; i < len - padding; i++)
+        if (base64_value(text[i]) < 0)
+            return status_fail(ST_FORMAT,
+                               "base64 text has byte 0x%02x at %zu, which is not of its alphabet",
+                               (unsigned char)text[i], i);
+    int unused = padding == 2 ? 0x0f : padding == 1 ? 0x03 : 0;
+    if (padding > 0 && (base64_value(text[len - padding - 1]) & unused) != 0)
+        return status_fail(ST_FORMAT, "base64 text ends in '%s', whose unused bits are not zero",
+                           text + len - padding - 1);
+    return ST_OK;
+}
+
+enum status base64_decode(const char *text, struct bytes *ret_data)
+{
+    size_t len = strlen(text);
+    size_t padding = len >= 4 && text[len - 1] == '=' ? (text[len - 2] == '=' ? 2 : 1) : 0;
+    enum status st = base64_check(text, len, padding);
+    if (st != ST_OK) return st;
+
+    struct bytes data = BYTES_INIT;
+    for (size_t at = 0; at < len;) {
+        size_t n = len - at < 4 * BASE64_GROUPS ? len - at : 4 * BASE64_GROUPS;
+        if (!bytes_reserve(&data, n / 4 * 3)) break;
+        int out = EVP_DecodeBlock((unsigned char *)data.data + data.len,
+                                  (const unsigned char *)text + at, (int)n);
+        if (out < 0) {
+            bytes_release(&data);
+            return status_fail(ST_FORMAT, "base64 text could not be decoded");
+        }
+        data.len += (size_t)out;
+        at += n;
+    }
+    st = bytes_status(&data);
+    if (st != ST_OK) {
+        bytes_release(&data);
+        return st;
+    }
+    data.len -= padding; // OpenSSL counts the padding's zero bytes
+    if (data.data) data.data[data.len] = 0;
+    bytes_release(ret_data);
+    *ret_data = data;
+    return ST_OK;
+}
+
+// ---- UTF-8 (Unicode, table 3-7: well-formed byte sequences) -------------------------------------
+
+int utf8_sequence(const char *s, size_t len)
+{
+    if (len == 0) return -1;
+    const unsigned char *p = (const unsigned char *)s;
+    unsigned char first = p[0];
+    if (first < 0x80) return 1;
+    if (first < 0xc2 || first > 0xf4) return 0;
+    int n = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    for (int i = 1; i < n; i++) {
+        if ((size_t)i >= len) return -1;
+        unsigned char low = 0x80, high = 0xbf;
+        if (i == 1) { // the second byte rules out overlong forms, surrogates and beyond U+10FFFF
+            if (first == 0xe0) low = 0xa0;
+            if (first == 0xed) high = 0x9f;
+            if (first == 0xf0) low = 0x90;
+            if (first == 0xf4) high = 0x8f;
+        }
+        if (p[i] < low || p[i] > high) return 0;
+    }
+    return n;
+}
+
+uint32_t utf8_decode(const char *s, int n)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    static const unsigned char first_mask[5] = {0, 0x7f, 0x1f, 0x0f, 0x07};
+    uint32_t code = p[0] & first_mask[n];
+    for (int i = 1; i < n; i++) code = code << 6 | (p[i] & 0x3fu);
+    return code;
+}
+
+int utf8_encode(uint32_t code_point, char ret[4])
+{
+    int n = code_point < 0x80 ? 1 : code_point < 0x800 ? 2 : code_point < 0x10000 ? 3 : 4;
+    static const unsigned char first_mark[5] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (int i = n - 1; i > 0; i--) {
+        ret[i] = (char)(0x80 | (code_point & 0x3f));
+        code_point >>= 6;
+    }
+    ret[0] = (char)(first_mark[n] | code_point);
+    return n;
+}

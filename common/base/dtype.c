@@ -1,0 +1,56 @@
+/* dtype.c: names and sizes of element types, in one table, and the f16 conversion. No state. */
+#include "common/base/dtype.h"
+
+#include <math.h>
+
+static const struct {
+    size_t size;
+    const char *name, *torch, *safetensors;
+} types[DT_COUNT] = {
+    [DT_F32] = {4, "f32", "torch.float32", "F32"},
+    [DT_BF16] = {2, "bf16", "torch.bfloat16", "BF16"},
+    [DT_F16] = {2, "f16", "torch.float16", "F16"},
+    [DT_U16] = {2, "u16", "torch.uint16", "U16"},
+    [DT_I32] = {4, "i32", "torch.int32", "I32"},
+};
+
+size_t dtype_size(enum dtype dt)
+{
+    return types[dt].size;
+}
+const char *dtype_name(enum dtype dt)
+{
+    return types[dt].name;
+}
+const char *dtype_torch_name(enum dtype dt)
+{
+    return types[dt].torch;
+}
+const char *dtype_safetensors_name(enum dtype dt)
+{
+    return types[dt].safetensors;
+}
+
+int dtype_from_name(const char *name)
+{
+    for (int dt = 0; dt < DT_COUNT; dt++)
+        if (strcmp(name, types[dt].name) == 0 || strcmp(name, types[dt].torch) == 0 ||
+            strcmp(name, types[dt].safetensors) == 0)
+            return dt;
+    return -1;
+}
+
+float f32_from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 0x1fu,
+             fraction = h & 0x3ffu;
+    if (exponent == 0) { // zero or subnormal: fraction units of 2^-24
+        float magnitude = ldexpf((float)fraction, -24);
+        return sign ? -magnitude : magnitude;
+    }
+    // rebias from 15 to 127; all ones (infinity, NaN) stays all ones
+    uint32_t u = sign | (exponent == 0x1f ? 0xffu : exponent + 112) << 23 | fraction << 13;
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}

@@ -1,0 +1,233 @@
+/* file.c: whole files: read, map, write atomically, make and remove folders. No state of its own;
+ * any thread. Every descriptor is close-on-exec, and what is not a regular file is refused before
+ * it is read, so that a FIFO in the place of a file cannot hang a caller. */
+#include "common/base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// The sentence for a system call that failed on `path`; `doing` is "read", "create".
+static enum status io_fail(const char *doing, const char *path)
+{
+    int error = errno;
+    enum status code = error == ENOENT ? ST_NOT_FOUND : error == ENOMEM ? ST_NO_MEMORY : ST_IO;
+    return status_fail(code, "cannot %s %s: %s", doing, path, strerror(error));
+}
+
+static enum status open_regular(const char *path, int *ret_fd, size_t *ret_len)
+{
+    // O_NONBLOCK so that opening a FIFO does not wait for a writer; it means nothing to a file
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return io_fail("open", path);
+    struct stat info;
+    enum status st = ST_OK;
+    if (fstat(fd, &info) != 0)
+        st = io_fail("stat", path);
+    else if (!S_ISREG(info.st_mode))
+        st = status_fail(ST_IO, "%s is %s, not a regular file", path,
+                         S_ISDIR(info.st_mode) ? "a folder" : "a special file");
+    if (st != ST_OK) {
+        close(fd);
+        return st;
+    }
+    *ret_fd = fd;
+    *ret_len = (size_t)info.st_size;
+    return ST_OK;
+}
+
+static enum status too_large(const char *path, size_t max)
+{
+    return status_fail(ST_FORMAT, "%s is larger than the %zu bytes allowed for it", path, max);
+}
+
+enum status file_read(const char *path, size_t max, struct bytes *ret)
+{
+    int fd = -1;
+    size_t size;
+    struct bytes content = BYTES_INIT;
+    enum status st;
+    CHECK(open_regular(path, &fd, &size));
+    if (size > max) {
+        st = too_large(path, max);
+        goto out;
+    }
+    // Reads to the end, not to `size`: files of /proc say 0, and a file may grow meanwhile. The
+    // one byte more lets a file of the expected size end on its first empty read.
+    size_t room = size + 1;
+    for (;;) {
+        if (!bytes_reserve(&content, room)) break;
+        ssize_t n = read(fd, content.data + content.len, room);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) {
+            st = io_fail("read", path);
+            goto out;
+        }
+        if (n == 0) break;
+        content.len += (size_t)n;
+        if (content.len > max) {
+            st = too_large(path, max);
+            goto out;
+        }
+        room = content.len < size ? size + 1 - content.len : 4096;
+    }
+    if (content.data) content.data[content.len] = 0;
+    CHECK(bytes_status(&content));
+    bytes_release(ret);
+    *ret = content;
+    content = (struct bytes)BYTES_INIT;
+out:
+    bytes_release(&content);
+    if (fd >= 0) close(fd);
+    return st;
+}
+
+// The folder of `path`, for fsync: "a/b" -> "a", "b" -> ".", "/b" -> "/". NULL for want of memory.
+static char *folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash) return strdup(".");
+    return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+}
+
+enum status file_sync_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return io_fail("open folder", path);
+    enum status st = ST_OK;
+    // EINVAL: a file system whose folders need no fsync
+    if (fsync(fd) != 0 && errno != EINVAL) st = io_fail("fsync folder", path);
+    close(fd);
+    return st;
+}
+
+static int write_all(int fd, const char *data, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = write(fd, data, len);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return -1;
+        data += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len)
+{
+    int fd = -1;
+    bool made = false;
+    enum status st = ST_OK;
+    char *folder = folder_of(path), *temporary = NULL;
+    if (!folder || asprintf(&temporary, "%s.tmp.XXXXXX", path) < 0) {
+        temporary = NULL; // asprintf leaves it undefined
+        st = status_fail(ST_NO_MEMORY, "out of memory while writing %s", path);
+        goto out;
+    }
+    fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0) {
+        st = io_fail("create a file beside", path);
+        goto out;
+    }
+    made = true;
+    if (fchmod(fd, (mode_t)mode) != 0 || write_all(fd, data, len) != 0 || fsync(fd) != 0) {
+        st = io_fail("write", path);
+        goto out;
+    }
+    int closed = close(fd);
+    fd = -1;
+    if (closed != 0 || rename(temporary, path) != 0) {
+        st = io_fail("write", path);
+        goto out;
+    }
+    made = false;
+    CHECK(file_sync_folder(folder));
+out:
+    if (fd >= 0) close(fd);
+    if (made) unlink(temporary);
+    free(temporary);
+    free(folder);
+    return st;
+}
+
+enum status file_map_open(const char *path, struct file_map *ret)
+{
+    int fd;
+    size_t len;
+    enum status st = open_regular(path, &fd, &len);
+    if (st != ST_OK) return st;
+    void *data = NULL;
+    if (len > 0) {
+        data = mmap(NULL, len, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (data == MAP_FAILED) st = io_fail("map", path);
+    }
+    close(fd);
+    if (st == ST_OK) *ret = (struct file_map){data, len};
+    return st;
+}
+
+void file_map_release(struct file_map *map)
+{
+    if (!map) return;
+    if (map->data) munmap((void *)(uintptr_t)map->data, map->len);
+    *map = (struct file_map){NULL, 0};
+}
+
+bool file_exists(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+enum status file_make_folders(const char *path)
+{
+    char *copy = strdup(path);
+    if (!copy) return status_fail(ST_NO_MEMORY, "out of memory while making folder %s", path);
+    enum status st = ST_OK;
+    for (char *p = copy; st == ST_OK && *p;) {
+        while (*p == '/') p++;
+        while (*p && *p != '/') p++;
+        char kept = *p;
+        *p = 0;
+        struct stat info;
+        if (mkdir(copy, 0755) != 0) {
+            int error = errno == EEXIST ? ENOTDIR : errno; // a file stands in the way
+            if (stat(copy, &info) != 0 || !S_ISDIR(info.st_mode)) {
+                errno = error;
+                st = io_fail("make folder", copy);
+            }
+        }
+        *p = kept;
+    }
+    free(copy);
+    return st;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *walk)
+{
+    (void)info;
+    (void)type;
+    (void)walk;
+    return remove(path) == 0 || errno == ENOENT ? 0 : -1;
+}
+
+enum status file_remove_tree(const char *path)
+{
+    // FTW_PHYS: a link is removed, never followed
+    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
+        return io_fail("remove", path);
+    return ST_OK;
+}
+
+char *path_join(const char *folder, const char *name)
+{
+    size_t len = strlen(folder);
+    const char *slash = len == 0 || folder[len - 1] == '/' ? "" : "/";
+    char *path;
+    return asprintf(&path, "%s%s%s", folder, slash, name) < 0 ? NULL : path;
+}

@@ -1,0 +1,33 @@
+/* file.h: whole files. Errors name the path and say why (ST_IO, ST_NOT_FOUND). */
+#ifndef COMMON_BASE_FILE_H
+#define COMMON_BASE_FILE_H
+
+#include "common/base/bytes.h"
+
+// Reads a regular file of at most `max` bytes (larger: ST_FORMAT). The content replaces what the
+// initialised buffer held.
+enum status file_read(const char *path, size_t max, struct bytes *ret);
+
+// Temporary file beside `path`, write, fsync, rename, fsync of the folder. On failure `path` is as
+// it was and the temporary file is gone; only where the last step, the folder's fsync, fails, is the
+// new file in place but not known to be durable.
+enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len);
+
+// Read-only mapping of a whole file. `data` is NULL for an empty file.
+struct file_map {
+    const unsigned char *data;
+    size_t len;
+};
+enum status file_map_open(const char *path, struct file_map *ret);
+void file_map_release(struct file_map *map);
+
+bool file_exists(const char *path);
+enum status file_make_folders(const char *path); // mkdir -p, 0755
+// fsyncs a folder, so that names created in it are durable
+enum status file_sync_folder(const char *path);
+enum status file_remove_tree(const char *path); // rm -r; a missing path is fine
+
+// "a/b" in memory of the caller, who frees it with free(); NULL for want of memory.
+char *path_join(const char *folder, const char *name);
+
+#endif

@@ -1,0 +1,178 @@
+/* json.c: reading and writing JSON through jansson, with errors that name file and field. No state;
+ * any thread, each on its own values. */
+#include "common/base/json.h"
+#include "common/base/file.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum status json_parse(const char *where, const char *text, size_t len, json_t **ret)
+{
+    json_error_t error;
+    // A sampled token may be the byte 0, so strings may hold NUL; json_get_string() refuses it.
+    json_t *value = json_loadb(text, len, JSON_ALLOW_NUL, &error);
+    if (!value)
+        return status_fail(
+            json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY : ST_FORMAT,
+            "%s: line %d, column %d: %s", where, error.line, error.column, error.text);
+    *ret = value;
+    return ST_OK;
+}
+
+enum status json_read_file(const char *path, size_t max_bytes, json_t **ret)
+{
+    struct bytes text = BYTES_INIT;
+    enum status st = file_read(path, max_bytes, &text);
+    if (st == ST_OK) st = json_parse(path, bytes_text(&text), text.len, ret);
+    bytes_release(&text);
+    return st;
+}
+
+enum status json_write_file(const char *path, unsigned mode, const json_t *value)
+{
+    struct bytes text = BYTES_INIT;
+    char *dump = json_dumps(value, JSON_INDENT(2));
+    if (!dump) return status_fail(ST_INVALID, "%s: the value cannot be written as JSON", path);
+    bytes_puts(&text, dump);
+    bytes_puts(&text, "\n");
+    free(dump);
+    enum status st = bytes_status(&text);
+    if (st == ST_OK) st = file_write_atomic(path, mode, text.data, text.len);
+    bytes_release(&text);
+    return st;
+}
+
+static const char *type_words(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "a whole number";
+    case JSON_REAL:
+        return "a fraction";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        return "null";
+    }
+    return "something else";
+}
+
+// The field, NULL where it is absent or null.
+static enum status find(const char *where, const json_t *object, const char *key,
+                        const json_t **ret)
+{
+    *ret = NULL;
+    if (!object || json_is_null(object)) return ST_OK;
+    if (!json_is_object(object))
+        return status_fail(ST_INVALID, "%s: \"%s\" is looked for in an object, but there is %s",
+                           where, key, type_words(object));
+    const json_t *value = json_object_get(object, key);
+    if (value && !json_is_null(value)) *ret = value;
+    return ST_OK;
+}
+
+static enum status wrong_type(const char *where, const char *key, const char *wanted,
+                              const json_t *value)
+{
+    return status_fail(ST_INVALID, "%s: \"%s\" must be %s, not %s", where, key, wanted,
+                       type_words(value));
+}
+
+enum status json_get_int(const char *where, const json_t *object, const char *key, int64_t min,
+                         int64_t max, int64_t *ret_x)
+{
+    const json_t *value;
+    enum status st = find(where, object, key, &value);
+    if (st != ST_OK || !value) return st;
+    int64_t x;
+    if (json_is_integer(value)) {
+        x = json_integer_value(value);
+    } else if (json_is_real(value)) {
+        double real = json_real_value(value);
+        // 2^63 and beyond have no int64_t
+        if (real != floor(real) || real < -0x1p63 || real >= 0x1p63)
+            return status_fail(ST_INVALID,
+                               "%s: \"%s\" is %g, which is not a whole number of 64 bits", where,
+                               key, real);
+        x = (int64_t)real;
+    } else {
+        return wrong_type(where, key, "a whole number", value);
+    }
+    if (x < min || x > max) {
+        if (max == INT64_MAX)
+            return status_fail(ST_INVALID, "%s: \"%s\" is %lld; it must be at least %lld", where,
+                               key, (long long)x, (long long)min);
+        return status_fail(ST_INVALID, "%s: \"%s\" is %lld; it must lie between %lld and %lld",
+                           where, key, (long long)x, (long long)min, (long long)max);
+    }
+    *ret_x = x;
+    return ST_OK;
+}
+
+enum status json_get_int32(const char *where, const json_t *object, const char *key, int min,
+                           int max, int *ret_x)
+{
+    int64_t x = *ret_x;
+    enum status st = json_get_int(where, object, key, min, max, &x);
+    if (st == ST_OK) *ret_x = (int)x;
+    return st;
+}
+
+enum status json_get_double(const char *where, const json_t *object, const char *key, double min,
+                            double max, double *ret_x)
+{
+    const json_t *value;
+    enum status st = find(where, object, key, &value);
+    if (st != ST_OK || !value) return st;
+    if (!json_is_number(value)) return wrong_type(where, key, "a number", value);
+    double x = json_number_value(value);
+    if (!(x >= min && x <= max)) {
+        if (isinf(max))
+            return status_fail(ST_INVALID, "%s: \"%s\" is %g; it must be at least %g", where, key,
+                               x, min);
+        return status_fail(ST_INVALID, "%s: \"%s\" is %g; it must lie between %g and %g", where,
+                           key, x, min, max);
+    }
+    *ret_x = x;
+    return ST_OK;
+}
+
+enum status json_get_bool(const char *where, const json_t *object, const char *key, bool *ret_x)
+{
+    const json_t *value;
+    enum status st = find(where, object, key, &value);
+    if (st != ST_OK || !value) return st;
+    if (!json_is_boolean(value)) return wrong_type(where, key, "true or false", value);
+    *ret_x = json_is_true(value);
+    return ST_OK;
+}
+
+enum status json_get_string(const char *where, const json_t *object, const char *key,
+                            const char **ret_x)
+{
+    const json_t *value;
+    enum status st = find(where, object, key, &value);
+    if (st != ST_OK || !value) return st;
+    if (!json_is_string(value)) return wrong_type(where, key, "a string", value);
+    const char *text = json_string_value(value);
+    if (strlen(text) != json_string_length(value))
+        return status_fail(ST_INVALID, "%s: \"%s\" holds the character U+0000, which is not taken",
+                           where, key);
+    *ret_x = text;
+    return ST_OK;
+}
+
+bool json_has(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    return value && !json_is_null(value);
+}

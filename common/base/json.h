@@ -1,0 +1,29 @@
+/* json.h: reading JSON fields with errors that name the file (or message) and the field.
+ * `where` is that name ("config.json", "request"); the field is named by its key. */
+#ifndef COMMON_BASE_JSON_H
+#define COMMON_BASE_JSON_H
+
+#include "common/base/status.h"
+#include <jansson.h>
+#include <stdint.h>
+
+enum status json_read_file(const char *path, size_t max_bytes, json_t **ret); // caller: json_decref
+enum status json_parse(const char *where, const char *text, size_t len, json_t **ret);
+enum status json_write_file(const char *path, unsigned mode, const json_t *value); // atomic, indented
+
+// A field that is absent or null leaves *ret_x as it is (set the default before the call); one of
+// the wrong type or out of range is ST_INVALID. Integers accept 3.0 as 3.
+enum status json_get_int(const char *where, const json_t *object, const char *key, int64_t min,
+                         int64_t max, int64_t *ret_x);
+enum status json_get_int32(const char *where, const json_t *object, const char *key, int min,
+                           int max, int *ret_x);
+enum status json_get_double(const char *where, const json_t *object, const char *key, double min,
+                            double max, double *ret_x);
+enum status json_get_bool(const char *where, const json_t *object, const char *key, bool *ret_x);
+// Borrowed from `object`. A string that holds U+0000 is ST_INVALID; where it is meaningful, take
+// json_string_value() and json_string_length().
+enum status json_get_string(const char *where, const json_t *object, const char *key,
+                            const char **ret_x);
+bool json_has(const json_t *object, const char *key); // present and not null
+
+#endif

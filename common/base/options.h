@@ -1,0 +1,60 @@
+/* options.h: the one config path. A program lists its options in a table; the same table reads the
+ * command line (--learning-rate 1e-6, --learning-rate=1e-6, --no-flag), a JSON file with the same
+ * names spelt learning_rate, prints --help and --version, and writes the resolved config back.
+ * A flag beats the file, the file beats the default. */
+#ifndef COMMON_BASE_OPTIONS_H
+#define COMMON_BASE_OPTIONS_H
+
+#include "common/base/status.h"
+#include <jansson.h>
+#include <stdint.h>
+
+enum option_type {
+    OPTION_FLAG,   // bool; --name, --no-name, --name=true|false
+    OPTION_INT,    // int64_t
+    OPTION_DOUBLE, // double
+    OPTION_STRING, // const char *; NULL when not given and without a default. Owned by the set.
+    OPTION_SIZE,   // int64_t bytes: 512, 64K, 10M, 2G (powers of 1024)
+    OPTION_HEADING // a line of --help; `help` is its text
+};
+
+struct option_spec {
+    const char *name; // "learning-rate"; NULL ends the table
+    enum option_type type;
+    size_t offset;          // offsetof(struct your_config, field)
+    const char *fallback;   // default, as on the command line; NULL: field keeps 0/NULL/false
+    const char *value_name; // "PATH", "N" for --help
+    const char *help;
+    double min, max;     // of numbers; min == max == 0: any
+    const char *choices; // "auto|cpu" for strings; NULL: any
+};
+
+struct option_set; // owns the strings it put into a config
+enum option_result {
+    OPTIONS_OK,
+    OPTIONS_DONE, // --help or --version was printed: exit 0
+    OPTIONS_BAD   // wrong usage: the sentence is in status_message(); exit 2
+};
+
+// Fills `config` (a struct of the program's own, which it zeroed) from defaults, then from the file
+// named by --config (where the table has "config"), then from argv[1..]. Words that are not options
+// are positional: at most max_positional, given back in ret_positional (borrowed from argv; the rest
+// NULL). `usage` is what --help prints behind the program's name; further lines of it follow as they
+// are. Strings of `config` live as long as the set; unless the result is OPTIONS_OK they are NULL.
+enum option_result options_parse(const struct option_spec *table, const char *program,
+                                 const char *usage, int argc, char **argv, int max_positional,
+                                 void *config, const char **ret_positional,
+                                 struct option_set **ret_set);
+bool options_given(const struct option_set *set, const char *name); // by flag or file
+// Resolved, with underscores, without "config" itself (its content is resolved already), so that the
+// object can be read back through --config. The caller's; NULL for want of memory.
+json_t *options_to_json(const struct option_spec *table, const void *config);
+void options_free(struct option_set *set);
+
+// Bytes from "512", "64K", "10M", "2G", "1T" (powers of 1024), as OPTION_SIZE reads them.
+enum status options_size(const char *text, int64_t *ret_bytes);
+
+// The version every program prints with --version.
+#define COMMONWEIGHT_VERSION "0.1.0"
+
+#endif

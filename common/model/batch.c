@@ -1,0 +1,256 @@
+/* batch.c: the builder of the one batch shape. Every list has its place in one host buffer and, at
+ * the same offset, in one device buffer; batch_commit copies the part in use. The block table, which
+ * is large, lies at the end and goes in a copy of its own. The host buffer must not be refilled
+ * before the device has taken the copy: callers wait for a step's results before they clear. */
+#include "common/model/batch.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum list {
+    LIST_TOKENS,
+    LIST_POSITIONS,
+    LIST_SEQ_OF,
+    LIST_SLOTS,
+    LIST_QUERY_START,
+    LIST_CONTEXT_LEN,
+    LIST_PREFIX_START,
+    LIST_PREFIX_LEN,
+    LIST_ATTEND_END,
+    LIST_ROWS,
+    LIST_ROWS_ORDER,
+    LIST_TOKENS_ORDER,
+    LIST_BLOCK_TABLE,
+    LIST_COUNT
+};
+
+struct batch {
+    struct device *dev;
+    int max_tokens, max_seqs, max_blocks, max_rows;
+    int n_tokens, n_seqs, n_rows, kind; // kind: 0 none yet, 1 paged, 2 packed
+    int padded_rows;
+    int32_t *host[LIST_COUNT], *device[LIST_COUNT];
+    int64_t *sort_keys; // (max of tokens and rows)
+    size_t bytes;       // up to the block table
+    struct batch_view view;
+};
+
+static size_t list_length(const struct batch *b, enum list list)
+{
+    switch (list) {
+    case LIST_QUERY_START: return (size_t)b->max_seqs + 1;
+    case LIST_CONTEXT_LEN:
+    case LIST_PREFIX_START:
+    case LIST_PREFIX_LEN:
+    case LIST_ATTEND_END: return (size_t)b->max_seqs;
+    case LIST_ROWS:
+    case LIST_ROWS_ORDER: return (size_t)b->max_rows;
+    case LIST_BLOCK_TABLE: return (size_t)b->max_seqs * (size_t)b->max_blocks;
+    default: return (size_t)b->max_tokens;
+    }
+}
+
+enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks, int max_rows,
+                      struct batch **ret)
+{
+    struct batch *b = calloc(1, sizeof *b);
+    void *host = NULL, *device = NULL;
+    size_t total = 0, offset[LIST_COUNT];
+    enum status st = ST_OK;
+    if (!b) return status_fail(ST_NO_MEMORY, "no memory for a batch");
+    b->dev = dev;
+    b->max_tokens = max_tokens;
+    b->max_seqs = max_seqs;
+    b->max_blocks = max_blocks;
+    b->max_rows = max_rows;
+    for (int i = 0; i < LIST_COUNT; i++) {
+        offset[i] = total;
+        if (i == LIST_BLOCK_TABLE) b->bytes = total;
+        total += (list_length(b, (enum list)i) * sizeof(int32_t) + 255) / 256 * 256;
+    }
+    int longest = max_tokens > max_rows ? max_tokens : max_rows;
+    b->sort_keys = malloc((size_t)longest * sizeof *b->sort_keys);
+    if (!b->sort_keys) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a batch");
+        goto out;
+    }
+    CHECK(device_host_alloc(dev, total, &host));
+    b->host[0] = host;
+    memset(host, 0, total);
+    CHECK(device_alloc(dev, total, &device));
+    for (int i = 0; i < LIST_COUNT; i++) {
+        b->host[i] = (int32_t *)((char *)host + offset[i]);
+        b->device[i] = (int32_t *)((char *)device + offset[i]);
+    }
+    batch_clear(b);
+    *ret = b;
+    b = NULL;
+out:
+    batch_free(b);
+    return st;
+}
+
+void batch_free(struct batch *b)
+{
+    if (!b) return;
+    device_release(b->dev, b->device[0]);
+    device_host_release(b->dev, b->host[0]);
+    free(b->sort_keys);
+    free(b);
+}
+
+void batch_clear(struct batch *b)
+{
+    b->n_tokens = b->n_seqs = b->n_rows = b->kind = b->padded_rows = 0;
+    memset(&b->view, 0, sizeof b->view);
+}
+
+static enum status room_for(const struct batch *b, int n, int kind)
+{
+    if (b->kind != 0 && b->kind != kind)
+        return status_fail(ST_INVALID, "a batch is either paged or packed, not both");
+    if (n < 1 || b->n_tokens + n > b->max_tokens)
+        return status_fail(ST_INVALID, "a batch of %d tokens has no room for %d more (at most %d)",
+                           b->n_tokens, n, b->max_tokens);
+    if (b->n_seqs == b->max_seqs)
+        return status_fail(ST_INVALID, "a batch holds at most %d sequences", b->max_seqs);
+    return ST_OK;
+}
+
+// Appends the rows every kind has; the sequence's own fields are the caller's.
+static int append_rows(struct batch *b, const int32_t *tokens, int n, int first_position)
+{
+    int seq = b->n_seqs++, row = b->n_tokens;
+    memcpy(b->host[LIST_TOKENS] + row, tokens, (size_t)n * sizeof *tokens);
+    for (int i = 0; i < n; i++) {
+        b->host[LIST_POSITIONS][row + i] = first_position + i;
+        b->host[LIST_SEQ_OF][row + i] = seq;
+    }
+    b->n_tokens += n;
+    b->host[LIST_QUERY_START][seq] = row;
+    b->host[LIST_QUERY_START][seq + 1] = b->n_tokens;
+    if (n > b->view.max_query) b->view.max_query = n;
+    if (first_position + n > b->view.max_context) b->view.max_context = first_position + n;
+    return seq;
+}
+
+enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int first_position,
+                            const int32_t *blocks, int n_blocks, int block_size)
+{
+    enum status st = room_for(b, n, 1);
+    if (st != ST_OK) return st;
+    if (n_blocks > b->max_blocks || (int64_t)n_blocks * block_size < (int64_t)first_position + n)
+        return status_fail(ST_INVALID, "%d blocks of %d tokens do not hold positions up to %d", n_blocks,
+                           block_size, first_position + n - 1);
+    b->kind = 1;
+    int row = b->n_tokens, seq = append_rows(b, tokens, n, first_position);
+    for (int i = 0; i < n; i++) {
+        int position = first_position + i;
+        b->host[LIST_SLOTS][row + i] = blocks[position / block_size] * block_size + position % block_size;
+    }
+    b->host[LIST_CONTEXT_LEN][seq] = first_position + n;
+    memcpy(b->host[LIST_BLOCK_TABLE] + (size_t)seq * (size_t)b->max_blocks, blocks,
+           (size_t)n_blocks * sizeof *blocks);
+    return ST_OK;
+}
+
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int *ret_seq)
+{
+    enum status st = room_for(b, n, 2);
+    const int32_t *start = b->host[LIST_QUERY_START];
+    if (st != ST_OK) return st;
+    if (prefix >= b->n_seqs || (prefix >= 0 && b->host[LIST_ATTEND_END][prefix] != b->n_tokens))
+        return status_fail(ST_INVALID, "sequence %d cannot be a prefix here: its group must lie together",
+                           prefix);
+    b->kind = 2;
+    int prefix_start = prefix < 0 ? 0 : start[prefix];
+    int prefix_len = prefix < 0 ? 0 : start[prefix + 1] - prefix_start;
+    int seq = append_rows(b, tokens, n, prefix_len);
+    b->host[LIST_PREFIX_START][seq] = prefix_start;
+    b->host[LIST_PREFIX_LEN][seq] = prefix_len;
+    b->host[LIST_ATTEND_END][seq] = b->n_tokens;
+    if (prefix >= 0) b->host[LIST_ATTEND_END][prefix] = b->n_tokens;
+    if (ret_seq) *ret_seq = seq;
+    return ST_OK;
+}
+
+enum status batch_want_row(struct batch *b, int row)
+{
+    if (row < 0 || row >= b->n_tokens || b->n_rows == b->max_rows)
+        return status_fail(ST_INVALID, "row %d of %d cannot be asked for (%d of at most %d are)", row,
+                           b->n_tokens, b->n_rows, b->max_rows);
+    b->host[LIST_ROWS][b->n_rows++] = row;
+    return ST_OK;
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+// 0..n-1 sorted by value, equal values in order of index.
+static void sort_order(struct batch *b, const int32_t *values, int n, int32_t *ret_order)
+{
+    for (int i = 0; i < n; i++) b->sort_keys[i] = ((int64_t)values[i] << 32) | i;
+    qsort(b->sort_keys, (size_t)n, sizeof *b->sort_keys, compare_keys);
+    for (int i = 0; i < n; i++) ret_order[i] = (int32_t)(b->sort_keys[i] & 0xffffffff);
+}
+
+static enum status pad(struct batch *b, int pad_to)
+{
+    if (b->kind != 1 || b->view.max_query > 1 || b->n_rows != b->n_seqs || pad_to > b->max_seqs ||
+        pad_to > b->max_tokens || pad_to > b->max_rows)
+        return status_fail(ST_INVALID, "only a decode batch within its limits is padded (to %d)", pad_to);
+    for (int i = b->n_seqs; i < pad_to; i++) {
+        b->host[LIST_TOKENS][i] = b->host[LIST_POSITIONS][i] = 0;
+        b->host[LIST_SEQ_OF][i] = i;
+        b->host[LIST_SLOTS][i] = -1;
+        b->host[LIST_QUERY_START][i + 1] = i + 1;
+        b->host[LIST_CONTEXT_LEN][i] = 0;
+        b->host[LIST_ROWS][i] = i;
+    }
+    return ST_OK;
+}
+
+enum status batch_commit(struct batch *b, int pad_to)
+{
+    int n = b->n_tokens, seqs = b->n_seqs;
+    b->padded_rows = b->n_rows;
+    if (pad_to > n) {
+        enum status st = pad(b, pad_to);
+        if (st != ST_OK) return st;
+        n = seqs = b->padded_rows = pad_to;
+    }
+    if (b->kind == 2) {
+        sort_order(b, b->host[LIST_ROWS], b->n_rows, b->host[LIST_ROWS_ORDER]);
+        sort_order(b, b->host[LIST_TOKENS], n, b->host[LIST_TOKENS_ORDER]);
+    }
+    device_copy_in(b->dev, b->device[0], b->host[0], b->bytes);
+    if (b->kind == 1)
+        device_copy_in(b->dev, b->device[LIST_BLOCK_TABLE], b->host[LIST_BLOCK_TABLE],
+                       (size_t)b->n_seqs * (size_t)b->max_blocks * sizeof(int32_t));
+    b->view.n_tokens = n;
+    b->view.n_seqs = seqs;
+    b->view.packed = b->kind == 2;
+    b->view.tokens = b->device[LIST_TOKENS];
+    b->view.positions = b->device[LIST_POSITIONS];
+    b->view.seq_of = b->device[LIST_SEQ_OF];
+    b->view.query_start = b->device[LIST_QUERY_START];
+    b->view.slots = b->device[LIST_SLOTS];
+    b->view.context_len = b->device[LIST_CONTEXT_LEN];
+    b->view.block_table = b->device[LIST_BLOCK_TABLE];
+    b->view.table_stride = b->max_blocks;
+    b->view.prefix_start = b->device[LIST_PREFIX_START];
+    b->view.prefix_len = b->device[LIST_PREFIX_LEN];
+    b->view.attend_end = b->device[LIST_ATTEND_END];
+    return ST_OK;
+}
+
+const struct batch_view *batch_view(const struct batch *b) { return &b->view; }
+int batch_tokens(const struct batch *b) { return b->n_tokens; }
+int batch_seqs(const struct batch *b) { return b->n_seqs; }
+int batch_first_row(const struct batch *b, int seq) { return b->host[LIST_QUERY_START][seq]; }
+int batch_rows(const struct batch *b) { return b->padded_rows; }
+const int32_t *batch_rows_device(const struct batch *b) { return b->device[LIST_ROWS]; }
+const int32_t *batch_rows_order(const struct batch *b) { return b->device[LIST_ROWS_ORDER]; }
+const int32_t *batch_tokens_order(const struct batch *b) { return b->device[LIST_TOKENS_ORDER]; }

@@ -1,0 +1,43 @@
+/* batch.h: builds a batch_view: host lists first, then one copy to fixed device memory, so that the
+ * view's pointers never change between steps and captured work stays valid. One thread. */
+#ifndef COMMON_MODEL_BATCH_H
+#define COMMON_MODEL_BATCH_H
+
+#include "kernels/batch_view.h"
+#include "kernels/device.h"
+
+struct batch; // opaque
+
+// Room for max_tokens rows, max_seqs sequences, max_blocks block-table entries a sequence (0: packed
+// batches only), and max_rows wanted rows.
+enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks, int max_rows,
+                      struct batch **ret);
+void batch_free(struct batch *b);
+void batch_clear(struct batch *b);
+
+// Paged: appends n tokens at positions first_position.. of a sequence whose block table is given
+// (block numbers covering first_position + n positions). ST_INVALID when there is no room.
+enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int first_position,
+                            const int32_t *blocks, int n_blocks, int block_size);
+// Packed: appends n tokens; prefix is the index of an earlier sequence of this batch whose rows all
+// of these attend to (-1: none). Sequences with a prefix must follow it directly (after it or after
+// another that shares it). Positions continue after the prefix. ret_seq may be NULL.
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int *ret_seq);
+// Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
+enum status batch_want_row(struct batch *b, int row);
+
+// Copies to the device. pad_to >= T pads a pure paged decode batch to that many sequences and wanted
+// rows (0: no padding).
+enum status batch_commit(struct batch *b, int pad_to);
+
+const struct batch_view *batch_view(const struct batch *b);
+int batch_tokens(const struct batch *b);            // T without padding
+int batch_seqs(const struct batch *b);
+int batch_first_row(const struct batch *b, int seq);
+int batch_rows(const struct batch *b);              // wanted rows, padding included after commit
+const int32_t *batch_rows_device(const struct batch *b); // (batch_rows) i32, device
+// (batch_rows) i32, device: 0.. sorted by row, for scatter_add_rows; and the same for the tokens
+const int32_t *batch_rows_order(const struct batch *b);
+const int32_t *batch_tokens_order(const struct batch *b);
+
+#endif

@@ -1,0 +1,294 @@
+/* config.c: reads config.json, in the older style (rope_theta, rope_scaling, torch_dtype) and the
+ * newer (rope_parameters, dtype), and generation_config.json's stop tokens. Every number is checked
+ * against what the kernels can do before anything is allocated from it. Any thread. */
+#include "common/model/config.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/model/family.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status read_activation(const char *where, const json_t *json, struct model_config *c)
+{
+    const char *name = "silu";
+    enum status st = json_get_string(where, json, "hidden_act", &name);
+    if (st != ST_OK) return st;
+    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) c->act = ACT_SILU;
+    else if (strcmp(name, "gelu_pytorch_tanh") == 0 || strcmp(name, "gelu_new") == 0)
+        c->act = ACT_GELU_TANH;
+    else if (strcmp(name, "gelu") == 0) c->act = ACT_GELU;
+    else
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are "
+                           "supported",
+                           where, name);
+    return ST_OK;
+}
+
+static enum status read_rope(const char *where, const json_t *json, struct model_config *c)
+{
+    struct rope_config *r = &c->rope;
+    const char *kind = "default";
+    enum status st = ST_OK;
+    *r = (struct rope_config){.kind = ROPE_DEFAULT, .theta = 10000.0, .dim = c->head_dim, .factor = 1.0};
+    r->original_max_positions = c->max_positions;
+    CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
+
+    const json_t *scaling = json_object_get(json, "rope_parameters");
+    const char *key = "rope_parameters";
+    if (!scaling || json_is_null(scaling)) {
+        scaling = json_object_get(json, "rope_scaling");
+        key = "rope_scaling";
+    }
+    if (!scaling || json_is_null(scaling)) goto out;
+    if (!json_is_object(scaling)) {
+        st = status_fail(ST_FORMAT, "%s: %s must be an object", where, key);
+        goto out;
+    }
+    CHECK(json_get_string(where, scaling, "type", &kind)); // the oldest spelling
+    CHECK(json_get_string(where, scaling, "rope_type", &kind));
+    CHECK(json_get_double(where, scaling, "rope_theta", 1.0, 1e12, &r->theta));
+    if (strcmp(kind, "default") == 0) goto out;
+    CHECK(json_get_double(where, scaling, "factor", 1.0, 1e6, &r->factor));
+    if (strcmp(kind, "linear") == 0) {
+        r->kind = ROPE_LINEAR;
+    } else if (strcmp(kind, "llama3") == 0) {
+        r->kind = ROPE_LLAMA3;
+        r->low_freq_factor = 1.0;
+        r->high_freq_factor = 4.0;
+        CHECK(json_get_double(where, scaling, "low_freq_factor", 1e-6, 1e6, &r->low_freq_factor));
+        CHECK(json_get_double(where, scaling, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor));
+        CHECK(json_get_int32(where, json, "original_max_position_embeddings", 1, 1 << 30,
+                             &r->original_max_positions));
+        CHECK(json_get_int32(where, scaling, "original_max_position_embeddings", 1, 1 << 30,
+                             &r->original_max_positions));
+        if (r->high_freq_factor <= r->low_freq_factor)
+            st = status_fail(ST_FORMAT, "%s: %s: high_freq_factor (%g) must be above low_freq_factor (%g)",
+                             where, key, r->high_freq_factor, r->low_freq_factor);
+    } else {
+        st = status_fail(ST_UNSUPPORTED,
+                         "%s: %s: rope type \"%s\" is not supported; default, linear and llama3 are",
+                         where, key, kind);
+    }
+out:
+    return st;
+}
+
+static enum status add_eos(const char *where, const json_t *value, struct model_config *c)
+{
+    if (!json_is_integer(value))
+        return status_fail(ST_FORMAT, "%s: eos_token_id must be an integer or a list of them", where);
+    json_int_t id = json_integer_value(value);
+    if (id < 0 || id >= c->vocab_size)
+        return status_fail(ST_FORMAT, "%s: eos_token_id %lld is outside the vocabulary of %d", where,
+                           (long long)id, c->vocab_size);
+    for (int i = 0; i < c->n_eos; i++)
+        if (c->eos_ids[i] == (int)id) return ST_OK;
+    if (c->n_eos == (int)(sizeof c->eos_ids / sizeof c->eos_ids[0]))
+        return status_fail(ST_UNSUPPORTED, "%s: more than %d eos_token_id values", where, c->n_eos);
+    c->eos_ids[c->n_eos++] = (int)id;
+    return ST_OK;
+}
+
+static enum status read_eos(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *eos = json_object_get(json, "eos_token_id"), *one;
+    size_t i;
+    if (!eos || json_is_null(eos)) return ST_OK;
+    if (!json_is_array(eos)) return add_eos(where, eos, c);
+    json_array_foreach(eos, i, one)
+    {
+        enum status st = add_eos(where, one, c);
+        if (st != ST_OK) return st;
+    }
+    return ST_OK;
+}
+
+static enum status read_special_ids(const char *where, const json_t *json, struct model_config *c)
+{
+    enum status st = ST_OK;
+    c->bos_id = c->pad_id = -1;
+    CHECK(json_get_int32(where, json, "bos_token_id", -1, c->vocab_size - 1, &c->bos_id));
+    CHECK(json_get_int32(where, json, "pad_token_id", -1, c->vocab_size - 1, &c->pad_id));
+    CHECK(read_eos(where, json, c));
+out:
+    return st;
+}
+
+static enum status read_sizes(const char *where, const json_t *json, struct model_config *c)
+{
+    struct {
+        const char *key;
+        int max, *field;
+    } needed[] = {
+        {"vocab_size", 1 << 24, &c->vocab_size},
+        {"hidden_size", 1 << 16, &c->hidden},
+        {"intermediate_size", 1 << 20, &c->intermediate},
+        {"num_hidden_layers", 1024, &c->n_layers},
+        {"num_attention_heads", 1024, &c->n_heads},
+    };
+    enum status st = ST_OK;
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        if (!json_has(json, needed[i].key)) {
+            st = status_fail(ST_FORMAT, "%s: %s is missing", where, needed[i].key);
+            goto out;
+        }
+        CHECK(json_get_int32(where, json, needed[i].key, 1, needed[i].max, needed[i].field));
+    }
+    c->n_kv_heads = c->n_heads;
+    CHECK(json_get_int32(where, json, "num_key_value_heads", 1, 1024, &c->n_kv_heads));
+    c->head_dim = c->hidden / c->n_heads;
+    if (!json_has(json, "head_dim") && c->hidden % c->n_heads != 0) {
+        st = status_fail(ST_FORMAT,
+                         "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
+                         "no head_dim",
+                         where, c->hidden, c->n_heads);
+        goto out;
+    }
+    CHECK(json_get_int32(where, json, "head_dim", 2, 256, &c->head_dim));
+    if (c->n_heads % c->n_kv_heads != 0)
+        st = status_fail(ST_FORMAT,
+                         "%s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
+                         where, c->n_heads, c->n_kv_heads);
+    else if (c->head_dim % 2 != 0 || c->head_dim > 256)
+        st = status_fail(ST_UNSUPPORTED, "%s: head_dim %d; even sizes up to 256 are supported", where,
+                         c->head_dim);
+    c->max_positions = 2048;
+    if (st == ST_OK)
+        st = json_get_int32(where, json, "max_position_embeddings", 1, 1 << 24, &c->max_positions);
+out:
+    return st;
+}
+
+static enum status read_config(const char *where, json_t *json, struct model_config *c)
+{
+    const char *type = "", *architecture = "", *dtype = "float32";
+    double eps = 1e-6;
+    enum status st = ST_OK;
+    if (!json_is_object(json)) return status_fail(ST_FORMAT, "%s: not a JSON object", where);
+    CHECK(json_get_string(where, json, "model_type", &type));
+    const json_t *list = json_object_get(json, "architectures");
+    if (json_is_string(json_array_get(list, 0))) architecture = json_string_value(json_array_get(list, 0));
+    c->family = family_find(type, architecture);
+    if (!c->family) {
+        st = status_fail(ST_UNSUPPORTED,
+                         "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s",
+                         where, type, architecture, family_list());
+        goto out;
+    }
+    if (json_has(json, "quantization_config")) {
+        st = status_fail(ST_UNSUPPORTED,
+                         "%s: quantization_config: quantised weights are not supported; use the model's "
+                         "bf16, f16 or f32 folder",
+                         where);
+        goto out;
+    }
+    snprintf(c->model_type, sizeof c->model_type, "%s", type);
+    snprintf(c->architecture, sizeof c->architecture, "%s", c->family->architecture);
+    CHECK(read_sizes(where, json, c));
+    c->window = calloc((size_t)c->n_layers, sizeof *c->window);
+    if (!c->window) {
+        st = status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
+        goto out;
+    }
+    c->norm = NORM_RMS;
+    CHECK(json_get_double(where, json, "rms_norm_eps", 0, 1, &eps));
+    c->norm_eps = (float)eps;
+    CHECK(json_get_bool(where, json, "tie_word_embeddings", &c->tie_embeddings));
+    CHECK(json_get_string(where, json, "torch_dtype", &dtype));
+    CHECK(json_get_string(where, json, "dtype", &dtype));
+    int file_dtype = dtype_from_name(dtype);
+    c->file_dtype = file_dtype < 0 ? DT_F32 : (enum dtype)file_dtype;
+    CHECK(read_activation(where, json, c));
+    CHECK(read_rope(where, json, c));
+    CHECK(read_special_ids(where, json, c));
+    CHECK(c->family->configure(where, json, c));
+    c->source = json_incref(json);
+out:
+    return st;
+}
+
+enum status model_config_load_file(const char *path, struct model_config **ret)
+{
+    json_t *json = NULL;
+    struct model_config *c = calloc(1, sizeof *c);
+    enum status st = ST_OK;
+    if (!c) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", path);
+    CHECK(json_read_file(path, 16 << 20, &json));
+    CHECK(read_config(path, json, c));
+    *ret = c;
+    c = NULL;
+out:
+    json_decref(json);
+    model_config_free(c);
+    return st;
+}
+
+enum status model_config_load(const char *folder, struct model_config **ret)
+{
+    struct model_config *c = NULL;
+    json_t *generation = NULL;
+    char *path = path_join(folder, "config.json");
+    char *generation_path = path_join(folder, "generation_config.json");
+    enum status st = ST_OK;
+    if (!path || !generation_path) {
+        st = status_fail(ST_NO_MEMORY, "%s: no memory for a path", folder);
+        goto out;
+    }
+    CHECK(model_config_load_file(path, &c));
+    if (file_exists(generation_path)) {
+        CHECK(json_read_file(generation_path, 1 << 20, &generation));
+        CHECK(read_eos(generation_path, generation, c));
+    }
+    *ret = c;
+    c = NULL;
+out:
+    json_decref(generation);
+    model_config_free(c);
+    free(path);
+    free(generation_path);
+    return st;
+}
+
+void model_config_free(struct model_config *config)
+{
+    if (!config) return;
+    free(config->window);
+    json_decref(config->source);
+    free(config);
+}
+
+// Frequency of pair i, with the family's scaling.
+static double rope_frequency(const struct rope_config *r, int i)
+{
+    const double pi = 3.14159265358979323846;
+    double f = pow(r->theta, -2.0 * i / r->dim);
+    if (r->kind == ROPE_LINEAR) return f / r->factor;
+    if (r->kind == ROPE_DEFAULT) return f;
+    // Llama 3.1: long waves are stretched by `factor`, short ones kept, those between blended
+    double wave = 2 * pi / f, original = r->original_max_positions;
+    if (wave > original / r->low_freq_factor) return f / r->factor;
+    if (wave < original / r->high_freq_factor) return f;
+    double keep = (original / wave - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+    return (1 - keep) * f / r->factor + keep * f;
+}
+
+float *rope_table(const struct model_config *config, int n_positions)
+{
+    int half = config->rope.dim / 2;
+    float *table = malloc((size_t)n_positions * (size_t)half * 2 * sizeof *table);
+    if (!table) return NULL;
+    for (int i = 0; i < half; i++) {
+        // published models were trained with f32 frequencies and f32 angles: round where they did
+        float frequency = (float)rope_frequency(&config->rope, i);
+        for (int p = 0; p < n_positions; p++) {
+            float angle = (float)p * frequency;
+            float *entry = table + ((size_t)p * (size_t)half + (size_t)i) * 2;
+            entry[0] = (float)cos((double)angle);
+            entry[1] = (float)sin((double)angle);
+        }
+    }
+    return table;
+}

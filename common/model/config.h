@@ -1,0 +1,59 @@
+/* config.h: the one description of a model, read from a Hugging Face config.json (older and newer
+ * style). Everything that differs between families is a field here; the layer walk (model.h), the
+ * weights table (weights.h) and the backward pass ask this struct and never the family's name. */
+#ifndef COMMON_MODEL_CONFIG_H
+#define COMMON_MODEL_CONFIG_H
+
+#include "common/base/dtype.h"
+#include "common/base/status.h"
+#include "kernels/ops.h"
+#include <jansson.h>
+
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3 };
+
+struct rope_config {
+    enum rope_kind kind;
+    double theta;
+    int dim; // entries of a head that are rotated
+    double factor, low_freq_factor, high_freq_factor;
+    int original_max_positions;
+};
+
+struct family; // common/model/family.h: tensor names and config quirks, one table row each
+
+struct model_config {
+    const struct family *family;
+    char model_type[32], architecture[64];
+    int vocab_size, hidden, intermediate, n_layers;
+    int n_heads, n_kv_heads, head_dim, max_positions;
+    enum norm_kind norm;
+    float norm_eps;
+    enum act_kind act;
+    bool qkv_bias, o_bias, mlp_bias;
+    bool tie_embeddings;
+    int *window; // (n_layers) 0: full attention, else positions a token sees, itself included
+    struct rope_config rope;
+    int bos_id, pad_id;   // -1: none
+    int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
+    enum dtype file_dtype; // torch_dtype / dtype: what the folder's tensors are said to be
+    json_t *source;        // the parsed config.json, for writing checkpoints
+};
+
+// Reads folder/config.json (and generation_config.json). An unknown architecture is ST_UNSUPPORTED in
+// a sentence that lists the supported ones.
+enum status model_config_load(const char *folder, struct model_config **ret);
+// The same from a config.json's path (cw-bench --config, cw-trainer sft --init).
+enum status model_config_load_file(const char *path, struct model_config **ret);
+void model_config_free(struct model_config *config);
+
+// Widths in elements.
+static inline int config_q_width(const struct model_config *c) { return c->n_heads * c->head_dim; }
+static inline int config_kv_width(const struct model_config *c) { return c->n_kv_heads * c->head_dim; }
+static inline int config_qkv_width(const struct model_config *c)
+{
+    return config_q_width(c) + 2 * config_kv_width(c);
+}
+// (n_positions, rope.dim / 2, 2) f32 cos and sin, computed in double; host memory, caller frees
+float *rope_table(const struct model_config *config, int n_positions);
+
+#endif

@@ -1,0 +1,78 @@
+/* model.h: a model on a device, and the one walk over its layers. The daemon calls it for prefill,
+ * decode and verification, the trainer with a tape for the backward pass: a token's log-probability
+ * means the same in both. One thread at a time. */
+#ifndef COMMON_MODEL_MODEL_H
+#define COMMON_MODEL_MODEL_H
+
+#include "common/model/batch.h"
+#include "common/model/config.h"
+#include "common/model/weights.h"
+#include "kernels/ops.h"
+
+// What one layer's backward pass needs. dt is the weights' dtype.
+struct layer_tape {
+    void *x;        // (T, hidden) residual stream at the layer's entry
+    float *rstd1;   // (T) of the attention norm
+    void *qkv;      // (T, qkv width) after bias and rope
+    void *attn;     // (T, q width) attention output
+    float *lse;     // (T, n_heads)
+    void *x_mid;    // (T, hidden) residual stream after attention
+    float *rstd2;   // (T) of the MLP norm
+    void *gate_up;  // (T, 2 * intermediate)
+};
+// Activations of a packed batch, kept for the backward pass.
+struct tape {
+    int max_tokens;
+    size_t bytes;
+    struct layer_tape *layers; // (n_layers)
+    void *x_final;             // (T, hidden) residual stream after the last layer
+    void *memory;              // the one allocation behind it all
+};
+
+struct model {
+    struct device *dev;
+    const struct ops *ops;
+    const struct model_config *config; // borrowed
+    const struct weights *weights;     // borrowed, bound
+    enum dtype dt;
+    struct attn_shape *attn; // (n_layers)
+    float *rope;             // device; (max_context, rope.dim / 2, 2)
+    int max_tokens, max_rows, max_context;
+    // scratch of the walk, device
+    void *x, *normed;  // (max_tokens, hidden)
+    void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, q width)
+    void *gate_up, *act;  // (max_tokens, 2 * intermediate), (max_tokens, intermediate)
+    void *row_x, *row_normed; // (max_rows, hidden)
+    float *row_rstd;          // (max_rows)
+    float *logits;     // (max_rows, vocab)
+    size_t scratch_bytes;
+    struct decode_graphs *graphs; // captured decode steps (CUDA)
+};
+
+// Scratch for batches of at most max_tokens rows, of which max_rows want logits; max_context bounds
+// positions. On the trainer's side max_rows is the chunk of rows whose logits exist at one time.
+enum status model_new(struct device *dev, const struct model_config *config, const struct weights *w,
+                      int max_tokens, int max_rows, int max_context, struct model **ret);
+void model_free(struct model *m);
+
+// The walk: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the residual stream
+// after the last one (scratch, or the tape's x_final). kv for paged batches, tape for packed ones that
+// will be differentiated; both NULL: packed without a backward pass.
+void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
+                   struct tape *tape, void **ret_x);
+// Final norm and vocabulary product of n <= max_rows rows of x; row indices are device memory.
+// Fills m->row_x, row_normed, row_rstd and m->logits (n, vocab).
+void model_head(struct model *m, const void *x, const int32_t *rows, int n);
+
+// model_forward and model_head of one committed paged batch: what the engine calls each step.
+// Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket).
+void model_step(struct model *m, const struct batch *batch, const struct kv_view *kv);
+// What to pad a decode batch of n rows to (n itself where nothing is captured).
+int model_decode_padding(const struct model *m, int n);
+
+enum status tape_new(const struct model *m, int max_tokens, struct tape **ret);
+void tape_free(struct device *dev, struct tape *tape);
+// Bytes a tape for max_tokens would take, for the memory plan.
+size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens);
+
+#endif

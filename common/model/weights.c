@@ -1,0 +1,402 @@
+/* weights.c: lays the arena out, fills it from a folder, writes it back.
+ *
+ * The plan walks the roles in a fixed order; each role's block is one matrix (or vector), and the
+ * family's names divide its rows among Hugging Face tensors. Loading checks every tensor before it
+ * writes one, so a bad folder leaves the arena as it was. One thread. */
+#include "common/model/weights.h"
+#include "common/base/bytes.h"
+#include "common/base/file.h"
+#include "common/base/rng.h"
+#include "common/model/safetensors.h"
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGN_ELEMENTS 128
+#define STAGING_ELEMENTS ((int64_t)4 << 20)
+
+// ---- the plan ----------------------------------------------------------------------------------------
+struct role_shape {
+    int64_t rows, cols; // cols 0: a vector of `rows`
+    int n_parts;
+    int64_t part_rows[3];
+};
+
+static bool role_present(const struct model_config *c, enum tensor_role role)
+{
+    switch (role) {
+    case ROLE_QKV_BIAS: return c->qkv_bias;
+    case ROLE_O_BIAS: return c->o_bias;
+    case ROLE_GATE_UP_BIAS:
+    case ROLE_DOWN_BIAS: return c->mlp_bias;
+    case ROLE_HEAD: return !c->tie_embeddings;
+    default: return true;
+    }
+}
+
+static struct role_shape role_shape(const struct model_config *c, enum tensor_role role)
+{
+    int64_t h = c->hidden, q = config_q_width(c), kv = config_kv_width(c), i = c->intermediate;
+    switch (role) {
+    case ROLE_EMBED:
+    case ROLE_HEAD: return (struct role_shape){c->vocab_size, h, 1, {c->vocab_size}};
+    case ROLE_QKV: return (struct role_shape){q + 2 * kv, h, 3, {q, kv, kv}};
+    case ROLE_QKV_BIAS: return (struct role_shape){q + 2 * kv, 0, 3, {q, kv, kv}};
+    case ROLE_O: return (struct role_shape){h, q, 1, {h}};
+    case ROLE_GATE_UP: return (struct role_shape){2 * i, h, 2, {i, i}};
+    case ROLE_GATE_UP_BIAS: return (struct role_shape){2 * i, 0, 2, {i, i}};
+    case ROLE_DOWN: return (struct role_shape){h, i, 1, {h}};
+    default: return (struct role_shape){h, 0, 1, {h}}; // norms, biases of o and down
+    }
+}
+
+static bool role_is_norm(enum tensor_role role)
+{
+    return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM;
+}
+
+// Fills in one tensor's name from the family's pattern: the p-th of the names separated by '|'.
+static void tensor_name(const char *pattern, int part, int layer, char ret[160])
+{
+    for (; part > 0; part--) pattern = strchr(pattern, '|') + 1;
+    size_t len = strcspn(pattern, "|");
+    const char *mark = memmem(pattern, len, "%d", 2);
+    if (!mark) {
+        snprintf(ret, 160, "%.*s", (int)len, pattern);
+        return;
+    }
+    int before = (int)(mark - pattern);
+    snprintf(ret, 160, "%.*s%d%.*s", before, pattern, layer, (int)len - before - 2, mark + 2);
+}
+
+static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
+{
+    const struct model_config *c = w->config;
+    if (!role_present(c, role)) return;
+    struct role_shape s = role_shape(c, role);
+    *at = (*at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    for (int p = 0; p < s.n_parts; p++) {
+        struct weight_tensor *t = &w->tensors[w->n_tensors++];
+        tensor_name(c->family->names[role], p, layer, t->name);
+        t->role = role;
+        t->n_dims = s.cols ? 2 : 1;
+        t->shape[0] = s.part_rows[p];
+        t->shape[1] = s.cols;
+        t->n = s.part_rows[p] * (s.cols ? s.cols : 1);
+        t->offset = *at;
+        *at += t->n;
+        w->n_parameters += t->n;
+    }
+}
+
+enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret)
+{
+    int64_t at = 0;
+    size_t most = (size_t)config->n_layers * 3 * ROLE_COUNT + ROLE_COUNT;
+    struct weights *w = calloc(1, sizeof *w);
+    if (w) {
+        w->tensors = calloc(most, sizeof *w->tensors);
+        w->layers = calloc((size_t)config->n_layers, sizeof *w->layers);
+    }
+    if (!w || !w->tensors || !w->layers) {
+        weights_free(w);
+        return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    }
+    w->config = config;
+    w->dt = dt;
+    plan_role(w, ROLE_EMBED, 0, &at);
+    for (int l = 0; l < config->n_layers; l++)
+        for (enum tensor_role r = ROLE_ATTN_NORM; r <= ROLE_DOWN_BIAS; r++) plan_role(w, r, l, &at);
+    plan_role(w, ROLE_FINAL_NORM, 0, &at);
+    plan_role(w, ROLE_HEAD, 0, &at);
+    w->n_elements = (at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    w->canary_offset = (size_t)w->n_elements * dtype_size(dt);
+    w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
+    *ret = w;
+    return ST_OK;
+}
+
+static void **layer_pointer(struct layer_weights *l, enum tensor_role role)
+{
+    switch (role) {
+    case ROLE_ATTN_NORM: return &l->attn_norm;
+    case ROLE_QKV: return &l->qkv;
+    case ROLE_QKV_BIAS: return &l->qkv_bias;
+    case ROLE_O: return &l->o;
+    case ROLE_O_BIAS: return &l->o_bias;
+    case ROLE_MLP_NORM: return &l->mlp_norm;
+    case ROLE_GATE_UP: return &l->gate_up;
+    case ROLE_GATE_UP_BIAS: return &l->gate_up_bias;
+    case ROLE_DOWN: return &l->down;
+    case ROLE_DOWN_BIAS: return &l->down_bias;
+    default: return NULL;
+    }
+}
+
+void weights_bind(struct weights *w, void *base)
+{
+    int layer = -1;
+    w->base = base;
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        void *at = (char *)base + (size_t)t->offset * dtype_size(w->dt);
+        if (i > 0 && t->role == w->tensors[i - 1].role && t->role != ROLE_ATTN_NORM)
+            continue; // a later part of the same block
+        if (t->role == ROLE_ATTN_NORM) layer++; // the first role of every layer
+        if (t->role == ROLE_EMBED) w->embed = w->head = at;
+        else if (t->role == ROLE_FINAL_NORM) w->final_norm = at;
+        else if (t->role == ROLE_HEAD) w->head = at;
+        else *layer_pointer(&w->layers[layer], t->role) = at;
+    }
+}
+
+void weights_free(struct weights *w)
+{
+    if (!w) return;
+    free(w->tensors);
+    free(w->layers);
+    free(w);
+}
+
+const struct weight_tensor *weights_find(const struct weights *w, const char *name)
+{
+    for (int i = 0; i < w->n_tensors; i++)
+        if (strcmp(w->tensors[i].name, name) == 0) return &w->tensors[i];
+    return NULL;
+}
+
+void weights_layout_hash(const struct weights *w, char ret[65])
+{
+    struct bytes text = BYTES_INIT;
+    unsigned char digest[32] = {0};
+    unsigned int len = 0;
+    bytes_printf(&text, "%s %lld\n", dtype_name(w->dt), (long long)w->n_elements);
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        bytes_printf(&text, "%s %lld %lld %lld\n", t->name, (long long)t->shape[0], (long long)t->shape[1],
+                     (long long)t->offset);
+    }
+    EVP_Digest(bytes_text(&text), text.len, digest, &len, EVP_sha256(), NULL);
+    for (int i = 0; i < 32; i++) snprintf(ret + 2 * i, 3, "%02x", digest[i]);
+    bytes_release(&text);
+}
+
+// ---- host and device -----------------------------------------------------------------------------------
+static void *device_address(const struct weights *w, int64_t element)
+{
+    return (char *)w->base + (size_t)element * dtype_size(w->dt);
+}
+
+static float load_f32(const void *data, enum dtype dt, int64_t i)
+{
+    uint16_t half;
+    float x;
+    if (dt == DT_F32) {
+        memcpy(&x, (const char *)data + 4 * i, 4); // the file does not promise alignment
+        return x;
+    }
+    memcpy(&half, (const char *)data + 2 * i, 2);
+    return dt == DT_BF16 ? f32_from_bf16(half) : f32_from_f16(half);
+}
+
+static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtype from_dt, int64_t n)
+{
+#pragma omp parallel for if (n > 65536)
+    for (int64_t i = 0; i < n; i++) {
+        float x = load_f32(from, from_dt, i);
+        if (to_dt == DT_F32) ((float *)to)[i] = x;
+        else ((uint16_t *)to)[i] = bf16_from_f32(x);
+    }
+}
+
+static enum status copy_tensor_in(const struct weights *w, struct device *dev, const struct weight_tensor *t,
+                                  const void *data, enum dtype dt, void *staging)
+{
+    if (dt == w->dt) {
+        device_copy_in(dev, device_address(w, t->offset), data, (size_t)t->n * dtype_size(dt));
+        return ST_OK;
+    }
+    for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
+        int64_t n = t->n - at < STAGING_ELEMENTS ? t->n - at : STAGING_ELEMENTS;
+        convert_host(staging, w->dt, (const char *)data + (size_t)at * dtype_size(dt), dt, n);
+        device_copy_in(dev, device_address(w, t->offset + at), staging, (size_t)n * dtype_size(w->dt));
+    }
+    return ST_OK;
+}
+
+// ---- loading -------------------------------------------------------------------------------------------
+// Tensors of published folders that carry no weights of ours.
+static bool ignorable(const struct weights *w, const char *name)
+{
+    size_t len = strlen(name);
+    const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
+    if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
+        strcmp(name, w->config->family->names[ROLE_HEAD]) == 0)
+        return true;
+    return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
+}
+
+static enum status check_tensor(const struct weight_tensor *t, const struct safetensors *set,
+                                const char *folder)
+{
+    const struct safetensors_entry *e = safetensors_find(set, t->name);
+    if (!e)
+        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; config.json calls for it", folder,
+                           t->name);
+    if (e->n_dims != t->n_dims || e->shape[0] != t->shape[0] || (t->n_dims == 2 && e->shape[1] != t->shape[1])) {
+        char have[96] = "", want[48];
+        for (int d = 0; d < e->n_dims && d < 4; d++)
+            snprintf(have + strlen(have), sizeof have - strlen(have), "%s%lld", d ? ", " : "",
+                     (long long)e->shape[d]);
+        if (t->n_dims == 2)
+            snprintf(want, sizeof want, "%lld, %lld", (long long)t->shape[0], (long long)t->shape[1]);
+        else snprintf(want, sizeof want, "%lld", (long long)t->shape[0]);
+        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); config.json calls for (%s)", e->file,
+                           t->name, have, want);
+    }
+    if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
+        return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16", e->file,
+                           t->name, dtype_safetensors_name(e->dt));
+    return ST_OK;
+}
+
+static int compare_pointers(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static enum status check_extra(const struct weights *w, const struct safetensors *set)
+{
+    const char **names = malloc((size_t)w->n_tensors * sizeof *names);
+    enum status st = ST_OK;
+    if (!names) return status_fail(ST_NO_MEMORY, "no memory for tensor names");
+    for (int i = 0; i < w->n_tensors; i++) names[i] = w->tensors[i].name;
+    qsort(names, (size_t)w->n_tensors, sizeof *names, compare_pointers);
+    for (int i = 0; i < safetensors_count(set) && st == ST_OK; i++) {
+        const struct safetensors_entry *e = safetensors_at(set, i);
+        if (bsearch(&e->name, names, (size_t)w->n_tensors, sizeof *names, compare_pointers)) continue;
+        if (!ignorable(w, e->name))
+            st = status_fail(ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
+                             e->file, e->name, w->config->architecture);
+    }
+    free(names);
+    return st;
+}
+
+enum status weights_load(struct weights *w, struct device *dev, const char *folder)
+{
+    struct safetensors *set = NULL;
+    void *staging = NULL;
+    enum status st = ST_OK;
+    CHECK(safetensors_open(folder, &set));
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, folder));
+    CHECK(check_extra(w, set));
+    staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
+    if (!staging) {
+        st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", folder);
+        goto out;
+    }
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct safetensors_entry *e = safetensors_find(set, w->tensors[i].name);
+        CHECK(copy_tensor_in(w, dev, &w->tensors[i], e->data, e->dt, staging));
+    }
+    st = device_sync(dev);
+out:
+    free(staging);
+    safetensors_free(set);
+    return st;
+}
+
+enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed)
+{
+    const int64_t chunk = 65536;
+    float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
+    void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
+    enum status st = ST_OK;
+    if (!staging || !halves) {
+        st = status_fail(ST_NO_MEMORY, "no memory for random weights");
+        goto out;
+    }
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
+            int64_t n = t->n - at < STAGING_ELEMENTS ? t->n - at : STAGING_ELEMENTS;
+#pragma omp parallel for
+            for (int64_t begin = 0; begin < n; begin += chunk) {
+                struct rng r;
+                int64_t end = begin + chunk < n ? begin + chunk : n;
+                rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
+                for (int64_t j = begin; j < end; j++)
+                    staging[j] = t->n_dims == 2 ? 0.02f * rng_normal(&r) : role_is_norm(t->role) ? 1.0f : 0.0f;
+            }
+            const void *data = staging;
+            if (w->dt != DT_F32) {
+                convert_host(halves, w->dt, staging, DT_F32, n);
+                data = halves;
+            }
+            device_copy_in(dev, device_address(w, t->offset + at), data, (size_t)n * dtype_size(w->dt));
+        }
+    }
+    st = device_sync(dev);
+out:
+    free(staging);
+    free(halves);
+    return st;
+}
+
+// ---- saving --------------------------------------------------------------------------------------------
+struct save {
+    const struct weights *w;
+    struct device *dev;
+    void *staging; // one tensor in the arena's dtype
+};
+
+static enum status read_for_save(void *context, const struct safetensors_source *source, size_t bytes,
+                                 void *to)
+{
+    struct save *s = context;
+    const struct weight_tensor *t = source->tag;
+    void *from = device_address(s->w, t->offset);
+    if (source->dt == s->w->dt) {
+        device_copy_out(s->dev, to, from, bytes);
+        return device_sync(s->dev);
+    }
+    device_copy_out(s->dev, s->staging, from, (size_t)t->n * dtype_size(s->w->dt));
+    enum status st = device_sync(s->dev);
+    if (st == ST_OK) convert_host(to, source->dt, s->staging, s->w->dt, t->n);
+    return st;
+}
+
+enum status weights_save(const struct weights *w, struct device *dev, const char *folder, enum dtype as)
+{
+    struct save save = {w, dev, NULL};
+    struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
+    json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
+    char *path = path_join(folder, "model.safetensors");
+    int64_t largest = 0;
+    enum status st = ST_OK;
+    for (int i = 0; sources && i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        snprintf(sources[i].name, sizeof sources[i].name, "%s", t->name);
+        sources[i].dt = as;
+        sources[i].n_dims = t->n_dims;
+        sources[i].shape[0] = t->shape[0];
+        sources[i].shape[1] = t->shape[1];
+        sources[i].tag = t;
+        if (t->n > largest) largest = t->n;
+    }
+    if (as != w->dt) save.staging = malloc((size_t)largest * dtype_size(w->dt));
+    if (!sources || !metadata || !path || (as != w->dt && !save.staging)) {
+        st = status_fail(ST_NO_MEMORY, "%s: no memory to save", folder);
+        goto out;
+    }
+    CHECK(safetensors_write(path, sources, w->n_tensors, metadata, read_for_save, &save));
+    st = file_sync_folder(folder);
+out:
+    free(save.staging);
+    free(sources);
+    json_decref(metadata);
+    free(path);
+    return st;
+}

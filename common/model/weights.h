@@ -1,0 +1,68 @@
+/* weights.h: where every tensor of a model lies in one allocation (the arena).
+ *
+ * A plan is made from the config alone, so daemon and trainer compute the same one and compare its
+ * hash. Offsets are multiples of 128 elements, whatever the dtype (256 bytes in bf16), so that the
+ * i-th element of the weights, of the gradients, of both moments and of the 16-bit residual belong
+ * together and the optimizer is one pass over one range. Fused blocks (qkv, gate_up) lie together;
+ * each Hugging Face tensor is a plain row range of its block. The last 256 bytes of the arena are the
+ * canary (bridge.h): never a weight.
+ */
+#ifndef COMMON_MODEL_WEIGHTS_H
+#define COMMON_MODEL_WEIGHTS_H
+
+#include "common/model/config.h"
+#include "common/model/family.h"
+#include "kernels/device.h"
+
+struct weight_tensor {
+    char name[160];     // Hugging Face name
+    enum tensor_role role;
+    int n_dims;
+    int64_t shape[2];
+    int64_t n;          // elements
+    int64_t offset;     // elements from the arena's start
+};
+
+struct layer_weights { // pointers into the arena; NULL where the family has none
+    void *attn_norm;              // (hidden)
+    void *qkv;                    // (q + 2 kv width, hidden)
+    void *qkv_bias;               // (q + 2 kv width)
+    void *o, *o_bias;             // (hidden, q width), (hidden)
+    void *mlp_norm;               // (hidden)
+    void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows
+    void *down, *down_bias;       // (hidden, intermediate)
+};
+
+struct weights {
+    const struct model_config *config; // borrowed
+    enum dtype dt;
+    int64_t n_elements;   // of the range the optimizer walks: tensors and padding between them
+    int64_t n_parameters; // of the tensors
+    size_t bytes;         // of the arena: n_elements * dtype_size + canary, rounded up
+    size_t canary_offset; // bytes
+    int n_tensors;
+    struct weight_tensor *tensors; // in arena order
+    void *base;           // device memory; NULL until bound
+    void *embed, *final_norm, *head; // (vocab, hidden), (hidden), (vocab, hidden); head == embed where tied
+    struct layer_weights *layers; // (n_layers)
+};
+#define WEIGHTS_CANARY_BYTES 256
+
+enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret);
+void weights_bind(struct weights *w, void *base); // sets base and all pointers; borrows the memory
+void weights_free(struct weights *w);             // the table, not the memory
+const struct weight_tensor *weights_find(const struct weights *w, const char *name);
+// Hex digest over config-independent facts: every name, shape, offset, and dt.
+void weights_layout_hash(const struct weights *w, char ret[65]);
+
+// Reads every tensor of the folder into bound memory, converting dtypes. A missing tensor, an extra
+// one, a wrong shape or an unusable dtype is an error naming file and tensor; on any such error
+// nothing was written. (lm_head.weight of a tied model may be there and is ignored.)
+enum status weights_load(struct weights *w, struct device *dev, const char *folder);
+// Normal(0, 0.02) matrices, ones in norms, zeros in biases: a fresh model (sft --init, benchmarks).
+enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed);
+// Writes folder/model.safetensors in the family's own names, as dt `as`.
+enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
+                         enum dtype as);
+
+#endif

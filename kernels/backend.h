@@ -1,0 +1,68 @@
+/* backend.h: what a backend gives to kernels/device.c. Private to kernels/. */
+#ifndef KERNELS_BACKEND_H
+#define KERNELS_BACKEND_H
+
+#include "kernels/device.h"
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Every field mirrors the function of device.h of that name; see there for what it must do.
+struct backend {
+    enum device_kind kind;
+    const char *shared_kind;
+    const struct ops *ops;
+    enum status (*open)(int index, struct device *dev); // fills dev->state, name, uuid
+    void (*close)(struct device *dev);
+    enum status (*alloc)(struct device *dev, size_t bytes, void **ret);
+    void (*release)(struct device *dev, void *memory);
+    enum status (*memory)(struct device *dev, size_t *ret_free, size_t *ret_total);
+    enum status (*host_alloc)(struct device *dev, size_t bytes, void **ret);
+    void (*host_release)(struct device *dev, void *memory);
+    void (*copy_in)(struct device *dev, void *to, const void *host, size_t bytes);
+    void (*copy_out)(struct device *dev, void *host, const void *from, size_t bytes);
+    void (*copy)(struct device *dev, void *to, const void *from, size_t bytes);
+    void (*fill)(struct device *dev, void *to, unsigned char value, size_t bytes);
+    enum status (*sync)(struct device *dev);
+    enum status (*shared_create)(struct device *dev, const char *name, struct shared_memory *memory);
+    enum status (*shared_open)(struct device *dev, struct shared_memory *memory);
+    void (*shared_close)(struct shared_memory *memory);
+    bool (*capture_begin)(struct device *dev);
+    enum status (*capture_end)(struct device *dev, struct device_graph **ret);
+    void (*graph_launch)(struct device *dev, struct device_graph *graph);
+    void (*graph_free)(struct device_graph *graph);
+    void (*timer_start)(struct device *dev);
+    double (*timer_stop)(struct device *dev);
+};
+
+struct device {
+    const struct backend *backend;
+    int index;
+    char spec[16], name[96], uuid[48];
+    enum status failed;    // first failure of an enqueued operation since the last sync
+    char failure[256];
+    void *state;           // the backend's own
+};
+
+struct shared_memory {
+    struct device *dev;
+    void *data;
+    size_t bytes;
+    char handle[160];
+    bool maker;
+};
+
+extern const struct backend backend_cpu;
+#if CW_CUDA
+extern const struct backend backend_cuda; // open() fails with ST_NOT_FOUND where there is no GPU
+#endif
+
+// Records the first failure of an enqueued operation.
+void device_fail(struct device *dev, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,52 @@
+/* batch_view.h: the one batch shape, as operations see it: a flat list of T tokens, the rows of every
+ * activation matrix, and S sequences that own contiguous runs of rows. All pointers are device memory.
+ *
+ * Two kinds of context, never mixed in one batch:
+ *  - paged (serving): keys and values of a sequence, those of this batch's rows included, lie in the
+ *    block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to keys
+ *    0..positions[i] of its block table. A row's own key and value are written to slots[i] before.
+ *  - packed (training): no cache. Row i of sequence s attends to the prefix rows
+ *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none), and
+ *    to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after it, so
+ *    rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
+ * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0: nothing
+ * is stored for them and their outputs are zeros.
+ */
+#ifndef KERNELS_BATCH_VIEW_H
+#define KERNELS_BATCH_VIEW_H
+
+#include "common/base/dtype.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct batch_view {
+    int n_tokens;    // T
+    int n_seqs;      // S
+    int max_query;   // rows of the longest sequence in this batch; 1 for pure decode
+    int max_context; // no context_len (paged) or prefix_len + rows (packed) is above this
+    bool packed;
+    const int32_t *tokens;      // (T) ids
+    const int32_t *positions;   // (T) position in its sequence, 0-based
+    const int32_t *seq_of;      // (T) 0..S-1
+    const int32_t *query_start; // (S + 1) first row of each sequence; [S] = T
+    // paged
+    const int32_t *slots;       // (T) block * block_size + offset, or -1
+    const int32_t *context_len; // (S) keys after this batch: position of its last row + 1
+    const int32_t *block_table; // (S, table_stride) block numbers
+    int table_stride;
+    // packed
+    const int32_t *prefix_start; // (S) row
+    const int32_t *prefix_len;   // (S) rows
+    const int32_t *attend_end;   // (S) row after the last one that attends to this sequence's rows
+};
+
+// The block pool of one model: for layer l, keys at k + l * layer_stride elements, values at
+// v + l * layer_stride; within it (n_blocks, block_size, n_kv_heads, head_dim).
+struct kv_view {
+    void *k, *v;
+    int64_t layer_stride; // elements
+    int n_blocks, block_size;
+    enum dtype dt;
+};
+
+#endif

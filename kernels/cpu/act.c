@@ -1,0 +1,122 @@
+/* act.c: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
+ * gradients. SiLU and the tanh form of GELU run on exp_f32 and vectorise; erf and tanh are libm's. */
+#include "kernels/cpu/cpu.h"
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
+// GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
+static inline float gelu_tanh_2u(float x)
+{
+    return 2.0f * 0.7978845608f * (x + 0.044715f * x * x * x);
+}
+
+static inline float activate(float x, enum act_kind kind)
+{
+    switch (kind) {
+    case ACT_SILU: return x * sigmoid(x);
+    case ACT_GELU_TANH: return x * sigmoid(gelu_tanh_2u(x));
+    case ACT_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    }
+    return x;
+}
+
+static inline float derivative(float x, enum act_kind kind)
+{
+    switch (kind) {
+    case ACT_SILU: {
+        float s = sigmoid(x);
+        return s * (1.0f + x * (1.0f - s));
+    }
+    case ACT_GELU_TANH: {
+        float s = sigmoid(gelu_tanh_2u(x));
+        float slope = 2.0f * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+        return s + x * s * (1.0f - s) * slope;
+    }
+    case ACT_GELU:
+        return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
+    }
+    return 1.0f;
+}
+
+// One row with a kind known to the compiler, so that the loop has no branch and vectorises.
+static inline __attribute__((always_inline)) void act_row(float *y, const float *gate,
+                                                          const float *up, int width,
+                                                          enum act_kind kind)
+{
+    if (up) {
+#pragma omp simd
+        for (int c = 0; c < width; c++) y[c] = activate(gate[c], kind) * up[c];
+    } else {
+#pragma omp simd
+        for (int c = 0; c < width; c++) y[c] = activate(gate[c], kind);
+    }
+}
+
+void cpu_act(struct device *dev, void *y, const void *x, int rows, int width, enum act_kind kind,
+             bool gated, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "act", dt)) return;
+#pragma omp parallel for if ((int64_t)rows * width > PARALLEL_WORK / 8)
+    for (int r = 0; r < rows; r++) {
+        const float *gate = (const float *)x + (int64_t)r * width * (gated ? 2 : 1);
+        const float *up = gated ? gate + width : NULL;
+        float *out = (float *)y + (int64_t)r * width;
+        switch (kind) {
+        case ACT_SILU: act_row(out, gate, up, width, ACT_SILU); break;
+        case ACT_GELU_TANH: act_row(out, gate, up, width, ACT_GELU_TANH); break;
+        case ACT_GELU: act_row(out, gate, up, width, ACT_GELU); break;
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void act_back_row(float *dgate, float *dup,
+                                                               const float *dy, const float *gate,
+                                                               const float *up, int width,
+                                                               enum act_kind kind)
+{
+    if (up) {
+#pragma omp simd
+        for (int c = 0; c < width; c++) {
+            dgate[c] = dy[c] * up[c] * derivative(gate[c], kind);
+            dup[c] = dy[c] * activate(gate[c], kind);
+        }
+    } else {
+#pragma omp simd
+        for (int c = 0; c < width; c++) dgate[c] = dy[c] * derivative(gate[c], kind);
+    }
+}
+
+void cpu_act_back(struct device *dev, void *dx, const void *dy, const void *x, int rows, int width,
+                  enum act_kind kind, bool gated, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "act_back", dt)) return;
+#pragma omp parallel for if ((int64_t)rows * width > PARALLEL_WORK / 8)
+    for (int r = 0; r < rows; r++) {
+        int64_t at = (int64_t)r * width * (gated ? 2 : 1);
+        const float *gate = (const float *)x + at, *up = gated ? gate + width : NULL;
+        float *dgate = (float *)dx + at, *dup = gated ? dgate + width : NULL;
+        const float *grad = (const float *)dy + (int64_t)r * width;
+        switch (kind) {
+        case ACT_SILU: act_back_row(dgate, dup, grad, gate, up, width, ACT_SILU); break;
+        case ACT_GELU_TANH: act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU_TANH); break;
+        case ACT_GELU: act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU); break;
+        }
+    }
+}
+
+void cpu_softcap(struct device *dev, float *x, int64_t n, float cap)
+{
+    (void)dev;
+#pragma omp parallel for if (n > PARALLEL_WORK / 8)
+    for (int64_t i = 0; i < n; i++) x[i] = cap * tanhf(x[i] / cap);
+}
+
+void cpu_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap)
+{
+    (void)dev;
+#pragma omp parallel for simd if (n > PARALLEL_WORK)
+    for (int64_t i = 0; i < n; i++) {
+        float t = capped[i] / cap;
+        dx[i] *= 1.0f - t * t;
+    }
+}

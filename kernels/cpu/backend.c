@@ -1,0 +1,243 @@
+/* backend.c: the CPU as a device: its table of operations, ordinary memory, and calls that are done
+ * when they return. Parallel loops are OpenMP's; the thread that owns the device starts them. */
+#include "common/base/clock.h"
+#include "kernels/cpu/cpu.h"
+#include <omp.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define ALIGNMENT 256
+
+// The machine's identity, hashed: the id itself is not meant to be shown.
+static void machine_uuid(char *ret, size_t size)
+{
+    static const char *const files[] = {"/etc/machine-id", "/proc/sys/kernel/random/boot_id"};
+    char text[128] = "";
+    for (size_t i = 0; i < 2 && !text[0]; i++) {
+        FILE *f = fopen(files[i], "r");
+        if (!f) continue;
+        if (!fgets(text, sizeof text, f)) text[0] = '\0';
+        fclose(f);
+        text[strcspn(text, "\n")] = '\0';
+    }
+    char keyed[160];
+    snprintf(keyed, sizeof keyed, "commonweight %s", text);
+    unsigned char digest[EVP_MAX_MD_SIZE] = {0};
+    EVP_Digest(keyed, strlen(keyed), digest, NULL, EVP_sha256(), NULL);
+    int n = snprintf(ret, size, "cpu-");
+    for (int i = 0; i < 16; i++) n += snprintf(ret + n, size - (size_t)n, "%02x", digest[i]);
+}
+
+static enum status cpu_open(int index, struct device *dev)
+{
+    (void)index;
+    struct cpu_state *state = calloc(1, sizeof *state);
+    if (!state) return status_fail(ST_NO_MEMORY, "no memory for the CPU device");
+    dev->state = state;
+    int threads = omp_get_max_threads();
+    snprintf(dev->name, sizeof dev->name, "cpu, %d thread%s", threads, threads == 1 ? "" : "s");
+    machine_uuid(dev->uuid, sizeof dev->uuid);
+    return ST_OK;
+}
+
+static void cpu_close(struct device *dev)
+{
+    struct cpu_state *state = dev->state;
+    free(state->workspace);
+    free(state);
+}
+
+void cpu_huge_pages(void *memory, size_t bytes)
+{
+    const uintptr_t page = 4096, huge = 2 << 20;
+    if (bytes < 2 * huge) return;
+    uintptr_t start = ((uintptr_t)memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
+    madvise((void *)start, end - start, MADV_HUGEPAGE);
+}
+
+static enum status cpu_alloc(struct device *dev, size_t bytes, void **ret)
+{
+    (void)dev;
+    size_t whole = bytes == 0 ? ALIGNMENT : (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    void *memory = whole < bytes ? NULL : aligned_alloc(ALIGNMENT, whole);
+    if (!memory) return status_fail(ST_NO_MEMORY, "cpu: no memory for %zu bytes", bytes);
+    cpu_huge_pages(memory, whole);
+#ifdef __SANITIZE_ADDRESS__
+    memset(memory, 0xFF, whole);
+#endif
+    *ret = memory;
+    return ST_OK;
+}
+
+static void cpu_release(struct device *dev, void *memory)
+{
+    (void)dev;
+    free(memory);
+}
+
+// A number of a file that holds one number; false where it holds something else ("max").
+static bool read_number(const char *path, unsigned long long *ret)
+{
+    FILE *f = fopen(path, "r");
+    if (!f) return false;
+    bool ok = fscanf(f, "%llu", ret) == 1;
+    fclose(f);
+    return ok;
+}
+
+// What the system can give without swapping, or what is left of a container's limit.
+static enum status cpu_memory(struct device *dev, size_t *ret_free, size_t *ret_total)
+{
+    (void)dev;
+    unsigned long long total = 0, available = 0, limit, used;
+    FILE *f = fopen("/proc/meminfo", "r");
+    if (!f) return status_fail(ST_IO, "/proc/meminfo: %m");
+    char line[128];
+    while (fgets(line, sizeof line, f)) {
+        sscanf(line, "MemTotal: %llu kB", &total);
+        sscanf(line, "MemAvailable: %llu kB", &available);
+    }
+    fclose(f);
+    if (total == 0) return status_fail(ST_FORMAT, "/proc/meminfo has no line MemTotal");
+    total *= 1024;
+    available *= 1024;
+    if (read_number("/sys/fs/cgroup/memory.max", &limit) &&
+        read_number("/sys/fs/cgroup/memory.current", &used)) {
+        if (limit < total) total = limit;
+        unsigned long long left = used < limit ? limit - used : 0;
+        if (left < available) available = left;
+    }
+    *ret_free = available;
+    *ret_total = total;
+    return ST_OK;
+}
+
+static void cpu_copy(struct device *dev, void *to, const void *from, size_t bytes)
+{
+    (void)dev;
+    memmove(to, from, bytes);
+}
+
+static void cpu_fill(struct device *dev, void *to, unsigned char value, size_t bytes)
+{
+    (void)dev;
+    memset(to, value, bytes);
+}
+
+static enum status cpu_sync(struct device *dev)
+{
+    (void)dev;
+    return ST_OK;
+}
+
+static bool cpu_capture_begin(struct device *dev)
+{
+    (void)dev;
+    return false;
+}
+
+static enum status cpu_capture_end(struct device *dev, struct device_graph **ret)
+{
+    (void)dev, (void)ret;
+    return status_fail(ST_UNSUPPORTED, "the CPU does not capture work");
+}
+
+static void cpu_graph_launch(struct device *dev, struct device_graph *graph)
+{
+    (void)graph;
+    device_fail(dev, "the CPU has no captured work to launch");
+}
+
+static void cpu_graph_free(struct device_graph *graph) { (void)graph; }
+
+static void cpu_timer_start(struct device *dev)
+{
+    struct cpu_state *state = dev->state;
+    state->timer_start_ns = clock_now_ns();
+}
+
+static double cpu_timer_stop(struct device *dev)
+{
+    struct cpu_state *state = dev->state;
+    return clock_ms_since(state->timer_start_ns);
+}
+
+void *cpu_workspace(struct device *dev, size_t bytes)
+{
+    struct cpu_state *state = dev->state;
+    if (bytes > state->workspace_bytes) {
+        size_t whole = (bytes + bytes / 4 + 63) / 64 * 64; // room to grow, so that growth is rare
+        void *memory = aligned_alloc(64, whole);
+        if (!memory) {
+            device_fail(dev, "no memory for a workspace of %zu bytes", whole);
+            return NULL;
+        }
+        free(state->workspace);
+        state->workspace = memory;
+        state->workspace_bytes = whole;
+    }
+    return state->workspace;
+}
+
+bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt)
+{
+    if (dt == DT_F32) return true;
+    device_fail(dev, "%s: the CPU computes in f32, not in %s", name, dtype_name(dt));
+    return false;
+}
+
+static const struct ops cpu_ops = {
+    .matmul = cpu_matmul,
+    .gather_rows = cpu_gather_rows,
+    .scatter_add_rows = cpu_scatter_add_rows,
+    .norm = cpu_norm,
+    .norm_back = cpu_norm_back,
+    .rope = cpu_rope,
+    .kv_store = cpu_kv_store,
+    .attn_paged = cpu_attn_paged,
+    .attn_packed = cpu_attn_packed,
+    .attn_packed_back = cpu_attn_packed_back,
+    .act = cpu_act,
+    .act_back = cpu_act_back,
+    .add = cpu_add,
+    .column_sum = cpu_column_sum,
+    .convert = cpu_convert,
+    .softcap = cpu_softcap,
+    .softcap_back = cpu_softcap_back,
+    .logprob = cpu_logprob,
+    .logprob_back = cpu_logprob_back,
+    .sample = cpu_sample,
+    .sum_squares = cpu_sum_squares,
+    .adamw = cpu_adamw,
+    .checksum = cpu_checksum,
+};
+
+const struct backend backend_cpu = {
+    .kind = DEVICE_CPU,
+    .shared_kind = "posix-shm",
+    .ops = &cpu_ops,
+    .open = cpu_open,
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .memory = cpu_memory,
+    .host_alloc = cpu_alloc,
+    .host_release = cpu_release,
+    .copy_in = cpu_copy,
+    .copy_out = cpu_copy,
+    .copy = cpu_copy,
+    .fill = cpu_fill,
+    .sync = cpu_sync,
+    .shared_create = cpu_shared_create,
+    .shared_open = cpu_shared_open,
+    .shared_close = cpu_shared_close,
+    .capture_begin = cpu_capture_begin,
+    .capture_end = cpu_capture_end,
+    .graph_launch = cpu_graph_launch,
+    .graph_free = cpu_graph_free,
+    .timer_start = cpu_timer_start,
+    .timer_stop = cpu_timer_stop,
+};

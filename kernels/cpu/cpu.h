@@ -1,0 +1,101 @@
+/* cpu.h: what the files of the CPU backend share. Private to kernels/cpu. */
+#ifndef KERNELS_CPU_CPU_H
+#define KERNELS_CPU_CPU_H
+
+#include "kernels/backend.h"
+#include <math.h>
+
+// Scalar operations below which starting a second thread costs more than it saves (a fork and join
+// is a few microseconds).
+#define PARALLEL_WORK 32768
+
+struct cpu_state {
+    void *workspace; // grow-only scratch of the operation that runs now
+    size_t workspace_bytes;
+    int64_t timer_start_ns;
+};
+
+// Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
+void *cpu_workspace(struct device *dev, size_t bytes);
+// True for DT_F32; else records that operation `name` does not compute in `dt` here.
+bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt);
+
+enum status cpu_shared_create(struct device *dev, const char *name, struct shared_memory *memory);
+enum status cpu_shared_open(struct device *dev, struct shared_memory *memory);
+void cpu_shared_close(struct shared_memory *memory);
+void cpu_huge_pages(void *memory, size_t bytes); // asks for them; only a hint
+
+/* e^x within 2 ulp, in a form that the compiler turns into vector code (glibc's own vector exp needs
+ * -ffast-math). x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r, whose first left-out
+ * term is below 2^-27. Below -87.3, where the result would be subnormal, it is 0; above 88.7 infinite;
+ * NaN stays NaN. */
+static inline float exp_f32(float x)
+{
+    const float round_to_int = 12582912.0f; // 1.5 * 2^23: adding it rounds to a whole number
+    float clamped = x < -87.3f ? -87.3f : x;
+    clamped = clamped > 89.0f ? 89.0f : clamped;
+    float n = (clamped * 1.44269504f + round_to_int) - round_to_int;
+    float r = clamped - n * 0.693359375f; // ln 2 in two parts; n times the first is exact
+    r = r - n * -2.12194440e-4f;
+    float e = 1.0f / 5040;
+    e = e * r + 1.0f / 720;
+    e = e * r + 1.0f / 120;
+    e = e * r + 1.0f / 24;
+    e = e * r + 1.0f / 6;
+    e = e * r + 0.5f;
+    e = e * r + 1.0f;
+    e = e * r + 1.0f;
+    // 2^n in two factors, because n may be 128
+    int32_t half = (int32_t)n / 2, rest = (int32_t)n - half;
+    uint32_t a = (uint32_t)(half + 127) << 23, b = (uint32_t)(rest + 127) << 23;
+    float fa, fb;
+    memcpy(&fa, &a, 4);
+    memcpy(&fb, &b, 4);
+    e = e * fa * fb;
+    return x < -87.3f ? 0.0f : e;
+}
+
+// The table's entries, one subject a file.
+void cpu_matmul(struct device *, void *, const void *, const void *, const void *,
+                const struct matmul *);
+void cpu_gather_rows(struct device *, void *, const void *, const int32_t *, int, int, float,
+                     enum dtype);
+void cpu_scatter_add_rows(struct device *, void *, const void *, const int32_t *, const int32_t *,
+                          int, int, float, enum dtype, enum dtype);
+void cpu_norm(struct device *, void *, float *, float *, const void *, const void *, const void *,
+              const struct norm_shape *, enum dtype);
+void cpu_norm_back(struct device *, void *, float *, float *, const void *, const void *,
+                   const void *, const float *, const float *, const struct norm_shape *, bool,
+                   enum dtype);
+void cpu_rope(struct device *, void *, const float *, const int32_t *, int, int64_t, int, int, int,
+              float, enum dtype);
+void cpu_kv_store(struct device *, const struct kv_view *, int, const void *,
+                  const struct batch_view *, const struct attn_shape *);
+void cpu_attn_paged(struct device *, void *, const void *, const struct kv_view *, int,
+                    const struct batch_view *, const struct attn_shape *);
+void cpu_attn_packed(struct device *, void *, float *, const void *, const struct batch_view *,
+                     const struct attn_shape *, enum dtype);
+void cpu_attn_packed_back(struct device *, void *, const void *, const void *, const float *,
+                          const void *, const struct batch_view *, const struct attn_shape *,
+                          enum dtype);
+void cpu_act(struct device *, void *, const void *, int, int, enum act_kind, bool, enum dtype);
+void cpu_act_back(struct device *, void *, const void *, const void *, int, int, enum act_kind, bool,
+                  enum dtype);
+void cpu_add(struct device *, void *, const void *, int64_t, enum dtype);
+void cpu_column_sum(struct device *, float *, const void *, int, int, enum dtype);
+void cpu_convert(struct device *, void *, enum dtype, const void *, enum dtype, int64_t);
+void cpu_softcap(struct device *, float *, int64_t, float);
+void cpu_softcap_back(struct device *, float *, const float *, int64_t, float);
+void cpu_logprob(struct device *, float *, float *, float *, const float *, const int32_t *, int,
+                 int, float);
+void cpu_logprob_back(struct device *, void *, const float *, const float *, const float *,
+                      const int32_t *, int, int, float, enum dtype);
+void cpu_sample(struct device *, struct sample_result *, const float *,
+                const struct sample_params *, int, int);
+void cpu_sum_squares(struct device *, double *, const float *, int64_t);
+void cpu_adamw(struct device *, void *, uint16_t *, float *, float *, const float *, const float *,
+               int64_t, const struct adamw *, enum dtype);
+void cpu_checksum(struct device *, uint64_t *, const void *, const uint64_t *, const uint64_t *,
+                  int);
+
+#endif

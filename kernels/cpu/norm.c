@@ -1,0 +1,105 @@
+/* norm.c: RMS norm and layer norm over rows, and their gradients. With n = x * rstd (or
+ * (x - mean) * rstd), w' = w or 1 + w, and g = dy * w':
+ *   dx = rstd * (g - n * avg(g n) [- avg(g), layer norm])      dw += dy * n      db += dy */
+#include "kernels/cpu/cpu.h"
+
+static inline int64_t row_offset(const struct norm_shape *shape, int row)
+{
+    return row / shape->heads * shape->stride + (int64_t)(row % shape->heads) * shape->width;
+}
+
+static inline float weight(const struct norm_shape *shape, const float *w, int c)
+{
+    return shape->kind == NORM_RMS_PLUS_ONE ? 1.0f + w[c] : w[c];
+}
+
+void cpu_norm(struct device *dev, void *y, float *rstd, float *mean, const void *x, const void *w,
+              const void *b, const struct norm_shape *shape, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "norm", dt)) return;
+    const int width = shape->width;
+    const float *scale = w, *bias = b;
+    const float one = shape->kind == NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
+#pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)
+    for (int r = 0; r < shape->rows; r++) {
+        const float *in = (const float *)x + row_offset(shape, r);
+        float *out = (float *)y + row_offset(shape, r);
+        float centre = 0, squares = 0;
+        if (shape->kind == NORM_LAYER) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int c = 0; c < width; c++) sum += in[c];
+            centre = sum / (float)width;
+        }
+#pragma omp simd reduction(+ : squares)
+        for (int c = 0; c < width; c++) squares += (in[c] - centre) * (in[c] - centre);
+        float factor = 1.0f / sqrtf(squares / (float)width + shape->eps);
+#pragma omp simd
+        for (int c = 0; c < width; c++) out[c] = (in[c] - centre) * factor * (one + scale[c]);
+        if (bias)
+#pragma omp simd
+            for (int c = 0; c < width; c++) out[c] += bias[c];
+        if (rstd) rstd[r] = factor;
+        if (mean && shape->kind == NORM_LAYER) mean[r] = centre;
+    }
+}
+
+// Threads own columns: each sum runs over the rows in order.
+static void weight_gradient(float *dw, float *db, const float *dy, const float *x,
+                            const float *rstd, const float *mean, const struct norm_shape *shape)
+{
+    enum { CHUNK = 32 };
+#pragma omp parallel for if ((int64_t)shape->rows * shape->width > PARALLEL_WORK)
+    for (int start = 0; start < shape->width; start += CHUNK) {
+        int width = shape->width - start < CHUNK ? shape->width - start : CHUNK;
+        float sum[CHUNK] = {0}, bias_sum[CHUNK] = {0};
+        for (int r = 0; r < shape->rows; r++) {
+            const float *in = x + row_offset(shape, r) + start;
+            const float *grad = dy + row_offset(shape, r) + start;
+            float factor = rstd[r], centre = mean ? mean[r] : 0;
+#pragma omp simd
+            for (int c = 0; c < width; c++) {
+                sum[c] += grad[c] * ((in[c] - centre) * factor);
+                bias_sum[c] += grad[c];
+            }
+        }
+        for (int c = 0; c < width; c++) {
+            if (dw) dw[start + c] += sum[c];
+            if (db) db[start + c] += bias_sum[c];
+        }
+    }
+}
+
+void cpu_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy, const void *x,
+                   const void *w, const float *rstd, const float *mean,
+                   const struct norm_shape *shape, bool add, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "norm_back", dt)) return;
+    const bool layer = shape->kind == NORM_LAYER;
+    const int width = shape->width;
+    const float *scale = w;
+    // first, because dx may be written over dy
+    if (dw || db) weight_gradient(dw, db, dy, x, rstd, layer ? mean : NULL, shape);
+#pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)
+    for (int r = 0; r < shape->rows; r++) {
+        const float *in = (const float *)x + row_offset(shape, r);
+        const float *grad = (const float *)dy + row_offset(shape, r);
+        float *out = (float *)dx + row_offset(shape, r);
+        float factor = rstd[r], centre = layer ? mean[r] : 0;
+        float dot = 0, sum = 0;
+#pragma omp simd reduction(+ : dot, sum)
+        for (int c = 0; c < width; c++) {
+            float g = grad[c] * weight(shape, scale, c);
+            dot += g * ((in[c] - centre) * factor);
+            sum += g;
+        }
+        dot /= (float)width;
+        sum = layer ? sum / (float)width : 0;
+#pragma omp simd
+        for (int c = 0; c < width; c++) {
+            float g = grad[c] * weight(shape, scale, c);
+            float d = factor * (g - (in[c] - centre) * factor * dot - sum);
+            out[c] = add ? out[c] + d : d;
+        }
+    }
+}

@@ -1,0 +1,94 @@
+/* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each is
+ * one pass over its memory. */
+#include "kernels/cpu/cpu.h"
+
+void cpu_gather_rows(struct device *dev, void *y, const void *table, const int32_t *index, int n,
+                     int width, float scale, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "gather_rows", dt)) return;
+    float *out = y;
+    const float *rows = table;
+#pragma omp parallel for if ((int64_t)n * width > PARALLEL_WORK)
+    for (int i = 0; i < n; i++) {
+        const float *from = rows + (int64_t)index[i] * width;
+        float *to = out + (int64_t)i * width;
+#pragma omp simd
+        for (int c = 0; c < width; c++) to[c] = scale * from[c];
+    }
+}
+
+// Each distinct index is one thread's: it adds its rows in the order given.
+void cpu_scatter_add_rows(struct device *dev, void *table, const void *y, const int32_t *index,
+                          const int32_t *order, int n, int width, float scale, enum dtype dt,
+                          enum dtype table_dt)
+{
+    if (!cpu_is_f32(dev, "scatter_add_rows", dt)) return;
+    if (!cpu_is_f32(dev, "scatter_add_rows", table_dt)) return;
+    float *rows = table;
+    const float *in = y;
+#pragma omp parallel for schedule(dynamic, 64) if ((int64_t)n * width > PARALLEL_WORK)
+    for (int start = 0; start < n; start++) {
+        int row = index[order[start]];
+        if (start > 0 && index[order[start - 1]] == row) continue;
+        float *to = rows + (int64_t)row * width;
+        for (int i = start; i < n && index[order[i]] == row; i++) {
+            const float *from = in + (int64_t)order[i] * width;
+#pragma omp simd
+            for (int c = 0; c < width; c++) to[c] += scale * from[c];
+        }
+    }
+}
+
+void cpu_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "add", dt)) return;
+    float *to = y;
+    const float *from = x;
+#pragma omp parallel for simd if (n > PARALLEL_WORK)
+    for (int64_t i = 0; i < n; i++) to[i] += from[i];
+}
+
+// Threads own columns, so that each sum runs over the rows in order whatever the number of threads.
+void cpu_column_sum(struct device *dev, float *out, const void *x, int rows, int cols, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "column_sum", dt)) return;
+    enum { CHUNK = 64 };
+    const float *in = x;
+#pragma omp parallel for if ((int64_t)rows * cols > PARALLEL_WORK)
+    for (int start = 0; start < cols; start += CHUNK) {
+        int width = cols - start < CHUNK ? cols - start : CHUNK;
+        float sum[CHUNK] = {0};
+        for (int r = 0; r < rows; r++) {
+            const float *from = in + (int64_t)r * cols + start;
+#pragma omp simd
+            for (int c = 0; c < width; c++) sum[c] += from[c];
+        }
+        for (int c = 0; c < width; c++) out[start + c] += sum[c];
+    }
+}
+
+static float load(const void *x, enum dtype dt, int64_t i)
+{
+    if (dt == DT_F32) return ((const float *)x)[i];
+    uint16_t half = ((const uint16_t *)x)[i];
+    return dt == DT_BF16 ? f32_from_bf16(half) : f32_from_f16(half);
+}
+
+void cpu_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
+                 int64_t n)
+{
+    if ((x_dt != DT_F32 && x_dt != DT_BF16 && x_dt != DT_F16) ||
+        (y_dt != DT_F32 && y_dt != DT_BF16)) {
+        device_fail(dev, "convert: from %s to %s is not possible", dtype_name(x_dt),
+                    dtype_name(y_dt));
+        return;
+    }
+#pragma omp parallel for if (n > PARALLEL_WORK)
+    for (int64_t i = 0; i < n; i++) {
+        float value = load(x, x_dt, i);
+        if (y_dt == DT_F32)
+            ((float *)y)[i] = value;
+        else
+            ((uint16_t *)y)[i] = bf16_from_f32(value);
+    }
+}

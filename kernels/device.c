@@ -1,0 +1,242 @@
+/* device.c: the device interface: reads device names and passes every call on to a backend.
+ *
+ * Owns `struct device` and `struct shared_memory`; the memory behind them is the backend's. One thread
+ * at a time uses a device. Failures of enqueued operations are kept in the device (device_fail) and
+ * come out of the next device_sync, so that operations themselves return nothing. */
+#include "kernels/device.h"
+#include "kernels/backend.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status open_backend(const struct backend *backend, int index, struct device **ret)
+{
+    struct device *dev = calloc(1, sizeof *dev);
+    if (!dev) return status_fail(ST_NO_MEMORY, "no memory for a device");
+    dev->backend = backend;
+    dev->index = index;
+    if (backend->kind == DEVICE_CPU)
+        snprintf(dev->spec, sizeof dev->spec, "cpu");
+    else
+        snprintf(dev->spec, sizeof dev->spec, "cuda:%d", index);
+    enum status st = backend->open(index, dev);
+    if (st != ST_OK) {
+        free(dev);
+        return st;
+    }
+    *ret = dev;
+    return ST_OK;
+}
+
+static enum status open_cuda(int index, struct device **ret)
+{
+#if CW_CUDA
+    return open_backend(&backend_cuda, index, ret);
+#else
+    (void)ret;
+    return status_fail(ST_UNSUPPORTED,
+                       "device cuda:%d: this program was built without CUDA; use --device cpu, or "
+                       "build it where nvcc is installed",
+                       index);
+#endif
+}
+
+enum status device_open(const char *spec, struct device **ret)
+{
+    if (strcmp(spec, "cpu") == 0) return open_backend(&backend_cpu, -1, ret);
+    if (strcmp(spec, "auto") == 0) {
+#if CW_CUDA
+        enum status st = open_cuda(0, ret);
+        if (st != ST_NOT_FOUND) return st;
+#endif
+        return open_backend(&backend_cpu, -1, ret);
+    }
+    if (strcmp(spec, "cuda") == 0) return open_cuda(0, ret);
+    int index, end = 0;
+    if (sscanf(spec, "cuda:%3d%n", &index, &end) == 1 && spec[end] == '\0' && index >= 0)
+        return open_cuda(index, ret);
+    return status_fail(ST_INVALID, "device \"%s\" is none of auto, cpu, cuda, cuda:N", spec);
+}
+
+void device_free(struct device *dev)
+{
+    if (!dev) return;
+    dev->backend->close(dev);
+    free(dev);
+}
+
+enum device_kind device_kind(const struct device *dev) { return dev->backend->kind; }
+int device_index(const struct device *dev) { return dev->index; }
+const char *device_spec(const struct device *dev) { return dev->spec; }
+const char *device_name(const struct device *dev) { return dev->name; }
+const char *device_uuid(const struct device *dev) { return dev->uuid; }
+const struct ops *device_ops(const struct device *dev) { return dev->backend->ops; }
+
+enum dtype device_default_dtype(const struct device *dev)
+{
+    return dev->backend->kind == DEVICE_CUDA ? DT_BF16 : DT_F32;
+}
+
+bool device_computes_in(const struct device *dev, enum dtype dt)
+{
+    return dt == DT_F32 || (dt == DT_BF16 && dev->backend->kind == DEVICE_CUDA);
+}
+
+// ---- memory --------------------------------------------------------------------------------------
+
+enum status device_alloc(struct device *dev, size_t bytes, void **ret)
+{
+    return dev->backend->alloc(dev, bytes, ret);
+}
+
+void device_release(struct device *dev, void *memory)
+{
+    if (memory) dev->backend->release(dev, memory);
+}
+
+enum status device_memory(struct device *dev, size_t *ret_free, size_t *ret_total)
+{
+    return dev->backend->memory(dev, ret_free, ret_total);
+}
+
+enum status device_host_alloc(struct device *dev, size_t bytes, void **ret)
+{
+    return dev->backend->host_alloc(dev, bytes, ret);
+}
+
+void device_host_release(struct device *dev, void *memory)
+{
+    if (memory) dev->backend->host_release(dev, memory);
+}
+
+void device_copy_in(struct device *dev, void *to, const void *host, size_t bytes)
+{
+    if (bytes) dev->backend->copy_in(dev, to, host, bytes);
+}
+
+void device_copy_out(struct device *dev, void *host, const void *from, size_t bytes)
+{
+    if (bytes) dev->backend->copy_out(dev, host, from, bytes);
+}
+
+void device_copy(struct device *dev, void *to, const void *from, size_t bytes)
+{
+    if (bytes) dev->backend->copy(dev, to, from, bytes);
+}
+
+void device_fill(struct device *dev, void *to, unsigned char value, size_t bytes)
+{
+    if (bytes) dev->backend->fill(dev, to, value, bytes);
+}
+
+void device_fail(struct device *dev, const char *format, ...)
+{
+    if (dev->failed != ST_OK) return;
+    dev->failed = ST_DEVICE;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(dev->failure, sizeof dev->failure, format, args);
+    va_end(args);
+}
+
+enum status device_sync(struct device *dev)
+{
+    enum status st = dev->backend->sync(dev);
+    if (dev->failed != ST_OK) {
+        st = status_fail(dev->failed, "%s: %s", dev->spec, dev->failure);
+        dev->failed = ST_OK;
+    }
+    return st;
+}
+
+// ---- memory shared between processes ---------------------------------------------------------------
+
+static enum status shared_new(struct device *dev, size_t bytes, const char *label,
+                              struct shared_memory **ret)
+{
+    if (bytes == 0) return status_fail(ST_INVALID, "shared memory %s of 0 bytes", label);
+    struct shared_memory *memory = calloc(1, sizeof *memory);
+    if (!memory) return status_fail(ST_NO_MEMORY, "no memory to describe shared memory %s", label);
+    memory->dev = dev;
+    memory->bytes = bytes;
+    *ret = memory;
+    return ST_OK;
+}
+
+enum status shared_memory_create(struct device *dev, const char *name, size_t bytes,
+                                 struct shared_memory **ret)
+{
+    struct shared_memory *memory = NULL;
+    enum status st = shared_new(dev, bytes, name, &memory);
+    if (st != ST_OK) return st;
+    memory->maker = true;
+    st = dev->backend->shared_create(dev, name, memory);
+    if (st != ST_OK) {
+        free(memory);
+        return st;
+    }
+    *ret = memory;
+    return ST_OK;
+}
+
+enum status shared_memory_open(struct device *dev, const char *handle, size_t bytes,
+                               struct shared_memory **ret)
+{
+    struct shared_memory *memory = NULL;
+    enum status st = shared_new(dev, bytes, handle, &memory);
+    if (st != ST_OK) return st;
+    if (strlen(handle) >= sizeof memory->handle) {
+        st = status_fail(ST_FORMAT, "shared memory handle of %zu characters (at most %zu)",
+                         strlen(handle), sizeof memory->handle - 1);
+    } else {
+        strcpy(memory->handle, handle);
+        st = dev->backend->shared_open(dev, memory);
+    }
+    if (st != ST_OK) {
+        free(memory);
+        return st;
+    }
+    *ret = memory;
+    return ST_OK;
+}
+
+void *shared_memory_data(const struct shared_memory *memory) { return memory->data; }
+size_t shared_memory_bytes(const struct shared_memory *memory) { return memory->bytes; }
+const char *shared_memory_handle(const struct shared_memory *memory) { return memory->handle; }
+const char *shared_memory_kind(const struct device *dev) { return dev->backend->shared_kind; }
+
+void shared_memory_free(struct shared_memory *memory)
+{
+    if (!memory) return;
+    memory->dev->backend->shared_close(memory);
+    free(memory);
+}
+
+// ---- captured work and time ------------------------------------------------------------------------
+
+/* A graph is opaque to this file and carries no device; its backend's graph_free knows what it is.
+ * Only CUDA makes graphs. */
+bool device_capture_begin(struct device *dev) { return dev->backend->capture_begin(dev); }
+
+enum status device_capture_end(struct device *dev, struct device_graph **ret)
+{
+    return dev->backend->capture_end(dev, ret);
+}
+
+void device_graph_launch(struct device *dev, struct device_graph *graph)
+{
+    dev->backend->graph_launch(dev, graph);
+}
+
+void device_graph_free(struct device_graph *graph)
+{
+#if CW_CUDA
+    if (graph) backend_cuda.graph_free(graph);
+#else
+    (void)graph;
+#endif
+}
+
+void device_timer_start(struct device *dev) { dev->backend->timer_start(dev); }
+double device_timer_stop(struct device *dev) { return dev->backend->timer_stop(dev); }

@@ -1,0 +1,176 @@
+/* ops.h: the one table of operations. kernels/cpu is the specification; kernels/cuda gives the same
+ * within rounding. tests/ops runs every entry on both and every gradient against finite differences.
+ *
+ * Conventions. Output first, as in BLAS. Matrices are row-major; (R, C) are rows and columns. `dt` is
+ * the dtype of weights and activations (DT_F32, or DT_BF16 on CUDA); sums run in f32 whatever dt is;
+ * gradients of weights, statistics (rstd, lse), logits and log-probabilities are always f32. An
+ * output never overlaps an input unless it says "in place". "+=" adds to what is there. All pointers
+ * are device memory except where it says host. Results are deterministic: the same inputs give the
+ * same bits in every run. Nothing here allocates per call (a backend keeps grow-only workspace), and
+ * every operation whose host arguments are fixed can be captured (device_capture_begin).
+ */
+#ifndef KERNELS_OPS_H
+#define KERNELS_OPS_H
+
+#include "kernels/batch_view.h"
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// C(m,n) = op(A) op(B) + beta * C [+ bias(n) on every row]. op(A) is (m,k): A is stored (m,k), or
+// (k,m) where trans_a. op(B) is (k,n): B is stored (k,n), or (n,k) where trans_b: a Hugging Face
+// weight (out,in) is B with trans_b in the forward pass. Leading dimensions are the stored widths.
+struct matmul {
+    int m, n, k;
+    bool trans_a, trans_b;
+    float beta;      // 0 (C is not read) or 1
+    enum dtype in;   // of A, B and bias
+    enum dtype out;  // of C: `in`, or DT_F32
+};
+
+enum norm_kind {
+    NORM_RMS,          // y = x * rstd * w                (Zhang and Sennrich 2019)
+    NORM_RMS_PLUS_ONE, // y = x * rstd * (1 + w)          (Gemma)
+    NORM_LAYER         // y = (x - mean) * rstd * w + b   (Ba et al. 2016); b may be NULL
+};
+// Rows to be normalised. Ordinarily heads = 1 and a row is a token's whole (width) vector. For q/k
+// norms heads > 1: row r is x + (r / heads) * stride + (r % heads) * width. `rows` counts them all.
+struct norm_shape {
+    enum norm_kind kind;
+    int rows, width, heads;
+    int64_t stride; // elements between tokens (of x; y has the same layout)
+    float eps;
+};
+
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU };
+
+// Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys, values.
+// Query head h reads kv head h / (n_heads / n_kv_heads).
+struct attn_shape {
+    int n_heads, n_kv_heads, head_dim;
+    float scale;   // scores are q.k * scale
+    float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
+    int window;    // 0: none; else a row at position p sees keys at positions > p - window
+};
+
+// One row of sampling parameters, in device memory.
+struct sample_params {
+    float temperature; // 0: greedy (first of equal logits wins); else logits are divided by it
+    float top_p;       // 1: off. Nucleus: the smallest set of most likely tokens with mass >= top_p
+    float min_p;       // 0: off. Keeps tokens with p >= min_p * p_max
+    int32_t top_k;     // 0: off
+    uint64_t seed;     // the request's stream
+    uint64_t position; // of the token to be drawn, in its sequence
+};
+// What sampling one row gives, in device memory.
+struct sample_result {
+    int32_t token;
+    float logprob;     // of `token` under the temperature-scaled distribution (greedy: temperature 1)
+    float cut_logprob; // under that distribution cut by top-k, top-p, min-p and renormalised
+    float kept_mass;   // mass the cut kept: exp(logprob - cut_logprob)
+};
+
+struct adamw {
+    float lr, beta1, beta2, eps, weight_decay;
+    float bias_correction1, bias_correction2; // 1 - beta^step
+};
+
+struct ops {
+    void (*matmul)(struct device *, void *c, const void *a, const void *b, const void *bias,
+                   const struct matmul *shape);
+
+    // y(n, width) = scale * table[index[i]] ; index (n) i32. Embedding look-up; picking rows.
+    void (*gather_rows)(struct device *, void *y, const void *table, const int32_t *index, int n,
+                        int width, float scale, enum dtype dt);
+    // table[index[i]] += scale * y[i]; index may repeat. `order` (n) lists 0..n-1 sorted by index
+    // (stable), which makes the sum's order fixed. y has dtype dt, table has table_dt.
+    void (*scatter_add_rows)(struct device *, void *table, const void *y, const int32_t *index,
+                             const int32_t *order, int n, int width, float scale, enum dtype dt,
+                             enum dtype table_dt);
+
+    // y = norm(x); rstd (rows) f32, and mean (rows) f32 for NORM_LAYER, are written where not NULL.
+    // In place (y == x) is allowed.
+    void (*norm)(struct device *, void *y, float *rstd, float *mean, const void *x, const void *w,
+                 const void *b, const struct norm_shape *, enum dtype dt);
+    // dx = (add ? dx : 0) + gradient; dw += , db += (f32; db NULL but for NORM_LAYER with bias).
+    // dx may be dy (in place) where !add. mean only for NORM_LAYER.
+    void (*norm_back)(struct device *, void *dx, float *dw, float *db, const void *dy, const void *x,
+                      const void *w, const float *rstd, const float *mean,
+                      const struct norm_shape *, bool add, enum dtype dt);
+
+    // Rotates, in place, the first rot_dim entries of each of the first n heads of every row:
+    // pairs (i, i + rot_dim/2) by the angle of the row's position (Su et al. 2021; Hugging Face's
+    // rotate_half order). table (max_positions, rot_dim/2, 2) f32 holds cos and sin. `sign` is 1, or
+    // -1 for the inverse, which is the backward pass. stride: elements between rows of qkv.
+    void (*rope)(struct device *, void *qkv, const float *table, const int32_t *positions, int rows,
+                 int64_t stride, int n, int head_dim, int rot_dim, float sign, enum dtype dt);
+
+    // Stores the keys and values of every row of qkv at its slot in layer `layer` of the pool.
+    void (*kv_store)(struct device *, const struct kv_view *, int layer, const void *qkv,
+                     const struct batch_view *, const struct attn_shape *);
+    // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
+    void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *, int layer,
+                       const struct batch_view *, const struct attn_shape *);
+    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches
+    void (*attn_packed)(struct device *, void *out, float *lse, const void *qkv,
+                        const struct batch_view *, const struct attn_shape *, enum dtype dt);
+    // dqkv (whole rows: queries, keys, values) = gradient from dout.           packed batches
+    void (*attn_packed_back)(struct device *, void *dqkv, const void *dout, const void *out,
+                             const float *lse, const void *qkv, const struct batch_view *,
+                             const struct attn_shape *, enum dtype dt);
+
+    // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
+    // Plain: x (rows, width): y = act(x).
+    void (*act)(struct device *, void *y, const void *x, int rows, int width, enum act_kind, bool gated,
+                enum dtype dt);
+    void (*act_back)(struct device *, void *dx, const void *dy, const void *x, int rows, int width,
+                     enum act_kind, bool gated, enum dtype dt); // dx may not be x
+
+    void (*add)(struct device *, void *y, const void *x, int64_t n, enum dtype dt); // y += x
+    // out (cols) f32 += column sums of x (rows, cols): the gradient of a bias
+    void (*column_sum)(struct device *, float *out, const void *x, int rows, int cols, enum dtype dt);
+    void (*convert)(struct device *, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
+                    int64_t n); // any of f32, bf16, f16 to f32 or bf16, rounding to nearest even
+    // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped values
+    void (*softcap)(struct device *, float *x, int64_t n, float cap);
+    void (*softcap_back)(struct device *, float *dx, const float *capped, int64_t n, float cap);
+
+    // For each row i of logits (n, vocab) f32: with z = logits / temperature,
+    // logprob[i] = z[target[i]] - lse[i]; lse (n); entropy (n) of softmax(z), NULL to skip.
+    void (*logprob)(struct device *, float *logprob, float *lse, float *entropy, const float *logits,
+                    const int32_t *target, int n, int vocab, float temperature);
+    // dlogits (n, vocab) of dtype dt = dlogprob[i] * (onehot(target[i]) - softmax(z)) / temperature
+    void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *logits,
+                         const float *lse, const int32_t *target, int n, int vocab,
+                         float temperature, enum dtype dt);
+
+    // Draws one token for each row of logits (n, vocab) f32. The cut is taken in this order: top-k,
+    // then top-p over the renormalised rest, then min-p; tokens whose logit equals that of the last
+    // kept one are kept too. The draw is the Gumbel-max trick: argmax over kept tokens t of
+    // z[t] - log(-log(u)), where u is word t % 4 of the Philox block with key = seed and counter =
+    // (t / 4, 0, position low word, position high word); lowest t wins a tie.
+    void (*sample)(struct device *, struct sample_result *, const float *logits,
+                   const struct sample_params *, int n, int vocab);
+
+    // out[0] f64 = sum of squares of x (n) f32, in a fixed order
+    void (*sum_squares)(struct device *, double *out, const float *x, int64_t n);
+    // AdamW (Loshchilov and Hutter 2019), torch.optim.AdamW's formula, in f32:
+    //   p -= lr * wd * p; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
+    //   p -= lr / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
+    // with g = grad * grad_scale[0] (device f32: the clipping factor). w is f32, with low NULL; or
+    // bf16, where w and low (u16) are the two halves of the exact f32 master (base/dtype.h).
+    void (*adamw)(struct device *, void *w, uint16_t *low, float *m, float *v, const float *grad,
+                  const float *grad_scale, int64_t n, const struct adamw *, enum dtype w_dt);
+    // sums[i] = sum over little-endian 32-bit words w_j of the i-th region, padded with zeros, of
+    // mix(w_j + j * 0x9E3779B97F4A7C15) mod 2^64, mix being the splitmix64 finaliser. Regions are
+    // base + offset[i], bytes[i] long (host arrays); sums is host memory; waits.
+    void (*checksum)(struct device *, uint64_t *sums, const void *base, const uint64_t *offset,
+                     const uint64_t *bytes, int n);
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

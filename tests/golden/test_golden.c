@@ -1,0 +1,392 @@
+/* test_golden.c: reference values (tests/golden/README.md) against the model, the losses, the backward
+ * pass and the optimizer: the code that trains and serves, called as the daemon and the trainer do.
+ *
+ * With a folder (make golden GOLDEN_DIR=DIR): one line for every model folder in it.
+ * Without: the folders of tests/golden as tests.
+ *
+ * Tolerances, f32: logits and gradients 1e-4 of the largest entry (sums of some hundred f32 products
+ * in another order); losses 1e-5; parameters after three AdamW steps 2e-6 rms and at most 0.1% of
+ * entries off by more than 1e-5, because Adam magnifies entries whose gradient is rounding noise. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/model/model.h"
+#include "common/model/safetensors.h"
+#include "tests/support/reference.h"
+#include "tests/support/support.h"
+#include "trainer/backward.h"
+#include "trainer/loss.h"
+#include "trainer/optimizer.h"
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_LOSSES 6
+static const char *const loss_names[N_LOSSES] = {"grpo", "bnpo", "dapo", "dr_grpo", "gspo", "cispo"};
+
+struct result {
+    double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off, adamw_losses;
+    bool greedy;
+};
+
+struct golden { // one folder, opened
+    struct device *dev;
+    char *folder;
+    json_t *facts;
+    struct safetensors *values;
+    struct model_config *config;
+    struct weights *weights;
+    void *arena;
+    struct model *model;
+    struct batch *batch;
+    struct tape *tape;
+    struct optimizer *optimizer;
+    struct backward *backward;
+    int n_seqs, prompt, completion, first[65];
+    int32_t targets[4096];
+};
+
+static const void *value(const struct golden *g, const char *name)
+{
+    const struct safetensors_entry *e = safetensors_find(g->values, name);
+    return e ? e->data : NULL;
+}
+
+static double fact(const struct golden *g, const char *key)
+{
+    return json_number_value(json_object_get(g->facts, key));
+}
+
+// ---- opening -------------------------------------------------------------------------------------------
+static enum status open_files(struct golden *g)
+{
+    char *json = path_join(g->folder, "golden.json"), *tensors = path_join(g->folder, "golden.safetensors");
+    enum status st;
+    CHECK(json_read_file(json, 1 << 20, &g->facts));
+    CHECK(safetensors_open_file(tensors, &g->values));
+    CHECK(model_config_load(g->folder, &g->config));
+    g->n_seqs = (int)fact(g, "batch");
+    g->prompt = (int)fact(g, "prompt_len");
+    g->completion = (int)fact(g, "completion_len");
+out:
+    free(json);
+    free(tensors);
+    return st;
+}
+
+// One packed sequence a row of input_ids, up to its completion's end; targets are the completions.
+static enum status fill_batch(struct golden *g)
+{
+    const int32_t *ids = value(g, "input_ids");
+    const float *mask = value(g, "completion_mask");
+    int width = g->prompt + g->completion;
+    enum status st = ST_OK;
+    batch_clear(g->batch);
+    for (int s = 0; s < g->n_seqs; s++) {
+        int n = 0, seq;
+        while (n < g->completion && mask[s * g->completion + n] != 0) n++;
+        CHECK(batch_add_packed(g->batch, ids + s * width, g->prompt + n, -1, &seq));
+        for (int i = 0; i < n; i++) {
+            CHECK(batch_want_row(g->batch, batch_first_row(g->batch, seq) + g->prompt - 1 + i));
+            g->targets[g->first[s] + i] = ids[s * width + g->prompt + i];
+        }
+        g->first[s + 1] = g->first[s] + n;
+    }
+    st = batch_commit(g->batch, 0);
+out:
+    return st;
+}
+
+static enum status open_golden(struct golden *g)
+{
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0};
+    int max_tokens;
+    enum status st;
+    CHECK(open_files(g));
+    max_tokens = g->n_seqs * (g->prompt + g->completion);
+    CHECK(weights_plan(g->config, DT_F32, &g->weights));
+    CHECK(device_alloc(g->dev, g->weights->bytes, &g->arena));
+    device_fill(g->dev, g->arena, 0, g->weights->bytes);
+    weights_bind(g->weights, g->arena);
+    CHECK(weights_load(g->weights, g->dev, g->folder));
+    // logits of 16 rows at a time, so that the chunked head is what is tested
+    CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, 256, &g->model));
+    CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
+    CHECK(tape_new(g->model, max_tokens, &g->tape));
+    CHECK(optimizer_new(g->dev, g->weights, &adamw, &g->optimizer));
+    CHECK(backward_new(g->model, optimizer_grads(g->optimizer), max_tokens, max_tokens, &g->backward));
+    CHECK(fill_batch(g));
+out:
+    return st;
+}
+
+static void close_golden(struct golden *g)
+{
+    backward_free(g->backward);
+    optimizer_free(g->optimizer);
+    tape_free(g->dev, g->tape);
+    batch_free(g->batch);
+    model_free(g->model);
+    weights_free(g->weights);
+    device_release(g->dev, g->arena);
+    model_config_free(g->config);
+    safetensors_free(g->values);
+    json_decref(g->facts);
+}
+
+// ---- comparing -----------------------------------------------------------------------------------------
+static void widen(double *worst, double x)
+{
+    if (!(x <= *worst)) *worst = x; // NaN counts as worst
+}
+
+static enum status check_logits(struct golden *g, double *ret)
+{
+    const float *want = value(g, "logits");
+    int vocab = g->config->vocab_size, width = g->prompt + g->completion;
+    float *row = malloc((size_t)vocab * sizeof *row);
+    int32_t *device_row = NULL;
+    double largest = 0, worst = 0;
+    void *x;
+    enum status st = ST_OK;
+    CHECK(device_alloc(g->dev, sizeof *device_row, (void **)&device_row));
+    model_forward(g->model, batch_view(g->batch), NULL, NULL, &x);
+    for (int s = 0; s < g->n_seqs; s++)
+        for (int i = 0; i < g->prompt + g->first[s + 1] - g->first[s]; i++) {
+            int32_t index = batch_first_row(g->batch, s) + i;
+            device_copy_in(g->dev, device_row, &index, sizeof index);
+            model_head(g->model, x, device_row, 1);
+            device_copy_out(g->dev, row, g->model->logits, (size_t)vocab * sizeof *row);
+            CHECK(device_sync(g->dev));
+            for (int v = 0; v < vocab; v++) {
+                float w = want[((size_t)s * (size_t)width + (size_t)i) * (size_t)vocab + (size_t)v];
+                widen(&largest, fabs((double)w));
+                widen(&worst, fabs((double)row[v] - (double)w));
+            }
+        }
+    *ret = worst / largest;
+out:
+    device_release(g->dev, device_row);
+    free(row);
+    return st;
+}
+
+// Forward, loss and gradients of one loss type; gradients are left in the optimizer.
+static enum status run_loss(struct golden *g, const char *name, double *ret_loss)
+{
+    bool gspo = strcmp(name, "gspo") == 0;
+    struct loss_config config = {.sequence_level = gspo,
+                                 .epsilon = fact(g, "eps_low"),
+                                 .epsilon_high = fact(g, "eps_high"),
+                                 .beta = fact(g, "beta"),
+                                 .max_completion_length = g->completion};
+    float logprobs[4096], old[4096], ref[4096], dlogprobs[4096];
+    const float *all_old = value(g, "old_logprobs"), *all_ref = value(g, "ref_logprobs");
+    struct loss_stats stats = {0};
+    void *x;
+    enum status st;
+    CHECK(loss_type_from_name(gspo ? "grpo" : name, &config.type));
+    for (int s = 0; s < g->n_seqs; s++)
+        for (int i = g->first[s]; i < g->first[s + 1]; i++) {
+            old[i] = all_old[s * g->completion + i - g->first[s]];
+            ref[i] = all_ref[s * g->completion + i - g->first[s]];
+        }
+    optimizer_clear_grads(g->optimizer);
+    model_forward(g->model, batch_view(g->batch), NULL, g->tape, &x);
+    CHECK(backward_logprobs(g->backward, g->batch, x, g->targets, 1.0f, logprobs, NULL));
+    struct loss_batch batch = {g->n_seqs, g->first, logprobs,  old, ref, value(g, "advantages"),
+                               g->n_seqs, g->first[g->n_seqs]};
+    loss_compute(&config, &batch, &stats, dlogprobs);
+    *ret_loss = stats.loss;
+    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, 1.0f);
+out:
+    return st;
+}
+
+// Worst difference of an arena (gradients, parameters) from the tensors "<prefix>NAME".
+static enum status compare_arena(struct golden *g, const struct weights *w, const char *prefix,
+                                 double *ret_max_rel, double *ret_rms, double *ret_share_off)
+{
+    float *have = malloc((size_t)w->n_elements * sizeof *have);
+    double worst = 0, largest = 0, squares = 0;
+    int64_t off = 0, n = 0;
+    enum status st = ST_OK;
+    device_copy_out(g->dev, have, w->base, (size_t)w->n_elements * sizeof *have);
+    CHECK(device_sync(g->dev));
+    for (int t = 0; t < w->n_tensors; t++) {
+        char name[200];
+        snprintf(name, sizeof name, "%s%s", prefix, w->tensors[t].name);
+        const float *want = value(g, name);
+        if (!want) {
+            st = status_fail(ST_NOT_FOUND, "%s: golden.safetensors has no %s", g->folder, name);
+            goto out;
+        }
+        for (int64_t i = 0; i < w->tensors[t].n; i++, n++) {
+            double difference = fabs((double)have[w->tensors[t].offset + i] - (double)want[i]);
+            widen(&largest, fabs((double)want[i]));
+            widen(&worst, difference);
+            squares += difference * difference;
+            if (!(difference <= 1e-5)) off++;
+        }
+    }
+    if (ret_max_rel) *ret_max_rel = worst / largest;
+    if (ret_rms) *ret_rms = sqrt(squares / (double)n);
+    if (ret_share_off) *ret_share_off = (double)off / (double)n;
+out:
+    free(have);
+    return st;
+}
+
+static enum status check_losses(struct golden *g, struct result *r)
+{
+    const json_t *want = json_object_get(g->facts, "losses");
+    enum status st = ST_OK;
+    for (int i = 0; i < N_LOSSES; i++) {
+        char key[64];
+        double loss, norm;
+        snprintf(key, sizeof key, "%s_grad_norm", loss_names[i]);
+        CHECK(run_loss(g, loss_names[i], &loss));
+        CHECK(optimizer_prepare(g->optimizer, &norm));
+        double want_loss = json_number_value(json_object_get(want, loss_names[i]));
+        double want_norm = json_number_value(json_object_get(want, key));
+        // a loss is a mean of terms of size 1: below that, its own size says nothing about rounding
+        r->losses[i] = fabs(loss - want_loss) / fmax(fabs(want_loss), 1.0);
+        r->norms[i] = fabs(norm - want_norm) / want_norm;
+        if (i == 0) CHECK(compare_arena(g, optimizer_grads(g->optimizer), "grad.", &r->grads, NULL, NULL));
+    }
+out:
+    return st;
+}
+
+static enum status check_adamw(struct golden *g, struct result *r)
+{
+    const json_t *want = json_object_get(g->facts, "adamw_losses");
+    enum status st = ST_OK;
+    r->adamw_losses = 0;
+    for (int step = 0; step < 3; step++) {
+        double loss, norm, reference = json_number_value(json_array_get(want, (size_t)step));
+        CHECK(run_loss(g, "grpo", &loss));
+        CHECK(optimizer_prepare(g->optimizer, &norm));
+        CHECK(optimizer_apply(g->optimizer, fact(g, "lr")));
+        widen(&r->adamw_losses, fabs(loss - reference) / fmax(fabs(reference), 1.0));
+    }
+    CHECK(device_sync(g->dev));
+    st = compare_arena(g, g->weights, "after3.", NULL, &r->after3_rms, &r->after3_share_off);
+out:
+    return st;
+}
+
+static enum status check_greedy(struct golden *g, bool *ret)
+{
+    const struct safetensors_entry *e = safetensors_find(g->values, "greedy");
+    const int32_t *want = e->data;
+    int n_new = (int)e->shape[0] - g->prompt;
+    int32_t have[256];
+    enum status st = greedy_decode(g->model, g->batch, want, g->prompt, n_new, have);
+    *ret = st == ST_OK && memcmp(have, want + g->prompt, (size_t)n_new * sizeof *have) == 0;
+    return st;
+}
+
+static bool passed(const struct result *r)
+{
+    bool ok = r->logits <= 1e-4 && r->grads <= 1e-4 && r->greedy && r->after3_rms < 2e-6 &&
+              r->after3_share_off <= 1e-3 && r->adamw_losses <= 1e-5;
+    for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;
+    return ok;
+}
+
+// Runs one folder and prints its line.
+static bool run_folder(struct device *dev, const char *folder)
+{
+    const char *name = strrchr(folder, '/') ? strrchr(folder, '/') + 1 : folder;
+    struct golden *g = calloc(1, sizeof *g);
+    struct result r = {0};
+    enum status st;
+    g->dev = dev;
+    g->folder = (char *)folder;
+    CHECK(open_golden(g));
+    CHECK(check_logits(g, &r.logits));
+    CHECK(check_losses(g, &r));
+    CHECK(check_greedy(g, &r.greedy));
+    CHECK(fill_batch(g));
+    CHECK(check_adamw(g, &r));
+out:
+    if (st != ST_OK) {
+        printf("%s error=\"%s\" FAIL\n", name, status_message());
+    } else {
+        printf("%s logits_max_rel=%.2e greedy=%s", name, r.logits, r.greedy ? "match" : "mismatch");
+        for (int i = 0; i < N_LOSSES; i++) printf(" loss_%s_rel=%.2e", loss_names[i], r.losses[i]);
+        for (int i = 0; i < N_LOSSES; i++) printf(" norm_%s_rel=%.2e", loss_names[i], r.norms[i]);
+        printf(" adamw_loss_rel=%.2e grads_max_rel=%.2e after3_rms=%.2e after3_share_off=%.2e %s\n",
+               r.adamw_losses, r.grads, r.after3_rms, r.after3_share_off, passed(&r) ? "PASS" : "FAIL");
+    }
+    fflush(stdout);
+    close_golden(g);
+    free(g);
+    return st == ST_OK && passed(&r);
+}
+
+// ---- the two ways to run -------------------------------------------------------------------------------
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+// Model folders of `root`, sorted; at most `max`.
+static int list_folders(const char *root, char **ret, int max)
+{
+    int n = 0;
+    DIR *dir = opendir(root);
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        char *folder = path_join(root, e->d_name), *json = path_join(folder, "golden.json");
+        if (e->d_name[0] != '.' && file_exists(json) && n < max) ret[n++] = strdup(folder);
+        free(json);
+        free(folder);
+    }
+    if (dir) closedir(dir);
+    qsort(ret, (size_t)n, sizeof *ret, compare_names);
+    return n;
+}
+
+static void test_folder_matches(void **state)
+{
+    struct device *dev;
+    assert_ok(device_open("cpu", &dev));
+    bool ok = run_folder(dev, *state);
+    device_free(dev);
+    assert_true(ok);
+}
+
+int main(int argc, char **argv)
+{
+    char *folders[256], *root = (char *)test_path(test_root(), "tests/golden");
+    const char *spec = "auto";
+    struct device *dev;
+    int failed = 0;
+    if (argc == 4 && strcmp(argv[1], "--device") == 0) {
+        spec = argv[2];
+        root = argv[3];
+    } else if (argc != 1) {
+        fprintf(stderr, "usage: %s [--device auto|cpu|cuda:N DIR]\n", argv[0]);
+        return 2;
+    }
+    int n = list_folders(root, folders, 256);
+    if (n == 0) {
+        fprintf(stderr, "%s: no folder with a golden.json\n", root);
+        return 1;
+    }
+    if (argc == 1) {
+        struct CMUnitTest *tests = calloc((size_t)n, sizeof *tests);
+        for (int i = 0; i < n; i++)
+            tests[i] = (struct CMUnitTest){folders[i], test_folder_matches, NULL, NULL, folders[i]};
+        return _cmocka_run_group_tests("golden", tests, (size_t)n, NULL, NULL);
+    }
+    if (device_open(spec, &dev) != ST_OK) {
+        fprintf(stderr, "%s\n", status_message());
+        return 1;
+    }
+    for (int i = 0; i < n; i++) failed += !run_folder(dev, folders[i]);
+    device_free(dev);
+    return failed > 0;
+}

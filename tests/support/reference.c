@@ -1,0 +1,107 @@
+/* reference.c: see reference.h. */
+#include "tests/support/reference.h"
+#include "tests/support/support.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_TOKENS 1024
+#define BLOCK 4
+
+void reference_open(const char *folder, const char *device, struct reference *ret)
+{
+    void *arena;
+    memset(ret, 0, sizeof *ret);
+    assert_ok(device_open(device, &ret->dev));
+    assert_ok(model_config_load(folder, &ret->config));
+    assert_ok(weights_plan(ret->config, DT_F32, &ret->weights));
+    assert_ok(device_alloc(ret->dev, ret->weights->bytes, &arena));
+    weights_bind(ret->weights, arena);
+    assert_ok(weights_load(ret->weights, ret->dev, folder));
+    assert_ok(model_new(ret->dev, ret->config, ret->weights, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS, &ret->model));
+    assert_ok(batch_new(ret->dev, MAX_TOKENS, 8, MAX_TOKENS / BLOCK, MAX_TOKENS, &ret->batch));
+}
+
+void reference_close(struct reference *r)
+{
+    batch_free(r->batch);
+    model_free(r->model);
+    if (r->weights) device_release(r->dev, r->weights->base);
+    weights_free(r->weights);
+    model_config_free(r->config);
+    device_free(r->dev);
+    memset(r, 0, sizeof *r);
+}
+
+void reference_logprobs(struct reference *r, const int32_t *ids, int n, float *ret)
+{
+    const struct ops *ops = r->model->ops;
+    float *logprob;
+    int32_t *targets;
+    void *x;
+    assert_ok(device_alloc(r->dev, 2 * MAX_TOKENS * sizeof(float), (void **)&logprob));
+    assert_ok(device_alloc(r->dev, MAX_TOKENS * sizeof(int32_t), (void **)&targets));
+    batch_clear(r->batch);
+    assert_ok(batch_add_packed(r->batch, ids, n, -1, NULL));
+    for (int i = 0; i < n - 1; i++) assert_ok(batch_want_row(r->batch, i));
+    assert_ok(batch_commit(r->batch, 0));
+    device_copy_in(r->dev, targets, ids + 1, (size_t)(n - 1) * sizeof *ids);
+    model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
+    model_head(r->model, x, batch_rows_device(r->batch), n - 1);
+    ops->logprob(r->dev, logprob, logprob + MAX_TOKENS, NULL, r->model->logits, targets, n - 1,
+                 r->config->vocab_size, 1.0f);
+    device_copy_out(r->dev, ret, logprob, (size_t)(n - 1) * sizeof *ret);
+    assert_ok(device_sync(r->dev));
+    device_release(r->dev, logprob);
+    device_release(r->dev, targets);
+}
+
+static int argmax(const float *x, int n)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *prompt, int n_prompt,
+                          int n_new, int32_t *ret)
+{
+    const struct model_config *c = m->config;
+    int vocab = c->vocab_size, n_blocks = (n_prompt + n_new + BLOCK - 1) / BLOCK;
+    struct kv_view kv = {.layer_stride = (int64_t)n_blocks * BLOCK * config_kv_width(c),
+                         .n_blocks = n_blocks,
+                         .block_size = BLOCK,
+                         .dt = m->dt};
+    size_t bytes = (size_t)kv.layer_stride * (size_t)c->n_layers * dtype_size(m->dt);
+    int32_t *blocks = malloc((size_t)n_blocks * sizeof *blocks), next = prompt[n_prompt - 1];
+    float *row = malloc((size_t)vocab * sizeof *row);
+    enum status st = ST_OK;
+    for (int i = 0; i < n_blocks; i++) blocks[i] = n_blocks - 1 - i;
+    CHECK(device_alloc(m->dev, bytes, &kv.k));
+    CHECK(device_alloc(m->dev, bytes, &kv.v));
+    for (int at = 0; at < n_prompt + n_new - 1;) {
+        bool prefill = at < n_prompt;
+        int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
+        batch_clear(batch);
+        CHECK(batch_add_paged(batch, prefill ? prompt + at : &next, take, at, blocks, n_blocks, BLOCK));
+        CHECK(batch_want_row(batch, take - 1));
+        CHECK(batch_commit(batch, 0));
+        model_step(m, batch, &kv);
+        device_copy_out(m->dev, row, m->logits, (size_t)vocab * sizeof *row);
+        CHECK(device_sync(m->dev));
+        at += take;
+        next = argmax(row, vocab);
+        if (at >= n_prompt) ret[at - n_prompt] = next;
+    }
+out:
+    device_release(m->dev, kv.k);
+    device_release(m->dev, kv.v);
+    free(blocks);
+    free(row);
+    return st;
+}
+
+void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new, int32_t *ret)
+{
+    assert_ok(greedy_decode(r->model, r->batch, prompt, n_prompt, n_new, ret));
+}

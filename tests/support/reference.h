@@ -1,0 +1,30 @@
+/* reference.h: a model folder run in the test's own process, in the plainest way: one sequence at a
+ * time. What the daemon says is compared with this. Failures fail the running test. One thread. */
+#ifndef TESTS_SUPPORT_REFERENCE_H
+#define TESTS_SUPPORT_REFERENCE_H
+
+#include "common/model/model.h"
+
+struct reference {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights; // f32, in memory of this process
+    struct model *model;
+    struct batch *batch;
+};
+
+void reference_open(const char *folder, const char *device, struct reference *ret);
+void reference_close(struct reference *r);
+
+// Log-probabilities at temperature 1 of ids[1..n-1] given what stands before each: ret (n - 1).
+void reference_logprobs(struct reference *r, const int32_t *ids, int n, float *ret);
+
+// Greedy decoding over a paged cache whose blocks (of 4) are in scrambled order, the prompt in two
+// chunks: the ids after the prompt, n_new of them, no stop token.
+void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new, int32_t *ret);
+
+// The greedy part of the above for a model that is open already.
+enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *prompt, int n_prompt,
+                          int n_new, int32_t *ret);
+
+#endif

@@ -1,0 +1,304 @@
+/* support.c: what tests share. Folders made here are remembered in a list that the end of the
+ * program empties; children are started with a parent-death signal, so a crashed test leaves none.
+ */
+#include "tests/support/support.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void test_status(enum status got, enum status wanted, const char *expression, const char *file,
+                 int line)
+{
+    if (got == wanted) return;
+    print_error("%s: %s instead of %s: \"%s\"\n", expression, status_words(got),
+                status_words(wanted), got == ST_OK ? "" : status_message());
+    _fail(file, line);
+}
+
+void test_contains(const char *text, const char *part, const char *file, int line)
+{
+    if (text && strstr(text, part)) return;
+    print_error("\"%s\" does not contain \"%s\"\n", text ? text : "(null)", part);
+    _fail(file, line);
+}
+
+void test_skip(const char *format, ...)
+{
+    char reason[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(reason, sizeof reason, format, arguments);
+    va_end(arguments);
+    print_message("skipped: %s\n", reason);
+    skip();
+    abort(); // skip() jumps away; the compiler is not told
+}
+
+// ---- folders ------------------------------------------------------------------------------------
+
+// Memory that lives as long as the program; kept reachable, so that it is no leak.
+static struct kept {
+    struct kept *next;
+    bool folder; // remove it at the end
+    char text[];
+} * all_kept;
+static pid_t owner; // forked children must not remove the folders
+
+static void remove_folders(void)
+{
+    for (struct kept *k = all_kept; k && getpid() == owner; k = k->next)
+        if (k->folder) file_remove_tree(k->text);
+}
+
+static char *keep(const char *text, bool folder)
+{
+    size_t size = strlen(text) + 1;
+    struct kept *k = malloc(sizeof *k + size);
+    assert_non_null(k);
+    memcpy(k->text, text, size);
+    if (!owner) {
+        owner = getpid();
+        atexit(remove_folders);
+    }
+    k->folder = folder;
+    k->next = all_kept;
+    all_kept = k;
+    return k->text;
+}
+
+const char *test_folder(void)
+{
+    const char *base = getenv("TMPDIR");
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/cw.XXXXXX", base && *base ? base : "/tmp");
+    if (!mkdtemp(path)) fail_msg("cannot make %s: %s", path, strerror(errno));
+    return keep(path, true);
+}
+
+const char *test_path(const char *folder, const char *name)
+{
+    char *path = path_join(folder, name);
+    assert_non_null(path);
+    const char *kept = keep(path, false);
+    free(path);
+    return kept;
+}
+
+// The folder of this program's binary.
+static void program_folder(char ret[PATH_MAX])
+{
+    ssize_t n = readlink("/proc/self/exe", ret, PATH_MAX - 1);
+    if (n <= 0) fail_msg("cannot read /proc/self/exe: %s", strerror(errno));
+    ret[n] = 0;
+    *strrchr(ret, '/') = 0;
+}
+
+// Cuts components off `path` until it holds the file `mark`; false if none does.
+static bool climb_to(char *path, const char *mark)
+{
+    for (;;) {
+        char candidate[2 * PATH_MAX];
+        snprintf(candidate, sizeof candidate, "%s/%s", path, mark);
+        if (file_exists(candidate)) return true;
+        char *slash = strrchr(path, '/');
+        if (!slash) return false;
+        *slash = 0;
+    }
+}
+
+const char *test_root(void)
+{
+    static const char *root;
+    if (root) return root;
+    char path[PATH_MAX];
+    if (getcwd(path, sizeof path) && climb_to(path, "common/base/status.h"))
+        return root = keep(path, false);
+    program_folder(path);
+    if (!climb_to(path, "common/base/status.h"))
+        fail_msg("the repository is not found: run tests from its root");
+    return root = keep(path, false);
+}
+
+const char *test_binary(const char *name)
+{
+    char path[PATH_MAX], binary[2 * PATH_MAX];
+    program_folder(path); // BUILD/tests/unit
+    char *tests = strstr(path, "/tests/");
+    for (char *later = tests; later; later = strstr(later + 1, "/tests/")) tests = later;
+    if (!tests) fail_msg("%s is not BUILD/tests/KIND", path);
+    *tests = 0;
+    snprintf(binary, sizeof binary, "%s/%s", path, name);
+    if (!file_exists(binary)) test_skip("%s is not built", binary);
+    return keep(binary, false);
+}
+
+void test_data_folder(const char *name, char ret_path[PATH_MAX])
+{
+    const char *base = getenv("COMMONWEIGHT_DATA");
+    int n = base && *base ? snprintf(ret_path, PATH_MAX, "%s/%s", base, name)
+                          : snprintf(ret_path, PATH_MAX, "%s/../shared/data/%s", test_root(), name);
+    assert_in_range(n, 1, PATH_MAX - 1);
+    if (!file_exists(ret_path))
+        test_skip("no test data at %s (set COMMONWEIGHT_DATA to the folder that holds it)",
+                  ret_path);
+}
+
+char *test_read(const char *path)
+{
+    struct bytes text = BYTES_INIT;
+    assert_ok(file_read(path, 1u << 30, &text));
+    if (!text.data) return strdup("");
+    return text.data; // the buffer ends in NUL
+}
+
+void test_write(const char *path, const void *data, size_t len)
+{
+    FILE *file = fopen(path, "wb");
+    if (!file) fail_msg("cannot write %s: %s", path, strerror(errno));
+    size_t written = fwrite(data, 1, len, file);
+    int closed = fclose(file);
+    assert_int_equal(written, len);
+    assert_int_equal(closed, 0);
+}
+
+// ---- child processes ----------------------------------------------------------------------------
+
+static void print_log(const struct test_child *child)
+{
+    struct bytes text = BYTES_INIT;
+    if (file_read(child->log, 1u << 30, &text) != ST_OK) return;
+    size_t from = text.len > 4000 ? text.len - 4000 : 0;
+    print_error("--- output of %s (%s):\n%s\n---\n", child->program, child->log,
+                bytes_text(&text) + from);
+    bytes_release(&text);
+}
+
+static void run_child(const char *log, const char *const argv[], pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127); // it died before the line above
+    int in = open("/dev/null", O_RDONLY), out = open(log, O_WRONLY | O_CREAT | O_APPEND, 0644);
+    if (in < 0 || out < 0) _exit(127);
+    dup2(in, STDIN_FILENO);
+    dup2(out, STDOUT_FILENO);
+    dup2(out, STDERR_FILENO);
+    execvp(argv[0], (char *const *)(uintptr_t)argv);
+    dprintf(STDERR_FILENO, "cannot run %s: %s\n", argv[0], strerror(errno));
+    _exit(127);
+}
+
+void test_spawn(struct test_child *child, const char *log, const char *const argv[])
+{
+    assert_int_equal(child->pid, 0);
+    *child = (struct test_child){.program = argv[0]};
+    snprintf(child->log, sizeof child->log, "%s", log);
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) run_child(log, argv, parent);
+    if (pid < 0) fail_msg("fork: %s", strerror(errno));
+    child->pid = pid;
+}
+
+// waitpid() with `options`; notes the exit status when the child has ended.
+static void reap(struct test_child *child, int options)
+{
+    int status;
+    pid_t pid;
+    if (child->pid == 0) return;
+    do pid = waitpid(child->pid, &status, options);
+    while (pid < 0 && errno == EINTR);
+    if (pid != child->pid) return;
+    child->exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    child->pid = 0;
+}
+
+bool test_running(struct test_child *child)
+{
+    reap(child, WNOHANG);
+    return child->pid != 0;
+}
+
+int test_wait(struct test_child *child, int64_t ms)
+{
+    int64_t deadline = clock_deadline_ns(ms);
+    while (test_running(child)) {
+        if (clock_ms_until(deadline) == 0) {
+            test_end(child);
+            print_log(child);
+            fail_msg("%s did not end within %lld ms", child->program, (long long)ms);
+        }
+        clock_sleep_ms(2);
+    }
+    return child->exit_status;
+}
+
+void test_kill(struct test_child *child, int signal)
+{
+    if (child->pid) kill(child->pid, signal);
+}
+
+void test_end(struct test_child *child)
+{
+    if (!test_running(child)) return;
+    kill(child->pid, SIGKILL);
+    reap(child, 0);
+}
+
+int test_command(const char *log, int64_t ms, const char *const argv[])
+{
+    struct test_child child = {0};
+    test_spawn(&child, log, argv);
+    return test_wait(&child, ms);
+}
+
+static bool takes_connections(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path)
+        fail_msg("socket path %s is longer than %zu bytes", path, sizeof address.sun_path - 1);
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) fail_msg("socket: %s", strerror(errno));
+    bool ok = connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    close(fd);
+    return ok;
+}
+
+static void wait_for(bool (*ready)(const char *), const char *path, int64_t ms,
+                     struct test_child *child)
+{
+    int64_t deadline = clock_deadline_ns(ms);
+    while (!ready(path)) {
+        bool ended = child && !test_running(child);
+        if (ended || clock_ms_until(deadline) == 0) {
+            if (child) print_log(child);
+            if (ended)
+                fail_msg("%s ended with status %d before %s was there", child->program,
+                         child->exit_status, path);
+            if (child) test_end(child);
+            fail_msg("%s was not there within %lld ms", path, (long long)ms);
+        }
+        clock_sleep_ms(2);
+    }
+}
+
+void test_wait_for_file(const char *path, int64_t ms, struct test_child *child)
+{
+    wait_for(file_exists, path, ms, child);
+}
+
+void test_wait_for_socket(const char *path, int64_t ms, struct test_child *child)
+{
+    wait_for(takes_connections, path, ms, child);
+}

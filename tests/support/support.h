@@ -1,0 +1,85 @@
+/* support.h: what tests share: folders, the repository and its data, child processes, assertions on
+ * statuses. Functions that cannot do their part fail the running test (or skip it, where said), so
+ * that callers need no checks. One thread. */
+#ifndef TESTS_SUPPORT_SUPPORT_H
+#define TESTS_SUPPORT_SUPPORT_H
+
+#include "common/base/status.h"
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <cmocka.h>
+
+// ---- assertions ---------------------------------------------------------------------------------
+
+// Succeeds with ST_OK; otherwise fails the test and prints the sentence of the error.
+#define assert_ok(expression) test_status((expression), ST_OK, #expression, __FILE__, __LINE__)
+// Succeeds if the result is `code`, which may be an error.
+#define assert_status(expression, code)                                                            \
+    test_status((expression), (code), #expression, __FILE__, __LINE__)
+// The sentence of the last error contains `part`.
+#define assert_message(part)        test_contains(status_message(), (part), __FILE__, __LINE__)
+#define assert_contains(text, part) test_contains((text), (part), __FILE__, __LINE__)
+
+void test_status(enum status got, enum status wanted, const char *expression, const char *file,
+                 int line);
+void test_contains(const char *text, const char *part, const char *file, int line);
+
+// ---- folders ------------------------------------------------------------------------------------
+
+// A new empty folder under $TMPDIR (or /tmp). It and its content go when the program ends. The path
+// lives as long as the program.
+const char *test_folder(void);
+
+// FOLDER/NAME. The path lives as long as the program.
+const char *test_path(const char *folder, const char *name);
+
+// The repository's root (looked for upwards from the working folder, then from the program).
+const char *test_root(void);
+
+// A program of this build, "cw-trainer" -> "BUILD/cw-trainer". Skips the test where it was not
+// built.
+const char *test_binary(const char *name);
+
+// Folder or file `name` of the shared test data: under $COMMONWEIGHT_DATA, or ../shared/data beside
+// the repository. Skips the test, with the reason printed, where it is not there.
+void test_data_folder(const char *name, char ret_path[PATH_MAX]);
+
+// Prints "skipped: <reason>" and skips the test.
+void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+
+// Content of a file as a string, freed with free().
+char *test_read(const char *path);
+void test_write(const char *path, const void *data, size_t len);
+
+// ---- child processes ----------------------------------------------------------------------------
+
+// Zero-initialise; test_end() may then be called at any time, also twice.
+struct test_child {
+    pid_t pid;           // 0: none, or already waited for
+    int exit_status;     // once ended: 0..255, or 128 + signal
+    char log[PATH_MAX];  // its standard output and standard error
+    const char *program; // argv[0]
+};
+
+// Starts argv[0] (a path, or found on $PATH) with stdin from /dev/null and its output in `log`
+// (appended). The child is killed if this program dies.
+void test_spawn(struct test_child *child, const char *log, const char *const argv[]);
+// Waits for the end and returns the exit status. Past `ms`: kills it, prints its log, fails the
+// test.
+int test_wait(struct test_child *child, int64_t ms);
+bool test_running(struct test_child *child);
+void test_kill(struct test_child *child, int signal); // sends it; does not wait
+void test_end(struct test_child *child);              // kills with SIGKILL if it runs, and waits
+// test_spawn and test_wait in one.
+int test_command(const char *log, int64_t ms, const char *const argv[]);
+
+// Wait until `path` exists, or a Unix socket at `path` takes connections. Past `ms`, or when
+// `child` (may be NULL) ends meanwhile: prints the child's log and fails the test.
+void test_wait_for_file(const char *path, int64_t ms, struct test_child *child);
+void test_wait_for_socket(const char *path, int64_t ms, struct test_child *child);
+
+#endif

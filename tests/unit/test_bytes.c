@@ -1,0 +1,254 @@
+/* test_bytes.c: common/base bytes, base64, UTF-8, and the status sentences. */
+#include "common/base/bytes.h"
+#include "common/base/rng.h"
+#include "tests/support/support.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- status -------------------------------------------------------------------------------------
+
+static void status_keeps_sentence(void **state)
+{
+    (void)state;
+    assert_int_equal(status_fail(ST_FORMAT, "%s: field %d", "a.json", 3), ST_FORMAT);
+    assert_string_equal(status_message(), "a.json: field 3");
+    assert_int_equal(status_context(ST_FORMAT, "loading %s", "m"), ST_FORMAT);
+    assert_string_equal(status_message(), "loading m: a.json: field 3");
+    assert_int_equal(status_context(ST_OK, "nothing"), ST_OK);
+    assert_string_equal(status_message(), "loading m: a.json: field 3");
+    status_fail(ST_IO, "again (%s)", status_message()); // its own message as an argument
+    assert_string_equal(status_message(), "again (loading m: a.json: field 3)");
+    assert_string_equal(status_words(ST_TORN), "weights are torn");
+    assert_string_equal(status_words((enum status)999), "unknown error");
+}
+
+static void status_cuts_at_character(void **state)
+{
+    (void)state;
+    char filler[2047];
+    for (int pad = 2030; pad < 2047; pad++) {
+        memset(filler, 'x', (size_t)pad);
+        filler[pad] = 0;
+        status_fail(ST_IO, "%s\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac",
+                    filler);
+        const char *text = status_message();
+        size_t len = strlen(text);
+        assert_true(len <= 2047);
+        for (size_t at = 0; at < len;) {
+            int n = utf8_sequence(text + at, len - at);
+            assert_true(n > 0);
+            at += (size_t)n;
+        }
+        status_context(ST_IO, "%s", filler); // longer than the buffer: kept whole words of it
+        assert_memory_equal(status_message(), filler, (size_t)pad);
+    }
+}
+
+static void *other_thread(void *argument)
+{
+    (void)argument;
+    bool empty = status_message()[0] == 0;
+    status_fail(ST_IO, "theirs");
+    return (void *)(uintptr_t)empty;
+}
+
+static void status_is_per_thread(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    void *empty;
+    status_fail(ST_IO, "mine");
+    assert_int_equal(pthread_create(&thread, NULL, other_thread, NULL), 0);
+    pthread_join(thread, &empty);
+    assert_true(empty != NULL);
+    assert_string_equal(status_message(), "mine");
+}
+
+// ---- bytes --------------------------------------------------------------------------------------
+
+static void bytes_build_text(void **state)
+{
+    (void)state;
+    struct bytes b = BYTES_INIT;
+    assert_string_equal(bytes_text(&b), "");
+    bytes_puts(&b, "one");
+    bytes_append(&b, "\0two", 4);
+    bytes_append(&b, NULL, 0);
+    bytes_printf(&b, " %d %s", 3, "four");
+    assert_ok(bytes_status(&b));
+    assert_int_equal(b.len, 14);
+    assert_memory_equal(b.data, "one\0two 3 four", 15); // the NUL behind it too
+    bytes_clear(&b);
+    assert_int_equal(b.len, 0);
+    assert_string_equal(bytes_text(&b), "");
+    for (int i = 0; i < 10000; i++) bytes_printf(&b, "%04d", i);
+    assert_int_equal(b.len, 40000);
+    assert_memory_equal(b.data + 4 * 1234, "1234", 4);
+    assert_int_equal(b.data[b.len], 0);
+    bytes_release(&b);
+    assert_null(b.data);
+    bytes_release(&b);
+    bytes_release(NULL);
+}
+
+static void bytes_failure_sticks(void **state)
+{
+    (void)state;
+    struct bytes b = BYTES_INIT;
+    bytes_puts(&b, "kept");
+    assert_false(bytes_reserve(&b, SIZE_MAX));
+    bytes_puts(&b, "lost");
+    bytes_printf(&b, "lost");
+    assert_string_equal(bytes_text(&b), "kept");
+    assert_status(bytes_status(&b), ST_NO_MEMORY);
+    bytes_release(&b);
+    assert_ok(bytes_status(&b));
+}
+
+// ---- base64 -------------------------------------------------------------------------------------
+
+static void base64_vectors(void **state)
+{
+    (void)state;
+    static const char *const vectors[][2] = {
+        // RFC 4648, section 10
+        {"", ""},
+        {"f", "Zg=="},
+        {"fo", "Zm8="},
+        {"foo", "Zm9v"},
+        {"foob", "Zm9vYg=="},
+        {"fooba", "Zm9vYmE="},
+        {"foobar", "Zm9vYmFy"},
+    };
+    struct bytes text = BYTES_INIT, data = BYTES_INIT;
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
+        assert_ok(base64_encode(vectors[i][0], strlen(vectors[i][0]), &text));
+        assert_string_equal(bytes_text(&text), vectors[i][1]);
+        assert_ok(base64_decode(vectors[i][1], &data));
+        assert_int_equal(data.len, strlen(vectors[i][0]));
+        assert_string_equal(bytes_text(&data), vectors[i][0]);
+    }
+    bytes_release(&text);
+    bytes_release(&data);
+}
+
+static void base64_round_trip(void **state)
+{
+    (void)state;
+    struct rng r;
+    rng_init(&r, 1, 0);
+    struct bytes text = BYTES_INIT, data = BYTES_INIT;
+    // around the block at which long data is split (3 << 20), and a CUDA handle's 64 bytes
+    static const size_t lengths[] = {1, 2, 63, 64, 65, (3 << 20) - 1, 3 << 20, (3 << 20) + 1};
+    unsigned char *raw = malloc((3 << 20) + 1);
+    assert_non_null(raw);
+    for (size_t i = 0; i < (3 << 20) + 1; i++) raw[i] = (unsigned char)rng_u32(&r);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        assert_ok(base64_encode(raw, lengths[i], &text));
+        assert_int_equal(text.len, (lengths[i] + 2) / 3 * 4);
+        assert_int_equal(strlen(text.data), text.len);
+        assert_ok(base64_decode(text.data, &data));
+        assert_int_equal(data.len, lengths[i]);
+        assert_memory_equal(data.data, raw, lengths[i]);
+    }
+    free(raw);
+    bytes_release(&text);
+    bytes_release(&data);
+}
+
+static void base64_refuses(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "Z",    "Zg",       "Zg=",   "Zg===", "====",    "=Zg=",
+        "Z=g=", "Zg==Zg==", "Zm9v ", " Zm9v", "Zm9\n",   "Zm9v\nZm9v",
+        "Zm9-", "Zm9_",     "Zh==",  "Zm9=",  "Zm9vZm9", "\xc3\xa9\xc3\xa9",
+    };
+    struct bytes data = BYTES_INIT;
+    bytes_puts(&data, "untouched");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_status(base64_decode(bad[i], &data), ST_FORMAT);
+        assert_string_equal(bytes_text(&data), "untouched");
+    }
+    bytes_release(&data);
+}
+
+// ---- UTF-8 --------------------------------------------------------------------------------------
+
+static void utf8_every_code_point(void **state)
+{
+    (void)state;
+    for (uint32_t code = 0; code <= 0x10ffff; code++) {
+        if (code == 0xd800) code = 0xe000; // surrogates are no characters
+        char s[4];
+        int n = utf8_encode(code, s);
+        assert_int_equal(utf8_sequence(s, (size_t)n), n);
+        assert_int_equal(utf8_decode(s, n), code);
+        for (int cut = 0; cut < n; cut++) assert_int_equal(utf8_sequence(s, (size_t)cut), -1);
+    }
+}
+
+// A second reading of "well formed", from the definition: decode by the bits, then refuse what
+// another, shorter sequence gives, surrogates and what lies beyond U+10FFFF.
+static bool well_formed(const unsigned char *p, int n)
+{
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    static const unsigned char mask[5] = {0, 0, 0xe0, 0xf0, 0xf8},
+                               mark[5] = {0, 0, 0xc0, 0xe0, 0xf0};
+    if (n == 1) return p[0] < 0x80;
+    if ((p[0] & mask[n]) != mark[n]) return false;
+    uint32_t code = p[0] & (unsigned char)~mask[n];
+    for (int i = 1; i < n; i++) {
+        if ((p[i] & 0xc0) != 0x80) return false;
+        code = code << 6 | (p[i] & 0x3f);
+    }
+    return code >= least[n] && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
+}
+
+static void utf8_random_bytes(void **state)
+{
+    (void)state;
+    struct rng r;
+    rng_init(&r, 2, 0);
+    for (int trial = 0; trial < 2000000; trial++) {
+        uint32_t word = rng_u32(&r);
+        if (trial & 1) word |= 0x80c0u; // more of them begin like a sequence
+        unsigned char p[4];
+        memcpy(p, &word, 4);
+        int n = 0;
+        for (int k = 1; k <= 4 && n == 0; k++)
+            if (well_formed(p, k)) n = k;
+        assert_int_equal(utf8_sequence((const char *)p, 4), n);
+    }
+}
+
+static void utf8_malformed(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "\x80",         "\xbf",         "\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",
+        "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80",
+        "\xff",         "\xe2\x28",     "\xe2\x82\x28",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(utf8_sequence(bad[i], strlen(bad[i])), 0);
+    // an impossible beginning is known before the rest is there
+    assert_int_equal(utf8_sequence("\xed\xa0", 2), 0);
+    assert_int_equal(utf8_sequence("\xf0\x8f", 2), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(status_keeps_sentence), cmocka_unit_test(status_cuts_at_character),
+        cmocka_unit_test(status_is_per_thread),  cmocka_unit_test(bytes_build_text),
+        cmocka_unit_test(bytes_failure_sticks),  cmocka_unit_test(base64_vectors),
+        cmocka_unit_test(base64_round_trip),     cmocka_unit_test(base64_refuses),
+        cmocka_unit_test(utf8_every_code_point), cmocka_unit_test(utf8_random_bytes),
+        cmocka_unit_test(utf8_malformed),
+    };
+    return cmocka_run_group_tests_name("bytes", tests, NULL, NULL);
+}

@@ -1,0 +1,205 @@
+/* test_file.c: common/base/file.h: reading, mapping, atomic writing and what its failures leave. */
+#include "common/base/file.h"
+#include "tests/support/support.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int count_entries(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    int n = -2; // "." and ".."
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n;
+}
+
+static void assert_content(const char *path, const char *wanted)
+{
+    char *text = test_read(path);
+    assert_string_equal(text, wanted);
+    free(text);
+}
+
+static void write_and_read(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "a");
+    struct stat info;
+    assert_ok(file_write_atomic(path, 0600, "first", 5));
+    assert_content(path, "first");
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0600);
+    assert_ok(file_write_atomic(path, 0644, "", 0));
+    assert_content(path, "");
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0644);
+    assert_int_equal(count_entries(folder), 1);
+    assert_true(file_exists(path));
+    assert_false(file_exists(test_path(folder, "b")));
+}
+
+static void read_limits_and_errors(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "a"),
+               *fifo = test_path(folder, "f");
+    struct bytes b = BYTES_INIT;
+    bytes_puts(&b, "untouched");
+    test_write(path, "12345", 5);
+    assert_status(file_read(path, 4, &b), ST_FORMAT);
+    assert_message(path);
+    assert_status(file_read(test_path(folder, "missing"), 10, &b), ST_NOT_FOUND);
+    assert_message("missing");
+    assert_status(file_read(folder, 10, &b), ST_IO);
+    assert_message("folder");
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_status(file_read(fifo, 10, &b), ST_IO); // and does not hang
+    assert_string_equal(bytes_text(&b), "untouched");
+    assert_ok(file_read(path, 5, &b));
+    assert_string_equal(bytes_text(&b), "12345");
+    assert_ok(file_read("/proc/self/stat", 4096, &b)); // says it has 0 bytes
+    assert_true(b.len > 10);
+    assert_status(file_read("/proc/self/stat", 10, &b), ST_FORMAT);
+    bytes_release(&b);
+}
+
+static void failed_write_leaves_old_file(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "a");
+    assert_ok(file_write_atomic(path, 0600, "old", 3));
+
+    // the disk refuses half way: a file size limit gives EFBIG after its first 4096 bytes
+    static char large[65536];
+    struct rlimit before, small;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = before;
+    small.rlim_cur = 4096;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    enum status st = file_write_atomic(path, 0600, large, sizeof large);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(st, ST_IO);
+    assert_message(path);
+    assert_content(path, "old");
+    assert_int_equal(count_entries(folder), 1);
+
+    // the name is taken by a folder
+    const char *taken = test_path(folder, "taken");
+    assert_ok(file_make_folders(taken));
+    assert_status(file_write_atomic(taken, 0600, "x", 1), ST_IO);
+    assert_int_equal(count_entries(folder), 2);
+
+    assert_status(file_write_atomic(test_path(folder, "no/such/a"), 0600, "x", 1), ST_NOT_FOUND);
+}
+
+// A writer that is killed at any moment leaves one of its two contents, whole.
+static void killed_writer_leaves_whole_file(void **state)
+{
+    (void)state;
+    enum { LENGTH = 300000 };
+    const char *path = test_path(test_folder(), "a");
+    char *content = malloc(LENGTH);
+    assert_non_null(content);
+    memset(content, 'a', LENGTH);
+    assert_ok(file_write_atomic(path, 0600, content, LENGTH));
+    for (int trial = 0; trial < 10; trial++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            for (int i = 0;; i++) {
+                memset(content, 'a' + i % 26, LENGTH);
+                if (file_write_atomic(path, 0600, content, LENGTH) != ST_OK) _exit(1);
+            }
+        }
+        usleep(3000 + (useconds_t)trial * 1700);
+        kill(pid, SIGKILL);
+        int status;
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status));
+        struct bytes b = BYTES_INIT;
+        assert_ok(file_read(path, LENGTH, &b));
+        assert_int_equal(b.len, LENGTH);
+        for (size_t i = 1; i < LENGTH; i++)
+            if (b.data[i] != b.data[0]) fail_msg("mixed content at byte %zu", i);
+        bytes_release(&b);
+    }
+    free(content);
+}
+
+static void map(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "a");
+    struct file_map map = {0};
+    test_write(path, "hello", 5);
+    assert_ok(file_map_open(path, &map));
+    assert_int_equal(map.len, 5);
+    assert_memory_equal(map.data, "hello", 5);
+    file_map_release(&map);
+    file_map_release(&map);
+    file_map_release(NULL);
+    test_write(path, "", 0);
+    assert_ok(file_map_open(path, &map));
+    assert_null(map.data);
+    assert_int_equal(map.len, 0);
+    assert_status(file_map_open(folder, &map), ST_IO);
+    assert_status(file_map_open(test_path(folder, "b"), &map), ST_NOT_FOUND);
+}
+
+static void folders(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *deep = test_path(folder, "a//b/c/");
+    assert_ok(file_make_folders(deep));
+    assert_ok(file_make_folders(deep));
+    assert_ok(file_make_folders("/"));
+    test_write(test_path(folder, "a/b/file"), "x", 1);
+    assert_status(file_make_folders(test_path(folder, "a/b/file/d")), ST_IO);
+    assert_message("a/b/file");
+    assert_ok(file_sync_folder(deep));
+    assert_status(file_sync_folder(test_path(folder, "z")), ST_NOT_FOUND);
+
+    // a link out of the tree is removed, not followed
+    const char *other = test_folder(), *outside = test_path(other, "kept");
+    test_write(outside, "x", 1);
+    assert_int_equal(symlink(other, test_path(folder, "a/link")), 0);
+    assert_ok(file_remove_tree(test_path(folder, "a")));
+    assert_false(file_exists(test_path(folder, "a")));
+    assert_true(file_exists(outside));
+    assert_ok(file_remove_tree(test_path(folder, "a")));
+}
+
+static void join(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"/", "b", "/b"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *path = path_join(cases[i][0], cases[i][1]);
+        assert_string_equal(path, cases[i][2]);
+        free(path);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(write_and_read),
+        cmocka_unit_test(read_limits_and_errors),
+        cmocka_unit_test(failed_write_leaves_old_file),
+        cmocka_unit_test(killed_writer_leaves_whole_file),
+        cmocka_unit_test(map),
+        cmocka_unit_test(folders),
+        cmocka_unit_test(join),
+    };
+    return cmocka_run_group_tests_name("file", tests, NULL, NULL);
+}

@@ -1,0 +1,338 @@
+/* test_options.c: common/base/options.h: precedence, every type, wrong usage, help, resolved
+ * config; and common/base/log.h, seen from outside. */
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "tests/support/support.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct config {
+    const char *config, *model, *device;
+    int64_t steps, memory;
+    double rate;
+    bool verbose, sync;
+};
+
+static const struct option_spec table[] = {
+    {.name = "", .type = OPTION_HEADING, .help = "where things are"},
+    {"config", OPTION_STRING, offsetof(struct config, config), NULL, "FILE", "JSON file", 0, 0,
+     NULL},
+    {"model", OPTION_STRING, offsetof(struct config, model), NULL, "DIR", "model folder", 0, 0,
+     NULL},
+    {"device", OPTION_STRING, offsetof(struct config, device), "auto", NULL, "where to run", 0, 0,
+     "auto|cpu|cuda"},
+    {.name = "", .type = OPTION_HEADING, .help = "how it learns"},
+    {"max-steps", OPTION_INT, offsetof(struct config, steps), "10", "N",
+     "steps to take, which is a number of optimizer updates and not one of rollouts or of epochs",
+     1, 1000, NULL},
+    {"kv-memory", OPTION_SIZE, offsetof(struct config, memory), "1G", "SIZE", "cache", 0, 0, NULL},
+    {"learning-rate", OPTION_DOUBLE, offsetof(struct config, rate), "1e-6", "X", "step size", 0,
+     INFINITY, NULL},
+    {"verbose", OPTION_FLAG, offsetof(struct config, verbose), NULL, NULL, "say more", 0, 0, NULL},
+    {"sync", OPTION_FLAG, offsetof(struct config, sync), "true", NULL, "wait", 0, 0, NULL},
+    {.name = NULL},
+};
+
+#define MAX_WORDS 8
+
+// Parses a NULL-ended list of words.
+static enum option_result parse(const char *const *words, struct config *config,
+                                const char **positional, struct option_set **set)
+{
+    char *argv[MAX_WORDS + 2] = {(char *)(uintptr_t) "program"};
+    int argc = 1;
+    for (; words[argc - 1]; argc++) {
+        assert_in_range(argc, 1, MAX_WORDS);
+        argv[argc] = (char *)(uintptr_t)words[argc - 1];
+    }
+    memset(config, 0, sizeof *config);
+    return options_parse(table, "program", "[options] FILE", argc, argv, 2, config, positional,
+                         set);
+}
+
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void defaults(void **state)
+{
+    (void)state;
+    struct config c;
+    const char *positional[2] = {"x", "y"};
+    struct option_set *set = NULL;
+    assert_int_equal(parse(WORDS(NULL), &c, positional, &set), OPTIONS_OK);
+    assert_null(c.model);
+    assert_string_equal(c.device, "auto");
+    assert_int_equal(c.steps, 10);
+    assert_int_equal(c.memory, 1 << 30);
+    assert_true(c.rate == 1e-6);
+    assert_false(c.verbose);
+    assert_true(c.sync);
+    assert_null(positional[0]);
+    assert_null(positional[1]);
+    assert_false(options_given(set, "max-steps"));
+    options_free(set);
+    options_free(NULL);
+}
+
+static void command_line(void **state)
+{
+    (void)state;
+    struct config c;
+    const char *positional[2];
+    struct option_set *set = NULL;
+    assert_int_equal(parse(WORDS("--model", "dir", "one", "--learning-rate=-0", "--verbose",
+                                 "--no-sync", "--", "--two"),
+                           &c, positional, &set),
+                     OPTIONS_OK);
+    assert_string_equal(c.model, "dir");
+    assert_true(c.rate == 0);
+    assert_true(c.verbose);
+    assert_false(c.sync);
+    assert_string_equal(positional[0], "one");
+    assert_string_equal(positional[1], "--two");
+    assert_true(options_given(set, "model") && options_given(set, "sync"));
+    assert_false(options_given(set, "device") || options_given(set, "unheard-of"));
+    options_free(set);
+
+    // the later one wins; =false; an empty string and one that begins with dashes
+    assert_int_equal(parse(WORDS("--max-steps", "3", "--max-steps=4", "--verbose=false",
+                                 "--model=", "--model=--odd", "-"),
+                           &c, positional, &set),
+                     OPTIONS_OK);
+    assert_int_equal(c.steps, 4);
+    assert_false(c.verbose);
+    assert_string_equal(c.model, "--odd");
+    assert_string_equal(positional[0], "-");
+    options_free(set);
+}
+
+static void file_under_flags(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"max_steps\": 20, \"learning_rate\": 1, \"kv_memory\": \"64K\","
+        " \"verbose\": true, \"sync\": null, \"device\": null, \"model\": \"m\"}";
+    const char *path = test_path(test_folder(), "c.json");
+    test_write(path, text, sizeof text - 1);
+    struct config c;
+    const char *positional[2];
+    struct option_set *set = NULL;
+    // the flag stands before --config and still beats the file
+    assert_int_equal(parse(WORDS("--max-steps", "30", "--config", path), &c, positional, &set),
+                     OPTIONS_OK);
+    assert_int_equal(c.steps, 30);
+    assert_true(c.rate == 1.0);
+    assert_int_equal(c.memory, 65536);
+    assert_true(c.verbose);
+    assert_true(c.sync); // null leaves the default
+    assert_string_equal(c.device, "auto");
+    assert_string_equal(c.model, "m");
+    assert_true(options_given(set, "verbose") && options_given(set, "max-steps"));
+    assert_false(options_given(set, "sync"));
+
+    // what it resolves to can be read back and gives the same
+    json_t *resolved = options_to_json(table, &c);
+    assert_non_null(resolved);
+    assert_false(json_has(resolved, "config"));
+    assert_ok(json_write_file(path, 0600, resolved));
+    struct config again;
+    struct option_set *second = NULL;
+    assert_int_equal(parse(WORDS("--config", path), &again, positional, &second), OPTIONS_OK);
+    json_t *twice = options_to_json(table, &again);
+    assert_true(json_equal(resolved, twice));
+    assert_int_equal(again.steps, 30);
+    json_decref(resolved);
+    json_decref(twice);
+    options_free(second);
+    options_free(set);
+}
+
+static void wrong_files(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\"max_step\": 1}", "unknown key \"max_step\"; did you mean \"max_steps\"?"},
+        {"{\"max-steps\": 1}", "unknown key \"max-steps\"; did you mean \"max_steps\"?"},
+        {"{\"zebra\": 1}", "unknown key \"zebra\""},
+        {"{\"max_steps\": \"1\"}", "\"max_steps\" must be a whole number, not a string"},
+        {"{\"max_steps\": 0}", "\"max_steps\": 0 is out of range; it must lie between 1 and 1000"},
+        {"{\"learning_rate\": -1}", "\"learning_rate\": -1 is too small; it must be at least 0"},
+        {"{\"verbose\": 1}", "\"verbose\" must be true or false"},
+        {"{\"device\": \"tpu\"}", "\"device\": 'tpu' is not one of auto|cpu|cuda"},
+        {"{\"kv_memory\": \"many\"}", "\"kv_memory\": 'many' is not a size"},
+        {"{\"kv_memory\": -1}", "\"kv_memory\" is -1"},
+        {"{\"config\": \"b.json\"}", "a config file cannot name another"},
+        {"[]", "one JSON object"},
+        {"{\"model\": ", "line 1"},
+    };
+    const char *path = test_path(test_folder(), "c.json");
+    struct config c;
+    const char *positional[2];
+    struct option_set *set = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_write(path, cases[i][0], strlen(cases[i][0]));
+        assert_int_equal(parse(WORDS("--config", path), &c, positional, &set), OPTIONS_BAD);
+        assert_message(path);
+        assert_message(cases[i][1]);
+        assert_null(set);
+        assert_null(c.device); // no string of the dead set is left behind
+    }
+    assert_int_equal(parse(WORDS("--config", "/no/such.json"), &c, positional, &set), OPTIONS_BAD);
+    assert_message("/no/such.json");
+}
+
+static void wrong_usage(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words[4], *sentence;
+    } cases[] = {
+        {{"--lerning-rate", "1"}, "unknown option --lerning-rate; did you mean --learning-rate?"},
+        {{"--learning_rate=1"}, "unknown option --learning_rate=1; did you mean --learning-rate?"},
+        {{"--learn", "1"}, "did you mean --learning-rate?"},
+        {{"--zebra"}, "unknown option --zebra (--help lists the options)"},
+        {{"--no-model"}, "unknown option --no-model"},
+        {{"--no-sync=true"}, "--no-sync takes no value"},
+        {{"-v"}, "unknown option -v"},
+        {{"--model"}, "--model needs a value (DIR)"},
+        {{"--model", "--verbose"}, "--model needs a value (DIR)"},
+        {{"--max-steps", "ten"}, "--max-steps: 'ten' is not a whole number"},
+        {{"--max-steps", "1.5"}, "--max-steps: '1.5' is not a whole number"},
+        {{"--max-steps", "99999999999999999999"}, "is not a whole number"},
+        {{"--max-steps", "1001"},
+         "--max-steps: 1001 is out of range; it must lie between 1 and 1000"},
+        {{"--learning-rate", "nan"}, "--learning-rate: 'nan' is not a number"},
+        {{"--learning-rate", ""}, "is not a number"},
+        {{"--kv-memory", "5X"}, "--kv-memory: '5X' is not a size"},
+        {{"--verbose=maybe"}, "--verbose: 'maybe' is neither true nor false"},
+        {{"--device", "cp"}, "--device: 'cp' is not one of auto|cpu|cuda"},
+        {{"--=1"}, "unknown option --=1"},
+        {{"a", "b", "c"}, "unexpected argument 'c'"},
+    };
+    struct config c;
+    const char *positional[2];
+    struct option_set *set = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(parse(cases[i].words, &c, positional, &set), OPTIONS_BAD);
+        assert_message(cases[i].sentence);
+        assert_null(set);
+    }
+}
+
+static void sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t bytes;
+    } good[] = {{"0", 0},          {"512", 512},      {"64K", 65536},
+                {"10m", 10 << 20}, {"2G", 2LL << 30}, {"1T", 1LL << 40}};
+    static const char *const bad[] = {"",     "K",   "-1",       "1KB",
+                                      "1.5G", "1 G", "9000000T", "99999999999999999999"};
+    int64_t bytes = -7;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_status(options_size(bad[i], &bytes), ST_INVALID);
+    assert_int_equal(bytes, -7);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_ok(options_size(good[i].text, &bytes));
+        assert_true(bytes == good[i].bytes);
+    }
+}
+
+// Sends a file descriptor to a file; returns a copy of what it was, for restore_fd().
+static int redirect_fd(int fd, const char *path)
+{
+    fflush(NULL);
+    int saved = dup(fd), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(saved >= 0 && file >= 0);
+    dup2(file, fd);
+    close(file);
+    return saved;
+}
+
+static void restore_fd(int fd, int saved)
+{
+    fflush(NULL);
+    dup2(saved, fd);
+    close(saved);
+}
+
+static void help_and_version(void **state)
+{
+    (void)state;
+    const char *path = test_path(test_folder(), "out");
+    struct config c;
+    const char *positional[2];
+    struct option_set *set = NULL;
+    int saved = redirect_fd(STDOUT_FILENO, path);
+    enum option_result result = parse(WORDS("--verbose", "--help"), &c, positional, &set);
+    restore_fd(STDOUT_FILENO, saved);
+    assert_int_equal(result, OPTIONS_DONE);
+    assert_null(set);
+    char *text = test_read(path);
+    assert_contains(text, "usage: program [options] FILE\n");
+    assert_contains(text, "\nwhere things are:\n  --config FILE");
+    assert_contains(text, "\nhow it learns:\n  --max-steps N");
+    assert_contains(text, "--device auto|cpu|cuda");
+    assert_contains(text, "step size (default: 1e-6)");
+    assert_contains(text, "--[no-]sync");
+    assert_contains(text, "--version");
+    size_t longest = 0;
+    for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n')
+        if (strcspn(line, "\n") > longest) longest = strcspn(line, "\n");
+    assert_in_range(longest, 60, 80);
+    free(text);
+
+    saved = redirect_fd(STDOUT_FILENO, path);
+    result = parse(WORDS("--version"), &c, positional, &set);
+    restore_fd(STDOUT_FILENO, saved);
+    assert_int_equal(result, OPTIONS_DONE);
+    text = test_read(path);
+    assert_string_equal(text, "program " COMMONWEIGHT_VERSION "\n");
+    free(text);
+}
+
+static void log_lines(void **state)
+{
+    (void)state;
+    const char *path = test_path(test_folder(), "err");
+    char *filler = malloc(5001);
+    assert_non_null(filler);
+    memset(filler, 'z', 5000);
+    filler[5000] = 0;
+    int saved = redirect_fd(STDERR_FILENO, path);
+    log_open("cw-test", LOG_INFO);
+    log_info("hello %d", 1);
+    log_debug("not seen");
+    log_warn("careful");
+    log_error("%s!", filler);
+    log_progress("step %d", 2); // no terminal: a plain line
+    log_progress_end();
+    restore_fd(STDERR_FILENO, saved);
+    char *text = test_read(path);
+    assert_contains(text, " cw-test: hello 1\n");
+    assert_contains(text, " cw-test: warning: careful\n");
+    assert_contains(text, " cw-test: error: zzz");
+    assert_contains(text, "zzz!\nstep 2\n");
+    assert_null(strstr(text, "not seen"));
+    assert_null(strchr(text, '\r'));
+    assert_true(strlen(text) > 5000);
+    free(text);
+    free(filler);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults),         cmocka_unit_test(command_line),
+        cmocka_unit_test(file_under_flags), cmocka_unit_test(wrong_files),
+        cmocka_unit_test(wrong_usage),      cmocka_unit_test(sizes),
+        cmocka_unit_test(help_and_version), cmocka_unit_test(log_lines),
+    };
+    return cmocka_run_group_tests_name("options", tests, NULL, NULL);
+}

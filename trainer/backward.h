@@ -1,0 +1,27 @@
+/* backward.h: the walk of common/model/model.h in reverse: from gradients of log-probabilities to
+ * gradients of every weight. One thread. */
+#ifndef TRAINER_BACKWARD_H
+#define TRAINER_BACKWARD_H
+
+#include "common/model/model.h"
+
+struct backward; // scratch and the chunked head
+
+// grads: a plan of the same config in DT_F32, bound to memory the caller cleared.
+enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
+                         int max_targets, struct backward **ret);
+void backward_free(struct backward *b);
+size_t backward_bytes(const struct model *m, int max_tokens, int max_targets); // for the memory plan
+
+// Log-probabilities of `targets` (host, n = batch_rows) at the batch's wanted rows, after
+// model_forward gave x. The (rows, vocabulary) logits exist m->max_rows rows at a time. Results are
+// host arrays (n), entropy may be NULL. Waits.
+enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
+                              const int32_t *targets, float temperature, float *ret_logprobs,
+                              float *ret_entropy);
+// Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause. The tape must
+// hold the batch's forward pass, and backward_logprobs must have run on it last.
+enum status backward_run(struct backward *b, const struct batch *batch, const struct tape *tape,
+                         const float *dlogprobs, float temperature);
+
+#endif
