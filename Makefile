@@ -89,7 +89,7 @@ $(BUILD)/cw-infer-server: $(BUILD)/obj/infer-server/main.o $(BUILD)/libserver.a 
 	$(LINK)
 $(BUILD)/cw-trainer: $(BUILD)/obj/trainer/main.o $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
-$(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
+$(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
 $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	@mkdir -p $(@D)

@@ -1,13 +1,15 @@
 /* device.c: the device interface: reads device names and passes every call on to a backend.
  *
- * Owns `struct device` and `struct shared_memory`; the memory behind them is the backend's. One thread
- * at a time uses a device. Failures of enqueued operations are kept in the device (device_fail) and
- * come out of the next device_sync, so that operations themselves return nothing. */
+ * Owns `struct device` and `struct shared_memory`; the memory behind them is the backend's. One
+ * thread at a time uses a device. Failures of enqueued operations are kept in the device
+ * (device_fail) and come out of the next device_sync, so that operations themselves return nothing.
+ */
 #include "kernels/device.h"
 #include "kernels/backend.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <string.h>
 
 static enum status open_backend(const struct backend *backend, int index, struct device **ret)
@@ -66,12 +68,30 @@ void device_free(struct device *dev)
     free(dev);
 }
 
-enum device_kind device_kind(const struct device *dev) { return dev->backend->kind; }
-int device_index(const struct device *dev) { return dev->index; }
-const char *device_spec(const struct device *dev) { return dev->spec; }
-const char *device_name(const struct device *dev) { return dev->name; }
-const char *device_uuid(const struct device *dev) { return dev->uuid; }
-const struct ops *device_ops(const struct device *dev) { return dev->backend->ops; }
+enum device_kind device_kind(const struct device *dev)
+{
+    return dev->backend->kind;
+}
+int device_index(const struct device *dev)
+{
+    return dev->index;
+}
+const char *device_spec(const struct device *dev)
+{
+    return dev->spec;
+}
+const char *device_name(const struct device *dev)
+{
+    return dev->name;
+}
+const char *device_uuid(const struct device *dev)
+{
+    return dev->uuid;
+}
+const struct ops *device_ops(const struct device *dev)
+{
+    return dev->backend->ops;
+}
 
 enum dtype device_default_dtype(const struct device *dev)
 {
@@ -83,7 +103,8 @@ bool device_computes_in(const struct device *dev, enum dtype dt)
     return dt == DT_F32 || (dt == DT_BF16 && dev->backend->kind == DEVICE_CUDA);
 }
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory
+// --------------------------------------------------------------------------------------
 
 enum status device_alloc(struct device *dev, size_t bytes, void **ret)
 {
@@ -150,7 +171,8 @@ enum status device_sync(struct device *dev)
     return st;
 }
 
-// ---- memory shared between processes ---------------------------------------------------------------
+// ---- memory shared between processes
+// ---------------------------------------------------------------
 
 static enum status shared_new(struct device *dev, size_t bytes, const char *label,
                               struct shared_memory **ret)
@@ -201,10 +223,22 @@ enum status shared_memory_open(struct device *dev, const char *handle, size_t by
     return ST_OK;
 }
 
-void *shared_memory_data(const struct shared_memory *memory) { return memory->data; }
-size_t shared_memory_bytes(const struct shared_memory *memory) { return memory->bytes; }
-const char *shared_memory_handle(const struct shared_memory *memory) { return memory->handle; }
-const char *shared_memory_kind(const struct device *dev) { return dev->backend->shared_kind; }
+void *shared_memory_data(const struct shared_memory *memory)
+{
+    return memory->data;
+}
+size_t shared_memory_bytes(const struct shared_memory *memory)
+{
+    return memory->bytes;
+}
+const char *shared_memory_handle(const struct shared_memory *memory)
+{
+    return memory->handle;
+}
+const char *shared_memory_kind(const struct device *dev)
+{
+    return dev->backend->shared_kind;
+}
 
 void shared_memory_free(struct shared_memory *memory)
 {
@@ -213,11 +247,15 @@ void shared_memory_free(struct shared_memory *memory)
     free(memory);
 }
 
-// ---- captured work and time ------------------------------------------------------------------------
+// ---- captured work and time
+// ------------------------------------------------------------------------
 
 /* A graph is opaque to this file and carries no device; its backend's graph_free knows what it is.
  * Only CUDA makes graphs. */
-bool device_capture_begin(struct device *dev) { return dev->backend->capture_begin(dev); }
+bool device_capture_begin(struct device *dev)
+{
+    return dev->backend->capture_begin(dev);
+}
 
 enum status device_capture_end(struct device *dev, struct device_graph **ret)
 {
@@ -238,5 +276,20 @@ void device_graph_free(struct device_graph *graph)
 #endif
 }
 
-void device_timer_start(struct device *dev) { dev->backend->timer_start(dev); }
-double device_timer_stop(struct device *dev) { return dev->backend->timer_stop(dev); }
+void device_timer_start(struct device *dev)
+{
+    dev->backend->timer_start(dev);
+}
+double device_timer_stop(struct device *dev)
+{
+    return dev->backend->timer_stop(dev);
+}
+
+void device_prepare_process(char **argv)
+{
+    char self[4096]; // resolved, so that the process keeps its name
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (len <= 0 || getenv("OMP_WAIT_POLICY") || setenv("OMP_WAIT_POLICY", "passive", 0) != 0) return;
+    self[len] = '\0';
+    execv(self, argv); // on failure: just as we are
+}

@@ -20,6 +20,12 @@ struct ops;
 
 enum device_kind { DEVICE_CPU, DEVICE_CUDA };
 
+// First thing in main: has CPU worker threads sleep, not spin, while they wait for work, because a
+// daemon and a trainer on one machine would otherwise spin against each other. The OpenMP runtime
+// reads that setting before main, so the program is executed anew once. Does nothing where the
+// user has set OMP_WAIT_POLICY.
+void device_prepare_process(char **argv);
+
 // spec: "auto" (first GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". A binary built
 // without CUDA refuses "cuda:N" with a sentence that says so.
 enum status device_open(const char *spec, struct device **ret);

@@ -3,8 +3,8 @@
  * Every loss is a weighted sum over tokens of
  *     -surrogate(ratio, advantage) + beta * kl,
  * and the types differ in two things only: the weight of a token (token_weight) and what is done to
- * the importance ratio (surrogate). The weights are normalised over the whole optimizer step, so the
- * micro-batches of a step simply add up, however they were cut; BNPO, whose name says "batch
+ * the importance ratio (surrogate). The weights are normalised over the whole optimizer step, so
+ * the micro-batches of a step simply add up, however they were cut; BNPO, whose name says "batch
  * normalised", therefore equals DAPO here. The ratio is that of a token, or, sequence_level, the
  * geometric mean over its sequence: then each token's log-probability moves all of them.
  */
@@ -64,8 +64,7 @@ static struct surrogate surrogate(const struct loss_config *config, double ratio
 {
     double low = 1 - config->epsilon, high = 1 + config->epsilon_high;
     struct surrogate s = {
-        .low = ratio < low && advantage < 0,
-        .high = ratio > high && advantage > 0,
+        .low = ratio < low && advantage<0, .high = ratio> high && advantage > 0,
     };
     if (config->type == LOSS_CISPO) { // the ratio is a constant weight of log p, cut above
         double weight = ratio > high ? high : ratio;

@@ -20,24 +20,24 @@ struct loss_config {
 // The sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1.
 struct loss_batch {
     int n_seqs;
-    const int *first;        // (n_seqs + 1)
-    const float *logprobs;   // of the policy now
+    const int *first;          // (n_seqs + 1)
+    const float *logprobs;     // of the policy now
     const float *old_logprobs; // of the sampler
     const float *ref_logprobs; // of the reference; NULL where beta is 0
-    const float *advantages; // (n_seqs)
+    const float *advantages;   // (n_seqs)
     // of the whole optimizer step that this micro-batch is a part of
     int step_seqs;
     long step_tokens;
 };
 struct loss_stats { // sums, so that micro-batches add up; divide by tokens or seqs for means
-    double loss;           // already normalised over the step
+    double loss;    // already normalised over the step
     double kl, ratio, clip_low, clip_high; // sums over tokens
     double ratio_min, ratio_max;
     long tokens;
     int seqs;
 };
-// Adds to *stats; ret_dlogprobs (first[n_seqs]) is d loss / d logprob. An empty sequence counts as one
-// with a zero term, as in TRL.
+// Adds to *stats; ret_dlogprobs (first[n_seqs]) is d loss / d logprob. An empty sequence counts as
+// one with a zero term, as in TRL.
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
                   struct loss_stats *stats, float *ret_dlogprobs);
 enum status loss_type_from_name(const char *name, enum loss_type *ret); // "gspo" is not a type

@@ -1,13 +1,14 @@
-/* optimizer.c: AdamW over a whole arena. Owns the gradients, both moments and, for bf16 weights, the
- * 16-bit residual; the trainer's thread only.
+/* optimizer.c: AdamW over a whole arena. Owns the gradients, both moments and, for bf16 weights,
+ * the 16-bit residual; the trainer's thread only.
  *
  * Weights, gradients, moments and residual share one layout (weights.h), so a step is one operation
  * over one range. The padding between tensors is zero in all of them and stays zero: its gradient
- * is never written. The clipping factor lies in device memory, so that between odd and even there is
- * nothing but the one kernel: the norm has been waited for before the engine is asked for quiet.
+ * is never written. The clipping factor lies in device memory, so that between odd and even there
+ * is nothing but the one kernel: the norm has been waited for before the engine is asked for quiet.
  *
  * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"): readable
- * by any safetensors loader, independent of padding, and bounded in host memory by the largest tensor.
+ * by any safetensors loader, independent of padding, and bounded in host memory by the largest
+ * tensor.
  */
 #include "trainer/optimizer.h"
 #include "common/model/safetensors.h"
@@ -24,11 +25,11 @@ struct optimizer {
     const struct ops *ops;
     const struct weights *policy; // borrowed
     struct optimizer_config config;
-    struct weights *grads;  // f32 plan
-    float *m, *v;           // (n_elements)
-    uint16_t *low;          // (n_elements); NULL for f32 weights
-    double *sum;            // (1), device
-    float *grad_scale;      // (1), device
+    struct weights *grads; // f32 plan
+    float *m, *v;          // (n_elements)
+    uint16_t *low;         // (n_elements); NULL for f32 weights
+    double *sum;           // (1), device
+    float *grad_scale;     // (1), device
     bool prepared;
     int64_t steps;
 };
@@ -162,7 +163,8 @@ void optimizer_memory(const struct weights *policy, struct optimizer_memory *ret
 
 // The arrays of the state: the i-th has this name and dtype, and its first element at *ret_base.
 // NULL once i is past the last.
-static const char *state_array(const struct optimizer *o, int i, enum dtype *ret_dt, char **ret_base)
+static const char *state_array(const struct optimizer *o, int i, enum dtype *ret_dt,
+                               char **ret_base)
 {
     *ret_dt = i == 2 ? DT_U16 : DT_F32;
     *ret_base = i == 0 ? (char *)o->m : i == 1 ? (char *)o->v : (char *)o->low;

@@ -1,5 +1,5 @@
-/* optimizer.h: AdamW over a whole arena: gradients, moments and the 16-bit residual of the exact fp32
- * master (docs/numerics.md), each laid out as the weights are. One thread. */
+/* optimizer.h: AdamW over a whole arena: gradients, moments and the 16-bit residual of the exact
+ * fp32 master (docs/numerics.md), each laid out as the weights are. One thread. */
 #ifndef TRAINER_OPTIMIZER_H
 #define TRAINER_OPTIMIZER_H
 
@@ -12,22 +12,25 @@ struct optimizer_config {
     double max_grad_norm; // 0: no clipping
 };
 
-// `policy` is bound to the shared arena (or, in sft, to the trainer's own). bf16 weights: the residual
-// starts at 0, the master is then exactly the weight.
+// `policy` is bound to the shared arena (or, in sft, to the trainer's own). bf16 weights: the
+// residual starts at 0, the master is then exactly the weight.
 enum status optimizer_new(struct device *dev, const struct weights *policy,
                           const struct optimizer_config *config, struct optimizer **ret);
 void optimizer_free(struct optimizer *o);
 const struct weights *optimizer_grads(const struct optimizer *o); // f32, bound; add gradients here
 void optimizer_clear_grads(struct optimizer *o);
 // Gradient norm over all tensors; sets the clipping factor min(1, max_grad_norm / (norm + 1e-6)) as
-// torch's clip_grad_norm_. Waits. A norm that is not finite is ST_INVALID: the step must be skipped.
+// torch's clip_grad_norm_. Waits. A norm that is not finite is ST_INVALID: the step must be
+// skipped.
 enum status optimizer_prepare(struct optimizer *o, double *ret_norm);
-// One AdamW step in place with the prepared factor; enqueues only: this is what runs between odd and
-// even (bridge_publish syncs). Counts the step.
+// One AdamW step in place with the prepared factor; enqueues only: this is what runs between odd
+// and even (bridge_publish syncs). Counts the step.
 enum status optimizer_apply(struct optimizer *o, double lr);
 int64_t optimizer_steps(const struct optimizer *o);
 
-struct optimizer_memory { size_t residual, moments, grads; }; // bytes
+struct optimizer_memory {
+    size_t residual, moments, grads;
+}; // bytes
 void optimizer_memory(const struct weights *policy, struct optimizer_memory *ret);
 
 // State for checkpoints: one safetensors file with residual, m, v and the step count.

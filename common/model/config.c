@@ -165,6 +165,7 @@ out:
 static enum status read_config(const char *where, json_t *json, struct model_config *c)
 {
     const char *type = "", *architecture = "", *dtype = "float32";
+    char torch_name[32];
     double eps = 1e-6;
     enum status st = ST_OK;
     if (!json_is_object(json)) return status_fail(ST_FORMAT, "%s: not a JSON object", where);
@@ -199,7 +200,8 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     CHECK(json_get_bool(where, json, "tie_word_embeddings", &c->tie_embeddings));
     CHECK(json_get_string(where, json, "torch_dtype", &dtype));
     CHECK(json_get_string(where, json, "dtype", &dtype));
-    int file_dtype = dtype_from_name(dtype);
+    snprintf(torch_name, sizeof torch_name, "torch.%s", dtype);
+    int file_dtype = dtype_from_name(torch_name);
     c->file_dtype = file_dtype < 0 ? DT_F32 : (enum dtype)file_dtype;
     CHECK(read_activation(where, json, c));
     CHECK(read_rope(where, json, c));
@@ -210,19 +212,22 @@ out:
     return st;
 }
 
+enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret)
+{
+    struct model_config *c = calloc(1, sizeof *c);
+    if (!c) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
+    enum status st = read_config(where, json, c);
+    if (st == ST_OK) *ret = c;
+    else model_config_free(c);
+    return st;
+}
+
 enum status model_config_load_file(const char *path, struct model_config **ret)
 {
     json_t *json = NULL;
-    struct model_config *c = calloc(1, sizeof *c);
-    enum status st = ST_OK;
-    if (!c) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", path);
-    CHECK(json_read_file(path, 16 << 20, &json));
-    CHECK(read_config(path, json, c));
-    *ret = c;
-    c = NULL;
-out:
+    enum status st = json_read_file(path, 16 << 20, &json);
+    if (st == ST_OK) st = model_config_from_json(path, json, ret);
     json_decref(json);
-    model_config_free(c);
     return st;
 }
 

@@ -44,6 +44,8 @@ struct model_config {
 enum status model_config_load(const char *folder, struct model_config **ret);
 // The same from a config.json's path (cw-bench --config, cw-trainer sft --init).
 enum status model_config_load_file(const char *path, struct model_config **ret);
+// The same from parsed JSON; `where` names it in errors. Keeps a reference to `json`.
+enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret);
 void model_config_free(struct model_config *config);
 
 // Widths in elements.

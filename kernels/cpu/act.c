@@ -1,8 +1,12 @@
 /* act.c: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
- * gradients. SiLU and the tanh form of GELU run on exp_f32 and vectorise; erf and tanh are libm's. */
+ * gradients. SiLU and the tanh form of GELU run on exp_f32 and vectorise; erf and tanh are libm's.
+ */
 #include "kernels/cpu/cpu.h"
 
-static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+static inline float sigmoid(float x)
+{
+    return 1.0f / (1.0f + exp_f32(-x));
+}
 
 // GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
 static inline float gelu_tanh_2u(float x)
@@ -13,9 +17,12 @@ static inline float gelu_tanh_2u(float x)
 static inline float activate(float x, enum act_kind kind)
 {
     switch (kind) {
-    case ACT_SILU: return x * sigmoid(x);
-    case ACT_GELU_TANH: return x * sigmoid(gelu_tanh_2u(x));
-    case ACT_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case ACT_SILU:
+        return x * sigmoid(x);
+    case ACT_GELU_TANH:
+        return x * sigmoid(gelu_tanh_2u(x));
+    case ACT_GELU:
+        return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     }
     return x;
 }
@@ -39,9 +46,8 @@ static inline float derivative(float x, enum act_kind kind)
 }
 
 // One row with a kind known to the compiler, so that the loop has no branch and vectorises.
-static inline __attribute__((always_inline)) void act_row(float *y, const float *gate,
-                                                          const float *up, int width,
-                                                          enum act_kind kind)
+static inline __attribute__((always_inline)) void
+act_row(float *y, const float *gate, const float *up, int width, enum act_kind kind)
 {
     if (up) {
 #pragma omp simd
@@ -62,9 +68,15 @@ void cpu_act(struct device *dev, void *y, const void *x, int rows, int width, en
         const float *up = gated ? gate + width : NULL;
         float *out = (float *)y + (int64_t)r * width;
         switch (kind) {
-        case ACT_SILU: act_row(out, gate, up, width, ACT_SILU); break;
-        case ACT_GELU_TANH: act_row(out, gate, up, width, ACT_GELU_TANH); break;
-        case ACT_GELU: act_row(out, gate, up, width, ACT_GELU); break;
+        case ACT_SILU:
+            act_row(out, gate, up, width, ACT_SILU);
+            break;
+        case ACT_GELU_TANH:
+            act_row(out, gate, up, width, ACT_GELU_TANH);
+            break;
+        case ACT_GELU:
+            act_row(out, gate, up, width, ACT_GELU);
+            break;
         }
     }
 }
@@ -97,9 +109,15 @@ void cpu_act_back(struct device *dev, void *dx, const void *dy, const void *x, i
         float *dgate = (float *)dx + at, *dup = gated ? dgate + width : NULL;
         const float *grad = (const float *)dy + (int64_t)r * width;
         switch (kind) {
-        case ACT_SILU: act_back_row(dgate, dup, grad, gate, up, width, ACT_SILU); break;
-        case ACT_GELU_TANH: act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU_TANH); break;
-        case ACT_GELU: act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU); break;
+        case ACT_SILU:
+            act_back_row(dgate, dup, grad, gate, up, width, ACT_SILU);
+            break;
+        case ACT_GELU_TANH:
+            act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU_TANH);
+            break;
+        case ACT_GELU:
+            act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU);
+            break;
         }
     }
 }

@@ -1,9 +1,13 @@
 /* adamw.c: the optimizer step and the sum of squares behind gradient clipping.
  *
- * The step must give the same bits for an f32 weight and for a bf16 weight with its 16-bit residual,
- * so the arithmetic stands in one place, with contraction to fused multiply-add off: what the
- * compiler fuses could differ between the two loops. It is bound by memory either way. */
+ * The step must give the same bits for an f32 weight and for a bf16 weight with its 16-bit
+ * residual, so the arithmetic stands in one place, with contraction to fused multiply-add off: what
+ * the compiler fuses could differ between the two loops. It is bound by memory either way. */
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#else
 #pragma GCC optimize("fp-contract=off", "no-math-errno")
+#endif
 #include "kernels/cpu/cpu.h"
 
 struct coefficients {

@@ -1,15 +1,20 @@
-/* attention.c: causal attention over a paged cache or over rows of the same batch, and its gradient.
+/* attention.c: causal attention over a paged cache or over rows of the same batch, and its
+ * gradient.
  *
- * Both forward forms run attend(): for one row and one kv head, with the query heads that share it,
- * scores of all visible keys in order, softmax in two passes over them, weighted sum of the values in
- * order. How the keys are cut into runs of memory changes no bit, so a row's result depends neither
- * on the batch around it nor on where its context lies.
+ * All three work on a block: a few neighbouring rows of one sequence with the query heads that
+ * share a kv head, so that a key or value that was read serves up to BLOCK_QUERIES queries. Scores
+ * of all keys that the block sees, softmax of each query over its own keys, weighted sum of the
+ * values in key order. The score of a pair has an order of summation of its own (cpu_dots), a key
+ * that a query does not see has weight 0 and adds exactly nothing: so a row's result has the same
+ * bits whatever block, batch or cut of the context into memory blocks it is computed in.
  *
- * The gradient goes row by row as well and adds to the keys and values that the row saw. Rows of one
- * group (a shared prefix and the sequences after it) touch each other's keys; different groups and
- * different kv heads do not, and are what threads divide. */
+ * Rows of one group (a shared prefix and the sequences after it) add to gradients of the same keys;
+ * different groups and different kv heads do not, and are what threads divide in the gradient. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
 #include <omp.h>
+
+enum { BLOCK_QUERIES = 16 };
 
 // The keys and values one row sees, for one kv head: entries first..n-1 of its context.
 struct context {
@@ -30,8 +35,8 @@ static int context_run(const struct context *ctx, int j, const float **ret_k, co
     int run = ctx->n - j;
     if (ctx->blocks) {
         int offset = j % ctx->block_size;
-        int64_t at = ((int64_t)ctx->blocks[j / ctx->block_size] * ctx->block_size + offset) *
-                     ctx->stride;
+        int64_t at =
+            ((int64_t)ctx->blocks[j / ctx->block_size] * ctx->block_size + offset) * ctx->stride;
         *ret_k = ctx->pool_k + at;
         *ret_v = ctx->pool_v + at;
         return run < ctx->block_size - offset ? run : ctx->block_size - offset;
@@ -91,89 +96,254 @@ static struct context paged_context(const struct kv_view *kv, int layer,
     };
 }
 
-static inline float dot(const float *a, const float *b, int n)
+/* out[i] += sum over j < n of p[i * p_row + j * p_col] * x[j], for `rows` rows (1 or 4 at a time)
+ * and `vecs` vectors of columns: everything stays in registers while j runs, in order. */
+static inline __attribute__((always_inline)) void
+add_tile(float *out, int64_t out_stride, const float *p, int64_t p_row, int64_t p_col,
+         const float *x, int64_t x_stride, int n, int rows, int vecs)
 {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += a[i] * b[i];
-    return sum;
-}
-
-static inline void axpy(float *y, float a, const float *x, int n)
-{
-#pragma omp simd
-    for (int i = 0; i < n; i++) y[i] += a * x[i];
-}
-
-/* scores[h * n + j - first] = the score of key j for query h of `group` queries that lie head_dim
- * apart at q; n is the number of visible keys. */
-static void score_keys(float *scores, const float *q, int group, const struct context *ctx,
-                       const struct attn_shape *shape)
-{
-    const int n = ctx->n - ctx->first, dim = shape->head_dim;
-    const float *k, *v;
-    for (int j = ctx->first, run; j < ctx->n; j += run) {
-        run = context_run(ctx, j, &k, &v);
-        for (int h = 0; h < group; h++)
-            for (int i = 0; i < run; i++)
-                scores[(int64_t)h * n + j - ctx->first + i] =
-                    shape->scale * dot(q + (int64_t)h * dim, k + i * ctx->stride, dim);
-    }
-    if (shape->softcap > 0)
-        for (int64_t i = 0; i < (int64_t)group * n; i++)
-            scores[i] = shape->softcap * tanhf(scores[i] / shape->softcap);
-}
-
-// out (group, head_dim), lse (group) or NULL
-static void attend(float *out, float *lse, const float *q, int group, const struct context *ctx,
-                   const struct attn_shape *shape, float *scores)
-{
-    const int n = ctx->n - ctx->first, dim = shape->head_dim;
-    memset(out, 0, (size_t)group * dim * sizeof *out);
-    if (n <= 0) {
-        for (int h = 0; lse && h < group; h++) lse[h] = -INFINITY;
-        return;
-    }
-    score_keys(scores, q, group, ctx, shape);
-    for (int h = 0; h < group; h++) {
-        float *p = scores + (int64_t)h * n, max = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : max)
-        for (int j = 0; j < n; j++) max = p[j] > max ? p[j] : max;
-#pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < n; j++) {
-            p[j] = exp_f32(p[j] - max);
-            sum += p[j];
+    vec sum[4][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) sum[i][v] = load(out + i * out_stride + v * LANES);
+    for (int j = 0; j < n; j++) {
+        vec value[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) value[v] = load(x + j * x_stride + v * LANES);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) {
+            float weight = p[i * p_row + j * p_col];
+#pragma GCC unroll 4
+            for (int v = 0; v < vecs; v++) sum[i][v] += weight * value[v];
         }
-        float scale = 1.0f / sum;
-#pragma omp simd
-        for (int j = 0; j < n; j++) p[j] *= scale;
-        if (lse) lse[h] = max + logf(sum);
     }
-    const float *k, *v;
-    for (int j = ctx->first, run; j < ctx->n; j += run) {
-        run = context_run(ctx, j, &k, &v);
-        for (int h = 0; h < group; h++)
-            for (int i = 0; i < run; i++)
-                axpy(out + (int64_t)h * dim, scores[(int64_t)h * n + j - ctx->first + i],
-                     v + i * ctx->stride, dim);
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) store(out + i * out_stride + v * LANES, sum[i][v]);
+}
+
+// A weighted sum of rows: out (rows, dim) += P (rows, n) X (n, dim).
+struct weighted_sum {
+    float *out;
+    const float *p, *x;
+    int64_t out_stride, p_row, p_col, x_stride;
+    int rows, n, dim;
+};
+
+static void add_weighted(const struct weighted_sum *w)
+{
+    int d = 0;
+    while (d < w->dim) {
+        const int left = w->dim - d;
+        const int step = left >= 4 * LANES ? 4 * LANES : left >= LANES ? LANES : left;
+        for (int i = 0; i < w->rows;) {
+            float *out = w->out + i * w->out_stride + d;
+            const float *p = w->p + i * w->p_row, *x = w->x + d;
+            const int rows = w->rows - i >= 4 ? 4 : 1;
+#define ADD_TILE(rows, vecs)                                                                       \
+    add_tile(out, w->out_stride, p, w->p_row, w->p_col, x, w->x_stride, w->n, rows, vecs)
+            if (step == 4 * LANES) {
+                if (rows == 4)
+                    ADD_TILE(4, 4);
+                else
+                    ADD_TILE(1, 4);
+            } else if (step == LANES) {
+                if (rows == 4)
+                    ADD_TILE(4, 1);
+                else
+                    ADD_TILE(1, 1);
+            } else {
+                for (int r = 0; r < rows; r++)
+                    for (int j = 0; j < w->n; j++)
+                        for (int c = 0; c < step; c++)
+                            out[r * w->out_stride + c] +=
+                                p[r * w->p_row + j * w->p_col] * x[j * w->x_stride + c];
+            }
+#undef ADD_TILE
+            i += rows;
+        }
+        d += step;
     }
 }
 
-// Scores of one kv head's queries for one row, per thread.
-static int64_t scores_per_thread(const struct batch_view *batch, const struct attn_shape *shape)
+// One block: rows row .. row + rows - 1 of one sequence and the queries of one kv head. Query
+// (i, h) is number i * group + h of its matrices.
+struct block {
+    const struct attn_shape *shape;
+    int row, rows, kv_head, group;
+    struct context all;       // everything that some row sees
+    int first[BLOCK_QUERIES]; // of each row: its keys are first..end-1, relative to
+    int end[BLOCK_QUERIES];   // all.first
+    float *q;                 // (queries, dim), times the scale
+    float *p;                 // (queries, keys): scores, then weights
+};
+
+static int keys_of(const struct block *b)
 {
-    int64_t n = (int64_t)(shape->n_heads / shape->n_kv_heads) * batch->max_context;
-    return (n + 63) / 64 * 64;
+    return b->all.n - b->all.first;
+}
+static int queries_of(const struct block *b)
+{
+    return b->rows * b->group;
+}
+
+struct source { // where the keys are: in the pool (kv not NULL) or in the batch
+    const float *qkv;
+    const struct kv_view *kv;
+    int layer;
+    const struct batch_view *batch;
+    const struct attn_shape *shape;
+};
+
+static struct context context_of(const struct source *from, int row, int kv_head)
+{
+    return from->kv ? paged_context(from->kv, from->layer, from->batch, from->shape, row, kv_head)
+                    : packed_context(from->qkv, from->batch, from->shape, row, kv_head);
+}
+
+// b->row, rows, kv_head, q and p are set; the rest is found here, and q is filled.
+static void block_begin(struct block *b, const struct source *from)
+{
+    const struct attn_shape *shape = b->shape = from->shape;
+    const int dim = shape->head_dim;
+    b->group = shape->n_heads / shape->n_kv_heads;
+    struct context row[BLOCK_QUERIES];
+    for (int i = 0; i < b->rows; i++) {
+        row[i] = context_of(from, b->row + i, b->kv_head);
+        if (i == 0) b->all = row[0];
+        if (row[i].first < b->all.first) b->all.first = row[i].first;
+        if (row[i].n > b->all.n) b->all.n = row[i].n;
+    }
+    for (int i = 0; i < b->rows; i++) {
+        b->first[i] = row[i].first - b->all.first;
+        b->end[i] = row[i].n - b->all.first;
+        const float *q =
+            from->qkv + (b->row + i) * qkv_width(shape) + (int64_t)b->kv_head * b->group * dim;
+        float *to = b->q + (int64_t)i * b->group * dim;
+#pragma omp simd
+        for (int c = 0; c < b->group * dim; c++) to[c] = shape->scale * q[c];
+    }
+}
+
+// scores (queries, keys) = a (queries, dim) times all keys, or all values
+static void block_dots(const struct block *b, float *scores, const float *a, bool values)
+{
+    const int dim = b->shape->head_dim;
+    const float *k, *v;
+    for (int j = b->all.first, run; j < b->all.n; j += run) {
+        run = context_run(&b->all, j, &k, &v);
+        const struct dots dots = {.a = a,
+                                  .b = values ? v : k,
+                                  .c = scores + j - b->all.first,
+                                  .lda = dim,
+                                  .ldb = b->all.stride,
+                                  .ldc = keys_of(b),
+                                  .k = dim};
+        cpu_dots(&dots, 0, queries_of(b), 0, run);
+    }
+}
+
+// out (queries, dim) += weights (queries, keys) times all values, or all keys
+static void block_sum(const struct block *b, float *out, const float *weights, bool values)
+{
+    const int dim = b->shape->head_dim;
+    const float *k, *v;
+    for (int j = b->all.first, run; j < b->all.n; j += run) {
+        run = context_run(&b->all, j, &k, &v);
+        add_weighted(&(struct weighted_sum){.out = out,
+                                            .p = weights + j - b->all.first,
+                                            .x = values ? v : k,
+                                            .out_stride = dim,
+                                            .p_row = keys_of(b),
+                                            .p_col = 1,
+                                            .x_stride = b->all.stride,
+                                            .rows = queries_of(b),
+                                            .n = run,
+                                            .dim = dim});
+    }
+}
+
+static void block_scores(const struct block *b)
+{
+    block_dots(b, b->p, b->q, false);
+    const float cap = b->shape->softcap;
+    if (cap > 0)
+        for (int64_t i = 0; i < (int64_t)queries_of(b) * keys_of(b); i++)
+            b->p[i] = cap * tanhf(b->p[i] / cap);
+}
+
+// Turns n scores into weights; returns their log-sum-exp.
+static float softmax(float *p, int n)
+{
+    float max = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : max)
+    for (int j = 0; j < n; j++) max = p[j] > max ? p[j] : max;
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < n; j++) {
+        p[j] = exp_f32(p[j] - max);
+        sum += p[j];
+    }
+    const float scale = 1.0f / sum;
+#pragma omp simd
+    for (int j = 0; j < n; j++) p[j] *= scale;
+    return max + logf(sum);
+}
+
+static void clear_unseen(float *p, int first, int end, int n)
+{
+    memset(p, 0, (size_t)first * sizeof *p);
+    memset(p + end, 0, (size_t)(n - end) * sizeof *p);
+}
+
+// sum: scratch (queries, dim)
+static void attend(float *out, float *lse, struct block *b, float *sum)
+{
+    const struct attn_shape *shape = b->shape;
+    const int n = keys_of(b), dim = shape->head_dim, head = b->kv_head * b->group;
+    memset(sum, 0, (size_t)queries_of(b) * dim * sizeof *sum);
+    if (n > 0) block_scores(b);
+    for (int q = 0; q < queries_of(b) && n > 0; q++) {
+        const int i = q / b->group, first = b->first[i], end = b->end[i];
+        float *p = b->p + (int64_t)q * n, log_sum = softmax(p + first, end - first);
+        clear_unseen(p, first, end, n);
+        if (lse) lse[(int64_t)(b->row + i) * shape->n_heads + head + q % b->group] = log_sum;
+    }
+    if (n > 0) block_sum(b, sum, b->p, true);
+    for (int i = 0; i < b->rows; i++)
+        memcpy(out + ((int64_t)(b->row + i) * shape->n_heads + head) * dim,
+               sum + (int64_t)i * b->group * dim, (size_t)b->group * dim * sizeof *out);
+}
+
+// Rows from `row` on, below `end`, that make one block: of one sequence, and not too many queries.
+static int block_rows(const struct source *from, int row, int end)
+{
+    int group = from->shape->n_heads / from->shape->n_kv_heads, rows = 1;
+    while (row + rows < end && (rows + 1) * group <= BLOCK_QUERIES &&
+           from->batch->seq_of[row + rows] == from->batch->seq_of[row])
+        rows++;
+    return rows;
+}
+
+// Floats of a scratch matrix of (queries, columns).
+static int64_t matrix_floats(const struct source *from, int64_t columns)
+{
+    int group = from->shape->n_heads / from->shape->n_kv_heads;
+    int64_t queries = group > BLOCK_QUERIES ? group : BLOCK_QUERIES;
+    return (queries * columns + 15) / 16 * 16;
 }
 
 // A rough count of multiplications, to decide whether threads are worth it.
-static bool many(const struct batch_view *batch, const struct attn_shape *shape)
+static bool many(const struct source *from)
 {
-    return (int64_t)batch->n_tokens * shape->n_heads * shape->head_dim * batch->max_context >
+    return (int64_t)from->batch->n_tokens * from->shape->n_heads * from->shape->head_dim *
+               from->batch->max_context >
            PARALLEL_WORK * 8;
 }
 
-// False, with the failure recorded, where a row sees more than max_context says: buffers rest on it.
+// False, with the failure recorded, where a row sees more than max_context says: buffers rest on
+// it.
 static bool contexts_fit(struct device *dev, const struct batch_view *batch)
 {
     for (int row = 0; row < batch->n_tokens; row++) {
@@ -190,25 +360,29 @@ static bool contexts_fit(struct device *dev, const struct batch_view *batch)
     return true;
 }
 
-static void forward(struct device *dev, float *out, float *lse, const float *qkv,
-                    const struct kv_view *kv, int layer, const struct batch_view *batch,
-                    const struct attn_shape *shape)
+static void forward(struct device *dev, float *out, float *lse, const struct source *from)
 {
-    const int group = shape->n_heads / shape->n_kv_heads, dim = shape->head_dim;
-    const int64_t per_thread = scores_per_thread(batch, shape);
-    float *scores = cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scores);
-    if (!scores || !contexts_fit(dev, batch)) return;
-    const int units = batch->n_tokens * shape->n_kv_heads;
-#pragma omp parallel for schedule(dynamic, 8) if (many(batch, shape))
+    const int kv_heads = from->shape->n_kv_heads, n_tokens = from->batch->n_tokens;
+    const int64_t wide = matrix_floats(from, from->batch->max_context);
+    const int64_t narrow = matrix_floats(from, from->shape->head_dim);
+    const int64_t per_thread = wide + 2 * narrow;
+    float *scratch =
+        cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scratch);
+    if (!scratch || !contexts_fit(dev, from->batch)) return;
+    // pieces of rows that threads take; blocks never cross them
+    const int piece = BLOCK_QUERIES, units = (n_tokens + piece - 1) / piece * kv_heads;
+#pragma omp parallel for schedule(dynamic) if (many(from))
     for (int unit = 0; unit < units; unit++) {
-        int row = unit / shape->n_kv_heads, kv_head = unit % shape->n_kv_heads;
-        int head = kv_head * group;
-        struct context ctx = kv ? paged_context(kv, layer, batch, shape, row, kv_head)
-                                : packed_context(qkv, batch, shape, row, kv_head);
-        attend(out + ((int64_t)row * shape->n_heads + head) * dim,
-               lse ? lse + (int64_t)row * shape->n_heads + head : NULL,
-               qkv + row * qkv_width(shape) + (int64_t)head * dim, group, &ctx, shape,
-               scores + omp_get_thread_num() * per_thread);
+        float *mine = scratch + omp_get_thread_num() * per_thread;
+        int row = unit / kv_heads * piece, end = row + piece < n_tokens ? row + piece : n_tokens;
+        for (int rows; row < end; row += rows) {
+            rows = block_rows(from, row, end);
+            struct block b = {.row = row, .rows = rows, .kv_head = unit % kv_heads};
+            b.p = mine;
+            b.q = mine + wide;
+            block_begin(&b, from);
+            attend(out, lse, &b, mine + wide + narrow);
+        }
     }
 }
 
@@ -223,8 +397,8 @@ void cpu_kv_store(struct device *dev, const struct kv_view *kv, int layer, const
     for (int row = 0; row < batch->n_tokens; row++) {
         int64_t slot = batch->slots[row];
         if (slot < 0) continue;
-        const float *from = (const float *)qkv + row * qkv_width(shape) +
-                            (int64_t)shape->n_heads * shape->head_dim;
+        const float *from =
+            (const float *)qkv + row * qkv_width(shape) + (int64_t)shape->n_heads * shape->head_dim;
         memcpy(k + slot * width, from, (size_t)width * sizeof *k);
         memcpy(v + slot * width, from + width, (size_t)width * sizeof *v);
     }
@@ -234,54 +408,81 @@ void cpu_attn_paged(struct device *dev, void *out, const void *qkv, const struct
                     int layer, const struct batch_view *batch, const struct attn_shape *shape)
 {
     if (!cpu_is_f32(dev, "attn_paged", kv->dt)) return;
-    forward(dev, out, NULL, qkv, kv, layer, batch, shape);
+    forward(dev, out, NULL, &(struct source){qkv, kv, layer, batch, shape});
 }
 
 void cpu_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
                      const struct batch_view *batch, const struct attn_shape *shape, enum dtype dt)
 {
     if (!cpu_is_f32(dev, "attn_packed", dt)) return;
-    forward(dev, out, lse, qkv, NULL, 0, batch, shape);
+    forward(dev, out, lse, &(struct source){qkv, NULL, 0, batch, shape});
 }
 
-/* Gradients of one row and one kv head. With p the softmax, D = dout . out:
+// The matrices of a block's gradient, scratch: (queries, keys) and (queries, dim).
+struct gradient {
+    float *dp;        // (queries, keys): dout . v, then the gradient of the scores
+    float *dout, *dq; // (queries, dim)
+};
+
+/* With p the softmax and D = dout . out:
  *   dscore_j = p_j (dout . v_j - D)   (times the slope of the soft cap)
  *   dq += scale dscore_j k_j    dk_j += scale dscore_j q    dv_j += p_j dout
  * dqkv has qkv's layout, so a key's gradient lies as far into dqkv as the key into qkv. */
-static void attend_back(float *dqkv, const float *qkv, const float *dout, const float *out,
-                        const float *lse, int row, int kv_head, const struct batch_view *batch,
-                        const struct attn_shape *shape, float *scores)
+static void attend_back(float *dqkv, const float *dout, const float *out, const float *lse,
+                        const struct source *from, struct block *b, const struct gradient *g)
 {
-    const int group = shape->n_heads / shape->n_kv_heads, dim = shape->head_dim;
-    const int head = kv_head * group;
-    const struct context ctx = packed_context(qkv, batch, shape, row, kv_head);
-    const int n = ctx.n - ctx.first;
-    const int64_t q_at = row * qkv_width(shape) + (int64_t)head * dim;
-    const int64_t out_at = ((int64_t)row * shape->n_heads + head) * dim;
-    score_keys(scores, qkv + q_at, group, &ctx, shape);
-    for (int h = 0; h < group; h++) {
-        const float *q = qkv + q_at + (int64_t)h * dim, *grad = dout + out_at + (int64_t)h * dim;
-        float *dq = dqkv + q_at + (int64_t)h * dim;
-        const float *score = scores + (int64_t)h * n;
-        const float log_sum = lse[(int64_t)row * shape->n_heads + head + h];
-        const float inner = dot(grad, out + out_at + (int64_t)h * dim, dim);
-        const float *k, *v;
-        for (int j = ctx.first, run; j < ctx.n; j += run) {
-            run = context_run(&ctx, j, &k, &v);
-            float *dk = dqkv + (k - qkv), *dv = dqkv + (v - qkv);
-            for (int i = 0; i < run; i++) {
-                const int64_t at = i * ctx.stride;
-                const float s = score[j - ctx.first + i], p = exp_f32(s - log_sum);
-                float ds = p * (dot(grad, v + at, dim) - inner) * shape->scale;
-                if (shape->softcap > 0) {
-                    float t = s / shape->softcap;
-                    ds *= 1.0f - t * t;
-                }
-                axpy(dv + at, p, grad, dim);
-                axpy(dq, ds, k + at, dim);
-                axpy(dk + at, ds, q, dim);
-            }
+    const struct attn_shape *shape = b->shape;
+    const int n = keys_of(b), dim = shape->head_dim, head = b->kv_head * b->group;
+    const int queries = queries_of(b);
+    for (int i = 0; i < b->rows; i++)
+        memcpy(g->dout + (int64_t)i * b->group * dim,
+               dout + ((int64_t)(b->row + i) * shape->n_heads + head) * dim,
+               (size_t)b->group * dim * sizeof *dout);
+    block_scores(b);
+    block_dots(b, g->dp, g->dout, true);
+    for (int q = 0; q < queries; q++) {
+        const int i = q / b->group, first = b->first[i], end = b->end[i];
+        const int64_t at = (int64_t)(b->row + i) * shape->n_heads + head + q % b->group;
+        const float *grad = g->dout + (int64_t)q * dim, log_sum = lse[at];
+        float *p = b->p + (int64_t)q * n, *dp = g->dp + (int64_t)q * n, inner = 0;
+#pragma omp simd reduction(+ : inner)
+        for (int c = 0; c < dim; c++) inner += grad[c] * out[at * dim + c];
+        const float inverse_cap = shape->softcap > 0 ? 1.0f / shape->softcap : 0;
+#pragma omp simd
+        for (int j = first; j < end; j++) {
+            float t = p[j] * inverse_cap;
+            p[j] = exp_f32(p[j] - log_sum);
+            dp[j] = p[j] * (dp[j] - inner) * (1.0f - t * t);
         }
+        clear_unseen(p, first, end, n);
+        clear_unseen(dp, first, end, n);
+    }
+    memset(g->dq, 0, (size_t)queries * dim * sizeof *g->dq);
+    block_sum(b, g->dq, g->dp, false);
+    for (int i = 0; i < b->rows; i++) {
+        float *to = dqkv + (b->row + i) * qkv_width(shape) + (int64_t)head * dim;
+        const float *dq = g->dq + (int64_t)i * b->group * dim;
+#pragma omp simd
+        for (int c = 0; c < b->group * dim; c++) to[c] = shape->scale * dq[c];
+    }
+    const float *k, *v;
+    for (int j = b->all.first, run; j < b->all.n; j += run) {
+        run = context_run(&b->all, j, &k, &v);
+        struct weighted_sum sum = {.out = dqkv + (k - from->qkv),
+                                   .p = g->dp + j - b->all.first,
+                                   .x = b->q,
+                                   .out_stride = b->all.stride,
+                                   .p_row = 1,
+                                   .p_col = n,
+                                   .x_stride = dim,
+                                   .rows = run,
+                                   .n = queries,
+                                   .dim = dim};
+        add_weighted(&sum);
+        sum.out = dqkv + (v - from->qkv);
+        sum.p = b->p + j - b->all.first;
+        sum.x = g->dout;
+        add_weighted(&sum);
     }
 }
 
@@ -290,18 +491,29 @@ void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, cons
                           const struct attn_shape *shape, enum dtype dt)
 {
     if (!cpu_is_f32(dev, "attn_packed_back", dt)) return;
-    const int64_t per_thread = scores_per_thread(batch, shape);
-    float *scores = cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scores);
-    if (!scores || !contexts_fit(dev, batch)) return;
+    const struct source from = {qkv, NULL, 0, batch, shape};
+    const int64_t wide = matrix_floats(&from, batch->max_context);
+    const int64_t narrow = matrix_floats(&from, shape->head_dim),
+                  per_thread = 2 * wide + 3 * narrow;
+    float *scratch =
+        cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scratch);
+    if (!scratch || !contexts_fit(dev, batch)) return;
     memset(dqkv, 0, (size_t)batch->n_tokens * qkv_width(shape) * sizeof(float));
     const int units = batch->n_seqs * shape->n_kv_heads;
-#pragma omp parallel for schedule(dynamic) if (many(batch, shape))
+#pragma omp parallel for schedule(dynamic) if (many(&from))
     for (int unit = 0; unit < units; unit++) {
-        int first = unit / shape->n_kv_heads, kv_head = unit % shape->n_kv_heads;
+        const int first = unit / shape->n_kv_heads, end = batch->attend_end[first];
         if (batch->prefix_len[first] > 0) continue; // belongs to the group of its prefix
-        int end = batch->attend_end[first];
-        for (int row = batch->query_start[first]; row < end; row++)
-            attend_back(dqkv, qkv, dout, out, lse, row, kv_head, batch, shape,
-                        scores + omp_get_thread_num() * per_thread);
+        float *mine = scratch + omp_get_thread_num() * per_thread;
+        const struct gradient g = {mine + wide, mine + 2 * wide + narrow,
+                                   mine + 2 * wide + 2 * narrow};
+        for (int row = batch->query_start[first], rows; row < end; row += rows) {
+            rows = block_rows(&from, row, end);
+            struct block b = {.row = row, .rows = rows, .kv_head = unit % shape->n_kv_heads};
+            b.p = mine;
+            b.q = mine + 2 * wide;
+            block_begin(&b, &from);
+            attend_back(dqkv, dout, out, lse, &from, &b, &g);
+        }
     }
 }

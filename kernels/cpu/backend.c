@@ -32,6 +32,7 @@ static void machine_uuid(char *ret, size_t size)
 
 static enum status cpu_open(int index, struct device *dev)
 {
+    omp_set_dynamic(0); // OpenBLAS waits for ever when a team is smaller than it asked for
     (void)index;
     struct cpu_state *state = calloc(1, sizeof *state);
     if (!state) return status_fail(ST_NO_MEMORY, "no memory for the CPU device");
@@ -151,7 +152,10 @@ static void cpu_graph_launch(struct device *dev, struct device_graph *graph)
     device_fail(dev, "the CPU has no captured work to launch");
 }
 
-static void cpu_graph_free(struct device_graph *graph) { (void)graph; }
+static void cpu_graph_free(struct device_graph *graph)
+{
+    (void)graph;
+}
 
 static void cpu_timer_start(struct device *dev)
 {

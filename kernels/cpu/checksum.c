@@ -1,4 +1,5 @@
-/* checksum.c: position-dependent sums over regions of memory; order of summation does not matter. */
+/* checksum.c: position-dependent sums over regions of memory; order of summation does not matter.
+ */
 #include "kernels/cpu/cpu.h"
 
 // The finaliser of splitmix64 (Steele, Lea and Flood 2014).

@@ -20,15 +20,26 @@ void *cpu_workspace(struct device *dev, size_t bytes);
 // True for DT_F32; else records that operation `name` does not compute in `dt` here.
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt);
 
+// c[i][j] = dot(a row i, b row j) over k terms, rows at their leading dimensions lda, ldb, ldc. The
+// order of summation depends on k alone (matmul.c).
+struct dots {
+    const float *a, *b, *bias; // bias (n) or NULL
+    float *c;
+    int64_t lda, ldb, ldc;
+    int k;
+    bool add; // to what c holds
+};
+void cpu_dots(const struct dots *, int i0, int i1, int j0, int j1); // i0 <= i < i1, j0 <= j < j1
+
 enum status cpu_shared_create(struct device *dev, const char *name, struct shared_memory *memory);
 enum status cpu_shared_open(struct device *dev, struct shared_memory *memory);
 void cpu_shared_close(struct shared_memory *memory);
 void cpu_huge_pages(void *memory, size_t bytes); // asks for them; only a hint
 
-/* e^x within 2 ulp, in a form that the compiler turns into vector code (glibc's own vector exp needs
- * -ffast-math). x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r, whose first left-out
- * term is below 2^-27. Below -87.3, where the result would be subnormal, it is 0; above 88.7 infinite;
- * NaN stays NaN. */
+/* e^x within 2 ulp, in a form that the compiler turns into vector code (glibc's own vector exp
+ * needs -ffast-math). x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r, whose
+ * first left-out term is below 2^-27. Below -87.3, where the result would be subnormal, it is 0;
+ * above 88.7 infinite; NaN stays NaN. */
 static inline float exp_f32(float x)
 {
     const float round_to_int = 12582912.0f; // 1.5 * 2^23: adding it rounds to a whole number
@@ -79,8 +90,8 @@ void cpu_attn_packed_back(struct device *, void *, const void *, const void *, c
                           const void *, const struct batch_view *, const struct attn_shape *,
                           enum dtype);
 void cpu_act(struct device *, void *, const void *, int, int, enum act_kind, bool, enum dtype);
-void cpu_act_back(struct device *, void *, const void *, const void *, int, int, enum act_kind, bool,
-                  enum dtype);
+void cpu_act_back(struct device *, void *, const void *, const void *, int, int, enum act_kind,
+                  bool, enum dtype);
 void cpu_add(struct device *, void *, const void *, int64_t, enum dtype);
 void cpu_column_sum(struct device *, float *, const void *, int, int, enum dtype);
 void cpu_convert(struct device *, void *, enum dtype, const void *, enum dtype, int64_t);

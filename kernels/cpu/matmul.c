@@ -1,79 +1,181 @@
-/* matmul.c: matrix products. A few rows times a weight (decoding) is bound by reading the weight, and
- * runs on a kernel of our own that streams it once; everything else is OpenBLAS. */
+/* matmul.c: matrix products. Activations times a stored weight, the forward pass, run on a kernel
+ * of our own (cpu_dots, dot_product); every other transposition, the backward pass, is OpenBLAS.
+ *
+ * The own kernel exists for two reasons. An entry of C is one dot product whose order of summation
+ * depends on k alone, so that a row's result has the same bits alone (decoding), in a chunk of
+ * prefill and in a training batch; a BLAS picks its order by the whole shape. And at the few rows
+ * of decoding it streams the weight once, at the speed of memory, where a BLAS first packs it.
+ *
+ * Order of summation: pieces of PIECE along k; in a piece, lane l adds terms l, l + LANES, ...;
+ * lanes are added by halves; pieces are added in order, then the old value of C, then the bias. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
 #include <cblas.h>
 
-#if defined(__AVX512F__)
-enum { LANES = 16 };
-#else
-enum { LANES = 8 };
-#endif
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t lane_list __attribute__((vector_size(LANES * 4)));
 
 enum {
-    FEW_ROWS = 4, // up to this many rows of A take the streaming kernel
-    TILE = 4      // rows of B at once
+    COLS = 4,            // a tile of C: COLS rows of B ...
+    ROWS = LANES / COLS, // ... times up to ROWS rows of A; its LANES sums are one vector
+    PIECE = 512,         // of k: BLOCK + COLS rows of it fit the first-level cache,
+    BLOCK = 8,           // rows of A that stay there while a chunk of B goes by
+    CHUNK = 32 // columns of C that a thread takes at a time; they stay in the second level
 };
 
-static inline float lane_sum(vec v)
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (lane_list){__VA_ARGS__})
+#endif
+
+/* Half of a step of adding up lanes: x and y each hold sums spread over groups of 2 * half lanes;
+ * the result holds first those of x, then those of y, spread over groups of `half` lanes. */
+static inline __attribute__((always_inline)) vec fold(vec x, vec y, int half)
 {
-    float sum[LANES];
-    memcpy(sum, &v, sizeof v);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) sum[i] += sum[i + width];
+#if defined(__AVX512F__)
+    if (half == 8)
+        return SHUFFLE(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               SHUFFLE(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    if (half == 4)
+        return SHUFFLE(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               SHUFFLE(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    if (half == 2)
+        return SHUFFLE(x, y, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+               SHUFFLE(x, y, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+    return SHUFFLE(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           SHUFFLE(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#else
+    if (half == 4)
+        return SHUFFLE(x, y, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
+    if (half == 2)
+        return SHUFFLE(x, y, 0, 1, 4, 5, 8, 9, 12, 13) + SHUFFLE(x, y, 2, 3, 6, 7, 10, 11, 14, 15);
+    return SHUFFLE(x, y, 0, 2, 4, 6, 8, 10, 12, 14) + SHUFFLE(x, y, 1, 3, 5, 7, 9, 11, 13, 15);
+#endif
+}
+
+// Lane e of the result is the sum of the lanes of sum[e], for e < n (a multiple of COLS).
+static inline __attribute__((always_inline)) vec fold_all(vec *sum, int n)
+{
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+        for (int e = 0; e < n; e += 2)
+            sum[e / 2] = fold(sum[e], e + 1 < n ? sum[e + 1] : sum[e], half);
+        n = (n + 1) / 2;
+    }
     return sum[0];
 }
 
-// c[i * ldc + j] = dot(a row i, b row j) + c's old value (accumulate) for i < rows, j < TILE.
-static inline __attribute__((always_inline)) void dot_tile(float *c, int64_t ldc, const float *a,
-                                                           const float *b, int k, int rows,
-                                                           int cols, bool accumulate,
-                                                           const float *bias)
+static vec load_some(const float *x, int n)
 {
-    vec sum[FEW_ROWS][TILE] = {0};
-    int whole = k / LANES * LANES;
-    for (int p = 0; p < whole; p += LANES)
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < cols; j++)
-                sum[i][j] += *(const vec *)(a + (int64_t)i * k + p) *
-                             *(const vec *)(b + (int64_t)j * k + p);
-    if (whole < k)
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < cols; j++) {
-                vec x = {0}, y = {0};
-                memcpy(&x, a + (int64_t)i * k + whole, (size_t)(k - whole) * 4);
-                memcpy(&y, b + (int64_t)j * k + whole, (size_t)(k - whole) * 4);
-                sum[i][j] += x * y;
-            }
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) {
-            float value = lane_sum(sum[i][j]);
-            if (accumulate) value += c[i * ldc + j];
-            if (bias) value += bias[j];
-            c[i * ldc + j] = value;
-        }
+    vec v = {0};
+    memcpy(&v, x, (size_t)n * sizeof *x);
+    return v;
 }
 
-static void few_rows(float *c, const float *a, const float *b, const float *bias,
-                     const struct matmul *shape)
+// c[i][j] for i < rows (1..ROWS), j < cols (1..COLS); sums of columns past `cols` are thrown away.
+static inline __attribute__((always_inline)) void tile(const struct dots *t, int i0, int j0,
+                                                       int rows, int cols)
 {
-    const int n = shape->n, k = shape->k;
-    const bool add = shape->beta != 0;
-#pragma omp parallel for if ((int64_t)n * k > PARALLEL_WORK * 2)
-    for (int j = 0; j < n; j += TILE) {
-        const float *rows = b + (int64_t)j * k, *offset = bias ? bias + j : NULL;
-        if (n - j < TILE) {
-            for (int i = 0; i < shape->m; i++)
-                for (int l = 0; l < n - j; l++)
-                    dot_tile(c + (int64_t)i * n + j + l, n, a + (int64_t)i * k,
-                             rows + (int64_t)l * k, k, 1, 1, add, offset ? offset + l : NULL);
+    const float *a[ROWS], *b[COLS];
+    vec sum[ROWS * COLS];
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) a[i] = t->a + (i0 + i) * t->lda;
+#pragma GCC unroll 4
+    for (int j = 0; j < COLS; j++) b[j] = t->b + (j0 + (j < cols ? j : 0)) * t->ldb;
+#pragma GCC unroll 16
+    for (int e = 0; e < rows * COLS; e++) sum[e] = (vec){0};
+    int p = 0;
+    for (; p + LANES <= t->k; p += LANES) {
+        vec x[COLS];
+#pragma GCC unroll 4
+        for (int j = 0; j < COLS; j++) x[j] = load(b[j] + p);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) {
+            vec y = load(a[i] + p);
+#pragma GCC unroll 4
+            for (int j = 0; j < COLS; j++) sum[i * COLS + j] += y * x[j];
+        }
+    }
+    if (p < t->k) {
+        vec x[COLS];
+#pragma GCC unroll 4
+        for (int j = 0; j < COLS; j++) x[j] = load_some(b[j] + p, t->k - p);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) {
+            vec y = load_some(a[i] + p, t->k - p);
+#pragma GCC unroll 4
+            for (int j = 0; j < COLS; j++) sum[i * COLS + j] += y * x[j];
+        }
+    }
+    float result[LANES];
+    vec folded = fold_all(sum, rows * COLS);
+    memcpy(result, &folded, sizeof result);
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) {
+        float *c = t->c + (i0 + i) * t->ldc + j0;
+        if (cols == COLS) {
+            quad value = *(const quad *)(result + i * COLS);
+            if (t->add) value = *(const quad *)c + value;
+            if (t->bias) value += *(const quad *)(t->bias + j0);
+            *(quad *)c = value;
             continue;
         }
-        switch (shape->m) {
-        case 1: dot_tile(c + j, n, a, rows, k, 1, TILE, add, offset); break;
-        case 2: dot_tile(c + j, n, a, rows, k, 2, TILE, add, offset); break;
-        case 3: dot_tile(c + j, n, a, rows, k, 3, TILE, add, offset); break;
-        case 4: dot_tile(c + j, n, a, rows, k, 4, TILE, add, offset); break;
+        for (int j = 0; j < cols; j++) {
+            float value = result[i * COLS + j];
+            if (t->add) value = c[j] + value;
+            if (t->bias) value += t->bias[j0 + j];
+            c[j] = value;
+        }
+    }
+}
+
+// All rows of a block times COLS (or, at the edge, fewer) rows of B.
+static inline __attribute__((always_inline)) void column_tiles(const struct dots *t, int i0, int i1,
+                                                               int j0, int cols)
+{
+    int i = i0;
+    for (; i + ROWS <= i1; i += ROWS) tile(t, i, j0, ROWS, cols);
+    switch (i1 - i) {
+    case 1:
+        tile(t, i, j0, 1, cols);
+        break;
+    case 2:
+        tile(t, i, j0, 2, cols);
+        break;
+    case 3:
+        tile(t, i, j0, ROWS > 3 ? 3 : 1, cols);
+        break; // only where ROWS is 4
+    }
+}
+
+static void edge_tiles(const struct dots *t, int i0, int i1, int j0, int cols)
+{
+    column_tiles(t, i0, i1, j0, cols);
+}
+
+void cpu_dots(const struct dots *t, int i0, int i1, int j0, int j1)
+{
+    int j = j0;
+    for (; j + COLS <= j1; j += COLS) column_tiles(t, i0, i1, j, COLS);
+    if (j < j1) edge_tiles(t, i0, i1, j, j1 - j);
+}
+
+// C(m,n) = A(m,k) B(n,k)^T [+ C] [+ bias]
+static void dot_product(float *c, const float *a, const float *b, const float *bias, int m, int n,
+                        int k, bool add)
+{
+#pragma omp parallel for schedule(dynamic) if ((int64_t)m * n * k > PARALLEL_WORK * 8)
+    for (int start = 0; start < n; start += CHUNK) {
+        int end = n - start < CHUNK ? n : start + CHUNK;
+        for (int p = 0; p == 0 || p < k; p += PIECE) {
+            struct dots t = {.a = a + p, .b = b + p, .c = c, .lda = k, .ldb = k, .ldc = n};
+            t.k = k - p < PIECE ? k - p : PIECE;
+            t.add = p > 0 || add;
+            t.bias = p + PIECE >= k ? bias : NULL;
+            for (int i = 0; i < m; i += BLOCK)
+                cpu_dots(&t, i, m - i < BLOCK ? m : i + BLOCK, start, end);
         }
     }
 }
@@ -94,8 +196,8 @@ void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const
     if (!cpu_is_f32(dev, "matmul", shape->in) || !cpu_is_f32(dev, "matmul", shape->out)) return;
     const int m = shape->m, n = shape->n, k = shape->k;
     if (m <= 0 || n <= 0) return;
-    if (m <= FEW_ROWS && !shape->trans_a && shape->trans_b) {
-        few_rows(c, a, b, bias, shape);
+    if (!shape->trans_a && shape->trans_b) {
+        dot_product(c, a, b, bias, m, n, k, shape->beta != 0);
         return;
     }
     if (k > 0)

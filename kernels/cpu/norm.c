@@ -70,8 +70,8 @@ static void weight_gradient(float *dw, float *db, const float *dy, const float *
     }
 }
 
-void cpu_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy, const void *x,
-                   const void *w, const float *rstd, const float *mean,
+void cpu_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
+                   const void *x, const void *w, const float *rstd, const float *mean,
                    const struct norm_shape *shape, bool add, enum dtype dt)
 {
     if (!cpu_is_f32(dev, "norm_back", dt)) return;

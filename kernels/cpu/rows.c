@@ -49,7 +49,8 @@ void cpu_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype d
 }
 
 // Threads own columns, so that each sum runs over the rows in order whatever the number of threads.
-void cpu_column_sum(struct device *dev, float *out, const void *x, int rows, int cols, enum dtype dt)
+void cpu_column_sum(struct device *dev, float *out, const void *x, int rows, int cols,
+                    enum dtype dt)
 {
     if (!cpu_is_f32(dev, "column_sum", dt)) return;
     enum { CHUNK = 64 };

@@ -8,7 +8,10 @@
 // The largest value -log(-log(u)) takes for u of rng_open01 (1 - 2^-24), rounded up.
 #define GUMBEL_MAX 16.7f
 
-static inline float probability(float z, float max) { return exp_f32(z - max); }
+static inline float probability(float z, float max)
+{
+    return exp_f32(z - max);
+}
 
 /* The largest value v of z[0..n) such that the weight of all entries >= v is at least `target`; the
  * weight of an entry is 1 (by_count) or e^(z - max). Quickselect: z is reordered. Where rounding
@@ -51,8 +54,8 @@ static float select_threshold(float *z, int n, double target, bool by_count, flo
 }
 
 // The lowest scaled logit that the cuts of `params` keep; -inf where there is none.
-static float cut_threshold(const float *z, int vocab, float max,
-                           const struct sample_params *params, float *scratch)
+static float cut_threshold(const float *z, int vocab, float max, const struct sample_params *params,
+                           float *scratch)
 {
     const bool by_k = params->top_k > 0 && params->top_k < vocab, by_p = params->top_p < 1.0f;
     float threshold = -INFINITY;
@@ -89,7 +92,10 @@ static double kept_sum(const float *z, int vocab, float max, float threshold, fl
     return sum;
 }
 
-static float gumbel(uint32_t bits) { return -logf(-logf(rng_open01(bits))); }
+static float gumbel(uint32_t bits)
+{
+    return -logf(-logf(rng_open01(bits)));
+}
 
 // The random words of tokens 4 * block .. 4 * block + 3.
 static void noise_block(const struct sample_params *params, int block, uint32_t bits[4])
@@ -100,15 +106,24 @@ static void noise_block(const struct sample_params *params, int block, uint32_t 
     philox4x32(counter, key, bits);
 }
 
-// argmax over kept tokens of z + noise. The search starts from the likeliest token, and tokens that
-// could not win with the largest noise there is are passed over: most of a peaked vocabulary.
+// The least u whose noise could lift the likeliest token's logit over `score`, with room for
+// rounding.
+static float least_u(float score, float max)
+{
+    return (float)(exp(-exp(-((double)score - max - 1e-3))) - 1e-6);
+}
+
+/* argmax over kept tokens of z + noise. The search starts from the likeliest token. Passed over are
+ * tokens that could not win with the largest noise there is (most of a peaked vocabulary), and then
+ * tokens whose noise would not do even for the likeliest (most of a flat one): both without a log.
+ */
 static int draw(const float *z, int vocab, float max, float threshold,
                 const struct sample_params *params, int likeliest)
 {
     uint32_t bits[4];
     noise_block(params, likeliest / 4, bits);
     int best = likeliest;
-    float best_score = z[best] + gumbel(bits[best % 4]);
+    float best_score = z[best] + gumbel(bits[best % 4]), u_bound = least_u(best_score, max);
     for (int start = 0; start < vocab; start += 4) {
         int end = vocab - start < 4 ? vocab : start + 4;
         bool possible = false;
@@ -117,12 +132,13 @@ static int draw(const float *z, int vocab, float max, float threshold,
         if (!possible) continue;
         noise_block(params, start / 4, bits);
         for (int t = start; t < end; t++) {
-            if (!(z[t] >= threshold) || !(z[t] + GUMBEL_MAX >= best_score)) continue;
+            if (!(z[t] >= threshold) || rng_open01(bits[t - start]) < u_bound) continue;
             if (params->min_p > 0 && probability(z[t], max) < params->min_p) continue;
             float score = z[t] + gumbel(bits[t - start]);
             if (score > best_score || (score == best_score && t < best)) {
                 best_score = score;
                 best = t;
+                u_bound = least_u(score, max);
             }
         }
     }

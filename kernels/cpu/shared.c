@@ -1,6 +1,7 @@
-/* shared.c: POSIX shared memory for the CPU backend. The name is the handle. The maker takes the name
- * exclusively and reserves every page at once, so that a full /dev/shm is an error here and not a
- * SIGBUS at the first write; its free unlinks the name. Openers check the size before they map. */
+/* shared.c: POSIX shared memory for the CPU backend. The name is the handle. The maker takes the
+ * name exclusively and reserves every page at once, so that a full /dev/shm is an error here and
+ * not a SIGBUS at the first write; its free unlinks the name. Openers check the size before they
+ * map. */
 #include "kernels/cpu/cpu.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +44,8 @@ static enum status reserve(int fd, const struct shared_memory *memory)
 enum status cpu_shared_create(struct device *dev, const char *name, struct shared_memory *memory)
 {
     (void)dev;
-    int n = snprintf(memory->handle, sizeof memory->handle, "%s%s", name[0] == '/' ? "" : "/", name);
+    int n =
+        snprintf(memory->handle, sizeof memory->handle, "%s%s", name[0] == '/' ? "" : "/", name);
     if (n < 0 || (size_t)n >= sizeof memory->handle)
         return status_fail(ST_INVALID, "shared memory name of %zu characters (at most %zu)",
                            strlen(name), sizeof memory->handle - 2);

@@ -1,0 +1,279 @@
+/* attach.c: a client's side of the bridge, whole: reads the bridge file, holds it against this
+ * machine, opens control page, device and arenas, and keeps the writer's heartbeat.
+ *
+ * Owns all of these. One thread (the trainer's main thread) calls; the heartbeat thread it starts
+ * touches only the control page's heartbeat word, and looks at `publishing_since_ns`: it goes
+ * silent when an update hangs, so that the daemon can take the lease back. */
+#include "bridge/attach.h"
+#include "common/base/clock.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define HEARTBEAT_MS     100
+#define PUBLISH_LIMIT_MS 120000
+
+struct bridge {
+    struct bridge_file *file;
+    struct control *control;
+    struct device *dev;
+    bool owns_device;
+    struct shared_memory **arenas; // one a role
+    // heartbeat thread
+    bool beating;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t stop_cond;
+    bool stop;
+    _Atomic int64_t publishing_since_ns; // 0: no update under way
+};
+
+// ---- attaching ----------------------------------------------------------------------------------
+
+static enum status open_device(struct bridge *b, struct device *dev)
+{
+    const struct bridge_file *file = b->file;
+    if (!dev) {
+        enum status st = device_open(file->device, &b->dev);
+        if (st != ST_OK) return status_context(st, "%s", file->path);
+        b->owns_device = true;
+    } else {
+        b->dev = dev;
+    }
+    if (strcmp(device_uuid(b->dev), file->device_uuid) != 0)
+        return status_fail(
+            ST_MISMATCH,
+            "%s: the daemon's weights lie on %s (%s), this process's %s is %s: give both "
+            "the same --device and CUDA_VISIBLE_DEVICES",
+            file->path, file->device, file->device_uuid, device_spec(b->dev), device_uuid(b->dev));
+    return ST_OK;
+}
+
+static enum status open_arena(struct bridge *b, int i)
+{
+    const struct bridge_role *role = &b->file->roles[i];
+    if (strcmp(role->kind, shared_memory_kind(b->dev)) != 0)
+        return status_fail(ST_MISMATCH, "%s: segment %s is %s, device %s shares memory as %s",
+                           b->file->path, role->role, role->kind, device_spec(b->dev),
+                           shared_memory_kind(b->dev));
+    return status_context(shared_memory_open(b->dev, role->handle, role->bytes, &b->arenas[i]),
+                          "%s: segment %s", b->file->path, role->role);
+}
+
+static void no_step(void *context, const char *step, enum status st, const char *detail)
+{
+    (void)context, (void)step, (void)st, (void)detail;
+}
+
+enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
+                                  bridge_step_fn on_step, void *context, struct bridge **ret)
+{
+    char path[sizeof((struct bridge_file *)0)->path], detail[PATH_MAX];
+    enum status st;
+    const char *step = "bridge file";
+    struct bridge *b = calloc(1, sizeof *b);
+    if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
+
+    CHECK(bridge_find(explicit_path, path, sizeof path));
+    CHECK(bridge_file_read(path, &b->file));
+    on_step(context, step, ST_OK, path);
+
+    step = "boot";
+    CHECK(bridge_file_check_boot(b->file));
+    on_step(context, step, ST_OK, b->file->boot_id);
+
+    step = "daemon";
+    CHECK(bridge_file_check_process(b->file));
+    snprintf(detail, sizeof detail, "pid %d is alive", (int)b->file->pid);
+    on_step(context, step, ST_OK, detail);
+
+    step = "control page";
+    CHECK(control_open(b->file->control_page, b->file->roles[0].layout_hash, &b->control));
+    snprintf(detail, sizeof detail, "%s, layout %.16s", b->file->control_page,
+             b->file->roles[0].layout_hash);
+    on_step(context, step, ST_OK, detail);
+
+    step = "device";
+    CHECK(open_device(b, dev));
+    snprintf(detail, sizeof detail, "%s: %s, %s", device_spec(b->dev), device_name(b->dev),
+             device_uuid(b->dev));
+    on_step(context, step, ST_OK, detail);
+
+    b->arenas = calloc((size_t)b->file->n_roles, sizeof *b->arenas);
+    if (!b->arenas) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a bridge");
+        goto out;
+    }
+    for (int i = 0; i < b->file->n_roles; i++) {
+        const struct bridge_role *role = &b->file->roles[i];
+        char words[40];
+        snprintf(words, sizeof words, "mapping %s", role->role);
+        step = words;
+        st = open_arena(b, i);
+        if (st != ST_OK) {
+            on_step(context, words, st, status_message());
+            bridge_detach(b);
+            return st;
+        }
+        snprintf(detail, sizeof detail, "%s %.64s, %llu bytes", role->kind, role->handle,
+                 (unsigned long long)role->bytes);
+        on_step(context, words, ST_OK, detail);
+    }
+    *ret = b;
+    return ST_OK;
+out:
+    on_step(context, step, st, status_message());
+    bridge_detach(b);
+    return st;
+}
+
+enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret)
+{
+    return bridge_attach_watched(explicit_path, dev, no_step, NULL, ret);
+}
+
+static void stop_heartbeat(struct bridge *b)
+{
+    if (!b->beating) return;
+    pthread_mutex_lock(&b->mutex);
+    b->stop = true;
+    pthread_cond_signal(&b->stop_cond);
+    pthread_mutex_unlock(&b->mutex);
+    pthread_join(b->thread, NULL);
+    pthread_cond_destroy(&b->stop_cond);
+    pthread_mutex_destroy(&b->mutex);
+    b->beating = false;
+}
+
+void bridge_detach(struct bridge *b)
+{
+    if (!b) return;
+    stop_heartbeat(b);
+    if (b->control) control_lease_release(b->control);
+    if (b->arenas)
+        for (int i = b->file->n_roles - 1; i >= 0; i--) shared_memory_free(b->arenas[i]);
+    free(b->arenas);
+    control_free(b->control);
+    if (b->owns_device) device_free(b->dev);
+    bridge_file_free(b->file);
+    free(b);
+}
+
+const struct bridge_file *bridge_file_of(const struct bridge *b)
+{
+    return b->file;
+}
+struct control *bridge_control(struct bridge *b)
+{
+    return b->control;
+}
+struct device *bridge_device(struct bridge *b)
+{
+    return b->dev;
+}
+
+void *bridge_base(struct bridge *b, const char *role)
+{
+    for (int i = 0; i < b->file->n_roles; i++)
+        if (strcmp(b->file->roles[i].role, role) == 0) return shared_memory_data(b->arenas[i]);
+    return NULL;
+}
+
+// ---- writing ------------------------------------------------------------------------------------
+
+static void *heartbeat(void *argument)
+{
+    struct bridge *b = argument;
+    pthread_mutex_lock(&b->mutex);
+    while (!b->stop) {
+        int64_t since = atomic_load(&b->publishing_since_ns);
+        if (!since || clock_ms_since(since) < PUBLISH_LIMIT_MS) control_heartbeat(b->control);
+        int64_t next = clock_deadline_ns(HEARTBEAT_MS);
+        struct timespec ts = {.tv_sec = next / NS_PER_S, .tv_nsec = next % NS_PER_S};
+        pthread_cond_timedwait(&b->stop_cond, &b->mutex, &ts);
+    }
+    pthread_mutex_unlock(&b->mutex);
+    return NULL;
+}
+
+static int start_heartbeat(struct bridge *b)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&b->mutex, NULL);
+    pthread_cond_init(&b->stop_cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    // Signals are the main thread's business.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    b->stop = false;
+    int error = pthread_create(&b->thread, NULL, heartbeat, b);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) {
+        pthread_cond_destroy(&b->stop_cond);
+        pthread_mutex_destroy(&b->mutex);
+    }
+    return error;
+}
+
+enum status bridge_become_writer(struct bridge *b)
+{
+    enum status st = control_lease_take(b->control);
+    if (st != ST_OK || b->beating) return st;
+    int error = start_heartbeat(b);
+    if (error) {
+        control_lease_release(b->control);
+        return status_fail(ST_NO_MEMORY, "no thread for the writer's heartbeat: %s",
+                           strerror(error));
+    }
+    b->beating = true;
+    return ST_OK;
+}
+
+// Runs the update and waits for its end on the device, whether it succeeded or not: what was
+// enqueued must not go on writing while the daemon restores. The first error is the one that is
+// kept.
+static enum status run_update(struct bridge *b, enum status (*update)(void *), void *context)
+{
+    enum status st = update(context);
+    if (st == ST_OK) return device_sync(b->dev);
+    char *sentence = strdup(status_message());
+    device_sync(b->dev);
+    if (sentence) status_fail(st, "%s", sentence);
+    free(sentence);
+    return st;
+}
+
+enum status bridge_publish(struct bridge *b, int64_t quiet_timeout_ms,
+                           enum status (*update)(void *context), void *context,
+                           struct publish_times *ret_times)
+{
+    struct publish_times times = {0};
+    int64_t start = clock_now_ns();
+    enum status st = control_quiet(b->control, clock_deadline_ns(quiet_timeout_ms));
+    if (st != ST_OK) return st;
+    times.wait_ms = clock_ms_since(start);
+
+    int64_t odd = clock_now_ns();
+    atomic_store(&b->publishing_since_ns, odd);
+    CHECK(control_write_begin(b->control));
+    st = status_context(
+        run_update(b, update, context),
+        "the update was cut off, so the weights are torn and the daemon restores them");
+    if (st == ST_OK) CHECK(control_write_end(b->control));
+    times.write_ms = clock_ms_since(odd);
+out:
+    control_resume(b->control);
+    atomic_store(&b->publishing_since_ns, 0);
+    times.total_ms = clock_ms_since(start);
+    if (st == ST_OK && ret_times) *ret_times = times;
+    return st;
+}

@@ -1,0 +1,43 @@
+/* attach.h: a client's side of the bridge, whole: file, control page, mapped arenas, heartbeat. */
+#ifndef BRIDGE_ATTACH_H
+#define BRIDGE_ATTACH_H
+
+#include "bridge/bridge_file.h"
+#include "bridge/control.h"
+#include "kernels/device.h"
+
+struct bridge;
+
+// Finds, reads and checks the file, opens the device it names (unless `dev` is given: then it must
+// be that device, compared by UUID), the control page, and the arena of every role. Does not take
+// the lease. On failure nothing stays open.
+enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret);
+// The same, telling each check as it ends: on_step(context, words, status, the fault's sentence or
+// a detail). The first that fails is the last.
+typedef void (*bridge_step_fn)(void *context, const char *step, enum status st, const char *detail);
+enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
+                                  bridge_step_fn on_step, void *context, struct bridge **ret);
+void bridge_detach(struct bridge *b); // releases the lease if held; NULL is fine
+
+const struct bridge_file *bridge_file_of(const struct bridge *b);
+struct control *bridge_control(struct bridge *b);
+struct device *bridge_device(struct bridge *b);
+void *bridge_base(struct bridge *b,
+                  const char *role); // mapped arena; NULL if there is no such role
+
+// Takes the writer's lease and starts the thread that keeps its heartbeat; bridge_detach ends both.
+// An update that takes longer than two minutes stops the heartbeat, and with it, 30 s later, the
+// lease: a hung device must not keep generation waiting for ever.
+enum status bridge_become_writer(struct bridge *b);
+
+// The publish protocol around one in-place update: quiet, odd, update(), device_sync, even, resume.
+// If update() or the device fails, the version stays odd (torn), the engine is woken to restore,
+// and the error is returned. quiet_timeout_ms bounds the wait for the engine.
+struct publish_times {
+    double wait_ms, write_ms, total_ms; // asked to granted; version odd; all
+};
+enum status bridge_publish(struct bridge *b, int64_t quiet_timeout_ms,
+                           enum status (*update)(void *context), void *context,
+                           struct publish_times *ret_times);
+
+#endif

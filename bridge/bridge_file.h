@@ -1,0 +1,61 @@
+/* bridge_file.h: the bridge file: what a client needs to find and map the daemon's weights.
+ * Written atomically with mode 0600. docs/bridge.md lists its keys; those of existing tools keep
+ * their names (model, tp_degree, param_names, param_mappings, ipc_handles, single_copy_enabled,
+ * num_params). */
+#ifndef BRIDGE_BRIDGE_FILE_H
+#define BRIDGE_BRIDGE_FILE_H
+
+#include "common/base/dtype.h"
+#include "common/base/status.h"
+#include <stdint.h>
+#include <sys/types.h>
+
+#define BRIDGE_FORMAT_VERSION 1
+
+struct bridge_tensor {
+    char name[160]; // Hugging Face name
+    int n_dims;
+    int64_t shape[4], stride[4]; // elements
+    enum dtype dt;
+    uint64_t offset, bytes; // in the role's segment
+};
+struct bridge_role {           // one arena: "policy", "draft", "frozen", "adapter"
+    char role[16], model[512]; // model: the Hugging Face folder it was loaded from
+    char kind[16],
+        handle[160]; // "cuda-ipc" or "posix-shm" (shared_memory_kind), shared_memory_handle
+    char layout_hash[65];
+    uint64_t bytes, canary_offset;
+    enum dtype dt;
+    int64_t n_parameters;
+    int n_tensors;
+    struct bridge_tensor *tensors;
+};
+struct bridge_file {
+    char path[512];                                // where it was read from, or is written to
+    char boot_id[40], device_uuid[48], device[16]; // device: "cuda:0", "cpu"
+    pid_t pid;
+    uint64_t pid_start_time;
+    char control_page[96]; // shared memory name
+    char socket[256];      // the daemon's Unix socket
+    int n_roles;
+    struct bridge_role *roles; // roles[0] is the policy; its fields also fill the keys of old tools
+};
+
+// --bridge (explicit_path, may be NULL), $COMMONWEIGHT_BRIDGE, $LOGDIR/vllm_bridge_config.json,
+// ./bridge.json, $XDG_RUNTIME_DIR/commonweight/bridge.json, /run/commonweight/bridge.json. The
+// first that exists; ST_NOT_FOUND lists where it looked. An explicit path is the only candidate.
+enum status bridge_find(const char *explicit_path, char *ret_path, size_t size);
+enum status bridge_file_write(const struct bridge_file *file);
+// Parses and checks the file by itself: every key, types, ranges inside segments, no overlap.
+enum status bridge_file_read(const char *path, struct bridge_file **ret);
+enum status bridge_file_parse(const char *where, const char *text, size_t len,
+                              struct bridge_file **ret); // for the fuzz entry
+void bridge_file_free(struct bridge_file *file);
+// Checks it against this machine: boot (ST_MISMATCH), then the living pid with that start time
+// (ST_PEER_GONE), each with its remedy.
+enum status bridge_file_check(const struct bridge_file *file);
+enum status bridge_file_check_boot(const struct bridge_file *file);
+enum status bridge_file_check_process(const struct bridge_file *file);
+const struct bridge_role *bridge_file_role(const struct bridge_file *file, const char *role);
+
+#endif

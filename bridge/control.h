@@ -1,0 +1,88 @@
+/* control.h: the control page: one page of POSIX shared memory (both backends) through which the
+ * owner of the weights (the daemon's engine thread) and their writer (the trainer) keep out of
+ * each other's way. The layout, the reader's and writer's algorithms, and what a crash at each
+ * point leaves are told above the code in control.c and in docs/bridge.md.
+ *
+ * weight version: even = whole, odd = an update is being written. It starts at 2 once loaded. */
+#ifndef BRIDGE_CONTROL_H
+#define BRIDGE_CONTROL_H
+
+#include "bridge/process.h"
+#include "common/base/status.h"
+#include <stdint.h>
+#include <sys/types.h>
+
+struct control; // one process's mapping of the page
+
+// ---- owner's side -------------------------------------------------------------------------------
+// name: "/commonweight-..." ; replaces a page left by a dead owner, ST_BUSY where the owner lives.
+enum status control_create(const char *name, const char *layout_hash, struct control **ret);
+void control_heartbeat(struct control *c); // either side, about every 100 ms (see also below)
+
+// The engine's bell: a futex word both processes can ring. control_wait() returns when it was rung
+// since `seen` was read, or at the time-out.
+uint32_t control_bell(const struct control *c);
+void control_ring(struct control *c);
+void control_wait(struct control *c, uint32_t seen, int timeout_ms);
+
+enum control_event {
+    CONTROL_NONE,       // no update happened
+    CONTROL_UPDATED,    // weights changed, version is even again
+    CONTROL_TORN,       // the writer died or let the deadline pass while the version was odd
+    CONTROL_WRITER_GONE // it died while the version was even: lease taken back, nothing lost
+};
+// After any event but CONTROL_NONE the owner reads control_version() again. A writer that lives but
+// has given no heartbeat for 30 s counts as dead; taking its lease back moves the version on by
+// two.
+void control_set_heartbeat_limit(struct control *c, int ms); // instead of the 30 s
+bool control_quiet_requested(const struct control *c);
+// At a step boundary, with no work in flight on the device: acknowledges the request, waits until
+// the writer resumes (its death is noticed within 100 ms), and says what happened.
+enum control_event control_grant_quiet(struct control *c);
+// Notices a dead writer outside of an update; cheap enough for every 100 ms. CONTROL_TORN here: a
+// writer that had lost its lease may have written after all; the version is odd now.
+enum control_event control_check_writer(struct control *c);
+// After the owner rewrote torn weights, or reloaded: next even version, no writer.
+void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
+void control_owner_update_end(struct control *c);   // next even version
+void control_end(
+    struct control *c); // owner leaves: page marked ended, name unlinked; then control_free
+
+// ---- writer's side ------------------------------------------------------------------------------
+// ST_NOT_FOUND, ST_MISMATCH (magic, format, layout), ST_PEER_GONE (owner dead) by name.
+enum status control_open(const char *name, const char *layout_hash, struct control **ret);
+// One writer at a time: ST_BUSY names the living one's pid. A dead writer's lease is taken over;
+// ST_TORN while the weights are torn. Starts nothing: the caller's heartbeat thread is in attach.h.
+// The calls below are ST_INVALID without the lease and ST_BUSY once it was lost.
+enum status control_lease_take(struct control *c);
+void control_lease_release(struct control *c);
+// Request and wait for the grant. ST_TIMEOUT past the deadline, ST_PEER_GONE where the owner died,
+// ST_MISMATCH where the owner rewrote the weights since this writer took the lease or last ended an
+// update. On failure nothing is left to resume.
+enum status control_quiet(struct control *c, int64_t deadline_ns);
+enum status control_write_begin(struct control *c); // version goes odd; on failure write nothing
+enum status control_write_end(struct control *c);   // version goes even: weights are whole
+void control_resume(struct control *c);             // lets the engine go on
+// Where the daemon finds the last good weights (a model folder) if this writer dies in an update.
+// The folder must exist; its absolute path is kept.
+enum status control_set_snapshot(struct control *c, const char *folder);
+
+// ---- both ---------------------------------------------------------------------------------------
+void control_free(struct control *c); // unmaps
+uint64_t control_version(const struct control *c);
+enum status control_owner_alive(const struct control *c); // ST_PEER_GONE in a sentence with the pid
+void control_snapshot(const struct control *c, char *ret, size_t size); // "" if none was set
+
+struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
+    uint64_t version, publishes;
+    pid_t owner_pid, writer_pid; // writer 0: none
+    double owner_heartbeat_age_ms, writer_heartbeat_age_ms;
+    bool owner_alive, writer_alive, quiet_requested, quiet_granted, torn, ended;
+    double last_wait_ms;  // request to grant
+    double last_write_ms; // version odd
+    double last_pause_ms; // grant to resume seen by the engine: what generation lost
+    char layout_hash[65], snapshot[512];
+};
+void control_facts(const struct control *c, struct control_facts *ret);
+
+#endif

@@ -1,0 +1,230 @@
+/* control_page.c: making, opening and replacing control pages. A page gets its name only when it is
+ * whole, and keeps it until its owner ends or another daemon finds the owner dead. Called by the
+ * thread that owns the mapping. */
+#include "bridge/control_page.h"
+#include "bridge/process.h"
+#include "common/base/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CONTROL_MAGIC  "CWEIGHTS" // 8 bytes, no NUL
+#define CONTROL_FORMAT 1
+
+static enum status check_name(const char *name)
+{
+    size_t len = strlen(name);
+    // Room for the suffix of the temporary name.
+    if (len < 2 || len > NAME_BYTES - 24 || name[0] != '/' || strchr(name + 1, '/'))
+        return status_fail(
+            ST_INVALID,
+            "control page name \"%s\": it must be \"/\" and 1 to %d other characters "
+            "without \"/\"",
+            name, NAME_BYTES - 25);
+    return ST_OK;
+}
+
+// Maps an existing page and checks that it is one. The descriptor stays open where wanted.
+static enum status map_page(const char *name, struct page **ret, int *ret_fd)
+{
+    int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    if (fd < 0) {
+        if (errno == ENOENT)
+            return status_fail(ST_NOT_FOUND,
+                               "control page %s does not exist: the daemon has ended; start "
+                               "cw-infer-server again",
+                               name);
+        return status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
+    }
+    struct stat sb;
+    struct page *page = MAP_FAILED;
+    enum status st = ST_OK;
+    if (fstat(fd, &sb) != 0)
+        st = status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
+    else if (sb.st_size != CONTROL_BYTES)
+        st = status_fail(ST_MISMATCH,
+                         "control page %s has %lld bytes, not %d: it is not one of ours", name,
+                         (long long)sb.st_size, CONTROL_BYTES);
+    if (st == ST_OK) {
+        page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (page == MAP_FAILED)
+            st = status_fail(ST_IO, "control page %s cannot be mapped: %s", name, strerror(errno));
+    }
+    if (st == ST_OK && memcmp(page->magic, CONTROL_MAGIC, 8) != 0)
+        st = status_fail(ST_MISMATCH,
+                         "control page %s does not begin with \"" CONTROL_MAGIC
+                         "\": another program made it",
+                         name);
+    if (st != ST_OK) {
+        if (page != MAP_FAILED) munmap(page, CONTROL_BYTES);
+        close(fd);
+        return st;
+    }
+    *ret = page;
+    if (ret_fd)
+        *ret_fd = fd;
+    else
+        close(fd);
+    return ST_OK;
+}
+
+// The path behind a shared memory name, for link() and rename(), which have no shm_ counterparts.
+static void page_path(char ret[128], const char *name)
+{
+    snprintf(ret, 128, "/dev/shm%s", name);
+}
+
+// Removes the page of that name if its owner is dead; ST_BUSY if it lives. The lock on the page's
+// file makes two daemons that start at once agree on which page they look at.
+static enum status remove_dead(const char *name)
+{
+    struct page *page = NULL;
+    int fd = -1, now_fd = -1;
+    enum status st = map_page(name, &page, &fd);
+    if (st == ST_NOT_FOUND) return ST_OK;
+    if (st != ST_OK) return status_context(st, "the name is taken; remove /dev/shm%s", name);
+    if (!atomic_load(&page->ended) && process_alive(page->owner_pid, page->owner_start)) {
+        st = status_fail(
+            ST_BUSY,
+            "control page %s belongs to the living process %d: another daemon uses this "
+            "bridge; give this one its own --bridge and --socket",
+            name, (int)page->owner_pid);
+        goto out;
+    }
+    struct stat held, named;
+    if (flock(fd, LOCK_EX) == 0 && fstat(fd, &held) == 0 &&
+        (now_fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0)) >= 0 && fstat(now_fd, &named) == 0 &&
+        held.st_ino == named.st_ino)
+        shm_unlink(name);
+out:
+    if (now_fd >= 0) close(now_fd);
+    munmap(page, CONTROL_BYTES);
+    close(fd);
+    return st;
+}
+
+enum status control_create(const char *name, const char *layout_hash, struct control **ret)
+{
+    enum status st = check_name(name);
+    if (st != ST_OK) return st;
+    if (strlen(layout_hash) >= sizeof((struct page *)0)->layout_hash)
+        return status_fail(ST_INVALID, "control page %s: layout hash \"%s\" is too long", name,
+                           layout_hash);
+    char fresh[NAME_BYTES], fresh_path[128], path[128];
+    struct page *page = MAP_FAILED;
+    struct control *c = calloc(1, sizeof *c);
+    if (!c) return status_fail(ST_NO_MEMORY, "control page %s: out of memory", name);
+    snprintf(fresh, sizeof fresh, "%s.%d", name, (int)getpid());
+    page_path(fresh_path, fresh);
+    page_path(path, name);
+
+    // The page is made whole under a name of its own and then linked: nobody sees half of one.
+    shm_unlink(fresh);
+    int fd = shm_open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        st = status_fail(ST_IO, "control page %s: %s", fresh, strerror(errno));
+        goto out;
+    }
+    // posix_fallocate: a full /dev/shm is an error here, not a SIGBUS later
+    int error = posix_fallocate(fd, 0, CONTROL_BYTES);
+    if (error) {
+        st = status_fail(ST_IO, "control page %s: no room in /dev/shm: %s", fresh, strerror(error));
+        goto out;
+    }
+    page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) {
+        st = status_fail(ST_IO, "control page %s cannot be mapped: %s", fresh, strerror(errno));
+        goto out;
+    }
+    memcpy(page->magic, CONTROL_MAGIC, 8);
+    page->format = CONTROL_FORMAT;
+    page->bytes = CONTROL_BYTES;
+    snprintf(page->layout_hash, sizeof page->layout_hash, "%s", layout_hash);
+    page->owner_pid = getpid();
+    page->owner_start = process_start_time(getpid());
+    atomic_store(&page->version, 1);
+    atomic_store(&page->owner_updating, 1);
+    atomic_store(&page->owner_beat_ns, clock_now_ns());
+    atomic_store(&page->heartbeat_limit_ms, HEARTBEAT_LIMIT_MS);
+
+    for (int attempt = 0;; attempt++) {
+        if (link(fresh_path, path) == 0) break;
+        if (errno != EEXIST || attempt == 10) {
+            st = status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
+            goto out;
+        }
+        CHECK(remove_dead(name));
+    }
+    snprintf(c->name, sizeof c->name, "%s", name);
+    c->owner = true;
+    c->page = page;
+    page = MAP_FAILED;
+    *ret = c;
+    c = NULL;
+out:
+    if (page != MAP_FAILED) munmap(page, CONTROL_BYTES);
+    if (fd >= 0) {
+        close(fd);
+        shm_unlink(fresh);
+    }
+    free(c);
+    return st;
+}
+
+enum status control_open(const char *name, const char *layout_hash, struct control **ret)
+{
+    struct page *page = NULL;
+    enum status st = check_name(name);
+    if (st != ST_OK) return st;
+    struct control *c = calloc(1, sizeof *c);
+    if (!c) return status_fail(ST_NO_MEMORY, "control page %s: out of memory", name);
+    CHECK(map_page(name, &page, NULL));
+    c->page = page;
+    snprintf(c->name, sizeof c->name, "%s", name);
+    if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES) {
+        st = status_fail(
+            ST_MISMATCH,
+            "control page %s has format %u (%u bytes), this program format %d (%d bytes): "
+            "run daemon and client of the same build",
+            name, page->format, page->bytes, CONTROL_FORMAT, CONTROL_BYTES);
+        goto out;
+    }
+    if (strncmp(page->layout_hash, layout_hash, sizeof page->layout_hash) != 0) {
+        st = status_fail(
+            ST_MISMATCH,
+            "control page %s was made for layout %.16s..., the bridge file says %.16s...: "
+            "the file is not this daemon's; restart the daemon, which writes it anew",
+            name, page->layout_hash, layout_hash);
+        goto out;
+    }
+    CHECK(control_owner_alive(c));
+    *ret = c;
+    c = NULL;
+out:
+    control_free(c);
+    return st;
+}
+
+void control_free(struct control *c)
+{
+    if (!c) return;
+    if (c->page) munmap(c->page, CONTROL_BYTES);
+    free(c);
+}
+
+void control_end(struct control *c)
+{
+    struct page *page = c->page;
+    atomic_store(&page->ended, 1);
+    shm_unlink(c->name);
+    // A writer asleep in control_quiet() looks at `ended` when the futex lets it go.
+    futex_wake(&page->phase);
+    control_ring(c);
+}

@@ -1,0 +1,66 @@
+/* control_page.h: the control page as it lies in memory, and the words on it. Private to control.c,
+ * which tells what they mean and who changes them when, and to control_page.c, which makes, opens
+ * and replaces pages. */
+#ifndef BRIDGE_CONTROL_PAGE_H
+#define BRIDGE_CONTROL_PAGE_H
+
+#include "bridge/control.h"
+
+#include <stdatomic.h>
+
+#define CONTROL_BYTES      4096
+#define HEARTBEAT_LIMIT_MS 30000 // of a writer, unless the owner sets another
+#define SNAPSHOT_BYTES     512
+#define NAME_BYTES         96
+
+enum phase { PHASE_IDLE, PHASE_REQUESTED, PHASE_GRANTED };
+
+struct page {
+    char magic[8];
+    uint32_t format, bytes;
+    char layout_hash[72];
+    uint64_t owner_start; // clock ticks since boot
+    int32_t owner_pid;
+
+    _Alignas(64) _Atomic uint64_t version;
+    _Atomic uint64_t publishes; // completed by writers
+    _Atomic int64_t owner_beat_ns;
+    _Atomic uint32_t owner_updating; // odd because the owner itself loads or reloads: not torn
+    _Atomic uint32_t tainted;        // a writer that had lost its lease may have written
+    _Atomic uint32_t ended;          // the owner left in good order
+
+    _Alignas(64) _Atomic uint32_t phase; // futex: generation << 2 | enum phase
+    _Atomic uint32_t bell;               // futex
+
+    _Alignas(64) _Atomic uint64_t lease; // generation << 32 | pid
+    _Atomic uint64_t identity;           // generation << 48 | start time
+    _Atomic int64_t writer_beat_ns;
+    _Atomic uint32_t heartbeat_limit_ms; // the owner's choice
+
+    _Alignas(64) _Atomic int64_t wait_ns; // of the last publish: request to grant
+    _Atomic int64_t write_ns;             // version odd
+    _Atomic int64_t pause_ns;             // grant to resume, as the engine saw it
+
+    // Two places for the path: the writer fills the one that is not current, then takes the turn,
+    // so a crash in between leaves the older path whole.
+    _Alignas(64) _Atomic uint32_t snapshot_turn; // current: snapshot[turn & 1]
+    char snapshot[2][SNAPSHOT_BYTES];
+};
+_Static_assert(sizeof(struct page) <= CONTROL_BYTES, "the control page is one page");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,
+               "atomics on a shared page must not need locks");
+
+struct control {
+    struct page *page;
+    char name[NAME_BYTES];
+    bool owner;
+    // writer
+    _Atomic uint64_t lease; // what it holds; 0: none. The heartbeat thread reads it.
+    uint64_t version;       // even: what this writer found at first, or left behind last
+    int64_t odd_since_ns;
+};
+
+// Wakes everybody who sleeps on the word (control.c).
+void futex_wake(_Atomic uint32_t *word);
+
+#endif

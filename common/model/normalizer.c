@@ -1,0 +1,256 @@
+/* normalizer.c: a flat list of steps (a Sequence within a Sequence is the same list). The Unicode
+ * forms are utf8proc's; a text of ASCII alone is its own normal form and skips them. */
+#include "common/model/normalizer.h"
+#include "common/base/json.h"
+#include "common/model/pattern.h"
+#include "common/model/unicode.h"
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+enum step_kind { STEP_FORM, STEP_LOWERCASE, STEP_PREPEND, STEP_REPLACE, STEP_STRIP };
+
+struct step {
+    enum step_kind kind;
+    utf8proc_option_t form;  // STEP_FORM
+    struct pattern *pattern; // STEP_REPLACE
+    struct bytes text;       // what is prepended or put in
+    bool left, right;        // STEP_STRIP
+};
+
+struct normalizer {
+    struct step *steps;
+    size_t n;
+    bool prepend_once;
+};
+
+void normalizer_free(struct normalizer *n)
+{
+    if (!n) return;
+    for (size_t i = 0; i < n->n; i++) {
+        pattern_free(n->steps[i].pattern);
+        bytes_release(&n->steps[i].text);
+    }
+    free(n->steps);
+    free(n);
+}
+
+static enum status take_text(const char *where, const json_t *section, const char *key,
+                             struct bytes *ret)
+{
+    const json_t *text = json_object_get(section, key);
+    if (!json_is_string(text))
+        return status_fail(ST_FORMAT, "%s: normalizer.%s is not a string", where, key);
+    bytes_append(ret, json_string_value(text), json_string_length(text));
+    return bytes_status(ret);
+}
+
+static enum status parse_step(const char *where, const char *type, const json_t *section,
+                              struct step *step)
+{
+    static const struct {
+        const char *type;
+        utf8proc_option_t form;
+    } forms[] = {
+        {"NFC", UTF8PROC_STABLE | UTF8PROC_COMPOSE},
+        {"NFD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
+        {"NFKC", UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
+        {"NFKD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT},
+    };
+    enum status st;
+    for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
+        if (strcmp(type, forms[i].type) != 0) continue;
+        step->kind = STEP_FORM;
+        step->form = forms[i].form;
+        return ST_OK;
+    }
+    if (strcmp(type, "Lowercase") == 0) {
+        step->kind = STEP_LOWERCASE;
+        return ST_OK;
+    }
+    if (strcmp(type, "Prepend") == 0) {
+        step->kind = STEP_PREPEND;
+        return take_text(where, section, "prepend", &step->text);
+    }
+    if (strcmp(type, "Replace") == 0) {
+        step->kind = STEP_REPLACE;
+        CHECK(take_text(where, section, "content", &step->text));
+        return pattern_parse(where, "normalizer.pattern", json_object_get(section, "pattern"),
+                             &step->pattern);
+    }
+    if (strcmp(type, "Strip") == 0) {
+        step->kind = STEP_STRIP;
+        step->left = step->right = true;
+        CHECK(json_get_bool(where, section, "strip_left", &step->left));
+        return json_get_bool(where, section, "strip_right", &step->right);
+    }
+    return status_fail(ST_UNSUPPORTED, "%s: normalizer.type \"%s\" is not supported", where, type);
+out:
+    return st;
+}
+
+static enum status parse_section(const char *where, const json_t *section, int depth,
+                                 struct normalizer *n)
+{
+    const json_t *type = json_object_get(section, "type");
+    if (!json_is_string(type))
+        return status_fail(ST_FORMAT, "%s: normalizer.type is not a string", where);
+    if (strcmp(json_string_value(type), "Sequence") == 0) {
+        const json_t *parts = json_object_get(section, "normalizers");
+        if (!json_is_array(parts) || depth > 8)
+            return status_fail(ST_FORMAT, "%s: normalizer.normalizers is not an array", where);
+        for (size_t i = 0; i < json_array_size(parts); i++) {
+            enum status st = parse_section(where, json_array_get(parts, i), depth + 1, n);
+            if (st != ST_OK) return st;
+        }
+        return ST_OK;
+    }
+    struct step *steps = realloc(n->steps, (n->n + 1) * sizeof(*steps));
+    if (!steps) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    n->steps = steps;
+    steps[n->n] = (struct step){.text = BYTES_INIT};
+    return parse_step(where, json_string_value(type), section, &steps[n->n++]);
+}
+
+enum status normalizer_parse(const char *where, const json_t *section, struct normalizer **ret)
+{
+    struct normalizer *n = calloc(1, sizeof(*n));
+    if (!n) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    enum status st = ST_OK;
+    if (section && !json_is_null(section)) st = parse_section(where, section, 0, n);
+    if (st != ST_OK)
+        normalizer_free(n);
+    else
+        *ret = n;
+    return st;
+}
+
+void normalizer_prepend_once(struct normalizer *n)
+{
+    n->prepend_once = true;
+}
+
+static bool is_ascii(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)text[i] >= 0x80) return false;
+    return true;
+}
+
+static enum status put_form(const struct step *step, const char *text, size_t len,
+                            struct bytes *ret)
+{
+    if (is_ascii(text, len)) {
+        bytes_append(ret, text, len);
+        return bytes_status(ret);
+    }
+    utf8proc_uint8_t *out = NULL;
+    utf8proc_ssize_t n =
+        utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)len, &out, step->form);
+    if (n < 0)
+        return status_fail(n == UTF8PROC_ERROR_NOMEM ? ST_NO_MEMORY : ST_INVALID,
+                           "text cannot be normalized: %s", utf8proc_errmsg(n));
+    bytes_append(ret, out, (size_t)n);
+    free(out);
+    return bytes_status(ret);
+}
+
+// Characters newer than the normal form stay as they are, and nothing is reordered across them.
+static enum status apply_form(const struct step *step, const char *text, size_t len,
+                              struct bytes *ret)
+{
+    size_t done = 0;
+    for (size_t i = 0; i < len;) {
+        int n = utf8_sequence(text + i, len - i);
+        if (n <= 0) return status_fail(ST_INVALID, "text is not UTF-8 at byte %zu", i);
+        if (n > 1 && unicode_normalizes_since_9(utf8_decode(text + i, n))) {
+            enum status st = put_form(step, text + done, i - done, ret);
+            if (st != ST_OK) return st;
+            done = i + (size_t)n;
+            bytes_append(ret, text + i, (size_t)n);
+        }
+        i += (size_t)n;
+    }
+    return put_form(step, text + done, len - done, ret);
+}
+
+static enum status apply_lowercase(const char *text, size_t len, struct bytes *ret)
+{
+    for (size_t i = 0; i < len;) {
+        int n = utf8_sequence(text + i, len - i);
+        if (n <= 0) return status_fail(ST_INVALID, "text is not UTF-8 at byte %zu", i);
+        uint32_t c = utf8_decode(text + i, n);
+        char out[4];
+        if (c == 0x130) // the one capital whose lower case is two characters
+            bytes_puts(ret, "i\xcc\x87");
+        else
+            bytes_append(ret, out,
+                         (size_t)utf8_encode((uint32_t)utf8proc_tolower((utf8proc_int32_t)c), out));
+        i += (size_t)n;
+    }
+    return bytes_status(ret);
+}
+
+static enum status apply_strip(const struct step *step, const char *text, size_t len,
+                               struct bytes *ret)
+{
+    size_t start = len, end = 0; // of the part that is not space
+    for (size_t i = 0; i < len;) {
+        int n = utf8_sequence(text + i, len - i);
+        if (n <= 0) return status_fail(ST_INVALID, "text is not UTF-8 at byte %zu", i);
+        if (!unicode_is_space(utf8_decode(text + i, n))) {
+            if (start == len) start = i;
+            end = i + (size_t)n;
+        }
+        i += (size_t)n;
+    }
+    if (!step->left) start = 0;
+    if (!step->right) end = len;
+    if (start < end) bytes_append(ret, text + start, end - start);
+    return bytes_status(ret);
+}
+
+static enum status apply_step(const struct step *step, const char *text, size_t len, bool prepend,
+                              struct bytes *ret)
+{
+    switch (step->kind) {
+    case STEP_FORM:
+        return apply_form(step, text, len, ret);
+    case STEP_LOWERCASE:
+        return apply_lowercase(text, len, ret);
+    case STEP_STRIP:
+        return apply_strip(step, text, len, ret);
+    case STEP_REPLACE:
+        return pattern_replace(step->pattern, text, len, bytes_text(&step->text), step->text.len,
+                               ret);
+    case STEP_PREPEND:
+        if (len > 0 && prepend) bytes_append(ret, bytes_text(&step->text), step->text.len);
+        bytes_append(ret, text, len);
+        break;
+    }
+    return bytes_status(ret);
+}
+
+enum status normalizer_apply(const struct normalizer *n, const char *text, size_t len,
+                             bool at_start, struct bytes *ret)
+{
+    struct bytes other = BYTES_INIT;
+    enum status st = ST_OK;
+    bytes_clear(ret);
+    if (n->n == 0) bytes_append(ret, text, len);
+    for (size_t i = 0; i < n->n; i++) {
+        if (i > 0) { // the result so far is the next step's input
+            struct bytes swap = other;
+            other = *ret;
+            *ret = swap;
+            bytes_clear(ret);
+            text = bytes_text(&other);
+            len = other.len;
+        }
+        CHECK(apply_step(&n->steps[i], text, len, at_start || !n->prepend_once, ret));
+    }
+    st = bytes_status(ret);
+out:
+    bytes_release(&other);
+    return st;
+}

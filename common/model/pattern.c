@@ -1,0 +1,321 @@
+/* pattern.c: literal and regular-expression patterns of tokenizer.json.
+ *
+ * The expressions are written for Oniguruma (Ruby syntax), which the tokenizers library uses; here
+ * PCRE2 runs them. translate() rewrites the few constructs that mean something else there:
+ * \s, \S and \w (other character sets), \h, (?m), \uHHHH, and it refuses what PCRE2 would silently
+ * read in another way (sets within sets, && in a set). The result is compiled once, with JIT;
+ * matching allocates its own match data, so that any thread may use a pattern. */
+#include "common/model/pattern.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+// Unicode's White_Space; PCRE2's own \s also has U+180E.
+#define SPACE_SET                                                                                  \
+    "\\t-\\r\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}"   \
+    "\\x{3000}"
+// Oniguruma's word characters: Alphabetic, marks, decimal digits, connector punctuation.
+#define WORD_SET                                                                                   \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}"                    \
+    "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
+#define HEX_SET "0-9A-Fa-f"
+
+#define MATCH_LIMIT 200000000u // backtracking steps of one match; far above any real text's
+
+struct pattern {
+    char *literal; // NULL for an expression
+    size_t literal_len;
+    pcre2_code *code;
+    char *name; // file and field, for errors while matching
+};
+
+void span_list_release(struct span_list *list)
+{
+    free(list->items);
+    *list = (struct span_list)SPAN_LIST_INIT;
+}
+
+bool span_list_push(struct span_list *list, size_t start, size_t end)
+{
+    if (list->n == list->cap) {
+        size_t cap = list->cap ? 2 * list->cap : 64;
+        struct span *items = realloc(list->items, cap * sizeof(*items));
+        if (!items) return false;
+        list->items = items;
+        list->cap = cap;
+    }
+    list->items[list->n++] = (struct span){start, end};
+    return true;
+}
+
+struct translation {
+    const char *where, *field, *expression;
+    struct bytes out;
+};
+
+static enum status refuse(const struct translation *t, const char *what)
+{
+    return status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s is not supported",
+                       t->where, t->field, t->expression, what);
+}
+
+static void put_set(struct translation *t, const char *set, bool in_set, bool negated)
+{
+    if (in_set)
+        bytes_puts(&t->out, set);
+    else
+        bytes_printf(&t->out, "[%s%s]", negated ? "^" : "", set);
+}
+
+// The escape at s[0] == '\\'; *used is its length.
+static enum status translate_escape(struct translation *t, const char *s, size_t len, bool in_set,
+                                    size_t *used)
+{
+    if (len < 2)
+        return status_fail(ST_FORMAT, "%s: %s: regular expression \"%.200s\" ends in a backslash",
+                           t->where, t->field, t->expression);
+    *used = 2;
+    switch (s[1]) {
+    case 's':
+        put_set(t, SPACE_SET, in_set, false);
+        return ST_OK;
+    case 'w':
+        put_set(t, WORD_SET, in_set, false);
+        return ST_OK;
+    case 'h':
+        put_set(t, HEX_SET, in_set, false);
+        return ST_OK;
+    case 'S':
+        if (in_set) return refuse(t, "\\S within a set");
+        put_set(t, SPACE_SET, false, true);
+        return ST_OK;
+    case 'W':
+        if (in_set) return refuse(t, "\\W within a set");
+        put_set(t, WORD_SET, false, true);
+        return ST_OK;
+    case 'H':
+        if (in_set) return refuse(t, "\\H within a set");
+        put_set(t, HEX_SET, false, true);
+        return ST_OK;
+    case 'u':
+        if (len < 6) return refuse(t, "a \\u without four digits");
+        bytes_printf(&t->out, "\\x{%.4s}", s + 2);
+        *used = 6;
+        return ST_OK;
+    case 'Q':
+    case 'E': // quoting in PCRE2, plain letters in Oniguruma
+        bytes_append(&t->out, s + 1, 1);
+        return ST_OK;
+    default:
+        bytes_append(&t->out, s, 2);
+        return ST_OK;
+    }
+}
+
+// "(?imx-imx" up to ':' or ')': Ruby's m (dot matches newline) is PCRE2's s.
+static size_t translate_flags(struct translation *t, const char *s, size_t len)
+{
+    size_t n = 2;
+    while (n < len && strchr("imx-", s[n])) n++;
+    if (n == 2 || n == len || (s[n] != ':' && s[n] != ')')) return 0;
+    for (size_t i = 0; i < n; i++) bytes_append(&t->out, s[i] == 'm' ? "s" : &s[i], 1);
+    return n;
+}
+
+static enum status translate(struct translation *t, const char *s, size_t len)
+{
+    bool in_set = false;
+    size_t set_start = 0; // where the set's first member may stand
+    for (size_t i = 0; i < len;) {
+        size_t used = 1;
+        if (s[i] == '\\') {
+            enum status st = translate_escape(t, s + i, len - i, in_set, &used);
+            if (st != ST_OK) return st;
+        } else if (in_set) {
+            if (s[i] == '[') return refuse(t, "a set within a set");
+            if (s[i] == '&' && i + 1 < len && s[i + 1] == '&') return refuse(t, "&& in a set");
+            if (s[i] == ']' && i != set_start) in_set = false;
+            bytes_append(&t->out, s + i, 1);
+        } else if (s[i] == '[') {
+            in_set = true;
+            if (i + 1 < len && s[i + 1] == '^') used = 2;
+            set_start = i + used;
+            bytes_append(&t->out, s + i, used);
+        } else {
+            size_t flags = 0;
+            if (s[i] == '(' && i + 1 < len && s[i + 1] == '?')
+                flags = translate_flags(t, s + i, len - i);
+            if (flags)
+                used = flags;
+            else
+                bytes_append(&t->out, s + i, 1);
+        }
+        i += used;
+    }
+    return bytes_status(&t->out);
+}
+
+static enum status pattern_alloc(const char *where, const char *field, struct pattern **ret)
+{
+    struct pattern *p = calloc(1, sizeof(*p));
+    struct bytes name = BYTES_INIT;
+    bytes_printf(&name, "%s: %s", where, field);
+    if (!p || name.failed) {
+        free(p);
+        bytes_release(&name);
+        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
+    }
+    p->name = name.data;
+    *ret = p;
+    return ST_OK;
+}
+
+enum status pattern_regex(const char *where, const char *field, const char *expression, size_t len,
+                          struct pattern **ret)
+{
+    struct translation t = {where, field, expression, BYTES_INIT};
+    struct pattern *p = NULL;
+    enum status st;
+    CHECK(translate(&t, expression, len));
+    CHECK(pattern_alloc(where, field, &p));
+    int error;
+    PCRE2_SIZE offset;
+    p->code = pcre2_compile((PCRE2_SPTR)bytes_text(&t.out), t.out.len,
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, NULL);
+    if (!p->code) {
+        unsigned char words[200] = "";
+        pcre2_get_error_message(error, words, sizeof(words));
+        st = status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field,
+                         expression, (const char *)words);
+        goto out;
+    }
+    pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
+    *ret = p;
+    p = NULL;
+out:
+    pattern_free(p);
+    bytes_release(&t.out);
+    return st;
+}
+
+enum status pattern_parse(const char *where, const char *field, const json_t *value,
+                          struct pattern **ret)
+{
+    const json_t *regex = json_object_get(value, "Regex");
+    if (json_is_string(regex))
+        return pattern_regex(where, field, json_string_value(regex), json_string_length(regex),
+                             ret);
+    const json_t *literal = json_object_get(value, "String");
+    if (!json_is_string(literal))
+        return status_fail(ST_FORMAT, "%s: %s is neither {\"String\": ...} nor {\"Regex\": ...}",
+                           where, field);
+    if (json_string_length(literal) == 0)
+        return status_fail(ST_UNSUPPORTED, "%s: %s is an empty string", where, field);
+    struct pattern *p;
+    enum status st = pattern_alloc(where, field, &p);
+    if (st != ST_OK) return st;
+    p->literal_len = json_string_length(literal);
+    p->literal = malloc(p->literal_len);
+    if (!p->literal) {
+        pattern_free(p);
+        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
+    }
+    memcpy(p->literal, json_string_value(literal), p->literal_len);
+    *ret = p;
+    return ST_OK;
+}
+
+void pattern_free(struct pattern *p)
+{
+    if (!p) return;
+    pcre2_code_free(p->code);
+    free(p->literal);
+    free(p->name);
+    free(p);
+}
+
+static enum status find_literal(const struct pattern *p, const char *text, size_t len,
+                                struct span_list *ret)
+{
+    for (const char *at = text; len > 0;) {
+        const char *hit = memmem(at, (size_t)(text + len - at), p->literal, p->literal_len);
+        if (!hit) break;
+        size_t start = (size_t)(hit - text);
+        if (!span_list_push(ret, start, start + p->literal_len))
+            return status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+        at = hit + p->literal_len;
+    }
+    return ST_OK;
+}
+
+static enum status find_regex(const struct pattern *p, const char *text, size_t len,
+                              struct span_list *ret)
+{
+    enum status st = ST_OK;
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *context = pcre2_match_context_create(NULL);
+    if (!match || !context) {
+        st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+        goto out;
+    }
+    pcre2_set_match_limit(context, MATCH_LIMIT);
+    for (size_t at = 0; at <= len;) {
+        int rc =
+            pcre2_match(p->code, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, match, context);
+        if (rc == PCRE2_ERROR_JIT_STACKLIMIT) // the interpreter keeps its state on the heap
+            rc = pcre2_match(p->code, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                             match, context);
+        if (rc == PCRE2_ERROR_NOMATCH) break;
+        if (rc < 0) {
+            unsigned char words[200] = "";
+            pcre2_get_error_message(rc, words, sizeof(words));
+            st = status_fail(ST_UNSUPPORTED, "%s: cannot match this text: %s", p->name,
+                             (const char *)words);
+            goto out;
+        }
+        const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
+        if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it
+        if (!span_list_push(ret, found[0], found[1])) {
+            st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+            goto out;
+        }
+        at = found[1];
+        if (found[0] == found[1]) { // empty: go on one character further
+            int n = at < len ? utf8_sequence(text + at, len - at) : 1;
+            at += n > 0 ? (size_t)n : 1;
+        }
+    }
+out:
+    pcre2_match_context_free(context);
+    pcre2_match_data_free(match);
+    return st;
+}
+
+enum status pattern_find_all(const struct pattern *p, const char *text, size_t len,
+                             struct span_list *ret)
+{
+    ret->n = 0;
+    if (len == 0) return ST_OK;
+    return p->literal ? find_literal(p, text, len, ret) : find_regex(p, text, len, ret);
+}
+
+enum status pattern_replace(const struct pattern *p, const char *text, size_t len, const char *with,
+                            size_t with_len, struct bytes *ret)
+{
+    struct span_list found = SPAN_LIST_INIT;
+    enum status st = pattern_find_all(p, text, len, &found);
+    size_t at = 0;
+    for (size_t i = 0; st == ST_OK && i < found.n; i++) {
+        bytes_append(ret, text + at, found.items[i].start - at);
+        bytes_append(ret, with, with_len);
+        at = found.items[i].end;
+    }
+    if (st == ST_OK) {
+        bytes_append(ret, text + at, len - at);
+        st = bytes_status(ret);
+    }
+    span_list_release(&found);
+    return st;
+}

@@ -1,0 +1,16 @@
+/* unicode.h: classes of characters as tokenizers use them. */
+#ifndef COMMON_MODEL_UNICODE_H
+#define COMMON_MODEL_UNICODE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+bool unicode_is_space(uint32_t c);   // White_Space
+bool unicode_is_word(uint32_t c);    // \w: Alphabetic, marks, decimal digits, connectors, joiners
+bool unicode_is_numeric(uint32_t c); // categories Nd, Nl, No
+
+// Characters that Unicode 9 did not have, of those that normal forms compose, decompose or reorder.
+// The tokenizers library normalizes by Unicode 9: there they are unassigned and left alone.
+bool unicode_normalizes_since_9(uint32_t c);
+
+#endif

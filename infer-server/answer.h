@@ -1,0 +1,35 @@
+/* answer.h: the answers to requests for text, written from a generation: whole, or piece by piece as
+ * the client reads them. Loop's thread. */
+#ifndef INFER_SERVER_ANSWER_H
+#define INFER_SERVER_ANSWER_H
+
+#include "infer-server/generation.h"
+#include "infer-server/http.h"
+
+struct answer {
+    const struct api_model *model;
+    struct generation *generation;
+    char id[48];      // "cmpl-...", "chatcmpl-..."
+    int64_t created;  // seconds since 1970
+    int unfinished;   // choices or lines of a stream that have not had their last piece
+};
+
+// OpenAI's answer objects, and the chunks of their streams (server-sent events). `overdue`: the
+// request has run into its time-out; the stream ends with an error.
+void openai_answer(struct answer *a, struct bytes *to);
+enum stream_state openai_stream(struct answer *a, bool overdue, struct bytes *to);
+
+// /v1/rollouts: one line a finished sample.
+enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *to);
+
+// /generate
+void generate_answer(struct answer *a, struct bytes *to);
+
+// "stop", "length", "abort", "error"; NULL while it runs
+const char *finish_name(enum finish_reason finish);
+// The text of one token by itself, appended ("token_id:N" where there is no tokenizer).
+void token_text(const struct api_model *model, int32_t token, struct bytes *to);
+// What to tell the client of a sample that failed or was cancelled by the engine.
+const char *failure_sentence(const struct generation_sample *s);
+
+#endif

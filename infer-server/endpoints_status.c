@@ -1,0 +1,79 @@
+/* endpoints_status.c: /health, /v1/models, /metrics. Loop's thread; the engine's facts are a snapshot
+ * (engine_stats), so that they are there however busy the engine is. */
+#include "infer-server/server_impl.h"
+#include "common/base/clock.h"
+
+#include <string.h>
+
+const char *server_state(const struct server *s, const struct engine_stats *stats,
+                         const char **ret_detail)
+{
+    *ret_detail = stats->state_detail;
+    if (stats->state == ENGINE_FAILED) return "failed";
+    if (s->draining || stats->state == ENGINE_DRAINING) {
+        *ret_detail = "the server is stopping";
+        return "draining";
+    }
+    if (stats->state == ENGINE_TORN) return "torn";
+    // until max_context is known here (tick), requests cannot be checked
+    if (stats->state == ENGINE_LOADING || s->model.max_context == 0) {
+        *ret_detail = "the model is being loaded";
+        return "loading";
+    }
+    return "ok";
+}
+
+bool server_is_open(struct server *s, struct exchange *x)
+{
+    struct engine_stats stats;
+    const char *detail;
+    char sentence[400];
+    engine_stats(s->engine, &stats);
+    const char *state = server_state(s, &stats, &detail);
+    if (strcmp(state, "ok") == 0) return true;
+    snprintf(sentence, sizeof sentence, "%s: %s; try again later", state, detail);
+    exchange_fail(x, 503, "unavailable_error", sentence);
+    return false;
+}
+
+void handle_health(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    struct engine_stats stats;
+    const char *detail;
+    engine_stats(s->engine, &stats);
+    const char *state = server_state(s, &stats, &detail);
+    bool ok = strcmp(state, "ok") == 0;
+    if (!ok) exchange_header(x, "Retry-After", "1");
+    exchange_reply_json(
+        x, ok ? 200 : 503,
+        json_pack("{s:s, s:I, s:s, s:s, s:b, s:i, s:i, s:i, s:f}", "status", state,
+                  "weight_version", (json_int_t)stats.weight_version, "model", s->model.name,
+                  "state_detail", detail, "paused", (int)s->paused, "running", stats.running,
+                  "waiting", stats.waiting, "max_context", s->model.max_context, "uptime_seconds",
+                  clock_ms_since(s->start_ns) / 1e3));
+}
+
+void handle_models(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:s, s:n, s:i}]}", "object", "list", "data", "id",
+                  s->model.name, "object", "model", "created", (json_int_t)s->start_s, "owned_by",
+                  "commonweight", "root", s->model.folder, "parent", "max_model_len",
+                  s->model.max_context));
+}
+
+void handle_metrics(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    struct engine_stats stats;
+    struct bytes text = BYTES_INIT;
+    engine_stats(s->engine, &stats);
+    const struct metrics_facts facts = {.model = s->model.name, .engine = &stats, .paused = s->paused,
+                                        .draining = s->draining,
+                                        .open_requests = http_open_exchanges(s->http)};
+    metrics_write(&s->metrics, &facts, &text);
+    exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
+}

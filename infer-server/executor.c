@@ -1,0 +1,321 @@
+/* executor.c: owns the model's scratch, the KV memory, and the buffers of a step; turns the
+ * scheduler's plan into one batch, runs it, draws, and tells the submitters. The engine's thread.
+ *
+ * The device is waited for once a step, when the drawn tokens come back: between two steps nothing is
+ * in flight on it, and the weights may change. A failed device ends everything, so the plan's
+ * book-keeping is not undone. */
+#include "infer-server/executor.h"
+#include "common/base/clock.h"
+#include "infer-server/kv_memory.h"
+#include "infer-server/sampler.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_MOST_CONTEXT 32768
+
+const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
+
+struct executor {
+    struct device *dev;
+    const struct model_config *config;
+    engine_event_fn on_event;
+    void *context;
+    int max_context;
+    struct model *model;
+    struct batch *batch;
+    struct kv_memory kv;
+    struct kv_cache *cache;
+    struct scheduler *scheduler;
+    struct sampler *sampler;
+    int32_t *tokens;                 // (prefill_chunk) of one item
+    struct sampler_row *rows;        // (max_batch)
+    const struct top_logprob **top;  // (max_batch)
+    struct engine_stats stats;       // the counters
+};
+
+// ---- life ------------------------------------------------------------------------------------------
+
+static enum status choose_context(const struct model_config *config, int wished, int *ret)
+{
+    if (wished > config->max_positions)
+        return status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
+                           config->max_positions);
+    int most = config->max_positions < DEFAULT_MOST_CONTEXT ? config->max_positions
+                                                            : DEFAULT_MOST_CONTEXT;
+    *ret = wished > 0 ? wished : most;
+    return ST_OK;
+}
+
+enum status executor_new(struct device *dev, const struct model_config *config,
+                         const struct weights *weights, const struct engine_options *options,
+                         engine_event_fn on_event, void *context, struct executor **ret)
+{
+    enum status st = ST_OK;
+    const int max_batch = options->max_batch, chunk = options->prefill_chunk;
+    struct executor *x = calloc(1, sizeof *x);
+    if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
+    x->dev = dev;
+    x->config = config;
+    x->on_event = on_event;
+    x->context = context;
+    int wished = 0;
+    CHECK(choose_context(config, options->max_context, &wished));
+    CHECK(model_new(dev, config, weights, max_batch + chunk, max_batch, wished, &x->model));
+    CHECK(sampler_new(dev, max_batch, config->vocab_size, config->eos_ids, config->n_eos,
+                      &x->sampler));
+    const int table_width = (wished + options->block_size - 1) / options->block_size;
+    CHECK(batch_new(dev, max_batch + chunk, max_batch, table_width, max_batch, &x->batch));
+    const struct kv_wish wish = {.bytes = options->kv_bytes,
+                                 .percent = options->kv_percent,
+                                 .block_size = options->block_size,
+                                 .max_batch = max_batch,
+                                 .max_context = wished,
+                                 .context_is_firm = options->max_context > 0};
+    CHECK(kv_memory_init(&x->kv, dev, config, weights->dt, &wish, &x->max_context));
+    CHECK(kv_cache_new(x->kv.view.n_blocks, options->block_size, &x->cache));
+    const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
+    CHECK(scheduler_new(&limits, x->cache, &x->scheduler));
+    x->tokens = malloc((size_t)chunk * sizeof *x->tokens);
+    x->rows = malloc((size_t)max_batch * sizeof *x->rows);
+    x->top = malloc((size_t)max_batch * sizeof(struct top_logprob *));
+    if (!x->tokens || !x->rows || !x->top) {
+        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_batch + chunk);
+        goto out;
+    }
+    CHECK(device_sync(dev));
+    *ret = x;
+    return ST_OK;
+out:
+    executor_free(x);
+    return st;
+}
+
+void executor_free(struct executor *x)
+{
+    if (!x) return;
+    free(x->tokens);
+    free(x->rows);
+    free(x->top);
+    scheduler_free(x->scheduler);
+    kv_cache_free(x->cache);
+    kv_memory_release(&x->kv);
+    batch_free(x->batch);
+    sampler_free(x->sampler);
+    model_free(x->model);
+    free(x);
+}
+
+int executor_max_context(const struct executor *x) { return x->max_context; }
+int executor_block_size(const struct executor *x) { return x->kv.view.block_size; }
+int executor_in_flight(const struct executor *x) { return scheduler_in_flight(x->scheduler); }
+
+int executor_samples(const struct executor *x)
+{
+    return scheduler_running(x->scheduler) + scheduler_waiting(x->scheduler);
+}
+
+void executor_stats(const struct executor *x, struct engine_stats *stats)
+{
+    struct engine_stats mine = x->stats;
+    mine.state = stats->state;
+    memcpy(mine.state_detail, stats->state_detail, sizeof mine.state_detail);
+    mine.weight_version = stats->weight_version;
+    mine.updates = stats->updates;
+    mine.restores = stats->restores;
+    mine.last_pause_ms = stats->last_pause_ms;
+    mine.running = scheduler_running(x->scheduler);
+    mine.waiting = scheduler_waiting(x->scheduler);
+    mine.kv_blocks_total = kv_cache_blocks(x->cache);
+    mine.kv_blocks_used = kv_cache_used(x->cache);
+    mine.kv_block_tokens = kv_cache_block_size(x->cache);
+    mine.kv_bytes_per_block = x->kv.bytes_per_block;
+    mine.weight_bytes = (int64_t)x->model->weights->bytes;
+    mine.preemptions = scheduler_preemptions(x->scheduler);
+    *stats = mine;
+}
+
+// ---- events ----------------------------------------------------------------------------------------
+
+static void count_time(uint64_t buckets[ENGINE_BUCKETS], double *sum, double seconds)
+{
+    int i = 0;
+    while (i < ENGINE_BUCKETS - 1 && seconds > engine_bucket_bounds[i]) i++;
+    buckets[i]++;
+    *sum += seconds;
+}
+
+// Takes the sample out of the scheduler where it ends; after its request's last event neither may be
+// touched.
+static void tell(struct executor *x, struct sample *sample, const struct token_record *tokens,
+                 int n_tokens, const struct top_logprob *top, enum finish_reason finish,
+                 const char *error)
+{
+    struct request *r = sample->request;
+    struct engine_event event = {.request = r,
+                                 .sample = sample->index,
+                                 .tokens = tokens,
+                                 .n_tokens = n_tokens,
+                                 .top = top,
+                                 .finish = finish,
+                                 .error = error};
+    if (finish != FINISH_NONE) {
+        struct sample_telemetry *t = &sample->telemetry;
+        const int64_t end = sample->last_token_ns ? sample->last_token_ns : clock_now_ns();
+        const int64_t started = sample->started_ns ? sample->started_ns : end;
+        t->queue_ms = (double)(started - sample->queued_ns) / 1e6;
+        t->latency_ms = (double)(end - sample->queued_ns) / 1e6;
+        t->generated_tokens = sample->n_generated;
+        t->kv_bytes_peak = sample->peak_blocks * x->kv.bytes_per_block;
+        scheduler_remove(x->scheduler, sample);
+        x->stats.requests_done[finish]++;
+        if (finish == FINISH_STOP || finish == FINISH_LENGTH)
+            count_time(x->stats.latency_buckets, &x->stats.latency_sum, t->latency_ms / 1e3);
+        event.telemetry = t;
+        event.request_done = ++r->n_done == r->sampling.n;
+    }
+    x->on_event(x->context, &event);
+}
+
+void executor_add(struct executor *x, struct request *r)
+{
+    if (scheduler_add(x->scheduler, r)) return;
+    for (int i = 0, n = r->sampling.n; i < n; i++) {
+        r->samples[i].state = SAMPLE_DONE;
+        tell(x, &r->samples[i], NULL, 0, NULL, FINISH_ERROR, "no memory to queue this request");
+    }
+}
+
+void executor_end_cancelled(struct executor *x)
+{
+    for (int i = executor_samples(x) - 1; i >= 0; i--) {
+        struct sample *sample = scheduler_at(x->scheduler, i);
+        if (sample->cancel) tell(x, sample, NULL, 0, NULL, FINISH_CANCELLED, NULL);
+    }
+}
+
+void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
+{
+    while (executor_samples(x) > 0)
+        tell(x, scheduler_at(x->scheduler, 0), NULL, 0, NULL, reason, error);
+}
+
+void executor_update(struct executor *x, uint64_t version, bool recompute)
+{
+    scheduler_update(x->scheduler, version, recompute);
+}
+
+// ---- a step ----------------------------------------------------------------------------------------
+
+static enum status build_batch(struct executor *x, const struct step *step)
+{
+    enum status st = ST_OK;
+    batch_clear(x->batch);
+    for (int i = 0; i < step->n_items; i++) {
+        const struct step_item *item = &step->items[i];
+        const struct sample *sample = item->sample;
+        sample_tokens(sample, item->first, item->n, x->tokens);
+        CHECK(batch_add_paged(x->batch, x->tokens, item->n, item->first, sample->blocks,
+                              sample->n_blocks, x->kv.view.block_size));
+    }
+    for (int i = 0; i < step->n_draws; i++) {
+        const struct step_item *item = &step->items[step->draws[i].item];
+        CHECK(batch_want_row(x->batch, batch_first_row(x->batch, step->draws[i].item) + item->n - 1));
+    }
+    const int n = step->n_items;
+    CHECK(batch_commit(x->batch, step->pure_decode ? model_decode_padding(x->model, n) : 0));
+out:
+    return st;
+}
+
+static enum status draw_tokens(struct executor *x, const struct step *step,
+                               const struct sample_result **ret_results)
+{
+    for (int i = 0; i < step->n_draws; i++) {
+        const struct sample *sample = step->draws[i].sample;
+        x->rows[i] = (struct sampler_row){
+            .sampling = &sample->request->sampling,
+            .stream = sample->stream,
+            .position = (uint64_t)sample_length(sample),
+            .no_stop = sample->n_generated < sample->request->sampling.min_tokens};
+    }
+    if (step->n_draws == 0) return device_sync(x->dev);
+    return sampler_draw(x->sampler, x->model->logits, x->rows, step->n_draws, ret_results, x->top);
+}
+
+static bool is_stop(const struct executor *x, const struct sampling *sampling, int32_t token)
+{
+    for (int i = 0; i < x->config->n_eos && !sampling->ignore_eos; i++)
+        if (x->config->eos_ids[i] == token) return true;
+    for (int i = 0; i < sampling->n_stop_ids; i++)
+        if (sampling->stop_ids[i] == token) return true;
+    return false;
+}
+
+static void take_token(struct executor *x, struct sample *sample, const struct token_record *record,
+                       const struct top_logprob *top, int64_t now_ns)
+{
+    const struct sampling *sampling = &sample->request->sampling;
+    struct sample_telemetry *t = &sample->telemetry;
+    scheduler_drawn(x->scheduler, sample, record->token);
+    x->stats.generated_tokens++;
+    if (sample->n_generated == 1) {
+        t->weight_version_first = record->weight_version;
+        t->first_token_ms = (double)(now_ns - sample->queued_ns) / 1e6;
+        count_time(x->stats.ttft_buckets, &x->stats.ttft_sum, t->first_token_ms / 1e3);
+        if (sample->index == 0) x->stats.prompt_tokens += (uint64_t)t->prompt_tokens;
+    } else {
+        count_time(x->stats.itl_buckets, &x->stats.itl_sum,
+                   (double)(now_ns - sample->last_token_ns) / 1e9);
+    }
+    t->weight_version_last = record->weight_version;
+    sample->last_token_ns = now_ns;
+    enum finish_reason finish = FINISH_NONE;
+    if (is_stop(x, sampling, record->token))
+        finish = FINISH_STOP;
+    else if (sample->n_generated == sampling->max_tokens)
+        finish = FINISH_LENGTH;
+    tell(x, sample, record, 1, top, finish, NULL);
+}
+
+// A sibling that forks has waited for nothing but its leader: both left the queue together.
+static void note_starts(const struct step *step, int64_t now_ns)
+{
+    for (int i = 0; i < step->n_items; i++)
+        if (!step->items[i].sample->started_ns) step->items[i].sample->started_ns = now_ns;
+    for (int i = 0; i < step->n_draws; i++) {
+        struct sample *sample = step->draws[i].sample;
+        if (!sample->started_ns)
+            sample->started_ns = step->items[step->draws[i].item].sample->started_ns;
+    }
+}
+
+enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
+                          bool *ret_stepped)
+{
+    enum status st = ST_OK;
+    const int64_t start_ns = clock_now_ns();
+    const struct sample_result *results = NULL;
+    const struct step *step = scheduler_plan(x->scheduler, admit);
+    *ret_stepped = step->n_items > 0;
+    if (step->n_items == 0) return ST_OK;
+    note_starts(step, start_ns);
+    CHECK(build_batch(x, step));
+    model_step(x->model, x->batch, &x->kv.view);
+    for (int i = 0; i < step->n_copies; i++)
+        kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
+    CHECK(draw_tokens(x, step, &results));
+    const int64_t now_ns = clock_now_ns();
+    for (int i = 0; i < step->n_draws; i++) {
+        const struct token_record record = {.token = results[i].token,
+                                            .logprob = results[i].logprob,
+                                            .cut_logprob = results[i].cut_logprob,
+                                            .kept_mass = results[i].kept_mass,
+                                            .weight_version = version};
+        take_token(x, step->draws[i].sample, &record, x->top[i], now_ns);
+    }
+    x->stats.steps++;
+    x->stats.busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
+out:
+    return st;
+}

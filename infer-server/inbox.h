@@ -1,0 +1,26 @@
+/* inbox.h: how other threads hand work to the loop's thread: a locked list and a uv_async_t. Posting
+ * never blocks for longer than the list's lock is held (a few instructions). What may lie in it is
+ * bounded by what the server has admitted: a message is one step's tokens of one sample, or the end
+ * of a command. */
+#ifndef INFER_SERVER_INBOX_H
+#define INFER_SERVER_INBOX_H
+
+#include "common/base/status.h"
+#include <uv.h>
+
+struct inbox;
+
+// One message; embed it first in a malloc'ed struct. deliver() runs on the loop's thread and owns the
+// memory from then on.
+struct inbox_message {
+    struct inbox_message *next;
+    void (*deliver)(struct inbox_message *message);
+};
+
+enum status inbox_new(uv_loop_t *loop, struct inbox **ret);
+void inbox_post(struct inbox *box, struct inbox_message *message); // any thread
+void inbox_drain(struct inbox *box);                               // loop's thread
+// Delivers what is left and closes the handle; the memory goes when the loop has run once more.
+void inbox_close(struct inbox *box);
+
+#endif

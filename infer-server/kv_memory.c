@@ -1,0 +1,107 @@
+/* kv_memory.c: owns the keys and values of every sequence. The engine's thread only.
+ *
+ * The pool takes a share of the memory that is free after the weights and the model's scratch, so it
+ * is allocated last. Without a size it takes 30%: a trainer on the same device needs the larger part
+ * (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free" there is memory
+ * that the system would otherwise use to cache files. */
+#include "infer-server/kv_memory.h"
+#include <limits.h>
+#include <string.h>
+
+#define DEFAULT_PERCENT 30.0
+#define CPU_MOST_BYTES  ((int64_t)4 << 30)
+
+static enum status pool_bytes(struct device *dev, const struct kv_wish *wish, int64_t *ret)
+{
+    size_t available, total;
+    enum status st = device_memory(dev, &available, &total);
+    if (st != ST_OK) return st;
+    if (wish->bytes > 0) {
+        if ((uint64_t)wish->bytes > available)
+            return status_fail(ST_NO_MEMORY,
+                               "--kv-memory asks for %lld bytes, %s has %zu free; ask for less",
+                               (long long)wish->bytes, device_spec(dev), available);
+        *ret = wish->bytes;
+        return ST_OK;
+    }
+    double percent = wish->percent > 0 ? wish->percent : DEFAULT_PERCENT;
+    int64_t bytes = (int64_t)((double)available * percent / 100.0);
+    if (wish->percent <= 0 && device_kind(dev) == DEVICE_CPU && bytes > CPU_MOST_BYTES)
+        bytes = CPU_MOST_BYTES;
+    *ret = bytes;
+    return ST_OK;
+}
+
+enum status kv_memory_init(struct kv_memory *m, struct device *dev, const struct model_config *config,
+                           enum dtype dt, const struct kv_wish *wish, int *ret_context)
+{
+    memset(m, 0, sizeof *m);
+    enum status st = ST_OK;
+    const int64_t block_elements = (int64_t)wish->block_size * config_kv_width(config);
+    const int64_t block_bytes =
+        2 * (int64_t)config->n_layers * block_elements * (int64_t)dtype_size(dt);
+    void *k = NULL, *v = NULL;
+    int64_t bytes = 0;
+    CHECK(pool_bytes(dev, wish, &bytes));
+
+    int64_t blocks_wished = (wish->max_context + wish->block_size - 1) / wish->block_size;
+    int64_t n_blocks = bytes / block_bytes;
+    if (n_blocks > blocks_wished * wish->max_batch) n_blocks = blocks_wished * wish->max_batch;
+    if (n_blocks > INT32_MAX / wish->block_size) n_blocks = INT32_MAX / wish->block_size;
+    int context = wish->max_context;
+    if (n_blocks < blocks_wished) {
+        if (wish->context_is_firm || n_blocks < 1) {
+            st = status_fail(ST_INVALID,
+                             "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
+                             "--max-context %d; give --kv-memory %lld or more, or a smaller "
+                             "--max-context",
+                             (long long)bytes, (long long)(n_blocks * wish->block_size),
+                             wish->max_context, (long long)(blocks_wished * block_bytes));
+            goto out;
+        }
+        context = (int)(n_blocks * wish->block_size);
+    }
+
+    const size_t half = (size_t)n_blocks * (size_t)block_bytes / 2;
+    CHECK(device_alloc(dev, half, &k));
+    CHECK(device_alloc(dev, half, &v));
+    // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
+    // zeros keep NaN out of such sums.
+    device_fill(dev, k, 0, half);
+    device_fill(dev, v, 0, half);
+    m->dev = dev;
+    m->view = (struct kv_view){.k = k,
+                               .v = v,
+                               .layer_stride = n_blocks * block_elements,
+                               .n_blocks = (int)n_blocks,
+                               .block_size = wish->block_size,
+                               .dt = dt};
+    m->n_layers = config->n_layers;
+    m->bytes_per_block = block_bytes;
+    *ret_context = context;
+    return ST_OK;
+out:
+    device_release(dev, k);
+    device_release(dev, v);
+    return st == ST_NO_MEMORY ? status_context(st, "KV cache") : st;
+}
+
+void kv_memory_release(struct kv_memory *m)
+{
+    if (!m->dev) return;
+    device_release(m->dev, m->view.k);
+    device_release(m->dev, m->view.v);
+    memset(m, 0, sizeof *m);
+}
+
+void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
+{
+    const size_t element = dtype_size(m->view.dt);
+    const size_t bytes = (size_t)m->bytes_per_block / 2 / (size_t)m->n_layers;
+    for (int layer = 0; layer < m->n_layers; layer++) {
+        size_t start = (size_t)layer * (size_t)m->view.layer_stride * element;
+        char *k = (char *)m->view.k + start, *v = (char *)m->view.v + start;
+        device_copy(m->dev, k + (size_t)to * bytes, k + (size_t)from * bytes, bytes);
+        device_copy(m->dev, v + (size_t)to * bytes, v + (size_t)from * bytes, bytes);
+    }
+}

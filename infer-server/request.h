@@ -1,0 +1,51 @@
+/* request.h: a request and its samples, as the engine's own files see them (engine.h shows them
+ * opaque). One thread at a time: the submitter until engine_submit(), then the engine's, but for
+ * `cancel`, which the submitter sets. */
+#ifndef INFER_SERVER_REQUEST_H
+#define INFER_SERVER_REQUEST_H
+
+#include "infer-server/engine.h"
+
+enum sample_state { SAMPLE_WAITING, SAMPLE_RUNNING, SAMPLE_DONE };
+
+// One completion of a request: a sequence of the prompt's tokens and of those generated so far.
+struct sample {
+    struct request *request;
+    int index;      // 0..n-1 in its request
+    uint64_t order; // position in the queue of arrival; the smaller, the older
+    enum sample_state state;
+    _Atomic bool cancel;
+    int32_t *generated; // (max_tokens) ids
+    int n_generated;
+    int32_t *blocks; // its block table: (all blocks it can ever need), of which n_blocks are held
+    int n_blocks, peak_blocks; // blocks shared with siblings count for each
+    int computed;        // tokens from the front whose keys and values lie in its blocks
+    uint64_t kv_version; // that computed the prompt's part of them; 0: more than one did
+    uint64_t stream;     // of its random draws
+    int64_t queued_ns, started_ns, last_token_ns; // 0: not yet
+    bool started; // has left the queue once
+    struct sample_telemetry telemetry;
+};
+
+struct request {
+    void *tag;
+    struct sampling sampling;
+    int n_prompt;
+    int32_t *prompt;
+    struct sample *samples; // (sampling.n)
+    int n_done;
+    struct sample *leader; // computes the prompt for its siblings, which wait for it; or NULL
+    struct request *next;  // in the engine's inbox
+};
+
+// Room for what its samples generate and for their block tables; once, before it is queued.
+enum status request_prepare(struct request *r, int block_size);
+
+static inline int sample_length(const struct sample *s) // tokens known
+{
+    return s->request->n_prompt + s->n_generated;
+}
+// Writes the n tokens from position `first` on.
+void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens);
+
+#endif

@@ -1,0 +1,381 @@
+/* scheduler.c: owns the list of running samples and the queue of waiting ones, both oldest first.
+ * The engine's thread.
+ *
+ * A plan is made in four passes:
+ *  1. admit: samples leave the queue in order of arrival while there are places and blocks for all
+ *     tokens they have so far. One block a running sample is kept back, so that an admission never
+ *     makes the same step preempt. The first that does not fit stops the pass (no overtaking).
+ *  2. decode: every sample whose tokens are all computed but the last feeds that one. Where it needs
+ *     a new block and none is free, the youngest running sample is preempted: it drops its blocks and
+ *     goes back to its place in the queue, and later computes its tokens again. The oldest one always
+ *     gets on, and fits alone (the engine refuses requests that never could), so all end.
+ *  3. prefill: the others, oldest first, feed up to prefill_chunk tokens in all.
+ *  4. fork: a group's prompt is computed once, by its leader. Its siblings wait for that without
+ *     holding up those behind them, but their places count as taken. When the leader's last prompt
+ *     row is in the step, each new sibling becomes a holder of the prompt's full blocks, gets a copy
+ *     of the last, partly filled one, and draws its first token from the same row.
+ * Siblings that come back after a preemption, or for which there was no place to fork, share the
+ * prompt's full blocks with one that holds them, provided that one version computed them and it is
+ * the present one. A prefix cache would answer the same question (whose full blocks hold these
+ * tokens?) for any two requests in find_prefix(). */
+#include "infer-server/scheduler.h"
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct sample_list {
+    struct sample **at; // oldest first
+    int n, cap;
+};
+
+struct scheduler {
+    struct scheduler_limits limits;
+    struct kv_cache *cache;
+    struct sample_list running, waiting;
+    uint64_t next_order, version, preemptions;
+    struct step step;
+};
+
+// ---- lists -----------------------------------------------------------------------------------------
+
+static bool list_reserve(struct sample_list *list, int n)
+{
+    if (n <= list->cap) return true;
+    int cap = n + n / 2 + 16;
+    struct sample **at = realloc(list->at, (size_t)cap * sizeof(struct sample *));
+    if (!at) return false;
+    list->at = at;
+    list->cap = cap;
+    return true;
+}
+
+static void list_insert(struct sample_list *list, struct sample *sample)
+{
+    assert(list->n < list->cap);
+    int i = list->n;
+    for (; i > 0 && list->at[i - 1]->order > sample->order; i--) list->at[i] = list->at[i - 1];
+    list->at[i] = sample;
+    list->n++;
+}
+
+static void list_remove(struct sample_list *list, const struct sample *sample)
+{
+    int i = 0;
+    while (i < list->n && list->at[i] != sample) i++;
+    assert(i < list->n);
+    memmove(list->at + i, list->at + i + 1, (size_t)(list->n - i - 1) * sizeof(struct sample *));
+    list->n--;
+}
+
+// ---- life ------------------------------------------------------------------------------------------
+
+enum status scheduler_new(const struct scheduler_limits *limits, struct kv_cache *cache,
+                          struct scheduler **ret)
+{
+    struct scheduler *s = calloc(1, sizeof *s);
+    if (!s) goto no_memory;
+    s->limits = *limits;
+    s->cache = cache;
+    const size_t n = (size_t)limits->max_batch;
+    s->step.items = calloc(n, sizeof *s->step.items);
+    s->step.draws = calloc(n, sizeof *s->step.draws);
+    s->step.copies = calloc(n, sizeof *s->step.copies);
+    if (!s->step.items || !s->step.draws || !s->step.copies) goto no_memory;
+    if (!list_reserve(&s->running, limits->max_batch)) goto no_memory;
+    *ret = s;
+    return ST_OK;
+no_memory:
+    scheduler_free(s);
+    return status_fail(ST_NO_MEMORY, "no memory for a scheduler of %d sequences", limits->max_batch);
+}
+
+void scheduler_free(struct scheduler *s)
+{
+    if (!s) return;
+    free(s->step.items);
+    free(s->step.draws);
+    free(s->step.copies);
+    free(s->running.at);
+    free(s->waiting.at);
+    free(s);
+}
+
+int scheduler_running(const struct scheduler *s) { return s->running.n; }
+int scheduler_waiting(const struct scheduler *s) { return s->waiting.n; }
+uint64_t scheduler_preemptions(const struct scheduler *s) { return s->preemptions; }
+
+int scheduler_in_flight(const struct scheduler *s)
+{
+    int n = s->running.n;
+    for (int i = 0; i < s->waiting.n; i++) n += s->waiting.at[i]->started;
+    return n;
+}
+
+struct sample *scheduler_at(const struct scheduler *s, int i)
+{
+    return i < s->running.n ? s->running.at[i] : s->waiting.at[i - s->running.n];
+}
+
+bool scheduler_add(struct scheduler *s, struct request *r)
+{
+    // Room for the running ones too: a preemption must not need memory.
+    if (!list_reserve(&s->waiting, s->waiting.n + s->running.n + r->sampling.n)) return false;
+    for (int i = 0; i < r->sampling.n; i++) {
+        r->samples[i].order = s->next_order++;
+        r->samples[i].state = SAMPLE_WAITING;
+        list_insert(&s->waiting, &r->samples[i]);
+    }
+    return true;
+}
+
+// ---- blocks ----------------------------------------------------------------------------------------
+
+static void drop_blocks(struct scheduler *s, struct sample *sample)
+{
+    kv_cache_drop(s->cache, sample->blocks, sample->n_blocks);
+    sample->n_blocks = 0;
+    sample->computed = 0;
+    sample->kv_version = 0;
+}
+
+static void note_peak(struct sample *sample)
+{
+    if (sample->n_blocks > sample->peak_blocks) sample->peak_blocks = sample->n_blocks;
+}
+
+// Blocks for the first n tokens; false, with nothing taken, where too few are free.
+static bool hold_blocks(struct scheduler *s, struct sample *sample, int n_tokens)
+{
+    int more = kv_cache_blocks_for(s->cache, n_tokens) - sample->n_blocks;
+    if (more <= 0) return true;
+    if (!kv_cache_take(s->cache, more, sample->blocks + sample->n_blocks)) return false;
+    sample->n_blocks += more;
+    note_peak(sample);
+    return true;
+}
+
+static void share_blocks(struct scheduler *s, struct sample *sample, const struct sample *from, int n)
+{
+    kv_cache_share(s->cache, from->blocks, n);
+    memcpy(sample->blocks, from->blocks, (size_t)n * sizeof *sample->blocks);
+    sample->n_blocks = n;
+    sample->computed = n * kv_cache_block_size(s->cache);
+    note_peak(sample);
+}
+
+// A running sibling that holds the whole prompt, computed by the present version alone.
+static const struct sample *find_prefix(const struct scheduler *s, const struct sample *sample)
+{
+    const struct request *r = sample->request;
+    for (int i = 0; i < r->sampling.n; i++) {
+        const struct sample *other = &r->samples[i];
+        if (other != sample && other->state == SAMPLE_RUNNING && other->computed >= r->n_prompt &&
+            other->kv_version == s->version)
+            return other;
+    }
+    return NULL;
+}
+
+// ---- leaving and coming back ------------------------------------------------------------------------
+
+static void leave_running(struct scheduler *s, struct sample *sample)
+{
+    if (sample->request->leader == sample) sample->request->leader = NULL;
+    drop_blocks(s, sample);
+    list_remove(&s->running, sample);
+}
+
+static void back_to_queue(struct scheduler *s, struct sample *sample)
+{
+    leave_running(s, sample);
+    sample->state = SAMPLE_WAITING;
+    list_insert(&s->waiting, sample);
+}
+
+void scheduler_remove(struct scheduler *s, struct sample *sample)
+{
+    if (sample->state == SAMPLE_RUNNING)
+        leave_running(s, sample);
+    else if (sample->state == SAMPLE_WAITING)
+        list_remove(&s->waiting, sample);
+    sample->state = SAMPLE_DONE;
+}
+
+void scheduler_update(struct scheduler *s, uint64_t version, bool recompute)
+{
+    s->version = version;
+    if (recompute)
+        while (s->running.n) back_to_queue(s, s->running.at[s->running.n - 1]);
+    for (int i = 0; i < s->running.n; i++) { // prompts caught half way are of two versions
+        struct sample *sample = s->running.at[i];
+        if (sample->computed < sample->request->n_prompt) sample->kv_version = 0;
+    }
+}
+
+// ---- planning --------------------------------------------------------------------------------------
+
+static bool is_held(const struct sample *sample) // its leader is computing their prompt
+{
+    return sample->request->leader && sample->state == SAMPLE_WAITING;
+}
+
+static void start(struct scheduler *s, struct sample *sample)
+{
+    list_remove(&s->waiting, sample);
+    sample->state = SAMPLE_RUNNING;
+    sample->started = true;
+    list_insert(&s->running, sample);
+}
+
+static void choose_leader(struct sample *sample)
+{
+    struct request *r = sample->request;
+    if (r->leader || sample->computed > 0) return;
+    for (int i = 0; i < r->sampling.n; i++)
+        if (r->samples[i].state == SAMPLE_WAITING) r->leader = sample;
+}
+
+// Blocks for all its tokens beyond those it can share, one a running sample kept back.
+static bool admit_one(struct scheduler *s, struct sample *sample, int places)
+{
+    const int length = sample_length(sample), n_prompt = sample->request->n_prompt;
+    const struct sample *from = find_prefix(s, sample);
+    // The last known token is computed in any case: its row gives the next one.
+    int shared = (n_prompt < length ? n_prompt : length - 1) / kv_cache_block_size(s->cache);
+    if (!from) shared = 0;
+    int needed = kv_cache_blocks_for(s->cache, length) - shared;
+    if (kv_cache_available(s->cache) < needed + places) return false;
+    if (from) share_blocks(s, sample, from, shared);
+    if (!hold_blocks(s, sample, length)) return false; // was counted: never
+    sample->kv_version = s->version;
+    start(s, sample);
+    choose_leader(sample);
+    return true;
+}
+
+static void admit_waiting(struct scheduler *s, enum scheduler_admit admit)
+{
+    int places = s->running.n; // taken: by running samples and by siblings that will fork
+    for (int i = 0; i < s->waiting.n; i++) places += is_held(s->waiting.at[i]);
+    for (int i = 0; i < s->waiting.n && places < s->limits.max_batch;) {
+        struct sample *sample = s->waiting.at[i];
+        if (is_held(sample) || (admit == ADMIT_STARTED && !sample->started)) {
+            i++;
+            continue;
+        }
+        if (!admit_one(s, sample, places)) break;
+        places++; // it left the queue: the next one is at i
+        if (sample->request->leader != sample) continue;
+        for (int k = 0; k < sample->request->sampling.n; k++)
+            places += is_held(&sample->request->samples[k]);
+    }
+}
+
+static void plan_item(struct scheduler *s, struct sample *sample, int n)
+{
+    struct step *step = &s->step;
+    bool draws = sample->computed + n == sample_length(sample);
+    if (draws)
+        step->draws[step->n_draws++] = (struct step_draw){.sample = sample, .item = step->n_items};
+    step->items[step->n_items++] =
+        (struct step_item){.sample = sample, .first = sample->computed, .n = n};
+    if (n != 1 || !draws) step->pure_decode = false;
+    step->n_tokens += n;
+    sample->computed += n;
+}
+
+static bool is_decoding(const struct sample *sample)
+{
+    return sample->computed + 1 == sample_length(sample) && sample->n_generated > 0;
+}
+
+// A block for its next token, taken from the youngest if need be; false where that is itself.
+static bool make_room(struct scheduler *s, struct sample *sample)
+{
+    while (!hold_blocks(s, sample, sample->computed + 1)) {
+        struct sample *youngest = s->running.at[s->running.n - 1];
+        back_to_queue(s, youngest);
+        s->preemptions++;
+        if (youngest == sample) return false;
+    }
+    return true;
+}
+
+static void plan_decode(struct scheduler *s)
+{
+    for (int i = 0; i < s->running.n; i++) {
+        struct sample *sample = s->running.at[i];
+        if (is_decoding(sample) && make_room(s, sample)) plan_item(s, sample, 1);
+    }
+}
+
+static void plan_prefill(struct scheduler *s)
+{
+    // Decoding samples were planned, so that all their tokens count as computed.
+    int room = s->limits.prefill_chunk;
+    for (int i = 0; i < s->running.n && room > 0; i++) {
+        struct sample *sample = s->running.at[i];
+        int n = sample_length(sample) - sample->computed;
+        if (n > room) n = room;
+        if (n <= 0) continue;
+        plan_item(s, sample, n);
+        room -= n;
+    }
+}
+
+// Gives a sibling the prompt's blocks. Its place is free; its block may not be.
+static bool fork_one(struct scheduler *s, const struct sample *leader, int item, struct sample *sample)
+{
+    struct step *step = &s->step;
+    const int n_prompt = leader->request->n_prompt;
+    const int full = n_prompt / kv_cache_block_size(s->cache);
+    if (s->running.n >= s->limits.max_batch) return false;
+    if (kv_cache_available(s->cache) < 1 + s->running.n) return false;
+    share_blocks(s, sample, leader, full);
+    if (!hold_blocks(s, sample, n_prompt)) return false; // one was there
+    if (sample->n_blocks > full)
+        step->copies[step->n_copies++] =
+            (struct step_copy){.from = leader->blocks[full], .to = sample->blocks[full]};
+    sample->computed = n_prompt;
+    sample->kv_version = leader->kv_version;
+    start(s, sample);
+    step->draws[step->n_draws++] = (struct step_draw){.sample = sample, .item = item};
+    step->pure_decode = false;
+    return true;
+}
+
+static void plan_forks(struct scheduler *s)
+{
+    for (int i = 0; i < s->step.n_items; i++) {
+        struct sample *leader = s->step.items[i].sample;
+        struct request *r = leader->request;
+        if (r->leader != leader || leader->computed < r->n_prompt) continue;
+        // A leader that came back computes tokens of its own behind the prompt: the item's last row
+        // is not the prompt's, and its siblings are admitted by the next plan.
+        bool room = leader->computed == r->n_prompt;
+        for (int k = 0; k < r->sampling.n && room; k++) {
+            struct sample *sample = &r->samples[k];
+            if (sample->state == SAMPLE_WAITING && sample->n_generated == 0)
+                room = fork_one(s, leader, i, sample);
+        }
+        r->leader = NULL;
+    }
+}
+
+const struct step *scheduler_plan(struct scheduler *s, enum scheduler_admit admit)
+{
+    struct step *step = &s->step;
+    step->n_items = step->n_draws = step->n_copies = step->n_tokens = 0;
+    step->pure_decode = true;
+    admit_waiting(s, admit);
+    plan_decode(s);
+    plan_prefill(s);
+    plan_forks(s);
+    return step;
+}
+
+void scheduler_drawn(struct scheduler *s, struct sample *sample, int32_t token)
+{
+    (void)s;
+    sample->generated[sample->n_generated++] = token;
+}

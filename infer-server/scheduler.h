@@ -1,0 +1,69 @@
+/* scheduler.h: which tokens of which samples the next step computes. Continuous batching: a step
+ * holds one token of every decoding sequence and, beside them, up to prefill_chunk tokens of prompts.
+ *
+ * Pure logic over samples and the book of KV blocks; it never sees the device. The engine's thread. */
+#ifndef INFER_SERVER_SCHEDULER_H
+#define INFER_SERVER_SCHEDULER_H
+
+#include "infer-server/kv_cache.h"
+#include "infer-server/request.h"
+
+struct scheduler;
+
+struct step_item { // n tokens of a sample, from position first on, are computed
+    struct sample *sample;
+    int first, n;
+};
+struct step_draw { // the next token of a sample is drawn from the last row of an item
+    struct sample *sample;
+    int item;
+};
+struct step_copy { // block `to` becomes a copy of `from` once the items are computed
+    int32_t from, to;
+};
+struct step {
+    int n_items, n_draws, n_copies, n_tokens;
+    struct step_item *items; // oldest sample first, decoding ones before prompts
+    struct step_draw *draws; // at most max_batch
+    struct step_copy *copies;
+    bool pure_decode; // every item is one token and draws the token after it, in the items' order
+};
+
+struct scheduler_limits {
+    int max_batch;     // sequences running at once
+    int prefill_chunk; // prompt tokens a step
+};
+
+enum scheduler_admit {
+    ADMIT_ALL,
+    ADMIT_STARTED // only samples that ran before and were preempted (before an update, "drain")
+};
+
+enum status scheduler_new(const struct scheduler_limits *limits, struct kv_cache *cache,
+                          struct scheduler **ret); // cache is borrowed
+void scheduler_free(struct scheduler *s);
+
+// Queues all samples of a prepared request (request_prepare), behind those already queued. False for
+// want of memory.
+bool scheduler_add(struct scheduler *s, struct request *r);
+
+// Plans one step; n_items is 0 when there is nothing to do. What it plans counts as computed from
+// here on. The step stays valid until the next call; samples of it must not be removed before its
+// draws were recorded with scheduler_drawn().
+const struct step *scheduler_plan(struct scheduler *s, enum scheduler_admit admit);
+void scheduler_drawn(struct scheduler *s, struct sample *sample, int32_t token);
+
+// Takes a sample out, whatever its state: finished, cancelled, failed. Its blocks are dropped.
+void scheduler_remove(struct scheduler *s, struct sample *sample);
+
+// The weights changed: `version` computes from now on. recompute: every running sample goes back to
+// the queue, to have its keys and values computed again; its tokens stay.
+void scheduler_update(struct scheduler *s, uint64_t version, bool recompute);
+
+int scheduler_running(const struct scheduler *s);
+int scheduler_waiting(const struct scheduler *s);
+int scheduler_in_flight(const struct scheduler *s); // running, or waiting after having run
+struct sample *scheduler_at(const struct scheduler *s, int i); // i < running + waiting: any sample
+uint64_t scheduler_preemptions(const struct scheduler *s); // for want of blocks
+
+#endif

@@ -1,0 +1,150 @@
+/* act.cu: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
+ * gradients. One pass, 16-byte accesses; the kind is a run-time number, for the loads bound these. */
+#include "kernels/cuda/cuda.cuh"
+
+#define THREADS 128
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+
+// GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
+__device__ __forceinline__ float gelu_tanh_2u(float x)
+{
+    return 2.f * 0.7978845608f * (x + 0.044715f * x * x * x);
+}
+
+__device__ __forceinline__ float activate(float x, act_kind kind)
+{
+    if (kind == ACT_SILU) return x * sigmoid(x);
+    if (kind == ACT_GELU_TANH) return x * sigmoid(gelu_tanh_2u(x));
+    return 0.5f * x * (1.f + erff(x * 0.70710678f));
+}
+
+__device__ __forceinline__ float derivative(float x, act_kind kind)
+{
+    if (kind == ACT_SILU) {
+        float s = sigmoid(x);
+        return s * (1.f + x * (1.f - s));
+    }
+    if (kind == ACT_GELU_TANH) {
+        float s = sigmoid(gelu_tanh_2u(x));
+        return s + x * s * (1.f - s) * 2.f * 0.7978845608f * (1.f + 3.f * 0.044715f * x * x);
+    }
+    return 0.5f * (1.f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
+}
+
+// A thread's V columns: block x is the row.
+template <typename T, int V>
+__global__ void act_kernel(T *y, const T *x, int width, act_kind kind, bool gated)
+{
+    grid_begin();
+    int c = (blockIdx.y * THREADS + threadIdx.x) * V;
+    if (c >= width) return;
+    const T *in = x + (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
+    float gate[V], up[V];
+    load<T, V>(gate, in);
+    if (gated) load<T, V>(up, in + width);
+#pragma unroll
+    for (int i = 0; i < V; i++) gate[i] = activate(gate[i], kind) * (gated ? up[i] : 1.f);
+    store<T, V>(y + (int64_t)blockIdx.x * width + c, gate);
+}
+
+template <typename T, int V>
+__global__ void act_back_kernel(T *dx, const T *dy, const T *x, int width, act_kind kind, bool gated)
+{
+    grid_begin();
+    int c = (blockIdx.y * THREADS + threadIdx.x) * V;
+    if (c >= width) return;
+    int64_t at = (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
+    float gate[V], up[V], grad[V];
+    load<T, V>(gate, x + at);
+    load<T, V>(grad, dy + (int64_t)blockIdx.x * width + c);
+    if (gated) load<T, V>(up, x + at + width);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        float dgate = grad[i] * derivative(gate[i], kind);
+        if (gated) {
+            dgate *= up[i];
+            up[i] = grad[i] * activate(gate[i], kind);
+        }
+        gate[i] = dgate;
+    }
+    store<T, V>(dx + at, gate);
+    if (gated) store<T, V>(dx + at + width, up);
+}
+
+void cuda_act(struct device *dev, void *y, const void *x, int rows, int width, enum act_kind kind,
+              bool gated, enum dtype dt)
+{
+    if (rows <= 0 || width <= 0) return;
+    bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(dt))});
+    with_type_wide(dt, fits, [&](auto t, auto v) {
+        using T = decltype(t);
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "act", act_kernel<T, V>, dim3(rows, ceil_div(width, THREADS * V)), THREADS, 0,
+                    (T *)y, (const T *)x, width, kind, gated);
+    });
+    cuda_use(dev)->activation = y;
+}
+
+void cuda_act_back(struct device *dev, void *dx, const void *dy, const void *x, int rows, int width,
+                   enum act_kind kind, bool gated, enum dtype dt)
+{
+    if (rows <= 0 || width <= 0) return;
+    bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(dt))});
+    with_type_wide(dt, fits, [&](auto t, auto v) {
+        using T = decltype(t);
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "act_back", act_back_kernel<T, V>, dim3(rows, ceil_div(width, THREADS * V)),
+                    THREADS, 0, (T *)dx, (const T *)dy, (const T *)x, width, kind, gated);
+    });
+}
+
+// ---- the logits' soft cap --------------------------------------------------------------------------
+
+template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap)
+{
+    grid_begin();
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
+    if (i >= n) return;
+    float a[V];
+    load<float, V>(a, x + i);
+#pragma unroll
+    for (int k = 0; k < V; k++) a[k] = cap * tanhf(a[k] / cap);
+    store<float, V>(x + i, a);
+}
+
+template <int V> __global__ void softcap_back_kernel(float *dx, const float *capped, int64_t n, float cap)
+{
+    grid_begin();
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
+    if (i >= n) return;
+    float g[V], a[V];
+    load<float, V>(g, dx + i);
+    load<float, V>(a, capped + i);
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float t = a[k] / cap;
+        g[k] *= 1.f - t * t;
+    }
+    store<float, V>(dx + i, g);
+}
+
+void cuda_softcap(struct device *dev, float *x, int64_t n, float cap)
+{
+    if (n <= 0) return;
+    if (aligned(16, {x}, {n * 4}))
+        cuda_launch(dev, "softcap", softcap_kernel<4>, ceil_div(n, 4 * THREADS), THREADS, 0, x, n, cap);
+    else
+        cuda_launch(dev, "softcap", softcap_kernel<1>, ceil_div(n, THREADS), THREADS, 0, x, n, cap);
+}
+
+void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap)
+{
+    if (n <= 0) return;
+    if (aligned(16, {dx, capped}, {n * 4}))
+        cuda_launch(dev, "softcap_back", softcap_back_kernel<4>, ceil_div(n, 4 * THREADS), THREADS, 0,
+                    dx, capped, n, cap);
+    else
+        cuda_launch(dev, "softcap_back", softcap_back_kernel<1>, ceil_div(n, THREADS), THREADS, 0, dx,
+                    capped, n, cap);
+}

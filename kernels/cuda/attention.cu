@@ -1,0 +1,416 @@
+/* attention.cu: the attention entries of the table, and the general kernels behind them: any head_dim
+ * up to 256, f32 and bf16, sums in f32 on the ordinary units. Decode steps and bf16 with aligned heads
+ * go to attn_decode.cu and attn_tensor.cu.
+ *
+ * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in tiles
+ * of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension (the weighted
+ * sum). dk and dv: a block has 32 keys, four a warp, and walks the packed rows that attend to them. No
+ * sum is shared between blocks, so none needs atomics and the order is fixed.
+ */
+#include "kernels/cuda/attention.cuh"
+
+#define WARPS    8
+#define ROWS     4            // rows (or keys) of a warp
+#define TILE     (WARPS * ROWS)
+#define KEYS     32           // keys (or rows) of a shared tile: a warp's lanes
+#define MAX_DIMS 8            // dimensions of a lane: head_dim <= 256
+
+// One head of 32 rows into a tile with an odd stride, so that lanes on different rows hit different banks.
+template <typename T, typename F>
+__device__ __forceinline__ void load_tile(float *tile, int dims, F row_of)
+{
+    for (int i = threadIdx.x; i < KEYS * dims; i += WARPS * 32) {
+        int r = i / dims, d = i % dims;
+        const T *row = row_of(r);
+        tile[r * (dims + 1) + d] = row ? to_f32(row[d]) : 0.f;
+    }
+}
+
+template <typename T, bool PAGED>
+__global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
+{
+    grid_begin();
+    extern __shared__ float shared[];
+    const int dims = a.head_dim, stride = dims + 1;
+    float *queries = shared, *keys = queries + TILE * stride, *values = keys + KEYS * stride;
+    int s = blockIdx.z, kv_head = blockIdx.y, start = a.query_start[s];
+    int n_packed = (a.query_start[s + 1] - start) * a.group, base = blockIdx.x * TILE;
+    if (base >= n_packed) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    load_tile<T>(queries, dims, [&](int r) -> const T * {
+        int p = base + r;
+        if (p >= n_packed) return NULL;
+        return a.q + (start + p / a.group) * a.q_stride +
+               (int64_t)(kv_head * a.group + p % a.group) * dims;
+    });
+    int first_row = start + base / a.group;
+    int last_row = start + (min(base + TILE, n_packed) - 1) / a.group;
+    int lo = row_position<PAGED>(a, s, first_row), hi = row_position<PAGED>(a, s, last_row);
+    lo = a.window > 0 ? max(0, lo - a.window + 1) : 0;
+
+    int position[ROWS];
+    float top[ROWS], sum[ROWS], out[ROWS][MAX_DIMS] = {};
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int p = base + warp * ROWS + i;
+        position[i] = p < n_packed ? row_position<PAGED>(a, s, start + p / a.group) : -1;
+        top[i] = -INFINITY;
+        sum[i] = 0;
+    }
+    for (int tile = lo / KEYS * KEYS; tile <= hi; tile += KEYS) {
+        auto row_of = [&](int r, const T *from) -> const T * {
+            if (tile + r > hi) return NULL;
+            return from + key_row<PAGED>(a, s, tile + r) * a.kv_stride + (int64_t)kv_head * dims;
+        };
+        __syncthreads();
+        load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
+        load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
+        __syncthreads();
+        float p[ROWS] = {};
+        for (int d = 0; d < dims; d++) {
+            float k = keys[lane * stride + d];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) p[i] += queries[(warp * ROWS + i) * stride + d] * k;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            float score = visible(a, position[i], tile + lane) ? score_log2(a, p[i]) : -INFINITY;
+            float now = fmaxf(top[i], lanes_max(score));
+            float factor = now == -INFINITY ? 1.f : exp2f(top[i] - now);
+            p[i] = now == -INFINITY ? 0.f : exp2f(score - now);
+            top[i] = now;
+            sum[i] = sum[i] * factor + lanes_sum(p[i]);
+#pragma unroll
+            for (int k = 0; k < MAX_DIMS; k++) out[i][k] *= factor;
+        }
+        int n = min(KEYS, hi - tile + 1);
+        for (int j = 0; j < n; j++) {
+            float w[ROWS];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) w[i] = __shfl_sync(~0u, p[i], j);
+#pragma unroll
+            for (int k = 0; k < MAX_DIMS; k++) {
+                if (k * 32 >= dims) break;
+                int d = k * 32 + lane;
+                float v = d < dims ? values[j * stride + d] : 0.f;
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) out[i][k] += w[i] * v;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int p = base + warp * ROWS + i;
+        if (p >= n_packed) break;
+        int64_t at = (int64_t)(start + p / a.group) * a.n_heads + kv_head * a.group + p % a.group;
+        float scale = sum[i] > 0 ? 1.f / sum[i] : 0.f;
+#pragma unroll
+        for (int k = 0; k < MAX_DIMS; k++) {
+            int d = k * 32 + lane;
+            if (d < dims) a.out[at * dims + d] = from_f32<T>(out[i][k] * scale);
+        }
+        if (a.lse && lane == 0) a.lse[at] = sum[i] > 0 ? (top[i] + log2f(sum[i])) * LN2 : -INFINITY;
+    }
+}
+
+template <typename T>
+static void forward(struct device *dev, const attn_args<T> &a, int max_query, bool paged)
+{
+    dim3 grid(ceil_div((int64_t)max_query * a.group, TILE), a.n_kv_heads, a.n_seqs);
+    size_t shared = (size_t)(TILE + 2 * KEYS) * (a.head_dim + 1) * sizeof(float);
+    if (paged)
+        cuda_launch(dev, "attention", forward_kernel<T, true>, grid, WARPS * 32, shared, a);
+    else
+        cuda_launch(dev, "attention", forward_kernel<T, false>, grid, WARPS * 32, shared, a);
+}
+
+static bool shape_fits(struct device *dev, const struct attn_shape *s, const struct batch_view *batch)
+{
+    if (s->head_dim >= 1 && s->head_dim <= 32 * MAX_DIMS && s->n_heads % s->n_kv_heads == 0 &&
+        batch->n_seqs <= 65535)
+        return true;
+    device_fail(dev,
+                "attention: %d query heads, %d kv heads of %d, %d sequences: heads go up to %d, query "
+                "heads are a multiple of kv heads, sequences go up to 65535",
+                s->n_heads, s->n_kv_heads, s->head_dim, batch->n_seqs, 32 * MAX_DIMS);
+    return false;
+}
+
+void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
+                     int layer, const struct batch_view *batch, const struct attn_shape *shape)
+{
+    if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
+    with_type(kv->dt, [&](auto t) {
+        using T = decltype(t);
+        attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, NULL);
+        attn_args_use_pool(&a, kv, layer);
+        if (batch->max_query == 1 && attn_decode<T>(dev, a, batch->max_context)) return;
+        if constexpr (sizeof(T) == 2)
+            if (attn_tensor(dev, a, batch->max_query, true)) return;
+        forward(dev, a, batch->max_query, true);
+    });
+    cuda_use(dev)->activation = out;
+}
+
+void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
+                      const struct batch_view *batch, const struct attn_shape *shape, enum dtype dt)
+{
+    if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
+    with_type(dt, [&](auto t) {
+        using T = decltype(t);
+        attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, lse);
+        if constexpr (sizeof(T) == 2)
+            if (attn_tensor(dev, a, batch->max_query, false)) return;
+        forward(dev, a, batch->max_query, false);
+    });
+    cuda_use(dev)->activation = out;
+}
+
+// ---- gradient ------------------------------------------------------------------------------------
+// With p the softmax and delta = dout . out:  ds_j = p_j (dout . v_j - delta) scale (times the slope of
+// the soft cap);  dq += ds_j k_j,  dk_j += ds_j q,  dv_j += p_j dout.
+
+// delta (T, n_heads): a warp for each row and head
+template <typename T>
+__global__ void delta_kernel(float *delta, const T *dout, const T *out, int64_t n, int dims)
+{
+    grid_begin();
+    int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (i >= n) return;
+    float sum = 0;
+    for (int d = threadIdx.x % 32; d < dims; d += 32)
+        sum += to_f32(dout[i * dims + d]) * to_f32(out[i * dims + d]);
+    sum = lanes_sum(sum);
+    if (threadIdx.x % 32 == 0) delta[i] = sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(WARPS * 32)
+    dq_kernel(attn_args<T> a, T *dqkv, const T *dout, const float *delta)
+{
+    grid_begin();
+    extern __shared__ float shared[];
+    const int dims = a.head_dim, stride = dims + 1;
+    float *queries = shared, *grads = queries + TILE * stride;
+    float *keys = grads + TILE * stride, *values = keys + KEYS * stride;
+    int s = blockIdx.z, kv_head = blockIdx.y, start = a.query_start[s];
+    int n_packed = (a.query_start[s + 1] - start) * a.group, base = blockIdx.x * TILE;
+    if (base >= n_packed) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto head_of = [&](int p) { return kv_head * a.group + p % a.group; };
+
+    load_tile<T>(queries, dims, [&](int r) -> const T * {
+        int p = base + r;
+        if (p >= n_packed) return NULL;
+        return a.q + (start + p / a.group) * a.q_stride + (int64_t)head_of(p) * dims;
+    });
+    load_tile<T>(grads, dims, [&](int r) -> const T * {
+        int p = base + r;
+        if (p >= n_packed) return NULL;
+        return dout + ((int64_t)(start + p / a.group) * a.n_heads + head_of(p)) * dims;
+    });
+    int first_row = start + base / a.group;
+    int last_row = start + (min(base + TILE, n_packed) - 1) / a.group;
+    int lo = row_position<false>(a, s, first_row), hi = row_position<false>(a, s, last_row);
+    lo = a.window > 0 ? max(0, lo - a.window + 1) : 0;
+
+    int position[ROWS];
+    float lse[ROWS], inner[ROWS], dq[ROWS][MAX_DIMS] = {};
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int p = base + warp * ROWS + i;
+        bool in = p < n_packed;
+        int64_t at = in ? (int64_t)(start + p / a.group) * a.n_heads + head_of(p) : 0;
+        position[i] = in ? row_position<false>(a, s, start + p / a.group) : -1;
+        lse[i] = a.lse[at] * LOG2E;
+        inner[i] = delta[at];
+    }
+    for (int tile = lo / KEYS * KEYS; tile <= hi; tile += KEYS) {
+        auto row_of = [&](int r, const T *from) -> const T * {
+            if (tile + r > hi) return NULL;
+            return from + key_row<false>(a, s, tile + r) * a.kv_stride + (int64_t)kv_head * dims;
+        };
+        __syncthreads();
+        load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
+        load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
+        __syncthreads();
+        float dot[ROWS] = {}, dp[ROWS] = {};
+        for (int d = 0; d < dims; d++) {
+            float k = keys[lane * stride + d], v = values[lane * stride + d];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                dot[i] += queries[(warp * ROWS + i) * stride + d] * k;
+                dp[i] += grads[(warp * ROWS + i) * stride + d] * v;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            float score = score_log2(a, dot[i]);
+            dot[i] = visible(a, position[i], tile + lane)
+                         ? exp2f(score - lse[i]) * (dp[i] - inner[i]) * a.scale *
+                               softcap_slope(a, score)
+                         : 0.f;
+        }
+        int n = min(KEYS, hi - tile + 1);
+        for (int j = 0; j < n; j++) {
+            float ds[ROWS];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) ds[i] = __shfl_sync(~0u, dot[i], j);
+#pragma unroll
+            for (int k = 0; k < MAX_DIMS; k++) {
+                if (k * 32 >= dims) break;
+                int d = k * 32 + lane;
+                float key = d < dims ? keys[j * stride + d] : 0.f;
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) dq[i][k] += ds[i] * key;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int p = base + warp * ROWS + i;
+        if (p >= n_packed) break;
+        T *to = dqkv + (start + p / a.group) * a.q_stride + (int64_t)head_of(p) * dims;
+#pragma unroll
+        for (int k = 0; k < MAX_DIMS; k++) {
+            int d = k * 32 + lane;
+            if (d < dims) to[d] = from_f32<T>(dq[i][k]);
+        }
+    }
+}
+
+// Block (x, y): keys of the batch's rows 32 x .. of kv head y.
+template <typename T>
+__global__ void __launch_bounds__(WARPS * 32)
+    dkv_kernel(attn_args<T> a, T *dqkv, const T *dout, const float *delta)
+{
+    grid_begin();
+    extern __shared__ float shared[];
+    __shared__ int stop_at;
+    const int dims = a.head_dim, stride = dims + 1;
+    float *keys = shared, *values = keys + TILE * stride;
+    float *queries = values + TILE * stride, *grads = queries + KEYS * stride;
+    int kv_head = blockIdx.y, base = blockIdx.x * TILE;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto head_of = [&](int p) { return kv_head * a.group + p % a.group; };
+
+    auto key_at = [&](int r, const T *from) -> const T * {
+        if (base + r >= a.n_tokens) return NULL;
+        return from + (base + r) * a.kv_stride + (int64_t)kv_head * dims;
+    };
+    load_tile<T>(keys, dims, [&](int r) { return key_at(r, a.k); });
+    load_tile<T>(values, dims, [&](int r) { return key_at(r, a.v); });
+    if (warp == 0) {
+        int row = base + lane;
+        int end = row < a.n_tokens ? a.attend_end[a.seq_of[row]] : 0;
+        end = __reduce_max_sync(~0u, end);
+        if (lane == 0) stop_at = end;
+    }
+    int end[ROWS], position[ROWS];
+    float dk[ROWS][MAX_DIMS] = {}, dv[ROWS][MAX_DIMS] = {};
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int row = base + warp * ROWS + i, s = row < a.n_tokens ? a.seq_of[row] : 0;
+        end[i] = row < a.n_tokens ? a.attend_end[s] : 0;
+        position[i] = row_position<false>(a, s, row);
+    }
+    __syncthreads();
+    int n_packed = (stop_at - base) * a.group; // of the rows base .. stop_at - 1
+    for (int tile = 0; tile < n_packed; tile += KEYS) {
+        __syncthreads();
+        load_tile<T>(queries, dims, [&](int r) -> const T * {
+            int p = tile + r;
+            if (p >= n_packed) return NULL;
+            return a.q + (base + p / a.group) * a.q_stride + (int64_t)head_of(p) * dims;
+        });
+        load_tile<T>(grads, dims, [&](int r) -> const T * {
+            int p = tile + r;
+            if (p >= n_packed) return NULL;
+            return dout + ((int64_t)(base + p / a.group) * a.n_heads + head_of(p)) * dims;
+        });
+        __syncthreads();
+        int packed = tile + lane, row = base + packed / a.group;
+        bool in = packed < n_packed;
+        int64_t at = in ? (int64_t)row * a.n_heads + head_of(packed) : 0;
+        int seen_from = in ? row_position<false>(a, a.seq_of[row], row) : 0;
+        float lse = a.lse[at] * LOG2E, inner = delta[at], p[ROWS] = {}, ds[ROWS] = {};
+        for (int d = 0; d < dims; d++) {
+            float q = queries[lane * stride + d], g = grads[lane * stride + d];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                p[i] += keys[(warp * ROWS + i) * stride + d] * q;
+                ds[i] += values[(warp * ROWS + i) * stride + d] * g;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            int key = base + warp * ROWS + i;
+            bool seen = in && key <= row && row < end[i] && visible(a, seen_from, position[i]);
+            float score = score_log2(a, p[i]);
+            p[i] = seen ? exp2f(score - lse) : 0.f;
+            ds[i] = seen ? p[i] * (ds[i] - inner) * a.scale * softcap_slope(a, score) : 0.f;
+        }
+        int n = min(KEYS, n_packed - tile);
+        for (int j = 0; j < n; j++) {
+            float pj[ROWS], dsj[ROWS];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                pj[i] = __shfl_sync(~0u, p[i], j);
+                dsj[i] = __shfl_sync(~0u, ds[i], j);
+            }
+#pragma unroll
+            for (int k = 0; k < MAX_DIMS; k++) {
+                if (k * 32 >= dims) break;
+                int d = k * 32 + lane;
+                float q = d < dims ? queries[j * stride + d] : 0.f;
+                float g = d < dims ? grads[j * stride + d] : 0.f;
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) {
+                    dv[i][k] += pj[i] * g;
+                    dk[i][k] += dsj[i] * q;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int row = base + warp * ROWS + i;
+        if (row >= a.n_tokens) break;
+        T *to_k = dqkv + row * a.q_stride + (int64_t)(a.n_heads + kv_head) * dims;
+        T *to_v = to_k + (int64_t)a.n_kv_heads * dims;
+#pragma unroll
+        for (int k = 0; k < MAX_DIMS; k++) {
+            int d = k * 32 + lane;
+            if (d < dims) {
+                to_k[d] = from_f32<T>(dk[i][k]);
+                to_v[d] = from_f32<T>(dv[i][k]);
+            }
+        }
+    }
+}
+
+void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
+                           const float *lse, const void *qkv, const struct batch_view *batch,
+                           const struct attn_shape *shape, enum dtype dt)
+{
+    if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
+    int64_t n = (int64_t)batch->n_tokens * shape->n_heads;
+    float *delta = (float *)cuda_workspace(dev, n * sizeof *delta);
+    if (!delta) return;
+    with_type(dt, [&](auto t) {
+        using T = decltype(t);
+        attn_args<T> a = attn_args_make<T>(batch, shape, qkv, NULL, const_cast<float *>(lse));
+        cuda_launch(dev, "attention gradient", delta_kernel<T>, ceil_div(n, WARPS), WARPS * 32, 0, delta,
+                    (const T *)dout, (const T *)out, n, shape->head_dim);
+        if constexpr (sizeof(T) == 2)
+            if (attn_tensor_back(dev, a, (T *)dqkv, (const T *)dout, delta, batch->max_query)) return;
+        size_t tile = (size_t)TILE * (shape->head_dim + 1) * sizeof(float);
+        cuda_launch(dev, "attention gradient", dq_kernel<T>,
+                    dim3(ceil_div((int64_t)batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs),
+                    WARPS * 32, 4 * tile, a, (T *)dqkv, (const T *)dout, (const float *)delta);
+        cuda_launch(dev, "attention gradient", dkv_kernel<T>,
+                    dim3(ceil_div(batch->n_tokens, TILE), a.n_kv_heads), WARPS * 32, 4 * tile, a,
+                    (T *)dqkv, (const T *)dout, (const float *)delta);
+    });
+}

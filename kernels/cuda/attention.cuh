@@ -1,0 +1,145 @@
+/* attention.cuh: what the attention kernels share.
+ *
+ * Query heads that read the same kv head are packed with the rows of a sequence: packed row p of kv
+ * head k is query head k * group + p % group of the sequence's row p / group. A tile of packed rows
+ * reads its keys once for the whole group. Entry j of a sequence's context is the key at position j,
+ * whether it lies in the block pool or among the rows of the batch, so both kinds of batch run the
+ * same kernels and differ in key_row() only.
+ */
+#ifndef KERNELS_CUDA_ATTENTION_CUH
+#define KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define LN2   0.6931471805599453f
+
+template <typename T> struct attn_args {
+    const T *q, *k, *v; // first query, key and value of row 0, head 0
+    int64_t q_stride;   // elements between rows of q
+    int64_t kv_stride;  // elements between keys
+    T *out;             // (T, n_heads, head_dim)
+    float *lse;         // (T, n_heads) or NULL
+    int n_heads, n_kv_heads, group, head_dim, window;
+    float scale, softcap;
+    int n_seqs, n_tokens;
+    const int32_t *query_start, *positions, *context_len, *block_table, *prefix_start, *prefix_len;
+    const int32_t *attend_end, *seq_of;
+    int table_stride, block_size, block_shift; // block_shift: log2 of the size, or -1
+};
+
+template <typename T>
+static attn_args<T> attn_args_make(const struct batch_view *batch, const struct attn_shape *s,
+                                   const void *qkv, void *out, float *lse)
+{
+    attn_args<T> a = {};
+    a.q = (const T *)qkv;
+    a.q_stride = (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
+    a.k = a.q + (int64_t)s->n_heads * s->head_dim;
+    a.v = a.k + (int64_t)s->n_kv_heads * s->head_dim;
+    a.kv_stride = a.q_stride;
+    a.out = (T *)out;
+    a.lse = lse;
+    a.n_heads = s->n_heads;
+    a.n_kv_heads = s->n_kv_heads;
+    a.group = s->n_heads / s->n_kv_heads;
+    a.head_dim = s->head_dim;
+    a.window = s->window;
+    a.scale = s->scale;
+    a.softcap = s->softcap;
+    a.n_seqs = batch->n_seqs;
+    a.n_tokens = batch->n_tokens;
+    a.query_start = batch->query_start;
+    a.positions = batch->positions;
+    a.context_len = batch->context_len;
+    a.block_table = batch->block_table;
+    a.table_stride = batch->table_stride;
+    a.prefix_start = batch->prefix_start;
+    a.prefix_len = batch->prefix_len;
+    a.attend_end = batch->attend_end;
+    a.seq_of = batch->seq_of;
+    return a;
+}
+
+template <typename T>
+static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int layer)
+{
+    a->k = (const T *)kv->k + layer * kv->layer_stride;
+    a->v = (const T *)kv->v + layer * kv->layer_stride;
+    a->kv_stride = (int64_t)a->n_kv_heads * a->head_dim;
+    a->block_size = kv->block_size;
+    a->block_shift = (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;
+}
+
+// The row of k and v that holds entry j of the context of sequence s.
+template <bool PAGED, typename T>
+__device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
+{
+    if (PAGED) {
+        int block = a.block_shift >= 0 ? j >> a.block_shift : j / a.block_size;
+        int offset = j - block * a.block_size;
+        return (int64_t)a.block_table[(int64_t)s * a.table_stride + block] * a.block_size + offset;
+    }
+    int prefix = a.prefix_len[s];
+    return j < prefix ? a.prefix_start[s] + j : a.query_start[s] + (j - prefix);
+}
+
+// The position of a row in its context; -1 for the padding of a decode batch, which sees nothing.
+template <bool PAGED, typename T>
+__device__ __forceinline__ int row_position(const attn_args<T> &a, int s, int row)
+{
+    if (PAGED) return a.context_len[s] > 0 ? a.positions[row] : -1;
+    return a.prefix_len[s] + row - a.query_start[s];
+}
+
+template <typename T>
+__device__ __forceinline__ bool visible(const attn_args<T> &a, int position, int j)
+{
+    return j <= position && (a.window <= 0 || j > position - a.window);
+}
+
+// A score in units of log2, from a dot product.
+template <typename T> __device__ __forceinline__ float score_log2(const attn_args<T> &a, float dot)
+{
+    dot *= a.scale;
+    if (a.softcap > 0) dot = a.softcap * tanhf(dot / a.softcap);
+    return dot * LOG2E;
+}
+
+// Slope of the soft cap at a score in log2 units.
+template <typename T> __device__ __forceinline__ float softcap_slope(const attn_args<T> &a, float score)
+{
+    if (a.softcap <= 0) return 1.f;
+    float t = score * LN2 / a.softcap;
+    return 1.f - t * t;
+}
+
+// 2^x in one instruction, within 2 ulp; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The fast kernels turn dot products into scores in log2 units with one multiplication, and take the
+ * rare soft cap in a loop of its own, so that its branch does not split theirs. */
+template <typename T> __device__ __forceinline__ float score_factor(const attn_args<T> &a)
+{
+    return a.softcap > 0 ? a.scale : a.scale * LOG2E;
+}
+// From a score in natural units to one in log2 units. tanh y = 1 - 2 / (1 + e^2y), to 1e-7.
+template <typename T> __device__ __forceinline__ float softcap_log2(const attn_args<T> &a, float score)
+{
+    float e = exp2_fast(score / a.softcap * (2 * LOG2E));
+    return a.softcap * LOG2E * (1.f - __fdividef(2.f, 1.f + fminf(e, 1e30f)));
+}
+
+// attn_tensor.cu: bf16 on the tensor cores. False, with nothing enqueued, where the shape is not for it.
+bool attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
+bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
+                      const float *delta, int max_query);
+// attn_decode.cu: one row a sequence, paged.
+template <typename T> bool attn_decode(struct device *dev, const attn_args<T> &args, int max_context);
+
+#endif

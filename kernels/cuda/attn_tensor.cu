@@ -1,0 +1,581 @@
+/* attn_tensor.cu: attention of many rows in bf16 on the tensor cores, forward and gradient, after
+ * FlashAttention-2 (Dao 2023) with mma m16n8k16.
+ *
+ * Forward and dq: a block has 64 packed rows (attention.cuh), 16 a warp, and walks the keys in tiles;
+ * scores stay in registers, where the layout of an mma result is that of the next one's left operand.
+ * dk and dv: a block has 64 keys, 16 a warp, and walks the packed rows that attend to them, computing
+ * the scores transposed, so that again nothing goes through shared memory. Scores are computed twice
+ * in the gradient; in return no sum is shared between blocks and the order of every sum is fixed.
+ *
+ * Tiles lie in shared memory with 8 elements of padding a row, which keeps ldmatrix free of bank
+ * conflicts, and are filled with 16-byte cp.async; what is out of range is filled with zeros. HD is
+ * head_dim rounded up to 64, 128 or 256.
+ */
+#include "kernels/cuda/attention.cuh"
+
+#define THREADS 128
+#define ROWS    64 // rows (or keys, for dk and dv) of a block
+#define PAD     8
+
+// ---- pieces --------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void copy16(bf16 *to, const bf16 *from, bool valid)
+{
+    int bytes = valid ? 16 : 0; // the rest is zeros
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most N of the committed groups are still on their way.
+template <int N> __device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint32_t pack2(float x, float y)
+{
+    __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
+    return *reinterpret_cast<uint32_t *>(&p);
+}
+
+/* A tile is (rows, HD + PAD). Three ways to read it, each 16 x 16 elements at (row, col):
+ *   left:   rows are the rows of an mma's left operand, columns its inner dimension;
+ *   right:  rows are the columns of the right operand, columns the inner dimension (A B');
+ *   right_transposed: rows are the inner dimension, columns the columns of the right operand (A B).
+ * A right operand comes as two 8-wide halves: registers 0, 1 and 2, 3. */
+template <int HD> __device__ __forceinline__ void left(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    load_matrices(r, tile + (row + lane % 16) * (HD + PAD) + col + lane / 16 * 8);
+}
+
+template <int HD> __device__ __forceinline__ void right(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    load_matrices(r, tile + (row + lane / 16 * 8 + lane % 8) * (HD + PAD) + col + lane / 8 % 2 * 8);
+}
+
+template <int HD>
+__device__ __forceinline__ void right_transposed(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    load_matrices_transposed(r, tile + (row + lane % 16) * (HD + PAD) + col + lane / 16 * 8);
+}
+
+// Starts copying N rows into a tile; row_of(r) gives the row's first element, or NULL for zeros.
+template <int HD, int N, typename F>
+__device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *anywhere, F row_of)
+{
+    constexpr int PER_ROW = HD / 8, STEP = THREADS / PER_ROW;
+    int d = threadIdx.x % PER_ROW * 8;
+#pragma unroll
+    for (int r = threadIdx.x / PER_ROW; r < N; r += STEP) {
+        const bf16 *row = row_of(r);
+        bool valid = row && d < dims;
+        copy16(tile + r * (HD + PAD) + d, valid ? row + d : anywhere, valid);
+    }
+}
+
+// acc (16 x N) = left rows of `a` at row 16 * warp times rows of `b` transposed: scores
+template <int HD, int N>
+__device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 *a, const bf16 *b)
+{
+    int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[i][e] = 0;
+#pragma unroll
+    for (int d = 0; d < HD; d += 16) {
+        uint32_t x[4];
+        left<HD>(x, a, warp * 16, d);
+#pragma unroll
+        for (int n = 0; n < N; n += 16) {
+            uint32_t y[4];
+            right<HD>(y, b, n, d);
+            mma(acc[n / 8], x, y[0], y[1]);
+            mma(acc[n / 8 + 1], x, y[2], y[3]);
+        }
+    }
+}
+
+// Dot products into scores in log2 units, soft cap applied.
+template <int N>
+__device__ __forceinline__ void to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
+{
+    float factor = score_factor(a);
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) w[i][e] *= factor;
+    if (a.softcap > 0)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) w[i][e] = softcap_log2(a, w[i][e]);
+}
+
+// dp *= slope of the soft cap at the scores
+template <int N>
+__device__ __forceinline__ void times_slope(const attn_args<bf16> &a, float (&dp)[N / 8][4],
+                                            const float (&score)[N / 8][4])
+{
+    if (a.softcap > 0)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dp[i][e] *= softcap_slope(a, score[i][e]);
+}
+
+// out (16 x HD) += w (16 x N, as mma results) times the tile b (N x HD)
+template <int HD, int N>
+__device__ __forceinline__ void add_weighted(float (&out)[HD / 8][4], const float (&w)[N / 8][4],
+                                             const bf16 *b)
+{
+#pragma unroll
+    for (int n = 0; n < N; n += 16) {
+        const float(&lo)[4] = w[n / 8], (&hi)[4] = w[n / 8 + 1];
+        uint32_t x[4] = {pack2(lo[0], lo[1]), pack2(lo[2], lo[3]), pack2(hi[0], hi[1]),
+                         pack2(hi[2], hi[3])};
+#pragma unroll
+        for (int d = 0; d < HD; d += 16) {
+            uint32_t y[4];
+            right_transposed<HD>(y, b, n, d);
+            mma(out[d / 8], x, y[0], y[1]);
+            mma(out[d / 8 + 1], x, y[2], y[3]);
+        }
+    }
+}
+
+// Stores 16 x HD results of a warp; row_of(r), r in 0..15, gives the row's first element or NULL.
+template <int HD, typename F>
+__device__ __forceinline__ void store_rows(const float (&acc)[HD / 8][4], int dims, F row_of)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        bf16 *row = row_of(lane / 4 + h * 8);
+        if (!row) continue;
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            int d = i * 8 + lane % 4 * 2;
+            if (d < dims)
+                *reinterpret_cast<uint32_t *>(row + d) = pack2(acc[i][h * 2], acc[i][h * 2 + 1]);
+        }
+    }
+}
+
+// The packed rows of a tile of a sequence: base .. base + ROWS - 1 of n.
+struct packed_rows {
+    int start, base, n, kv_head, group, n_heads;
+
+    __device__ __forceinline__ int row(int r) const { return start + (base + r) / group; }
+    __device__ __forceinline__ int head(int r) const { return kv_head * group + (base + r) % group; }
+    __device__ __forceinline__ bool in(int r) const { return base + r < n; }
+    // index into (T, n_heads)
+    __device__ __forceinline__ int64_t at(int r) const { return (int64_t)row(r) * n_heads + head(r); }
+};
+
+// ---- forward -------------------------------------------------------------------------------------
+
+template <int HD, int KEYS> constexpr size_t forward_shared()
+{
+    return (ROWS + 2 * KEYS) * (HD + PAD) * sizeof(bf16);
+}
+
+template <int HD, int KEYS, bool PAGED>
+__global__ void __launch_bounds__(THREADS) forward_kernel(attn_args<bf16> a)
+{
+    grid_begin();
+    extern __shared__ __align__(16) bf16 tiles[];
+    bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
+    int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // the last rows see most and go first
+    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
+                     kv_head,          a.group,                                  a.n_heads};
+    p.n = (a.query_start[s + 1] - p.start) * a.group;
+    if (p.base >= p.n) return;
+    int lowest = row_position<PAGED>(a, s, p.row(0));
+    int highest = row_position<PAGED>(a, s, p.row(min(ROWS, p.n - p.base) - 1));
+    int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
+
+    auto key_of = [&](int r, const bf16 *from) -> const bf16 * {
+        if (r > highest) return NULL;
+        return from + key_row<PAGED>(a, s, r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+    };
+    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, [&](int r) -> const bf16 * {
+        if (!p.in(r)) return NULL;
+        return a.q + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
+    });
+    copy_tile<HD, KEYS>(keys, a.head_dim, a.q, [&](int r) { return key_of(first + r, a.k); });
+    copies_commit();
+
+    int position[2], hidden[2]; // keys after position and up to hidden are not seen
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, out[HD / 8][4] = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = warp * 16 + lane / 4 + h * 8;
+        position[h] = p.in(r) ? row_position<PAGED>(a, s, p.row(r)) : -1;
+        hidden[h] = a.window > 0 ? position[h] - a.window : -1;
+    }
+    for (int tile = first; tile <= highest; tile += KEYS) {
+        copy_tile<HD, KEYS>(values, a.head_dim, a.q, [&](int r) { return key_of(tile + r, a.v); });
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+        float w[KEYS / 8][4];
+        product_rows<HD, KEYS>(w, queries, keys);
+        __syncthreads(); // all are done with these keys
+        if (tile + KEYS <= highest)
+            copy_tile<HD, KEYS>(keys, a.head_dim, a.q,
+                                [&](int r) { return key_of(tile + KEYS + r, a.k); });
+        copies_commit();
+
+        bool all_visible = tile + KEYS - 1 <= lowest && (a.window <= 0 || tile > highest - a.window) &&
+                           p.in(ROWS - 1);
+        to_scores<KEYS>(a, w);
+        if (!all_visible)
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
+                    if (j > position[h] || j <= hidden[h]) w[i][e] = -INFINITY;
+                }
+        float now[2] = {top[0], top[1]}, factor[2];
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) now[e / 2] = fmaxf(now[e / 2], w[i][e]);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            now[h] = fmaxf(now[h], __shfl_xor_sync(~0u, now[h], 1));
+            now[h] = fmaxf(now[h], __shfl_xor_sync(~0u, now[h], 2));
+            if (now[h] == -INFINITY) now[h] = 0; // nothing seen yet: every weight becomes 0
+            factor[h] = exp2_fast(top[h] - now[h]);
+            top[h] = now[h];
+            sum[h] *= factor[h];
+        }
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) out[i][e] *= factor[e / 2];
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                w[i][e] = exp2_fast(w[i][e] - now[e / 2]);
+                sum[e / 2] += w[i][e];
+            }
+        copies_wait<1>();
+        __syncthreads();
+        add_weighted<HD, KEYS>(out, w, values);
+        __syncthreads();
+    }
+    copies_wait<0>();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
+        sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+        float scale = sum[h] > 0 ? 1.f / sum[h] : 0.f;
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            out[i][h * 2] *= scale;
+            out[i][h * 2 + 1] *= scale;
+        }
+        int r = warp * 16 + lane / 4 + h * 8;
+        if (a.lse && lane % 4 == 0 && p.in(r))
+            a.lse[p.at(r)] = sum[h] > 0 ? (top[h] + log2f(sum[h])) * LN2 : -INFINITY;
+    }
+    store_rows<HD>(out, a.head_dim, [&](int r) -> bf16 * {
+        r += warp * 16;
+        return p.in(r) ? a.out + p.at(r) * a.head_dim : NULL;
+    });
+}
+
+template <int HD, int KEYS>
+static void forward(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
+{
+    dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
+    if (paged)
+        cuda_launch(dev, "attention", forward_kernel<HD, KEYS, true>, grid, THREADS,
+                    forward_shared<HD, KEYS>(), a);
+    else
+        cuda_launch(dev, "attention", forward_kernel<HD, KEYS, false>, grid, THREADS,
+                    forward_shared<HD, KEYS>(), a);
+}
+
+static bool fits(const attn_args<bf16> &a, int most)
+{
+    return a.head_dim % 8 == 0 && a.head_dim <= most &&
+           aligned(16, {a.q, a.k, a.v}, {a.q_stride * 2, a.kv_stride * 2});
+}
+
+bool attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
+{
+    if (!fits(a, 256) || (uintptr_t)a.out % 4) return false;
+    if (a.head_dim <= 64)
+        forward<64, 64>(dev, a, max_query, paged);
+    else if (a.head_dim <= 128)
+        forward<128, 64>(dev, a, max_query, paged);
+    else
+        forward<256, 32>(dev, a, max_query, paged);
+    return true;
+}
+
+// ---- gradient of the queries -----------------------------------------------------------------------
+
+#define KEYS_BACK 64
+
+template <int HD> constexpr size_t dq_shared()
+{
+    return (2 * ROWS + 4 * KEYS_BACK) * (HD + PAD) * sizeof(bf16);
+}
+
+template <int HD>
+__global__ void __launch_bounds__(THREADS)
+    dq_kernel(attn_args<bf16> a, bf16 *dqkv, const bf16 *dout, const float *delta)
+{
+    grid_begin();
+    constexpr int KEYS = KEYS_BACK, TILE = KEYS * (HD + PAD);
+    extern __shared__ __align__(16) bf16 tiles[];
+    bf16 *queries = tiles, *grads = queries + ROWS * (HD + PAD);
+    bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + 2 * TILE; // two of each, in turn
+    int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
+                     kv_head,          a.group,                                  a.n_heads};
+    p.n = (a.query_start[s + 1] - p.start) * a.group;
+    if (p.base >= p.n) return;
+    int lowest = row_position<false>(a, s, p.row(0));
+    int highest = row_position<false>(a, s, p.row(min(ROWS, p.n - p.base) - 1));
+    int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
+
+    auto key_of = [&](int r, const bf16 *from) -> const bf16 * {
+        if (r > highest) return NULL;
+        return from + key_row<false>(a, s, r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+    };
+    auto copy_keys = [&](int tile, int turn) {
+        copy_tile<HD, KEYS>(keys + turn * TILE, a.head_dim, a.q,
+                            [&](int r) { return key_of(tile + r, a.k); });
+        copy_tile<HD, KEYS>(values + turn * TILE, a.head_dim, a.q,
+                            [&](int r) { return key_of(tile + r, a.v); });
+    };
+    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, [&](int r) -> const bf16 * {
+        if (!p.in(r)) return NULL;
+        return a.q + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
+    });
+    copy_tile<HD, ROWS>(grads, a.head_dim, a.q, [&](int r) -> const bf16 * {
+        return p.in(r) ? dout + p.at(r) * a.head_dim : NULL;
+    });
+    copy_keys(first, 0);
+    copies_commit();
+
+    int position[2], hidden[2];
+    float lse[2], inner[2], dq[HD / 8][4] = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = warp * 16 + lane / 4 + h * 8;
+        bool in = p.in(r);
+        position[h] = in ? row_position<false>(a, s, p.row(r)) : -1;
+        hidden[h] = a.window > 0 ? position[h] - a.window : -1;
+        lse[h] = in ? a.lse[p.at(r)] * LOG2E : 0.f;
+        inner[h] = in ? delta[p.at(r)] : 0.f;
+    }
+    int turn = 0;
+    for (int tile = first; tile <= highest; tile += KEYS, turn ^= 1) {
+        if (tile + KEYS <= highest) copy_keys(tile + KEYS, turn ^ 1);
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+        float w[KEYS / 8][4], dp[KEYS / 8][4];
+        product_rows<HD, KEYS>(w, queries, keys + turn * TILE);
+        product_rows<HD, KEYS>(dp, grads, values + turn * TILE);
+        to_scores<KEYS>(a, w);
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dp[i][e] = (dp[i][e] - inner[e / 2]) * a.scale;
+        times_slope<KEYS>(a, dp, w);
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
+                bool seen = j <= position[h] && j > hidden[h];
+                w[i][e] = seen ? exp2_fast(w[i][e] - lse[h]) * dp[i][e] : 0.f;
+            }
+        add_weighted<HD, KEYS>(dq, w, keys + turn * TILE);
+        __syncthreads();
+    }
+    copies_wait<0>();
+    store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
+        r += warp * 16;
+        if (!p.in(r)) return NULL;
+        return dqkv + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
+    });
+}
+
+// ---- gradient of the keys and values -----------------------------------------------------------------
+
+template <int HD, int N> constexpr size_t dkv_shared()
+{
+    return (2 * ROWS + 4 * N) * (HD + PAD) * sizeof(bf16);
+}
+
+// Block (x, y): keys of the batch's rows 64 x .. of kv head y, against N packed rows at a time.
+template <int HD, int N>
+__global__ void __launch_bounds__(THREADS)
+    dkv_kernel(attn_args<bf16> a, bf16 *dqkv, const bf16 *dout, const float *delta)
+{
+    grid_begin();
+    constexpr int TILE = N * (HD + PAD);
+    extern __shared__ __align__(16) bf16 tiles[];
+    __shared__ int stops[ROWS / 32], row_of[2][N], hidden_of[2][N];
+    __shared__ float lse_of[2][N], inner_of[2][N];
+    bf16 *keys = tiles, *values = keys + ROWS * (HD + PAD);
+    bf16 *queries = values + ROWS * (HD + PAD), *grads = queries + 2 * TILE; // two of each, in turn
+    int kv_head = blockIdx.y, base = blockIdx.x * ROWS;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    if (warp < ROWS / 32) {
+        int row = base + warp * 32 + lane;
+        int stop = row < a.n_tokens ? a.attend_end[a.seq_of[row]] : 0;
+#pragma unroll
+        for (int o = 16; o; o >>= 1) stop = max(stop, __shfl_xor_sync(~0u, stop, o));
+        if (lane == 0) stops[warp] = stop;
+    }
+    int key[2], end[2], position[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        key[h] = base + warp * 16 + lane / 4 + h * 8;
+        int s = key[h] < a.n_tokens ? a.seq_of[key[h]] : 0;
+        end[h] = key[h] < a.n_tokens ? a.attend_end[s] : 0;
+        position[h] = row_position<false>(a, s, key[h]);
+    }
+    __syncthreads();
+    int stop = stops[0];
+#pragma unroll
+    for (int i = 1; i < ROWS / 32; i++) stop = max(stop, stops[i]);
+    packed_rows p = {base, 0, (stop - base) * a.group, kv_head, a.group, a.n_heads};
+
+    auto key_of = [&](int r, const bf16 *from) -> const bf16 * {
+        if (base + r >= a.n_tokens) return NULL;
+        return from + (base + r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+    };
+    auto copy_rows = [&](int tile, int turn) {
+        p.base = tile;
+        copy_tile<HD, N>(queries + turn * TILE, a.head_dim, a.q, [&](int r) -> const bf16 * {
+            if (!p.in(r)) return NULL;
+            return a.q + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
+        });
+        copy_tile<HD, N>(grads + turn * TILE, a.head_dim, a.q, [&](int r) -> const bf16 * {
+            return p.in(r) ? dout + p.at(r) * a.head_dim : NULL;
+        });
+        if (threadIdx.x < N) {
+            int r = threadIdx.x, row = p.row(r);
+            bool in = p.in(r);
+            row_of[turn][r] = in ? row : -1; // before every key: sees none
+            hidden_of[turn][r] =
+                in && a.window > 0 ? row_position<false>(a, a.seq_of[row], row) - a.window : -1;
+            lse_of[turn][r] = in ? a.lse[p.at(r)] * LOG2E : 0.f;
+            inner_of[turn][r] = in ? delta[p.at(r)] : 0.f;
+        }
+    };
+    copy_tile<HD, ROWS>(keys, a.head_dim, a.q, [&](int r) { return key_of(r, a.k); });
+    copy_tile<HD, ROWS>(values, a.head_dim, a.q, [&](int r) { return key_of(r, a.v); });
+    copy_rows(0, 0);
+    copies_commit();
+
+    float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};
+    int turn = 0;
+    for (int tile = 0; tile < p.n; tile += N, turn ^= 1) {
+        if (tile + N < p.n) copy_rows(tile + N, turn ^ 1);
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+        float w[N / 8][4], ds[N / 8][4]; // keys x rows
+        product_rows<HD, N>(w, keys, queries + turn * TILE);
+        product_rows<HD, N>(ds, values, grads + turn * TILE);
+        to_scores<N>(a, w);
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                ds[i][e] = (ds[i][e] - inner_of[turn][i * 8 + lane % 4 * 2 + e % 2]) * a.scale;
+        times_slope<N>(a, ds, w);
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int h = e / 2, r = i * 8 + lane % 4 * 2 + e % 2, row = row_of[turn][r];
+                bool seen = key[h] <= row && row < end[h] && position[h] > hidden_of[turn][r];
+                w[i][e] = seen ? exp2_fast(w[i][e] - lse_of[turn][r]) : 0.f;
+                ds[i][e] *= w[i][e];
+            }
+        add_weighted<HD, N>(dv, w, grads + turn * TILE);
+        add_weighted<HD, N>(dk, ds, queries + turn * TILE);
+        __syncthreads();
+    }
+    copies_wait<0>();
+    auto to = [&](int r, int head) -> bf16 * {
+        r += base + warp * 16;
+        return r < a.n_tokens ? dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
+    };
+    store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + kv_head); });
+    store_rows<HD>(dv, a.head_dim, [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
+}
+
+template <int HD, int N>
+static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
+                 const float *delta, int max_query)
+{
+    dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
+    cuda_launch(dev, "attention gradient", dq_kernel<HD>, grid, THREADS, dq_shared<HD>(), a, dqkv, dout,
+                delta);
+    cuda_launch(dev, "attention gradient", dkv_kernel<HD, N>,
+                dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads), THREADS, dkv_shared<HD, N>(), a, dqkv,
+                dout, delta);
+}
+
+bool attn_tensor_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
+                      const float *delta, int max_query)
+{
+    if (!fits(a, 128) || (uintptr_t)dqkv % 4 || (uintptr_t)dout % 16) return false;
+    if (a.head_dim <= 64)
+        back<64, 64>(dev, a, dqkv, dout, delta, max_query);
+    else
+        back<128, 32>(dev, a, dqkv, dout, delta, max_query);
+    return true;
+}

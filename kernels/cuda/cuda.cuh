@@ -1,0 +1,256 @@
+/* cuda.cuh: what the CUDA files share: the state behind a `struct device`, launches, conversions and
+ * reductions. Private to kernels/cuda.
+ *
+ * Programmatic dependent launch. On sm_90 every kernel is launched with programmatic stream
+ * serialization: the next kernel's blocks may become resident as soon as all of this one's have begun,
+ * which hides most of the launch latency of a decode step. Order is kept because every kernel begins
+ * with grid_begin(), which waits until the one before it is complete and its writes are visible.
+ * Only the small-m matrix product reads anything (its weights) before that wait; see
+ * matmul_small.cu for why that is safe.
+ */
+#ifndef KERNELS_CUDA_CUDA_CUH
+#define KERNELS_CUDA_CUDA_CUH
+
+#include "kernels/backend.h"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+typedef __nv_bfloat16 bf16;
+
+struct matmul_state; // matmul.cu
+
+struct cuda_state {
+    int index, n_sms, major;
+    int max_shared;         // bytes of dynamic shared memory a block may ask for
+    cudaStream_t stream;
+    struct matmul_state *matmul;
+    void *workspace;        // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
+    size_t workspace_bytes;
+    void *outgrown[40];
+    int n_outgrown;
+    unsigned *tickets;      // N_TICKETS zeros: "last block of its group" counters, left zero
+    cudaEvent_t started, stopped;
+    bool capturing;
+    bool plain_next;        // the next launch waits for the whole of the one before
+    const void *activation; // output of the op just enqueued where it is no weight, else NULL
+};
+
+#define N_TICKETS 65536
+
+// The state of a device, which becomes the calling thread's current one.
+static inline struct cuda_state *cuda_use(struct device *dev)
+{
+    struct cuda_state *state = (struct cuda_state *)dev->state;
+    cudaSetDevice(state->index);
+    return state;
+}
+
+// Scratch memory for the operation being enqueued; the next operation may overwrite it. NULL after a
+// recorded failure. 256-byte aligned.
+void *cuda_workspace(struct device *dev, size_t bytes);
+
+// Records a failed call as the device's failure; true where it succeeded.
+bool cuda_ok(struct device *dev, cudaError_t error, const char *what);
+
+static inline int ceil_div(int64_t a, int64_t b) { return (int)((a + b - 1) / b); }
+
+template <typename... P, typename... A>
+void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+                 size_t shared, A... args)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = state->stream;
+    config.attrs = &attribute;
+    config.numAttrs = state->major >= 9 && !state->plain_next;
+    state->plain_next = false;
+    state->activation = NULL;
+    cudaError_t error = cudaSuccess;
+    if (shared > 48 * 1024)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     (int)shared);
+    if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, P(args)...);
+    if (error != cudaSuccess) cuda_ok(dev, error, what);
+}
+
+// ---- order between kernels -----------------------------------------------------------------------
+
+__device__ __forceinline__ void grid_wait()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void grid_release()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The first statement of every kernel. The release comes after the wait, so that a kernel that has
+// begun proves all but the kernel directly before it complete.
+__device__ __forceinline__ void grid_begin()
+{
+    grid_wait();
+    grid_release();
+}
+
+// ---- elements ------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float to_f32(float x) { return x; }
+__device__ __forceinline__ float to_f32(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_f32(__half x) { return __half2float(x); }
+
+template <typename T> __device__ __forceinline__ T from_f32(float x);
+template <> __device__ __forceinline__ float from_f32<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
+
+// V elements that are loaded and stored as one access where V * sizeof(T) is 4, 8 or 16.
+template <typename T, int V> struct alignas(V * sizeof(T)) pack {
+    T at[V];
+};
+
+template <typename T, int V> __device__ __forceinline__ void load(float (&ret)[V], const T *from)
+{
+    pack<T, V> p = *reinterpret_cast<const pack<T, V> *>(from);
+#pragma unroll
+    for (int i = 0; i < V; i++) ret[i] = to_f32(p.at[i]);
+}
+
+template <typename T, int V> __device__ __forceinline__ void store(T *to, const float (&x)[V])
+{
+    pack<T, V> p;
+#pragma unroll
+    for (int i = 0; i < V; i++) p.at[i] = from_f32<T>(x[i]);
+    *reinterpret_cast<pack<T, V> *>(to) = p;
+}
+
+// Elements of T in 16 bytes.
+template <typename T> constexpr int wide = 16 / (int)sizeof(T);
+
+// True where every pointer and stride (bytes) allows accesses of `bytes`.
+static inline bool aligned(size_t bytes, std::initializer_list<const void *> pointers,
+                           std::initializer_list<int64_t> strides)
+{
+    for (const void *p : pointers)
+        if ((uintptr_t)p % bytes) return false;
+    for (int64_t s : strides)
+        if (s % (int64_t)bytes) return false;
+    return true;
+}
+
+// Calls f with a value of the element type of dt: f32 or bf16.
+template <typename F> static inline void with_type(enum dtype dt, F f)
+{
+    if (dt == DT_BF16)
+        f(bf16());
+    else
+        f(float());
+}
+
+template <int N> struct number {
+    static constexpr int value = N;
+};
+
+// Calls f(element, number<V>) with V = 16 bytes' worth where `fits`, else 1.
+template <typename F> static inline void with_type_wide(enum dtype dt, bool fits, F f)
+{
+    with_type(dt, [&](auto t) {
+        if (fits)
+            f(t, number<wide<decltype(t)>>());
+        else
+            f(t, number<1>());
+    });
+}
+
+// ---- reductions, in a fixed order ------------------------------------------------------------------
+
+template <int LANES = 32> __device__ __forceinline__ float lanes_sum(float x)
+{
+#pragma unroll
+    for (int o = LANES / 2; o; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+    return x;
+}
+
+template <int LANES = 32> __device__ __forceinline__ float lanes_max(float x)
+{
+#pragma unroll
+    for (int o = LANES / 2; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
+    return x;
+}
+
+// Sum over the block, given to every thread. `shared` holds 32 floats; blockDim.x is a multiple of 32.
+__device__ __forceinline__ float block_sum(float x, float *shared)
+{
+    x = lanes_sum(x);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    __syncthreads();
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    return lanes_sum(lane < warps ? shared[lane] : 0.f);
+}
+
+__device__ __forceinline__ float block_max(float x, float *shared)
+{
+    x = lanes_max(x);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    __syncthreads();
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    return lanes_max(lane < warps ? shared[lane] : -INFINITY);
+}
+
+// True in every thread of the last of `n` blocks to arrive at `ticket`, which is left at zero. What
+// the other blocks wrote before is visible to it.
+__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(ticket, 1u) == n - 1;
+        if (last) *ticket = 0;
+    }
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
+// ---- entries of the table (ops.cu) -----------------------------------------------------------------
+
+#define CUDA_OPS(X)                                                                                \
+    X(matmul) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) X(kv_store)          \
+    X(attn_paged) X(attn_packed) X(attn_packed_back) X(act) X(act_back) X(add) X(column_sum)       \
+    X(convert) X(softcap) X(softcap_back) X(logprob) X(logprob_back) X(sample) X(sum_squares)      \
+    X(adamw) X(checksum)
+
+// cuda_<name> has the type of the field <name> of struct ops.
+template <typename T> struct pointee;
+template <typename T> struct pointee<T *> {
+    typedef T type;
+};
+#define X(name) pointee<decltype(ops::name)>::type cuda_##name;
+CUDA_OPS(X)
+#undef X
+
+// out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
+void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width);
+
+enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
+void matmul_state_free(struct matmul_state *state);
+
+// C(m,n) = A(m,k) B(n,k)^T + beta C [+ bias] for few rows m of bf16 (matmul_small.cu). False, with
+// nothing enqueued, where the shape is not for it.
+bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
+                  const struct matmul *shape, bool after_activation);
+
+#endif

@@ -1,0 +1,398 @@
+/* device.cu: the device interface on CUDA: memory, copies, memory shared between processes (CUDA IPC),
+ * captured graphs, timers.
+ *
+ * One non-blocking stream a device; everything is enqueued on it. The file uses the runtime API only
+ * and links it statically, so that a program starts on a machine without a driver and says so; the
+ * one driver call (the size of an opened IPC allocation) is looked up at run time.
+ */
+#include "kernels/cuda/cuda.cuh"
+#include "common/base/bytes.h"
+#include <cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+extern "C" const struct ops ops_cuda;
+
+struct device_graph {
+    cudaGraphExec_t exec;
+};
+
+static enum status fail(struct device *dev, cudaError_t error, const char *what)
+{
+    cudaGetLastError();
+    enum status st = error == cudaErrorMemoryAllocation ? ST_NO_MEMORY : ST_DEVICE;
+    return status_fail(st, "%s: %s: %s", dev->spec, what, cudaGetErrorString(error));
+}
+
+bool cuda_ok(struct device *dev, cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return true;
+    cudaGetLastError(); // clears it where it is not sticky
+    device_fail(dev, "%s: %s", what, cudaGetErrorString(error));
+    return false;
+}
+
+void *cuda_workspace(struct device *dev, size_t bytes)
+{
+    struct cuda_state *state = cuda_use(dev);
+    if (bytes <= state->workspace_bytes) return state->workspace;
+    if (state->capturing) {
+        device_fail(dev, "workspace would grow to %zu bytes during capture; run the operations once "
+                         "before capturing them",
+                    bytes);
+        return NULL;
+    }
+    // Twice the old size, so that what is outgrown never adds up to more than what is in use.
+    size_t want = bytes > 2 * state->workspace_bytes ? bytes : 2 * state->workspace_bytes;
+    want = (want + (1 << 20) - 1) >> 20 << 20;
+    void *memory = NULL;
+    if (!cuda_ok(dev, cudaMalloc(&memory, want), "workspace")) return NULL;
+    if (state->workspace) state->outgrown[state->n_outgrown++] = state->workspace;
+    state->workspace = memory;
+    state->workspace_bytes = want;
+    return memory;
+}
+
+// ---- opening -------------------------------------------------------------------------------------
+
+__global__ void probe() {}
+
+static void device_close(struct device *dev)
+{
+    struct cuda_state *state = (struct cuda_state *)dev->state;
+    if (!state) return;
+    cudaSetDevice(state->index);
+    if (state->stream) cudaStreamSynchronize(state->stream);
+    matmul_state_free(state->matmul);
+    for (int i = 0; i < state->n_outgrown; i++) cudaFree(state->outgrown[i]);
+    cudaFree(state->workspace);
+    cudaFree(state->tickets);
+    if (state->started) cudaEventDestroy(state->started);
+    if (state->stopped) cudaEventDestroy(state->stopped);
+    if (state->stream) cudaStreamDestroy(state->stream);
+    free(state);
+    dev->state = NULL;
+}
+
+static enum status open_at(int index, struct device *dev)
+{
+    int n = 0;
+    cudaError_t error = cudaGetDeviceCount(&n);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return status_fail(ST_NOT_FOUND, "cuda:%d: no CUDA GPU here (%s); use --device cpu", index,
+                           cudaGetErrorString(error));
+    }
+    if (index >= n)
+        return status_fail(ST_NOT_FOUND, "cuda:%d: there are %d CUDA GPUs (cuda:0 .. cuda:%d)", index,
+                           n, n - 1);
+
+    cudaDeviceProp prop;
+    error = cudaSetDevice(index);
+    if (error == cudaSuccess) error = cudaGetDeviceProperties(&prop, index);
+    if (error != cudaSuccess) return fail(dev, error, "opening");
+    snprintf(dev->name, sizeof dev->name, "%.*s", (int)sizeof dev->name - 1,
+             prop.name);
+    const unsigned char *u = (const unsigned char *)prop.uuid.bytes;
+    snprintf(dev->uuid, sizeof dev->uuid,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    cudaFuncAttributes attributes;
+    error = cudaFuncGetAttributes(&attributes, probe);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return status_fail(ST_UNSUPPORTED,
+                           "cuda:%d: this program holds no code for %s (compute capability %d.%d: "
+                           "%s); build it with CUDA_ARCHS=%d%d",
+                           index, prop.name, prop.major, prop.minor, cudaGetErrorString(error),
+                           prop.major, prop.minor);
+    }
+
+    struct cuda_state *state = (struct cuda_state *)calloc(1, sizeof *state);
+    if (!state) return status_fail(ST_NO_MEMORY, "no memory for a device");
+    dev->state = state;
+    state->index = index;
+    state->n_sms = prop.multiProcessorCount;
+    state->major = prop.major;
+    state->max_shared = (int)prop.sharedMemPerBlockOptin;
+    error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaEventCreate(&state->started);
+    if (error == cudaSuccess) error = cudaEventCreate(&state->stopped);
+    if (error == cudaSuccess)
+        error = cudaMalloc((void **)&state->tickets, N_TICKETS * sizeof *state->tickets);
+    if (error == cudaSuccess)
+        error = cudaMemsetAsync(state->tickets, 0, N_TICKETS * sizeof *state->tickets, state->stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
+    enum status st = error == cudaSuccess ? matmul_state_new(dev, &state->matmul)
+                                          : fail(dev, error, "opening");
+    if (st != ST_OK) device_close(dev);
+    return st;
+}
+
+// ---- memory --------------------------------------------------------------------------------------
+
+static enum status alloc(struct device *dev, size_t bytes, void **ret)
+{
+    cuda_use(dev);
+    void *memory = NULL;
+    cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation) {
+        size_t available = 0, total = 0;
+        cudaGetLastError();
+        cudaMemGetInfo(&available, &total);
+        return status_fail(ST_NO_MEMORY, "%s: no room for %.1f MiB (%.1f of %.1f MiB free)", dev->spec,
+                           (double)bytes / 1048576, (double)available / 1048576,
+                           (double)total / 1048576);
+    }
+    if (error != cudaSuccess) return fail(dev, error, "taking memory");
+    *ret = memory;
+    return ST_OK;
+}
+
+static void release(struct device *dev, void *memory)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cuda_ok(dev, cudaStreamSynchronize(state->stream), "waiting before memory is released");
+    cuda_ok(dev, cudaFree(memory), "releasing memory");
+}
+
+static enum status memory(struct device *dev, size_t *ret_free, size_t *ret_total)
+{
+    cuda_use(dev);
+    size_t available = 0, total = 0;
+    cudaError_t error = cudaMemGetInfo(&available, &total);
+    if (error != cudaSuccess) return fail(dev, error, "asking for free memory");
+    *ret_free = available;
+    *ret_total = total;
+    return ST_OK;
+}
+
+static enum status host_alloc(struct device *dev, size_t bytes, void **ret)
+{
+    cuda_use(dev);
+    void *memory = NULL;
+    cudaError_t error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (error != cudaSuccess) return fail(dev, error, "taking pinned host memory");
+    *ret = memory;
+    return ST_OK;
+}
+
+static void host_release(struct device *dev, void *memory)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cudaStreamSynchronize(state->stream);
+    cuda_ok(dev, cudaFreeHost(memory), "releasing pinned host memory");
+}
+
+static void copy_with(struct device *dev, void *to, const void *from, size_t bytes,
+                      enum cudaMemcpyKind kind, const char *what)
+{
+    struct cuda_state *state = cuda_use(dev);
+    state->activation = NULL;
+    cuda_ok(dev, cudaMemcpyAsync(to, from, bytes, kind, state->stream), what);
+}
+
+static void copy_in(struct device *dev, void *to, const void *host, size_t bytes)
+{
+    copy_with(dev, to, host, bytes, cudaMemcpyHostToDevice, "copying to the device");
+}
+
+static void copy_out(struct device *dev, void *host, const void *from, size_t bytes)
+{
+    copy_with(dev, host, from, bytes, cudaMemcpyDeviceToHost, "copying from the device");
+}
+
+static void copy(struct device *dev, void *to, const void *from, size_t bytes)
+{
+    copy_with(dev, to, from, bytes, cudaMemcpyDeviceToDevice, "copying on the device");
+}
+
+static void fill(struct device *dev, void *to, unsigned char value, size_t bytes)
+{
+    struct cuda_state *state = cuda_use(dev);
+    state->activation = NULL;
+    cuda_ok(dev, cudaMemsetAsync(to, value, bytes, state->stream), "filling");
+}
+
+static enum status sync(struct device *dev)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cudaError_t error = cudaStreamSynchronize(state->stream);
+    return error == cudaSuccess ? ST_OK : fail(dev, error, "waiting for enqueued work");
+}
+
+// ---- memory shared between processes ---------------------------------------------------------------
+// A shared allocation is rounded up to whole 2 MiB pages: smaller ones may lie inside a page with
+// others, and an IPC handle stands for the page.
+static size_t shared_size(size_t bytes) { return (bytes + (2u << 20) - 1) >> 21 << 21; }
+
+static enum status shared_create(struct device *dev, const char *name, struct shared_memory *memory)
+{
+    struct cuda_state *state = cuda_use(dev);
+    struct bytes text = BYTES_INIT;
+    cudaIpcMemHandle_t handle;
+    void *data = NULL;
+    enum status st = alloc(dev, shared_size(memory->bytes), &data);
+    if (st != ST_OK) return status_context(st, "shared memory %s", name);
+    cudaError_t error = cudaMemsetAsync(data, 0, shared_size(memory->bytes), state->stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
+    if (error == cudaSuccess) error = cudaIpcGetMemHandle(&handle, data);
+    if (error != cudaSuccess) {
+        st = status_context(fail(dev, error, "making a CUDA IPC handle"), "shared memory %s", name);
+        goto out;
+    }
+    CHECK(base64_encode(&handle, sizeof handle, &text));
+    if (text.len >= sizeof memory->handle) {
+        st = status_fail(ST_DEVICE, "shared memory %s: handle of %zu characters", name, text.len);
+        goto out;
+    }
+    snprintf(memory->handle, sizeof memory->handle, "%s", bytes_text(&text));
+    memory->data = data;
+out:
+    bytes_release(&text);
+    if (st != ST_OK) cudaFree(data);
+    return st;
+}
+
+// Bytes of the allocation that `data` begins; 0 where the driver does not tell.
+static size_t allocation_size(const void *data)
+{
+    typedef CUresult range_function(CUdeviceptr *, size_t *, CUdeviceptr);
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000,
+                                         cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        return 0;
+    CUdeviceptr base;
+    size_t size = 0;
+    if (((range_function *)function)(&base, &size, (CUdeviceptr)data) != CUDA_SUCCESS) return 0;
+    return size - ((CUdeviceptr)data - base);
+}
+
+static enum status shared_open(struct device *dev, struct shared_memory *memory)
+{
+    cuda_use(dev);
+    struct bytes raw = BYTES_INIT;
+    cudaIpcMemHandle_t handle;
+    cudaError_t error;
+    void *data = NULL;
+    size_t size;
+    enum status st = base64_decode(memory->handle, &raw);
+    if (st == ST_OK && raw.len != sizeof handle)
+        st = status_fail(ST_FORMAT, "%zu bytes, not the %zu of a CUDA IPC handle", raw.len,
+                         sizeof handle);
+    if (st != ST_OK) {
+        status_context(st, "IPC handle \"%s\"", memory->handle);
+        goto out;
+    }
+    memcpy(&handle, raw.data, sizeof handle);
+    error = cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        st = status_fail(ST_DEVICE,
+                         "%s: opening the CUDA IPC handle: %s (its maker must be another process, "
+                         "alive, on this machine and GPU)",
+                         dev->spec, cudaGetErrorString(error));
+        goto out;
+    }
+    size = allocation_size(data);
+    if (size && size != shared_size(memory->bytes)) {
+        st = status_fail(ST_MISMATCH,
+                         "%s: the shared allocation has %zu bytes, but %zu (%zu in whole pages) were "
+                         "expected; the bridge describes another run",
+                         dev->spec, size, memory->bytes, shared_size(memory->bytes));
+        cudaIpcCloseMemHandle(data);
+        goto out;
+    }
+    memory->data = data;
+out:
+    bytes_release(&raw);
+    return st;
+}
+
+static void shared_close(struct shared_memory *memory)
+{
+    struct cuda_state *state = cuda_use(memory->dev);
+    cudaStreamSynchronize(state->stream);
+    if (memory->maker)
+        cudaFree(memory->data);
+    else
+        cudaIpcCloseMemHandle(memory->data);
+}
+
+// ---- captured work -------------------------------------------------------------------------------
+
+static bool capture_begin(struct device *dev)
+{
+    struct cuda_state *state = cuda_use(dev);
+    state->plain_next = true;
+    state->activation = NULL;
+    state->capturing = cuda_ok(
+        dev, cudaStreamBeginCapture(state->stream, cudaStreamCaptureModeThreadLocal), "capture");
+    return state->capturing;
+}
+
+static enum status capture_end(struct device *dev, struct device_graph **ret)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cudaGraph_t graph = NULL;
+    state->capturing = false;
+    state->plain_next = true;
+    state->activation = NULL;
+    cudaError_t error = cudaStreamEndCapture(state->stream, &graph);
+    if (error != cudaSuccess) return fail(dev, error, "ending a capture");
+    struct device_graph *made = (struct device_graph *)calloc(1, sizeof *made);
+    if (!made) {
+        cudaGraphDestroy(graph);
+        return status_fail(ST_NO_MEMORY, "no memory for a captured graph");
+    }
+    error = cudaGraphInstantiate(&made->exec, graph, 0);
+    cudaGraphDestroy(graph);
+    if (error != cudaSuccess) {
+        free(made);
+        return fail(dev, error, "making a graph of captured work");
+    }
+    *ret = made;
+    return ST_OK;
+}
+
+static void graph_launch(struct device *dev, struct device_graph *graph)
+{
+    struct cuda_state *state = cuda_use(dev);
+    state->plain_next = true;
+    state->activation = NULL;
+    cuda_ok(dev, cudaGraphLaunch(graph->exec, state->stream), "launching a graph");
+}
+
+static void graph_free(struct device_graph *graph)
+{
+    if (!graph) return;
+    cudaGraphExecDestroy(graph->exec);
+    free(graph);
+}
+
+// ---- time ----------------------------------------------------------------------------------------
+
+static void timer_start(struct device *dev)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cuda_ok(dev, cudaEventRecord(state->started, state->stream), "starting a timer");
+}
+
+static double timer_stop(struct device *dev)
+{
+    struct cuda_state *state = cuda_use(dev);
+    float ms = 0;
+    if (cuda_ok(dev, cudaEventRecord(state->stopped, state->stream), "stopping a timer") &&
+        cuda_ok(dev, cudaEventSynchronize(state->stopped), "waiting for a timer"))
+        cuda_ok(dev, cudaEventElapsedTime(&ms, state->started, state->stopped), "reading a timer");
+    return ms;
+}
+
+const struct backend backend_cuda = {
+    DEVICE_CUDA,  "cuda-ipc",  &ops_cuda, open_at,       device_close, alloc,       release,
+    memory,       host_alloc,  host_release, copy_in,    copy_out,     copy,        fill,
+    sync,         shared_create, shared_open, shared_close, capture_begin, capture_end, graph_launch,
+    graph_free,   timer_start, timer_stop,
+};

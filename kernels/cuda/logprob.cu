@@ -1,0 +1,126 @@
+/* logprob.cu: log-probability of a chosen token and entropy of each row of logits, and the gradient.
+ * A block reads a row once, each thread keeping a running maximum and sums relative to it (Milakov and
+ * Gimelshein 2018); a row's result does not depend on the others. */
+#include "kernels/cuda/cuda.cuh"
+
+#define THREADS 512
+
+// Of e^(z - max), and of (z - max) e^(z - max).
+struct running {
+    float max, sum, weighted;
+};
+
+__device__ __forceinline__ running join(running a, running b)
+{
+    running r;
+    r.max = fmaxf(a.max, b.max);
+    if (r.max == -INFINITY) return a;
+    float fa = expf(a.max - r.max), fb = expf(b.max - r.max);
+    r.sum = a.sum * fa + b.sum * fb;
+    // where f is 0 the shift may be infinite
+    float sa = fa > 0 ? (a.weighted + a.sum * (a.max - r.max)) * fa : 0.f;
+    float sb = fb > 0 ? (b.weighted + b.sum * (b.max - r.max)) * fb : 0.f;
+    r.weighted = sa + sb;
+    return r;
+}
+
+template <int V>
+__global__ void logprob_kernel(float *logprob, float *lse, float *entropy, const float *logits,
+                               const int32_t *target, int vocab, float scale)
+{
+    grid_begin();
+    __shared__ running shared[THREADS / 32];
+    const float *row = logits + (int64_t)blockIdx.x * vocab;
+    running r = {-INFINITY, 0, 0};
+#pragma unroll 2
+    for (int t = threadIdx.x * V; t < vocab; t += THREADS * V) {
+        float z[V];
+        load<float, V>(z, row + t);
+        running p = {-INFINITY, 0, 0};
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            z[i] *= scale;
+            p.max = fmaxf(p.max, z[i]);
+        }
+        if (p.max > r.max) {
+            running zero = {p.max, 0, 0};
+            r = join(r, zero);
+        }
+        if (r.max == -INFINITY) continue;
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float d = z[i] - r.max, e = expf(d);
+            r.sum += e;
+            r.weighted += e > 0 ? e * d : 0.f; // a logit of -inf adds nothing
+        }
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        running other = {__shfl_xor_sync(~0u, r.max, o), __shfl_xor_sync(~0u, r.sum, o),
+                         __shfl_xor_sync(~0u, r.weighted, o)};
+        r = join(r, other);
+    }
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = r;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 1; i < THREADS / 32; i++) r = join(r, shared[i]);
+    float log_sum = logf(r.sum);
+    int t = target[blockIdx.x];
+    lse[blockIdx.x] = r.max + log_sum;
+    logprob[blockIdx.x] = t >= 0 && t < vocab ? (row[t] * scale - r.max) - log_sum : NAN;
+    if (entropy) entropy[blockIdx.x] = log_sum - r.weighted / r.sum;
+}
+
+void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy, const float *logits,
+                  const int32_t *target, int n, int vocab, float temperature)
+{
+    if (n <= 0) return;
+    float scale = 1.f / temperature;
+    if (aligned(16, {logits}, {(int64_t)vocab * 4}))
+        cuda_launch(dev, "logprob", logprob_kernel<4>, n, THREADS, 0, logprob, lse, entropy, logits,
+                    target, vocab, scale);
+    else
+        cuda_launch(dev, "logprob", logprob_kernel<1>, n, THREADS, 0, logprob, lse, entropy, logits,
+                    target, vocab, scale);
+}
+
+template <typename T, int V>
+__global__ void logprob_back_kernel(T *dlogits, const float *dlogprob, const float *logits,
+                                    const float *lse, const int32_t *target, int vocab, float scale)
+{
+    grid_begin();
+    int t = (blockIdx.y * THREADS + threadIdx.x) * V, hit = target[blockIdx.x];
+    if (t >= vocab) return;
+    float g = dlogprob[blockIdx.x] * scale, shift = lse[blockIdx.x], z[V];
+    int64_t at = (int64_t)blockIdx.x * vocab + t;
+    if (g != 0) {
+        load<float, V>(z, logits + at);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = g * ((t + i == hit ? 1.f : 0.f) - expf(z[i] * scale - shift));
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; i++) z[i] = 0;
+    }
+    store<T, V>(dlogits + at, z);
+}
+
+void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *logits,
+                       const float *lse, const int32_t *target, int n, int vocab, float temperature,
+                       enum dtype dt)
+{
+    if (n <= 0) return;
+    float scale = 1.f / temperature;
+    bool fits = aligned(16, {dlogits, logits}, {(int64_t)vocab * 4}) && vocab % 4 == 0;
+    with_type(dt, [&](auto t) {
+        using T = decltype(t);
+        if (fits)
+            cuda_launch(dev, "logprob_back", logprob_back_kernel<T, 4>,
+                        dim3(n, ceil_div(vocab, THREADS * 4)), THREADS, 0, (T *)dlogits, dlogprob,
+                        logits, lse, target, vocab, scale);
+        else
+            cuda_launch(dev, "logprob_back", logprob_back_kernel<T, 1>,
+                        dim3(n, ceil_div(vocab, THREADS)), THREADS, 0, (T *)dlogits, dlogprob, logits,
+                        lse, target, vocab, scale);
+    });
+}

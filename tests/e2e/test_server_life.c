@@ -1,0 +1,338 @@
+/* test_server_life.c: how cw-infer-server starts, is refused, drains and stops, its TCP listener and
+ * API key, its time-outs, and a model without a tokenizer. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/daemon.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static const char *model; // with a tokenizer
+
+static int make_model(void **state)
+{
+    (void)state;
+    model = daemon_model(test_folder(), true, 7);
+    return 0;
+}
+
+static int open_request(const struct daemon *d, const char *path, const char *body)
+{
+    char text[512];
+    int n = snprintf(text, sizeof text,
+                     "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", path,
+                     strlen(body), body);
+    int fd = wire_open(d->socket);
+    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    return fd;
+}
+
+// Runs it to its end; it must say `part`.
+static void expect_refusal(int status, const char *part, const char *const argv[])
+{
+    const char *log = test_path(test_folder(), "log");
+    int got = test_command(log, 30000, argv);
+    char *text = test_read(log);
+    if (got != status) fail_msg("exit status %d, not %d: %s", got, status, text);
+    assert_contains(text, part);
+    free(text);
+}
+
+static void test_usage(void **state)
+{
+    (void)state;
+    const char *program = test_binary("cw-infer-server");
+    const char *const none[] = {program, NULL};
+    const char *const draft[] = {program, "--model", model, "--draft", model, NULL};
+    const char *const method[] = {program, "--model", model, "--speculative", "ngram:4", NULL};
+    const char *const typo[] = {program, "--modl", model, NULL};
+    const char *const kv[] = {program, "--model", model, "--kv-memory", "lots", "--socket",
+                              test_path(test_folder(), "s"), NULL};
+    const char *const help[] = {program, "--help", NULL};
+    expect_refusal(2, "--model DIR is needed", none);
+    expect_refusal(2, "not supported yet", draft);
+    expect_refusal(2, "only 'off' is supported yet", method);
+    expect_refusal(2, "--model", typo);
+    expect_refusal(1, "lots", kv);
+    expect_refusal(0, "--request-timeout", help);
+}
+
+static void test_no_model(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *socket = test_path(folder, "s.sock");
+    const char *const argv[] = {test_binary("cw-infer-server"), "--model", "/nowhere/at/all",
+                                "--socket", socket, "--bridge", test_path(folder, "b.json"), NULL};
+    expect_refusal(1, "/nowhere/at/all", argv);
+    assert_false(file_exists(socket));
+}
+
+static void test_second_daemon_is_refused(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    daemon_start(&d, model, NULL);
+    const char *const argv[] = {test_binary("cw-infer-server"), "--model", model, "--socket", d.socket,
+                                "--bridge", test_path(test_folder(), "other.json"), NULL};
+    expect_refusal(1, "already serves there", argv);
+    json_decref(daemon_get(d.socket, "/health", 200));
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static void test_stale_socket_is_replaced(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    daemon_start(&d, model, NULL);
+    test_kill(&d.child, SIGKILL);
+    test_wait(&d.child, 10000);
+    assert_true(file_exists(d.socket));
+    const char *const argv[] = {test_binary("cw-infer-server"), "--model", model, "--device", "cpu",
+                                "--socket", d.socket, "--bridge", d.bridge, NULL};
+    test_spawn(&d.child, d.log, argv);
+    daemon_wait(&d);
+    struct stat info;
+    assert_int_equal(stat(d.socket, &info), 0);
+    assert_int_equal(info.st_mode & 0777, 0600);
+    assert_int_equal(daemon_stop(&d), 0);
+    assert_false(file_exists(d.socket));
+    assert_false(file_exists(d.bridge));
+}
+
+static void test_drain(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    struct wire_answer a;
+    daemon_start(&d, model, NULL);
+    json_decref(daemon_post(d.socket, "/bridge/pause", 200, "")); // so that it cannot end too early
+    int fd = open_request(&d, "/v1/rollouts",
+                          "{\"groups\":[{\"prompt_token_ids\":[1,2],\"n\":24}],\"sampling\":"
+                          "{\"max_tokens\":200}}");
+    clock_sleep_ms(100);
+    test_kill(&d.child, SIGTERM);
+    // while it drains it says so, and takes nothing new
+    int64_t deadline = clock_deadline_ns(5000);
+    for (int status = 0; status != 503;) {
+        daemon_request(d.socket, "GET", "/health", "", NULL, &a);
+        status = a.status;
+        if (status == 503) assert_contains(bytes_text(&a.body), "draining");
+        wire_answer_release(&a);
+        assert_true(clock_now_ns() < deadline);
+    }
+    daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\"}", &a);
+    assert_int_equal(a.status, 503);
+    assert_contains(bytes_text(&a.head), "Retry-After");
+    wire_answer_release(&a);
+    // what was under way is answered in full
+    json_decref(daemon_post(d.socket, "/bridge/resume", 200, ""));
+    assert_true(wire_read(fd, 60000, &a));
+    int lines = 0;
+    for (size_t i = 0; i < a.body.len; i++) lines += a.body.data[i] == '\n';
+    assert_int_equal(lines, 24);
+    assert_null(strstr(bytes_text(&a.body), "\"error\""));
+    wire_answer_release(&a);
+    close(fd);
+    assert_int_equal(test_wait(&d.child, 20000), 0);
+    assert_false(file_exists(d.socket));
+    assert_false(file_exists(d.bridge));
+}
+
+static void test_second_signal_and_drain_timeout(void **state)
+{
+    (void)state;
+    static const char *const short_drain[] = {"--drain-timeout", "0", NULL};
+    for (int i = 0; i < 2; i++) {
+        struct daemon d = {0};
+        struct wire_answer a;
+        daemon_start(&d, model, i ? short_drain : NULL);
+        json_decref(daemon_post(d.socket, "/bridge/pause", 200, "")); // it would never end by itself
+        int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":400}");
+        clock_sleep_ms(200);
+        int64_t start = clock_now_ns();
+        test_kill(&d.child, SIGTERM);
+        if (i == 0) {
+            clock_sleep_ms(300);
+            assert_true(test_running(&d.child));
+            test_kill(&d.child, SIGINT);
+        }
+        assert_int_equal(test_wait(&d.child, 10000), 0);
+        assert_true(clock_ms_since(start) < 5000);
+        assert_true(wire_read(fd, 5000, &a)); // its connection was closed
+        wire_answer_release(&a);
+        close(fd);
+        assert_false(file_exists(d.bridge));
+    }
+}
+
+// ---- TCP ------------------------------------------------------------------------------------------------
+
+static int tcp_status(int port, const char *path, const char *headers)
+{
+    char text[512];
+    struct wire_answer a;
+    int n = snprintf(text, sizeof text, "GET %s HTTP/1.0\r\nHost: x\r\n%s\r\n", path, headers);
+    int fd = wire_open_tcp(port);
+    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    assert_true(wire_read(fd, 10000, &a));
+    close(fd);
+    int status = a.status;
+    wire_answer_release(&a);
+    return status;
+}
+
+static void test_tcp_and_key(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    const char *key = test_path(test_folder(), "key");
+    test_write(key, "correct-horse-battery\n", 22);
+    const char *const options[] = {"--listen", "127.0.0.1:0", "--api-key-file", key, NULL};
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    assert_int_equal(tcp_status(port, "/v1/models", ""), 401);
+    assert_int_equal(tcp_status(port, "/v1/models", "Authorization: Bearer wrong\r\n"), 401);
+    assert_int_equal(tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-batterz\r\n"),
+                     401);
+    assert_int_equal(tcp_status(port, "/nothing", ""), 401);
+    assert_int_equal(tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-battery\r\n"),
+                     200);
+    assert_int_equal(tcp_status(port, "/health", ""), 200);
+    json_decref(daemon_get(d.socket, "/v1/models", 200)); // the Unix socket needs none
+    assert_int_equal(daemon_stop(&d), 0);
+
+    const char *const open[] = {test_binary("cw-infer-server"), "--model", model, "--socket",
+                                test_path(test_folder(), "s.sock"), "--listen", "0.0.0.0:0", NULL};
+    expect_refusal(1, "--api-key-file", open);
+    const char *const bad[] = {test_binary("cw-infer-server"), "--model", model, "--socket",
+                               test_path(test_folder(), "s.sock"), "--listen", "here", NULL};
+    expect_refusal(1, "HOST:PORT", bad);
+}
+
+// ---- time-outs --------------------------------------------------------------------------------------------
+
+static void test_request_timeout(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--request-timeout", "1", "--idle-timeout", "2", NULL};
+    struct daemon d = {0};
+    struct wire_answer a;
+    daemon_start(&d, model, options);
+    json_decref(daemon_post(d.socket, "/bridge/pause", 200, ""));
+    daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\"}", &a);
+    assert_int_equal(a.status, 504);
+    wire_answer_release(&a);
+    daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\",\"stream\":true}", &a);
+    assert_int_equal(a.status, 200);
+    assert_contains(bytes_text(&a.body), "\"error\"");
+    assert_contains(bytes_text(&a.body), "[DONE]");
+    wire_answer_release(&a);
+    daemon_request(d.socket, "POST", "/v1/rollouts", "",
+                   "{\"groups\":[{\"prompt_token_ids\":[1]}]}", &a);
+    assert_contains(bytes_text(&a.body), "--request-timeout");
+    wire_answer_release(&a);
+    // a client that sends half a request is not waited for
+    int fd = wire_open(d.socket);
+    wire_send(fd, "POST /generate HTTP/1.1\r\nContent-Le", 35);
+    assert_true(wire_read(fd, 8000, &a));
+    assert_true(a.status != 200);
+    wire_answer_release(&a);
+    close(fd);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// ---- without a tokenizer ------------------------------------------------------------------------------------
+
+static void test_ids_only(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    daemon_start(&d, daemon_model(test_folder(), false, 9), NULL);
+    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
+                            "{\"prompt\":[1,2],\"max_tokens\":3,\"logprobs\":1}");
+    const json_t *choice = json_array_get(json_object_get(a, "choices"), 0);
+    assert_int_equal(json_array_size(json_object_get(choice, "token_ids")), 3);
+    assert_string_equal(json_string_value(json_object_get(choice, "text")), "");
+    json_decref(a);
+    a = daemon_post(d.socket, "/v1/rollouts", 200,
+                    "{\"groups\":[{\"prompt_token_ids\":[1,2]}],\"sampling\":{\"max_tokens\":3}}");
+    assert_true(json_is_null(json_object_get(a, "text")));
+    json_decref(a);
+    static const char *const refused[][2] = {
+        {"/v1/completions", "{\"prompt\":\"a\"}"},
+        {"/v1/completions", "{\"prompt\":[1],\"stop\":\"a\"}"},
+        {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}"}};
+    for (int i = 0; i < 3; i++) {
+        a = daemon_post(d.socket, refused[i][0], 400, refused[i][1]);
+        assert_contains(json_string_value(json_object_get(json_object_get(a, "error"), "message")),
+                        "no tokenizer.json");
+        json_decref(a);
+    }
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// ---- systemd ------------------------------------------------------------------------------------------------
+
+static bool heard(int fd, const char *word, int ms)
+{
+    int64_t deadline = clock_deadline_ns(ms);
+    char text[2048];
+    while (clock_now_ns() < deadline) {
+        ssize_t n = recv(fd, text, sizeof text - 1, MSG_DONTWAIT);
+        if (n <= 0) {
+            clock_sleep_ms(10);
+            continue;
+        }
+        text[n] = 0;
+        if (strstr(text, word)) return true;
+    }
+    return false;
+}
+
+static void test_systemd_is_told(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const char *path = test_path(test_folder(), "notify");
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    setenv("NOTIFY_SOCKET", path, 1);
+    setenv("WATCHDOG_USEC", "600000", 1);
+    daemon_spawn(&d, model, NULL);
+    unsetenv("NOTIFY_SOCKET");
+    unsetenv("WATCHDOG_USEC");
+    assert_true(heard(fd, "READY=1", 30000));
+    json_t *health = daemon_get(d.socket, "/health", 200); // ready means ready
+    json_decref(health);
+    assert_true(heard(fd, "WATCHDOG=1", 5000));
+    assert_true(heard(fd, "WATCHDOG=1", 5000));
+    test_kill(&d.child, SIGTERM);
+    assert_true(heard(fd, "STOPPING=1", 5000));
+    assert_int_equal(test_wait(&d.child, 10000), 0);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_usage),
+        cmocka_unit_test(test_no_model),
+        cmocka_unit_test(test_second_daemon_is_refused),
+        cmocka_unit_test(test_stale_socket_is_replaced),
+        cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_second_signal_and_drain_timeout),
+        cmocka_unit_test(test_tcp_and_key),
+        cmocka_unit_test(test_request_timeout),
+        cmocka_unit_test(test_ids_only),
+        cmocka_unit_test(test_systemd_is_told),
+    };
+    return cmocka_run_group_tests_name("server_life", tests, make_model, NULL);
+}

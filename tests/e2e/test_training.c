@@ -1,0 +1,492 @@
+/* test_training.c: the two real processes on one copy of the weights: training in place, resuming
+ * to the bit, and every way in which one of the two may end. */
+#include "bridge/attach.h"
+#include "bridge/http_client.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/rng.h"
+#include "common/model/weights.h"
+#include "tests/support/daemon.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/tiny_tokenizer.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LIMIT_MS 120000
+
+struct scene { // one daemon and a data set
+    const char *folder, *model, *data;
+    struct daemon daemon;
+};
+
+static void scene_open(struct scene *s)
+{
+    struct bytes lines = BYTES_INIT;
+    memset(s, 0, sizeof *s);
+    s->folder = test_folder();
+    s->model = daemon_model(s->folder, true, 11);
+    s->data = test_path(s->folder, "data.jsonl");
+    for (int a = 0; a < 20; a++)
+        bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", a, a + 3, 2 * a + 3);
+    test_write(s->data, lines.data, lines.len);
+    bytes_release(&lines);
+    daemon_start(&s->daemon, s->model, NULL);
+}
+
+static void scene_close(struct scene *s)
+{
+    daemon_kill(&s->daemon);
+}
+
+// cw-trainer train with small numbers; `more` (NULL-ended) comes last.
+static void start_trainer(struct scene *s, struct test_child *child, const char *run,
+                          const char *const more[])
+{
+    const char *argv[64] = {
+        test_binary("cw-trainer"),
+        "train",
+        "--bridge",
+        s->daemon.bridge,
+        "--data",
+        s->data,
+        "--reward",
+        "length",
+        "--length-target",
+        "10",
+        "--prompts-per-step",
+        "3",
+        "--num-generations",
+        "4",
+        "--max-completion-length",
+        "12",
+        "--learning-rate",
+        "1e-3",
+        "--lr-scheduler-type",
+        "constant",
+        "--logging-steps",
+        "1",
+        "--run-dir",
+        test_path(s->folder, run),
+    };
+    int n = 24;
+    for (int i = 0; more && more[i]; i++) argv[n++] = more[i];
+    test_spawn(child, test_path(s->folder, "trainer.log"), argv);
+}
+
+static int train(struct scene *s, const char *run, const char *const more[])
+{
+    struct test_child child = {0};
+    start_trainer(s, &child, run, more);
+    return test_wait(&child, LIMIT_MS);
+}
+
+#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void assert_log(const struct scene *s, const char *part)
+{
+    char *log = test_read(test_path(s->folder, "trainer.log"));
+    assert_contains(log, part);
+    free(log);
+}
+
+// Lines of metrics.jsonl so far.
+static int steps_done(const struct scene *s, const char *run)
+{
+    const char *path = test_path(test_path(s->folder, run), "metrics.jsonl");
+    if (!file_exists(path)) return 0;
+    char *text = test_read(path);
+    int n = 0;
+    for (const char *c = text; *c; c++) n += *c == '\n';
+    free(text);
+    return n;
+}
+
+static void wait_for_steps(const struct scene *s, const char *run, int n, struct test_child *child)
+{
+    int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    while (steps_done(s, run) < n) {
+        if (!test_running(child) || clock_ms_until(deadline) == 0) {
+            char *log = test_read(test_path(s->folder, "trainer.log"));
+            fail_msg("the trainer does not come to step %d:\n%s", n, log);
+        }
+        clock_sleep_ms(10);
+    }
+}
+
+static const char *latest(const struct scene *s, const char *run)
+{
+    return test_path(test_path(s->folder, run), "checkpoints/latest");
+}
+
+static void assert_same_file(const char *a, const char *b, const char *name)
+{
+    struct file_map x, y;
+    assert_ok(file_map_open(test_path(a, name), &x));
+    assert_ok(file_map_open(test_path(b, name), &y));
+    assert_int_equal(x.len, y.len);
+    assert_memory_equal(x.data, y.data, x.len);
+    file_map_release(&x);
+    file_map_release(&y);
+}
+
+// What a model folder holds, as one allocation.
+struct loaded {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+    void *memory;
+};
+static void load(const char *folder, struct loaded *l)
+{
+    assert_ok(device_open("cpu", &l->dev));
+    assert_ok(model_config_load(folder, &l->config));
+    assert_ok(weights_plan(l->config, DT_F32, &l->weights));
+    assert_ok(device_alloc(l->dev, l->weights->bytes, &l->memory));
+    memset(l->memory, 0, l->weights->bytes);
+    weights_bind(l->weights, l->memory);
+    assert_ok(weights_load(l->weights, l->dev, folder));
+}
+static void unload(struct loaded *l)
+{
+    weights_free(l->weights);
+    model_config_free(l->config);
+    device_release(l->dev, l->memory);
+    device_free(l->dev);
+}
+
+// The daemon's arena holds exactly what the folder holds.
+static void assert_arena_is(const struct scene *s, const char *folder)
+{
+    struct bridge *bridge;
+    struct loaded l;
+    load(folder, &l);
+    assert_ok(bridge_attach(s->daemon.bridge, NULL, &bridge));
+    assert_memory_equal(bridge_base(bridge, "policy"), l.memory,
+                        (size_t)l.weights->n_elements * sizeof(float));
+    bridge_detach(bridge);
+    unload(&l);
+}
+
+// ---- training -----------------------------------------------------------------------------------
+
+static void trains_in_place(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "run",
+                           OPTIONS("--max-steps", "3", "--beta", "0.01", "--num-iterations", "2",
+                                   "--log-completions", "--token-budget", "40")),
+                     0);
+    char *text = test_read(test_path(s.folder, "run/metrics.jsonl")), *line = text;
+    for (int step = 1; step <= 3; step++) {
+        json_t *m;
+        char *end = strchr(line, '\n');
+        assert_non_null(end);
+        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
+        assert_int_equal(json_integer_value(json_object_get(m, "step")), step);
+        // two published updates a step, from version 2
+        assert_int_equal(json_integer_value(json_object_get(m, "weight_version")), 2 + 4 * step);
+        double mismatch = json_number_value(json_object_get(m, "sampler_mismatch/max"));
+        assert_true(json_is_number(json_object_get(m, "sampler_mismatch/max")) && mismatch <= 1e-5);
+        assert_true(json_number_value(json_object_get(m, "grad_norm")) > 0);
+        assert_true(json_number_value(json_object_get(m, "entropy")) > 0);
+        static const char *const keys[] = {"loss",
+                                           "kl",
+                                           "reward",
+                                           "reward_std",
+                                           "rewards/length/mean",
+                                           "frac_reward_zero_std",
+                                           "completions/mean_length",
+                                           "completions/clipped_ratio",
+                                           "clip_ratio/low_mean",
+                                           "learning_rate",
+                                           "publish/wait_ms",
+                                           "publish/total_ms",
+                                           "rollout_s",
+                                           "tokens_per_s"};
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+            if (!json_is_number(json_object_get(m, keys[k])))
+                fail_msg("step %d: no number %s in metrics.jsonl", step, keys[k]);
+        json_decref(m);
+        line = end + 1;
+    }
+    free(text);
+    assert_arena_is(&s, latest(&s, "run"));
+    assert_true(file_exists(test_path(s.folder, "run/rollouts/step-3.jsonl")));
+    // what was trained is not what was loaded
+    struct loaded before, after;
+    load(s.model, &before);
+    load(latest(&s, "run"), &after);
+    assert_memory_not_equal(before.memory, after.memory, 1024);
+    unload(&before);
+    unload(&after);
+    assert_log(&s, "0 extra");
+    // a run is not overwritten by accident
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3")), 1);
+    assert_log(&s, "--resume");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// A run of 6 steps, and one of 3 that another trainer with another daemon takes to 6: the same
+// bits.
+static void resumes_to_the_bit(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "whole", OPTIONS("--max-steps", "6")), 0);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, NULL);
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "3", "--resume")), 0);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, NULL);
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "6", "--resume")), 0);
+    assert_log(&s, "resumed at step 3");
+    assert_same_file(latest(&s, "whole"), latest(&s, "halves"), "model.safetensors");
+    assert_same_file(latest(&s, "whole"), latest(&s, "halves"), "optimizer.safetensors");
+    assert_int_equal(steps_done(&s, "halves"), 6);
+    assert_arena_is(&s, latest(&s, "halves"));
+    // with another seed it would be another run
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--seed", "1")),
+                     1);
+    assert_log(&s, "--seed");
+    scene_close(&s);
+}
+
+static void sft_then_eval(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    const char *out = test_path(s.folder, "taught"), *log = test_path(s.folder, "trainer.log");
+    struct tiny_model shape = {.hidden = 64,
+                               .layers = 2,
+                               .vocab = 300,
+                               .seed = 5,
+                               .eos_id = TINY_TOKENIZER_IM_END,
+                               .tie_embeddings = true};
+    const char *base = test_path(s.folder, "base");
+    assert_ok(tiny_model_write_as(base, &shape));
+    assert_ok(tiny_tokenizer_write(base));
+    assert_int_equal(
+        test_command(log, LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "sft", "--model", base, "--data", s.data,
+                             "--out", out, "--device", "cpu", "--learning-rate", "5e-3",
+                             "--max-steps", "120", "--examples-per-step", "20",
+                             "--lr-scheduler-type", "constant", "--token-budget", "60")),
+        0);
+    daemon_start(&s.daemon, out, NULL);
+    const char *result = test_path(s.folder, "eval.log");
+    assert_int_equal(test_command(result, LIMIT_MS,
+                                  OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
+                                          s.daemon.bridge, "--data", s.data, "--reward", "exact",
+                                          "--max-completion-length", "8", "--json")),
+                     0);
+    char *text = test_read(result);
+    json_t *json;
+    assert_ok(json_parse("eval", text, strlen(text), &json));
+    assert_int_equal(json_integer_value(json_object_get(json, "n")), 20);
+    // 20 sums, seen 120 times each: learned by heart
+    if (json_number_value(json_object_get(json, "accuracy")) < 0.8) fail_msg("%s", text);
+    json_decref(json);
+    free(text);
+    scene_close(&s);
+}
+
+// ---- ends ---------------------------------------------------------------------------------------
+
+static void second_trainer_is_refused(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child first = {0};
+    char pid[32];
+    scene_open(&s);
+    start_trainer(&s, &first, "first", OPTIONS("--max-steps", "100000"));
+    wait_for_steps(&s, "first", 1, &first);
+    assert_int_equal(train(&s, "second", OPTIONS("--max-steps", "1")), 1);
+    snprintf(pid, sizeof pid, "process %d", (int)first.pid);
+    assert_log(&s, pid);
+    assert_true(test_running(&first));
+    wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first); // undisturbed
+    test_end(&first);
+    scene_close(&s);
+}
+
+static void sigterm_ends_after_the_step(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    json_t *saved;
+    scene_open(&s);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000"));
+    wait_for_steps(&s, "run", 2, &trainer);
+    test_kill(&trainer, SIGTERM);
+    assert_int_equal(test_wait(&trainer, LIMIT_MS), 0);
+    int steps = steps_done(&s, "run");
+    assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer_state.json"), 1 << 20, &saved));
+    assert_int_equal(json_integer_value(json_object_get(saved, "step")), steps);
+    json_decref(saved);
+    assert_arena_is(&s, latest(&s, "run"));
+    assert_int_equal(train(&s, "other", OPTIONS("--max-steps", "1")), 0); // the lease is free
+    scene_close(&s);
+}
+
+static void killed_daemon_ends_the_trainer(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    struct loaded l;
+    scene_open(&s);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
+    wait_for_steps(&s, "run", 3, &trainer);
+    test_kill(&s.daemon.child, SIGKILL);
+    int64_t start = clock_now_ns();
+    assert_int_equal(test_wait(&trainer, 10000), 1);
+    assert_true(clock_ms_since(start) < 2000);
+    assert_log(&s, "error: ");
+    load(latest(&s, "run"), &l); // whole
+    unload(&l);
+    scene_close(&s);
+    daemon_start(&s.daemon, s.model, NULL);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "5", "--resume")), 0);
+    assert_log(&s, "resumed at step");
+    scene_close(&s);
+}
+
+static void killed_trainer_leaves_the_daemon_serving(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    scene_open(&s);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
+    wait_for_steps(&s, "run", 3, &trainer);
+    test_end(&trainer); // SIGKILL
+    daemon_wait(&s.daemon);
+    // wherever it was hit, the next one takes the lease over and goes on
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "6", "--resume")), 0);
+    assert_arena_is(&s, latest(&s, "run"));
+    scene_close(&s);
+}
+
+static enum status scribble_and_die(void *context)
+{
+    float *arena = context;
+    for (int i = 0; i < 2000; i++) arena[i] = 1e9f;
+    raise(SIGKILL);
+    return ST_OK;
+}
+
+static int health(struct http_client *http, struct bytes *ret)
+{
+    return http_get(http, "/health", 5000, ret) == ST_OK ? 200 : 503;
+}
+
+// A writer dies with half an update written: the daemon says torn, and goes back to the trainer's
+// last checkpoint by itself.
+static void torn_weights_are_restored(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct http_client *http;
+    struct bytes body = BYTES_INIT;
+    scene_open(&s);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
+    assert_arena_is(&s, latest(&s, "run"));
+    assert_ok(http_client_new(s.daemon.socket, &http));
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct bridge *bridge;
+        struct publish_times times;
+        if (bridge_attach(s.daemon.bridge, NULL, &bridge) == ST_OK &&
+            bridge_become_writer(bridge) == ST_OK)
+            bridge_publish(bridge, 10000, scribble_and_die, bridge_base(bridge, "policy"), &times);
+        fprintf(stderr, "%s\n", status_message());
+        _exit(1);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    int64_t deadline = clock_deadline_ns(20000);
+    for (;;) { // 200 with the old version may come first, while the death is not yet noticed
+        int code = health(http, &body);
+        json_t *json = NULL;
+        if (code == 200) assert_ok(json_parse("health", bytes_text(&body), body.len, &json));
+        json_int_t version = json_integer_value(json_object_get(json, "weight_version"));
+        json_decref(json);
+        if (code == 200 && version > 6) break;
+        if (clock_ms_until(deadline) == 0) fail_msg("not restored: %s", bytes_text(&body));
+        clock_sleep_ms(2);
+    }
+    // The restore of so small a model may fall between two looks: the log knows.
+    char *log = test_read(s.daemon.log);
+    assert_contains(log, "torn");
+    free(log);
+    assert_arena_is(&s, latest(&s, "run"));
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    bytes_release(&body);
+    http_client_free(http);
+    scene_close(&s);
+}
+
+static void wrong_usage(void **state)
+{
+    (void)state;
+    const char *log = test_path(test_folder(), "log"), *trainer = test_binary("cw-trainer");
+    static const struct {
+        const char *const argv[8], *part;
+    } cases[] = {
+        {{"train"}, "--data"},
+        {{"train", "--data", "x", "--reward", "nope"}, "\"nope\""},
+        {{"train", "--data", "x", "--num-generations", "1"}, "--num-generations"},
+        {{"train", "--data", "x", "--loss-type", "ppo"}, "loss-type"},
+        {{"sft", "--data", "x"}, "--model"},
+        {{"sft", "--init", "c", "--data", "x", "--out", "y"}, "--tokenizer"},
+        {{"eval"}, "--data"},
+        {{"fly"}, "fly"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *argv[10] = {trainer};
+        for (int k = 0; cases[i].argv[k]; k++) argv[k + 1] = cases[i].argv[k];
+        assert_int_equal(test_command(log, LIMIT_MS, argv), 2);
+        char *text = test_read(log);
+        assert_contains(text, cases[i].part);
+        free(text);
+        unlink(log);
+    }
+    for (int i = 0; i < 3; i++) {
+        static const char *const commands[] = {"train", "sft", "eval"};
+        assert_int_equal(test_command(log, LIMIT_MS, OPTIONS(trainer, commands[i], "--help")), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(trains_in_place),
+        cmocka_unit_test(resumes_to_the_bit),
+        cmocka_unit_test(sft_then_eval),
+        cmocka_unit_test(second_trainer_is_refused),
+        cmocka_unit_test(sigterm_ends_after_the_step),
+        cmocka_unit_test(killed_daemon_ends_the_trainer),
+        cmocka_unit_test(killed_trainer_leaves_the_daemon_serving),
+        cmocka_unit_test(torn_weights_are_restored),
+        cmocka_unit_test(wrong_usage),
+    };
+    return cmocka_run_group_tests_name("training", tests, NULL, NULL);
+}

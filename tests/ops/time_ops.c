@@ -1,0 +1,498 @@
+/* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B on one device, through the table, and
+ * prints what each takes beside the least its bytes or multiplications can take at the copy bandwidth
+ * and matrix rate measured in the same run. Not a test: build it with `make build/tests/ops/time_ops`.
+ *
+ *   time_ops [--device cuda:N] [FILTER]     FILTER: lines whose name contains it */
+#include "common/base/rng.h"
+#include "kernels/ops.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 1536, HEADS = 12, KV_HEADS = 2, DIM = 128, FFN = 8960, VOCAB = 151936, LAYERS = 28 };
+enum { QKV = (HEADS + 2 * KV_HEADS) * DIM, BLOCK = 16 };
+
+static struct device *dev;
+static const struct ops *ops;
+static const char *filter;
+static double bytes_per_ms, flops_per_ms; // measured ceilings
+
+static void must(enum status st)
+{
+    if (st == ST_OK) return;
+    fprintf(stderr, "time_ops: %s\n", status_message());
+    exit(1);
+}
+
+static void *take(size_t bytes)
+{
+    void *p = NULL;
+    must(device_alloc(dev, bytes, &p));
+    return p;
+}
+
+// Device memory of n bf16 values, normal with this deviation; a block of 1 Mi values repeated.
+static void *random_bf16(size_t n, float deviation, uint64_t seed)
+{
+    enum { CHUNK = 1 << 20 };
+    struct rng rng;
+    rng_init(&rng, seed, 0);
+    uint16_t *host = malloc(CHUNK * sizeof *host);
+    if (!host) exit(1);
+    for (int i = 0; i < CHUNK; i++) host[i] = bf16_from_f32(deviation * rng_normal(&rng));
+    uint16_t *p = take(n * sizeof *p);
+    for (size_t at = 0; at < n; at += CHUNK)
+        device_copy_in(dev, p + at, host, (n - at < CHUNK ? n - at : CHUNK) * sizeof *host);
+    must(device_sync(dev));
+    free(host);
+    return p;
+}
+
+static void *random_f32(size_t n, float deviation, uint64_t seed)
+{
+    void *half = random_bf16(n, deviation, seed), *p = take(n * 4);
+    ops->convert(dev, p, DT_F32, half, DT_BF16, (int64_t)n);
+    device_release(dev, half);
+    return p;
+}
+
+static int32_t *ints(const int32_t *host, size_t n)
+{
+    int32_t *p = take(n * sizeof *p);
+    device_copy_in(dev, p, host, n * sizeof *p);
+    must(device_sync(dev));
+    return p;
+}
+
+typedef void work(void *context);
+
+// Milliseconds of one run: median of 7 samples of `inner` runs, captured where the device captures.
+static double time_work(work *run, void *context, int inner)
+{
+    double sample[7];
+    struct device_graph *graph = NULL;
+    run(context);
+    must(device_sync(dev));
+    if (device_capture_begin(dev)) {
+        for (int i = 0; i < inner; i++) run(context);
+        must(device_capture_end(dev, &graph));
+    }
+    for (int s = -1; s < 7; s++) {
+        device_timer_start(dev);
+        if (graph)
+            device_graph_launch(dev, graph);
+        else
+            for (int i = 0; i < inner; i++) run(context);
+        double ms = device_timer_stop(dev) / inner;
+        if (s >= 0) sample[s] = ms;
+    }
+    device_graph_free(graph);
+    must(device_sync(dev));
+    for (int i = 0; i < 7; i++)
+        for (int j = i + 1; j < 7; j++)
+            if (sample[j] < sample[i]) {
+                double t = sample[i];
+                sample[i] = sample[j];
+                sample[j] = t;
+            }
+    return sample[3];
+}
+
+static double report(const char *name, work *run, void *context, int inner, double bytes, double flops)
+{
+    if (filter && !strstr(name, filter)) return 0;
+    double ms = time_work(run, context, inner);
+    double floor = bytes_per_ms > 0 ? bytes / bytes_per_ms : 0;
+    if (flops_per_ms > 0 && flops / flops_per_ms > floor) floor = flops / flops_per_ms;
+    printf("%-34s %9.2f us  %7.0f GB/s  %6.1f TFLOP/s  %5.1f%% of the limit\n", name, ms * 1e3,
+           bytes / ms / 1e6, flops / ms / 1e9, 100 * floor / ms);
+    fflush(stdout);
+    return ms;
+}
+
+// ---- single operations ----------------------------------------------------------------------------
+
+struct product {
+    void *c, *a, *b, *bias;
+    struct matmul shape;
+    size_t copies, turn; // weights are taken in turn from `copies` places, so that L2 does not help
+};
+
+static void run_product(void *context)
+{
+    struct product *p = context;
+    const uint16_t *b = p->b;
+    b += p->turn++ % p->copies * p->shape.n * p->shape.k;
+    ops->matmul(dev, p->c, p->a, b, p->bias, &p->shape);
+}
+
+static void time_product(const char *name, int m, int n, int k, bool trans_a, bool trans_b, int inner)
+{
+    if (filter && !strstr(name, filter)) return;
+    size_t copies = (size_t)inner * n * k > (600u << 20) ? (600u << 20) / ((size_t)n * k) : (size_t)inner;
+    if (copies < 1 || !trans_b) copies = 1;
+    struct product p = {take((size_t)m * n * 4), random_bf16((size_t)m * k, 1, 1),
+                        random_bf16(copies * n * k, 0.02f, 2), NULL,
+                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16}, copies, 0};
+    report(name, run_product, &p, inner, 2.0 * ((double)m * k + (double)n * k + (double)m * n),
+           2.0 * m * n * k);
+    device_release(dev, p.a);
+    device_release(dev, p.b);
+    device_release(dev, p.c);
+}
+
+struct copy {
+    void *to, *from;
+    int64_t bytes;
+};
+
+// By a kernel: the copy engines are slower.
+static void run_copy(void *context)
+{
+    struct copy *c = context;
+    ops->convert(dev, c->to, DT_F32, c->from, DT_F32, c->bytes / 4);
+}
+
+struct adam {
+    void *w;
+    uint16_t *low;
+    float *m, *v, *grad, *clip;
+    double *sum;
+    int64_t n;
+};
+
+static void run_adam(void *context)
+{
+    struct adam *a = context;
+    struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f};
+    ops->adamw(dev, a->w, a->low, a->m, a->v, a->grad, a->clip, a->n, &shape, DT_BF16);
+}
+
+static void run_squares(void *context)
+{
+    struct adam *a = context;
+    ops->sum_squares(dev, a->sum, a->grad, a->n);
+}
+
+static void time_optimizer(void)
+{
+    struct adam a = {.n = 500 << 20};
+    a.w = random_bf16(a.n, 0.02f, 3);
+    a.low = take(a.n * 2);
+    a.m = random_f32(a.n, 1e-3f, 4);
+    a.v = random_f32(a.n, 1e-3f, 4);
+    a.grad = random_f32(a.n, 1e-3f, 5);
+    a.clip = random_f32(1, 1, 6);
+    a.sum = take(8);
+    device_fill(dev, a.low, 0, a.n * 2);
+    device_fill(dev, a.v, 0, a.n * 4);
+    report("adamw, 524 M parameters", run_adam, &a, 1, 28.0 * a.n, 0);
+    report("sum of squares, 524 M", run_squares, &a, 1, 4.0 * a.n, 0);
+    device_release(dev, a.w);
+    device_release(dev, a.low);
+    device_release(dev, a.m);
+    device_release(dev, a.v);
+    device_release(dev, a.grad);
+    device_release(dev, a.clip);
+    device_release(dev, a.sum);
+}
+
+struct packed {
+    void *qkv, *out, *dout, *dqkv;
+    float *lse;
+    struct batch_view batch;
+    struct attn_shape shape;
+};
+
+static void run_packed(void *context)
+{
+    struct packed *p = context;
+    ops->attn_packed(dev, p->out, p->lse, p->qkv, &p->batch, &p->shape, DT_BF16);
+}
+
+static void run_packed_back(void *context)
+{
+    struct packed *p = context;
+    ops->attn_packed_back(dev, p->dqkv, p->dout, p->out, p->lse, p->qkv, &p->batch, &p->shape, DT_BF16);
+}
+
+static void time_packed(int seqs, int len)
+{
+    int T = seqs * len;
+    int32_t *host = calloc((size_t)T + seqs + 1, sizeof *host);
+    if (!host) exit(1);
+    struct packed p = {.shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0}};
+    p.batch = (struct batch_view){T, seqs, len, len, true, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    for (int i = 0; i < T; i++) host[i] = i % len;
+    p.batch.positions = ints(host, T);
+    for (int i = 0; i < T; i++) host[i] = i / len;
+    p.batch.seq_of = ints(host, T);
+    for (int i = 0; i <= seqs; i++) host[i] = i * len;
+    p.batch.query_start = ints(host, seqs + 1);
+    p.batch.attend_end = p.batch.query_start + 1;
+    memset(host, 0, seqs * sizeof *host);
+    p.batch.prefix_start = p.batch.prefix_len = ints(host, seqs);
+    free(host);
+    p.qkv = random_bf16((size_t)T * QKV, 1, 7);
+    p.dqkv = take((size_t)T * QKV * 2);
+    p.out = take((size_t)T * HEADS * DIM * 2);
+    p.dout = random_bf16((size_t)T * HEADS * DIM, 1, 8);
+    p.lse = take((size_t)T * HEADS * 4);
+    char name[64];
+    double flops = 4.0 * HEADS * DIM * seqs * ((double)len * (len + 1) / 2);
+    snprintf(name, sizeof name, "attention, packed %d x %d", seqs, len);
+    report(name, run_packed, &p, 4, 2.0 * T * (QKV + HEADS * DIM), flops);
+    run_packed(&p);
+    snprintf(name, sizeof name, "attention gradient %d x %d", seqs, len);
+    report(name, run_packed_back, &p, 4, 2.0 * T * (2 * QKV + 2 * HEADS * DIM), 2.5 * flops);
+}
+
+// ---- a decode step: the operations of one, layer by layer, with weights of their own ----------------
+
+struct step {
+    int batch;
+    uint16_t *weights, *x, *normed, *qkv, *attn, *wide, *act;
+    uint16_t *norm, *bias;
+    float *logits, *table;
+    struct sample_params *params;
+    struct sample_result *result;
+    int32_t *tokens;
+    uint16_t *embed;
+    struct kv_view kv;
+    struct batch_view view;
+    struct attn_shape attn_shape;
+    unsigned parts; // which of the operations below run
+};
+enum { PRODUCTS = 1, ATTENTION = 2, SMALL = 4, HEAD = 8, SAMPLE = 16, ALL = 31 };
+
+static void product(struct step *s, void *c, const void *a, const void *w, const void *bias, int n, int k,
+                    float beta)
+{
+    struct matmul shape = {s->batch, n, k, false, true, beta, DT_BF16, DT_BF16};
+    if (s->parts & PRODUCTS) ops->matmul(dev, c, a, w, bias, &shape);
+}
+
+static void run_step(void *context)
+{
+    struct step *s = context;
+    const struct norm_shape norm = {NORM_RMS, s->batch, HIDDEN, 1, HIDDEN, 1e-6f};
+    const uint16_t *w = s->weights;
+    bool small = s->parts & SMALL;
+    if (small) ops->gather_rows(dev, s->x, s->embed, s->tokens, s->batch, HIDDEN, 1, DT_BF16);
+    for (int l = 0; l < LAYERS; l++) {
+        if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
+        product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);
+        w += (size_t)QKV * HIDDEN;
+        if (small) {
+            ops->rope(dev, s->qkv, s->table, s->view.positions, s->batch, QKV, HEADS + KV_HEADS, DIM, DIM,
+                      1, DT_BF16);
+            ops->kv_store(dev, &s->kv, l, s->qkv, &s->view, &s->attn_shape);
+        }
+        if (s->parts & ATTENTION)
+            ops->attn_paged(dev, s->attn, s->qkv, &s->kv, l, &s->view, &s->attn_shape);
+        product(s, s->x, s->attn, w, NULL, HIDDEN, HEADS * DIM, 1);
+        w += (size_t)HIDDEN * HEADS * DIM;
+        if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
+        product(s, s->wide, s->normed, w, NULL, 2 * FFN, HIDDEN, 0);
+        w += (size_t)2 * FFN * HIDDEN;
+        if (small) ops->act(dev, s->act, s->wide, s->batch, FFN, ACT_SILU, true, DT_BF16);
+        product(s, s->x, s->act, w, NULL, HIDDEN, FFN, 1);
+        w += (size_t)HIDDEN * FFN;
+    }
+    struct matmul head = {s->batch, VOCAB, HIDDEN, false, true, 0, DT_BF16, DT_F32};
+    if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
+    if (s->parts & HEAD) ops->matmul(dev, s->logits, s->normed, s->embed, NULL, &head);
+    if (s->parts & SAMPLE) ops->sample(dev, s->result, s->logits, s->params, s->batch, VOCAB);
+}
+
+static void time_step(int batch, int context)
+{
+    char name[64];
+    snprintf(name, sizeof name, "decode step, batch %d, context %d", batch, context);
+    if (filter && !strstr(name, filter)) return;
+    size_t per_layer = (size_t)QKV * HIDDEN + (size_t)HIDDEN * HEADS * DIM + (size_t)3 * FFN * HIDDEN;
+    int blocks = (context + BLOCK - 1) / BLOCK;
+    size_t kv_layer = (size_t)batch * blocks * BLOCK * KV_HEADS * DIM;
+    struct step s = {.batch = batch, .attn_shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0}};
+    s.weights = random_bf16(per_layer * LAYERS, 0.02f, 11);
+    s.embed = random_bf16((size_t)VOCAB * HIDDEN, 0.02f, 12);
+    s.x = random_bf16((size_t)batch * HIDDEN, 1, 13);
+    s.normed = take((size_t)batch * HIDDEN * 2);
+    s.qkv = random_bf16((size_t)batch * QKV, 1, 14);
+    s.attn = random_bf16((size_t)batch * HEADS * DIM, 1, 15);
+    s.wide = random_bf16((size_t)batch * 2 * FFN, 1, 16);
+    s.act = random_bf16((size_t)batch * FFN, 1, 17);
+    s.norm = random_bf16(HIDDEN, 1, 18);
+    s.bias = random_bf16(QKV, 1, 19);
+    s.logits = random_f32((size_t)batch * VOCAB, 1, 20);
+    s.table = random_f32((size_t)(context + 1) * DIM, 0.7f, 21);
+    s.result = take(batch * sizeof *s.result);
+    s.kv = (struct kv_view){random_bf16(kv_layer * LAYERS, 1, 22), random_bf16(kv_layer * LAYERS, 1, 23),
+                            (int64_t)kv_layer, batch * blocks, BLOCK, DT_BF16};
+    struct sample_params *params = calloc(batch, sizeof *params);
+    int32_t *host = calloc((size_t)batch * blocks + batch + 1, sizeof *host);
+    if (!params || !host) exit(1);
+    for (int i = 0; i < batch; i++) params[i] = (struct sample_params){1, 1, 0, 0, 7, i};
+    s.params = take(batch * sizeof *params);
+    device_copy_in(dev, s.params, params, batch * sizeof *params);
+    s.view = (struct batch_view){batch, batch, 1, context, false, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0, 0};
+    for (int i = 0; i < batch; i++) host[i] = 1000 + i;
+    s.tokens = ints(host, batch);
+    for (int i = 0; i < batch; i++) host[i] = context - 1;
+    s.view.positions = ints(host, batch);
+    for (int i = 0; i < batch; i++) host[i] = context;
+    s.view.context_len = ints(host, batch);
+    for (int i = 0; i <= batch; i++) host[i] = i;
+    s.view.seq_of = s.view.query_start = ints(host, batch + 1);
+    for (int i = 0; i < batch * blocks; i++) host[i] = (int32_t)((int64_t)i * 7919 % (batch * blocks));
+    s.view.block_table = ints(host, (size_t)batch * blocks);
+    for (int i = 0; i < batch; i++)
+        host[i] = (int32_t)(((int64_t)i * blocks + blocks - 1) * 7919 % (batch * blocks)) * BLOCK +
+                  (context - 1) % BLOCK;
+    s.view.slots = ints(host, batch);
+    free(host);
+    free(params);
+
+    double weights = 2.0 * per_layer * LAYERS, head = 2.0 * VOCAB * HIDDEN;
+    double kv = 4.0 * LAYERS * batch * (double)context * KV_HEADS * DIM;
+    s.parts = ALL;
+    report(name, run_step, &s, 1, weights + head + kv, 0);
+    s.parts = PRODUCTS;
+    report("  decode step: 112 products", run_step, &s, 1, weights, 0);
+    s.parts = HEAD;
+    report("  decode step: head", run_step, &s, 1, head, 0);
+    s.parts = ATTENTION;
+    report("  decode step: attention", run_step, &s, 1, kv, 0);
+    s.parts = SMALL;
+    report("  decode step: norm rope kv act", run_step, &s, 1, 0, 0);
+    s.parts = SAMPLE;
+    report("  decode step: sample", run_step, &s, 1, 4.0 * batch * VOCAB, 0);
+    void *all[] = {s.weights, s.embed, s.x, s.normed, s.qkv, s.attn, s.wide, s.act, s.norm, s.bias,
+                   s.logits, s.table, s.result, s.kv.k, s.kv.v, s.params};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+// ---- the vocabulary ---------------------------------------------------------------------------------
+
+struct vocabulary {
+    float *logits, *logprob, *lse, *entropy;
+    int32_t *target;
+    void *dlogits;
+    int n;
+    struct sample_params *params;
+    struct sample_result *result;
+};
+
+static void run_logprob(void *context)
+{
+    struct vocabulary *v = context;
+    ops->logprob(dev, v->logprob, v->lse, v->entropy, v->logits, v->target, v->n, VOCAB, 1);
+}
+
+static void run_logprob_back(void *context)
+{
+    struct vocabulary *v = context;
+    ops->logprob_back(dev, v->dlogits, v->logprob, v->logits, v->lse, v->target, v->n, VOCAB, 1, DT_BF16);
+}
+
+static void run_sample(void *context)
+{
+    struct vocabulary *v = context;
+    ops->sample(dev, v->result, v->logits, v->params, v->n, VOCAB);
+}
+
+static void time_vocabulary(void)
+{
+    enum { N = 1024 };
+    struct vocabulary v = {.n = N};
+    v.logits = random_f32((size_t)N * VOCAB, 2, 31);
+    v.dlogits = take((size_t)N * VOCAB * 2);
+    v.logprob = take(N * 4);
+    v.lse = take(N * 4);
+    v.entropy = take(N * 4);
+    v.target = take(N * 4);
+    v.result = take(N * sizeof *v.result);
+    v.params = take(N * sizeof *v.params);
+    device_fill(dev, v.target, 0, N * 4);
+    report("logprob, 1024 rows", run_logprob, &v, 2, 4.0 * N * VOCAB, 0);
+    report("logprob gradient, 1024 rows", run_logprob_back, &v, 2, 6.0 * N * VOCAB, 0);
+    static const struct sample_params kinds[] = {
+        {1, 1, 0, 0, 7, 3}, {1, 1, 0, 50, 7, 3}, {1, 0.9f, 0, 0, 7, 3}, {0, 1, 0, 0, 7, 3}};
+    static const char *const names[] = {"no cut", "top-k 50", "top-p 0.9", "greedy"};
+    for (int k = 0; k < 4; k++)
+        for (int n = 1; n <= 64; n *= 64) {
+            char name[64];
+            struct sample_params params[64];
+            for (int i = 0; i < 64; i++) params[i] = kinds[k];
+            device_copy_in(dev, v.params, params, sizeof params);
+            v.n = n;
+            snprintf(name, sizeof name, "sample, %s, %d rows", names[k], n);
+            report(name, run_sample, &v, 8, 4.0 * n * VOCAB, 0);
+        }
+    void *all[] = {v.logits, v.dlogits, v.logprob, v.lse, v.entropy, v.target, v.result, v.params};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+int main(int argc, char **argv)
+{
+    const char *spec = "cuda:0";
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc)
+            spec = argv[++i];
+        else
+            filter = argv[i];
+    }
+    must(device_open(spec, &dev));
+    ops = device_ops(dev);
+    if (!device_computes_in(dev, DT_BF16)) {
+        fprintf(stderr, "time_ops: %s does not compute in bf16\n", device_name(dev));
+        return 1;
+    }
+
+    const char *asked = filter;
+    filter = NULL;
+    struct copy c = {take(2ul << 30), random_bf16(1ul << 30, 1, 9), 2ll << 30};
+    printf("%s\n", device_name(dev));
+    double ms = report("copy, 2 GiB", run_copy, &c, 1, 2.0 * c.bytes, 0);
+    bytes_per_ms = 2.0 * c.bytes / ms;
+    device_release(dev, c.to);
+    device_release(dev, c.from);
+    struct product p = {take(8192u * 8192 * 2), random_bf16(8192 * 8192, 1, 1),
+                        random_bf16(8192 * 8192, 1, 2), NULL,
+                        {8192, 8192, 8192, false, true, 0, DT_BF16, DT_BF16}, 1, 0};
+    ms = report("product 8192 x 8192 x 8192", run_product, &p, 4, 0, 2.0 * 8192 * 8192 * 8192);
+    flops_per_ms = 2.0 * 8192 * 8192 * 8192 / ms;
+    device_release(dev, p.a);
+    device_release(dev, p.b);
+    device_release(dev, p.c);
+    filter = asked;
+
+    static const int rows[] = {1, 8, 16, 32, 64, 256};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char name[64];
+        static const struct {
+            const char *name;
+            int n, k;
+        } w[] = {{"qkv", QKV, HIDDEN}, {"o", HIDDEN, HIDDEN}, {"gate+up", 2 * FFN, HIDDEN},
+                 {"down", HIDDEN, FFN}, {"head", VOCAB, HIDDEN}};
+        for (size_t j = 0; j < sizeof w / sizeof w[0]; j++) {
+            snprintf(name, sizeof name, "product %s, %d rows", w[j].name, rows[i]);
+            time_product(name, rows[i], w[j].n, w[j].k, false, true, j == 4 ? 4 : 28);
+        }
+    }
+    time_step(1, 256);
+    time_step(16, 256);
+    time_step(64, 256);
+    time_step(16, 4096);
+    time_product("train gate+up", 8192, 2 * FFN, HIDDEN, false, true, 4);
+    time_product("train gate+up dx", 8192, HIDDEN, 2 * FFN, false, false, 4);
+    time_product("train gate+up dw", 2 * FFN, HIDDEN, 8192, true, false, 4);
+    time_product("train qkv", 8192, QKV, HIDDEN, false, true, 4);
+    time_product("train down", 8192, HIDDEN, FFN, false, true, 4);
+    time_packed(16, 512);
+    time_packed(2, 4096);
+    time_vocabulary();
+    time_optimizer();
+    device_free(dev);
+    return 0;
+}

@@ -1,0 +1,202 @@
+/* daemon.c: the daemon as a child process, and a plain HTTP client over its Unix socket. */
+#include "tests/support/daemon.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/tiny_tokenizer.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define OPTIONS_MAX 32
+#define START_MS    60000
+#define ANSWER_MS   60000
+
+const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed)
+{
+    const char *model = test_path(folder, "model");
+    assert_ok(file_make_folders(model));
+    assert_ok(tiny_model_write(model, 64, 2, 300, seed));
+    if (tokenizer) assert_ok(tiny_tokenizer_write(model));
+    return model;
+}
+
+void daemon_spawn(struct daemon *d, const char *model, const char *const options[])
+{
+    d->folder = test_folder();
+    d->socket = test_path(d->folder, "s.sock");
+    d->bridge = test_path(d->folder, "bridge.json");
+    d->log = test_path(d->folder, "daemon.log");
+    const char *argv[OPTIONS_MAX + 10] = {test_binary("cw-infer-server"), "--model", model, "--device",
+                                          "cpu", "--socket", d->socket, "--bridge", d->bridge};
+    int n = 9;
+    for (int i = 0; options && options[i]; i++) argv[n++] = options[i];
+    test_spawn(&d->child, d->log, argv);
+}
+
+void daemon_wait(struct daemon *d)
+{
+    int64_t deadline = clock_deadline_ns(START_MS);
+    test_wait_for_socket(d->socket, START_MS, &d->child);
+    for (;;) {
+        struct wire_answer a;
+        daemon_request(d->socket, "GET", "/health", "", NULL, &a);
+        int status = a.status;
+        wire_answer_release(&a);
+        if (status == 200) return;
+        if (clock_now_ns() > deadline || !test_running(&d->child))
+            fail_msg("the daemon did not become ready (status %d):\n%s", status, test_read(d->log));
+        clock_sleep_ms(20);
+    }
+}
+
+void daemon_start(struct daemon *d, const char *model, const char *const options[])
+{
+    daemon_spawn(d, model, options);
+    daemon_wait(d);
+}
+
+int daemon_stop(struct daemon *d)
+{
+    test_kill(&d->child, SIGTERM);
+    return test_wait(&d->child, START_MS);
+}
+
+void daemon_kill(struct daemon *d)
+{
+    test_end(&d->child);
+}
+
+int daemon_tcp_port(struct daemon *d)
+{
+    int64_t deadline = clock_deadline_ns(START_MS);
+    for (;;) {
+        char *log = test_read(d->log), *port = strstr(log, ", port ");
+        int number = port ? atoi(port + 7) : 0;
+        free(log);
+        if (number > 0) return number;
+        if (clock_now_ns() > deadline) fail_msg("%s names no port", d->log);
+        clock_sleep_ms(20);
+    }
+}
+
+// ---- HTTP -------------------------------------------------------------------------------------------
+
+void wire_answer_release(struct wire_answer *a)
+{
+    bytes_release(&a->head);
+    bytes_release(&a->body);
+    json_decref(a->json);
+    a->json = NULL;
+}
+
+int wire_open(const char *socket_path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", socket_path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+int wire_open_tcp(int port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+bool wire_send(int fd, const char *text, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = send(fd, text, len, MSG_NOSIGNAL);
+        if (n <= 0) return false;
+        text += n;
+        len -= (size_t)n;
+    }
+    return true;
+}
+
+static void split(struct bytes *whole, struct wire_answer *ret)
+{
+    const char *end = strstr(bytes_text(whole), "\r\n\r\n");
+    if (!end) return;
+    size_t head = (size_t)(end - whole->data) + 4;
+    bytes_append(&ret->head, whole->data, head);
+    bytes_append(&ret->body, whole->data + head, whole->len - head);
+    const char *space = strchr(bytes_text(&ret->head), ' ');
+    if (strncmp(ret->head.data, "HTTP/1.", 7) == 0 && space) ret->status = atoi(space + 1);
+    // a random model's text may hold any byte
+    ret->json = json_loadb(bytes_text(&ret->body), ret->body.len, JSON_ALLOW_NUL, NULL);
+}
+
+bool wire_read(int fd, int ms, struct wire_answer *ret)
+{
+    struct bytes whole = BYTES_INIT;
+    int64_t deadline = clock_deadline_ns(ms);
+    bool ended = false;
+    char piece[4096];
+    *ret = (struct wire_answer){.status = 0, .head = BYTES_INIT, .body = BYTES_INIT};
+    while (!ended) {
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        if (poll(&wait, 1, clock_ms_until(deadline)) <= 0) break;
+        ssize_t n = recv(fd, piece, sizeof piece, 0);
+        if (n > 0) bytes_append(&whole, piece, (size_t)n);
+        ended = n <= 0;
+    }
+    if (whole.len > 0) split(&whole, ret);
+    bytes_release(&whole);
+    return ended;
+}
+
+void daemon_request(const char *socket_path, const char *method, const char *path, const char *headers,
+                  const char *body, struct wire_answer *ret)
+{
+    struct bytes text = BYTES_INIT;
+    int fd = wire_open(socket_path);
+    if (fd < 0) fail_msg("%s: refused", socket_path);
+    bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: x\r\n%s", method, path, headers);
+    if (body) bytes_printf(&text, "Content-Length: %zu\r\n", strlen(body));
+    bytes_puts(&text, "\r\n");
+    if (body) bytes_puts(&text, body);
+    wire_send(fd, text.data, text.len);
+    bytes_release(&text);
+    bool ended = wire_read(fd, ANSWER_MS, ret);
+    close(fd);
+    if (!ended) fail_msg("%s %s: no answer within %d ms", method, path, ANSWER_MS);
+}
+
+static json_t *check_answer(struct wire_answer *a, const char *what, int status)
+{
+    if (a->status != status || !a->json)
+        fail_msg("%s: status %d, not %d: %s", what, a->status, status, bytes_text(&a->body));
+    json_t *json = json_incref(a->json);
+    wire_answer_release(a);
+    return json;
+}
+
+json_t *daemon_post(const char *socket_path, const char *path, int status, const char *body)
+{
+    struct wire_answer a;
+    daemon_request(socket_path, "POST", path, "", body, &a);
+    return check_answer(&a, path, status);
+}
+
+json_t *daemon_get(const char *socket_path, const char *path, int status)
+{
+    struct wire_answer a;
+    daemon_request(socket_path, "GET", path, "", NULL, &a);
+    return check_answer(&a, path, status);
+}

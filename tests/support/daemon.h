@@ -1,0 +1,48 @@
+/* daemon.h: a cw-infer-server of this build for end-to-end tests, and HTTP to it byte by byte, so that
+ * also broken requests can be sent. Failures fail the running test. One thread, but for wire_send(),
+ * wire_open() and wire_read(), which any thread may use. */
+#ifndef TESTS_SUPPORT_DAEMON_H
+#define TESTS_SUPPORT_DAEMON_H
+
+#include "common/base/bytes.h"
+#include "tests/support/support.h"
+#include <jansson.h>
+
+struct daemon {
+    struct test_child child;
+    const char *folder, *socket, *bridge, *log; // paths
+};
+
+// A tiny random model (vocabulary of 300) in FOLDER/model, with tests/support/tiny_tokenizer.h's
+// tokenizer where asked for. Returns its path.
+const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed);
+// Starts it in a fresh folder; `options` (NULL-ended) stand behind --model, --device, --socket, --bridge.
+// Waits until it serves.
+void daemon_start(struct daemon *d, const char *model, const char *const options[]);
+void daemon_spawn(struct daemon *d, const char *model, const char *const options[]); // does not wait
+void daemon_wait(struct daemon *d);  // until /health says ok
+int daemon_stop(struct daemon *d);   // SIGTERM; its exit status
+void daemon_kill(struct daemon *d);  // for teardowns: also when it never ran
+int daemon_tcp_port(struct daemon *d); // from its log
+
+struct wire_answer {
+    int status;
+    struct bytes head, body;
+    json_t *json; // body, where it is JSON; else NULL
+};
+void wire_answer_release(struct wire_answer *a);
+
+int wire_open(const char *socket_path); // connected; -1: refused
+int wire_open_tcp(int port);
+bool wire_send(int fd, const char *text, size_t len);
+// Reads to the end of the connection (HTTP/1.0 answers have no other); false past ms.
+bool wire_read(int fd, int ms, struct wire_answer *ret);
+
+// method and path as HTTP/1.0 with an optional body. Headers: "" or lines that end in \r\n.
+void daemon_request(const char *socket_path, const char *method, const char *path, const char *headers,
+                  const char *body, struct wire_answer *ret);
+// POST; asserts the status and gives the JSON body (json_decref).
+json_t *daemon_post(const char *socket_path, const char *path, int status, const char *body);
+json_t *daemon_get(const char *socket_path, const char *path, int status);
+
+#endif

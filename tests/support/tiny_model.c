@@ -1,0 +1,115 @@
+/* tiny_model.c: random matrices are scaled to keep a row's length, and biases and norms are not at
+ * their neutral values, so that a part that is left out of the forward pass changes the logits, and
+ * greedy text wanders instead of repeating one token. */
+#include "tests/support/tiny_model.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/rng.h"
+#include "common/model/safetensors.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define HEAD_DIM 16
+
+struct writer {
+    struct safetensors_source *tensors;
+    int n;
+    uint64_t seed;
+};
+
+static void add(struct writer *w, const char *format, int layer, int64_t rows, int64_t cols)
+{
+    struct safetensors_source *t = &w->tensors[w->n++];
+    if (layer < 0)
+        snprintf(t->name, sizeof t->name, "%s", format);
+    else
+        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.%s", layer, format,
+                 cols || strstr(format, "norm") ? "weight" : "bias");
+    t->dt = DT_F32;
+    t->n_dims = cols ? 2 : 1;
+    t->shape[0] = rows;
+    t->shape[1] = cols;
+    t->tag = t;
+}
+
+static enum status fill(void *context, const struct safetensors_source *t, size_t bytes, void *to)
+{
+    const struct writer *w = context;
+    const bool norm = strstr(t->name, "norm") != NULL;
+    float *x = to, scale = 0.1f;
+    struct rng r;
+    if (t->n_dims == 2) scale = strstr(t->name, "embed") ? 1.0f : 1.5f / sqrtf((float)t->shape[1]);
+    rng_init(&r, w->seed, (uint64_t)((const struct safetensors_source *)t->tag - w->tensors));
+    for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = scale * rng_normal(&r) + (norm ? 1.0f : 0.0f);
+    return ST_OK;
+}
+
+static enum status write_config(const char *folder, const struct tiny_model *m, int intermediate,
+                                int max_positions)
+{
+    const int heads = m->hidden / HEAD_DIM;
+    json_t *config = json_pack(
+        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:b, s:s, s:s}", "architectures",
+        "Qwen2ForCausalLM", "model_type", "qwen2", "vocab_size", m->vocab, "hidden_size", m->hidden,
+        "intermediate_size", intermediate, "num_hidden_layers", m->layers, "num_attention_heads", heads,
+        "num_key_value_heads", heads / 2, "max_position_embeddings", max_positions, "rms_norm_eps", 1e-6,
+        "rope_theta", 10000.0, "tie_word_embeddings", m->tie_embeddings, "hidden_act", "silu",
+        "torch_dtype", "float32");
+    char *path = path_join(folder, "config.json");
+    enum status st = ST_NO_MEMORY;
+    if (config && path) {
+        if (m->eos_id >= 0) json_object_set_new(config, "eos_token_id", json_integer(m->eos_id));
+        st = json_write_file(path, 0644, config);
+    }
+    json_decref(config);
+    free(path);
+    return st;
+}
+
+enum status tiny_model_write_as(const char *folder, const struct tiny_model *m)
+{
+    const int h = m->hidden, kv = h / 2, inner = m->intermediate ? m->intermediate : 2 * h;
+    if (h < 2 * HEAD_DIM || h % (2 * HEAD_DIM) != 0 || m->layers < 1 || m->vocab < 2)
+        return status_fail(ST_INVALID, "tiny model of hidden %d, %d layers, %d tokens", h, m->layers,
+                           m->vocab);
+    enum status st = file_make_folders(folder);
+    if (st != ST_OK) return st;
+    char *path = path_join(folder, "model.safetensors");
+    struct writer w = {.seed = m->seed};
+    w.tensors = calloc((size_t)m->layers * 12 + 3, sizeof *w.tensors);
+    if (!w.tensors || !path) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a tiny model");
+        goto out;
+    }
+    CHECK(write_config(folder, m, inner, m->max_positions ? m->max_positions : 512));
+    add(&w, "model.embed_tokens.weight", -1, m->vocab, h);
+    for (int l = 0; l < m->layers; l++) {
+        add(&w, "input_layernorm", l, h, 0);
+        add(&w, "self_attn.q_proj", l, h, h);
+        add(&w, "self_attn.q_proj", l, h, 0);
+        add(&w, "self_attn.k_proj", l, kv, h);
+        add(&w, "self_attn.k_proj", l, kv, 0);
+        add(&w, "self_attn.v_proj", l, kv, h);
+        add(&w, "self_attn.v_proj", l, kv, 0);
+        add(&w, "self_attn.o_proj", l, h, h);
+        add(&w, "post_attention_layernorm", l, h, 0);
+        add(&w, "mlp.gate_proj", l, inner, h);
+        add(&w, "mlp.up_proj", l, inner, h);
+        add(&w, "mlp.down_proj", l, h, inner);
+    }
+    add(&w, "model.norm.weight", -1, h, 0);
+    if (!m->tie_embeddings) add(&w, "lm_head.weight", -1, m->vocab, h);
+    CHECK(safetensors_write(path, w.tensors, w.n, NULL, fill, &w));
+out:
+    free(w.tensors);
+    free(path);
+    return st;
+}
+
+enum status tiny_model_write(const char *folder, int hidden, int layers, int vocab, uint64_t seed)
+{
+    const struct tiny_model shape = {
+        .hidden = hidden, .layers = layers, .vocab = vocab, .eos_id = -1, .seed = seed};
+    return tiny_model_write_as(folder, &shape);
+}

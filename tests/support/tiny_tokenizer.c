@@ -1,0 +1,89 @@
+/* tiny_tokenizer.c: a byte-level tokenizer as Hugging Face's tokenizers library would save it. */
+#include "tests/support/tiny_tokenizer.h"
+#include "common/base/bytes.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+
+#include <stdlib.h>
+
+// GPT-2's printable stand-in for a byte (Radford et al. 2019, bytes_to_unicode).
+static int put_byte(int byte, char *to)
+{
+    static const int ranges[3][2] = {{'!', '~'}, {0xa1, 0xac}, {0xae, 0xff}};
+    int before = 0; // bytes below this one that have a stand-in past 255
+    for (int b = 0; b <= byte; b++) {
+        bool plain = false;
+        for (int i = 0; i < 3; i++) plain |= b >= ranges[i][0] && b <= ranges[i][1];
+        if (b == byte) {
+            int n = utf8_encode((uint32_t)(plain ? b : 256 + before), to);
+            to[n] = 0;
+            return n;
+        }
+        before += !plain;
+    }
+    return 0;
+}
+
+static json_t *vocabulary(void)
+{
+    static const char *const merged[] = {"he", "ll", "\xc4\xa0t", "hell"};
+    json_t *vocab = json_object();
+    char token[8];
+    for (int b = 0; b < 256; b++) {
+        put_byte(b, token);
+        json_object_set_new(vocab, token, json_integer(b));
+    }
+    for (int i = 0; i < 4; i++) json_object_set_new(vocab, merged[i], json_integer(256 + i));
+    return vocab;
+}
+
+static json_t *added(int id, const char *content)
+{
+    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", id, "content", content,
+                     "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+}
+
+enum status tiny_tokenizer_json(json_t **ret_tokenizer, json_t **ret_config)
+{
+    json_t *tokenizer = json_pack(
+        "{s:s, s:n, s:n, s:[o,o,o], s:n, s:{s:s,s:b,s:b,s:b}, s:n, s:{s:s,s:b,s:b,s:b},"
+        " s:{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:o, s:[s,s,s,s]}}",
+        "version", "1.0", "truncation", "padding", "added_tokens",
+        added(TINY_TOKENIZER_IM_START, "<|im_start|>"), added(TINY_TOKENIZER_IM_END, "<|im_end|>"),
+        added(262, "<|endoftext|>"), "normalizer", "pre_tokenizer", "type", "ByteLevel",
+        "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "post_processor", "decoder", "type",
+        "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "model", "type", "BPE",
+        "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
+        "byte_fallback", 0, "vocab", vocabulary(), "merges", "h e", "l l", "\xc4\xa0 t", "he ll");
+    json_t *config = json_pack(
+        "{s:s, s:s, s:s, s:s}", "tokenizer_class", "Qwen2Tokenizer", "eos_token", "<|im_end|>",
+        "pad_token", "<|endoftext|>", "chat_template",
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
+        "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<|im_start|>assistant\n' }}{% endif %}");
+    if (!tokenizer || !config) {
+        json_decref(tokenizer);
+        json_decref(config);
+        return status_fail(ST_NO_MEMORY, "no memory for a tokenizer");
+    }
+    *ret_tokenizer = tokenizer;
+    *ret_config = config;
+    return ST_OK;
+}
+
+enum status tiny_tokenizer_write(const char *folder)
+{
+    json_t *tokenizer = NULL, *config = NULL;
+    char *tokenizer_path = path_join(folder, "tokenizer.json");
+    char *config_path = path_join(folder, "tokenizer_config.json");
+    enum status st = tiny_tokenizer_json(&tokenizer, &config);
+    if (st == ST_OK && (!tokenizer_path || !config_path))
+        st = status_fail(ST_NO_MEMORY, "no memory for a path");
+    if (st == ST_OK) st = json_write_file(tokenizer_path, 0644, tokenizer);
+    if (st == ST_OK) st = json_write_file(config_path, 0644, config);
+    json_decref(tokenizer);
+    json_decref(config);
+    free(tokenizer_path);
+    free(config_path);
+    return st;
+}

@@ -1,0 +1,355 @@
+/* test_checkpoint.c: trainer/checkpoint (round trip, crash in the middle, which are kept) and the
+ * run's log beside it. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "trainer/checkpoint.h"
+#include "trainer/runlog.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct fixture {
+    const char *source, *run;
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+    void *memory;
+    struct optimizer *optimizer;
+};
+
+static void fixture_open(struct fixture *f)
+{
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0};
+    f->source = test_folder();
+    f->run = test_folder();
+    assert_ok(tiny_model_write(f->source, 32, 2, 80, 4));
+    test_write(test_path(f->source, "tokenizer.json"), "{\"tokens\": 1}", 13);
+    assert_ok(device_open("cpu", &f->dev));
+    assert_ok(model_config_load(f->source, &f->config));
+    assert_ok(weights_plan(f->config, DT_F32, &f->weights));
+    assert_ok(device_alloc(f->dev, f->weights->bytes, &f->memory));
+    memset(f->memory, 0, f->weights->bytes);
+    weights_bind(f->weights, f->memory);
+    assert_ok(weights_load(f->weights, f->dev, f->source));
+    assert_ok(optimizer_new(f->dev, f->weights, &adamw, &f->optimizer));
+}
+
+static void fixture_close(struct fixture *f)
+{
+    optimizer_free(f->optimizer);
+    weights_free(f->weights);
+    model_config_free(f->config);
+    device_release(f->dev, f->memory);
+    device_free(f->dev);
+}
+
+static void train_one(struct fixture *f, float gradient)
+{
+    double norm;
+    const struct weights *g = optimizer_grads(f->optimizer);
+    for (int t = 0; t < g->n_tensors; t++)
+        for (int64_t i = 0; i < g->tensors[t].n; i++)
+            ((float *)g->base)[g->tensors[t].offset + i] = gradient;
+    assert_ok(optimizer_prepare(f->optimizer, &norm));
+    assert_ok(optimizer_apply(f->optimizer, 1e-3));
+}
+
+static enum status write_step(struct fixture *f, int64_t step, int keep, char **ret_folder)
+{
+    json_t *state = json_pack("{s:s}", "note", "kept");
+    struct checkpoint c = {.step = step, .data_index = 10 * step, .state = state};
+    enum status st =
+        checkpoint_write(f->run, &c, f->dev, f->weights, f->optimizer, f->source, keep, ret_folder);
+    json_decref(state);
+    return st;
+}
+
+// Loads a checkpoint into fresh memory and compares with what is in the fixture.
+static void assert_holds(struct fixture *f, const char *folder, const void *wanted)
+{
+    struct model_config *config;
+    struct weights *weights;
+    void *memory;
+    assert_ok(model_config_load(folder, &config));
+    assert_ok(weights_plan(config, DT_F32, &weights));
+    assert_ok(device_alloc(f->dev, weights->bytes, &memory));
+    memset(memory, 0, weights->bytes);
+    weights_bind(weights, memory);
+    assert_ok(weights_load(weights, f->dev, folder));
+    assert_memory_equal(memory, wanted, (size_t)weights->n_elements * sizeof(float));
+    weights_free(weights);
+    model_config_free(config);
+    device_release(f->dev, memory);
+}
+
+static int entries(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    int n = 0;
+    assert_non_null(dir);
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n - 2; // . and ..
+}
+
+static void round_trip(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct checkpoint c;
+    char *folder, *latest = NULL;
+    fixture_open(&f);
+    assert_ok(checkpoint_latest(f.run, &latest));
+    assert_null(latest);
+    train_one(&f, 0.5f);
+    assert_ok(write_step(&f, 3, 0, &folder));
+    assert_int_equal(folder[0], '/');
+    assert_ok(checkpoint_latest(f.run, &latest));
+    assert_string_equal(latest, folder);
+    assert_holds(&f, folder, f.memory);
+    char *text = test_read(test_path(folder, "tokenizer.json"));
+    assert_string_equal(text, "{\"tokens\": 1}");
+    free(text);
+
+    assert_ok(checkpoint_read(folder, &c));
+    assert_int_equal(c.step, 3);
+    assert_int_equal(c.data_index, 30);
+    assert_string_equal(json_string_value(json_object_get(c.state, "note")), "kept");
+    struct optimizer *fresh;
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0};
+    assert_ok(optimizer_new(f.dev, f.weights, &adamw, &fresh));
+    assert_ok(checkpoint_load_optimizer(folder, &c, fresh));
+    assert_int_equal(optimizer_steps(fresh), 1);
+    json_decref(c.state);
+    optimizer_free(fresh);
+
+    // the same step again, with other weights, takes the old one's place
+    train_one(&f, -0.25f);
+    free(folder);
+    assert_ok(write_step(&f, 3, 0, &folder));
+    assert_holds(&f, folder, f.memory);
+    assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-3, latest
+    free(folder);
+    free(latest);
+    fixture_close(&f);
+}
+
+// Before the first step there is no state but zeros, and no file for it.
+static void step_zero(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct checkpoint c;
+    char *folder;
+    fixture_open(&f);
+    assert_ok(write_step(&f, 0, 0, &folder));
+    assert_false(file_exists(test_path(folder, "optimizer.safetensors")));
+    assert_ok(checkpoint_read(folder, &c));
+    assert_ok(checkpoint_load_optimizer(folder, &c, f.optimizer));
+    json_decref(c.state);
+    // with a step, a missing file is an error
+    train_one(&f, 1);
+    free(folder);
+    assert_ok(write_step(&f, 1, 0, &folder));
+    assert_int_equal(unlink(test_path(folder, "optimizer.safetensors")), 0);
+    assert_ok(checkpoint_read(folder, &c));
+    assert_status(checkpoint_load_optimizer(folder, &c, f.optimizer), ST_NOT_FOUND);
+    assert_message("optimizer.safetensors");
+    json_decref(c.state);
+    free(folder);
+    fixture_close(&f);
+}
+
+static void keeps_the_newest(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_open(&f);
+    static const int64_t steps[] = {0, 9, 10, 100, 11};
+    for (int i = 0; i < 5; i++) assert_ok(write_step(&f, steps[i], 3, NULL));
+    const char *checkpoints = test_path(f.run, "checkpoints");
+    assert_int_equal(entries(checkpoints), 4); // three and the link
+    assert_true(file_exists(test_path(checkpoints, "step-11")));
+    assert_true(file_exists(test_path(checkpoints, "step-100")));
+    assert_true(file_exists(test_path(checkpoints, "step-10")));
+    char *latest;
+    assert_ok(checkpoint_latest(f.run, &latest));
+    assert_contains(latest, "/step-11");
+    free(latest);
+    fixture_close(&f);
+}
+
+// Waits for a child with a limit; its status as waitpid gives it.
+static int wait_for(pid_t pid)
+{
+    int status;
+    for (int i = 0; i < 1000; i++) {
+        if (waitpid(pid, &status, WNOHANG) == pid) return status;
+        usleep(10000);
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    fail_msg("the child hangs");
+    return status;
+}
+
+// The kernel kills the writer once a file passes a size: in the header, in the middle of the
+// weights, in the optimizer's state. The checkpoint before stays whole, and so does the link to it.
+static void crash_leaves_the_old_one(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char *folder, *latest;
+    fixture_open(&f);
+    train_one(&f, 0.5f);
+    assert_ok(write_step(&f, 1, 0, &folder));
+    size_t bytes = f.weights->bytes;
+    void *old = malloc(bytes);
+    memcpy(old, f.memory, bytes);
+    train_one(&f, 0.5f);
+    static const rlim_t limits[] = {100, 4096, 60000, 150000};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        for (int64_t step = 1; step <= 2; step++) { // in the old one's place, and as a new one
+            pid_t pid = fork();
+            assert_true(pid >= 0);
+            if (pid == 0) {
+                struct rlimit limit = {limits[i], limits[i]};
+                setrlimit(RLIMIT_FSIZE, &limit);
+                signal(SIGXFSZ, SIG_DFL);
+                write_step(&f, step, 1, NULL);
+                _exit(0);
+            }
+            int status = wait_for(pid);
+            assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ);
+            assert_ok(checkpoint_latest(f.run, &latest));
+            assert_string_equal(latest, folder);
+            assert_holds(&f, latest, old);
+            free(latest);
+        }
+    }
+    assert_false(file_exists(test_path(f.run, "checkpoints/step-2")));
+    assert_ok(write_step(&f, 2, 1, NULL)); // and the next one is written as if nothing had been
+    assert_ok(checkpoint_latest(f.run, &latest));
+    assert_holds(&f, latest, f.memory);
+    assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // nothing half-written is left
+    free(latest);
+    free(old);
+    free(folder);
+    fixture_close(&f);
+}
+
+static enum status refuse(void *context, const char *temporary)
+{
+    assert_true(file_exists(test_path(temporary, "model.safetensors")));
+    *(int *)context += 1;
+    return status_fail(ST_IO, "no more room");
+}
+
+static void failure_cleans_up(void **state)
+{
+    (void)state;
+    struct fixture f;
+    int called = 0;
+    fixture_open(&f);
+    const char *folder = test_path(f.run, "model");
+    assert_ok(model_folder_write(folder, f.dev, f.weights, DT_F32, f.source, NULL, NULL));
+    void *old = malloc(f.weights->bytes);
+    memcpy(old, f.memory, f.weights->bytes);
+    train_one(&f, 1);
+    assert_status(model_folder_write(folder, f.dev, f.weights, DT_F32, f.source, refuse, &called),
+                  ST_IO);
+    assert_message("no more room");
+    assert_int_equal(called, 1);
+    assert_int_equal(entries(f.run), 1);
+    assert_holds(&f, folder, old);
+    free(old);
+    fixture_close(&f);
+}
+
+static void written_dtype_is_named(void **state)
+{
+    (void)state;
+    struct fixture f;
+    json_t *json;
+    fixture_open(&f);
+    const char *folder = test_path(f.run, "model/"); // a slash at the end does no harm
+    assert_ok(model_folder_write(folder, f.dev, f.weights, DT_BF16, NULL, NULL, NULL));
+    assert_ok(json_read_file(test_path(f.run, "model/config.json"), 1 << 20, &json));
+    const json_t *name = json_object_get(json, "dtype");
+    if (!name) name = json_object_get(json, "torch_dtype");
+    assert_string_equal(json_string_value(name), "bfloat16");
+    json_decref(json);
+    assert_false(file_exists(test_path(f.run, "model/tokenizer.json")));
+    fixture_close(&f);
+}
+
+static void bad_state_is_refused(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "trainer_state.json");
+    struct checkpoint c;
+    static const struct {
+        const char *text, *part;
+    } cases[] = {
+        {"{", "trainer_state.json"},
+        {"{}", "\"step\""},
+        {"{\"step\": -1, \"data_index\": 0}", "step"},
+        {"{\"step\": 1}", "data_index"},
+        {"{\"step\": \"x\", \"data_index\": 0}", "step"},
+    };
+    assert_status(checkpoint_read(folder, &c), ST_NOT_FOUND);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_write(path, cases[i].text, strlen(cases[i].text));
+        assert_true(checkpoint_read(folder, &c) != ST_OK);
+        assert_message(cases[i].part);
+    }
+}
+
+// Resuming drops the lines of steps that will come again, and one that a crash cut off.
+static void log_is_rewound(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct runlog *log;
+    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    for (int step = 1; step <= 5; step++)
+        assert_ok(runlog_write(log, json_pack("{s:i, s:f}", "step", step, "loss", 0.5)));
+    runlog_free(log);
+    const char *path = test_path(folder, "metrics.jsonl");
+    char *text = test_read(path);
+    assert_contains(text, "{\"step\":5,\"loss\":0.5}\n");
+    size_t len = strlen(text);
+    test_write(path, text, len - 4); // cut off
+    free(text);
+    assert_ok(runlog_new(folder, 4, 10, 1, &log));
+    assert_ok(runlog_write(log, json_pack("{s:i}", "step", 5)));
+    runlog_free(log);
+    text = test_read(path);
+    assert_contains(text, "{\"step\":4,\"loss\":0.5}\n{\"step\":5}\n");
+    free(text);
+    assert_ok(runlog_new(folder, 2, 10, 1, &log));
+    runlog_free(log);
+    text = test_read(path);
+    assert_null(strstr(text, "\"step\":3"));
+    assert_contains(text, "\"step\":2");
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(round_trip),           cmocka_unit_test(step_zero),
+        cmocka_unit_test(keeps_the_newest),     cmocka_unit_test(crash_leaves_the_old_one),
+        cmocka_unit_test(failure_cleans_up),    cmocka_unit_test(written_dtype_is_named),
+        cmocka_unit_test(bad_state_is_refused), cmocka_unit_test(log_is_rewound),
+    };
+    return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+}

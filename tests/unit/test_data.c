@@ -1,0 +1,217 @@
+/* test_data.c: trainer/data: lines and their errors, tokenising, order. */
+#include "common/model/chat_template.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "trainer/data.h"
+#include "trainer/prompts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static enum status parse(const char *text, struct dataset **ret)
+{
+    return dataset_parse("set.jsonl", text, strlen(text), ret);
+}
+
+static void fields(void **state)
+{
+    (void)state;
+    struct dataset *d;
+    assert_ok(parse("{\"prompt\": \"a\", \"answer\": \"b\"}\n"
+                    "\n"
+                    "{\"question\": \"q\", \"answer\": \"5 #### 5\", \"id\": 7}\r\n"
+                    "{\"prompt\": \"p\", \"completion\": \"c\"}\n"
+                    "{\"messages\": [{\"role\": \"user\", \"content\": \"m\"}], \"answer\": 12}\n"
+                    "{\"prompt\": [{\"role\": \"user\", \"content\": \"n\"}], \"answer\": null}",
+                    &d));
+    assert_int_equal(d->n, 5);
+    assert_string_equal(d->examples[0].prompt, "a");
+    assert_string_equal(d->examples[0].completion, "b");
+    assert_string_equal(d->examples[1].prompt, "q");
+    assert_int_equal(d->examples[1].line, 3);
+    assert_int_equal(json_integer_value(json_object_get(d->examples[1].row, "id")), 7);
+    assert_string_equal(d->examples[2].answer, "c");
+    assert_string_equal(d->examples[3].answer, "12");
+    assert_null(d->examples[3].prompt);
+    assert_int_equal(json_array_size(d->examples[4].messages), 1);
+    assert_null(d->examples[4].answer);
+    assert_true(dataset_has_messages(d));
+    assert_status(dataset_require_answers(d), ST_INVALID);
+    assert_message("set.jsonl, line 6");
+    dataset_free(d);
+}
+
+static void bad_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *part;
+    } cases[] = {
+        {"", "holds no example"},
+        {"\n \n", "holds no example"},
+        {"{\"prompt\": \"a\"}\n{\"prompt\": \"a\"", "line 2"},
+        {"[1]\n", "line 1: not a JSON object"},
+        {"{}\n", "line 1: no field \"prompt\""},
+        {"{\"prompt\": 3}\n", "\"prompt\" must be text or a list of messages"},
+        {"{\"prompt\": \"\"}\n", "\"prompt\" is empty"},
+        {"{\"messages\": \"hi\"}\n", "\"messages\" must be a list of messages"},
+        {"{\"messages\": []}\n", "\"messages\" is an empty list"},
+        {"{\"messages\": [{\"role\": \"user\"}]}\n", "entry 0"},
+        {"{\"messages\": [3]}\n", "entry 0"},
+        {"{\"question\": [\"x\"]}\n", "\"question\" must be text"},
+        {"{\"prompt\": \"a\", \"answer\": [1]}\n", "answer"},
+        {"{\"prompt\": \"a\", \"completion\": 1}\n", "completion"},
+        {"{\"prompt\": \"\xff\"}\n", "line 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct dataset *d = NULL;
+        assert_true(parse(cases[i].text, &d) != ST_OK);
+        assert_message(cases[i].part);
+        assert_message("set.jsonl");
+        assert_null(d);
+    }
+    struct dataset *d = NULL;
+    assert_status(dataset_load(test_path(test_folder(), "none.jsonl"), &d), ST_NOT_FOUND);
+    assert_message("none.jsonl");
+}
+
+static enum status load(const char *text, const struct prompt_options *options, int vocab_size,
+                        struct dataset **ret, int *ret_left_out)
+{
+    const char *folder = test_folder(), *path = test_path(folder, "set.jsonl");
+    test_write(path, text, strlen(text));
+    assert_ok(tiny_tokenizer_write(folder));
+    return prompts_load(path, folder, vocab_size, options, ret, ret_left_out);
+}
+
+// The tokenizer of the tests: a byte is its own id.
+static void tokens(void **state)
+{
+    (void)state;
+    struct dataset *d;
+    int left_out;
+    struct prompt_options options = {.completions = true, .end_id = 261};
+    assert_ok(load("{\"prompt\": \"xyz\", \"completion\": \"9\"}\n"
+                   "{\"prompt\": \"x\", \"completion\": \"98\"}\n",
+                   &options, 300, &d, &left_out));
+    assert_int_equal(d->examples[0].prompt_ids.n, 3);
+    assert_int_equal(d->examples[0].prompt_ids.ids[2], 'z');
+    assert_int_equal(d->examples[1].completion_ids.n, 3);
+    assert_int_equal(d->examples[1].completion_ids.ids[1], '8');
+    assert_int_equal(d->examples[1].completion_ids.ids[2], 261);
+    assert_int_equal(d->max_prompt, 3);
+    assert_int_equal(d->max_completion, 3);
+    assert_int_equal(left_out, 0);
+    dataset_free(d);
+
+    options = (struct prompt_options){.max_prompt_length = 2};
+    assert_ok(load("{\"prompt\": \"xyz\"}\n{\"prompt\": \"x\"}\n{\"prompt\": \"yx\"}\n", &options,
+                   300, &d, &left_out));
+    assert_int_equal(left_out, 1);
+    assert_int_equal(d->n, 2);
+    assert_int_equal(d->examples[0].line, 2);
+    assert_int_equal(d->max_prompt, 2);
+    dataset_free(d);
+    assert_status(load("{\"prompt\": \"xyz\"}\n", &options, 300, &d, &left_out), ST_INVALID);
+    assert_message("--max-prompt-length 2");
+
+    options = (struct prompt_options){0};
+    assert_status(load("{\"prompt\": \"az\"}\n", &options, 'z', &d, &left_out), ST_MISMATCH);
+    assert_message("token id 122");
+}
+
+static char *text_of(const struct token_list *ids, struct bytes *buffer)
+{
+    bytes_clear(buffer);
+    for (int i = 0; i < ids->n; i++)
+        if (ids->ids[i] < 256)
+            bytes_printf(buffer, "%c", ids->ids[i]);
+        else
+            bytes_printf(buffer, "<%d>", ids->ids[i]);
+    return buffer->data;
+}
+
+static void chats(void **state)
+{
+    (void)state;
+    struct dataset *d;
+    struct bytes text = BYTES_INIT;
+    int left_out;
+    struct prompt_options options = {
+        .chat = true, .system_prompt = "S", .completions = true, .end_id = 1};
+    assert_ok(load("{\"prompt\": \"P\", \"completion\": \"C\"}\n", &options, 300, &d, &left_out));
+    assert_contains(text_of(&d->examples[0].prompt_ids, &text), "S<261>");
+    assert_contains(text.data, "P<261>");
+    assert_contains(text_of(&d->examples[0].completion_ids, &text), "C<261>");
+    dataset_free(d);
+
+    // a conversation is prompt and completion in one
+    options = (struct prompt_options){.completions = true, .end_id = 1};
+    assert_ok(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"},"
+                   "{\"role\": \"assistant\", \"content\": \"A\"}]}\n",
+                   &options, 300, &d, &left_out));
+    assert_contains(text_of(&d->examples[0].prompt_ids, &text), "Q<261>");
+    assert_null(strchr(text.data, 'A'));
+    assert_contains(text_of(&d->examples[0].completion_ids, &text), "A<261>");
+    assert_null(strchr(text.data, 'Q'));
+    dataset_free(d);
+    assert_status(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"}]}\n", &options,
+                       300, &d, &left_out),
+                  ST_FORMAT);
+    assert_message("line 1");
+    assert_status(load("{\"messages\": [{\"role\": \"wizard\", \"content\": \"Q\"}]}\n", &options,
+                       300, &d, &left_out),
+                  ST_INVALID);
+    assert_message("line 1");
+    bytes_release(&text);
+}
+
+static void order(void **state)
+{
+    (void)state;
+    struct data_order a, b;
+    int seen[10] = {0}, first[10], moved = 0;
+    assert_ok(data_order_init(&a, 7, 10));
+    assert_ok(data_order_init(&b, 7, 10));
+    for (int i = 0; i < 10; i++) seen[first[i] = data_order_at(&a, i)]++;
+    for (int i = 0; i < 10; i++) assert_int_equal(seen[i], 1);
+    for (int i = 10; i < 20; i++) {
+        int other = data_order_at(&a, i);
+        seen[other]++;
+        moved += other != first[i - 10];
+    }
+    for (int i = 0; i < 10; i++) assert_int_equal(seen[i], 2);
+    assert_true(moved > 0); // another epoch, another permutation
+    // a function of (seed, i): going back, or starting in the middle, gives the same
+    assert_int_equal(data_order_at(&b, 13), data_order_at(&a, 13));
+    for (int i = 0; i < 10; i++) assert_int_equal(data_order_at(&b, i), first[i]);
+    data_order_release(&b);
+    assert_ok(data_order_init(&b, 8, 10));
+    moved = 0;
+    for (int i = 0; i < 10; i++) moved += data_order_at(&b, i) != first[i];
+    assert_true(moved > 0);
+    data_order_release(&a);
+    data_order_release(&b);
+}
+
+static void gsm8k(void **state)
+{
+    (void)state;
+    char folder[PATH_MAX];
+    struct dataset *d;
+    test_data_folder("gsm8k", folder);
+    assert_ok(dataset_load(test_path(folder, "test.jsonl"), &d));
+    assert_int_equal(d->n, 1319);
+    assert_ok(dataset_require_answers(d));
+    for (int i = 0; i < d->n; i++) assert_non_null(strstr(d->examples[i].answer, "#### "));
+    dataset_free(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fields), cmocka_unit_test(bad_lines), cmocka_unit_test(tokens),
+        cmocka_unit_test(chats),  cmocka_unit_test(order),     cmocka_unit_test(gsm8k),
+    };
+    return cmocka_run_group_tests_name("data", tests, NULL, NULL);
+}

@@ -1,0 +1,376 @@
+/* test_model_files.c: config.json, safetensors and the weights table: what is read, what is refused
+ * and with which words. */
+#include "common/base/bytes.h"
+#include "common/base/file.h"
+#include "common/model/safetensors.h"
+#include "common/model/weights.h"
+#include "tests/support/support.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- config.json -----------------------------------------------------------------------------------------
+#define SIZES                                                                                          \
+    "\"vocab_size\":32,\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":2,"           \
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64"
+#define QWEN2 "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"]," SIZES
+#define LLAMA "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"]," SIZES
+
+static enum status load_text(const char *text, struct model_config **ret)
+{
+    const char *path = test_path(test_folder(), "config.json");
+    test_write(path, text, strlen(text));
+    return model_config_load_file(path, ret);
+}
+
+static void config_both_styles(void **state)
+{
+    struct model_config *older, *newer;
+    (void)state;
+    assert_ok(load_text(LLAMA ",\"rope_theta\":500000.0,\"torch_dtype\":\"bfloat16\",\"rope_scaling\":"
+                              "{\"type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+                              "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
+                        &older));
+    assert_ok(load_text(LLAMA ",\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_type\":\"llama3\","
+                              "\"rope_theta\":500000.0,\"factor\":8.0,\"low_freq_factor\":1.0,"
+                              "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
+                        &newer));
+    assert_int_equal(older->file_dtype, DT_BF16);
+    assert_int_equal(newer->file_dtype, DT_BF16);
+    float *a = rope_table(older, 64), *b = rope_table(newer, 64);
+    assert_memory_equal(a, b, 64 * (size_t)older->rope.dim * sizeof *a);
+    assert_int_equal(older->rope.kind, ROPE_LLAMA3);
+    assert_int_equal(older->head_dim, 4);
+    free(a);
+    free(b);
+    model_config_free(older);
+    model_config_free(newer);
+}
+
+static void config_windows(void **state)
+{
+    struct model_config *c;
+    (void)state;
+    // Qwen2.5 folders carry a sliding_window that is not in use
+    assert_ok(load_text(QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":false,\"max_window_layers\":1}", &c));
+    assert_int_equal(c->window[0] + c->window[1], 0);
+    assert_true(c->qkv_bias && !c->o_bias);
+    model_config_free(c);
+    assert_ok(load_text(QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":true,\"max_window_layers\":1}", &c));
+    assert_int_equal(c->window[0], 0);
+    assert_int_equal(c->window[1], 8);
+    model_config_free(c);
+}
+
+static void config_eos_lists(void **state)
+{
+    struct model_config *c;
+    const char *folder = test_folder();
+    const char *config = QWEN2 ",\"eos_token_id\":5}", *generation = "{\"eos_token_id\":[7,5]}";
+    (void)state;
+    test_write(test_path(folder, "config.json"), config, strlen(config));
+    test_write(test_path(folder, "generation_config.json"), generation, strlen(generation));
+    assert_ok(model_config_load(folder, &c));
+    assert_int_equal(c->n_eos, 2);
+    assert_int_equal(c->eos_ids[0], 5);
+    assert_int_equal(c->eos_ids[1], 7);
+    model_config_free(c);
+}
+
+static void config_refusals(void **state)
+{
+    static const struct {
+        const char *text;
+        enum status code;
+        const char *words;
+    } cases[] = {
+        {"{", ST_FORMAT, "config.json"},
+        {"[]", ST_FORMAT, "not a JSON object"},
+        {"{\"model_type\":\"rwkv\"}", ST_UNSUPPORTED, "Qwen2ForCausalLM"},
+        {"{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForSequenceClassification\"]}", ST_UNSUPPORTED,
+         "Qwen2ForSequenceClassification"},
+        {"{\"model_type\":\"qwen2\"}", ST_FORMAT, "vocab_size is missing"},
+        {QWEN2 ",\"hidden_size\":\"x\"}", ST_INVALID, "hidden_size"},
+        {QWEN2 ",\"num_hidden_layers\":0}", ST_INVALID, "num_hidden_layers"},
+        {QWEN2 ",\"num_hidden_layers\":1e30}", ST_INVALID, "num_hidden_layers"},
+        {QWEN2 ",\"num_key_value_heads\":3}", ST_FORMAT, "num_key_value_heads"},
+        {QWEN2 ",\"hidden_size\":18}", ST_FORMAT, "hidden_size"},
+        {QWEN2 ",\"head_dim\":257}", ST_INVALID, "head_dim"},
+        {QWEN2 ",\"hidden_act\":\"relu\"}", ST_UNSUPPORTED, "relu"},
+        {QWEN2 ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}}", ST_UNSUPPORTED, "yarn"},
+        {QWEN2 ",\"rope_scaling\":7}", ST_FORMAT, "rope_scaling"},
+        {QWEN2 ",\"eos_token_id\":32}", ST_FORMAT, "eos_token_id"},
+        {QWEN2 ",\"quantization_config\":{}}", ST_UNSUPPORTED, "quantization_config"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config *c = NULL;
+        assert_status(load_text(cases[i].text, &c), cases[i].code);
+        assert_message(cases[i].words);
+        assert_null(c);
+    }
+}
+
+// ---- safetensors -------------------------------------------------------------------------------------------
+// A file of this header and `data_len` bytes of data (0, 1, 2, ...).
+static void build(struct bytes *file, const char *header, size_t data_len)
+{
+    size_t len = strlen(header);
+    bytes_clear(file);
+    for (int i = 0; i < 8; i++) {
+        unsigned char byte = (unsigned char)(len >> (8 * i));
+        bytes_append(file, &byte, 1);
+    }
+    bytes_puts(file, header);
+    for (size_t i = 0; i < data_len; i++) bytes_append(file, &(unsigned char){(unsigned char)i}, 1);
+}
+
+static void safetensors_reads(void **state)
+{
+    struct bytes file = BYTES_INIT;
+    struct safetensors *set;
+    (void)state;
+    build(&file,
+          "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[8,14]},"
+          "\"a\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
+          "\"empty\":{\"dtype\":\"F32\",\"shape\":[0,2],\"data_offsets\":[8,8]}}  ",
+          14);
+    assert_ok(safetensors_parse("t.safetensors", file.data, file.len, &set));
+    assert_int_equal(safetensors_count(set), 3);
+    const struct safetensors_entry *b = safetensors_find(set, "b");
+    assert_int_equal(b->n_dims, 1);
+    assert_int_equal(b->bytes, 6);
+    assert_int_equal(*(const unsigned char *)b->data, 8);
+    assert_null(safetensors_find(set, "c"));
+    assert_string_equal(json_string_value(json_object_get(safetensors_metadata(set), "format")), "pt");
+    safetensors_free(set);
+    bytes_release(&file);
+}
+
+static void safetensors_refusals(void **state)
+{
+    static const struct {
+        const char *header;
+        size_t data_len;
+        const char *words;
+    } cases[] = {
+        {"{\"a\":", 0, "t.safetensors"},
+        {"[1]", 0, "not a JSON object"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "truncated"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "belong to no tensor"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[1,9]}}", 9, "belong to no tensor"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "need 12 bytes"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
+         "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
+         12, "overlap"},
+        {"{\"a\":{\"dtype\":\"Q4\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "Q4"},
+        {"{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "dtype"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "impossible size"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,8],\"data_offsets\":[0,8]}}", 8,
+         "impossible size"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "data_offsets"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "data_offsets"},
+    };
+    struct bytes file = BYTES_INIT;
+    struct safetensors *set = NULL;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        build(&file, cases[i].header, cases[i].data_len);
+        assert_true(safetensors_parse("t.safetensors", file.data, file.len, &set) != ST_OK);
+        assert_message(cases[i].words);
+        assert_message("t.safetensors");
+    }
+    build(&file, "{}", 0);
+    assert_status(safetensors_parse("t.safetensors", file.data, 7, &set), ST_FORMAT);
+    file.data[4] = 1; // the header would be 4 GiB
+    assert_status(safetensors_parse("t.safetensors", file.data, file.len, &set), ST_FORMAT);
+    assert_message("truncated");
+    bytes_release(&file);
+}
+
+// ---- the weights table ---------------------------------------------------------------------------------------
+struct tiny {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+};
+
+static void open_tiny(struct tiny *t, const char *text)
+{
+    void *arena;
+    assert_ok(device_open("cpu", &t->dev));
+    assert_ok(load_text(text, &t->config));
+    assert_ok(weights_plan(t->config, DT_F32, &t->weights));
+    assert_ok(device_alloc(t->dev, t->weights->bytes, &arena));
+    weights_bind(t->weights, arena);
+}
+
+static void close_tiny(struct tiny *t)
+{
+    device_release(t->dev, t->weights->base);
+    weights_free(t->weights);
+    model_config_free(t->config);
+    device_free(t->dev);
+}
+
+static void plan_is_dense_and_aligned(void **state)
+{
+    struct tiny t;
+    struct weights *half;
+    (void)state;
+    open_tiny(&t, QWEN2 ",\"tie_word_embeddings\":true}");
+    assert_ok(weights_plan(t.config, DT_BF16, &half));
+    // embed, 2 x (norm, q k v, their biases, o, norm, gate, up, down), final norm
+    assert_int_equal(t.weights->n_tensors, 1 + 2 * 12 + 1);
+    assert_int_equal(t.weights->n_elements, half->n_elements);
+    for (int i = 0; i < t.weights->n_tensors; i++) {
+        const struct weight_tensor *w = &t.weights->tensors[i];
+        assert_int_equal(w->offset, half->tensors[i].offset);
+        if (i > 0) assert_true(w->offset >= w[-1].offset + w[-1].n);
+        bool later_part = i > 0 && w->role == w[-1].role && w->role != ROLE_ATTN_NORM;
+        if (!later_part) assert_int_equal(w->offset % 128, 0);
+    }
+    const struct weight_tensor *q = weights_find(t.weights, "model.layers.1.self_attn.q_proj.weight");
+    const struct weight_tensor *k = weights_find(t.weights, "model.layers.1.self_attn.k_proj.weight");
+    assert_ptr_equal(t.weights->layers[1].qkv, (float *)t.weights->base + q->offset);
+    assert_int_equal(k->offset, q->offset + q->n);
+    assert_ptr_equal(t.weights->head, t.weights->embed);
+    assert_true(t.weights->canary_offset >= (size_t)t.weights->n_elements * 4);
+    char a[65], b[65];
+    weights_layout_hash(t.weights, a);
+    weights_layout_hash(half, b);
+    assert_string_not_equal(a, b);
+    weights_free(half);
+    close_tiny(&t);
+}
+
+static void saved_weights_come_back(void **state)
+{
+    struct tiny a, b;
+    const char *folder = test_folder();
+    (void)state;
+    open_tiny(&a, LLAMA "}");
+    open_tiny(&b, LLAMA "}");
+    device_fill(a.dev, a.weights->base, 0, a.weights->bytes);
+    device_fill(b.dev, b.weights->base, 0, b.weights->bytes);
+    assert_ok(weights_init_random(a.weights, a.dev, 7));
+    assert_ok(weights_save(a.weights, a.dev, folder, DT_F32));
+    assert_ok(weights_load(b.weights, b.dev, folder));
+    assert_memory_equal(a.weights->base, b.weights->base, a.weights->bytes);
+    // through bf16: each is the nearest bf16
+    assert_ok(weights_save(a.weights, a.dev, folder, DT_BF16));
+    assert_ok(weights_load(b.weights, b.dev, folder));
+    for (int64_t i = 0; i < a.weights->n_elements; i++) {
+        float x = ((float *)a.weights->base)[i], y = ((float *)b.weights->base)[i];
+        if (y != f32_from_bf16(bf16_from_f32(x))) fail_msg("element %lld: %g became %g", (long long)i, x, y);
+    }
+    close_tiny(&a);
+    close_tiny(&b);
+}
+
+static void wrong_folders_write_nothing(void **state)
+{
+    struct tiny untied, tied, biased;
+    const char *folder = test_folder();
+    (void)state;
+    open_tiny(&untied, LLAMA "}");
+    open_tiny(&tied, LLAMA ",\"tie_word_embeddings\":true}");
+    open_tiny(&biased, LLAMA ",\"attention_bias\":true}");
+    device_fill(biased.dev, biased.weights->base, 0x5a, biased.weights->bytes);
+    device_fill(untied.dev, untied.weights->base, 0x5a, untied.weights->bytes);
+    assert_status(weights_load(biased.weights, biased.dev, folder), ST_NOT_FOUND);
+    assert_message("neither model.safetensors nor model.safetensors.index.json");
+
+    assert_ok(weights_init_random(tied.weights, tied.dev, 1));
+    assert_ok(weights_save(tied.weights, tied.dev, folder, DT_F32));
+    assert_status(weights_load(untied.weights, untied.dev, folder), ST_NOT_FOUND);
+    assert_message("lm_head.weight");
+    assert_status(weights_load(biased.weights, biased.dev, folder), ST_NOT_FOUND);
+    assert_message("self_attn.q_proj.bias");
+    for (size_t i = 0; i < biased.weights->bytes; i++)
+        assert_int_equal(((unsigned char *)biased.weights->base)[i], 0x5a);
+
+    assert_ok(weights_init_random(biased.weights, biased.dev, 1));
+    assert_ok(weights_save(biased.weights, biased.dev, folder, DT_F32));
+    assert_status(weights_load(untied.weights, untied.dev, folder), ST_MISMATCH);
+    assert_message("bias is not part of");
+
+    struct tiny wide;
+    open_tiny(&wide, LLAMA ",\"intermediate_size\":32}");
+    assert_ok(weights_init_random(wide.weights, wide.dev, 1));
+    assert_ok(weights_save(wide.weights, wide.dev, folder, DT_F32));
+    assert_status(weights_load(untied.weights, untied.dev, folder), ST_MISMATCH);
+    assert_message("has shape (32, 16); config.json calls for (24, 16)");
+    for (size_t i = 0; i < untied.weights->bytes; i++)
+        assert_int_equal(((unsigned char *)untied.weights->base)[i], 0x5a);
+    close_tiny(&wide);
+    close_tiny(&untied);
+    close_tiny(&tied);
+    close_tiny(&biased);
+}
+
+static void shards_are_one_model(void **state)
+{
+    struct tiny a, b;
+    const char *whole = test_folder(), *split = test_folder();
+    struct safetensors *set;
+    (void)state;
+    open_tiny(&a, LLAMA ",\"tie_word_embeddings\":true}");
+    open_tiny(&b, LLAMA ",\"tie_word_embeddings\":true}");
+    device_fill(a.dev, a.weights->base, 0, a.weights->bytes);
+    device_fill(b.dev, b.weights->base, 0, b.weights->bytes);
+    assert_ok(weights_init_random(a.weights, a.dev, 3));
+    assert_ok(weights_save(a.weights, a.dev, whole, DT_F32));
+    assert_ok(safetensors_open(whole, &set));
+
+    struct bytes index = BYTES_INIT;
+    bytes_puts(&index, "{\"weight_map\":{");
+    int n = safetensors_count(set);
+    for (int part = 0; part < 2; part++) {
+        struct bytes header = BYTES_INIT, data = BYTES_INIT, file = BYTES_INIT;
+        bytes_puts(&header, "{");
+        for (int i = part; i < n; i += 2) {
+            const struct safetensors_entry *e = safetensors_at(set, i);
+            bytes_printf(&header, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", i > part ? "," : "", e->name,
+                         (long long)e->shape[0]);
+            if (e->n_dims == 2) bytes_printf(&header, ",%lld", (long long)e->shape[1]);
+            bytes_printf(&header, "],\"data_offsets\":[%zu,%zu]}", data.len, data.len + e->bytes);
+            bytes_append(&data, e->data, e->bytes);
+            bytes_printf(&index, "%s\"%s\":\"part-%d.safetensors\"", i + part > 0 ? "," : "", e->name, part);
+        }
+        bytes_puts(&header, "}");
+        build(&file, header.data, 0);
+        bytes_append(&file, data.data, data.len);
+        test_write(test_path(split, part ? "part-1.safetensors" : "part-0.safetensors"), file.data, file.len);
+        bytes_release(&header);
+        bytes_release(&data);
+        bytes_release(&file);
+    }
+    bytes_puts(&index, "}}");
+    test_write(test_path(split, "model.safetensors.index.json"), index.data, index.len);
+    assert_ok(weights_load(b.weights, b.dev, split));
+    assert_memory_equal(a.weights->base, b.weights->base, a.weights->bytes);
+
+    const char *bad = "{\"weight_map\":{\"model.norm.weight\":\"../elsewhere.safetensors\"}}";
+    test_write(test_path(split, "model.safetensors.index.json"), bad, strlen(bad));
+    assert_status(weights_load(b.weights, b.dev, split), ST_FORMAT);
+    assert_message("names no file of this folder");
+    bytes_release(&index);
+    safetensors_free(set);
+    close_tiny(&a);
+    close_tiny(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(config_both_styles),         cmocka_unit_test(config_windows),
+        cmocka_unit_test(config_eos_lists),           cmocka_unit_test(config_refusals),
+        cmocka_unit_test(safetensors_reads),          cmocka_unit_test(safetensors_refusals),
+        cmocka_unit_test(plan_is_dense_and_aligned),  cmocka_unit_test(saved_weights_come_back),
+        cmocka_unit_test(wrong_folders_write_nothing), cmocka_unit_test(shards_are_one_model),
+    };
+    return cmocka_run_group_tests_name("model files", tests, NULL, NULL);
+}

@@ -1,0 +1,306 @@
+/* test_optimizer.c: trainer/optimizer: against torch's formula in a plain loop, the exact fp32
+ * master behind bf16 weights, clipping, state on disk. */
+#include "common/base/rng.h"
+#include "common/model/safetensors.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "trainer/optimizer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct arena {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+    void *memory;
+};
+
+static void arena_open(enum dtype dt, int vocab, struct arena *a)
+{
+    const char *folder = test_folder();
+    assert_ok(tiny_model_write(folder, 32, 1, vocab, 1));
+    assert_ok(device_open("cpu", &a->dev));
+    assert_ok(model_config_load(folder, &a->config));
+    assert_ok(weights_plan(a->config, dt, &a->weights));
+    assert_ok(device_alloc(a->dev, a->weights->bytes, &a->memory));
+    memset(a->memory, 0, a->weights->bytes);
+    weights_bind(a->weights, a->memory);
+}
+
+static void arena_close(struct arena *a)
+{
+    weights_free(a->weights);
+    model_config_free(a->config);
+    device_release(a->dev, a->memory);
+    device_free(a->dev);
+}
+
+// Values that bf16 holds exactly, so that both dtypes start alike. Padding stays zero.
+static void fill_weights(struct arena *a)
+{
+    struct rng r;
+    rng_init(&r, 5, 0);
+    for (int t = 0; t < a->weights->n_tensors; t++) {
+        const struct weight_tensor *tensor = &a->weights->tensors[t];
+        for (int64_t i = tensor->offset; i < tensor->offset + tensor->n; i++) {
+            uint16_t h = bf16_from_f32(0.05f * rng_normal(&r));
+            if (a->weights->dt == DT_BF16)
+                ((uint16_t *)a->memory)[i] = h;
+            else
+                ((float *)a->memory)[i] = f32_from_bf16(h);
+        }
+    }
+}
+
+// Another gradient each step, its norm around 3.
+static void fill_grads(struct optimizer *o, int step)
+{
+    enum { DRAWS = 1009 };
+    struct rng r;
+    float draws[DRAWS], *g = optimizer_grads(o)->base;
+    rng_init(&r, 6, (uint64_t)step);
+    for (int i = 0; i < DRAWS; i++) draws[i] = 0.1f * (rng_uniform(&r) - 0.4f);
+    for (int t = 0; t < optimizer_grads(o)->n_tensors; t++) {
+        const struct weight_tensor *tensor = &optimizer_grads(o)->tensors[t];
+        for (int64_t i = tensor->offset; i < tensor->offset + tensor->n; i++)
+            g[i] = draws[i % DRAWS];
+    }
+}
+
+static const struct optimizer_config defaults = {0.9, 0.999, 1e-8, 0.01, 1.0};
+
+static void one_step(struct optimizer *o, int step, double lr)
+{
+    double norm;
+    fill_grads(o, step);
+    assert_ok(optimizer_prepare(o, &norm));
+    assert_ok(optimizer_apply(o, lr));
+}
+
+// torch.optim.AdamW and clip_grad_norm_ in double.
+static void equals_plain_loop(void **state)
+{
+    (void)state;
+    struct arena a;
+    struct optimizer *o;
+    arena_open(DT_F32, 64, &a);
+    fill_weights(&a);
+    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    size_t n = (size_t)a.weights->n_elements;
+    double *p = malloc(n * sizeof *p), *m = calloc(n, sizeof *m), *v = calloc(n, sizeof *v);
+    const float *w = a.memory, *g = optimizer_grads(o)->base;
+    for (size_t i = 0; i < n; i++) p[i] = w[i];
+    for (int step = 1; step <= 20; step++) {
+        double norm, sum = 0;
+        fill_grads(o, step);
+        if (step == 2) // small enough not to be clipped
+            for (size_t i = 0; i < n; i++) ((float *)optimizer_grads(o)->base)[i] *= 1e-3f;
+        for (size_t i = 0; i < n; i++) sum += (double)g[i] * g[i];
+        assert_ok(optimizer_prepare(o, &norm));
+        assert_true(fabs(norm - sqrt(sum)) < 1e-6 * norm);
+        assert_true(step == 2 ? norm < 1 : norm > 1);
+        double scale = fmin(1, 1 / (sqrt(sum) + 1e-6));
+        assert_ok(optimizer_apply(o, 1e-3));
+        for (size_t i = 0; i < n; i++) {
+            double grad = g[i] * scale;
+            p[i] *= 1 - 1e-3 * 0.01;
+            m[i] = 0.9 * m[i] + 0.1 * grad;
+            v[i] = 0.999 * v[i] + 0.001 * grad * grad;
+            p[i] -= 1e-3 / (1 - pow(0.9, step)) * m[i] /
+                    (sqrt(v[i]) / sqrt(1 - pow(0.999, step)) + 1e-8);
+        }
+    }
+    for (size_t i = 0; i < n; i++) assert_true(fabs(p[i] - w[i]) < 2e-6);
+    assert_int_equal(optimizer_steps(o), 20);
+    free(p);
+    free(m);
+    free(v);
+    optimizer_free(o);
+    arena_close(&a);
+}
+
+// 1,000 steps at a learning rate whose updates bf16 alone would round away: the two halves are the
+// fp32 weight to the bit.
+static void master_is_exact(void **state)
+{
+    (void)state;
+    struct arena f32, bf16;
+    struct optimizer *of, *ob;
+    arena_open(DT_F32, 64, &f32);
+    arena_open(DT_BF16, 64, &bf16);
+    fill_weights(&f32);
+    fill_weights(&bf16);
+    size_t n = (size_t)f32.weights->n_elements;
+    assert_int_equal(bf16.weights->n_elements, n);
+    uint16_t *start = malloc(n * sizeof *start);
+    memcpy(start, bf16.memory, n * sizeof *start);
+    assert_ok(optimizer_new(f32.dev, f32.weights, &defaults, &of));
+    assert_ok(optimizer_new(bf16.dev, bf16.weights, &defaults, &ob));
+    const char *path = test_path(test_folder(), "state.safetensors");
+    for (int step = 1; step <= 1000; step++) {
+        one_step(of, step, 1e-6);
+        one_step(ob, step, 1e-6);
+        if (step == 500) { // and through a file
+            assert_ok(optimizer_save(ob, path));
+            optimizer_free(ob);
+            assert_ok(optimizer_new(bf16.dev, bf16.weights, &defaults, &ob));
+            assert_ok(optimizer_load(ob, path));
+            assert_int_equal(optimizer_steps(ob), 500);
+        }
+    }
+    // The residual is not public: it is read from the state, tensor by tensor.
+    assert_ok(optimizer_save(ob, path));
+    struct safetensors *set;
+    assert_ok(safetensors_open_file(path, &set));
+    size_t compared = 0, moved = 0;
+    for (int t = 0; t < bf16.weights->n_tensors; t++) {
+        const struct weight_tensor *tensor = &bf16.weights->tensors[t];
+        char name[200];
+        snprintf(name, sizeof name, "residual.%s", tensor->name);
+        const struct safetensors_entry *entry = safetensors_find(set, name);
+        assert_non_null(entry);
+        const unsigned char *bytes = entry->data;
+        const uint16_t *high = (uint16_t *)bf16.memory + tensor->offset;
+        for (int64_t i = 0; i < tensor->n; i++, compared++) {
+            uint16_t low;
+            memcpy(&low, bytes + 2 * i, 2);
+            float master = master_join(high[i], low);
+            assert_memory_equal(&master, (float *)f32.memory + tensor->offset + i, sizeof master);
+            moved += high[i] != start[tensor->offset + i];
+        }
+    }
+    assert_int_equal(compared, bf16.weights->n_parameters);
+    assert_true(moved > compared / 10); // small steps have added up to visible ones
+    safetensors_free(set);
+    free(start);
+    optimizer_free(of);
+    optimizer_free(ob);
+    arena_close(&f32);
+    arena_close(&bf16);
+}
+
+static void resumes_to_the_bit(void **state)
+{
+    (void)state;
+    struct arena a;
+    struct optimizer *o;
+    arena_open(DT_F32, 64, &a);
+    fill_weights(&a);
+    size_t bytes = a.weights->bytes;
+    char *middle = malloc(bytes), *end = malloc(bytes);
+    const char *path = test_path(test_folder(), "state.safetensors");
+    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    for (int step = 1; step <= 10; step++) {
+        one_step(o, step, 1e-3);
+        if (step == 5) {
+            assert_ok(optimizer_save(o, path));
+            memcpy(middle, a.memory, bytes);
+        }
+    }
+    memcpy(end, a.memory, bytes);
+    optimizer_free(o);
+    memcpy(a.memory, middle, bytes);
+    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    assert_ok(optimizer_load(o, path));
+    for (int step = 6; step <= 10; step++) one_step(o, step, 1e-3);
+    assert_memory_equal(end, a.memory, bytes);
+    optimizer_free(o);
+    free(middle);
+    free(end);
+    arena_close(&a);
+}
+
+static void bad_gradient_changes_nothing(void **state)
+{
+    (void)state;
+    struct arena a;
+    struct optimizer *o;
+    double norm = -1;
+    arena_open(DT_F32, 64, &a);
+    fill_weights(&a);
+    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    char *before = malloc(a.weights->bytes);
+    memcpy(before, a.memory, a.weights->bytes);
+    static const float bad[] = {NAN, INFINITY, 3e38f};
+    for (int i = 0; i < 3; i++) {
+        optimizer_clear_grads(o);
+        ((float *)optimizer_grads(o)->base)[7] = bad[i];
+        if (bad[i] == 3e38f) { // finite in double: a norm, and a clipping factor near 0
+            assert_ok(optimizer_prepare(o, &norm));
+            assert_true(norm > 1e38);
+            continue;
+        }
+        assert_status(optimizer_prepare(o, &norm), ST_INVALID);
+        assert_message("must be skipped");
+        assert_true(norm == -1);
+        assert_status(optimizer_apply(o, 1), ST_INVALID);
+    }
+    assert_memory_equal(before, a.memory, a.weights->bytes);
+    assert_int_equal(optimizer_steps(o), 0);
+    free(before);
+    optimizer_free(o);
+    arena_close(&a);
+}
+
+static void foreign_state_is_refused(void **state)
+{
+    (void)state;
+    struct arena a, wider, bf16;
+    struct optimizer *o, *other;
+    const char *folder = test_folder(), *path = test_path(folder, "state.safetensors");
+    arena_open(DT_F32, 64, &a);
+    arena_open(DT_F32, 65, &wider);
+    arena_open(DT_BF16, 64, &bf16);
+    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    one_step(o, 1, 1e-3);
+    assert_ok(optimizer_save(o, path));
+
+    assert_ok(optimizer_new(wider.dev, wider.weights, &defaults, &other));
+    assert_status(optimizer_load(other, path), ST_MISMATCH);
+    assert_message("exp_avg.");
+    assert_message(path);
+    assert_int_equal(optimizer_steps(other), 0);
+    optimizer_free(other);
+    assert_ok(optimizer_new(bf16.dev, bf16.weights, &defaults, &other));
+    assert_status(optimizer_load(other, path), ST_MISMATCH);
+    assert_message("residual.");
+    assert_ok(optimizer_save(other, path));
+    assert_status(optimizer_load(o, path), ST_MISMATCH);
+    optimizer_free(other);
+
+    assert_status(optimizer_load(o, test_path(folder, "none")), ST_NOT_FOUND);
+    const char *model = test_path(folder, "model.safetensors");
+    assert_ok(weights_save(a.weights, a.dev, folder, DT_F32));
+    assert_status(optimizer_load(o, model), ST_FORMAT);
+    assert_message("commonweight-optimizer");
+    assert_int_equal(optimizer_steps(o), 1);
+    optimizer_free(o);
+    arena_close(&a);
+    arena_close(&wider);
+    arena_close(&bf16);
+}
+
+static void memory_is_what_it_says(void **state)
+{
+    (void)state;
+    struct arena a;
+    struct optimizer_memory memory;
+    arena_open(DT_BF16, 64, &a);
+    optimizer_memory(a.weights, &memory);
+    assert_int_equal(memory.residual, 2 * a.weights->n_elements);
+    assert_int_equal(memory.moments, 8 * a.weights->n_elements);
+    assert_true(memory.grads >= 4 * (size_t)a.weights->n_elements);
+    arena_close(&a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equals_plain_loop),        cmocka_unit_test(master_is_exact),
+        cmocka_unit_test(resumes_to_the_bit),       cmocka_unit_test(bad_gradient_changes_nothing),
+        cmocka_unit_test(foreign_state_is_refused), cmocka_unit_test(memory_is_what_it_says),
+    };
+    return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
+}

@@ -1,0 +1,274 @@
+/* test_packing.c: trainer/packing (budgets, rows, targets) and trainer/learner: whatever the
+ * packing, the same log-probabilities and gradients. */
+#include "common/base/rng.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "trainer/learner.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VOCAB   64
+#define GROUPS  3
+#define PER     4
+#define SAMPLES (GROUPS * PER)
+#define LONGEST 9
+static const int prompt_lengths[GROUPS] = {5, 1, 7};
+static const int lengths[SAMPLES] = {3, 1, 9, 2, 0, 4, 5, 1, 2, 8, 0, 6};
+
+struct step {
+    int32_t prompts[GROUPS][8], ids[SAMPLES][LONGEST];
+    struct pack_completion completions[SAMPLES];
+    struct pack_group groups[GROUPS];
+};
+
+static void make_step(struct step *s)
+{
+    struct rng r;
+    rng_init(&r, 9, 0);
+    for (int g = 0; g < GROUPS; g++) {
+        for (int i = 0; i < 8; i++) s->prompts[g][i] = (int32_t)rng_below(&r, VOCAB);
+        s->groups[g] =
+            (struct pack_group){s->prompts[g], prompt_lengths[g], &s->completions[g * PER], PER};
+    }
+    for (int i = 0; i < SAMPLES; i++) {
+        for (int t = 0; t < LONGEST; t++) s->ids[i][t] = (int32_t)rng_below(&r, VOCAB);
+        s->completions[i] = (struct pack_completion){s->ids[i], lengths[i]};
+    }
+}
+
+static int rows_of(int n)
+{
+    return n > 1 ? n - 1 : 0;
+}
+
+static void covers_every_sample_within_budget(void **state)
+{
+    (void)state;
+    struct step s;
+    make_step(&s);
+    for (int budget = 15; budget <= 70; budget++) {
+        struct packing *p;
+        int next = 0;
+        long tokens = 0;
+        assert_ok(packing_new(s.groups, GROUPS, budget, &p));
+        for (int b = 0; b < p->n; b++) {
+            const struct micro_batch *mb = &p->batches[b];
+            int rows = 0, seq = 0;
+            assert_true(mb->n_tokens <= budget);
+            assert_int_equal(mb->first[0], 0);
+            for (int i = 0; i < mb->n_parts; i++) {
+                rows += prompt_lengths[mb->parts[i].group];
+                for (int c = 0; c < mb->parts[i].n; c++, seq++) {
+                    int sample = mb->parts[i].group * PER + mb->parts[i].first + c;
+                    assert_int_equal(sample, next++); // in order, none left out
+                    assert_int_equal(mb->sample[seq], sample);
+                    assert_int_equal(mb->first[seq + 1] - mb->first[seq], lengths[sample]);
+                    rows += rows_of(lengths[sample]);
+                }
+            }
+            assert_int_equal(rows, mb->n_tokens);
+            assert_int_equal(seq, mb->n_seqs);
+            assert_true(mb->n_tokens <= p->max_tokens && mb->first[seq] <= p->max_targets);
+            assert_true(mb->n_seqs + mb->n_parts <= p->max_seqs);
+            tokens += rows;
+        }
+        assert_int_equal(next, SAMPLES);
+        assert_int_equal(tokens, p->n_tokens);
+        if (budget == 70) assert_int_equal(p->n, 1);
+        packing_free(p);
+    }
+}
+
+static void too_long_is_refused(void **state)
+{
+    (void)state;
+    struct step s;
+    struct packing *p = NULL;
+    make_step(&s);
+    assert_status(packing_new(s.groups, GROUPS, 12, &p), ST_INVALID);
+    assert_message("--token-budget");
+    assert_message("5 tokens with a completion of 9");
+    assert_null(p);
+}
+
+// ---- through a model ----------------------------------------------------------------------------
+
+struct machine {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+    void *memory;
+    struct learner *learner;
+};
+
+static void machine_open(int budget, int head_rows, const char *reference, struct machine *m)
+{
+    const char *folder = test_folder();
+    struct learner_config options = {
+        .optimizer = {0.9, 0.999, 1e-8, 0, 0},
+        .temperature = 0.7f,
+        .token_budget = budget,
+        .head_rows = head_rows,
+        .max_seqs = SAMPLES + GROUPS,
+        .max_context = 32,
+    };
+    assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
+    assert_ok(device_open("cpu", &m->dev));
+    assert_ok(model_config_load(folder, &m->config));
+    assert_ok(weights_plan(m->config, DT_F32, &m->weights));
+    assert_ok(device_alloc(m->dev, m->weights->bytes, &m->memory));
+    memset(m->memory, 0, m->weights->bytes);
+    weights_bind(m->weights, m->memory);
+    assert_ok(weights_load(m->weights, m->dev, folder));
+    assert_ok(learner_new(m->dev, m->config, m->weights, reference ? folder : NULL, &options,
+                          &m->learner));
+    assert_ok(learner_prepare(m->learner));
+}
+
+static void machine_close(struct machine *m)
+{
+    learner_free(m->learner);
+    weights_free(m->weights);
+    model_config_free(m->config);
+    device_release(m->dev, m->memory);
+    device_free(m->dev);
+}
+
+struct seen {
+    float logprobs[SAMPLES][LONGEST], ref[SAMPLES][LONGEST], entropy[SAMPLES][LONGEST];
+    double loss;
+};
+
+// A loss with another weight for every token.
+static double weight(int sample, int t)
+{
+    return 0.1 * (1 + sample % 5) - 0.03 * t;
+}
+
+static void weighted_sum(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct seen *seen = context;
+    for (int s = 0; s < rows->mb->n_seqs; s++) {
+        int sample = rows->mb->sample[s], first = rows->mb->first[s];
+        for (int t = 0; t < lengths[sample]; t++) {
+            seen->logprobs[sample][t] = rows->logprobs[first + t];
+            seen->entropy[sample][t] = rows->entropy[first + t];
+            if (rows->ref_logprobs) seen->ref[sample][t] = rows->ref_logprobs[first + t];
+            seen->loss += weight(sample, t) * rows->logprobs[first + t];
+            ret_dlogprobs[first + t] = (float)weight(sample, t);
+        }
+    }
+}
+
+static void packing_changes_nothing(void **state)
+{
+    (void)state;
+    struct step s;
+    struct machine whole, cut;
+    struct seen a = {0}, b = {0};
+    make_step(&s);
+    machine_open(70, 100, "as policy", &whole);
+    machine_open(15, 3, NULL, &cut); // a prompt is computed again for nearly every completion
+    assert_ok(learner_gradients(whole.learner, s.groups, GROUPS, weighted_sum, &a));
+    assert_ok(learner_gradients(cut.learner, s.groups, GROUPS, weighted_sum, &b));
+    for (int i = 0; i < SAMPLES; i++)
+        for (int t = 0; t < lengths[i]; t++) {
+            assert_true(a.logprobs[i][t] < 0 && a.entropy[i][t] > 0);
+            assert_true(fabsf(a.logprobs[i][t] - b.logprobs[i][t]) < 1e-5f);
+            assert_true(fabsf(a.entropy[i][t] - b.entropy[i][t]) < 1e-5f);
+            // the reference is the policy itself here
+            assert_true(fabsf(a.logprobs[i][t] - a.ref[i][t]) < 1e-5f);
+        }
+    const float *ga = optimizer_grads(learner_optimizer(whole.learner))->base;
+    const float *gb = optimizer_grads(learner_optimizer(cut.learner))->base;
+    float largest = 0, difference = 0;
+    for (int64_t i = 0; i < whole.weights->n_elements; i++) {
+        largest = fmaxf(largest, fabsf(ga[i]));
+        difference = fmaxf(difference, fabsf(ga[i] - gb[i]));
+    }
+    assert_true(largest > 1e-3f);
+    assert_true(difference < 1e-5f * largest);
+    machine_close(&whole);
+    machine_close(&cut);
+}
+
+// Along the gradient the loss rises by its squared norm.
+static void gradient_is_a_slope(void **state)
+{
+    (void)state;
+    struct step s;
+    struct machine m;
+    struct seen seen = {0}, up = {0}, down = {0};
+    double norm;
+    make_step(&s);
+    machine_open(30, 4, NULL, &m);
+    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, weighted_sum, &seen));
+    assert_ok(learner_clip(m.learner, &norm));
+    size_t n = (size_t)m.weights->n_elements;
+    float *w = m.memory, *g = malloc(n * sizeof *g), *saved = malloc(n * sizeof *saved);
+    memcpy(saved, w, n * sizeof *w);
+    memcpy(g, optimizer_grads(learner_optimizer(m.learner))->base, n * sizeof *g);
+    double h = 2e-3 / norm;
+    for (size_t i = 0; i < n; i++) w[i] = saved[i] + (float)(h * g[i]);
+    assert_ok(learner_evaluate(m.learner, s.groups, GROUPS, weighted_sum, &up));
+    for (size_t i = 0; i < n; i++) w[i] = saved[i] - (float)(h * g[i]);
+    assert_ok(learner_evaluate(m.learner, s.groups, GROUPS, weighted_sum, &down));
+    double slope = (up.loss - down.loss) / (2 * h);
+    if (fabs(slope - norm * norm) > 0.01 * norm * norm)
+        fail_msg("slope %g, squared gradient norm %g", slope, norm * norm);
+    free(g);
+    free(saved);
+    machine_close(&m);
+}
+
+static void no_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    (void)context;
+    memset(ret_dlogprobs, 0, (size_t)rows->mb->first[rows->mb->n_seqs] * sizeof *ret_dlogprobs);
+}
+
+static void no_signal_no_gradient(void **state)
+{
+    (void)state;
+    struct step s;
+    struct machine m;
+    double norm = -1;
+    make_step(&s);
+    for (int i = 0; i < SAMPLES; i++) s.completions[i].n = i < PER ? lengths[i] : 0;
+    machine_open(30, 4, NULL, &m);
+    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL));
+    assert_ok(learner_clip(m.learner, &norm));
+    assert_true(norm == 0);
+    machine_close(&m);
+}
+
+static void memory_is_planned(void **state)
+{
+    (void)state;
+    struct machine m;
+    struct memory_plan plan;
+    machine_open(30, 4, "as policy", &m);
+    learner_memory(m.learner, &plan);
+    assert_int_equal(plan.weights_shared, m.weights->bytes);
+    assert_int_equal(plan.residual, 0);
+    assert_true(plan.activations >= tape_bytes(m.config, DT_F32, 30));
+    assert_true(plan.reference > m.weights->bytes);
+    assert_int_equal(plan.total, plan.residual + plan.moments + plan.gradients + plan.activations +
+                                     plan.workspace + plan.reference);
+    machine_close(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(covers_every_sample_within_budget),
+        cmocka_unit_test(too_long_is_refused),
+        cmocka_unit_test(packing_changes_nothing),
+        cmocka_unit_test(gradient_is_a_slope),
+        cmocka_unit_test(no_signal_no_gradient),
+        cmocka_unit_test(memory_is_planned),
+    };
+    return cmocka_run_group_tests_name("packing", tests, NULL, NULL);
+}

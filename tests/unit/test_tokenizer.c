@@ -1,0 +1,1022 @@
+/* test_tokenizer.c: common/model/tokenizer.h and chat_template.h.
+ *
+ * First tokenizers written by the test itself (byte-level, and SentencePiece-style with byte
+ * fallback), whose ids can be worked out by hand; then malformed files; then the reference vectors
+ * of the shared test data, which are skipped where it is absent. */
+#include "common/base/bytes.h"
+#include "common/base/clock.h"
+#include "common/base/json.h"
+#include "common/model/chat_template.h"
+#include "common/model/pretokenize.h"
+#include "common/model/tokenizer.h"
+#include "tests/support/support.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- helpers
+// -------------------------------------------------------------------------------------
+
+static struct tokenizer *parse(const json_t *json, const char *config)
+{
+    struct tokenizer *t = NULL;
+    char *text = json_dumps(json, 0);
+    assert_non_null(text);
+    assert_ok(tokenizer_parse("tokenizer.json", text, strlen(text), config,
+                              config ? strlen(config) : 0, NULL, 0, NULL, &t));
+    free(text);
+    return t;
+}
+
+static void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool special,
+                       const int32_t *want, int n)
+{
+    struct token_list got = TOKEN_LIST_INIT;
+    assert_ok(tokenizer_encode(t, text, len, special, &got));
+    bool equal = got.n == n && (n == 0 || memcmp(got.ids, want, (size_t)n * sizeof(*want)) == 0);
+    if (!equal) {
+        print_message("\"%s\": got", text);
+        for (int i = 0; i < got.n; i++) print_message(" %d", got.ids[i]);
+        print_message(", wanted");
+        for (int i = 0; i < n; i++) print_message(" %d", want[i]);
+        print_message("\n");
+    }
+    token_list_release(&got);
+    assert_true(equal);
+}
+
+#define ASSERT_IDS(t, text, ...)                                                                   \
+    do {                                                                                           \
+        const int32_t want_[] = {__VA_ARGS__};                                                     \
+        assert_ids((t), (text), strlen(text), false, want_, sizeof(want_) / sizeof(want_[0]));     \
+    } while (0)
+
+// Decoding at once and token by token must agree; every streamed piece must be whole UTF-8.
+static void assert_text(const struct tokenizer *t, const int32_t *ids, int n, bool skip,
+                        const char *want, size_t len)
+{
+    struct bytes whole = BYTES_INIT, streamed = BYTES_INIT;
+    struct detokenizer *d = NULL;
+    assert_ok(tokenizer_decode(t, ids, n, skip, &whole));
+    assert_ok(detokenizer_new(t, skip, &d));
+    for (int round = 0; round < 2; round++) { // a flushed detokenizer starts afresh
+        bytes_clear(&streamed);
+        for (int i = 0; i <= n; i++) {
+            size_t at = streamed.len;
+            assert_ok(i < n ? detokenizer_push(d, ids[i], &streamed)
+                            : detokenizer_flush(d, &streamed));
+            for (int k; at < streamed.len; at += (size_t)k) {
+                k = utf8_sequence(streamed.data + at, streamed.len - at);
+                assert_true(k > 0);
+            }
+        }
+        assert_int_equal(whole.len, streamed.len);
+        assert_memory_equal(bytes_text(&whole), bytes_text(&streamed), whole.len);
+    }
+    if (whole.len != len || memcmp(bytes_text(&whole), want, len) != 0)
+        print_message("got \"%s\", wanted \"%s\"\n", bytes_text(&whole), want);
+    assert_int_equal(whole.len, len);
+    assert_memory_equal(bytes_text(&whole), want, len);
+    detokenizer_free(d);
+    bytes_release(&whole);
+    bytes_release(&streamed);
+}
+
+#define ASSERT_TEXT(t, skip, want, ...)                                                            \
+    do {                                                                                           \
+        const int32_t ids_[] = {__VA_ARGS__};                                                      \
+        assert_text((t), ids_, sizeof(ids_) / sizeof(ids_[0]), (skip), (want), strlen(want));      \
+    } while (0)
+
+static json_t *json_of(const char *text)
+{
+    json_t *value = NULL;
+    assert_ok(json_parse("test", text, strlen(text), &value));
+    return value;
+}
+
+// ---- a byte-level tokenizer
+// ----------------------------------------------------------------------
+
+// Id of a byte is the byte. 256: "he", 257: "ll", 258: "hell", 259: "hello", 260: " hello",
+// 261: "lo"; added: 300 "<|end|>" special, 301 "<tool>", 302 "<pad>" taking white space on both
+// sides, 303 "cat" as a single word only, 304 "<|end|><|end|>".
+static json_t *byte_level_json(void)
+{
+    json_t *root = json_of(
+        "{\"version\":\"1.0\",\"normalizer\":{\"type\":\"NFC\"},"
+        "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\","
+        "\"pattern\":"
+        "{\"Regex\":\"(?i:'s|'t)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}|"
+        " ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},"
+        "\"behavior\":\"Isolated\",\"invert\":false},"
+        "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
+        "\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"},"
+        "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<|end|>\",\"type_"
+        "id\":0}},"
+        "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],\"special_tokens\":{\"<|end|>\":{\"id\":\"<|"
+        "end|>\","
+        "\"ids\":[300],\"tokens\":[\"<|end|>\"]}}}]},"
+        "\"decoder\":{\"type\":\"ByteLevel\"},"
+        "\"added_tokens\":["
+        "{\"id\":300,\"content\":\"<|end|>\",\"special\":true,\"normalized\":false},"
+        "{\"id\":301,\"content\":\"<tool>\",\"special\":false,\"normalized\":false},"
+        "{\"id\":302,\"content\":\"<pad>\",\"special\":true,\"lstrip\":true,\"rstrip\":true},"
+        "{\"id\":303,\"content\":\"cat\",\"special\":false,\"single_word\":true},"
+        "{\"id\":304,\"content\":\"<|end|><|end|>\",\"special\":true}],"
+        "\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[\"h e\",[\"l\",\"l\"],\"he ll\",\"l "
+        "o\","
+        "[\"hell\",\"o\"],[\"\xc4\xa0\",\"hello\"]]}}");
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    for (int i = 0; i < 256; i++) {
+        char name[5] = "";
+        byte_level_char((unsigned char)i, name);
+        json_object_set_new(vocab, name, json_integer(i));
+    }
+    const char *const merged[] = {"he", "ll", "hell", "hello", "\xc4\xa0hello", "lo"};
+    for (int i = 0; i < 6; i++) json_object_set_new(vocab, merged[i], json_integer(256 + i));
+    return root;
+}
+
+static void byte_alphabet(void **state)
+{
+    (void)state;
+    bool seen[512] = {false};
+    for (int i = 0; i < 256; i++) {
+        char c[4];
+        int n = byte_level_char((unsigned char)i, c);
+        uint32_t code = utf8_decode(c, n);
+        assert_true(code > 0x20 && code < 0x144 && !seen[code]);
+        seen[code] = true;
+        assert_int_equal(byte_level_byte(code), i);
+    }
+    assert_int_equal(byte_level_byte(' '), -1);
+    assert_int_equal(byte_level_byte(0x144), -1);
+    assert_int_equal(byte_level_byte(0x120), ' '); // GPT-2's well-known G with a dot
+}
+
+static void byte_level(void **state)
+{
+    (void)state;
+    json_t *json = byte_level_json();
+    struct tokenizer *t =
+        parse(json, "{\"eos_token\":\"<|end|>\",\"pad_token\":{\"content\":\"<pad>\"}}");
+    ASSERT_IDS(t, "hello", 259);
+    ASSERT_IDS(t, "hello hello", 259, 260);
+    ASSERT_IDS(t, "helo", 256, 261);
+    ASSERT_IDS(t, "hellhelllo", 258, 258, 261);
+    ASSERT_IDS(t, "1234", '1', '2', '3', '4');
+    ASSERT_IDS(t, "e\xcc\x81", 0xc3, 0xa9); // NFC
+    ASSERT_IDS(t, "a  \n b", 'a', ' ', ' ', '\n', ' ', 'b');
+    ASSERT_IDS(t, "<|end|>hello<|end|>", 300, 259, 300);
+    ASSERT_IDS(t, "<|end|><|end|><|end|>", 304, 300); // the longest one
+    ASSERT_IDS(t, "<|end|", '<', '|', 'e', 'n', 'd', '|');
+    ASSERT_IDS(t, "a \t<pad>\n b", 'a', 302, 'b');
+    ASSERT_IDS(t, "cat cats (cat)", 303, ' ', 'c', 'a', 't', 's', ' ', '(', 303, ')');
+    const int32_t with_nul[] = {'a', 0, 'b'}, with_bos[] = {300, 259}, only_bos[] = {300};
+    assert_ids(t, "a\0b", 3, false, with_nul, 3);
+    assert_ids(t, "hello", 5, true, with_bos, 2);
+    assert_ids(t, "", 0, true, only_bos, 1);
+    assert_ids(t, "", 0, false, NULL, 0);
+
+    ASSERT_TEXT(t, false, "hello hello<|end|>", 259, 260, 300);
+    ASSERT_TEXT(t, true, "hello hello<tool>", 300, 259, 260, 302, 301);
+    ASSERT_TEXT(t, false, "\xf0\x9f\x98\x80", 0xf0, 0x9f, 0x98, 0x80);
+    ASSERT_TEXT(t, false,
+                "\xef\xbf\xbd"
+                "a",
+                0xf0, 0x9f, 0x98, 'a'); // one for the open character
+    ASSERT_TEXT(t, false, "\xef\xbf\xbd\xef\xbf\xbd", 0x80, 0xff);
+    ASSERT_TEXT(t, false, "\xef\xbf\xbd", 0xe2, 0x82);
+    ASSERT_TEXT(t, false, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 0xed, 0xa0, 0x80); // a surrogate
+    ASSERT_TEXT(t, false, "ab", 'a', 290, 9999, 'b'); // ids without tokens
+
+    assert_int_equal(tokenizer_vocab_size(t), 305);
+    assert_int_equal(tokenizer_eos(t), 300);
+    assert_int_equal(tokenizer_pad(t), 302);
+    assert_int_equal(tokenizer_bos(t), -1);
+    assert_int_equal(tokenizer_id(t, "<tool>"), 301);
+    assert_int_equal(tokenizer_id(t, "no such token"), -1);
+    assert_string_equal(tokenizer_token(t, 259), "hello");
+    assert_null(tokenizer_token(t, 290));
+    assert_null(tokenizer_token(t, -1));
+    assert_true(tokenizer_is_special(t, 300));
+    assert_false(tokenizer_is_special(t, 301));
+    tokenizer_free(t);
+    json_decref(json);
+}
+
+static void refused_text(void **state)
+{
+    (void)state;
+    json_t *json = byte_level_json();
+    struct tokenizer *t = parse(json, NULL);
+    struct token_list ids = TOKEN_LIST_INIT;
+    struct bytes text = BYTES_INIT;
+    assert_true(token_list_push(&ids, 7));
+    assert_status(tokenizer_encode(t, "ab\xff", 3, true, &ids), ST_INVALID);
+    assert_message("byte 2");
+    assert_int_equal(ids.n, 1); // untouched
+    bytes_puts(&text, "kept");
+    assert_status(tokenizer_decode(t, (const int32_t[]){'a', -1}, 2, false, &text), ST_INVALID);
+    assert_string_equal(bytes_text(&text), "kept");
+    token_list_release(&ids);
+    bytes_release(&text);
+    tokenizer_free(t);
+    json_decref(json);
+}
+
+// Pre-tokenizers over the same bytes: words end where ids of merges show it.
+static void pretokenizers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *section, *text, *words;
+    } cases[] = {
+        {"{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", "it's 12 a  b",
+         "it|'s|\xc4\xa0"
+         "12|\xc4\xa0"
+         "a|\xc4\xa0|\xc4\xa0"
+         "b"},
+        {"{\"type\":\"ByteLevel\",\"use_regex\":false}", "a b",
+         "\xc4\xa0"
+         "a\xc4\xa0"
+         "b"},
+        {"{\"type\":\"Digits\",\"individual_digits\":true}", "a12b", "a|1|2|b"},
+        {"{\"type\":\"Digits\",\"individual_digits\":false}", "a12b3", "a|12|b|3"},
+        {"{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Removed\"}", "a--b-",
+         "a|b"},
+        {"{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Isolated\"}", "a--b",
+         "a|-|-|b"},
+        {"{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Contiguous\"}", "a--b",
+         "a|--|b"},
+        {"{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"MergedWithPrevious\"}",
+         "a--b-c", "a-|-|b-|c"},
+        {"{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"MergedWithNext\"}",
+         "a--b-c", "a|-|-b|-c"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z]+\"},\"behavior\":\"Removed\","
+         "\"invert\":true}",
+         "a1bc--d", "a|bc|d"},
+        // Oniguruma's \s has no U+180E, which PCRE2's has
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s+\"},\"behavior\":\"Isolated\"}",
+         "a\xe1\xa0\x8e"
+         "b \xc2\x85"
+         "c",
+         "a\xe1\xa0\x8e"
+         "b| \xc2\x85|c"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"x*\"},\"behavior\":\"Isolated\"}", "axxb",
+         "a|xx|b"},
+        {"{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"always\"}", "a  b",
+         "_a|_|_b"},
+        {"{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"never\",\"split\":"
+         "false}",
+         "a b", "a_b"},
+        {"{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\"}", " a", "_a"},
+        {"{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\",\"individual_digits\":"
+         "true},"
+         "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}]}",
+         "ab 12", "ab|\xc4\xa0|1|2"},
+        {"null", "a b", "a b"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *section = NULL;
+        char wrapped[1000];
+        snprintf(wrapped, sizeof(wrapped), "[%s]", cases[i].section);
+        section = json_of(wrapped);
+        struct pretokenizer *p = NULL;
+        struct bytes text = BYTES_INIT, joined = BYTES_INIT;
+        struct piece_list words = PIECE_LIST_INIT;
+        assert_ok(pretokenizer_parse("test", json_array_get(section, 0), &p));
+        assert_ok(pretokenizer_apply(p, cases[i].text, strlen(cases[i].text), true, &text, &words));
+        for (size_t k = 0; k < words.n; k++) {
+            if (k) bytes_puts(&joined, "|");
+            bytes_append(&joined, text.data + words.items[k].start, words.items[k].len);
+        }
+        assert_string_equal(bytes_text(&joined), cases[i].words);
+        pretokenizer_free(p);
+        bytes_release(&text);
+        bytes_release(&joined);
+        piece_list_release(&words);
+        json_decref(section);
+    }
+}
+
+static void normalizers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *section, *text, *normal;
+    } cases[] = {
+        {"{\"type\":\"NFC\"}", "e\xcc\x81", "\xc3\xa9"},
+        {"{\"type\":\"NFD\"}", "\xc3\xa9", "e\xcc\x81"},
+        {"{\"type\":\"NFKC\"}", "\xef\xac\x81\xc2\xbd",
+         "fi1\xe2\x81\x84"
+         "2"},
+        {"{\"type\":\"NFKD\"}", "\xef\xac\x81\xc3\xa9", "fie\xcc\x81"},
+        {"{\"type\":\"Lowercase\"}", "ABC\xc3\x89\xc4\xb0", "abc\xc3\xa9i\xcc\x87"},
+        {"{\"type\":\"Strip\"}", " \t a b\xe3\x80\x80", "a b"},
+        {"{\"type\":\"Strip\",\"strip_left\":false}", " a ", " a"},
+        {"{\"type\":\"Prepend\",\"prepend\":\"_\"}", "a", "_a"},
+        {"{\"type\":\"Prepend\",\"prepend\":\"_\"}", "", ""},
+        {"{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" {2,}\"},\"content\":\"$\"}", "a   b c",
+         "a$b c"},
+        {"{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\" \"},"
+         "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"__\"}]}",
+         "a b", "__a__b"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *section = json_of(cases[i].section);
+        struct normalizer *n = NULL;
+        struct bytes out = BYTES_INIT;
+        assert_ok(normalizer_parse("test", section, &n));
+        assert_ok(normalizer_apply(n, cases[i].text, strlen(cases[i].text), true, &out));
+        assert_string_equal(bytes_text(&out), cases[i].normal);
+        normalizer_free(n);
+        bytes_release(&out);
+        json_decref(section);
+    }
+}
+
+// ---- SentencePiece style
+// -------------------------------------------------------------------------
+
+#define SPACE "\xe2\x96\x81"
+
+// 0 <unk>, 1 <s>, 2 </s>, 3..258 bytes, then characters and merges.
+static json_t *sentencepiece_json(void)
+{
+    json_t *root =
+        json_of("{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\","
+                "\"prepend\":\"" SPACE "\"},"
+                "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE "\"}]},"
+                "\"pre_tokenizer\":null,\"post_processor\":null,"
+                "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\","
+                "\"pattern\":{\"String\":\"" SPACE
+                "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+                "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
+                "\"added_tokens\":[{\"id\":0,\"content\":\"<unk>\",\"special\":true},"
+                "{\"id\":1,\"content\":\"<s>\",\"special\":true},{\"id\":2,\"content\":\"</"
+                "s>\",\"special\":true}],"
+                "\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"fuse_unk\":true,\"byte_"
+                "fallback\":true,"
+                "\"vocab\":{},\"merges\":[\"" SPACE " h\",\"i i\",\"" SPACE "h i\",\"" SPACE
+                " " SPACE "\"]}}");
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    const char *const special[] = {"<unk>", "<s>", "</s>"};
+    const char *const pieces[] = {SPACE, "h", "i", SPACE "h", "ii", SPACE "hi", SPACE SPACE};
+    for (int i = 0; i < 3; i++) json_object_set_new(vocab, special[i], json_integer(i));
+    for (int i = 0; i < 256; i++) {
+        char name[8];
+        snprintf(name, sizeof(name), "<0x%02X>", (unsigned)i);
+        json_object_set_new(vocab, name, json_integer(3 + i));
+    }
+    for (int i = 0; i < 7; i++) json_object_set_new(vocab, pieces[i], json_integer(259 + i));
+    return root;
+}
+
+static void sentencepiece(void **state)
+{
+    (void)state;
+    json_t *json = sentencepiece_json();
+    struct tokenizer *t = parse(json, "{\"bos_token\":\"<s>\",\"add_bos_token\":true}");
+    ASSERT_IDS(t, "hi", 264);
+    ASSERT_IDS(t, "hii", 262, 263); // "_h" before "ii", and "_hi" needs a single i
+    ASSERT_IDS(t, " hi", 259, 264); // the prefix comes all the same
+    ASSERT_IDS(t, "   hi", 265, 259, 264);
+    ASSERT_IDS(t, "hi<s>hi", 264, 1, 264); // before every stretch, as the file says
+    ASSERT_IDS(t, "\xc3\xa9", 259, 3 + 0xc3, 3 + 0xa9);
+    const int32_t with_bos[] = {1, 264};
+    assert_ids(t, "hi", 2, true, with_bos, 2);
+    ASSERT_TEXT(t, false, "hi hi", 264, 264);
+    ASSERT_TEXT(t, false, "<s> hi", 1, 264);
+    ASSERT_TEXT(t, true, "hi", 1, 264);
+    ASSERT_TEXT(t, false, " hi", 265, 260, 261);
+    ASSERT_TEXT(t, false, "h\xc3\xa9i", 260, 3 + 0xc3, 3 + 0xa9, 261);
+    // a run that is not UTF-8 as a whole is one U+FFFD a byte, its whole characters included
+    ASSERT_TEXT(t, false, "h\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 260, 3 + 0xc3, 3 + 0xa9,
+                3 + 0xc3);
+    tokenizer_free(t);
+
+    // LlamaTokenizer, not legacy: the prefix at the start of the text alone
+    t = parse(json, "{\"tokenizer_class\":\"LlamaTokenizer\",\"legacy\":false}");
+    ASSERT_IDS(t, "hi<s>hi", 264, 1, 260, 261);
+    ASSERT_IDS(t, "<s>hi", 1, 260, 261);
+    assert_int_equal(tokenizer_bos(t), 1);
+    assert_int_equal(tokenizer_eos(t), 2);
+    tokenizer_free(t);
+    t = parse(json, "{\"tokenizer_class\":\"LlamaTokenizerFast\",\"legacy\":true}");
+    ASSERT_IDS(t, "hi<s>hi", 264, 1, 264);
+    tokenizer_free(t);
+
+    // without byte tokens, runs of unknown characters become one <unk>
+    json_object_set_new(json_object_get(json, "model"), "byte_fallback", json_false());
+    t = parse(json, NULL);
+    ASSERT_IDS(t, "hxyzi", 262, 0, 261);
+    json_object_set_new(json_object_get(json, "model"), "fuse_unk", json_false());
+    tokenizer_free(t);
+    t = parse(json, NULL);
+    ASSERT_IDS(t, "hxyi", 262, 0, 0, 261);
+    tokenizer_free(t);
+    json_decref(json);
+}
+
+static void ignore_merges(void **state)
+{
+    (void)state;
+    json_t *json = byte_level_json();
+    json_t *model = json_object_get(json, "model");
+    json_object_set_new(json_object_get(model, "vocab"), "whole", json_integer(262));
+    struct tokenizer *t = parse(json, NULL);
+    ASSERT_IDS(t, "whole", 'w', 'h', 'o', 'l', 'e'); // no merges lead to it
+    tokenizer_free(t);
+    json_object_set_new(model, "ignore_merges", json_true());
+    t = parse(json, NULL);
+    ASSERT_IDS(t, "whole", 262);
+    tokenizer_free(t);
+    json_decref(json);
+}
+
+// A megabyte that is one word, in near-linear time; the bound is loose enough for any sanitizer.
+static void long_word(void **state)
+{
+    (void)state;
+    enum { N = 1 << 20 };
+    json_t *json = sentencepiece_json();
+    struct tokenizer *t = parse(json, NULL);
+    struct token_list ids = TOKEN_LIST_INIT;
+    char *text = malloc(N);
+    assert_non_null(text);
+    memset(text, 'i', N);
+    int64_t start = clock_now_ns();
+    assert_ok(tokenizer_encode(t, text, N, false, &ids));
+    assert_true(clock_ms_since(start) < 30000);
+    assert_int_equal(ids.n, 1 + N / 2); // the prefix, and pairs
+    assert_int_equal(ids.ids[N / 2], 263);
+    token_list_release(&ids);
+    free(text);
+    tokenizer_free(t);
+    json_decref(json);
+}
+
+static void *encode_again(void *arg)
+{
+    const struct tokenizer *t = arg;
+    struct token_list ids = TOKEN_LIST_INIT;
+    bool ok = true;
+    for (int i = 0; i < 500; i++) {
+        ids.n = 0;
+        ok =
+            ok && tokenizer_encode(t, "hello hello<|end|>", 18, false, &ids) == ST_OK && ids.n == 3;
+    }
+    token_list_release(&ids);
+    return ok ? arg : NULL;
+}
+
+static void threads(void **state)
+{
+    (void)state;
+    json_t *json = byte_level_json();
+    struct tokenizer *t = parse(json, NULL);
+    pthread_t thread[4];
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, encode_again, t), 0);
+    for (int i = 0; i < 4; i++) {
+        void *result;
+        assert_int_equal(pthread_join(thread[i], &result), 0);
+        assert_ptr_equal(result, t);
+    }
+    tokenizer_free(t);
+    json_decref(json);
+}
+
+// ---- malformed files
+// -----------------------------------------------------------------------------
+
+static void malformed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path[3], *value; // what is put where in the byte-level file
+        enum status status;
+        const char *message;
+    } cases[] = {
+        {{"model"}, "[]", ST_FORMAT, "model"},
+        {{"model", "type"}, "\"Unigram\"", ST_UNSUPPORTED, "model.type \"Unigram\""},
+        {{"model", "vocab"}, "[]", ST_FORMAT, "model.vocab"},
+        {{"model", "vocab", "x"}, "-1", ST_FORMAT, "\"x\""},
+        {{"model", "vocab", "x"}, "3000000000", ST_FORMAT, "\"x\""},
+        {{"model", "vocab", "x"}, "\"7\"", ST_FORMAT, "\"x\""},
+        {{"model", "vocab", "longer"}, "7", ST_FORMAT, "id 7"},
+        {{"model", "merges"}, "{}", ST_FORMAT, "model.merges"},
+        {{"model", "merges"}, "[\"a b c\"]", ST_FORMAT, "model.merges[0]"},
+        {{"model", "merges"}, "[[\"a\"]]", ST_FORMAT, "model.merges[0]"},
+        {{"model", "merges"}, "[\"h e\", 5]", ST_FORMAT, "model.merges[1]"},
+        {{"model", "merges"}, "[\"a b\"]", ST_FORMAT, "\"ab\" is not in model.vocab"},
+        {{"model", "dropout"}, "0.1", ST_UNSUPPORTED, "model.dropout"},
+        {{"model", "fuse_unk"}, "3", ST_FORMAT, "fuse_unk"},
+        {{"model", "continuing_subword_prefix"},
+         "\"##\"",
+         ST_UNSUPPORTED,
+         "continuing_subword_prefix"},
+        {{"normalizer"},
+         "{\"type\":\"Precompiled\"}",
+         ST_UNSUPPORTED,
+         "normalizer.type \"Precompiled\""},
+        {{"normalizer"}, "{\"type\":\"Prepend\"}", ST_FORMAT, "normalizer.prepend"},
+        {{"normalizer"}, "{}", ST_FORMAT, "normalizer.type"},
+        {{"pre_tokenizer"}, "{\"type\":\"BertPreTokenizer\"}", ST_UNSUPPORTED, "BertPreTokenizer"},
+        {{"pre_tokenizer"},
+         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a\"},\"behavior\":\"Isolated\"}",
+         ST_UNSUPPORTED,
+         "pre_tokenizer.pattern"},
+        {{"pre_tokenizer"},
+         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\\\\\"},\"behavior\":\"Isolated\"}",
+         ST_FORMAT,
+         "backslash"},
+        {{"pre_tokenizer"},
+         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a[b]]\"},\"behavior\":\"Isolated\"}",
+         ST_UNSUPPORTED,
+         "set within a set"},
+        {{"pre_tokenizer"},
+         "{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},\"behavior\":\"Odd\"}",
+         ST_UNSUPPORTED,
+         "\"Odd\""},
+        {{"pre_tokenizer"},
+         "{\"type\":\"Split\",\"pattern\":5,\"behavior\":\"Isolated\"}",
+         ST_FORMAT,
+         "pattern"},
+        {{"decoder"}, "{\"type\":\"WordPiece\"}", ST_UNSUPPORTED, "decoder.type \"WordPiece\""},
+        {{"decoder"}, "{\"type\":\"Sequence\"}", ST_FORMAT, "decoder.decoders"},
+        {{"post_processor"}, "{\"type\":\"BertProcessing\"}", ST_UNSUPPORTED, "BertProcessing"},
+        {{"post_processor", "processors"}, "5", ST_FORMAT, "post_processor.processors"},
+        {{"added_tokens"}, "7", ST_FORMAT, "added_tokens"},
+        {{"added_tokens"}, "[{\"id\":300}]", ST_FORMAT, "content"},
+        {{"added_tokens"}, "[{\"id\":300000000,\"content\":\"z\"}]", ST_FORMAT, "out of range"},
+        {{"added_tokens"}, "[{\"id\":65,\"content\":\"zz\"}]", ST_FORMAT, "id 65"},
+        {{"added_tokens"}, "[{\"id\":300,\"content\":\"A\"}]", ST_FORMAT, "65"},
+        {{"added_tokens"}, "[]", ST_FORMAT, "post_processor: id 300"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *json = byte_level_json(), *at = json, *wrapped;
+        char value[500];
+        struct tokenizer *t = NULL;
+        int last = cases[i].path[2] ? 2 : cases[i].path[1] ? 1 : 0;
+        snprintf(value, sizeof(value), "[%s]", cases[i].value);
+        wrapped = json_of(value);
+        for (int k = 0; k < last; k++) at = json_object_get(at, cases[i].path[k]);
+        json_object_set(at, cases[i].path[last], json_array_get(wrapped, 0));
+        char *text = json_dumps(json, 0);
+        assert_status(tokenizer_parse("F.json", text, strlen(text), NULL, 0, NULL, 0, NULL, &t),
+                      cases[i].status);
+        assert_message(cases[i].message);
+        assert_message("F.json");
+        assert_null(t);
+        free(text);
+        json_decref(wrapped);
+        json_decref(json);
+    }
+}
+
+static void truncated(void **state)
+{
+    (void)state;
+    json_t *json = sentencepiece_json();
+    char *text = json_dumps(json, 0);
+    size_t len = strlen(text);
+    for (size_t n = 0; n < len; n += 1 + len / 300) {
+        struct tokenizer *t = NULL;
+        assert_status(tokenizer_parse("F.json", text, n, NULL, 0, NULL, 0, NULL, &t), ST_FORMAT);
+        assert_message("F.json");
+    }
+    struct tokenizer *t = NULL;
+    assert_status(tokenizer_parse("F.json", text, len, "{", 1, NULL, 0, NULL, &t), ST_FORMAT);
+    assert_message("tokenizer_config.json");
+    assert_status(tokenizer_load("/nonexistent/folder", &t), ST_NOT_FOUND);
+    assert_message("/nonexistent/folder/tokenizer.json");
+    assert_null(t);
+    free(text);
+    json_decref(json);
+}
+
+// ---- chat templates
+// ------------------------------------------------------------------------------
+
+static void assert_chat(const struct chat_template *t, const char *messages, bool prompt,
+                        const char *want)
+{
+    json_t *list = json_of(messages);
+    struct bytes text = BYTES_INIT;
+    assert_ok(chat_template_render(t, list, prompt, &text));
+    assert_string_equal(bytes_text(&text), want);
+    bytes_release(&text);
+    json_decref(list);
+}
+
+#define CHAT                                                                                       \
+    "[{\"role\":\"system\",\"content\":\" S \"},{\"role\":\"user\",\"content\":\" U\\n\"},"        \
+    "{\"role\":\"assistant\",\"content\":\"A\"},{\"role\":\"user\",\"content\":\"V\"}]"
+#define SHORT_CHAT "[{\"role\":\"user\",\"content\":\"U\"}]"
+
+static void chat_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *messages, *want;
+        bool prompt;
+    } cases[] = {
+        {"chatml", CHAT,
+         "<|im_start|>system\n S <|im_end|>\n<|im_start|>user\n U\n<|im_end|>\n"
+         "<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nV<|im_end|>\n",
+         false},
+        {"chatml", SHORT_CHAT, "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n", true},
+        {"qwen2", SHORT_CHAT,
+         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+         "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n",
+         true},
+        {"llama2", CHAT, "<s>[INST] <<SYS>>\n S \n<</SYS>>\n\n U [/INST] A </s><s>[INST] V [/INST]",
+         true},
+        {"llama3", CHAT,
+         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+         "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>"
+         "<|start_header_id|>user<|end_header_id|>\n\nV<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n",
+         true},
+        {"llama3.1", SHORT_CHAT,
+         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+         "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>"
+         "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>",
+         false},
+        {"phi3", CHAT,
+         "<|system|>\n S <|end|>\n<|user|>\n U\n<|end|>\n<|assistant|>\nA<|end|>\n"
+         "<|user|>\nV<|end|>\n<|assistant|>\n",
+         true},
+        {"phi3", SHORT_CHAT, "<|user|>\nU<|end|>\n<|endoftext|>", false},
+        {"phi4-mini", SHORT_CHAT, "<|user|>U<|end|><|assistant|>", true},
+        {"phi3-medium", SHORT_CHAT, "<|user|>\nU<|end|>\n<|assistant|>\n", true},
+        {"qwen3",
+         "[{\"role\":\"user\",\"content\":\"U\"},{\"role\":\"assistant\",\"content\":"
+         "\"<think>\\nhm\\n</think>\\n\\nA\"},{\"role\":\"user\",\"content\":\"V\"}]",
+         "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nV<|"
+         "im_end|>\n"
+         "<|im_start|>assistant\n",
+         true},
+        {"qwen3",
+         "[{\"role\":\"user\",\"content\":\"U\"},{\"role\":\"assistant\",\"content\":\"A\","
+         "\"reasoning_content\":\"\\nhm\\n\"}]",
+         "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>\nhm\n</"
+         "think>\n\nA<|im_end|>\n",
+         false},
+        {"qwen2.5",
+         "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"tool\",\"content\":\"1\"},"
+         "{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":\"2\"}]}]",
+         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n</tool_response>"
+         "\n<tool_response>\n2\n</tool_response><|im_end|>\n",
+         false},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct chat_template *t = NULL;
+        assert_ok(chat_template_parse("test", NULL, cases[i].name, NULL, NULL, &t));
+        assert_string_equal(chat_template_name(t), cases[i].name);
+        assert_contains(chat_template_names(), cases[i].name);
+        assert_chat(t, cases[i].messages, cases[i].prompt, cases[i].want);
+        chat_template_free(t);
+    }
+}
+
+static void chat_recognised(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *name, *want; // want: of SHORT_CHAT with the prompt
+    } cases[] = {
+        {"{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
+         "message['content'] + "
+         "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+         "'<|im_start|>assistant\\n' }}"
+         "{% endif %}",
+         "chatml", "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"},
+        {"{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
+         "'<|im_start|>system\\nYou are Bot.<|im_end|>\\n' }}{% endif %}{{\"<|im_start|>\" + "
+         "message['role'] + "
+         "'\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt "
+         "%}"
+         "{{ '<|im_start|>assistant\n' }}{% endif %}",
+         "chatml",
+         "<|im_start|>system\nYou are "
+         "Bot.<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"},
+        {"{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = "
+         "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | "
+         "trim + "
+         "'<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif "
+         "%}"
+         "{{ content }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}",
+         "llama3",
+         "<B><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+        {"{% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] "
+         "%}{% endif %}"
+         "{{ '<<SYS>>\\n' }}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{{ eos_token "
+         "}}",
+         "llama2", "<B>[INST] U [/INST]"},
+        {"{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}"
+         "{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}"
+         "{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
+         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif "
+         "%}",
+         "phi3.5", "<|user|>\nU<|end|>\n<|assistant|>\n"},
+    };
+    struct chat_template *t = NULL;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_ok(chat_template_parse("test", cases[i].text, NULL, "<B>", "<E>", &t));
+        assert_string_equal(chat_template_name(t), cases[i].name);
+        assert_chat(t, SHORT_CHAT, true, cases[i].want);
+        chat_template_free(t);
+        t = NULL;
+    }
+    assert_status(
+        chat_template_parse("F", "{{ 'USER: ' + messages[0].content }}", NULL, NULL, NULL, &t),
+        ST_UNSUPPORTED);
+    assert_message("--chat-template NAME");
+    assert_message("chatml");
+    assert_status(chat_template_parse("F", NULL, NULL, NULL, NULL, &t), ST_UNSUPPORTED);
+    assert_message("--chat-template NAME");
+    assert_status(chat_template_parse("F", NULL, "vicuna", NULL, NULL, &t), ST_INVALID);
+    assert_message("vicuna");
+    assert_null(t);
+}
+
+static void chat_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *messages, *message;
+        enum status status;
+    } cases[] = {
+        {"chatml", "{}", "messages is not a list", ST_INVALID},
+        {"chatml", "[]", "messages is empty", ST_INVALID},
+        {"chatml", "[5]", "messages[0]", ST_INVALID},
+        {"chatml", "[{\"content\":\"x\"}]", "messages[0].role", ST_INVALID},
+        {"chatml", "[{\"role\":\"user\"}]", "messages[0].content", ST_INVALID},
+        {"chatml", "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]",
+         "messages[0].content[0]", ST_INVALID},
+        {"chatml", "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"bot\",\"content\":\"x\"}]",
+         "messages[1].role is \"bot\"", ST_INVALID},
+        {"chatml", "[{\"role\":\"tool\",\"content\":\"x\"}]", "messages[0].role", ST_INVALID},
+        {"qwen2.5", "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[]}]", "tool_calls",
+         ST_UNSUPPORTED},
+        {"llama2", "[{\"role\":\"assistant\",\"content\":\"x\"}]", "alternate", ST_INVALID},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct chat_template *t = NULL;
+        struct bytes text = BYTES_INIT;
+        json_t *messages = json_of(cases[i].messages);
+        assert_ok(chat_template_parse("test", NULL, cases[i].name, NULL, NULL, &t));
+        assert_status(chat_template_render(t, messages, true, &text), cases[i].status);
+        assert_message(cases[i].message);
+        assert_int_equal(text.len, 0);
+        json_decref(messages);
+        chat_template_free(t);
+    }
+    // NUL bytes in a message are text like any other
+    struct chat_template *t = NULL;
+    struct bytes text = BYTES_INIT;
+    json_t *messages = json_of("[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]");
+    assert_ok(chat_template_parse("test", NULL, "chatml", NULL, NULL, &t));
+    assert_ok(chat_template_render(t, messages, false, &text));
+    assert_int_equal(text.len, strlen("<|im_start|>user\n") + 3 + strlen("<|im_end|>\n"));
+    bytes_release(&text);
+    json_decref(messages);
+    chat_template_free(t);
+}
+
+// ---- reference vectors
+// ---------------------------------------------------------------------------
+
+// The lines of a file as JSON; ends the list with NULL.
+static json_t *read_lines(const char *path)
+{
+    char *text = test_read(path);
+    json_t *list = json_array();
+    for (char *line = text; *line;) {
+        size_t len = strcspn(line, "\n");
+        json_t *value = NULL;
+        if (len > 0) {
+            assert_ok(json_parse(path, line, len, &value));
+            json_array_append_new(list, value);
+        }
+        line += len + (line[len] == '\n');
+    }
+    free(text);
+    assert_true(json_array_size(list) > 0);
+    return list;
+}
+
+static int32_t *read_ids(const json_t *list, int *ret_n)
+{
+    *ret_n = (int)json_array_size(list);
+    int32_t *ids = calloc((size_t)*ret_n + 1, sizeof(*ids));
+    assert_non_null(ids);
+    for (int i = 0; i < *ret_n; i++)
+        ids[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
+    return ids;
+}
+
+static struct tokenizer *load_data(const char *name, char ret_folder[PATH_MAX])
+{
+    struct tokenizer *t = NULL;
+    test_data_folder(name, ret_folder);
+    assert_ok(tokenizer_load(ret_folder, &t));
+    return t;
+}
+
+// One line of a vector file: ids of `text` (after `skip` of them), then each kind of decoded text.
+static void check_line(const struct tokenizer *t, const json_t *line, const char *ids_key, int skip,
+                       const char *decoded_key, const char *skipped_key)
+{
+    int n;
+    int32_t *ids = read_ids(json_object_get(line, ids_key), &n);
+    const json_t *text = json_object_get(line, "text");
+    assert_ids(t, json_string_value(text), json_string_length(text), false, ids + skip, n - skip);
+    const json_t *decoded = json_object_get(line, decoded_key),
+                 *skipped = json_object_get(line, skipped_key);
+    assert_text(t, ids, n, false, json_string_value(decoded), json_string_length(decoded));
+    if (skipped)
+        assert_text(t, ids, n, true, json_string_value(skipped), json_string_length(skipped));
+    free(ids);
+}
+
+static void check_file(const char *tokenizer, const char *vectors, const char *ids_key, int skip,
+                       const char *decoded_key, const char *skipped_key)
+{
+    char folder[PATH_MAX], path[PATH_MAX];
+    struct tokenizer *t = load_data(tokenizer, folder);
+    test_data_folder(vectors, path);
+    json_t *lines = read_lines(path);
+    for (size_t i = 0; i < json_array_size(lines); i++)
+        check_line(t, json_array_get(lines, i), ids_key, skip, decoded_key, skipped_key);
+    print_message("%s: %zu vectors equal\n", vectors, json_array_size(lines));
+    json_decref(lines);
+    tokenizer_free(t);
+}
+
+static void check_chat(const char *tokenizer, const char *vectors)
+{
+    char folder[PATH_MAX], path[PATH_MAX];
+    struct tokenizer *t = load_data(tokenizer, folder);
+    struct chat_template *template = NULL;
+    test_data_folder(vectors, path);
+    assert_ok(chat_template_find(folder, NULL, &template));
+    json_t *lines = read_lines(path);
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *line = json_array_get(lines, i), *text = json_object_get(line, "text");
+        struct bytes got = BYTES_INIT;
+        int n;
+        int32_t *ids = read_ids(json_object_get(line, "ids"), &n);
+        assert_ok(chat_template_render(template, json_object_get(line, "messages"),
+                                       json_is_true(json_object_get(line, "add_generation_prompt")),
+                                       &got));
+        assert_int_equal(got.len, json_string_length(text));
+        assert_memory_equal(got.data, json_string_value(text), got.len);
+        assert_ids(t, got.data, got.len, false, ids, n);
+        free(ids);
+        bytes_release(&got);
+    }
+    print_message("%s: %zu vectors equal\n", vectors, json_array_size(lines));
+    json_decref(lines);
+    chat_template_free(template);
+    tokenizer_free(t);
+}
+
+static void check_reference(const char *name)
+{
+    char vectors[200], chat[200];
+    snprintf(vectors, sizeof(vectors), "tokenizer-vectors/reference/%s.jsonl", name);
+    snprintf(chat, sizeof(chat), "tokenizer-vectors/reference/%s.chat.jsonl", name);
+    check_file(name, vectors, "ids", 0, "decoded", "-");
+    check_chat(name, chat);
+}
+
+static void reference_qwen(void **state)
+{
+    (void)state;
+    check_reference("qwen2.5-tokenizer");
+}
+
+static void reference_phi(void **state)
+{
+    (void)state;
+    check_reference("phi3-tokenizer");
+}
+
+static void reference_minimind(void **state)
+{
+    (void)state;
+    check_reference("minimind-tokenizer");
+}
+
+static void conformance(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tokenizer, *vectors;
+        int skip; // ids at the start that add_special put there
+    } files[] = {{"qwen2.5-tokenizer", "tokenizer-vectors/hf/qwen2.5.a.jsonl", 0},
+                 {"qwen2.5-tokenizer", "tokenizer-vectors/hf/qwen2.5.b.jsonl", 0},
+                 {"phi3-tokenizer", "tokenizer-vectors/hf/tinyllama.a.jsonl", 1},
+                 {"phi3-tokenizer", "tokenizer-vectors/hf/tinyllama.b.jsonl", 1}};
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+        check_file(files[i].tokenizer, files[i].vectors, "input_ids", files[i].skip,
+                   "decoded_with_special", "decoded_skip_special");
+}
+
+// The next case of a .inp file, cut off at its separator; its ids stand in one line of the .out
+// file.
+static void check_case(const struct tokenizer *t, const char *text, size_t len, const char *line)
+{
+    int32_t *want = calloc(strlen(line) + 1, sizeof(*want));
+    int n = 0;
+    assert_non_null(want);
+    for (char *end; *line && *line != '\n'; line = end) {
+        long id = strtol(line, &end, 10);
+        if (end == line) break;
+        want[n++] = (int32_t)id;
+    }
+    assert_ids(t, text, len, false, want, n);
+    free(want);
+}
+
+static void check_ggml(const char *tokenizer, const char *name)
+{
+    static const char separator[] = "\n__ggml_vocab_test__\n";
+    char folder[PATH_MAX], path[PATH_MAX], file[200];
+    struct tokenizer *t = load_data(tokenizer, folder);
+    snprintf(file, sizeof(file), "tokenizer-vectors/ggml/%s.inp", name);
+    test_data_folder(file, path);
+    char *inputs = test_read(path);
+    snprintf(file, sizeof(file), "tokenizer-vectors/ggml/%s.out", name);
+    test_data_folder(file, path);
+    char *outputs = test_read(path), *line = outputs;
+    int n = 0;
+    for (char *text = inputs, *end; (end = strstr(text, separator));
+         text = end + sizeof(separator) - 1) {
+        check_case(t, text, (size_t)(end - text), line);
+        line += strcspn(line, "\n");
+        line += *line == '\n';
+        n++;
+    }
+    assert_int_equal(n, 23);
+    print_message("%s: %d vectors equal\n", name, n);
+    free(inputs);
+    free(outputs);
+    tokenizer_free(t);
+}
+
+static void ggml(void **state)
+{
+    (void)state;
+    check_ggml("qwen2.5-tokenizer", "qwen2");
+    check_ggml("phi3-tokenizer", "phi-3");
+    check_ggml("phi3-tokenizer", "llama-spm");
+}
+
+static void qwen3_template(void **state)
+{
+    (void)state;
+    char folder[PATH_MAX];
+    struct chat_template *t = NULL;
+    test_data_folder("qwen3-tokenizer", folder);
+    assert_ok(chat_template_find(folder, NULL, &t));
+    assert_string_equal(chat_template_name(t), "qwen3");
+    assert_chat(t, SHORT_CHAT, true, "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n");
+    chat_template_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(byte_alphabet),
+        cmocka_unit_test(byte_level),
+        cmocka_unit_test(refused_text),
+        cmocka_unit_test(pretokenizers),
+        cmocka_unit_test(normalizers),
+        cmocka_unit_test(sentencepiece),
+        cmocka_unit_test(ignore_merges),
+        cmocka_unit_test(long_word),
+        cmocka_unit_test(threads),
+        cmocka_unit_test(malformed),
+        cmocka_unit_test(truncated),
+        cmocka_unit_test(chat_by_name),
+        cmocka_unit_test(chat_recognised),
+        cmocka_unit_test(chat_refused),
+        cmocka_unit_test(reference_qwen),
+        cmocka_unit_test(reference_phi),
+        cmocka_unit_test(reference_minimind),
+        cmocka_unit_test(conformance),
+        cmocka_unit_test(ggml),
+        cmocka_unit_test(qwen3_template),
+    };
+    return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
+}

@@ -1,0 +1,416 @@
+/* ipc-check.c: cw-ipc-check, which tells in a second whether a bridge is healthy, and why not.
+ *
+ * It attaches as a trainer does, one check a line, then proves that daemon and client see the same
+ * memory: through two words of the arena's canary, which no weight touches, and through a checksum
+ * of every tensor taken on both sides. It takes no lease and writes nothing but the one canary
+ * word. One thread. Checks go to standard output as they end, or with --json as one object at the
+ * end. */
+#include "bridge/attach.h"
+#include "bridge/http_client.h"
+#include "common/base/clock.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "kernels/ops.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define REQUEST_MS 10000 // the daemon answers at a step boundary, so at once unless it is stuck
+#define ATTEMPTS   5     // while a training run publishes
+#define RETRY_MS   20
+
+struct config {
+    const char *bridge;
+    bool json;
+};
+
+static const struct option_spec table[] = {
+    {.name = "bridge",
+     .type = OPTION_STRING,
+     .offset = offsetof(struct config, bridge),
+     .value_name = "PATH",
+     .help = "the bridge file (default: the first that is found)"},
+    {.name = "json",
+     .type = OPTION_FLAG,
+     .offset = offsetof(struct config, json),
+     .help = "print one JSON object"},
+    {0},
+};
+
+struct check {
+    bool json, failed;
+    json_t *checks, *facts; // facts: the object that --json prints
+    struct bridge *bridge;
+    struct http_client *http;
+};
+
+// ---- reporting ----------------------------------------------------------------------------------
+
+enum outcome { OUTCOME_OK, OUTCOME_FAIL, OUTCOME_SKIP };
+
+static void report(struct check *c, const char *name, enum outcome outcome, const char *detail)
+{
+    static const char *const words[] = {"ok", "FAIL", "skip"};
+    if (outcome == OUTCOME_FAIL) c->failed = true;
+    if (!c->json) printf("%-5s %-16s %s\n", words[outcome], name, detail);
+    json_array_append_new(c->checks, json_pack("{s:s, s:s, s:s}", "check", name, "result",
+                                               words[outcome], "detail", detail));
+}
+
+static void report_status(struct check *c, const char *name, enum status st)
+{
+    char detail[2200];
+    snprintf(detail, sizeof detail, "%s: %s", status_words(st), status_message());
+    report(c, name, OUTCOME_FAIL, detail);
+}
+
+static void on_step(void *context, const char *step, enum status st, const char *detail)
+{
+    struct check *c = context;
+    if (st == ST_OK)
+        report(c, step, OUTCOME_OK, detail);
+    else
+        report_status(c, step, st);
+}
+
+static void fact(const struct check *c, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void fact(const struct check *c, const char *name, const char *format, ...)
+{
+    if (c->json) return;
+    va_list arguments;
+    va_start(arguments, format);
+    printf("      %-16s ", name);
+    vprintf(format, arguments);
+    putchar('\n');
+    va_end(arguments);
+}
+
+// ---- the same memory ----------------------------------------------------------------------------
+
+// "0123456789abcdef" of the daemon's answers
+static enum status hex_word(const char *where, const json_t *value, uint64_t *ret)
+{
+    const char *text = json_string_value(value);
+    char *end = NULL;
+    uint64_t word = text ? strtoull(text, &end, 16) : 0;
+    if (!text || end == text || *end)
+        return status_fail(ST_FORMAT, "%s is not a hexadecimal word", where);
+    *ret = word;
+    return ST_OK;
+}
+
+// Writes a word into the canary, asks the daemon what it sees, and looks for the daemon's answer,
+// the word's complement, beside it.
+static enum status exchange_canary(struct check *c, bool *ret_seen, bool *ret_answered)
+{
+    struct device *dev = bridge_device(c->bridge);
+    const struct bridge_role *policy = &bridge_file_of(c->bridge)->roles[0];
+    char *canary = (char *)bridge_base(c->bridge, policy->role) + policy->canary_offset;
+    uint64_t word = 0, seen = 0, words[2] = {0, 0};
+    json_t *answer = NULL;
+    enum status st;
+    if (getrandom(&word, sizeof word, 0) != (ssize_t)sizeof word)
+        word = (uint64_t)clock_now_ns() * 0x9E3779B97F4A7C15u;
+    device_copy_in(dev, canary, &word, sizeof word);
+    CHECK(device_sync(dev));
+    CHECK(http_get_json(c->http, "/bridge/info?canary=1", REQUEST_MS, &answer));
+    CHECK(hex_word("/bridge/info: \"canary\"", json_object_get(answer, "canary"), &seen));
+    device_copy_out(dev, words, canary, sizeof words);
+    CHECK(device_sync(dev));
+    *ret_seen = seen == word;
+    *ret_answered = words[0] == word && words[1] == ~word;
+out:
+    json_decref(answer);
+    return st;
+}
+
+static void check_canary(struct check *c)
+{
+    bool seen = false, answered = false;
+    for (int i = 0; i < 3 && !(seen && answered);
+         i++) { // another checker may use it at this moment
+        enum status st = exchange_canary(c, &seen, &answered);
+        if (st != ST_OK) {
+            report_status(c, "canary", st);
+            return;
+        }
+    }
+    if (seen && answered)
+        report(c, "canary", OUTCOME_OK,
+               "the daemon read the word written here, and its answer was read back");
+    else
+        report(
+            c, "canary", OUTCOME_FAIL,
+            seen ? "the daemon reads what is written here, but its answer does not arrive: this is "
+                   "not the daemon's memory; start cw-infer-server again"
+                 : "the daemon does not see what is written here: the file's handle leads to other "
+                   "memory; start cw-infer-server again, which writes the file anew");
+}
+
+// ---- the same weights ---------------------------------------------------------------------------
+
+static int by_offset(const void *a, const void *b)
+{
+    const struct bridge_tensor *x = a, *y = b;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+struct sums { // of the policy's tensors in arena order
+    int n;
+    struct bridge_tensor *tensors;
+    uint64_t *offset, *bytes, *mine;
+};
+
+static enum status sums_init(struct sums *s, const struct bridge_role *role)
+{
+    s->n = role->n_tensors;
+    s->tensors = calloc((size_t)s->n, sizeof *s->tensors);
+    s->offset = calloc((size_t)s->n, sizeof *s->offset);
+    s->bytes = calloc((size_t)s->n, sizeof *s->bytes);
+    s->mine = calloc((size_t)s->n, sizeof *s->mine);
+    if (!s->tensors || !s->offset || !s->bytes || !s->mine)
+        return status_fail(ST_NO_MEMORY, "no memory for %d checksums", s->n);
+    memcpy(s->tensors, role->tensors, (size_t)s->n * sizeof *s->tensors);
+    qsort(s->tensors, (size_t)s->n, sizeof *s->tensors, by_offset);
+    for (int i = 0; i < s->n; i++) {
+        s->offset[i] = s->tensors[i].offset;
+        s->bytes[i] = s->tensors[i].bytes;
+    }
+    return ST_OK;
+}
+
+static void sums_release(struct sums *s)
+{
+    free(s->tensors);
+    free(s->offset);
+    free(s->bytes);
+    free(s->mine);
+}
+
+// One comparison. ret_version stays 0 where the weights changed meanwhile; ret_differs counts
+// tensors and ret_first is the first of them.
+static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_version,
+                                int *ret_differs, int *ret_first)
+{
+    struct device *dev = bridge_device(c->bridge);
+    struct control *control = bridge_control(c->bridge);
+    int64_t theirs = 0;
+    int differs = 0, first = -1;
+    json_t *answer = NULL;
+    enum status st;
+    uint64_t version = control_version(control);
+    if (version & 1) return ST_OK;
+    device_ops(dev)->checksum(dev, s->mine, bridge_base(c->bridge, "policy"), s->offset, s->bytes,
+                              s->n);
+    CHECK(device_sync(dev));
+    CHECK(http_get_json(c->http, "/bridge/info?checksums=1", REQUEST_MS, &answer));
+    CHECK(json_get_int("/bridge/info", answer, "weight_version", 0, INT64_MAX, &theirs));
+    if ((uint64_t)theirs != version || control_version(control) != version) goto out;
+    const json_t *sums = json_object_get(answer, "checksums");
+    if ((int)json_array_size(sums) != s->n) {
+        st = status_fail(ST_MISMATCH, "the daemon sums %zu tensors, the bridge file names %d",
+                         json_array_size(sums), s->n);
+        goto out;
+    }
+    for (int i = 0; i < s->n; i++) {
+        uint64_t sum = 0;
+        CHECK(hex_word("/bridge/info: \"checksums\"", json_array_get(sums, (size_t)i), &sum));
+        if (sum == s->mine[i]) continue;
+        if (differs++ == 0) first = i;
+    }
+    *ret_version = version;
+    *ret_differs = differs;
+    *ret_first = first;
+out:
+    json_decref(answer);
+    return st;
+}
+
+static void check_sums(struct check *c)
+{
+    struct sums s = {0};
+    char detail[512];
+    uint64_t version = 0;
+    int differs = 0, first = 0;
+    enum status st = sums_init(&s, &bridge_file_of(c->bridge)->roles[0]);
+    for (int i = 0; st == ST_OK && i < ATTEMPTS && version == 0; i++) {
+        if (i > 0) clock_sleep_ms(RETRY_MS);
+        st = compare_sums(c, &s, &version, &differs, &first);
+    }
+    if (st != ST_OK) {
+        report_status(c, "checksums", st);
+    } else if (version == 0) {
+        snprintf(detail, sizeof detail,
+                 "not compared: in %d attempts the weights changed each time (a run is publishing)",
+                 ATTEMPTS);
+        report(c, "checksums", OUTCOME_SKIP, detail);
+    } else if (differs > 0) {
+        snprintf(
+            detail, sizeof detail,
+            "mismatch: %d of %d tensors differ from the daemon's at version %" PRIu64
+            ", the first is %s: this is not the memory it serves from; start cw-infer-server again",
+            differs, s.n, version, s.tensors[first].name);
+        report(c, "checksums", OUTCOME_FAIL, detail);
+    } else {
+        snprintf(detail, sizeof detail, "%d tensors equal the daemon's at version %" PRIu64, s.n,
+                 version);
+        report(c, "checksums", OUTCOME_OK, detail);
+    }
+    sums_release(&s);
+}
+
+// ---- state --------------------------------------------------------------------------------------
+
+static const char *weights_words(const struct control_facts *f)
+{
+    if (f->torn) return "torn";
+    if (f->version & 1) return f->quiet_granted ? "being updated" : "being loaded by the daemon";
+    return "whole";
+}
+
+static void check_weights(struct check *c, const struct control_facts *f)
+{
+    char detail[768];
+    if (f->torn)
+        snprintf(detail, sizeof detail,
+                 "weights are torn: version %" PRIu64 " is odd and nobody is writing; the daemon "
+                 "restores them from %s, wait until its /health says ok or start it again",
+                 f->version, f->snapshot[0] ? f->snapshot : "its model folder");
+    else
+        snprintf(detail, sizeof detail, "version %" PRIu64 ", %s", f->version, weights_words(f));
+    report(c, "weights", f->torn ? OUTCOME_FAIL : OUTCOME_OK, detail);
+}
+
+static void add_facts(struct check *c, const struct control_facts *f)
+{
+    const struct bridge_file *file = bridge_file_of(c->bridge);
+    json_t *o = c->facts;
+    json_object_set_new(o, "bridge", json_string(file->path));
+    json_object_set_new(o, "socket", json_string(file->socket));
+    json_object_set_new(o, "device", json_string(file->device));
+    json_object_set_new(o, "device_uuid", json_string(file->device_uuid));
+    json_object_set_new(o, "weight_version", json_integer((json_int_t)f->version));
+    json_object_set_new(o, "weights", json_string(weights_words(f)));
+    json_object_set_new(o, "owner",
+                        json_pack("{s:i, s:b, s:f}", "pid", (int)f->owner_pid, "alive",
+                                  (int)f->owner_alive, "heartbeat_age_ms",
+                                  f->owner_heartbeat_age_ms));
+    json_object_set_new(o, "writer",
+                        f->writer_pid ? json_pack("{s:i, s:b, s:f}", "pid", (int)f->writer_pid,
+                                                  "alive", (int)f->writer_alive, "heartbeat_age_ms",
+                                                  f->writer_heartbeat_age_ms)
+                                      : json_null());
+    json_object_set_new(o, "publishes", json_integer((json_int_t)f->publishes));
+    json_object_set_new(o, "last_publish",
+                        f->publishes
+                            ? json_pack("{s:f, s:f, s:f}", "wait_ms", f->last_wait_ms, "write_ms",
+                                        f->last_write_ms, "pause_ms", f->last_pause_ms)
+                            : json_null());
+    json_object_set_new(o, "snapshot", json_string(f->snapshot));
+    json_t *roles = json_array();
+    for (int i = 0; i < file->n_roles; i++) {
+        const struct bridge_role *r = &file->roles[i];
+        json_array_append_new(roles,
+                              json_pack("{s:s, s:s, s:s, s:s, s:I, s:i, s:I}", "role", r->role,
+                                        "model", r->model, "kind", r->kind, "dtype",
+                                        dtype_name(r->dt), "bytes", (json_int_t)r->bytes, "tensors",
+                                        r->n_tensors, "parameters", (json_int_t)r->n_parameters));
+    }
+    json_object_set_new(o, "roles", roles);
+}
+
+static void print_facts(const struct check *c, const struct control_facts *f)
+{
+    const struct bridge_file *file = bridge_file_of(c->bridge);
+    fact(c, "owner", "pid %d, heartbeat %.0f ms ago, socket %s", (int)f->owner_pid,
+         f->owner_heartbeat_age_ms, file->socket);
+    if (f->writer_pid)
+        fact(c, "lease", "writer pid %d, heartbeat %.0f ms ago%s", (int)f->writer_pid,
+             f->writer_heartbeat_age_ms,
+             f->writer_alive ? "" : " (dead: the daemon takes the lease back)");
+    else
+        fact(c, "lease", "free");
+    if (f->publishes)
+        fact(c, "last publish",
+             "waited %.3f ms, wrote %.3f ms, generation paused %.3f ms; %" PRIu64 " so far",
+             f->last_wait_ms, f->last_write_ms, f->last_pause_ms, f->publishes);
+    else
+        fact(c, "last publish", "none yet");
+    if (f->snapshot[0]) fact(c, "snapshot", "%s", f->snapshot);
+    for (int i = 0; i < file->n_roles; i++) {
+        const struct bridge_role *r = &file->roles[i];
+        fact(c, r->role, "%.1f MiB, %d tensors, %lld parameters, %s, from %s",
+             (double)r->bytes / (1 << 20), r->n_tensors, (long long)r->n_parameters,
+             dtype_name(r->dt), r->model);
+    }
+}
+
+static void check_attached(struct check *c)
+{
+    struct control_facts facts;
+    control_facts(bridge_control(c->bridge), &facts);
+    check_weights(c, &facts);
+    enum status st = http_client_new(bridge_file_of(c->bridge)->socket, &c->http);
+    if (st == ST_OK) {
+        check_canary(c);
+        // Torn weights have no version to compare at.
+        if (!c->failed) check_sums(c);
+    } else {
+        report_status(c, "socket", st);
+    }
+    control_facts(bridge_control(c->bridge), &facts);
+    add_facts(c, &facts);
+    print_facts(c, &facts);
+}
+
+int main(int argc, char **argv)
+{
+    static const char usage[] =
+        "[BRIDGE] [--json]\n\n"
+        "Checks a bridge file and the daemon behind it: 0 healthy, 1 not, 2 wrong usage.\n"
+        "BRIDGE is looked for in $COMMONWEIGHT_BRIDGE, $LOGDIR/vllm_bridge_config.json, "
+        "./bridge.json,\n"
+        "$XDG_RUNTIME_DIR/commonweight/bridge.json and /run/commonweight/bridge.json.";
+    struct config config = {0};
+    struct option_set *options = NULL;
+    const char *positional = NULL;
+    log_open("cw-ipc-check", LOG_INFO);
+    switch (options_parse(table, "cw-ipc-check", usage, argc, argv, 1, &config, &positional,
+                          &options)) {
+    case OPTIONS_OK:
+        break;
+    case OPTIONS_DONE:
+        options_free(options);
+        return 0;
+    case OPTIONS_BAD:
+        log_error("%s", status_message());
+        return 2;
+    }
+    struct check c = {.json = config.json, .checks = json_array(), .facts = json_object()};
+    int64_t start = clock_now_ns();
+    if (bridge_attach_watched(positional ? positional : config.bridge, NULL, on_step, &c,
+                              &c.bridge) == ST_OK)
+        check_attached(&c);
+    double total_ms = clock_ms_since(start);
+    json_object_set_new(c.facts, "ok", json_boolean(!c.failed));
+    json_object_set(c.facts, "checks", c.checks);
+    json_object_set_new(c.facts, "total_ms", json_real(total_ms));
+    if (c.json) {
+        json_dumpf(c.facts, stdout, JSON_INDENT(2));
+        putchar('\n');
+    } else {
+        printf("%s in %.0f ms\n", c.failed ? "NOT healthy" : "healthy", total_ms);
+    }
+    bool failed = c.failed || fflush(stdout) != 0;
+    http_client_free(c.http);
+    bridge_detach(c.bridge);
+    json_decref(c.checks);
+    json_decref(c.facts);
+    options_free(options);
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,184 @@
+/* tokenize.c: cw-tokenize, a model folder's tokenizer over JSON lines: standard input to standard
+ * output, a line for a line. One thread. A bad line ends it, with the line's number. */
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "common/model/chat_template.h"
+#include "common/model/tokenizer.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct config {
+    const char *model, *chat_template;
+    bool chat, decode, add_special_tokens, skip_special_tokens;
+};
+
+#define FIELD(x) .offset = offsetof(struct config, x)
+static const struct option_spec options[] = {
+    {.name = "model",
+     .type = OPTION_STRING,
+     FIELD(model),
+     .value_name = "DIR",
+     .help = "Hugging Face folder with tokenizer.json"},
+    {.name = "chat",
+     .type = OPTION_FLAG,
+     FIELD(chat),
+     .help = "{\"messages\",\"add_generation_prompt\"} -> {\"text\",\"ids\"}"},
+    {.name = "decode", .type = OPTION_FLAG, FIELD(decode), .help = "{\"ids\"} -> {\"text\"}"},
+    {.name = "chat-template",
+     .type = OPTION_STRING,
+     FIELD(chat_template),
+     .value_name = "NAME",
+     .help = "family of chat template, instead of recognising the model's"},
+    {.name = "add-special-tokens",
+     .type = OPTION_FLAG,
+     FIELD(add_special_tokens),
+     .help = "put the tokens around a text that the model's post-processor names (Llama's <s>)"},
+    {.name = "skip-special-tokens",
+     .type = OPTION_FLAG,
+     FIELD(skip_special_tokens),
+     .help = "leave special tokens out of decoded text"},
+    {.name = NULL},
+};
+
+struct tool {
+    struct config config;
+    struct tokenizer *tokenizer;
+    struct chat_template *template;
+};
+
+static json_t *ids_to_json(const struct token_list *ids)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < ids->n; i++) json_array_append_new(list, json_integer(ids->ids[i]));
+    return list;
+}
+
+static json_t *text_to_json(const struct bytes *text)
+{
+    return json_stringn(bytes_text(text), text->len);
+}
+
+static enum status encode_line(const struct tool *t, const json_t *line, json_t *answer)
+{
+    const json_t *text = json_object_get(line, "text");
+    struct token_list ids = TOKEN_LIST_INIT;
+    if (!json_is_string(text)) return status_fail(ST_INVALID, "text is not a string");
+    enum status st = tokenizer_encode(t->tokenizer, json_string_value(text),
+                                      json_string_length(text), t->config.add_special_tokens, &ids);
+    if (st == ST_OK) json_object_set_new(answer, "ids", ids_to_json(&ids));
+    token_list_release(&ids);
+    return st;
+}
+
+static enum status chat_line(const struct tool *t, const json_t *line, json_t *answer)
+{
+    struct token_list ids = TOKEN_LIST_INIT;
+    struct bytes text = BYTES_INIT;
+    bool prompt = false;
+    enum status st;
+    CHECK(json_get_bool("line", line, "add_generation_prompt", &prompt));
+    CHECK(chat_template_render(t->template, json_object_get(line, "messages"), prompt, &text));
+    CHECK(tokenizer_encode(t->tokenizer, bytes_text(&text), text.len, t->config.add_special_tokens,
+                           &ids));
+    json_object_set_new(answer, "text", text_to_json(&text));
+    json_object_set_new(answer, "ids", ids_to_json(&ids));
+out:
+    token_list_release(&ids);
+    bytes_release(&text);
+    return st;
+}
+
+static enum status decode_line(const struct tool *t, const json_t *line, json_t *answer)
+{
+    const json_t *list = json_object_get(line, "ids");
+    struct token_list ids = TOKEN_LIST_INIT;
+    struct bytes text = BYTES_INIT;
+    enum status st = ST_OK;
+    if (!json_is_array(list)) return status_fail(ST_INVALID, "ids is not a list");
+    for (size_t i = 0; st == ST_OK && i < json_array_size(list); i++) {
+        const json_t *id = json_array_get(list, i);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+            json_integer_value(id) > INT32_MAX)
+            st = status_fail(ST_INVALID, "ids[%zu] is not a token id", i);
+        else if (!token_list_push(&ids, (int32_t)json_integer_value(id)))
+            st = status_fail(ST_NO_MEMORY, "out of memory for %zu ids", i);
+    }
+    if (st == ST_OK)
+        st = tokenizer_decode(t->tokenizer, ids.ids, ids.n, t->config.skip_special_tokens, &text);
+    if (st == ST_OK) json_object_set_new(answer, "text", text_to_json(&text));
+    token_list_release(&ids);
+    bytes_release(&text);
+    return st;
+}
+
+static enum status answer_line(const struct tool *t, const char *text, size_t len)
+{
+    json_t *line = NULL, *answer = json_object();
+    enum status st = answer ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory");
+    if (st == ST_OK) st = json_parse("JSON", text, len, &line);
+    if (st == ST_OK)
+        st = t->config.decode ? decode_line(t, line, answer)
+             : t->config.chat ? chat_line(t, line, answer)
+                              : encode_line(t, line, answer);
+    if (st == ST_OK && (json_dumpf(answer, stdout, JSON_COMPACT) != 0 || putchar('\n') == EOF))
+        st = status_fail(ST_IO, "cannot write to standard output");
+    json_decref(line);
+    json_decref(answer);
+    return st;
+}
+
+static bool is_blank(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (!strchr(" \t\r\n", text[i]) || !text[i]) return false;
+    return true;
+}
+
+static enum status answer_all(const struct tool *t)
+{
+    char *text = NULL;
+    size_t cap = 0;
+    enum status st = ST_OK;
+    ssize_t len;
+    for (long number = 1; st == ST_OK && (len = getline(&text, &cap, stdin)) >= 0; number++) {
+        if (is_blank(text, (size_t)len)) continue;
+        st = status_context(answer_line(t, text, (size_t)len), "line %ld", number);
+    }
+    if (st == ST_OK && ferror(stdin)) st = status_fail(ST_IO, "cannot read standard input");
+    if (fflush(stdout) != 0 && st == ST_OK)
+        st = status_fail(ST_IO, "cannot write to standard output");
+    free(text);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    struct tool t = {.config = {0}};
+    struct option_set *set = NULL;
+    log_open("cw-tokenize", LOG_INFO);
+    enum option_result result =
+        options_parse(options, "cw-tokenize", "--model DIR [--chat|--decode] < lines.jsonl", argc,
+                      argv, 0, &t.config, NULL, &set);
+    if (result == OPTIONS_DONE) return 0;
+    const char *wrong = result == OPTIONS_BAD ? status_message()
+                        : !t.config.model     ? "--model DIR is missing"
+                        : t.config.chat && t.config.decode
+                            ? "--chat and --decode exclude each other"
+                            : NULL;
+    if (wrong) {
+        log_error("%s", wrong);
+        options_free(set);
+        return 2;
+    }
+    enum status st = tokenizer_load(t.config.model, &t.tokenizer);
+    if (st == ST_OK && t.config.chat)
+        st = chat_template_find(t.config.model, t.config.chat_template, &t.template);
+    if (st == ST_OK) st = answer_all(&t);
+    if (st != ST_OK) log_error("%s", status_message());
+    chat_template_free(t.template);
+    tokenizer_free(t.tokenizer);
+    options_free(set);
+    return st == ST_OK ? 0 : 1;
+}

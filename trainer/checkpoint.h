@@ -1,0 +1,42 @@
+/* checkpoint.h: checkpoints/step-N/: a Hugging Face folder that any loader opens (config.json,
+ * model.safetensors, tokenizer and generation files), with the trainer's own state beside it
+ * (trainer_state.json, optimizer.safetensors). One thread.
+ *
+ * A folder is written under a temporary name, synced, and renamed: step-N is whole or not there.
+ * The link checkpoints/latest is swapped after it. A crash at any point leaves the one before. */
+#ifndef TRAINER_CHECKPOINT_H
+#define TRAINER_CHECKPOINT_H
+
+#include "common/model/weights.h"
+#include "trainer/optimizer.h"
+#include <jansson.h>
+
+// Writes a Hugging Face folder at `folder`, replacing one that is there. Tokenizer and generation
+// files are copied from source_folder (NULL: none). extra (may be NULL) adds files to the temporary
+// folder before it is renamed.
+enum status model_folder_write(const char *folder, struct device *dev,
+                               const struct weights *weights, enum dtype as,
+                               const char *source_folder,
+                               enum status (*extra)(void *context, const char *temporary),
+                               void *context);
+
+struct checkpoint {
+    int64_t step;       // steps done
+    int64_t data_index; // of the next example (data.h, data_order_at)
+    json_t *state;      // what trainer_state.json holds beyond these; borrowed on write
+};
+
+// RUN/checkpoints/step-N, then `latest`; keeps the newest `keep` (0: all). ret_folder: its absolute
+// path, the caller's to free; may be NULL.
+enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
+                             const struct weights *weights, struct optimizer *optimizer,
+                             const char *source_folder, int keep, char **ret_folder);
+// The folder that `latest` points to; NULL where there is none yet. The caller's to free.
+enum status checkpoint_latest(const char *run_folder, char **ret_folder);
+// trainer_state.json; ret->state is the caller's.
+enum status checkpoint_read(const char *folder, struct checkpoint *ret);
+// The optimizer's state of a checkpoint into a new optimizer. Its weights: weights_load().
+enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
+                                      struct optimizer *optimizer);
+
+#endif

@@ -1,0 +1,58 @@
+/* config.h: the options of `cw-trainer train`, and how those that are words or fractions resolve.
+ * Names and defaults are TRL's (GRPOConfig) where TRL has the option. */
+#ifndef TRAINER_CONFIG_H
+#define TRAINER_CONFIG_H
+
+#include "common/base/options.h"
+#include "trainer/advantage.h"
+#include "trainer/loss.h"
+#include "trainer/schedule.h"
+
+struct train_config {
+    const char *bridge, *data, *run_dir, *config;
+    bool resume;
+    // prompts
+    bool chat;
+    const char *chat_template, *system_prompt;
+    int64_t max_prompt_length;
+    // reward
+    const char *reward, *reward_weights;
+    double length_target;
+    // rollouts
+    int64_t prompts_per_step, num_generations, max_completion_length, top_k;
+    double temperature, top_p, min_p;
+    const char *stop;
+    bool ignore_eos;
+    // loss
+    const char *loss_type, *importance_sampling_level, *scale_rewards;
+    double epsilon, epsilon_high, beta;
+    int64_t num_iterations;
+    bool mask_truncated_completions;
+    // optimizer
+    double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
+    const char *lr_scheduler_type;
+    int64_t warmup_steps, max_steps;
+    double num_train_epochs;
+    int64_t seed;
+    // run
+    int64_t logging_steps, save_steps, save_total_limit;
+    bool log_completions;
+    const char *eval_data;
+    int64_t eval_steps, eval_limit;
+    // machine
+    int64_t token_budget, head_rows;
+    double quiet_timeout, rollout_timeout;
+};
+extern const struct option_spec train_options[];
+
+// What the words mean, checked together; options name themselves in errors (ST_INVALID).
+struct train_resolved {
+    struct loss_config loss;
+    enum advantage_scale scale;
+    struct schedule schedule; // total_steps filled by train_steps()
+};
+enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
+// Steps of the whole run over n examples: --max-steps, else --num-train-epochs.
+int64_t train_steps(const struct train_config *config, int n_examples);
+
+#endif

@@ -1,0 +1,72 @@
+/* data.h: a data set: JSONL, one example a line, held whole in memory. One thread.
+ *
+ * Each line is an object with
+ *   "prompt": text, or a list of chat messages   (else "messages": such a list; else "question":
+ * text) "answer": text or number                     (else "completion": text); may be missing
+ * Other keys are kept (`row`). In `sft`, messages that end on one of the assistant are prompt and
+ * completion in one. Every error names the file and the line. */
+#ifndef TRAINER_DATA_H
+#define TRAINER_DATA_H
+
+#include "common/model/tokenizer.h"
+#include <jansson.h>
+
+struct chat_template;
+
+struct example {
+    json_t *row;                      // owns the strings below
+    int line;                         // 1-based
+    const char *prompt;               // NULL where it is a list of messages
+    size_t prompt_len;                // bytes; a prompt may hold U+0000
+    const json_t *messages;           // NULL where it is text
+    const char *answer;               // NULL: none
+    const char *completion;           // of "completion", or else "answer"; NULL: none
+    char *number;                     // an answer given as a number, as text
+    struct token_list prompt_ids;     // after dataset_tokenize
+    struct token_list completion_ids; // after dataset_tokenize_completions
+};
+struct dataset {
+    char *path;
+    struct example *examples;
+    int n;
+    int max_prompt, max_completion; // tokens of the longest, after tokenising
+    uint64_t digest;                // of the content, to notice on resume that it changed
+};
+
+enum status dataset_load(const char *path, struct dataset **ret);
+// The same from a file's bytes; `where` names it in errors.
+enum status dataset_parse(const char *where, const char *text, size_t len, struct dataset **ret);
+void dataset_free(struct dataset *d);
+bool dataset_has_messages(const struct dataset *d); // at least one prompt is a chat
+
+struct prompt_format {
+    const struct tokenizer *tokenizer;
+    const struct chat_template *chat; // NULL: the model has none; messages are then refused
+    bool wrap;                        // text prompts become a user's message in that template
+    const char *system;               // system message put before such a prompt; NULL: none
+    int vocab_size;                   // of the model: an id beyond it is refused
+};
+// Fills prompt_ids. max_prompt > 0: examples with longer prompts are left out; ret_left_out counts
+// them. Leaving out all is an error.
+enum status dataset_tokenize(struct dataset *d, const struct prompt_format *format, int max_prompt,
+                             int *ret_left_out);
+// Fills completion_ids (the completion and what ends it: end_id, or the chat template's end of
+// turn) for supervised training. end_id -1: nothing.
+enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_format *format,
+                                         int end_id);
+// ST_INVALID naming the first example without an answer.
+enum status dataset_require_answers(const struct dataset *d);
+
+// The order in which examples are taken: epoch e is a permutation drawn from (seed, e), and epochs
+// follow each other without a gap, so the i-th example of a run is a function of (seed, i).
+struct data_order {
+    uint64_t seed;
+    int n;
+    int64_t epoch; // that `permutation` is of; -1: none yet
+    int *permutation;
+};
+enum status data_order_init(struct data_order *o, uint64_t seed, int n);
+void data_order_release(struct data_order *o);
+int data_order_at(struct data_order *o, int64_t i);
+
+#endif

@@ -1,0 +1,227 @@
+/* eval.c: `cw-trainer eval`, and the evaluation inside `train`. The main thread.
+ *
+ * Prompts go out in requests of EVAL_GROUPS, enough to fill the daemon's batch and few enough not
+ * to fill its queue while others use it.
+ */
+#include "trainer/eval.h"
+#include "bridge/bridge_file.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "common/model/config.h"
+#include "trainer/prompts.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define EVAL_GROUPS 64
+
+struct tally {
+    const struct reward *reward;
+    double reward_sum, correct, tokens, truncated;
+    uint64_t weight_version;
+};
+
+static void count(struct tally *t, const struct rollout *r)
+{
+    int accuracy = reward_accuracy_term(t->reward);
+    double terms[64];
+    for (int g = 0; g < r->n_groups; g++) {
+        const struct sample *s = &r->samples[g];
+        struct reward_input input = {s->text, r->examples[g]->answer, s->n, s->truncated,
+                                     s->telemetry};
+        t->reward_sum += reward_score(t->reward, &input, terms);
+        if (accuracy >= 0) t->correct += terms[accuracy];
+        t->tokens += s->n;
+        t->truncated += s->truncated;
+        if (s->n) t->weight_version = s->versions[s->n - 1];
+    }
+}
+
+enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
+                     const struct reward *reward, const struct sampling_options *sampling,
+                     struct eval_result *ret)
+{
+    struct tally tally = {.reward = reward};
+    int n = limit > 0 && limit < data->n ? limit : data->n;
+    int64_t start = clock_now_ns();
+    for (int i = 0; i < n; i += EVAL_GROUPS) {
+        const struct example *examples[EVAL_GROUPS];
+        int groups = n - i < EVAL_GROUPS ? n - i : EVAL_GROUPS;
+        struct rollout *r;
+        for (int g = 0; g < groups; g++) examples[g] = &data->examples[i + g];
+        enum status st = rollout_pull(source, examples, groups, 1, sampling, &r);
+        if (st != ST_OK) return status_context(st, "evaluation");
+        count(&tally, r);
+        rollout_free(r);
+    }
+    double accuracy = tally.correct / n;
+    *ret = (struct eval_result){
+        .n = n,
+        .reward = tally.reward_sum / n,
+        .accuracy = reward_accuracy_term(reward) >= 0 ? accuracy : -1,
+        .standard_error = sqrt(accuracy * (1 - accuracy) / n),
+        .mean_length = tally.tokens / n,
+        .truncated = tally.truncated / n,
+        .seconds = clock_ms_since(start) / 1e3,
+        .weight_version = tally.weight_version,
+    };
+    return ST_OK;
+}
+
+// ---- the command --------------------------------------------------------------------------------
+
+struct eval_config {
+    const char *bridge, *data, *config, *reward, *reward_weights, *chat_template, *system_prompt;
+    const char *stop;
+    bool chat, json;
+    double length_target, temperature, rollout_timeout;
+    int64_t max_prompt_length, max_completion_length, limit, seed;
+};
+
+#define AT(field) offsetof(struct eval_config, field)
+static const struct option_spec eval_options[] = {
+    {"bridge", OPTION_STRING, AT(bridge), NULL, "PATH",
+     "the daemon's bridge file (default: searched)", 0, 0, NULL},
+    {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts with answers, JSONL", 0, 0, NULL},
+    {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
+     NULL},
+    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...",
+     "terms of the score: exact, numeric, gsm8k, length, constant", 0, 0, NULL},
+    {"reward-weights", OPTION_STRING, AT(reward_weights), NULL, "W,...",
+     "their weights (default: 1)", 0, 0, NULL},
+    {"length-target", OPTION_DOUBLE, AT(length_target), "20", "CHARS", "of the reward \"length\"",
+     1, 1e9, NULL},
+    {"chat", OPTION_FLAG, AT(chat), NULL, NULL,
+     "put text prompts into the model's chat template, as a user's message", 0, 0, NULL},
+    {"chat-template", OPTION_STRING, AT(chat_template), NULL, "NAME",
+     "chat template to use instead of the model folder's", 0, 0, NULL},
+    {"system-prompt", OPTION_STRING, AT(system_prompt), NULL, "TEXT",
+     "system message before prompts put into the chat template", 0, 0, NULL},
+    {"max-prompt-length", OPTION_INT, AT(max_prompt_length), "0", "TOKENS",
+     "leave out longer prompts; 0: none", 0, 1e9, NULL},
+    {"max-completion-length", OPTION_INT, AT(max_completion_length), "256", "TOKENS",
+     "of one answer", 1, 1e7, NULL},
+    {"temperature", OPTION_DOUBLE, AT(temperature), "0", "T", "0: greedy", 0, 100, NULL},
+    {"stop", OPTION_STRING, AT(stop), NULL, "TEXT", "text that ends an answer", 0, 0, NULL},
+    {"seed", OPTION_INT, AT(seed), "42", "N", "of sampling, where it is not greedy", 0, 1e15, NULL},
+    {"limit", OPTION_INT, AT(limit), "0", "N", "first N prompts; 0: all", 0, 1e9, NULL},
+    {"rollout-timeout", OPTION_DOUBLE, AT(rollout_timeout), "1800", "SECONDS",
+     "longest wait for one request", 0.1, 1e6, NULL},
+    {"json", OPTION_FLAG, AT(json), NULL, NULL, "print the result as a JSON object", 0, 0, NULL},
+    {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
+};
+
+static void print_result(const struct eval_config *config, const struct eval_result *r)
+{
+    if (config->json) {
+        json_t *json =
+            json_pack("{s:i, s:f, s:f, s:f, s:f, s:I}", "n", r->n, "reward", r->reward,
+                      "mean_length", r->mean_length, "truncated", r->truncated, "seconds",
+                      r->seconds, "weight_version", (json_int_t)r->weight_version);
+        if (json && r->accuracy >= 0) {
+            json_object_set_new(json, "accuracy", json_real(r->accuracy));
+            json_object_set_new(json, "standard_error", json_real(r->standard_error));
+        }
+        char *text = json ? json_dumps(json, JSON_REAL_PRECISION(9)) : NULL;
+        if (text) puts(text);
+        free(text);
+        json_decref(json);
+        return;
+    }
+    if (r->accuracy >= 0)
+        printf("accuracy %.2f%% +- %.2f%% (standard error), ", 100 * r->accuracy,
+               100 * r->standard_error);
+    printf("reward %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, %.1f s, weight version "
+           "%" PRIu64 "\n",
+           r->reward, r->n, r->mean_length, 100 * r->truncated, r->seconds, r->weight_version);
+}
+
+static enum status run_eval(const struct eval_config *config, const struct reward *reward)
+{
+    enum status st;
+    char path[512];
+    int left_out;
+    struct bridge_file *file = NULL;
+    struct control *control = NULL;
+    struct http_client *http = NULL;
+    struct model_config *model = NULL;
+    struct dataset *data = NULL;
+    struct eval_result result;
+    CHECK(bridge_find(config->bridge, path, sizeof path));
+    CHECK(bridge_file_read(path, &file));
+    CHECK(bridge_file_check(file));
+    CHECK(control_open(file->control_page, file->roles[0].layout_hash, &control));
+    CHECK(http_client_new(file->socket, &http));
+    CHECK(model_config_load(file->roles[0].model, &model));
+    struct prompt_options options = {
+        .chat = config->chat,
+        .chat_template = config->chat_template,
+        .system_prompt = config->system_prompt,
+        .max_prompt_length = (int)config->max_prompt_length,
+    };
+    CHECK(prompts_load(config->data, file->roles[0].model, model->vocab_size, &options, &data,
+                       &left_out));
+    if (left_out) log_warn("%d prompts are longer than --max-prompt-length and left out", left_out);
+    if (reward_needs_answer(reward)) CHECK(dataset_require_answers(data));
+    struct rollout_source source = {
+        .http = http,
+        .control = control,
+        .vocab_size = model->vocab_size,
+        .timeout_ms = (int)(config->rollout_timeout * 1e3),
+        .idle_timeout_ms = (int)(config->rollout_timeout * 1e3),
+    };
+    struct sampling_options sampling = {
+        .temperature = config->temperature,
+        .top_p = 1,
+        .max_tokens = (int)config->max_completion_length,
+        .seed = (uint64_t)config->seed,
+        .stop = config->stop,
+    };
+    CHECK(evaluate(&source, data, (int)config->limit, reward, &sampling, &result));
+    print_result(config, &result);
+out:
+    dataset_free(data);
+    model_config_free(model);
+    http_client_free(http);
+    control_free(control);
+    bridge_file_free(file);
+    return st;
+}
+
+int eval_main(int argc, char **argv)
+{
+    struct eval_config config = {0};
+    struct option_set *set = NULL;
+    struct reward *reward = NULL;
+    log_open("cw-trainer", LOG_INFO);
+    switch (options_parse(eval_options, "cw-trainer eval",
+                          "--data FILE.jsonl --reward NAME [options]\n\n"
+                          "Answers held-out prompts through the daemon and scores them.",
+                          argc, argv, 0, &config, NULL, &set)) {
+    case OPTIONS_DONE:
+        return 0;
+    case OPTIONS_BAD:
+        log_error("%s", status_message());
+        return 2;
+    case OPTIONS_OK:
+        break;
+    }
+    int exit_status = 0;
+    if (!config.data) {
+        log_error("--data is missing: a JSONL file of prompts");
+        exit_status = 2;
+    } else if (reward_new(config.reward, config.reward_weights, config.length_target, &reward) !=
+               ST_OK) {
+        log_error("%s", status_message());
+        exit_status = 2;
+    } else if (run_eval(&config, reward) != ST_OK) {
+        log_error("%s", status_message());
+        exit_status = 1;
+    }
+    reward_free(reward);
+    options_free(set);
+    return exit_status;
+}

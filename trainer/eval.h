@@ -1,0 +1,24 @@
+/* eval.h: greedy answers to held-out prompts, through the daemon, and their score. Takes no lease
+ * and writes nothing: it runs beside a training run. One thread. */
+#ifndef TRAINER_EVAL_H
+#define TRAINER_EVAL_H
+
+#include "trainer/reward.h"
+#include "trainer/rollout.h"
+
+struct eval_result {
+    int n;                           // prompts
+    double reward;                   // mean
+    double accuracy, standard_error; // of the reward's first 0/1 term; accuracy -1: it has none
+    double mean_length, truncated;   // tokens; share
+    double seconds;
+    uint64_t weight_version; // of the last token
+};
+// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy.
+enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
+                     const struct reward *reward, const struct sampling_options *sampling,
+                     struct eval_result *ret);
+
+int eval_main(int argc, char **argv); // cw-trainer eval: exit status
+
+#endif

@@ -1,0 +1,67 @@
+/* learner.h: the computing half of training: everything between a step's packed sequences and its
+ * gradients, and the optimizer that uses them. Knows nothing of rewards, daemon or bridge: GRPO
+ * (update.h) and supervised training (sft.h) both drive it. One thread. */
+#ifndef TRAINER_LEARNER_H
+#define TRAINER_LEARNER_H
+
+#include "trainer/backward.h"
+#include "trainer/optimizer.h"
+#include "trainer/packing.h"
+
+struct learner;
+struct learner_config {
+    struct optimizer_config optimizer;
+    float temperature; // log-probabilities are of logits / temperature
+    int token_budget;  // rows of a micro-batch, at most
+    int head_rows;     // rows whose logits exist at one time
+    int max_seqs;      // prompts and completions of a step
+    int max_context;   // longest prompt with its completion
+};
+
+// Where the device memory goes, in bytes. What is shared costs the trainer nothing.
+struct memory_plan {
+    size_t weights_shared; // in the daemon's arena (or sft's own)
+    size_t residual, moments, gradients;
+    size_t activations; // tape
+    size_t workspace;   // forward scratch and backward pass
+    size_t reference;   // frozen copy for the KL term
+    size_t total;       // of what this process takes, from residual on
+    size_t free;        // on the device before any of it was taken
+};
+
+// policy: bound. reference_folder: a model folder whose weights stay frozen beside the policy's;
+// NULL: no KL term. Takes no large memory yet: learner_memory() tells what learner_prepare() will
+// take.
+enum status learner_new(struct device *dev, const struct model_config *config,
+                        const struct weights *policy, const char *reference_folder,
+                        const struct learner_config *options, struct learner **ret);
+void learner_free(struct learner *l);
+void learner_memory(const struct learner *l, struct memory_plan *ret);
+// Takes all memory, once, and loads the reference. ST_NO_MEMORY, with the figures and the option
+// that helps most, where it does not fit.
+enum status learner_prepare(struct learner *l);
+
+// What the passes over one micro-batch gave, for its targets in the order of mb->first.
+struct learner_rows {
+    const struct micro_batch *mb;
+    const float *logprobs, *entropy;
+    const float *ref_logprobs; // NULL without a reference
+};
+// Fills d loss / d logprob of each target.
+typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
+                                float *ret_dlogprobs);
+
+// Clears the gradients, then for every micro-batch: forward, log-probabilities, loss(), backward.
+enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
+                              learner_loss_fn loss, void *context);
+// Norm of these gradients, and the clipping factor from it (optimizer_prepare). Waits. A norm that
+// is not finite is ST_INVALID: the step must be skipped, nothing was changed.
+enum status learner_clip(struct learner *l, double *ret_norm);
+// Forward and loss() only; ret_dlogprobs is given but unused.
+enum status learner_evaluate(struct learner *l, const struct pack_group *groups, int n_groups,
+                             learner_loss_fn loss, void *context);
+// One AdamW step with the clipped gradients; enqueues only.
+enum status learner_apply(struct learner *l, double lr);
+struct optimizer *learner_optimizer(struct learner *l);
+
+#endif

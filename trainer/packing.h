@@ -1,0 +1,51 @@
+/* packing.h: cuts a step's samples into micro-batches of at most token_budget rows, without
+ * padding: a group's prompt once, its completions after it with the prompt as their shared prefix.
+ * One thread.
+ *
+ * A completion of n tokens has n targets but only n - 1 rows: its first token is predicted by the
+ * prompt's last row, and its last token predicts nothing that counts. */
+#ifndef TRAINER_PACKING_H
+#define TRAINER_PACKING_H
+
+#include "common/model/batch.h"
+
+struct pack_completion {
+    const int32_t *ids; // (n) borrowed
+    int n;              // may be 0: nothing to learn from it
+};
+struct pack_group {
+    const int32_t *prompt; // (n_prompt) borrowed; n_prompt >= 1
+    int n_prompt;
+    const struct pack_completion *completions; // (n) borrowed
+    int n;
+};
+
+struct pack_part { // consecutive completions of one group
+    int group, first, n;
+};
+struct micro_batch {
+    int n_parts;
+    struct pack_part *parts;
+    int n_seqs;   // completions, those without tokens included
+    int *sample;  // (n_seqs) number of each over all groups, in their order
+    int *first;   // (n_seqs + 1) where its targets start
+    int n_tokens; // rows
+};
+struct packing {
+    int n;
+    struct micro_batch *batches;
+    long n_tokens;                         // rows of all of them: what the forward passes compute
+    int max_tokens, max_targets, max_seqs; // largest of any (max_seqs: prompts + completions)
+};
+
+// A prompt with one completion that is over the budget is ST_INVALID and names --token-budget.
+enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
+                        struct packing **ret);
+void packing_free(struct packing *p);
+
+// Puts a micro-batch into an empty `batch` (not yet committed) and its targets, first[n_seqs] of
+// them, into ret_targets; row i of the batch's wanted rows predicts target i.
+enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups,
+                         struct batch *batch, int32_t *ret_targets);
+
+#endif

@@ -1,0 +1,76 @@
+/* run.h: one training run: everything `cw-trainer train` has open, and what it writes down. Private
+ * to train.c and the run_*.c files. One thread, the main one. */
+#ifndef TRAINER_RUN_H
+#define TRAINER_RUN_H
+
+#include "bridge/attach.h"
+#include "trainer/checkpoint.h"
+#include "trainer/config.h"
+#include "trainer/eval.h"
+#include "trainer/learner.h"
+#include "trainer/reward.h"
+#include "trainer/runlog.h"
+#include "trainer/stop.h"
+#include "trainer/update.h"
+
+struct run {
+    const struct train_config *config;
+    struct train_resolved resolved;
+    char folder[512];
+    // the policy
+    struct bridge *bridge;
+    const char *model_folder; // the bridge file's
+    struct model_config *model;
+    struct weights *policy; // bound to the shared arena
+    struct http_client *http;
+    struct rollout_source source;
+    struct learner *learner;
+    // the task
+    struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
+    struct data_order order;
+    struct reward *reward;
+    // the state
+    struct runlog *log;
+    struct stop *stop;
+    int64_t step, total_steps; // step: done
+    int64_t data_index;        // of the next example
+    int64_t saved_step;        // of the last checkpoint; -1: none
+    int64_t skipped;           // updates whose gradient was not finite
+    int skipped_in_a_row;      // steps
+};
+
+struct scores { // of a rollout's samples
+    int n, n_terms;
+    double *rewards;   // (n)
+    double *terms;     // (n_terms, n)
+    float *advantages; // (n)
+    struct advantage_stats stats;
+};
+
+// run_open.c: config, resolved and reward are set. Attaches to the daemon, reads the data, prints
+// the memory plan, takes the memory, takes the writer's lease, and goes on from a checkpoint where
+// one is there and wanted. run_close() takes half-opened runs too.
+enum status run_open(struct run *run);
+void run_close(struct run *run);
+
+// run_checkpoint.c: a checkpoint of the present step, unless there is one; it becomes the snapshot
+// that the daemon restores should this process die in the middle of an update.
+enum status run_save(struct run *run);
+// Writes a checkpoint's weights into the shared arena under the publish protocol and takes over its
+// step.
+enum status run_resume(struct run *run, const char *folder);
+
+// run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
+json_t *run_metrics(const struct run *run, const struct rollout *rollout,
+                    const struct scores *scores, const struct update_stats *update, double lr,
+                    double train_s, double step_s);
+double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
+// Evaluates on held-out prompts; adds the result to `metrics` and says it.
+enum status run_evaluate(struct run *run, json_t *metrics);
+// rollouts/step-N.jsonl
+enum status run_log_rollout(struct run *run, const struct rollout *rollout,
+                            const struct scores *scores);
+// What sampling of the present step is asked for.
+struct sampling_options run_sampling(const struct run *run);
+
+#endif

@@ -1,0 +1,91 @@
+/* run_checkpoint.c: saving a run and taking it up again. The main thread.
+ *
+ * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
+ * the seed, and a digest of the data. Taking it up with another data set or seed would silently be
+ * another run, and is refused.
+ */
+#include "common/base/log.h"
+#include "trainer/run.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum status run_save(struct run *run)
+{
+    enum status st = ST_OK;
+    char *folder = NULL;
+    if (run->saved_step == run->step) return ST_OK;
+    struct checkpoint c = {.step = run->step, .data_index = run->data_index};
+    // The digest goes as text: JSON numbers do not hold 64 bits everywhere.
+    char digest[24];
+    snprintf(digest, sizeof digest, "%016" PRIx64, run->data->digest);
+    c.state = json_pack("{s:I, s:s, s:I, s:s}", "seed", (json_int_t)run->config->seed,
+                        "data_digest", digest, "skipped_updates", (json_int_t)run->skipped,
+                        "version", COMMONWEIGHT_VERSION);
+    if (!c.state) return status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
+    CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), run->policy,
+                           learner_optimizer(run->learner), run->model_folder,
+                           (int)run->config->save_total_limit, &folder));
+    run->saved_step = run->step;
+    // What the daemon restores should this process die in the middle of an update.
+    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
+out:
+    json_decref(c.state);
+    free(folder);
+    return status_context(st, "checkpoint of step %" PRId64, run->step);
+}
+
+struct restore {
+    struct run *run;
+    const char *folder;
+};
+
+static enum status load_weights(void *context)
+{
+    struct restore *r = context;
+    return weights_load(r->run->policy, bridge_device(r->run->bridge), r->folder);
+}
+
+static enum status check_same_run(const struct run *run, const char *folder,
+                                  const struct checkpoint *c)
+{
+    char digest[24];
+    snprintf(digest, sizeof digest, "%016" PRIx64, run->data->digest);
+    const char *old_digest = json_string_value(json_object_get(c->state, "data_digest"));
+    if (!old_digest || strcmp(digest, old_digest) != 0)
+        return status_fail(ST_MISMATCH,
+                           "%s was made with another content of %s; take that one or another "
+                           "--run-dir",
+                           folder, run->data->path);
+    json_int_t seed = json_integer_value(json_object_get(c->state, "seed"));
+    if (seed != run->config->seed)
+        return status_fail(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder,
+                           seed);
+    return ST_OK;
+}
+
+enum status run_resume(struct run *run, const char *folder)
+{
+    enum status st;
+    struct checkpoint c = {0};
+    struct restore restore = {run, folder};
+    struct publish_times times;
+    CHECK(checkpoint_read(folder, &c));
+    CHECK(check_same_run(run, folder, &c));
+    CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
+    pthread_mutex_lock(stop_publish_lock(run->stop));
+    st = bridge_publish(run->bridge, (int64_t)(run->config->quiet_timeout * 1e3), load_weights,
+                        &restore, &times);
+    pthread_mutex_unlock(stop_publish_lock(run->stop));
+    if (st != ST_OK) goto out;
+    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
+    run->step = run->saved_step = c.step;
+    run->data_index = c.data_index;
+    run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
+    log_info("resumed at step %" PRId64 " from %s", run->step, folder);
+out:
+    json_decref(c.state);
+    return status_context(st, "resuming");
+}

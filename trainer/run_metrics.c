@@ -1,0 +1,163 @@
+/* run_metrics.c: what a run measures of itself: the line of metrics.jsonl, evaluations, sampled
+ * text. The main thread. Keys are TRL's where TRL logs the same.
+ */
+#include "common/base/log.h"
+#include "common/base/rng.h"
+#include "trainer/run.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#define ROLLOUT_STREAM ((uint64_t)1 << 32) // apart from the data order's streams, which are epochs
+
+struct sampling_options run_sampling(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    struct rng rng;
+    rng_init(&rng, (uint64_t)c->seed, ROLLOUT_STREAM + (uint64_t)run->step);
+    return (struct sampling_options){
+        .temperature = c->temperature,
+        .top_p = c->top_p,
+        .min_p = c->min_p,
+        .top_k = (int)c->top_k,
+        .max_tokens = (int)c->max_completion_length,
+        .seed = rng_u64(&rng) >> 1,
+        .ignore_eos = c->ignore_eos,
+        .stop = c->stop,
+    };
+}
+
+double run_accuracy(const struct run *run, const struct scores *s)
+{
+    double mean;
+    int term = reward_accuracy_term(run->reward);
+    if (term < 0) return -1;
+    mean_std(s->terms + (size_t)term * (size_t)s->n, s->n, &mean, NULL);
+    return mean;
+}
+
+static void put(json_t *metrics, const char *key, double value)
+{
+    // JSON has no infinity: such a value is null
+    json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
+}
+
+static void put_lengths(json_t *metrics, const struct rollout *r)
+{
+    int n = r->n_groups * r->n_per_group, truncated = 0;
+    int shortest = r->samples[0].n, longest = 0;
+    for (int i = 0; i < n; i++) {
+        const struct sample *s = &r->samples[i];
+        if (s->n < shortest) shortest = s->n;
+        if (s->n > longest) longest = s->n;
+        truncated += s->truncated;
+    }
+    put(metrics, "completions/mean_length", (double)r->n_tokens / n);
+    put(metrics, "completions/min_length", shortest);
+    put(metrics, "completions/max_length", longest);
+    put(metrics, "completions/clipped_ratio", (double)truncated / n);
+}
+
+static void put_rewards(json_t *metrics, const struct run *run, const struct scores *s)
+{
+    put(metrics, "reward", s->stats.reward_mean);
+    put(metrics, "reward_std", s->stats.reward_std);
+    put(metrics, "frac_reward_zero_std", s->stats.frac_zero_std);
+    put(metrics, "advantage_mean", s->stats.mean);
+    put(metrics, "advantage_std", s->stats.std);
+    for (int k = 0; k < s->n_terms; k++) {
+        char key[64];
+        double mean, std;
+        mean_std(s->terms + (size_t)k * (size_t)s->n, s->n, &mean, &std);
+        snprintf(key, sizeof key, "rewards/%s/mean", reward_term_name(run->reward, k));
+        put(metrics, key, mean);
+        snprintf(key, sizeof key, "rewards/%s/std", reward_term_name(run->reward, k));
+        put(metrics, key, std);
+    }
+    if (run_accuracy(run, s) >= 0) put(metrics, "accuracy", run_accuracy(run, s));
+}
+
+static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u,
+                       double lr)
+{
+    put(metrics, "loss", u->loss);
+    if (run->config->beta > 0) put(metrics, "kl", u->kl);
+    put(metrics, "entropy", u->entropy);
+    put(metrics, "clip_ratio/low_mean", u->clip_low);
+    put(metrics, "clip_ratio/high_mean", u->clip_high);
+    put(metrics, "importance_ratio/mean", u->ratio_mean);
+    put(metrics, "importance_ratio/min", u->ratio_min);
+    put(metrics, "importance_ratio/max", u->ratio_max);
+    put(metrics, "grad_norm", u->grad_norm);
+    put(metrics, "learning_rate", lr);
+    put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
+    put(metrics, "sampler_mismatch/max", u->mismatch_max);
+    put(metrics, "sampler_mismatch/k3", u->mismatch_k3);
+    json_object_set_new(metrics, "skipped_updates", json_integer(run->skipped));
+    json_object_set_new(metrics, "weight_version",
+                        json_integer((json_int_t)control_version(bridge_control(run->bridge))));
+    put(metrics, "publish/wait_ms", u->publish.wait_ms);
+    put(metrics, "publish/write_ms", u->publish.write_ms);
+    put(metrics, "publish/total_ms", u->publish.total_ms);
+}
+
+json_t *run_metrics(const struct run *run, const struct rollout *rollout,
+                    const struct scores *scores, const struct update_stats *update, double lr,
+                    double train_s, double step_s)
+{
+    json_t *metrics = json_object();
+    if (!metrics) return NULL;
+    json_object_set_new(metrics, "step", json_integer(run->step));
+    put(metrics, "epoch", (double)run->data_index / run->data->n);
+    put_rewards(metrics, run, scores);
+    put_lengths(metrics, rollout);
+    put_update(metrics, run, update, lr);
+    put(metrics, "rollout_s", rollout->seconds);
+    put(metrics, "train_s", train_s);
+    put(metrics, "step_s", step_s);
+    put(metrics, "tokens_per_s", (double)rollout->n_tokens / step_s);
+    return metrics;
+}
+
+enum status run_evaluate(struct run *run, json_t *metrics)
+{
+    struct sampling_options sampling = run_sampling(run);
+    struct eval_result r;
+    sampling.temperature = 0;
+    enum status st = evaluate(&run->source, run->eval_data, (int)run->config->eval_limit,
+                              run->reward, &sampling, &r);
+    if (st != ST_OK) return st;
+    put(metrics, "eval/reward", r.reward);
+    put(metrics, "eval/mean_length", r.mean_length);
+    if (r.accuracy >= 0) {
+        put(metrics, "eval/accuracy", r.accuracy);
+        put(metrics, "eval/standard_error", r.standard_error);
+    }
+    log_progress_end();
+    if (r.accuracy >= 0)
+        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts", run->step,
+                 100 * r.accuracy, 100 * r.standard_error, r.n);
+    else
+        log_info("step %" PRId64 ": held-out reward %.4f on %d prompts", run->step, r.reward, r.n);
+    return ST_OK;
+}
+
+enum status run_log_rollout(struct run *run, const struct rollout *r, const struct scores *s)
+{
+    json_t *samples = json_array();
+    for (int i = 0; samples && i < s->n; i++) {
+        const struct sample *sample = &r->samples[i];
+        const struct example *e = r->examples[i / r->n_per_group];
+        json_array_append_new(
+            samples,
+            json_pack("{s:i, s:i, s:s*, s:s, s:f, s:f, s:i, s:b, s:O*}", "line", e->line, "sample",
+                      i % r->n_per_group, "answer", e->answer, "completion", sample->text, "reward",
+                      s->rewards[i], "advantage", (double)s->advantages[i], "tokens", sample->n,
+                      "truncated", sample->truncated, "telemetry", sample->telemetry));
+    }
+    enum status st = samples ? runlog_rollouts(run->log, run->step, samples)
+                             : status_fail(ST_NO_MEMORY, "no memory to log rollouts");
+    json_decref(samples);
+    return st;
+}

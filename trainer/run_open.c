@@ -1,0 +1,211 @@
+/* run_open.c: opens what a training run needs, in the order in which it can be refused cheaply: the
+ * bridge, the data, the run folder, the memory, the lease. The main thread.
+ */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "trainer/prompts.h"
+#include "trainer/run.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static enum status open_policy(struct run *run)
+{
+    enum status st;
+    char hash[65];
+    CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "policy");
+    if (!role) {
+        st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
+        goto out;
+    }
+    run->model_folder = role->model;
+    CHECK(model_config_load(role->model, &run->model));
+    CHECK(weights_plan(run->model, role->dt, &run->policy));
+    weights_layout_hash(run->policy, hash);
+    if (strcmp(hash, role->layout_hash) != 0 || run->policy->bytes > role->bytes) {
+        st = status_fail(ST_MISMATCH,
+                         "%s: the daemon's layout of the weights differs from what %s gives here; "
+                         "daemon and trainer must be of one version, and the folder unchanged",
+                         file->path, role->model);
+        goto out;
+    }
+    weights_bind(run->policy, bridge_base(run->bridge, "policy"));
+    CHECK(http_client_new(file->socket, &run->http));
+    run->source = (struct rollout_source){
+        .http = run->http,
+        .control = bridge_control(run->bridge),
+        .vocab_size = run->model->vocab_size,
+        .timeout_ms = (int)(run->config->rollout_timeout * 1e3),
+        .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
+    };
+out:
+    return st;
+}
+
+static enum status open_data(struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    int left_out;
+    struct prompt_options options = {
+        .chat = c->chat,
+        .chat_template = c->chat_template,
+        .system_prompt = c->system_prompt,
+        .max_prompt_length = (int)c->max_prompt_length,
+    };
+    CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
+                       &left_out));
+    if (left_out)
+        log_warn("%s: %d prompts are longer than --max-prompt-length and left out", c->data,
+                 left_out);
+    if (reward_needs_answer(run->reward)) CHECK(dataset_require_answers(run->data));
+    CHECK(data_order_init(&run->order, (uint64_t)c->seed, run->data->n));
+    if (c->eval_data) {
+        CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
+                           &run->eval_data, &left_out));
+        if (reward_needs_answer(run->reward)) CHECK(dataset_require_answers(run->eval_data));
+    }
+    int64_t longest = run->data->max_prompt + c->max_completion_length;
+    if (longest > run->model->max_positions)
+        st =
+            status_fail(ST_INVALID,
+                        "the longest prompt (%d tokens) and --max-completion-length %" PRId64
+                        " are over the model's context of %d; lower it or --max-prompt-length",
+                        run->data->max_prompt, c->max_completion_length, run->model->max_positions);
+out:
+    return st;
+}
+
+static void print_memory(const struct run *run)
+{
+    struct memory_plan plan;
+    double mib = 1.0 / (1024 * 1024);
+    learner_memory(run->learner, &plan);
+    log_info("memory on %s (MiB): weights %.1f shared with the daemon (0 extra), residual %.1f, "
+             "moments %.1f, gradients %.1f, activations %.1f, workspace %.1f, reference %.1f; "
+             "total %.1f of %.1f free",
+             device_spec(bridge_device(run->bridge)), (double)plan.weights_shared * mib,
+             (double)plan.residual * mib, (double)plan.moments * mib, (double)plan.gradients * mib,
+             (double)plan.activations * mib, (double)plan.workspace * mib,
+             (double)plan.reference * mib, (double)plan.total * mib, (double)plan.free * mib);
+}
+
+static enum status open_learner(struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    int64_t longest = run->data->max_prompt + c->max_completion_length;
+    int64_t samples = c->prompts_per_step * c->num_generations;
+    int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
+    if (longest - 1 > c->token_budget)
+        return status_fail(
+            ST_INVALID,
+            "--token-budget %" PRId64 " is below the longest prompt (%d tokens) with "
+            "--max-completion-length %" PRId64 "; raise it to %" PRId64 " or more",
+            c->token_budget, run->data->max_prompt, c->max_completion_length, longest);
+    if (samples > 1 << 20)
+        return status_fail(ST_INVALID,
+                           "--prompts-per-step times --num-generations is %" PRId64
+                           ", over 1048576 samples a step",
+                           samples);
+    struct learner_config options = {
+        .optimizer =
+            {
+                .beta1 = c->adam_beta1,
+                .beta2 = c->adam_beta2,
+                .eps = c->adam_epsilon,
+                .weight_decay = c->weight_decay,
+                .max_grad_norm = c->max_grad_norm,
+            },
+        .temperature = (float)c->temperature,
+        .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
+        .head_rows = (int)c->head_rows,
+        .max_seqs = (int)(samples + c->prompts_per_step),
+        .max_context = (int)longest,
+    };
+    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
+                      c->beta > 0 ? run->model_folder : NULL, &options, &run->learner));
+    print_memory(run);
+    CHECK(learner_prepare(run->learner));
+out:
+    return st;
+}
+
+static enum status open_run_folder(struct run *run)
+{
+    enum status st = ST_OK;
+    char *path = NULL, *latest = NULL;
+    json_t *resolved = NULL;
+    if (run->config->run_dir) {
+        if (snprintf(run->folder, sizeof run->folder, "%s", run->config->run_dir) >=
+            (int)sizeof run->folder)
+            return status_fail(ST_INVALID, "--run-dir is too long");
+    } else {
+        time_t now = time(NULL);
+        struct tm tm;
+        strftime(run->folder, sizeof run->folder, "runs/%Y%m%d-%H%M%S", localtime_r(&now, &tm));
+    }
+    CHECK(file_make_folders(run->folder));
+    CHECK(checkpoint_latest(run->folder, &latest));
+    if (latest && !run->config->resume) {
+        st = status_fail(ST_INVALID,
+                         "%s holds a run already: go on with it (--resume), or take "
+                         "another --run-dir",
+                         run->folder);
+        goto out;
+    }
+    path = path_join(run->folder, "config.json");
+    resolved = options_to_json(train_options, run->config);
+    if (!path || !resolved) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the run's config.json");
+        goto out;
+    }
+    CHECK(json_write_file(path, 0644, resolved));
+out:
+    json_decref(resolved);
+    free(path);
+    free(latest);
+    return st;
+}
+
+enum status run_open(struct run *run)
+{
+    enum status st;
+    char *latest = NULL;
+    run->saved_step = -1;
+    CHECK(open_policy(run));
+    CHECK(open_data(run));
+    CHECK(open_run_folder(run));
+    CHECK(open_learner(run));
+    run->total_steps = run->resolved.schedule.total_steps = train_steps(run->config, run->data->n);
+    CHECK(bridge_become_writer(run->bridge));
+    CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
+    CHECK(checkpoint_latest(run->folder, &latest));
+    if (latest) CHECK(run_resume(run, latest));
+    CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
+                     &run->log));
+out:
+    free(latest);
+    return st;
+}
+
+void run_close(struct run *run)
+{
+    stop_watch_end(run->stop);
+    runlog_free(run->log);
+    learner_free(run->learner);
+    data_order_release(&run->order);
+    dataset_free(run->eval_data);
+    dataset_free(run->data);
+    reward_free(run->reward);
+    http_client_free(run->http);
+    weights_free(run->policy);
+    model_config_free(run->model);
+    bridge_detach(run->bridge);
+}

@@ -1,0 +1,153 @@
+/* runlog.c: metrics.jsonl, rollouts/ and the progress line. Owns the open file; the trainer's
+ * thread.
+ *
+ * A line is written with one write(2) and is whole or, after a crash, the last and cut off:
+ * resuming drops it with those of steps that were not checkpointed.
+ */
+#include "trainer/runlog.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct runlog {
+    char *folder, *path;
+    int fd;
+    int64_t first_step, total_steps, logging_steps, start_ns;
+};
+
+// Keeps the whole lines whose "step" is at most `step`.
+static enum status drop_later(const char *path, int64_t step)
+{
+    struct bytes old = BYTES_INIT, kept = BYTES_INIT;
+    enum status st;
+    CHECK(file_read(path, (size_t)1 << 32, &old));
+    for (char *line = old.data, *end; line && (end = strchr(line, '\n')); line = end + 1) {
+        json_t *json = json_loadb(line, (size_t)(end - line), 0, NULL);
+        const json_t *number = json_object_get(json, "step");
+        if (json_is_integer(number) && json_integer_value(number) <= step)
+            bytes_append(&kept, line, (size_t)(end - line) + 1);
+        json_decref(json);
+    }
+    CHECK(bytes_status(&kept));
+    CHECK(file_write_atomic(path, 0644, bytes_text(&kept), kept.len));
+out:
+    bytes_release(&old);
+    bytes_release(&kept);
+    return st;
+}
+
+enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
+                       struct runlog **ret)
+{
+    enum status st = ST_OK;
+    struct runlog *log = calloc(1, sizeof *log);
+    if (!log) return status_fail(ST_NO_MEMORY, "no memory for the run's log");
+    log->fd = -1;
+    log->first_step = step;
+    log->total_steps = total_steps;
+    log->logging_steps = logging_steps;
+    log->start_ns = clock_now_ns();
+    log->folder = strdup(folder);
+    log->path = path_join(folder, "metrics.jsonl");
+    if (!log->folder || !log->path) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the run's log");
+        goto out;
+    }
+    if (file_exists(log->path)) CHECK(drop_later(log->path, step));
+    log->fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (log->fd < 0) {
+        st = status_fail(ST_IO, "%s: %s", log->path, strerror(errno));
+        goto out;
+    }
+    *ret = log;
+out:
+    if (st != ST_OK) runlog_free(log);
+    return st;
+}
+
+void runlog_free(struct runlog *log)
+{
+    if (!log) return;
+    if (log->fd >= 0) close(log->fd);
+    free(log->folder);
+    free(log->path);
+    free(log);
+}
+
+enum status runlog_write(struct runlog *log, json_t *metrics)
+{
+    enum status st = ST_OK;
+    struct bytes line = BYTES_INIT;
+    char *text = metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(metrics);
+    if (!text) return status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
+    bytes_puts(&line, text);
+    bytes_puts(&line, "\n");
+    free(text);
+    CHECK(bytes_status(&line));
+    if (write(log->fd, line.data, line.len) != (ssize_t)line.len)
+        st = status_fail(ST_IO, "%s: %s", log->path, strerror(errno));
+out:
+    bytes_release(&line);
+    return st;
+}
+
+enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samples)
+{
+    enum status st = ST_OK;
+    struct bytes text = BYTES_INIT;
+    char name[48];
+    size_t i;
+    const json_t *sample;
+    char *folder = path_join(log->folder, "rollouts"), *path = NULL;
+    snprintf(name, sizeof name, "step-%" PRId64 ".jsonl", step);
+    if (!folder || !(path = path_join(folder, name))) {
+        st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
+        goto out;
+    }
+    CHECK(file_make_folders(folder));
+    json_array_foreach(samples, i, sample)
+    {
+        char *line = json_dumps(sample, JSON_COMPACT);
+        if (!line) {
+            st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
+            goto out;
+        }
+        bytes_puts(&text, line);
+        bytes_puts(&text, "\n");
+        free(line);
+    }
+    CHECK(bytes_status(&text));
+    CHECK(file_write_atomic(path, 0644, bytes_text(&text), text.len));
+out:
+    bytes_release(&text);
+    free(folder);
+    free(path);
+    return st;
+}
+
+void runlog_progress(struct runlog *log, const struct progress *p)
+{
+    bool terminal = isatty(STDERR_FILENO);
+    bool due = p->step % log->logging_steps == 0 || p->step == log->first_step + 1 ||
+               p->step == log->total_steps;
+    if (!terminal && !due) return;
+    double seconds = clock_ms_since(log->start_ns) / 1e3;
+    double per_step = seconds / (double)(p->step - log->first_step);
+    long left = (long)(per_step * (double)(log->total_steps - p->step) + 0.5);
+    char accuracy[32] = "";
+    if (p->accuracy >= 0)
+        snprintf(accuracy, sizeof accuracy, "  accuracy %.1f%%", 100 * p->accuracy);
+    log_progress("step %" PRId64 "/%" PRId64 "  reward %.3f%s  loss %+.4f  length %.1f  "
+                 "%.0f tokens/s  %ld:%02ld left",
+                 p->step, log->total_steps, p->reward, accuracy, p->loss, p->mean_length,
+                 p->tokens_per_s, left / 60, left % 60);
+}

@@ -1,0 +1,7 @@
+/* sft.h: `cw-trainer sft`: supervised training of a model folder, without a daemon. */
+#ifndef TRAINER_SFT_H
+#define TRAINER_SFT_H
+
+int sft_main(int argc, char **argv); // exit status
+
+#endif

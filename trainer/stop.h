@@ -1,0 +1,23 @@
+/* stop.h: how a training process ends when it is told to, or when its daemon is gone.
+ *
+ * The first SIGINT or SIGTERM asks for an end after the current step; the second ends the process
+ * within a tenth of a second, though never while an update is being published. A watching thread
+ * does the latter, and ends the process also when the daemon has died and the main thread, deep in
+ * a computation, has not noticed. */
+#ifndef TRAINER_STOP_H
+#define TRAINER_STOP_H
+
+#include "bridge/control.h"
+#include <pthread.h>
+
+struct stop;
+
+void stop_catch_signals(void); // handlers for SIGINT and SIGTERM, process-wide
+bool stop_requested(void);
+
+// Starts the watch; control is borrowed until stop_watch_end().
+enum status stop_watch_new(struct control *control, struct stop **ret);
+void stop_watch_end(struct stop *s);                // NULL is fine
+pthread_mutex_t *stop_publish_lock(struct stop *s); // hold it while publishing
+
+#endif

@@ -1,0 +1,215 @@
+/* train.c: `cw-trainer train`: GRPO on the weights a daemon is serving. The main thread; the
+ * bridge's heartbeat and the watch of stop.h run beside it.
+ *
+ * train_step() is the algorithm: pull groups of samples from the policy as it is served, score
+ * them, compare each with its group, and write the update in place. What it needs is opened in
+ * run_open.c; what it did is written down in run_metrics.c and run_checkpoint.c.
+ */
+#include "trainer/train.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "trainer/run.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define MAX_SKIPPED 3 // steps in a row whose gradient was not finite
+
+static void scores_release(struct scores *s)
+{
+    free(s->rewards);
+    free(s->terms);
+    free(s->advantages);
+}
+
+static enum status pull_rollout(struct run *run, struct rollout **ret)
+{
+    int n = (int)run->config->prompts_per_step;
+    struct sampling_options sampling = run_sampling(run);
+    const struct example **examples = malloc((size_t)n * sizeof *examples);
+    if (!examples) return status_fail(ST_NO_MEMORY, "no memory for %d prompts", n);
+    for (int i = 0; i < n; i++)
+        examples[i] = &run->data->examples[data_order_at(&run->order, run->data_index + i)];
+    enum status st =
+        rollout_pull(&run->source, examples, n, (int)run->config->num_generations, &sampling, ret);
+    free(examples);
+    if (st == ST_OK) run->data_index += n;
+    return st;
+}
+
+static enum status score(const struct run *run, const struct rollout *r, struct scores *ret)
+{
+    struct scores s = {.n = r->n_groups * r->n_per_group, .n_terms = reward_terms(run->reward)};
+    size_t n = (size_t)s.n;
+    double terms[64];
+    s.rewards = malloc(n * sizeof *s.rewards);
+    s.terms = malloc(n * (size_t)s.n_terms * sizeof *s.terms);
+    s.advantages = malloc(n * sizeof *s.advantages);
+    if (!s.rewards || !s.terms || !s.advantages) {
+        scores_release(&s);
+        return status_fail(ST_NO_MEMORY, "no memory for %d rewards", s.n);
+    }
+    for (int i = 0; i < s.n; i++) {
+        const struct sample *sample = &r->samples[i];
+        struct reward_input input = {sample->text, r->examples[i / r->n_per_group]->answer,
+                                     sample->n, sample->truncated, sample->telemetry};
+        s.rewards[i] = reward_score(run->reward, &input, terms);
+        for (int k = 0; k < s.n_terms; k++) s.terms[(size_t)k * n + (size_t)i] = terms[k];
+    }
+    advantage_compute(s.rewards, r->n_groups, r->n_per_group, run->resolved.scale, &s.stats,
+                      s.advantages);
+    *ret = s;
+    return ST_OK;
+}
+
+static enum status learn(struct run *run, const struct rollout *rollout,
+                         const struct scores *scores, double lr, struct update_stats *ret)
+{
+    const struct train_config *c = run->config;
+    struct update_config config = {
+        .loss = run->resolved.loss,
+        .num_iterations = (int)c->num_iterations,
+        .mask_truncated = c->mask_truncated_completions,
+        .quiet_timeout_ms = (int64_t)(c->quiet_timeout * 1e3),
+    };
+    enum status st = update_policy(run->learner, run->bridge, &config, rollout, scores->advantages,
+                                   lr, stop_publish_lock(run->stop), ret);
+    if (st != ST_OK) return st;
+    run->skipped += ret->skipped;
+    run->skipped_in_a_row = ret->applied ? 0 : run->skipped_in_a_row + 1;
+    if (ret->skipped)
+        log_warn("step %" PRId64 ": the gradient is not finite; %d of %d updates skipped",
+                 run->step + 1, ret->skipped, config.num_iterations);
+    if (run->skipped_in_a_row == MAX_SKIPPED)
+        return status_fail(
+            ST_INVALID,
+            "the gradient was not finite in %d steps in a row; lower --learning-rate "
+            "or go back to a checkpoint",
+            MAX_SKIPPED);
+    return ST_OK;
+}
+
+// ---- the loop -----------------------------------------------------------------------------------
+
+static bool due(int64_t step, int64_t every, int64_t total)
+{
+    return step == total || (every > 0 && step % every == 0);
+}
+
+static enum status train_step(struct run *run)
+{
+    enum status st;
+    struct rollout *rollout = NULL;
+    struct scores scores = {0};
+    struct update_stats update;
+    json_t *metrics = NULL;
+    int64_t start = clock_now_ns();
+    double lr = schedule_at(&run->resolved.schedule, run->step);
+
+    CHECK(pull_rollout(run, &rollout));
+    CHECK(score(run, rollout, &scores));
+    int64_t learn_start = clock_now_ns();
+    CHECK(learn(run, rollout, &scores, lr, &update));
+    double train_s = clock_ms_since(learn_start) / 1e3, step_s = clock_ms_since(start) / 1e3;
+    run->step++;
+
+    metrics = run_metrics(run, rollout, &scores, &update, lr, train_s, step_s);
+    if (!metrics) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
+        goto out;
+    }
+    struct progress progress = {
+        .step = run->step,
+        .reward = scores.stats.reward_mean,
+        .accuracy = run_accuracy(run, &scores),
+        .loss = update.loss,
+        .mean_length = (double)rollout->n_tokens / scores.n,
+        .tokens_per_s = (double)rollout->n_tokens / step_s,
+    };
+    runlog_progress(run->log, &progress);
+    if (run->config->log_completions) CHECK(run_log_rollout(run, rollout, &scores));
+    if (run->eval_data && due(run->step, run->config->eval_steps, run->total_steps))
+        CHECK(run_evaluate(run, metrics));
+    st = runlog_write(run->log, metrics);
+    metrics = NULL;
+out:
+    json_decref(metrics);
+    scores_release(&scores);
+    rollout_free(rollout);
+    return st;
+}
+
+static enum status train_loop(struct run *run)
+{
+    enum status st = ST_OK;
+    if (run->step == 0) {
+        CHECK(run_save(run)); // something to restore before the first update
+        if (run->eval_data) {
+            json_t *metrics = json_pack("{s:i}", "step", 0);
+            st = metrics ? run_evaluate(run, metrics) : status_fail(ST_NO_MEMORY, "no memory");
+            if (st != ST_OK) {
+                json_decref(metrics);
+                goto out;
+            }
+            CHECK(runlog_write(run->log, metrics));
+        }
+    }
+    while (run->step < run->total_steps && !stop_requested()) {
+        CHECK(train_step(run));
+        if (due(run->step, run->config->save_steps, run->total_steps)) CHECK(run_save(run));
+    }
+    CHECK(run_save(run));
+    log_progress_end();
+    log_info("%s at step %" PRId64 " of %" PRId64 "; run folder %s",
+             run->step < run->total_steps ? "stopped" : "done", run->step, run->total_steps,
+             run->folder);
+out:
+    if (st != ST_OK) log_progress_end();
+    return st;
+}
+
+static enum status train(struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st = run_open(run);
+    if (st != ST_OK) return st;
+    log_info("%" PRId64 " steps of %" PRId64 " prompts x %" PRId64 " samples from %s (%d examples)",
+             run->total_steps, c->prompts_per_step, c->num_generations, c->data, run->data->n);
+    return train_loop(run);
+}
+
+int train_main(int argc, char **argv)
+{
+    struct train_config config = {0};
+    struct run run = {.config = &config};
+    struct option_set *set = NULL;
+    struct bytes usage = BYTES_INIT;
+    const char *name, *help;
+    log_open("cw-trainer", LOG_INFO);
+    bytes_puts(&usage,
+               "--data FILE.jsonl --reward NAME [options]\n\n"
+               "Trains the model a daemon is serving with GRPO, on the daemon's own copy of "
+               "the weights.\n\nRewards:");
+    for (int i = 0; (name = reward_describe(i, &help)); i++)
+        bytes_printf(&usage, "\n  %-10s %s", name, help);
+    enum option_result parsed = options_parse(train_options, "cw-trainer train", bytes_text(&usage),
+                                              argc, argv, 0, &config, NULL, &set);
+    bytes_release(&usage);
+    if (parsed == OPTIONS_DONE) return 0;
+    int exit_status = 0;
+    if (parsed == OPTIONS_BAD || train_config_resolve(&config, &run.resolved) != ST_OK ||
+        reward_new(config.reward, config.reward_weights, config.length_target, &run.reward) !=
+            ST_OK) {
+        log_error("%s", status_message());
+        exit_status = 2;
+    } else {
+        stop_catch_signals();
+        if (train(&run) != ST_OK) {
+            log_error("%s", status_message());
+            exit_status = 1;
+        }
+        run_close(&run);
+    }
+    options_free(set);
+    return exit_status;
+}

@@ -1,0 +1,179 @@
+/* update.c: from a rollout and its advantages to published weights. The trainer's thread.
+ *
+ * The importance ratio is taken against the daemon's log-probabilities: they are those of the
+ * policy that drew the token, whatever version it was and whatever rounding its batch gave it.
+ * Before the first update the trainer's own log-probabilities come from the same weights, so their
+ * distance from the daemon's is the error of one of the two, and is reported every step.
+ */
+#include "trainer/update.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct update { // what the loss function works on
+    const struct update_config *config;
+    const struct rollout *rollout;
+    const float *advantages;
+    int n_samples; // that the means over sequences divide by
+    long n_tokens;
+    uint64_t version;
+    bool first; // iteration
+    struct loss_stats loss;
+    double entropy, first_loss, first_kl;
+    double delta_sum, delta_max, k3;
+};
+
+static bool counts(const struct update *u, const struct sample *s)
+{
+    return !(u->config->mask_truncated && s->truncated);
+}
+
+static void compare_with_daemon(struct update *u, const struct sample *s, const float *logprobs)
+{
+    for (int t = 0; t < s->n; t++) {
+        double delta = (double)logprobs[t] - s->logprobs[t];
+        u->delta_sum += fabs(delta);
+        u->k3 += expm1(delta) - delta;
+        if (s->versions[t] == u->version) u->delta_max = fmax(u->delta_max, fabs(delta));
+    }
+}
+
+static void policy_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct update *u = context;
+    const struct micro_batch *mb = rows->mb;
+    for (int s = 0; s < mb->n_seqs; s++) {
+        const struct sample *sample = &u->rollout->samples[mb->sample[s]];
+        int first = mb->first[s], n = sample->n;
+        if (u->first) {
+            compare_with_daemon(u, sample, rows->logprobs + first);
+            for (int t = 0; t < n; t++) u->entropy += rows->entropy[first + t];
+        }
+        // One sequence at a time: a masked one is an empty sequence.
+        int bounds[2] = {0, counts(u, sample) ? n : 0};
+        struct loss_batch batch = {
+            .n_seqs = 1,
+            .first = bounds,
+            .logprobs = rows->logprobs + first,
+            .old_logprobs = sample->logprobs,
+            .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
+            .advantages = &u->advantages[mb->sample[s]],
+            .step_seqs = u->n_samples,
+            .step_tokens = u->n_tokens,
+        };
+        memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
+        loss_compute(&u->config->loss, &batch, &u->loss, ret_dlogprobs + first);
+    }
+}
+
+static enum status make_groups(const struct rollout *r, struct pack_group **ret_groups,
+                               struct pack_completion **ret_completions)
+{
+    int n = r->n_groups * r->n_per_group;
+    struct pack_group *groups = calloc((size_t)r->n_groups, sizeof *groups);
+    struct pack_completion *completions = calloc((size_t)n, sizeof *completions);
+    if (!groups || !completions) {
+        free(groups);
+        free(completions);
+        return status_fail(ST_NO_MEMORY, "no memory for %d samples", n);
+    }
+    for (int i = 0; i < n; i++)
+        completions[i] = (struct pack_completion){r->samples[i].ids, r->samples[i].n};
+    for (int g = 0; g < r->n_groups; g++)
+        groups[g] = (struct pack_group){
+            .prompt = r->examples[g]->prompt_ids.ids,
+            .n_prompt = r->examples[g]->prompt_ids.n,
+            .completions = completions + (size_t)g * r->n_per_group,
+            .n = r->n_per_group,
+        };
+    *ret_groups = groups;
+    *ret_completions = completions;
+    return ST_OK;
+}
+
+struct apply {
+    struct learner *learner;
+    double lr;
+};
+
+static enum status apply_update(void *context)
+{
+    struct apply *a = context;
+    return learner_apply(a->learner, a->lr);
+}
+
+static enum status publish(struct learner *l, struct bridge *bridge,
+                           const struct update_config *config, double lr,
+                           pthread_mutex_t *publish_lock, struct update_stats *stats)
+{
+    struct apply apply = {l, lr};
+    struct publish_times times = {0};
+    pthread_mutex_lock(publish_lock);
+    enum status st = bridge_publish(bridge, config->quiet_timeout_ms, apply_update, &apply, &times);
+    pthread_mutex_unlock(publish_lock);
+    stats->publish.wait_ms += times.wait_ms;
+    stats->publish.write_ms += times.write_ms;
+    stats->publish.total_ms += times.total_ms;
+    return status_context(st, "publishing the update");
+}
+
+static void fill_stats(const struct update *u, struct update_stats *stats)
+{
+    double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
+    double tokens = u->loss.tokens > 0 ? (double)u->loss.tokens : 1; // over all iterations
+    stats->loss = u->first_loss;
+    stats->kl = u->first_kl;
+    stats->entropy = u->entropy / all;
+    stats->ratio_mean = u->loss.ratio / tokens;
+    stats->ratio_min = u->loss.ratio_min;
+    stats->ratio_max = u->loss.ratio_max;
+    stats->clip_low = u->loss.clip_low / tokens;
+    stats->clip_high = u->loss.clip_high / tokens;
+    stats->mismatch_mean = u->delta_sum / all;
+    stats->mismatch_max = u->delta_max;
+    stats->mismatch_k3 = u->k3 / all;
+    stats->tokens = u->n_tokens;
+}
+
+enum status update_policy(struct learner *l, struct bridge *bridge,
+                          const struct update_config *config, const struct rollout *rollout,
+                          const float *advantages, double lr, pthread_mutex_t *publish_lock,
+                          struct update_stats *ret)
+{
+    struct pack_group *groups = NULL;
+    struct pack_completion *completions = NULL;
+    struct update_stats stats = {0};
+    struct update u = {.config = config, .rollout = rollout, .advantages = advantages};
+    enum status st;
+    u.n_samples = rollout->n_groups * rollout->n_per_group;
+    u.version = control_version(bridge_control(bridge));
+    for (int i = 0; i < u.n_samples; i++)
+        if (counts(&u, &rollout->samples[i])) u.n_tokens += rollout->samples[i].n;
+    CHECK(make_groups(rollout, &groups, &completions));
+    for (int i = 0; i < config->num_iterations; i++) {
+        u.first = i == 0;
+        CHECK(learner_gradients(l, groups, rollout->n_groups, policy_loss, &u));
+        if (u.first) {
+            u.first_loss = u.loss.loss;
+            u.first_kl = u.loss.tokens > 0 ? u.loss.kl / (double)u.loss.tokens : 0;
+        }
+        double norm;
+        st = learner_clip(l, &norm);
+        if (st == ST_INVALID) {
+            stats.skipped++;
+            st = ST_OK;
+            continue;
+        }
+        if (st != ST_OK) goto out;
+        CHECK(publish(l, bridge, config, lr, publish_lock, &stats));
+        stats.grad_norm = norm;
+        stats.applied++;
+    }
+    fill_stats(&u, &stats);
+    *ret = stats;
+out:
+    free(groups);
+    free(completions);
+    return st;
+}

@@ -1,0 +1,38 @@
+/* update.h: one GRPO step on a rollout: the loss and its gradients over packed micro-batches, and
+ * the published AdamW update; --num-iterations times. One thread. */
+#ifndef TRAINER_UPDATE_H
+#define TRAINER_UPDATE_H
+
+#include "bridge/attach.h"
+#include "trainer/learner.h"
+#include "trainer/loss.h"
+#include "trainer/rollout.h"
+#include <pthread.h>
+
+struct update_config {
+    struct loss_config loss;
+    int num_iterations;
+    bool mask_truncated;      // samples that hit the token limit do not count
+    int64_t quiet_timeout_ms; // longest wait for the engine's step boundary
+};
+
+struct update_stats {
+    double loss, kl, entropy; // of the first iteration; kl and entropy: token means
+    double ratio_mean, ratio_min, ratio_max, clip_low, clip_high; // over all iterations; shares
+    double grad_norm; // of the last iteration that was applied, before clipping
+    // The daemon's log-probabilities against the trainer's of the same weights (first iteration).
+    // The largest counts tokens of the current weight version only.
+    double mismatch_mean, mismatch_max, mismatch_k3;
+    long tokens;                  // that count for the loss
+    int applied, skipped;         // iterations; skipped: the gradient was not finite
+    struct publish_times publish; // summed over iterations
+};
+
+// advantages: one a sample. publish_lock is held while an update is published: whoever holds it may
+// end the process without tearing the weights.
+enum status update_policy(struct learner *l, struct bridge *bridge,
+                          const struct update_config *config, const struct rollout *rollout,
+                          const float *advantages, double lr, pthread_mutex_t *publish_lock,
+                          struct update_stats *ret);
+
+#endif
