@@ -1,8 +1,8 @@
 /* executor.c: owns the model's scratch, the KV memory, and the buffers of a step; turns the
  * scheduler's plan into one batch, runs it, draws, and tells the submitters. The engine's thread.
  *
- * The device is waited for once a step, when the drawn tokens come back: between two steps nothing is
- * in flight on it, and the weights may change. A failed device ends everything, so the plan's
+ * The device is waited for once a step, when the drawn tokens come back: between two steps nothing
+ * is in flight on it, and the weights may change. A failed device ends everything, so the plan's
  * book-keeping is not undone. */
 #include "infer-server/executor.h"
 #include "common/base/clock.h"
@@ -28,21 +28,21 @@ struct executor {
     struct kv_cache *cache;
     struct scheduler *scheduler;
     struct sampler *sampler;
-    int32_t *tokens;                 // (prefill_chunk) of one item
-    struct sampler_row *rows;        // (max_batch)
-    const struct top_logprob **top;  // (max_batch)
-    struct engine_stats stats;       // the counters
+    int32_t *tokens;                // (prefill_chunk) of one item
+    struct sampler_row *rows;       // (max_batch)
+    const struct top_logprob **top; // (max_batch)
+    struct engine_stats stats;      // the counters
 };
 
-// ---- life ------------------------------------------------------------------------------------------
+// ---- life --------------------------------------------------------------------------------------
 
 static enum status choose_context(const struct model_config *config, int wished, int *ret)
 {
     if (wished > config->max_positions)
         return status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
                            config->max_positions);
-    int most = config->max_positions < DEFAULT_MOST_CONTEXT ? config->max_positions
-                                                            : DEFAULT_MOST_CONTEXT;
+    int most =
+        config->max_positions < DEFAULT_MOST_CONTEXT ? config->max_positions : DEFAULT_MOST_CONTEXT;
     *ret = wished > 0 ? wished : most;
     return ST_OK;
 }
@@ -106,9 +106,18 @@ void executor_free(struct executor *x)
     free(x);
 }
 
-int executor_max_context(const struct executor *x) { return x->max_context; }
-int executor_block_size(const struct executor *x) { return x->kv.view.block_size; }
-int executor_in_flight(const struct executor *x) { return scheduler_in_flight(x->scheduler); }
+int executor_max_context(const struct executor *x)
+{
+    return x->max_context;
+}
+int executor_block_size(const struct executor *x)
+{
+    return x->kv.view.block_size;
+}
+int executor_in_flight(const struct executor *x)
+{
+    return scheduler_in_flight(x->scheduler);
+}
 
 int executor_samples(const struct executor *x)
 {
@@ -135,7 +144,7 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
     *stats = mine;
 }
 
-// ---- events ----------------------------------------------------------------------------------------
+// ---- events ------------------------------------------------------------------------------------
 
 static void count_time(uint64_t buckets[ENGINE_BUCKETS], double *sum, double seconds)
 {
@@ -145,8 +154,8 @@ static void count_time(uint64_t buckets[ENGINE_BUCKETS], double *sum, double sec
     *sum += seconds;
 }
 
-// Takes the sample out of the scheduler where it ends; after its request's last event neither may be
-// touched.
+// Takes the sample out of the scheduler where it ends; after its request's last event neither may
+// be touched.
 static void tell(struct executor *x, struct sample *sample, const struct token_record *tokens,
                  int n_tokens, const struct top_logprob *top, enum finish_reason finish,
                  const char *error)
@@ -205,7 +214,7 @@ void executor_update(struct executor *x, uint64_t version, bool recompute)
     scheduler_update(x->scheduler, version, recompute);
 }
 
-// ---- a step ----------------------------------------------------------------------------------------
+// ---- a step ------------------------------------------------------------------------------------
 
 static enum status build_batch(struct executor *x, const struct step *step)
 {
@@ -220,7 +229,8 @@ static enum status build_batch(struct executor *x, const struct step *step)
     }
     for (int i = 0; i < step->n_draws; i++) {
         const struct step_item *item = &step->items[step->draws[i].item];
-        CHECK(batch_want_row(x->batch, batch_first_row(x->batch, step->draws[i].item) + item->n - 1));
+        CHECK(
+            batch_want_row(x->batch, batch_first_row(x->batch, step->draws[i].item) + item->n - 1));
     }
     const int n = step->n_items;
     CHECK(batch_commit(x->batch, step->pure_decode ? model_decode_padding(x->model, n) : 0));
@@ -233,11 +243,11 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
 {
     for (int i = 0; i < step->n_draws; i++) {
         const struct sample *sample = step->draws[i].sample;
-        x->rows[i] = (struct sampler_row){
-            .sampling = &sample->request->sampling,
-            .stream = sample->stream,
-            .position = (uint64_t)sample_length(sample),
-            .no_stop = sample->n_generated < sample->request->sampling.min_tokens};
+        x->rows[i] = (struct sampler_row){.sampling = &sample->request->sampling,
+                                          .stream = sample->stream,
+                                          .position = (uint64_t)sample_length(sample),
+                                          .no_stop = sample->n_generated <
+                                                     sample->request->sampling.min_tokens};
     }
     if (step->n_draws == 0) return device_sync(x->dev);
     return sampler_draw(x->sampler, x->model->logits, x->rows, step->n_draws, ret_results, x->top);

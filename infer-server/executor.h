@@ -1,8 +1,8 @@
 /* executor.h: runs steps: model, KV memory, scheduler and sampler under one roof. No threads, no
  * bridge: whoever owns the device calls it at a time when the weights are whole.
  *
- * The engine's thread. Events (engine.h) are delivered from within executor_step() and the calls that
- * end samples; after a request's last event it is the submitter's again. */
+ * The engine's thread. Events (engine.h) are delivered from within executor_step() and the calls
+ * that end samples; after a request's last event it is the submitter's again. */
 #ifndef INFER_SERVER_EXECUTOR_H
 #define INFER_SERVER_EXECUTOR_H
 
@@ -26,7 +26,8 @@ int executor_block_size(const struct executor *x);
 // Takes a request over, or ends all its samples with FINISH_ERROR where there is no memory for it.
 void executor_add(struct executor *x, struct request *r);
 
-// One step under weights of this version, if there is something to do. ST_DEVICE: nothing came of it.
+// One step under weights of this version, if there is something to do. ST_DEVICE: nothing came of
+// it.
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped);
 

@@ -2,9 +2,9 @@
  *
  * Free blocks wait in a ring, and the one that has been free longest is taken first: a later prefix
  * cache can then keep the content of free blocks findable (by a hash of their tokens and the weight
- * version that computed them) for as long as possible, and needs no other order. A block number that
- * is not held, or is out of range, is a mistake in the scheduler; it would hand one block to two
- * sequences, so it ends the program (assert) rather than mix two users' texts. */
+ * version that computed them) for as long as possible, and needs no other order. A block number
+ * that is not held, or is out of range, is a mistake in the scheduler; it would hand one block to
+ * two sequences, so it ends the program (assert) rather than mix two users' texts. */
 #include "infer-server/kv_cache.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -43,11 +43,26 @@ void kv_cache_free(struct kv_cache *c)
     free(c);
 }
 
-int kv_cache_blocks(const struct kv_cache *c) { return c->n_blocks; }
-int kv_cache_available(const struct kv_cache *c) { return c->n_free; }
-int kv_cache_used(const struct kv_cache *c) { return c->n_blocks - c->n_free; }
-int kv_cache_block_size(const struct kv_cache *c) { return c->block_size; }
-int kv_cache_holders(const struct kv_cache *c, int32_t block) { return c->holders[block]; }
+int kv_cache_blocks(const struct kv_cache *c)
+{
+    return c->n_blocks;
+}
+int kv_cache_available(const struct kv_cache *c)
+{
+    return c->n_free;
+}
+int kv_cache_used(const struct kv_cache *c)
+{
+    return c->n_blocks - c->n_free;
+}
+int kv_cache_block_size(const struct kv_cache *c)
+{
+    return c->block_size;
+}
+int kv_cache_holders(const struct kv_cache *c, int32_t block)
+{
+    return c->holders[block];
+}
 
 int kv_cache_blocks_for(const struct kv_cache *c, int n_tokens)
 {

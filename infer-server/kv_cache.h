@@ -1,9 +1,9 @@
 /* kv_cache.h: which blocks of the KV pool are free, and how many sequences hold each of the others.
  *
  * Numbers only: the device memory behind a block number is kv_memory.h's. A block holds block_size
- * tokens of one sequence, or of several whose tokens are the same up to the block's end (the samples
- * of a group share their prompt's full blocks). A holder writes only into blocks that it alone holds.
- * One thread. */
+ * tokens of one sequence, or of several whose tokens are the same up to the block's end (the
+ * samples of a group share their prompt's full blocks). A holder writes only into blocks that it
+ * alone holds. One thread. */
 #ifndef INFER_SERVER_KV_CACHE_H
 #define INFER_SERVER_KV_CACHE_H
 
@@ -17,7 +17,7 @@ void kv_cache_free(struct kv_cache *c);
 
 int kv_cache_blocks(const struct kv_cache *c); // all of them
 int kv_cache_available(const struct kv_cache *c);
-int kv_cache_used(const struct kv_cache *c);   // a shared block counts once
+int kv_cache_used(const struct kv_cache *c); // a shared block counts once
 int kv_cache_block_size(const struct kv_cache *c);
 int kv_cache_blocks_for(const struct kv_cache *c, int n_tokens); // rounded up
 int kv_cache_holders(const struct kv_cache *c, int32_t block);

@@ -1,9 +1,9 @@
 /* kv_memory.c: owns the keys and values of every sequence. The engine's thread only.
  *
- * The pool takes a share of the memory that is free after the weights and the model's scratch, so it
- * is allocated last. Without a size it takes 30%: a trainer on the same device needs the larger part
- * (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free" there is memory
- * that the system would otherwise use to cache files. */
+ * The pool takes a share of the memory that is free after the weights and the model's scratch, so
+ * it is allocated last. Without a size it takes 30%: a trainer on the same device needs the larger
+ * part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free" there is
+ * memory that the system would otherwise use to cache files. */
 #include "infer-server/kv_memory.h"
 #include <limits.h>
 #include <string.h>
@@ -32,8 +32,9 @@ static enum status pool_bytes(struct device *dev, const struct kv_wish *wish, in
     return ST_OK;
 }
 
-enum status kv_memory_init(struct kv_memory *m, struct device *dev, const struct model_config *config,
-                           enum dtype dt, const struct kv_wish *wish, int *ret_context)
+enum status kv_memory_init(struct kv_memory *m, struct device *dev,
+                           const struct model_config *config, enum dtype dt,
+                           const struct kv_wish *wish, int *ret_context)
 {
     memset(m, 0, sizeof *m);
     enum status st = ST_OK;
@@ -51,12 +52,13 @@ enum status kv_memory_init(struct kv_memory *m, struct device *dev, const struct
     int context = wish->max_context;
     if (n_blocks < blocks_wished) {
         if (wish->context_is_firm || n_blocks < 1) {
-            st = status_fail(ST_INVALID,
-                             "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
-                             "--max-context %d; give --kv-memory %lld or more, or a smaller "
-                             "--max-context",
-                             (long long)bytes, (long long)(n_blocks * wish->block_size),
-                             wish->max_context, (long long)(blocks_wished * block_bytes));
+            st = status_fail(
+                ST_INVALID,
+                "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
+                "--max-context %d; give --kv-memory %lld or more, or a smaller "
+                "--max-context",
+                (long long)bytes, (long long)(n_blocks * wish->block_size), wish->max_context,
+                (long long)(blocks_wished * block_bytes));
             goto out;
         }
         context = (int)(n_blocks * wish->block_size);

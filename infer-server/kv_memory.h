@@ -1,4 +1,5 @@
-/* kv_memory.h: the device memory of the KV block pool: how large it may be, and copies of a block. */
+/* kv_memory.h: the device memory of the KV block pool: how large it may be, and copies of a block.
+ */
 #ifndef INFER_SERVER_KV_MEMORY_H
 #define INFER_SERVER_KV_MEMORY_H
 
@@ -14,19 +15,20 @@ struct kv_memory {
 };
 
 struct kv_wish {
-    int64_t bytes;   // 0: percent of what the device has free
-    double percent;  // 0: 30
-    int block_size;  // tokens
-    int max_batch;   // sequences
-    int max_context; // tokens a sequence, wished
+    int64_t bytes;        // 0: percent of what the device has free
+    double percent;       // 0: 30
+    int block_size;       // tokens
+    int max_batch;        // sequences
+    int max_context;      // tokens a sequence, wished
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
 };
 
 // Sizes the pool (never more than max_batch sequences of max_context can use) and allocates it.
 // *ret_context is the longest sequence that fits: max_context, or less where that is not firm.
 // ST_INVALID or ST_NO_MEMORY name what to change. Call it when all else is allocated.
-enum status kv_memory_init(struct kv_memory *m, struct device *dev, const struct model_config *config,
-                           enum dtype dt, const struct kv_wish *wish, int *ret_context);
+enum status kv_memory_init(struct kv_memory *m, struct device *dev,
+                           const struct model_config *config, enum dtype dt,
+                           const struct kv_wish *wish, int *ret_context);
 void kv_memory_release(struct kv_memory *m);
 
 // Enqueues a copy of a whole block, every layer's keys and values.

@@ -1,6 +1,6 @@
 /* request.c: owns a request's memory: prompt, samples, generated ids, block tables. Everything a
- * sample can ever need is allocated before it is queued, so that no step of the engine can run out of
- * host memory half way. */
+ * sample can ever need is allocated before it is queued, so that no step of the engine can run out
+ * of host memory half way. */
 #include "infer-server/request.h"
 #include "infer-server/sampler.h"
 #include <stdlib.h>
@@ -9,7 +9,8 @@
 enum status request_new(const int32_t *prompt, int n_prompt, const struct sampling *sampling,
                         void *tag, struct request **ret)
 {
-    if (n_prompt < 1) return status_fail(ST_INVALID, "the prompt is empty; give at least one token");
+    if (n_prompt < 1)
+        return status_fail(ST_INVALID, "the prompt is empty; give at least one token");
     if (sampling->n < 1)
         return status_fail(ST_INVALID, "n is %d; it must be at least 1", sampling->n);
     struct request *r = calloc(1, sizeof *r);
@@ -63,14 +64,17 @@ void request_free(struct request *r)
     free(r);
 }
 
-void *request_tag(const struct request *r) { return r->tag; }
+void *request_tag(const struct request *r)
+{
+    return r->tag;
+}
 
 void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens)
 {
     const struct request *r = s->request;
     for (int i = 0; i < n; i++) {
         int position = first + i;
-        ret_tokens[i] = position < r->n_prompt ? r->prompt[position]
-                                               : s->generated[position - r->n_prompt];
+        ret_tokens[i] =
+            position < r->n_prompt ? r->prompt[position] : s->generated[position - r->n_prompt];
     }
 }

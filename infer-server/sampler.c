@@ -2,8 +2,8 @@
  * engine's thread.
  *
  * What comes back each step is one sample_result a row; this copy's wait is the step's only one. A
- * row of logits (the vocabulary, half a megabyte) is copied out only for a request that asked for the
- * most likely tokens, and is sorted out on the host. */
+ * row of logits (the vocabulary, half a megabyte) is copied out only for a request that asked for
+ * the most likely tokens, and is sorted out on the host. */
 #include "infer-server/sampler.h"
 #include "common/base/rng.h"
 #include <math.h>
@@ -17,8 +17,8 @@ struct sampler {
     const int *eos_ids; // the model config's
     struct sample_params *params, *host_params;
     struct sample_result *results, *host_results;
-    float *host_row;          // (vocab), once wanted
-    struct top_logprob *top;  // (max_rows, SAMPLER_MOST_TOP)
+    float *host_row;         // (vocab), once wanted
+    struct top_logprob *top; // (max_rows, SAMPLER_MOST_TOP)
 };
 
 uint64_t sampler_stream(uint64_t seed, int sample)
@@ -129,7 +129,8 @@ static enum status list_most_likely(struct sampler *s, const float *logits,
 }
 
 enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                         const struct sample_result **ret_results, const struct top_logprob **ret_top)
+                         const struct sample_result **ret_results,
+                         const struct top_logprob **ret_top)
 {
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;

@@ -31,10 +31,11 @@ void sampler_free(struct sampler *s);
 // ret_top stay valid until the next call. Row i lists its rows[i].sampling->logprobs most likely
 // tokens at ret_top[i], most likely first; NULL where it wants none. ST_DEVICE: nothing is valid.
 enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                         const struct sample_result **ret_results, const struct top_logprob **ret_top);
+                         const struct sample_result **ret_results,
+                         const struct top_logprob **ret_top);
 
-// The n most likely tokens of a host row of logits, by log-probability at `temperature` (0 counts as
-// 1), equal ones by id. n <= vocab.
+// The n most likely tokens of a host row of logits, by log-probability at `temperature` (0 counts
+// as 1), equal ones by id. n <= vocab.
 void sampler_top(const float *logits, int vocab, float temperature, int n, struct top_logprob *ret);
 
 #endif

@@ -5,19 +5,19 @@
  *  1. admit: samples leave the queue in order of arrival while there are places and blocks for all
  *     tokens they have so far. One block a running sample is kept back, so that an admission never
  *     makes the same step preempt. The first that does not fit stops the pass (no overtaking).
- *  2. decode: every sample whose tokens are all computed but the last feeds that one. Where it needs
- *     a new block and none is free, the youngest running sample is preempted: it drops its blocks and
- *     goes back to its place in the queue, and later computes its tokens again. The oldest one always
- *     gets on, and fits alone (the engine refuses requests that never could), so all end.
+ *  2. decode: every sample whose tokens are all computed but the last feeds that one. Where it
+ * needs a new block and none is free, the youngest running sample is preempted: it drops its blocks
+ * and goes back to its place in the queue, and later computes its tokens again. The oldest one
+ * always gets on, and fits alone (the engine refuses requests that never could), so all end.
  *  3. prefill: the others, oldest first, feed up to prefill_chunk tokens in all.
  *  4. fork: a group's prompt is computed once, by its leader. Its siblings wait for that without
  *     holding up those behind them, but their places count as taken. When the leader's last prompt
- *     row is in the step, each new sibling becomes a holder of the prompt's full blocks, gets a copy
- *     of the last, partly filled one, and draws its first token from the same row.
- * Siblings that come back after a preemption, or for which there was no place to fork, share the
- * prompt's full blocks with one that holds them, provided that one version computed them and it is
- * the present one. A prefix cache would answer the same question (whose full blocks hold these
- * tokens?) for any two requests in find_prefix(). */
+ *     row is in the step, each new sibling becomes a holder of the prompt's full blocks, gets a
+ * copy of the last, partly filled one, and draws its first token from the same row. Siblings that
+ * come back after a preemption, or for which there was no place to fork, share the prompt's full
+ * blocks with one that holds them, provided that one version computed them and it is the present
+ * one. A prefix cache would answer the same question (whose full blocks hold these tokens?) for any
+ * two requests in find_prefix(). */
 #include "infer-server/scheduler.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ struct scheduler {
     struct step step;
 };
 
-// ---- lists -----------------------------------------------------------------------------------------
+// ---- lists -------------------------------------------------------------------------------------
 
 static bool list_reserve(struct sample_list *list, int n)
 {
@@ -67,7 +67,7 @@ static void list_remove(struct sample_list *list, const struct sample *sample)
     list->n--;
 }
 
-// ---- life ------------------------------------------------------------------------------------------
+// ---- life --------------------------------------------------------------------------------------
 
 enum status scheduler_new(const struct scheduler_limits *limits, struct kv_cache *cache,
                           struct scheduler **ret)
@@ -86,7 +86,8 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct kv_cache
     return ST_OK;
 no_memory:
     scheduler_free(s);
-    return status_fail(ST_NO_MEMORY, "no memory for a scheduler of %d sequences", limits->max_batch);
+    return status_fail(ST_NO_MEMORY, "no memory for a scheduler of %d sequences",
+                       limits->max_batch);
 }
 
 void scheduler_free(struct scheduler *s)
@@ -100,9 +101,18 @@ void scheduler_free(struct scheduler *s)
     free(s);
 }
 
-int scheduler_running(const struct scheduler *s) { return s->running.n; }
-int scheduler_waiting(const struct scheduler *s) { return s->waiting.n; }
-uint64_t scheduler_preemptions(const struct scheduler *s) { return s->preemptions; }
+int scheduler_running(const struct scheduler *s)
+{
+    return s->running.n;
+}
+int scheduler_waiting(const struct scheduler *s)
+{
+    return s->waiting.n;
+}
+uint64_t scheduler_preemptions(const struct scheduler *s)
+{
+    return s->preemptions;
+}
 
 int scheduler_in_flight(const struct scheduler *s)
 {
@@ -128,7 +138,7 @@ bool scheduler_add(struct scheduler *s, struct request *r)
     return true;
 }
 
-// ---- blocks ----------------------------------------------------------------------------------------
+// ---- blocks ------------------------------------------------------------------------------------
 
 static void drop_blocks(struct scheduler *s, struct sample *sample)
 {
@@ -154,7 +164,8 @@ static bool hold_blocks(struct scheduler *s, struct sample *sample, int n_tokens
     return true;
 }
 
-static void share_blocks(struct scheduler *s, struct sample *sample, const struct sample *from, int n)
+static void share_blocks(struct scheduler *s, struct sample *sample, const struct sample *from,
+                         int n)
 {
     kv_cache_share(s->cache, from->blocks, n);
     memcpy(sample->blocks, from->blocks, (size_t)n * sizeof *sample->blocks);
@@ -176,7 +187,7 @@ static const struct sample *find_prefix(const struct scheduler *s, const struct 
     return NULL;
 }
 
-// ---- leaving and coming back ------------------------------------------------------------------------
+// ---- leaving and coming back -------------------------------------------------------------------
 
 static void leave_running(struct scheduler *s, struct sample *sample)
 {
@@ -212,7 +223,7 @@ void scheduler_update(struct scheduler *s, uint64_t version, bool recompute)
     }
 }
 
-// ---- planning --------------------------------------------------------------------------------------
+// ---- planning ----------------------------------------------------------------------------------
 
 static bool is_held(const struct sample *sample) // its leader is computing their prompt
 {
@@ -324,7 +335,8 @@ static void plan_prefill(struct scheduler *s)
 }
 
 // Gives a sibling the prompt's blocks. Its place is free; its block may not be.
-static bool fork_one(struct scheduler *s, const struct sample *leader, int item, struct sample *sample)
+static bool fork_one(struct scheduler *s, const struct sample *leader, int item,
+                     struct sample *sample)
 {
     struct step *step = &s->step;
     const int n_prompt = leader->request->n_prompt;

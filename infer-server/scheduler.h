@@ -1,7 +1,9 @@
 /* scheduler.h: which tokens of which samples the next step computes. Continuous batching: a step
- * holds one token of every decoding sequence and, beside them, up to prefill_chunk tokens of prompts.
+ * holds one token of every decoding sequence and, beside them, up to prefill_chunk tokens of
+ * prompts.
  *
- * Pure logic over samples and the book of KV blocks; it never sees the device. The engine's thread. */
+ * Pure logic over samples and the book of KV blocks; it never sees the device. The engine's thread.
+ */
 #ifndef INFER_SERVER_SCHEDULER_H
 #define INFER_SERVER_SCHEDULER_H
 
@@ -43,8 +45,8 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct kv_cache
                           struct scheduler **ret); // cache is borrowed
 void scheduler_free(struct scheduler *s);
 
-// Queues all samples of a prepared request (request_prepare), behind those already queued. False for
-// want of memory.
+// Queues all samples of a prepared request (request_prepare), behind those already queued. False
+// for want of memory.
 bool scheduler_add(struct scheduler *s, struct request *r);
 
 // Plans one step; n_items is 0 when there is nothing to do. What it plans counts as computed from
@@ -64,6 +66,6 @@ int scheduler_running(const struct scheduler *s);
 int scheduler_waiting(const struct scheduler *s);
 int scheduler_in_flight(const struct scheduler *s); // running, or waiting after having run
 struct sample *scheduler_at(const struct scheduler *s, int i); // i < running + waiting: any sample
-uint64_t scheduler_preemptions(const struct scheduler *s); // for want of blocks
+uint64_t scheduler_preemptions(const struct scheduler *s);     // for want of blocks
 
 #endif

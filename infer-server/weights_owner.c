@@ -1,20 +1,24 @@
 /* weights_owner.c: owns the arena, the control page and the bridge file, in this order of birth:
  * page (version 1: nothing loaded), arena, load (version 2), file. The engine's thread.
  *
- * Page and arena are named after the bridge file's path. A daemon that was killed leaves both behind;
- * the next one on the same path finds the page's owner dead, replaces it, and takes the arena's name
- * too, so killed daemons do not fill /dev/shm. A living owner is found in the same way, and refused:
- * two daemons cannot fight over one bridge file. */
+ * The page is named after the bridge file's path. A daemon that was killed leaves it behind; the
+ * next one on the same path finds its owner dead and replaces it. A living owner is found in the
+ * same way, and refused: two daemons cannot fight over one bridge file.
+ *
+ * The arena's name says which process made it. On the CPU a killed daemon leaves gigabytes in
+ * /dev/shm, so each new one first removes the arenas of the dead, whatever bridge they were for. */
 #include "infer-server/weights_owner.h"
 #include "bridge/bridge_file.h"
 #include "common/base/log.h"
 #include "kernels/ops.h"
+#include <dirent.h>
 #include <limits.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct weights_owner {
@@ -22,7 +26,7 @@ struct weights_owner {
     const struct model_config *config;
     const char *model_folder;
     char bridge_path[512];
-    char page_name[64], arena_name[64], layout_hash[65];
+    char page_name[64], arena_name[96], layout_hash[65];
     struct weights *weights;
     struct shared_memory *arena;
     struct control *control;
@@ -41,8 +45,38 @@ static enum status absolute_path(const char *path, char *ret, size_t size)
     else
         n = snprintf(ret, size, "%s/%s", cwd, path);
     if (n < 0 || (size_t)n >= size)
-        return status_fail(ST_INVALID, "--bridge %s: a path of more than %zu bytes", path, size - 1);
+        return status_fail(ST_INVALID, "--bridge %s: a path of more than %zu bytes", path,
+                           size - 1);
     return ST_OK;
+}
+
+// Process numbers mean something only within one of these; /dev/shm may be shared by several.
+static unsigned long pid_namespace(void)
+{
+    struct stat info;
+    return stat("/proc/self/ns/pid", &info) == 0 ? (unsigned long)info.st_ino : 0;
+}
+
+#define ARENA_WRITE "/commonweight-%s-%lu.%d.%llu-policy" // path hash, namespace, pid, start time
+#define ARENA_READ  "commonweight-%16[0-9a-f]-%lu.%d.%llu-policy%n"
+
+static void remove_dead_arenas(void)
+{
+    DIR *dir = opendir("/dev/shm");
+    const struct dirent *entry;
+    while (dir && (entry = readdir(dir))) {
+        char hash[17], name[NAME_MAX + 2];
+        unsigned long namespace;
+        unsigned long long start;
+        int pid, end = 0;
+        if (sscanf(entry->d_name, ARENA_READ, hash, &namespace, &pid, &start, &end) != 4 || !end ||
+            entry->d_name[end] || namespace != pid_namespace() || process_alive(pid, start))
+            continue;
+        snprintf(name, sizeof name, "/%s", entry->d_name);
+        if (shm_unlink(name) == 0)
+            log_info("removed %s, which a killed daemon (pid %d) left", name, pid);
+    }
+    if (dir) closedir(dir);
 }
 
 static void name_segments(struct weights_owner *o)
@@ -52,7 +86,8 @@ static void name_segments(struct weights_owner *o)
     EVP_Digest(o->bridge_path, strlen(o->bridge_path), digest, NULL, EVP_sha256(), NULL);
     for (int i = 0; i < 8; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
     snprintf(o->page_name, sizeof o->page_name, "/commonweight-%s-control", hex);
-    snprintf(o->arena_name, sizeof o->arena_name, "/commonweight-%s-policy", hex);
+    snprintf(o->arena_name, sizeof o->arena_name, ARENA_WRITE, hex, pid_namespace(), (int)getpid(),
+             (unsigned long long)process_start_time(getpid()));
 }
 
 enum status weights_owner_new(struct device *dev, const struct model_config *config, enum dtype dt,
@@ -70,11 +105,13 @@ enum status weights_owner_new(struct device *dev, const struct model_config *con
     CHECK(weights_plan(config, dt, &o->weights));
     weights_layout_hash(o->weights, o->layout_hash);
     CHECK(control_create(o->page_name, o->layout_hash, &o->control));
-    shm_unlink(o->arena_name); // of a dead owner, or none: the page is ours
+    remove_dead_arenas();
     CHECK(shared_memory_create(dev, o->arena_name, o->weights->bytes, &o->arena));
     weights_bind(o->weights, shared_memory_data(o->arena));
-    if (model_folder) CHECK(weights_load(o->weights, dev, model_folder));
-    else CHECK(weights_init_random(o->weights, dev, 1));
+    if (model_folder)
+        CHECK(weights_load(o->weights, dev, model_folder));
+    else
+        CHECK(weights_init_random(o->weights, dev, 1));
     control_owner_update_end(o->control);
     *ret = o;
     return ST_OK;
@@ -116,8 +153,10 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
     role.tensors = calloc((size_t)w->n_tensors, sizeof *role.tensors);
     if (!role.tensors) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
     describe_tensors(w, role.tensors);
-    if (o->model_folder) CHECK(absolute_path(o->model_folder, role.model, sizeof role.model));
-    else snprintf(role.model, sizeof role.model, "(random weights)");
+    if (o->model_folder)
+        CHECK(absolute_path(o->model_folder, role.model, sizeof role.model));
+    else
+        snprintf(role.model, sizeof role.model, "(random weights)");
     snprintf(role.kind, sizeof role.kind, "%s", shared_memory_kind(o->dev));
     snprintf(role.handle, sizeof role.handle, "%s", shared_memory_handle(o->arena));
     snprintf(role.layout_hash, sizeof role.layout_hash, "%s", o->layout_hash);
@@ -146,8 +185,14 @@ void weights_owner_free(struct weights_owner *o)
     free(o);
 }
 
-const struct weights *weights_owner_weights(const struct weights_owner *o) { return o->weights; }
-struct control *weights_owner_control(const struct weights_owner *o) { return o->control; }
+const struct weights *weights_owner_weights(const struct weights_owner *o)
+{
+    return o->weights;
+}
+struct control *weights_owner_control(const struct weights_owner *o)
+{
+    return o->control;
+}
 
 enum status weights_owner_restore(struct weights_owner *o, char ret_from[512])
 {
@@ -181,8 +226,8 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder)
                            "a trainer (pid %d) is attached to these weights; stop it before they "
                            "are reloaded from %s",
                            (int)facts.writer_pid, folder);
-    // A folder that cannot be used is found out before the first byte is written (weights_load); what
-    // fails later is the device, and then the weights are half old, half new.
+    // A folder that cannot be used is found out before the first byte is written (weights_load);
+    // what fails later is the device, and then the weights are half old, half new.
     control_owner_update_begin(o->control);
     enum status st = weights_load(o->weights, o->dev, folder);
     if (st == ST_DEVICE) return status_context(ST_TORN, "reload");

@@ -67,25 +67,45 @@ void learner_free(struct learner *l)
     free(l);
 }
 
-static void make_plan(struct learner *l, size_t free_before)
+// What can be said before the models are there: everything but their scratch and the backward pass.
+static void plan_arrays(struct learner *l, size_t free_before)
 {
     struct memory_plan *plan = &l->plan;
     struct optimizer_memory o;
-    int max_tokens = l->options.token_budget;
     optimizer_memory(l->policy, &o);
     plan->free = free_before;
     plan->weights_shared = l->policy->bytes;
     plan->residual = o.residual;
     plan->moments = o.moments;
     plan->gradients = o.grads;
-    plan->activations = tape_bytes(l->config, l->policy->dt, max_tokens);
-    plan->workspace =
-        l->model->scratch_bytes + backward_bytes(l->model, max_tokens, l->max_targets);
+    plan->activations = tape_bytes(l->config, l->policy->dt, l->options.token_budget);
     if (l->reference_folder)
-        plan->reference = l->policy->bytes + l->model->scratch_bytes +
-                          (size_t)l->max_targets * (sizeof(int32_t) + 2 * sizeof(float));
-    plan->total = plan->residual + plan->moments + plan->gradients + plan->activations +
-                  plan->workspace + plan->reference;
+        plan->reference =
+            l->policy->bytes + (size_t)l->max_targets * (sizeof(int32_t) + 2 * sizeof(float));
+    plan->total =
+        plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
+}
+
+static void plan_workspace(struct learner *l)
+{
+    struct memory_plan *plan = &l->plan;
+    size_t scratch = l->model->scratch_bytes, reference = l->reference_folder ? scratch : 0;
+    plan->workspace = scratch + backward_bytes(l->model, l->options.token_budget, l->max_targets);
+    plan->reference += reference;
+    plan->total += plan->workspace + reference;
+}
+
+static enum status check_room(const struct memory_plan *plan, const struct device *dev)
+{
+    if (plan->total <= plan->free) return ST_OK;
+    double gib = 1.0 / (1024.0 * 1024.0 * 1024.0);
+    bool by_rows = plan->activations + plan->workspace > plan->total / 4;
+    return status_fail(ST_NO_MEMORY, "training needs %.2f GiB on %s, where %.2f GiB are free: %s",
+                       (double)plan->total * gib, device_spec(dev), (double)plan->free * gib,
+                       by_rows
+                           ? "lower --token-budget or --head-rows, or give the daemon a smaller "
+                             "--kv-memory"
+                           : "give the daemon a smaller --kv-memory or take a smaller model");
 }
 
 enum status learner_new(struct device *dev, const struct model_config *config,
@@ -107,9 +127,11 @@ enum status learner_new(struct device *dev, const struct model_config *config,
         goto out;
     }
     CHECK(device_memory(dev, &free_before, &total));
+    plan_arrays(l, free_before);
+    CHECK(check_room(&l->plan, dev)); // before anything large is taken
     CHECK(model_new(dev, config, policy, options->token_budget, l->options.head_rows,
                     options->max_context, &l->model));
-    make_plan(l, free_before);
+    plan_workspace(l);
     *ret = l;
 out:
     if (st != ST_OK) learner_free(l);
@@ -119,19 +141,6 @@ out:
 void learner_memory(const struct learner *l, struct memory_plan *ret)
 {
     *ret = l->plan;
-}
-
-static enum status check_room(const struct memory_plan *plan, const struct device *dev)
-{
-    if (plan->total <= plan->free) return ST_OK;
-    double gib = 1.0 / (1024.0 * 1024.0 * 1024.0);
-    bool by_rows = plan->activations + plan->workspace > plan->total / 4;
-    return status_fail(ST_NO_MEMORY, "training needs %.2f GiB on %s, where %.2f GiB are free: %s",
-                       (double)plan->total * gib, device_spec(dev), (double)plan->free * gib,
-                       by_rows
-                           ? "lower --token-budget or --head-rows, or give the daemon a smaller "
-                             "--kv-memory"
-                           : "give the daemon a smaller --kv-memory or take a smaller model");
 }
 
 static enum status reference_load(struct learner *l)

@@ -32,27 +32,17 @@ void reference_close(struct reference *r)
     memset(r, 0, sizeof *r);
 }
 
-void reference_logprobs(struct reference *r, const int32_t *ids, int n, float *ret)
+void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret)
 {
-    const struct ops *ops = r->model->ops;
-    float *logprob;
-    int32_t *targets;
     void *x;
-    assert_ok(device_alloc(r->dev, 2 * MAX_TOKENS * sizeof(float), (void **)&logprob));
-    assert_ok(device_alloc(r->dev, MAX_TOKENS * sizeof(int32_t), (void **)&targets));
     batch_clear(r->batch);
     assert_ok(batch_add_packed(r->batch, ids, n, -1, NULL));
-    for (int i = 0; i < n - 1; i++) assert_ok(batch_want_row(r->batch, i));
+    for (int i = 0; i < n; i++) assert_ok(batch_want_row(r->batch, i));
     assert_ok(batch_commit(r->batch, 0));
-    device_copy_in(r->dev, targets, ids + 1, (size_t)(n - 1) * sizeof *ids);
     model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
-    model_head(r->model, x, batch_rows_device(r->batch), n - 1);
-    ops->logprob(r->dev, logprob, logprob + MAX_TOKENS, NULL, r->model->logits, targets, n - 1,
-                 r->config->vocab_size, 1.0f);
-    device_copy_out(r->dev, ret, logprob, (size_t)(n - 1) * sizeof *ret);
+    model_head(r->model, x, batch_rows_device(r->batch), n);
+    device_copy_out(r->dev, ret, r->model->logits, (size_t)n * (size_t)r->config->vocab_size * sizeof *ret);
     assert_ok(device_sync(r->dev));
-    device_release(r->dev, logprob);
-    device_release(r->dev, targets);
 }
 
 static int argmax(const float *x, int n)

@@ -16,8 +16,8 @@ struct reference {
 void reference_open(const char *folder, const char *device, struct reference *ret);
 void reference_close(struct reference *r);
 
-// Log-probabilities at temperature 1 of ids[1..n-1] given what stands before each: ret (n - 1).
-void reference_logprobs(struct reference *r, const int32_t *ids, int n, float *ret);
+// Logits of every row of ids: ret (n, vocab).
+void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret);
 
 // Greedy decoding over a paged cache whose blocks (of 4) are in scrambled order, the prompt in two
 // chunks: the ids after the prompt, n_new of them, no stop token.

@@ -41,7 +41,8 @@ static enum status fill(void *context, const struct safetensors_source *t, size_
     struct rng r;
     if (t->n_dims == 2) scale = strstr(t->name, "embed") ? 1.0f : 1.5f / sqrtf((float)t->shape[1]);
     rng_init(&r, w->seed, (uint64_t)((const struct safetensors_source *)t->tag - w->tensors));
-    for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = scale * rng_normal(&r) + (norm ? 1.0f : 0.0f);
+    for (size_t i = 0; i < bytes / sizeof *x; i++)
+        x[i] = scale * rng_normal(&r) + (norm ? 1.0f : 0.0f);
     return ST_OK;
 }
 
@@ -52,10 +53,10 @@ static enum status write_config(const char *folder, const struct tiny_model *m, 
     json_t *config = json_pack(
         "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:b, s:s, s:s}", "architectures",
         "Qwen2ForCausalLM", "model_type", "qwen2", "vocab_size", m->vocab, "hidden_size", m->hidden,
-        "intermediate_size", intermediate, "num_hidden_layers", m->layers, "num_attention_heads", heads,
-        "num_key_value_heads", heads / 2, "max_position_embeddings", max_positions, "rms_norm_eps", 1e-6,
-        "rope_theta", 10000.0, "tie_word_embeddings", m->tie_embeddings, "hidden_act", "silu",
-        "torch_dtype", "float32");
+        "intermediate_size", intermediate, "num_hidden_layers", m->layers, "num_attention_heads",
+        heads, "num_key_value_heads", heads / 2, "max_position_embeddings", max_positions,
+        "rms_norm_eps", 1e-6, "rope_theta", 10000.0, "tie_word_embeddings", m->tie_embeddings,
+        "hidden_act", "silu", "torch_dtype", "float32");
     char *path = path_join(folder, "config.json");
     enum status st = ST_NO_MEMORY;
     if (config && path) {
@@ -71,8 +72,8 @@ enum status tiny_model_write_as(const char *folder, const struct tiny_model *m)
 {
     const int h = m->hidden, kv = h / 2, inner = m->intermediate ? m->intermediate : 2 * h;
     if (h < 2 * HEAD_DIM || h % (2 * HEAD_DIM) != 0 || m->layers < 1 || m->vocab < 2)
-        return status_fail(ST_INVALID, "tiny model of hidden %d, %d layers, %d tokens", h, m->layers,
-                           m->vocab);
+        return status_fail(ST_INVALID, "tiny model of hidden %d, %d layers, %d tokens", h,
+                           m->layers, m->vocab);
     enum status st = file_make_folders(folder);
     if (st != ST_OK) return st;
     char *path = path_join(folder, "model.safetensors");

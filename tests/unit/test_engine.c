@@ -1,6 +1,6 @@
 /* test_engine.c: the engine on the CPU with random models: the same text whatever is in the batch,
- * groups, preemption, refusals, cancelling, commands; and updates through the real bridge by another
- * process, which is this program again with --writer as its first word. */
+ * groups, preemption, refusals, cancelling, commands; and updates through the real bridge by
+ * another process, which is this program again with --writer as its first word. */
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "bridge/attach.h"
@@ -21,7 +21,7 @@ enum { VOCAB = 320, MOST_SAMPLES = 8, MOST_TOKENS = 480, WAIT_MS = 60000 };
 static const char *folder, *model_a, *model_b; // two models of one layout
 static const char *bridge_path; // of the test's engine; one that failed may still hold its own
 
-// ---- collecting --------------------------------------------------------------------------------------
+// ---- collecting --------------------------------------------------------------------------------
 
 struct take { // what came back of a request; its tag
     struct request *request;
@@ -55,7 +55,8 @@ static void on_event(void *context, const struct engine_event *event)
     for (int i = 0; i < event->n_tokens; i++) {
         int at = take->sample[event->sample].n++;
         take->sample[event->sample].tokens[at] = event->tokens[i];
-        if (event->top) memcpy(take->sample[event->sample].top[at], event->top, 3 * sizeof *event->top);
+        if (event->top)
+            memcpy(take->sample[event->sample].top[at], event->top, 3 * sizeof *event->top);
     }
     if (event->finish != FINISH_NONE) {
         take->sample[event->sample].finish = event->finish;
@@ -87,7 +88,8 @@ static void await_done(struct bench *b, struct take *take)
 {
     const int64_t deadline = clock_deadline_ns(WAIT_MS);
     pthread_mutex_lock(&b->lock);
-    while (!take->done && wait_changed(b, deadline)) {}
+    while (!take->done && wait_changed(b, deadline)) {
+    }
     bool done = take->done;
     pthread_mutex_unlock(&b->lock);
     assert_true(done);
@@ -99,7 +101,8 @@ static void await_tokens(struct bench *b, struct take *take, int sample, int n)
 {
     const int64_t deadline = clock_deadline_ns(WAIT_MS);
     pthread_mutex_lock(&b->lock);
-    while (take->sample[sample].n < n && wait_changed(b, deadline)) {}
+    while (take->sample[sample].n < n && wait_changed(b, deadline)) {
+    }
     bool enough = take->sample[sample].n >= n;
     pthread_mutex_unlock(&b->lock);
     assert_true(enough);
@@ -144,7 +147,7 @@ static struct engine_stats idle_stats(struct bench *b)
     return stats_of(b);
 }
 
-// ---- engines -----------------------------------------------------------------------------------------
+// ---- engines -----------------------------------------------------------------------------------
 
 static struct engine_options plain_options(void)
 {
@@ -183,7 +186,8 @@ static void bench_end(struct bench *b)
 
 static struct sampling greedy(int max_tokens)
 {
-    return (struct sampling){.n = 1, .max_tokens = max_tokens, .top_p = 1, .logprobs = -1, .ignore_eos = true};
+    return (struct sampling){
+        .n = 1, .max_tokens = max_tokens, .top_p = 1, .logprobs = -1, .ignore_eos = true};
 }
 
 static struct sampling random_sampling(int max_tokens, uint64_t seed)
@@ -211,7 +215,8 @@ static struct take *submit_ids(struct bench *b, const int32_t *prompt, int n_pro
     return take;
 }
 
-static struct take *submit(struct bench *b, int n_prompt, uint64_t prompt_seed, const struct sampling *s)
+static struct take *submit(struct bench *b, int n_prompt, uint64_t prompt_seed,
+                           const struct sampling *s)
 {
     int32_t prompt[512];
     make_prompt(prompt, n_prompt, prompt_seed);
@@ -225,7 +230,7 @@ static void assert_same_tokens(const struct take *a, int i, const struct take *b
         assert_int_equal(a->sample[i].tokens[t].token, b->sample[k].tokens[t].token);
 }
 
-// ---- the same text -------------------------------------------------------------------------------------
+// ---- the same text -----------------------------------------------------------------------------
 
 enum { CROWD = 12 };
 static const int prompt_lengths[CROWD] = {1, 3, 4, 5, 17, 64, 65, 100, 2, 8, 31, 130};
@@ -338,14 +343,16 @@ static void group_shares_its_prompt(void **state)
     assert_int_equal(t->prompt_tokens, 42);
     assert_int_equal(t->generated_tokens, 12);
     assert_int_equal(t->kv_bytes_peak, (42 + 11 + 3) / 4 * stats_of(&b).kv_bytes_per_block);
-    assert_true(t->queue_ms >= 0 && t->first_token_ms >= t->queue_ms && t->latency_ms >= t->first_token_ms);
+    assert_true(t->queue_ms >= 0 && t->first_token_ms >= t->queue_ms &&
+                t->latency_ms >= t->first_token_ms);
     assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
     free(six);
     free(three);
     bench_end(&b);
 }
 
-// With the prompt ending at every place of a block, siblings read what one alone would have computed.
+// With the prompt ending at every place of a block, siblings read what one alone would have
+// computed.
 static void forks_read_the_whole_prompt(void **state)
 {
     (void)state;
@@ -366,7 +373,7 @@ static void forks_read_the_whole_prompt(void **state)
     bench_end(&b);
 }
 
-// ---- what a request can ask ------------------------------------------------------------------------------
+// ---- what a request can ask --------------------------------------------------------------------
 
 static void stops_and_minimum(void **state)
 {
@@ -380,7 +387,8 @@ static void stops_and_minimum(void **state)
     int at = 1; // the first token that was not there before it
     for (bool seen = true; seen; at++) {
         seen = false;
-        for (int i = 0; i < at; i++) seen |= whole->sample[0].tokens[i].token == whole->sample[0].tokens[at].token;
+        for (int i = 0; i < at; i++)
+            seen |= whole->sample[0].tokens[i].token == whole->sample[0].tokens[at].token;
         if (!seen) break;
     }
     s.n_stop_ids = 1;
@@ -394,7 +402,8 @@ static void stops_and_minimum(void **state)
     struct take *late = submit(&b, 10, 3, &s);
     await_done(&b, late);
     assert_true(late->sample[0].n >= 15);
-    for (int i = 0; i < 15; i++) assert_int_not_equal(late->sample[0].tokens[i].token, s.stop_ids[0]);
+    for (int i = 0; i < 15; i++)
+        assert_int_not_equal(late->sample[0].tokens[i].token, s.stop_ids[0]);
     free(whole);
     free(stopped);
     free(late);
@@ -412,7 +421,10 @@ static void eos_of_the_config(void **state)
     await_done(&b, whole);
     bench_end(&b);
     const char *with_eos = test_path(folder, "eos");
-    const struct tiny_model shape = {.hidden = 32, .layers = 2, .vocab = VOCAB, .seed = 1,
+    const struct tiny_model shape = {.hidden = 32,
+                                     .layers = 2,
+                                     .vocab = VOCAB,
+                                     .seed = 1,
                                      .eos_id = whole->sample[0].tokens[4].token};
     assert_ok(tiny_model_write_as(with_eos, &shape));
     options.model_folder = with_eos;
@@ -483,7 +495,8 @@ static void refuses_what_it_cannot_do(void **state)
     assert_int_equal(engine_max_context(b.engine), 512);
     make_prompt(prompt, 600, 1);
     struct sampling s = greedy(13);
-    refuse(&b, prompt, 500, &s, ST_INVALID, "500 tokens and max_tokens 13 are over the context of 512");
+    refuse(&b, prompt, 500, &s, ST_INVALID,
+           "500 tokens and max_tokens 13 are over the context of 512");
     s.max_tokens = 0;
     refuse(&b, prompt, 5, &s, ST_INVALID, "max_tokens is 0");
     s = greedy(4);
@@ -644,7 +657,7 @@ static void ends_with_and_without_drain(void **state)
     }
 }
 
-// ---- commands --------------------------------------------------------------------------------------------
+// ---- commands ----------------------------------------------------------------------------------
 
 static void on_reload(void *context, enum status st, const char *message, uint64_t version)
 {
@@ -677,7 +690,8 @@ static void await_command(struct bench *b)
 {
     const int64_t deadline = clock_deadline_ns(WAIT_MS);
     pthread_mutex_lock(&b->lock);
-    while (!b->commanded && wait_changed(b, deadline)) {}
+    while (!b->commanded && wait_changed(b, deadline)) {
+    }
     bool commanded = b->commanded;
     b->commanded = false;
     pthread_mutex_unlock(&b->lock);
@@ -693,7 +707,8 @@ static struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prom
 }
 
 // The greedy continuation under a folder's weights, from an engine of its own.
-static struct take *reference(const char *model, const int32_t *prompt, int n_prompt, int max_tokens)
+static struct take *reference(const char *model, const int32_t *prompt, int n_prompt,
+                              int max_tokens)
 {
     struct bench b;
     const char *kept = bridge_path;
@@ -746,7 +761,7 @@ static void reloads(void **state)
     bench_end(&b);
 }
 
-// ---- another process writes --------------------------------------------------------------------------------
+// ---- another process writes --------------------------------------------------------------------
 
 struct writer {
     struct bridge *bridge;
@@ -799,8 +814,7 @@ static void start_self(struct test_child *child, const char *role, const char *m
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(n > 0);
     self[n] = 0;
-    const char *argv[] = {self, role, bridge_path, model, times,
-                          die ? "die" : NULL, NULL};
+    const char *argv[] = {self, role, bridge_path, model, times, die ? "die" : NULL, NULL};
     memset(child, 0, sizeof *child);
     test_spawn(child, test_path(folder, "child.log"), argv);
 }
@@ -818,12 +832,13 @@ static void assert_versions_rise(const struct take *take, int i)
         assert_true(version >= last && version % 2 == 0);
         last = version;
     }
-    assert_true(take->sample[i].telemetry.weight_version_first == take->sample[i].tokens[0].weight_version);
+    assert_true(take->sample[i].telemetry.weight_version_first ==
+                take->sample[i].tokens[0].weight_version);
     assert_true(take->sample[i].telemetry.weight_version_last == last);
 }
 
-// A request is caught in the middle by an update to model B. Under "recompute" the rest must be what B
-// says after the text so far; under "keep" it goes on with the keys of A.
+// A request is caught in the middle by an update to model B. Under "recompute" the rest must be
+// what B says after the text so far; under "keep" it goes on with the keys of A.
 static void update_in_flight(const char *policy)
 {
     struct bench b;
@@ -945,7 +960,8 @@ static void many_updates_under_load(void **state)
     bench_end(&b);
 }
 
-// The writer is killed with half of the weights overwritten: the same text goes on from restored ones.
+// The writer is killed with half of the weights overwritten: the same text goes on from restored
+// ones.
 static void torn_weights_are_restored(void **state)
 {
     (void)state;
@@ -990,12 +1006,16 @@ static void torn_weights_are_restored(void **state)
     bench_end(&b);
 }
 
-// --daemon BRIDGE FOLDER N [stay]: an engine on the same bridge. Prints how it fared; may stay until
-// it is killed.
+// --daemon BRIDGE FOLDER N [stay]: an engine on the same bridge. Prints how it fared; may stay
+// until it is killed.
 static int daemon_main(bool stay, char **argv)
 {
-    struct engine_options options = {.model_folder = argv[3], .device = "cpu", .dtype = -1,
-                                     .kv_bytes = 1 << 20, .bridge_path = argv[2], .socket_path = "s"};
+    struct engine_options options = {.model_folder = argv[3],
+                                     .device = "cpu",
+                                     .dtype = -1,
+                                     .kv_bytes = 1 << 20,
+                                     .bridge_path = argv[2],
+                                     .socket_path = "s"};
     struct bench b = {0};
     struct engine_stats stats = {0};
     if (engine_new(&options, on_event, &b, &b.engine) != ST_OK) return 2;
@@ -1033,14 +1053,20 @@ static void killed_daemon_is_replaced(void **state)
 {
     (void)state;
     struct bench b;
+    char left[192];
     struct test_child child;
     struct engine_options options = plain_options();
     start_self(&child, "--daemon", model_a, "0", true);
     for (int i = 0; i < WAIT_MS && !file_exists(options.bridge_path); i++) clock_sleep_ms(1);
     test_kill(&child, SIGKILL);
     test_end(&child);
-    assert_true(file_exists(options.bridge_path));
+    struct bridge_file *file = NULL;
+    assert_ok(bridge_file_read(options.bridge_path, &file));
+    snprintf(left, sizeof left, "/dev/shm%s", file->roles[0].handle);
+    bridge_file_free(file);
+    assert_true(file_exists(left));
     bench_start(&b, &options);
+    assert_false(file_exists(left));
     start_writer(&child, model_b, "1", false);
     assert_int_equal(test_wait(&child, WAIT_MS), 0);
     assert_int_equal(stats_of(&b).updates, 1);
@@ -1048,7 +1074,7 @@ static void killed_daemon_is_replaced(void **state)
     assert_false(file_exists(options.bridge_path));
 }
 
-// ---- main ------------------------------------------------------------------------------------------------
+// ---- main --------------------------------------------------------------------------------------
 
 static int set_up(void **state)
 {

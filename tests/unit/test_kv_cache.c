@@ -1,5 +1,5 @@
-/* test_kv_cache.c: the book of KV blocks: all or nothing, shared blocks, order of reuse, and a random
- * walk against a plain count of holders. */
+/* test_kv_cache.c: the book of KV blocks: all or nothing, shared blocks, order of reuse, and a
+ * random walk against a plain count of holders. */
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/kv_cache.h"
@@ -114,8 +114,10 @@ static void random_walk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(take_is_all_or_nothing), cmocka_unit_test(shared_blocks_outlive_one_holder),
-        cmocka_unit_test(longest_free_is_taken_first), cmocka_unit_test(refuses_empty_pool),
+        cmocka_unit_test(take_is_all_or_nothing),
+        cmocka_unit_test(shared_blocks_outlive_one_holder),
+        cmocka_unit_test(longest_free_is_taken_first),
+        cmocka_unit_test(refuses_empty_pool),
         cmocka_unit_test(random_walk),
     };
     return cmocka_run_group_tests_name("kv_cache", tests, NULL, NULL);

@@ -260,6 +260,25 @@ static void memory_is_planned(void **state)
     machine_close(&m);
 }
 
+// A budget beyond any machine's memory is refused with figures, before memory is taken.
+static void no_room_is_said(void **state)
+{
+    (void)state;
+    struct machine m;
+    struct learner *l = NULL;
+    struct learner_config options = {.temperature = 1,
+                                     .token_budget = 2000000000,
+                                     .head_rows = 4,
+                                     .max_seqs = 10,
+                                     .max_context = 32};
+    machine_open(30, 4, NULL, &m);
+    assert_status(learner_new(m.dev, m.config, m.weights, NULL, &options, &l), ST_NO_MEMORY);
+    assert_message("--token-budget");
+    assert_message("GiB are free");
+    assert_null(l);
+    machine_close(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +288,7 @@ int main(void)
         cmocka_unit_test(gradient_is_a_slope),
         cmocka_unit_test(no_signal_no_gradient),
         cmocka_unit_test(memory_is_planned),
+        cmocka_unit_test(no_room_is_said),
     };
     return cmocka_run_group_tests_name("packing", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* test_scheduler.c: plans without a device. `run_step` plays the engine: it checks a plan against the
- * rules that every plan must keep, keeps a model of what each block of the pool holds, and "draws". */
+/* test_scheduler.c: plans without a device. `run_step` plays the engine: it checks a plan against
+ * the rules that every plan must keep, keeps a model of what each block of the pool holds, and
+ * "draws". */
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/sampler.h"
@@ -235,7 +236,7 @@ static void preempts_the_youngest(void **state)
 {
     (void)state;
     struct world w;
-    world_init(&w, 8, 4, 16); // 32 tokens
+    world_init(&w, 8, 4, 16);                                      // 32 tokens
     struct request *a = add(&w, 8, 1, 16), *b = add(&w, 8, 1, 16); // each grows to 6 blocks
     int64_t order = 0;
     while (!scheduler_preemptions(w.scheduler)) assert_true(run_step(&w, ADMIT_ALL));
@@ -274,7 +275,8 @@ static void update_recomputes_and_shares_again(void **state)
     assert_int_equal(w.computed_tokens - before, 13 + 3 * (13 - 8) + 1);
     for (int i = 0; i < 4; i++) {
         assert_int_equal(r->samples[i].kv_version, 4);
-        for (int k = 0; k < 2; k++) assert_int_equal(r->samples[i].blocks[k], r->samples[0].blocks[k]);
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(r->samples[i].blocks[k], r->samples[0].blocks[k]);
     }
     run_all(&w);
     assert_all_done(r);
@@ -293,7 +295,8 @@ static void update_keeps(void **state)
     assert_int_equal(scheduler_running(w.scheduler), 2);
     int64_t before = w.computed_tokens;
     run_all(&w);
-    // 2 * 2 decodes, and the late ones compute their prompt anew rather than read version 2's blocks
+    // 2 * 2 decodes, and the late ones compute their prompt anew rather than read version 2's
+    // blocks
     assert_int_equal(w.computed_tokens - before, 4 + 10 + 4);
     assert_all_done(r);
     request_free(r);
@@ -339,8 +342,9 @@ static void leader_cancelled(void **state)
     world_release(&w);
 }
 
-// Requests of all shapes in a pool that is far too small, with updates and cancellations between the
-// steps: every plan keeps the rules, every sample reads its own text, all end, no block is lost.
+// Requests of all shapes in a pool that is far too small, with updates and cancellations between
+// the steps: every plan keeps the rules, every sample reads its own text, all end, no block is
+// lost.
 static void random_load(void **state)
 {
     (void)state;
@@ -351,7 +355,8 @@ static void random_load(void **state)
         struct rng r;
         int n = 0;
         rng_init(&r, seed, 0);
-        world_init(&w, 16 + (int)rng_below(&r, 24), 1 + (int)rng_below(&r, 9), 1 + (int)rng_below(&r, 20));
+        world_init(&w, 16 + (int)rng_below(&r, 24), 1 + (int)rng_below(&r, 9),
+                   1 + (int)rng_below(&r, 20));
         uint64_t version = 2;
         while (n < N || scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler) > 0) {
             if (n < N && rng_below(&r, 3) == 0) {
@@ -365,7 +370,8 @@ static void random_load(void **state)
             }
             int inside = scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler);
             if (inside && rng_below(&r, 60) == 0)
-                scheduler_remove(w.scheduler, scheduler_at(w.scheduler, (int)rng_below(&r, (uint32_t)inside)));
+                scheduler_remove(w.scheduler,
+                                 scheduler_at(w.scheduler, (int)rng_below(&r, (uint32_t)inside)));
             inside = scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler);
             bool stepped = run_step(&w, ADMIT_ALL);
             assert_true(stepped || inside == 0);

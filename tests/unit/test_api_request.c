@@ -1,0 +1,120 @@
+/* test_api_request.c: infer-server/api.h: what a body becomes, field by field. Refusals are in
+ * tests/e2e/test_server.c, where their answers are seen too. */
+#include "infer-server/api.h"
+#include "tests/support/support.h"
+
+#include <string.h>
+
+static const struct api_model model = {.name = "m", .folder = "folder", .vocab_size = 100,
+                                       .max_context = 64, .temperature = 0.6, .top_p = 0.9,
+                                       .top_k = 20};
+
+static struct api_request *parse(enum api_kind kind, const char *body)
+{
+    struct api_request *r = NULL;
+    assert_ok(api_request_parse(kind, &model, body, strlen(body), &r));
+    return r;
+}
+
+static void refuse(enum api_kind kind, const char *body, enum status code, const char *part)
+{
+    struct api_request *r = NULL;
+    assert_status(api_request_parse(kind, &model, body, strlen(body), &r), code);
+    assert_message(part);
+    assert_null(r);
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2]}");
+    assert_int_equal(r->n_samples, 1);
+    assert_int_equal(r->sampling.max_tokens, 16);
+    assert_true(r->sampling.temperature == 0.6f && r->sampling.top_p == 0.9f); // generation_config's
+    assert_int_equal(r->sampling.top_k, 20);
+    assert_int_equal(r->sampling.logprobs, -1);
+    assert_true(r->cut_active && r->skip_special && !r->stream);
+    api_request_free(r);
+    // what is trained on is not cut unasked
+    r = parse(API_ROLLOUTS, "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":{\"max_tokens\":9}}");
+    assert_true(r->sampling.temperature == 1 && r->sampling.top_p == 1 && r->sampling.top_k == 0);
+    assert_false(r->cut_active);
+    assert_true(r->stream);
+    assert_int_equal(r->sampling.logprobs, 0);
+    api_request_free(r);
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    struct api_request *r =
+        parse(API_ROLLOUTS, "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3},{\"prompt_token_ids\":"
+                            "[2,3]},{\"prompt_token_ids\":[4],\"seed\":5,\"id\":\"x\"}],\"sampling\":"
+                            "{\"n\":2,\"seed\":-1,\"max_tokens\":8}}");
+    assert_int_equal(r->n_prompts, 3);
+    assert_int_equal(r->n_samples, 7);
+    assert_int_equal(r->prompts[0].n, 3);
+    assert_int_equal(r->prompts[1].n, 2);
+    assert_true(r->prompts[0].seed == UINT64_MAX); // the first takes the seed as it is
+    assert_true(r->prompts[1].seed != r->prompts[0].seed);
+    assert_true(r->prompts[2].seed == 5);
+    assert_int_equal(json_integer_value(r->prompts[1].group_id), 1);
+    assert_string_equal(json_string_value(r->prompts[2].group_id), "x");
+    api_request_free(r);
+}
+
+static void test_context(void **state)
+{
+    (void)state;
+    struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":60}");
+    api_request_free(r);
+    refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_INVALID, "\"max_tokens\"");
+    refuse(API_COMPLETIONS, "{\"prompt\":[[1],[1,2,3,4]],\"max_tokens\":61}", ST_INVALID,
+           "\"max_tokens\"");
+}
+
+static void test_neutral_values_pass(void **state)
+{
+    (void)state;
+    struct api_request *r =
+        parse(API_COMPLETIONS,
+              "{\"prompt\":[1],\"model\":\"m\",\"frequency_penalty\":0,\"presence_penalty\":0.0,"
+              "\"repetition_penalty\":1.0,\"logit_bias\":{},\"tools\":[],\"best_of\":1,\"echo\":false,"
+              "\"suffix\":null,\"response_format\":{\"type\":\"text\"},\"user\":\"someone\",\"stop\":null,"
+              "\"logprobs\":null,\"top_k\":-1,\"temperature\":0,\"stream_options\":null}");
+    assert_int_equal(r->sampling.top_k, 0);
+    assert_false(r->cut_active); // greedy
+    api_request_free(r);
+    refuse(API_COMPLETIONS, "{\"prompt\":[1],\"repetition_penalty\":1.1}", ST_UNSUPPORTED,
+           "\"repetition_penalty\"");
+    refuse(API_COMPLETIONS, "{\"prompt\":[1],\"model\":\"other\"}", ST_NOT_FOUND, "other");
+}
+
+static void test_too_much(void **state)
+{
+    (void)state;
+    struct bytes body = BYTES_INIT;
+    bytes_puts(&body, "{\"prompt\":[[1]");
+    for (int i = 0; i < API_MAX_PROMPTS; i++) bytes_puts(&body, ",[1]");
+    bytes_puts(&body, "]}");
+    refuse(API_COMPLETIONS, bytes_text(&body), ST_INVALID, "1024");
+    bytes_clear(&body);
+    bytes_puts(&body, "{\"max_tokens\":1,\"n\":4096,\"prompt\":[[1]");
+    for (int i = 0; i < 20; i++) bytes_puts(&body, ",[1]");
+    bytes_puts(&body, "]}");
+    refuse(API_COMPLETIONS, bytes_text(&body), ST_INVALID, "65536");
+    bytes_clear(&body);
+    for (int i = 0; i < 100000; i++) bytes_puts(&body, "["); // nesting is bounded by the parser
+    refuse(API_COMPLETIONS, bytes_text(&body), ST_FORMAT, "request");
+    bytes_release(&body);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),           cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_context),            cmocka_unit_test(test_neutral_values_pass),
+        cmocka_unit_test(test_too_much),
+    };
+    return cmocka_run_group_tests_name("api_request", tests, NULL, NULL);
+}
