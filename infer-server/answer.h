@@ -1,5 +1,5 @@
-/* answer.h: the answers to requests for text, written from a generation: whole, or piece by piece as
- * the client reads them. Loop's thread. */
+/* answer.h: the answers to requests for text, written from a generation: whole, or piece by piece
+ * as the client reads them. Loop's thread. */
 #ifndef INFER_SERVER_ANSWER_H
 #define INFER_SERVER_ANSWER_H
 
@@ -9,9 +9,9 @@
 struct answer {
     const struct api_model *model;
     struct generation *generation;
-    char id[48];      // "cmpl-...", "chatcmpl-..."
-    int64_t created;  // seconds since 1970
-    int unfinished;   // choices or lines of a stream that have not had their last piece
+    char id[48];     // "cmpl-...", "chatcmpl-..."
+    int64_t created; // seconds since 1970
+    int unfinished;  // choices or lines of a stream that have not had their last piece
 };
 
 // OpenAI's answer objects, and the chunks of their streams (server-sent events). `overdue`: the

@@ -1,6 +1,6 @@
 /* answer_openai.c: OpenAI's completion and chat completion objects, whole and as streams of
- * server-sent events. A streamed answer's chunks, joined, give what the whole answer gives: both are
- * written from the same samples, a chunk from where the last one ended. Loop's thread. */
+ * server-sent events. A streamed answer's chunks, joined, give what the whole answer gives: both
+ * are written from the same samples, a chunk from where the last one ended. Loop's thread. */
 #include "infer-server/answer.h"
 
 #include <math.h>
@@ -19,9 +19,11 @@ static void put_token_text(struct json_out *o, const struct answer *a, int32_t t
     bytes_release(&text);
 }
 
-// ---- log-probabilities ------------------------------------------------------------------------------
+// ---- log-probabilities
+// ------------------------------------------------------------------------------
 
-static bool text_is_listed(const struct answer *a, const struct top_logprob *top, int n, int32_t token)
+static bool text_is_listed(const struct answer *a, const struct top_logprob *top, int n,
+                           int32_t token)
 {
     struct bytes mine = BYTES_INIT, other = BYTES_INIT;
     bool listed = false;
@@ -29,7 +31,8 @@ static bool text_is_listed(const struct answer *a, const struct top_logprob *top
     for (int i = 0; i < n && !listed; i++) {
         bytes_clear(&other);
         token_text(a->model, top[i].token, &other);
-        listed = other.len == mine.len && memcmp(bytes_text(&other), bytes_text(&mine), mine.len) == 0;
+        listed =
+            other.len == mine.len && memcmp(bytes_text(&other), bytes_text(&mine), mine.len) == 0;
     }
     bytes_release(&mine);
     bytes_release(&other);
@@ -133,7 +136,8 @@ static void put_chat_logprobs(struct json_out *o, const struct answer *a,
     json_out_close(o, '}');
 }
 
-// ---- a choice, whole or from where the last chunk ended ---------------------------------------------------
+// ---- a choice, whole or from where the last chunk ended
+// ---------------------------------------------------
 
 static void put_ids(struct json_out *o, const struct generation_sample *s, int from)
 {
@@ -210,7 +214,8 @@ static void put_choice(struct json_out *o, const struct answer *a, struct genera
     s->sent_text = text_to;
 }
 
-// ---- objects --------------------------------------------------------------------------------------------
+// ---- objects
+// --------------------------------------------------------------------------------------------
 
 static void put_head(struct json_out *o, const struct answer *a, bool chunk)
 {
@@ -289,7 +294,8 @@ void openai_answer(struct answer *a, struct bytes *to)
     bytes_puts(to, "\n");
 }
 
-// ---- streams --------------------------------------------------------------------------------------------
+// ---- streams
+// --------------------------------------------------------------------------------------------
 
 static void put_chunk(struct answer *a, struct generation_sample *s, struct bytes *to)
 {

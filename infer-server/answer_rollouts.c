@@ -140,7 +140,8 @@ enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *
 }
 
 // vLLM's logprobs of one token: {"ID": {"logprob", "decoded_token"}, ...}, the sampled one first.
-static void put_vllm_logprob(struct json_out *o, const struct answer *a, int32_t token, float logprob)
+static void put_vllm_logprob(struct json_out *o, const struct answer *a, int32_t token,
+                             float logprob)
 {
     char key[16];
     struct bytes text = BYTES_INIT;
@@ -173,7 +174,8 @@ static void put_vllm_logprobs(struct json_out *o, const struct answer *a,
     json_out_close(o, ']');
 }
 
-static void put_output(struct json_out *o, const struct answer *a, const struct generation_sample *s)
+static void put_output(struct json_out *o, const struct answer *a,
+                       const struct generation_sample *s)
 {
     double cumulative = 0;
     for (int i = 0; i < s->n; i++) cumulative += s->tokens[i].logprob;

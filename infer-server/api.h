@@ -10,21 +10,21 @@
 #include "common/model/chat_template.h"
 #include "common/model/tokenizer.h"
 
-#define API_MAX_N        4096 // samples of one prompt
-#define API_MAX_PROMPTS  1024 // prompts or groups of one request
+#define API_MAX_N        4096  // samples of one prompt
+#define API_MAX_PROMPTS  1024  // prompts or groups of one request
 #define API_MAX_SAMPLES  65536 // of one request
 #define API_MAX_LOGPROBS 20
 
 // The served model, as requests are checked against it.
 struct api_model {
-    const char *name;                 // what /v1/models lists and "model" must be
+    const char *name; // what /v1/models lists and "model" must be
     const char *folder;
     const struct tokenizer *tokenizer; // NULL: token ids only
     const struct chat_template *chat;  // NULL: chat is refused with why_no_chat
     const char *why_no_chat;
     int vocab_size;
-    int max_context;                  // tokens, prompt and completion together
-    double temperature, top_p;        // defaults of the OpenAI endpoints: generation_config.json's
+    int max_context;           // tokens, prompt and completion together
+    double temperature, top_p; // defaults of the OpenAI endpoints: generation_config.json's
     int top_k;
 };
 

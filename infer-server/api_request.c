@@ -43,7 +43,8 @@ void api_request_free(struct api_request *r)
     free(r);
 }
 
-// ---- prompts --------------------------------------------------------------------------------------
+// ---- prompts
+// --------------------------------------------------------------------------------------
 
 static enum status make_prompts(struct api_request *r, size_t n, const char *field)
 {
@@ -63,8 +64,8 @@ static enum status read_ids(const json_t *array, const char *field, const struct
     if (!json_is_array(array))
         return status_fail(ST_INVALID, "request: \"%s\" must be an array of token ids", field);
     size_t n = json_array_size(array);
-    if (n == 0) return status_fail(ST_INVALID, "request: \"%s\" is empty: give one token at least",
-                                   field);
+    if (n == 0)
+        return status_fail(ST_INVALID, "request: \"%s\" is empty: give one token at least", field);
     if (n > INT_MAX / 8) return status_fail(ST_INVALID, "request: \"%s\" is too long", field);
     int32_t *ids = malloc(n * sizeof *ids);
     if (!ids) return status_fail(ST_NO_MEMORY, "out of memory");
@@ -73,15 +74,16 @@ static enum status read_ids(const json_t *array, const char *field, const struct
         json_int_t id = json_is_integer(x) ? json_integer_value(x) : -1;
         if (!json_is_integer(x)) {
             free(ids);
-            return status_fail(ST_INVALID, "request: \"%s\": entry %zu is not a whole number", field,
-                               i);
+            return status_fail(ST_INVALID, "request: \"%s\": entry %zu is not a whole number",
+                               field, i);
         }
         if (id < 0 || id >= model->vocab_size) {
             free(ids);
-            return status_fail(ST_INVALID,
-                               "request: \"%s\": entry %zu is token id %lld; this model's go from 0 "
-                               "to %d",
-                               field, i, (long long)id, model->vocab_size - 1);
+            return status_fail(
+                ST_INVALID,
+                "request: \"%s\": entry %zu is token id %lld; this model's go from 0 "
+                "to %d",
+                field, i, (long long)id, model->vocab_size - 1);
         }
         ids[i] = (int32_t)id;
     }
@@ -135,10 +137,11 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     if (continue_final)
         return status_fail(ST_UNSUPPORTED, "request: \"continue_final_message\" is not supported");
     if (!model->tokenizer)
-        return status_fail(ST_INVALID,
-                           "request: \"messages\" are text, but %s has no tokenizer.json; send token "
-                           "ids to /v1/completions or /v1/rollouts instead",
-                           model->folder);
+        return status_fail(
+            ST_INVALID,
+            "request: \"messages\" are text, but %s has no tokenizer.json; send token "
+            "ids to /v1/completions or /v1/rollouts instead",
+            model->folder);
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
@@ -192,10 +195,11 @@ static enum status read_prompt_field(struct api_request *r, const json_t *object
         else if (json_is_array(one))
             CHECK(read_ids(one, field, model, &r->prompts[i]));
         else
-            return status_fail(ST_INVALID,
-                               "request: \"%s\": entry %d is neither a string nor an array of token "
-                               "ids",
-                               field, i);
+            return status_fail(
+                ST_INVALID,
+                "request: \"%s\": entry %d is neither a string nor an array of token "
+                "ids",
+                field, i);
     }
 out:
     return st;
@@ -211,7 +215,8 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
         return status_fail(ST_INVALID, "request: \"groups\": give each group exactly one of "
                                        "prompt_token_ids, messages and prompt");
     if (ids)
-        return read_ids(json_object_get(object, "prompt_token_ids"), "prompt_token_ids", model, ret);
+        return read_ids(json_object_get(object, "prompt_token_ids"), "prompt_token_ids", model,
+                        ret);
     if (messages) return encode_messages(object, model, ret);
     const json_t *value = json_object_get(object, "prompt");
     if (!json_is_string(value))
@@ -223,7 +228,8 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
                        model, ret);
 }
 
-// ---- sampling ---------------------------------------------------------------------------------------
+// ---- sampling
+// ---------------------------------------------------------------------------------------
 
 static enum status read_stop(const json_t *object, struct stop_set *ret)
 {
@@ -259,9 +265,9 @@ static enum status read_stop_ids(const json_t *object, const struct api_model *m
     {
         json_int_t id = json_integer_value(one);
         if (!json_is_integer(one) || id < 0 || id >= model->vocab_size)
-            return status_fail(ST_INVALID,
-                               "request: \"stop_token_ids\": entry %zu is not a token id from 0 to %d",
-                               i, model->vocab_size - 1);
+            return status_fail(
+                ST_INVALID, "request: \"stop_token_ids\": entry %zu is not a token id from 0 to %d",
+                i, model->vocab_size - 1);
         s->stop_ids[s->n_stop_ids++] = (int32_t)id;
     }
     return ST_OK;
@@ -273,12 +279,24 @@ static enum status refuse_unsupported(const json_t *object)
     static const struct {
         const char *key;
         double neutral;
-    } numbers[] = {{"frequency_penalty", 0}, {"presence_penalty", 0}, {"repetition_penalty", 1},
-                   {"length_penalty", 1},    {"prompt_logprobs", 0},  {"truncate_prompt_tokens", -1}};
-    static const char *const things[] = {
-        "logit_bias", "tools", "functions", "guided_decoding_regex", "guided_json", "guided_regex",
-        "guided_choice", "guided_grammar", "structured_outputs", "structured_outputs_regex",
-        "bad_words", "allowed_token_ids", "suffix", "images", "lora_request"};
+    } numbers[] = {{"frequency_penalty", 0},  {"presence_penalty", 0},
+                   {"repetition_penalty", 1}, {"length_penalty", 1},
+                   {"prompt_logprobs", 0},    {"truncate_prompt_tokens", -1}};
+    static const char *const things[] = {"logit_bias",
+                                         "tools",
+                                         "functions",
+                                         "guided_decoding_regex",
+                                         "guided_json",
+                                         "guided_regex",
+                                         "guided_choice",
+                                         "guided_grammar",
+                                         "structured_outputs",
+                                         "structured_outputs_regex",
+                                         "bad_words",
+                                         "allowed_token_ids",
+                                         "suffix",
+                                         "images",
+                                         "lora_request"};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         double x = numbers[i].neutral;
         enum status st = json_get_double(where, object, numbers[i].key, -INFINITY, INFINITY, &x);
@@ -300,8 +318,7 @@ static enum status refuse_unsupported(const json_t *object)
     bool flag = false;
     enum status st = json_get_bool(where, object, "use_beam_search", &flag);
     if (st != ST_OK) return st;
-    if (flag)
-        return status_fail(ST_UNSUPPORTED, "request: \"use_beam_search\" is not supported");
+    if (flag) return status_fail(ST_UNSUPPORTED, "request: \"use_beam_search\" is not supported");
     const json_t *format = json_object_get(object, "response_format");
     const char *type = json_string_value(json_object_get(format, "type"));
     if (json_is_object(format) && (!type || strcmp(type, "text") != 0))
@@ -381,7 +398,8 @@ out:
     return st;
 }
 
-// ---- the four kinds -----------------------------------------------------------------------------------
+// ---- the four kinds
+// -----------------------------------------------------------------------------------
 
 static enum status parse_completions(struct api_request *r, const json_t *object,
                                      const struct api_model *model)
@@ -461,8 +479,10 @@ static enum status parse_rollouts(struct api_request *r, const json_t *object,
             goto out;
         }
         if (id && !json_is_null(id) && !json_is_string(id) && !json_is_integer(id)) {
-            st = status_fail(ST_INVALID, "request: \"id\" of group %d must be a string or a whole "
-                                         "number", i);
+            st = status_fail(ST_INVALID,
+                             "request: \"id\" of group %d must be a string or a whole "
+                             "number",
+                             i);
             goto out;
         }
         prompt->group_id = id && !json_is_null(id) ? json_deep_copy(id) : json_integer(i);
@@ -480,8 +500,8 @@ out:
     return st;
 }
 
-// "prompt" is a string, token ids, or an object as vLLM's TokensPrompt and TextPrompt; "prompts" is a
-// list of any of them.
+// "prompt" is a string, token ids, or an object as vLLM's TokensPrompt and TextPrompt; "prompts" is
+// a list of any of them.
 static enum status read_generate_prompt(const json_t *value, const json_t *object,
                                         const struct api_model *model, struct api_prompt *ret)
 {
@@ -493,10 +513,11 @@ static enum status read_generate_prompt(const json_t *value, const json_t *objec
     if (json_is_object(value)) value = json_object_get(value, "prompt");
     if (json_is_array(value)) return read_ids(value, "prompt", model, ret);
     if (json_is_string(value))
-        return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
-                           model, ret);
-    return status_fail(ST_INVALID, "request: \"prompt\" must be a string, an array of token ids, or "
-                                   "an object with prompt_token_ids or prompt");
+        return encode_text(json_string_value(value), json_string_length(value), add_special,
+                           "prompt", model, ret);
+    return status_fail(ST_INVALID,
+                       "request: \"prompt\" must be a string, an array of token ids, or "
+                       "an object with prompt_token_ids or prompt");
 }
 
 static enum status parse_generate(struct api_request *r, const json_t *object,
@@ -518,7 +539,8 @@ static enum status parse_generate(struct api_request *r, const json_t *object,
         return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"prompts\"");
     if (json_has(object, "prompt")) {
         CHECK(make_prompts(r, 1, "prompt"));
-        return read_generate_prompt(json_object_get(object, "prompt"), object, model, &r->prompts[0]);
+        return read_generate_prompt(json_object_get(object, "prompt"), object, model,
+                                    &r->prompts[0]);
     }
     if (!json_is_array(many))
         return status_fail(ST_INVALID, "request: \"prompts\" must be an array");
@@ -538,14 +560,17 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
         samples += r->prompts[i].n;
     }
     if (samples > API_MAX_SAMPLES)
-        return status_fail(ST_INVALID, "request: \"n\" over all prompts makes %lld samples; at most "
-                                       "%d in one request", (long long)samples, API_MAX_SAMPLES);
+        return status_fail(ST_INVALID,
+                           "request: \"n\" over all prompts makes %lld samples; at most "
+                           "%d in one request",
+                           (long long)samples, API_MAX_SAMPLES);
     r->n_samples = (int)samples;
     if (longest >= model->max_context)
-        return status_fail(ST_INVALID,
-                           "request: \"prompt\" has %d tokens; the context is %d tokens, prompt and "
-                           "completion together",
-                           longest, model->max_context);
+        return status_fail(
+            ST_INVALID,
+            "request: \"prompt\" has %d tokens; the context is %d tokens, prompt and "
+            "completion together",
+            longest, model->max_context);
     if (r->sampling.max_tokens == 0) r->sampling.max_tokens = model->max_context - longest;
     if (r->sampling.max_tokens > model->max_context - longest)
         return status_fail(ST_INVALID,

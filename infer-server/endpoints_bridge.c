@@ -1,9 +1,10 @@
-/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload, and the adapters' paths.
+/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload, and the adapters'
+ * paths.
  *
  * What has to wait for a step boundary runs elsewhere: pausing in libuv's thread pool (engine_pause
  * blocks), facts and reloading on the engine's thread, which calls back there. Each such job has a
- * struct of its own that comes back to the loop; the exchange may have gone by then, and has cut the
- * thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
+ * struct of its own that comes back to the loop; the exchange may have gone by then, and has cut
+ * the thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
 #include "infer-server/server_impl.h"
 #include "common/base/json.h"
 
@@ -65,7 +66,8 @@ static void answer_failure(struct job *j)
     job_free(j);
 }
 
-// ---- facts ----------------------------------------------------------------------------------------
+// ---- facts
+// ----------------------------------------------------------------------------------------
 
 static json_t *control_json(struct engine *engine)
 {
@@ -77,8 +79,8 @@ static json_t *control_json(struct engine *engine)
         "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:s}",
         "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
         (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
-        f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms, "owner_alive",
-        (int)f.owner_alive, "writer_alive", (int)f.writer_alive, "quiet_requested",
+        f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms,
+        "owner_alive", (int)f.owner_alive, "writer_alive", (int)f.writer_alive, "quiet_requested",
         (int)f.quiet_requested, "quiet_granted", (int)f.quiet_granted, "torn", (int)f.torn, "ended",
         (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
         "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot", f.snapshot);
@@ -181,14 +183,16 @@ void handle_bridge_info(void *server, struct exchange *x)
     job_free(j);
 }
 
-// ---- pause and resume ---------------------------------------------------------------------------------
+// ---- pause and resume
+// ---------------------------------------------------------------------------------
 
 static void answer_state(struct server *s, struct exchange *x, const char *status)
 {
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
-    exchange_reply_json(x, 200, json_pack("{s:s, s:I}", "status", status, "weight_version",
-                                          (json_int_t)stats.weight_version));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:I}", "status", status, "weight_version",
+                                  (json_int_t)stats.weight_version));
 }
 
 static void run_pause(uv_work_t *work) // thread pool
@@ -240,7 +244,8 @@ void handle_bridge_resume(void *server, struct exchange *x)
     answer_state(s, x, "resumed");
 }
 
-// ---- reload ---------------------------------------------------------------------------------------------
+// ---- reload
+// ---------------------------------------------------------------------------------------------
 
 static void reload_deliver(struct inbox_message *message)
 {
@@ -250,8 +255,9 @@ static void reload_deliver(struct inbox_message *message)
         return;
     }
     if (j->exchange)
-        exchange_reply_json(j->exchange, 200, json_pack("{s:s, s:I}", "status", "reloaded",
-                                                        "weight_version", (json_int_t)j->version));
+        exchange_reply_json(j->exchange, 200,
+                            json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
+                                      (json_int_t)j->version));
     job_free(j);
 }
 
@@ -291,6 +297,7 @@ out:
 void handle_adapters(void *server, struct exchange *x)
 {
     (void)server;
-    exchange_fail(x, 501, "not_supported_error",
-                  "adapters (LoRA) are not supported yet: this server serves the model's own weights");
+    exchange_fail(
+        x, 501, "not_supported_error",
+        "adapters (LoRA) are not supported yet: this server serves the model's own weights");
 }

@@ -1,5 +1,5 @@
-/* endpoints_status.c: /health, /v1/models, /metrics. Loop's thread; the engine's facts are a snapshot
- * (engine_stats), so that they are there however busy the engine is. */
+/* endpoints_status.c: /health, /v1/models, /metrics. Loop's thread; the engine's facts are a
+ * snapshot (engine_stats), so that they are there however busy the engine is. */
 #include "infer-server/server_impl.h"
 #include "common/base/clock.h"
 
@@ -45,24 +45,24 @@ void handle_health(void *server, struct exchange *x)
     const char *state = server_state(s, &stats, &detail);
     bool ok = strcmp(state, "ok") == 0;
     if (!ok) exchange_header(x, "Retry-After", "1");
-    exchange_reply_json(
-        x, ok ? 200 : 503,
-        json_pack("{s:s, s:I, s:s, s:s, s:b, s:i, s:i, s:i, s:f}", "status", state,
-                  "weight_version", (json_int_t)stats.weight_version, "model", s->model.name,
-                  "state_detail", detail, "paused", (int)s->paused, "running", stats.running,
-                  "waiting", stats.waiting, "max_context", s->model.max_context, "uptime_seconds",
-                  clock_ms_since(s->start_ns) / 1e3));
+    exchange_reply_json(x, ok ? 200 : 503,
+                        json_pack("{s:s, s:I, s:s, s:s, s:b, s:i, s:i, s:i, s:f}", "status", state,
+                                  "weight_version", (json_int_t)stats.weight_version, "model",
+                                  s->model.name, "state_detail", detail, "paused", (int)s->paused,
+                                  "running", stats.running, "waiting", stats.waiting, "max_context",
+                                  s->model.max_context, "uptime_seconds",
+                                  clock_ms_since(s->start_ns) / 1e3));
 }
 
 void handle_models(void *server, struct exchange *x)
 {
     struct server *s = server;
-    exchange_reply_json(
-        x, 200,
-        json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:s, s:n, s:i}]}", "object", "list", "data", "id",
-                  s->model.name, "object", "model", "created", (json_int_t)s->start_s, "owned_by",
-                  "commonweight", "root", s->model.folder, "parent", "max_model_len",
-                  s->model.max_context));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:s, s:n, s:i}]}", "object",
+                                  "list", "data", "id", s->model.name, "object", "model", "created",
+                                  (json_int_t)s->start_s, "owned_by", "commonweight", "root",
+                                  s->model.folder, "parent", "max_model_len",
+                                  s->model.max_context));
 }
 
 void handle_metrics(void *server, struct exchange *x)
@@ -71,7 +71,9 @@ void handle_metrics(void *server, struct exchange *x)
     struct engine_stats stats;
     struct bytes text = BYTES_INIT;
     engine_stats(s->engine, &stats);
-    const struct metrics_facts facts = {.model = s->model.name, .engine = &stats, .paused = s->paused,
+    const struct metrics_facts facts = {.model = s->model.name,
+                                        .engine = &stats,
+                                        .paused = s->paused,
                                         .draining = s->draining,
                                         .open_requests = http_open_exchanges(s->http)};
     metrics_write(&s->metrics, &facts, &text);

@@ -1,6 +1,6 @@
-/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h), then
- * a generation; its answer is written when all is there, or as a stream while the client reads.
- * Loop's thread. */
+/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h),
+ * then a generation; its answer is written when all is there, or as a stream while the client
+ * reads. Loop's thread. */
 #include "infer-server/server_impl.h"
 #include "common/base/clock.h"
 
@@ -58,10 +58,11 @@ static enum status check_room(const struct server *s, const struct api_request *
 {
     int most = s->options->engine.max_batch + s->options->engine.max_queue;
     if (r->n_samples <= most) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "request: \"n\" over all prompts makes %d samples; this server takes at most "
-                       "%d at once (--max-queue)",
-                       r->n_samples, most);
+    return status_fail(
+        ST_INVALID,
+        "request: \"n\" over all prompts makes %d samples; this server takes at most "
+        "%d at once (--max-queue)",
+        r->n_samples, most);
 }
 
 static enum status begin(struct server *s, struct exchange *x, enum api_kind kind)

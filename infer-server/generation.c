@@ -18,11 +18,11 @@ struct prompt_run { // tag of one engine request
 struct generation {
     struct generation_host *host;
     struct api_request *request;
-    struct prompt_run *runs;            // (n_prompts)
-    struct generation_sample *samples;  // (n_samples), those of a prompt together
-    int *first_sample;                  // (n_prompts)
-    int outstanding;                    // requests the engine holds
-    int ended;                          // samples
+    struct prompt_run *runs;           // (n_prompts)
+    struct generation_sample *samples; // (n_samples), those of a prompt together
+    int *first_sample;                 // (n_prompts)
+    int outstanding;                   // requests the engine holds
+    int ended;                         // samples
     struct generation_sample *ready, **ready_last;
     const struct generation_sample *failure;
     void (*notify)(void *context);
@@ -30,7 +30,8 @@ struct generation {
     bool released;
 };
 
-// ---- the engine's thread ---------------------------------------------------------------------------
+// ---- the engine's thread
+// ---------------------------------------------------------------------------
 
 struct event_message {
     struct inbox_message message;
@@ -77,7 +78,8 @@ void generation_on_event(void *host_, const struct engine_event *event)
     inbox_post(host->inbox, &m->message);
 }
 
-// ---- the loop's thread -----------------------------------------------------------------------------
+// ---- the loop's thread
+// -----------------------------------------------------------------------------
 
 static void sample_release(struct generation_sample *s)
 {
@@ -175,7 +177,8 @@ static enum status add_token(struct generation *g, struct generation_sample *s,
     if (!grow(s, n_top)) return status_fail(ST_NO_MEMORY, "out of memory");
     s->tokens[s->n] = *token;
     s->text_at[s->n] = s->chars;
-    if (n_top > 0 && top) memcpy(s->top + (size_t)s->n * (size_t)n_top, top, (size_t)n_top * sizeof *top);
+    if (n_top > 0 && top)
+        memcpy(s->top + (size_t)s->n * (size_t)n_top, top, (size_t)n_top * sizeof *top);
     s->n++;
     if (!s->detokenizer || !has_text) return ST_OK;
     size_t before = s->text.len;
@@ -230,8 +233,8 @@ static void take_tokens(struct generation *g, struct generation_sample *s,
         if (st != ST_OK) fail_sample(s, status_message());
     }
     bool over = s->stopped || s->finish != FINISH_NONE;
-    if (over && m->finish == FINISH_NONE) engine_cancel(g->host->engine, g->runs[s->prompt].request,
-                                                        s->index);
+    if (over && m->finish == FINISH_NONE)
+        engine_cancel(g->host->engine, g->runs[s->prompt].request, s->index);
 }
 
 static void deliver(struct inbox_message *message)
@@ -243,7 +246,8 @@ static void deliver(struct inbox_message *message)
     if (!was_over) take_tokens(g, s, m);
     if (m->finish != FINISH_NONE) end_sample(g, s, m);
     bool ended = m->finish != FINISH_NONE;
-    if (!g->released && (ended || (g->request->kind != API_ROLLOUTS && !was_over))) make_ready(g, s);
+    if (!g->released && (ended || (g->request->kind != API_ROLLOUTS && !was_over)))
+        make_ready(g, s);
     if (m->request_done) {
         request_free(m->run->request);
         m->run->request = NULL;
@@ -267,8 +271,10 @@ static enum status make_samples(struct generation *g, struct api_request *r)
     if (!g->runs || !g->samples || !g->first_sample)
         return status_fail(ST_NO_MEMORY, "out of memory");
     for (int p = 0, choice = 0; p < r->n_prompts; p++) {
-        g->runs[p] = (struct prompt_run){.generation = g, .prompt = p,
-                                         .n_top = r->sampling.logprobs > 0 ? r->sampling.logprobs : 0};
+        g->runs[p] =
+            (struct prompt_run){.generation = g,
+                                .prompt = p,
+                                .n_top = r->sampling.logprobs > 0 ? r->sampling.logprobs : 0};
         g->first_sample[p] = choice;
         for (int i = 0; i < r->prompts[p].n; i++, choice++) {
             struct generation_sample *s = &g->samples[choice];
@@ -299,8 +305,8 @@ enum status generation_start(struct generation_host *host, struct api_request *r
         struct sampling sampling = request->sampling;
         sampling.n = request->prompts[p].n;
         sampling.seed = request->prompts[p].seed;
-        CHECK(request_new(request->prompts[p].ids, request->prompts[p].n_ids, &sampling, &g->runs[p],
-                          &g->runs[p].request));
+        CHECK(request_new(request->prompts[p].ids, request->prompts[p].n_ids, &sampling,
+                          &g->runs[p], &g->runs[p].request));
     }
     for (int p = 0; p < request->n_prompts; p++) {
         CHECK(engine_submit(host->engine, g->runs[p].request));

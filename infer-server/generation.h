@@ -14,19 +14,19 @@
 struct generation;
 
 struct generation_sample {
-    int prompt, index; // of the prompt: 0..n-1
-    int choice;        // over all prompts
+    int prompt, index;           // of the prompt: 0..n-1
+    int choice;                  // over all prompts
     struct token_record *tokens; // (n), up to the one that completed a stop string
     struct top_logprob *top;     // (n, sampling.logprobs)
     int *text_at;                // (n) characters of text before each token
     int n, cap;
-    struct bytes text; // without the stop string
-    size_t safe;       // bytes of text that no stop string can claim any more
-    const char *stop_string;      // that ended it, or NULL
-    int32_t stop_token;           // that ended it, or -1
-    enum finish_reason finish;    // FINISH_NONE: runs
+    struct bytes text;                 // without the stop string
+    size_t safe;                       // bytes of text that no stop string can claim any more
+    const char *stop_string;           // that ended it, or NULL
+    int32_t stop_token;                // that ended it, or -1
+    enum finish_reason finish;         // FINISH_NONE: runs
     struct sample_telemetry telemetry; // once it has ended
-    char *error;                  // sentence, for FINISH_ERROR
+    char *error;                       // sentence, for FINISH_ERROR
     // how much a streaming reader has given out
     int sent_tokens;
     size_t sent_text;
@@ -48,15 +48,15 @@ struct generation_host { // what a generation needs of its server
     bool lost_event;                   // an event could not be kept for want of memory: fatal
 };
 
-// Submits every prompt. Takes the request over, also where it fails. notify() is called on the loop's
-// thread when a sample became ready or ended.
+// Submits every prompt. Takes the request over, also where it fails. notify() is called on the
+// loop's thread when a sample became ready or ended.
 enum status generation_start(struct generation_host *host, struct api_request *request,
                              void (*notify)(void *context), void *context, struct generation **ret);
 // Nobody waits for it any more: cancels what runs; it goes when the engine has given all back.
 void generation_release(struct generation *g);
 
 const struct api_request *generation_request(const struct generation *g);
-bool generation_done(const struct generation *g); // every sample has ended
+bool generation_done(const struct generation *g);                   // every sample has ended
 struct generation_sample *generation_samples(struct generation *g); // (request->n_samples)
 // Next sample with something new (rollouts: that has ended), or NULL. In order of events.
 struct generation_sample *generation_next(struct generation *g);

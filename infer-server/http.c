@@ -4,9 +4,9 @@
  * The life of an exchange: READING the body; WAITING (connection suspended) until somebody answers;
  * then the reply is queued, or a stream's producer is asked whenever the socket takes more, and the
  * connection is suspended whenever the producer has nothing. libmicrohttpd does not watch suspended
- * sockets, so a 100 ms timer asks poll(2) which of their clients have hung up, and which answers are
- * overdue. Connections change state only inside MHD_run(), which any change from outside calls for by
- * a zero timer: never from within one of libmicrohttpd's own callbacks. */
+ * sockets, so a 100 ms timer asks poll(2) which of their clients have hung up, and which answers
+ * are overdue. Connections change state only inside MHD_run(), which any change from outside calls
+ * for by a zero timer: never from within one of libmicrohttpd's own callbacks. */
 #include "infer-server/http.h"
 #include "common/base/clock.h"
 
@@ -68,7 +68,8 @@ struct exchange {
     void (*on_close)(void *attached, bool answered);
 };
 
-// ---- running libmicrohttpd ---------------------------------------------------------------------------
+// ---- running libmicrohttpd
+// ---------------------------------------------------------------------------
 
 static void on_timer(uv_timer_t *timer);
 
@@ -108,7 +109,8 @@ static void resume(struct exchange *x)
     uv_timer_start(&x->listener->timer, on_timer, 0, 0);
 }
 
-// ---- exchanges -----------------------------------------------------------------------------------------
+// ---- exchanges
+// -----------------------------------------------------------------------------------------
 
 static struct exchange *exchange_new(struct listener *l, struct MHD_Connection *connection)
 {
@@ -213,14 +215,31 @@ static json_t *quoted_word(const char *sentence)
 {
     const char *open = strchr(sentence, '"'), *close = open ? strchr(open + 1, '"') : NULL;
     if (!close || close - open > 64) return json_null();
-    return json_stringn(open + 1, (size_t)(close - open - 1));
+    json_t *word = json_stringn(open + 1, (size_t)(close - open - 1));
+    return word ? word : json_null();
+}
+
+// A sentence may quote what a client sent, cut anywhere: JSON needs whole characters.
+static json_t *clean_string(const char *sentence)
+{
+    struct bytes text = BYTES_INIT;
+    size_t len = strlen(sentence);
+    for (size_t i = 0; i < len;) {
+        int n = utf8_sequence(sentence + i, len - i);
+        bytes_append(&text, n > 0 ? sentence + i : "?", n > 0 ? (size_t)n : 1);
+        i += n > 0 ? (size_t)n : 1;
+    }
+    json_t *string = json_stringn(bytes_text(&text), text.len);
+    bytes_release(&text);
+    return string;
 }
 
 void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence)
 {
     json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
-    json_t *object = json_pack("{s:{s:s, s:s, s:o, s:i}}", "error", "message", sentence, "type", type,
-                               "param", param, "code", (int)code);
+    json_t *object =
+        json_pack("{s:{s:o, s:s, s:o, s:i}}", "error", "message", clean_string(sentence), "type",
+                  type, "param", param, "code", (int)code);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     bytes_puts(to, text ? text : "{\"error\":{\"message\":\"out of memory\"}}");
     free(text);
@@ -280,7 +299,8 @@ void exchange_wake(struct exchange *x)
     if (x->streaming) resume(x);
 }
 
-// ---- libmicrohttpd's callbacks ---------------------------------------------------------------------------
+// ---- libmicrohttpd's callbacks
+// ---------------------------------------------------------------------------
 
 static ssize_t read_stream(void *context, uint64_t position, char *buffer, size_t max)
 {
@@ -312,7 +332,8 @@ static enum MHD_Result queue_reply(struct exchange *x)
 {
     struct MHD_Response *response;
     if (x->streaming) {
-        response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32 << 10, read_stream, x, NULL);
+        response =
+            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32 << 10, read_stream, x, NULL);
     } else {
         response = MHD_create_response_from_buffer(x->reply.len, (void *)bytes_text(&x->reply),
                                                    x->reply.len ? MHD_RESPMEM_MUST_FREE
@@ -444,7 +465,8 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     *con_cls = NULL;
 }
 
-// ---- clients that left, and answers overdue ---------------------------------------------------------------
+// ---- clients that left, and answers overdue
+// ---------------------------------------------------------------
 
 static void expire(struct exchange *x)
 {
@@ -483,7 +505,7 @@ static void on_sweep(uv_timer_t *timer)
     int n = 0;
     if (!sweep_room(h)) return;
     for (struct exchange *x = h->first; x; x = x->next) {
-        if (x->state == READING) {
+        if (x->state == READING || (x->state == REPLY_READY && !x->streaming)) {
             // libmicrohttpd's time-out starts anew with every byte; this one does not
             int64_t limit = 10LL * h->options.idle_timeout_s * NS_PER_S;
             if (now - x->since_ns > limit) shutdown(exchange_fd(x), SHUT_RDWR);
@@ -502,7 +524,8 @@ static void on_sweep(uv_timer_t *timer)
         }
 }
 
-// ---- the whole ---------------------------------------------------------------------------------------------
+// ---- the whole
+// ---------------------------------------------------------------------------------------------
 
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret)
 {

@@ -1,10 +1,11 @@
-/* http.h: HTTP/1.1 for handlers that answer later: libmicrohttpd run from the libuv loop. All on the
- * loop's thread.
+/* http.h: HTTP/1.1 for handlers that answer later: libmicrohttpd run from the libuv loop. All on
+ * the loop's thread.
  *
- * A handler is called once the whole body is there. It answers at once (exchange_reply...), or later
- * from any other callback of the loop, or opens a stream whose text a producer hands over piece by
- * piece as the client takes it: nothing is queued for a client that does not read. While nothing is
- * to be said the connection sleeps; that the client has left is noticed within 100 ms. */
+ * A handler is called once the whole body is there. It answers at once (exchange_reply...), or
+ * later from any other callback of the loop, or opens a stream whose text a producer hands over
+ * piece by piece as the client takes it: nothing is queued for a client that does not read. While
+ * nothing is to be said the connection sleeps; that the client has left is noticed within 100 ms.
+ */
 #ifndef INFER_SERVER_HTTP_H
 #define INFER_SERVER_HTTP_H
 
@@ -25,20 +26,22 @@ struct http_route {
 struct http_options {
     const struct http_route *routes;
     void *context;
-    const char *api_key;       // for listeners that need one; NULL: none
-    size_t max_body;           // bytes
+    const char *api_key; // for listeners that need one; NULL: none
+    size_t max_body;     // bytes
     int max_connections;
-    int idle_timeout_s;        // no byte from or to the client
-    int request_timeout_s;     // from the whole request to the end of its answer
+    int idle_timeout_s;    // no byte from or to the client
+    int request_timeout_s; // from the whole request to the end of its answer
 };
 
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret);
 // Takes a listening socket over. At most two.
 enum status http_listen(struct http *h, int fd, bool needs_key);
 int http_open_exchanges(const struct http *h);
-void http_close(struct http *h); // ends every connection; memory goes when the loop has run once more
+void http_close(
+    struct http *h); // ends every connection; memory goes when the loop has run once more
 
-// ---- one exchange -----------------------------------------------------------------------------------
+// ---- one exchange
+// -----------------------------------------------------------------------------------
 const char *exchange_body(const struct exchange *x, size_t *ret_len);
 const char *exchange_query(const struct exchange *x, const char *name); // NULL: not given
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the
@@ -53,9 +56,11 @@ void exchange_header(struct exchange *x, const char *name, const char *value); /
 void exchange_reply(struct exchange *x, unsigned code, const char *content_type,
                     struct bytes *body); // takes the body's memory
 void exchange_reply_json(struct exchange *x, unsigned code, json_t *value); // takes the reference
-// OpenAI's error object. param may be NULL: then the first quoted word of the sentence is the field.
+// OpenAI's error object. param may be NULL: then the first quoted word of the sentence is the
+// field.
 void exchange_fail(struct exchange *x, unsigned code, const char *type, const char *sentence);
-// The last error of this thread (status.h) as the HTTP status that fits: ST_INVALID 400, ST_BUSY 429...
+// The last error of this thread (status.h) as the HTTP status that fits: ST_INVALID 400, ST_BUSY
+// 429...
 void exchange_fail_status(struct exchange *x, enum status st);
 void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence);
 

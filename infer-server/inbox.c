@@ -1,5 +1,5 @@
-/* inbox.c: messages to the loop's thread. Any thread posts; the loop's thread takes the whole list at
- * once and delivers in order of posting. */
+/* inbox.c: messages to the loop's thread. Any thread posts; the loop's thread takes the whole list
+ * at once and delivers in order of posting. */
 #include "infer-server/inbox.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
-/* inbox.h: how other threads hand work to the loop's thread: a locked list and a uv_async_t. Posting
- * never blocks for longer than the list's lock is held (a few instructions). What may lie in it is
- * bounded by what the server has admitted: a message is one step's tokens of one sample, or the end
- * of a command. */
+/* inbox.h: how other threads hand work to the loop's thread: a locked list and a uv_async_t.
+ * Posting never blocks for longer than the list's lock is held (a few instructions). What may lie
+ * in it is bounded by what the server has admitted: a message is one step's tokens of one sample,
+ * or the end of a command. */
 #ifndef INFER_SERVER_INBOX_H
 #define INFER_SERVER_INBOX_H
 
@@ -10,8 +10,8 @@
 
 struct inbox;
 
-// One message; embed it first in a malloc'ed struct. deliver() runs on the loop's thread and owns the
-// memory from then on.
+// One message; embed it first in a malloc'ed struct. deliver() runs on the loop's thread and owns
+// the memory from then on.
 struct inbox_message {
     struct inbox_message *next;
     void (*deliver)(struct inbox_message *message);

@@ -17,8 +17,9 @@ void json_out_close(struct json_out *o, char bracket);
 void json_out_key(struct json_out *o, const char *key); // plain ASCII
 void json_out_int(struct json_out *o, int64_t x);
 void json_out_uint(struct json_out *o, uint64_t x);
-void json_out_real(struct json_out *o, double x);  // shortest that reads back alike; not finite: null
-void json_out_float(struct json_out *o, float x);  // the same for f32
+void json_out_real(struct json_out *o,
+                   double x); // shortest that reads back alike; not finite: null
+void json_out_float(struct json_out *o, float x); // the same for f32
 void json_out_bool(struct json_out *o, bool x);
 void json_out_null(struct json_out *o);
 void json_out_string(struct json_out *o, const char *s, size_t len); // well-formed UTF-8

@@ -60,8 +60,9 @@ static enum status take_lock(const char *path, int *ret_fd)
 static bool somebody_answers(const struct sockaddr_un *address)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool answers = fd >= 0 && (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 ||
-                               errno == EAGAIN);
+    bool answers =
+        fd >= 0 &&
+        (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
     if (fd >= 0) close(fd);
     return answers;
 }
@@ -72,10 +73,13 @@ static enum status bind_unix(const char *path, int *ret_fd)
     struct stat info;
     strcpy(address.sun_path, path); // its length was checked
     if (somebody_answers(&address))
-        return status_fail(ST_BUSY, "%s: another program already serves there; stop it or choose "
-                                    "another --socket", path);
+        return status_fail(ST_BUSY,
+                           "%s: another program already serves there; stop it or choose "
+                           "another --socket",
+                           path);
     if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
-        return status_fail(ST_INVALID, "%s exists and is not a socket; choose another --socket", path);
+        return status_fail(ST_INVALID, "%s exists and is not a socket; choose another --socket",
+                           path);
     unlink(path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return status_fail(ST_IO, "cannot create a socket: %s", strerror(errno));

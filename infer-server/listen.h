@@ -10,13 +10,15 @@ struct unix_listener {
     char path[108]; // of struct sockaddr_un
     int fd, lock_fd;
 };
-// Mode 0600; missing folders are made (0700 for the last). ST_BUSY where another process serves there.
+// Mode 0600; missing folders are made (0700 for the last). ST_BUSY where another process serves
+// there.
 enum status unix_listen(const char *path, struct unix_listener *ret);
-// Removes the socket and its lock. The descriptor is its taker's to close, if somebody took it (-1).
+// Removes the socket and its lock. The descriptor is its taker's to close, if somebody took it
+// (-1).
 void unix_listener_close(struct unix_listener *l);
 
-// "HOST:PORT", "[::1]:8000", ":8000" (loopback). Off loopback only where may_be_public. ret_port is the
-// real one where 0 was asked for.
+// "HOST:PORT", "[::1]:8000", ":8000" (loopback). Off loopback only where may_be_public. ret_port is
+// the real one where 0 was asked for.
 enum status tcp_listen(const char *address, bool may_be_public, int *ret_fd, int *ret_port);
 
 #endif

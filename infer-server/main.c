@@ -1,5 +1,5 @@
-/* main.c: cw-infer-server. Reads options, takes the socket (so that a second daemon is refused before
- * it loads anything), and runs the server. Main thread. */
+/* main.c: cw-infer-server. Reads options, takes the socket (so that a second daemon is refused
+ * before it loads anything), and runs the server. Main thread. */
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
@@ -24,56 +24,72 @@ struct config {
 };
 
 #define FIELD(name) offsetof(struct config, name)
+#define HEADING(help)                                                                              \
+    {                                                                                              \
+        "", OPTION_HEADING, 0, NULL, NULL, help, 0, 0, NULL                                        \
+    }
+#define TEXT(name, field, fallback, value, help)                                                   \
+    {                                                                                              \
+        name, OPTION_STRING, FIELD(field), fallback, value, help, 0, 0, NULL                       \
+    }
+#define CHOICE(name, field, fallback, choices, help)                                               \
+    {                                                                                              \
+        name, OPTION_STRING, FIELD(field), fallback, NULL, help, 0, 0, choices                     \
+    }
+#define NUMBER(name, field, fallback, value, min, max, help)                                       \
+    {                                                                                              \
+        name, OPTION_INT, FIELD(field), fallback, value, help, min, max, NULL                      \
+    }
+
 static const struct option_spec table[] = {
-    {"model", OPTION_STRING, FIELD(model), NULL, "DIR", "Hugging Face model folder (needed)", 0, 0, NULL},
-    {"device", OPTION_STRING, FIELD(device), "auto", "auto|cpu|cuda:N", "where the model runs", 0, 0, NULL},
-    {"dtype", OPTION_STRING, FIELD(dtype), "auto", NULL,
-     "of weights and activations; auto: bf16 on CUDA, f32 on the CPU", 0, 0, "auto|bf16|f32"},
-    {"chat-template", OPTION_STRING, FIELD(chat_template), NULL, "NAME",
-     "family of the chat template, where it is not recognised", 0, 0, NULL},
-    {"served-model-name", OPTION_STRING, FIELD(served_name), NULL, "NAME",
-     "name in /v1/models (default: the folder's)", 0, 0, NULL},
-    {"draft", OPTION_STRING, FIELD(draft), NULL, "DIR", "draft model (not supported yet)", 0, 0, NULL},
-    {"speculative", OPTION_STRING, FIELD(speculative), "off", "METHOD:K",
-     "speculative decoding (only 'off' is supported yet)", 0, 0, NULL},
-    {"", OPTION_HEADING, 0, NULL, NULL, "Sockets", 0, 0, NULL},
-    {"socket", OPTION_STRING, FIELD(socket), NULL, "PATH",
-     "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else /run/commonweight/...)",
-     0, 0, NULL},
-    {"listen", OPTION_STRING, FIELD(listen), NULL, "HOST:PORT",
-     "listen on TCP too; off loopback only with --api-key-file", 0, 0, NULL},
-    {"api-key-file", OPTION_STRING, FIELD(api_key_file), NULL, "FILE",
-     "its first line is the key that TCP clients must send", 0, 0, NULL},
-    {"bridge", OPTION_STRING, FIELD(bridge), NULL, "PATH",
-     "bridge file to write (default: bridge.json beside the default socket)", 0, 0, NULL},
-    {"max-connections", OPTION_INT, FIELD(max_connections), "1024", "N", "open connections, each socket",
-     1, 65536, NULL},
-    {"max-body", OPTION_SIZE, FIELD(max_body), "32M", "SIZE", "largest request body", 1024, 1 << 30, NULL},
-    {"idle-timeout", OPTION_INT, FIELD(idle_timeout), "120", "S",
-     "closes a connection on which nothing moves", 1, 86400, NULL},
-    {"request-timeout", OPTION_INT, FIELD(request_timeout), "3600", "S", "longest time for one answer",
-     1, 604800, NULL},
-    {"drain-timeout", OPTION_INT, FIELD(drain_timeout), "30", "S",
-     "time for requests under way to end after SIGTERM", 0, 86400, NULL},
-    {"", OPTION_HEADING, 0, NULL, NULL, "Engine", 0, 0, NULL},
-    {"max-batch", OPTION_INT, FIELD(max_batch), "64", "N", "sequences decoded at once", 1, 4096, NULL},
-    {"max-context", OPTION_INT, FIELD(max_context), "0", "N",
-     "tokens of prompt and completion; 0: the model's, as memory allows", 0, 1 << 24, NULL},
-    {"max-queue", OPTION_INT, FIELD(max_queue), "4096", "N",
-     "samples waiting beyond those; more get 429", 1, 1 << 20, NULL},
-    {"prefill-chunk", OPTION_INT, FIELD(prefill_chunk), "512", "N", "most prompt tokens in one step", 1,
-     1 << 20, NULL},
-    {"block-size", OPTION_INT, FIELD(block_size), "16", "N", "tokens of one KV block", 1, 1024, NULL},
-    {"kv-memory", OPTION_STRING, FIELD(kv_memory), "0%", "SIZE|PERCENT",
-     "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default", 0, 0,
+    TEXT("model", model, NULL, "DIR", "Hugging Face model folder (needed)"),
+    TEXT("device", device, "auto", "auto|cpu|cuda:N", "where the model runs"),
+    CHOICE("dtype", dtype, "auto", "auto|bf16|f32",
+           "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
+    TEXT("chat-template", chat_template, NULL, "NAME",
+         "family of the chat template, where it is not recognised"),
+    TEXT("served-model-name", served_name, NULL, "NAME",
+         "name in /v1/models (default: the folder's)"),
+    TEXT("draft", draft, NULL, "DIR", "draft model (not supported yet)"),
+    TEXT("speculative", speculative, "off", "METHOD:K",
+         "speculative decoding (only 'off' is supported yet)"),
+    HEADING("Sockets"),
+    TEXT("socket", socket, NULL, "PATH",
+         "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
+         "/run/commonweight/...)"),
+    TEXT("listen", listen, NULL, "HOST:PORT",
+         "listen on TCP too; off loopback only with --api-key-file"),
+    TEXT("api-key-file", api_key_file, NULL, "FILE",
+         "its first line is the key that TCP clients must send"),
+    TEXT("bridge", bridge, NULL, "PATH",
+         "bridge file to write (default: bridge.json beside the default socket)"),
+    NUMBER("max-connections", max_connections, "1024", "N", 1, 65536,
+           "open connections, each socket"),
+    {"max-body", OPTION_SIZE, FIELD(max_body), "32M", "SIZE", "largest request body", 1024, 1 << 30,
      NULL},
-    {"kv-policy", OPTION_STRING, FIELD(kv_policy), "keep", NULL,
-     "what a weight update does to the KV cache of requests in flight", 0, 0, "keep|recompute|drain"},
-    {"", OPTION_HEADING, 0, NULL, NULL, "General", 0, 0, NULL},
-    {"log-level", OPTION_STRING, FIELD(log_level), "info", NULL, "what is logged", 0, 0,
-     "error|warn|info|debug"},
-    {"config", OPTION_STRING, FIELD(config), NULL, "FILE.json",
-     "the same names with _ for -; a flag beats the file", 0, 0, NULL},
+    NUMBER("idle-timeout", idle_timeout, "120", "S", 1, 86400,
+           "closes a connection on which nothing moves"),
+    NUMBER("request-timeout", request_timeout, "3600", "S", 1, 604800,
+           "longest time for one answer"),
+    NUMBER("drain-timeout", drain_timeout, "30", "S", 0, 86400,
+           "time for requests under way to end after SIGTERM"),
+    HEADING("Engine"),
+    NUMBER("max-batch", max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
+    NUMBER("max-context", max_context, "0", "N", 0, 1 << 24,
+           "tokens of prompt and completion; 0: the model's, as memory allows"),
+    NUMBER("max-queue", max_queue, "4096", "N", 1, 1 << 20,
+           "samples waiting beyond those; more get 429"),
+    NUMBER("prefill-chunk", prefill_chunk, "512", "N", 1, 1 << 20,
+           "most prompt tokens in one step"),
+    NUMBER("block-size", block_size, "16", "N", 1, 1024, "tokens of one KV block"),
+    TEXT(
+        "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
+        "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
+    CHOICE("kv-policy", kv_policy, "keep", "keep|recompute|drain",
+           "what a weight update does to the KV cache of requests in flight"),
+    HEADING("General"),
+    CHOICE("log-level", log_level, "info", "error|warn|info|debug", "what is logged"),
+    TEXT("config", config, NULL, "FILE.json", "the same names with _ for -; a flag beats the file"),
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
 
@@ -87,15 +103,17 @@ static enum log_level level_of(const char *name)
 
 static enum status check_usage(const struct config *c)
 {
-    if (!c->model) return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
+    if (!c->model)
+        return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
     if (c->draft)
         return status_fail(ST_UNSUPPORTED,
                            "--draft: speculative decoding is not supported yet; leave it out");
     if (strcmp(c->speculative, "off") != 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "--speculative %s: only 'off' is supported yet: speculative decoding comes "
-                           "later",
-                           c->speculative);
+        return status_fail(
+            ST_UNSUPPORTED,
+            "--speculative %s: only 'off' is supported yet: speculative decoding comes "
+            "later",
+            c->speculative);
     return ST_OK;
 }
 
@@ -106,7 +124,8 @@ static enum status read_kv_memory(const char *text, struct engine_options *ret)
     if (n > 0 && text[n - 1] == '%') {
         double percent = strtod(text, &end);
         if (end != text + n - 1 || !(percent >= 0 && percent <= 100))
-            return status_fail(ST_INVALID, "--kv-memory %s: give 0%% to 100%%, or a size as 4G", text);
+            return status_fail(ST_INVALID, "--kv-memory %s: give 0%% to 100%%, or a size as 4G",
+                               text);
         ret->kv_percent = percent;
         return ST_OK;
     }
@@ -131,12 +150,15 @@ static enum status read_api_key(const char *path, char **ret)
     while (n > 0 && isspace((unsigned char)start[n - 1])) n--;
     for (size_t i = 0; i < n; i++)
         if (!isgraph((unsigned char)start[i])) {
-            st = status_fail(ST_INVALID, "--api-key-file %s: the first line must be one word of plain "
-                                         "ASCII", path);
+            st = status_fail(ST_INVALID,
+                             "--api-key-file %s: the first line must be one word of plain "
+                             "ASCII",
+                             path);
             goto out;
         }
     if (n < 8) {
-        st = status_fail(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more", path);
+        st = status_fail(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more",
+                         path);
         goto out;
     }
     if (stat(path, &info) == 0 && (info.st_mode & 077))
@@ -184,14 +206,23 @@ static enum status serve(const struct config *c)
     char *key = NULL;
     struct unix_listener socket = {.fd = -1, .lock_fd = -1};
     struct server_options o = {
-        .engine = {.model_folder = c->model, .device = c->device,
+        .engine = {.model_folder = c->model,
+                   .device = c->device,
                    .dtype = strcmp(c->dtype, "auto") == 0 ? -1 : dtype_from_name(c->dtype),
-                   .max_batch = (int)c->max_batch, .max_context = (int)c->max_context,
-                   .block_size = (int)c->block_size, .prefill_chunk = (int)c->prefill_chunk,
-                   .max_queue = (int)c->max_queue, .kv_policy = c->kv_policy},
-        .model_name = c->served_name, .chat_template = c->chat_template, .unix_fd = -1, .tcp_fd = -1,
-        .max_body = c->max_body, .max_connections = (int)c->max_connections,
-        .idle_timeout_s = (int)c->idle_timeout, .request_timeout_s = (int)c->request_timeout,
+                   .max_batch = (int)c->max_batch,
+                   .max_context = (int)c->max_context,
+                   .block_size = (int)c->block_size,
+                   .prefill_chunk = (int)c->prefill_chunk,
+                   .max_queue = (int)c->max_queue,
+                   .kv_policy = c->kv_policy},
+        .model_name = c->served_name,
+        .chat_template = c->chat_template,
+        .unix_fd = -1,
+        .tcp_fd = -1,
+        .max_body = c->max_body,
+        .max_connections = (int)c->max_connections,
+        .idle_timeout_s = (int)c->idle_timeout,
+        .request_timeout_s = (int)c->request_timeout,
         .drain_timeout_s = (int)c->drain_timeout,
     };
     default_path(c->socket, "server.sock", socket_path);
@@ -224,9 +255,8 @@ int main(int argc, char **argv)
     struct config config = {0};
     struct option_set *set = NULL;
     device_prepare_process(argv);
-    enum option_result parsed =
-        options_parse(table, "cw-infer-server", "--model DIR [options]", argc, argv, 0, &config, NULL,
-                      &set);
+    enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
+                                              argc, argv, 0, &config, NULL, &set);
     if (parsed == OPTIONS_DONE) return 0;
     log_open("cw-infer-server", parsed == OPTIONS_OK ? level_of(config.log_level) : LOG_INFO);
     if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {

@@ -101,10 +101,12 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
 
     put_number(p, "vllm:num_requests_running", "gauge", "Sequences being generated.", e->running);
     put_number(p, "vllm:num_requests_waiting", "gauge", "Sequences waiting.", e->waiting);
-    put_number(p, "vllm:gpu_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).", used);
-    put_number(p, "vllm:kv_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).", used);
-    put_number(p, "vllm:num_preemptions_total", "counter", "Sequences put back for want of KV blocks.",
-               (double)e->preemptions);
+    put_number(p, "vllm:gpu_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).",
+               used);
+    put_number(p, "vllm:kv_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).",
+               used);
+    put_number(p, "vllm:num_preemptions_total", "counter",
+               "Sequences put back for want of KV blocks.", (double)e->preemptions);
     put_number(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.",
                (double)e->prompt_tokens);
     put_number(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
@@ -121,8 +123,8 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
     put_histogram(p, "vllm:request_queue_time_seconds", "Time in the queue.", m->queue.counts,
                   m->queue.sum);
 
-    put_number(p, "commonweight:weight_version", "gauge", "Even: whole; odd: being written or torn.",
-               (double)e->weight_version);
+    put_number(p, "commonweight:weight_version", "gauge",
+               "Even: whole; odd: being written or torn.", (double)e->weight_version);
     put_number(p, "commonweight:updates_total", "counter", "Weight updates taken up by the engine.",
                (double)e->updates);
     put_number(p, "commonweight:restores_total", "counter", "Torn weights restored.",
@@ -143,7 +145,8 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
     put_number(p, "commonweight:kv_blocks", "gauge", "KV blocks in the pool.", e->kv_blocks_total);
     put_number(p, "commonweight:kv_bytes_used", "gauge", "Bytes of KV blocks in use.",
                (double)e->kv_blocks_used * (double)e->kv_bytes_per_block);
-    put_number(p, "commonweight:open_requests", "gauge", "HTTP requests under way.", facts->open_requests);
+    put_number(p, "commonweight:open_requests", "gauge", "HTTP requests under way.",
+               facts->open_requests);
     put_number(p, "commonweight:requests_refused_total", "counter",
                "Requests for text answered with an error before generation.", (double)m->refused);
     put_number(p, "commonweight:disconnects_total", "counter",

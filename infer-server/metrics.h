@@ -1,6 +1,7 @@
 /* metrics.h: GET /metrics in Prometheus' text format. Counters and histograms of whole samples are
- * kept here (loop's thread), for only the server knows that a sample cut at a stop string succeeded;
- * gauges and step counters come from engine_stats(). Names are vLLM's where vLLM has the metric. */
+ * kept here (loop's thread), for only the server knows that a sample cut at a stop string
+ * succeeded; gauges and step counters come from engine_stats(). Names are vLLM's where vLLM has the
+ * metric. */
 #ifndef INFER_SERVER_METRICS_H
 #define INFER_SERVER_METRICS_H
 

@@ -18,9 +18,9 @@
 #include <string.h>
 #include <systemd/sd-daemon.h>
 
-#define TICK_MS        100
-#define FAILED_MS      2000 // for clients to read their errors after the engine failed
-#define STUCK_MIN_MS   30000
+#define TICK_MS      100
+#define FAILED_MS    2000 // for clients to read their errors after the engine failed
+#define STUCK_MIN_MS 30000
 
 static const struct http_route routes[] = {
     {"GET", "/health", handle_health, true},
@@ -42,7 +42,8 @@ static const struct http_route routes[] = {
     {NULL, NULL, NULL, false},
 };
 
-// ---- the model's facts ------------------------------------------------------------------------------
+// ---- the model's facts
+// ------------------------------------------------------------------------------
 
 // Sampling defaults of the OpenAI endpoints.
 static enum status read_generation_config(struct server *s, const char *folder)
@@ -71,7 +72,8 @@ static enum status read_tokenizer(struct server *s, const char *folder)
     bool found = file_exists(path);
     free(path);
     if (!found) {
-        log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text", folder);
+        log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text",
+                 folder);
         return ST_OK;
     }
     st = tokenizer_load(folder, &s->tokenizer);
@@ -88,7 +90,8 @@ static void name_model(struct server *s, const char *folder)
 {
     const char *end = folder + strlen(folder), *start;
     while (end > folder + 1 && end[-1] == '/') end--;
-    for (start = end; start > folder && start[-1] != '/'; start--) {}
+    for (start = end; start > folder && start[-1] != '/'; start--) {
+    }
     if (s->options->model_name)
         snprintf(s->model_name, sizeof s->model_name, "%s", s->options->model_name);
     else
@@ -112,7 +115,8 @@ out:
     return st;
 }
 
-// ---- the tick -----------------------------------------------------------------------------------------
+// ---- the tick
+// -----------------------------------------------------------------------------------------
 
 // The engine has work and takes steps, or has a reason not to.
 static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
@@ -193,7 +197,8 @@ static void on_signal(uv_signal_t *handle, int number)
     begin_drain(s, 1000LL * s->options->drain_timeout_s);
 }
 
-// ---- start and stop -------------------------------------------------------------------------------------
+// ---- start and stop
+// -------------------------------------------------------------------------------------
 
 static enum status start_http(struct server *s)
 {

@@ -12,12 +12,13 @@ struct server_options { // all borrowed
     const char *chat_template; // NULL: recognised
     const char *api_key;       // for the TCP listener; NULL: none
     const char *socket_path;
-    int unix_fd, tcp_fd;       // listening; -1: none. Taken over
-    int64_t max_body;          // bytes
+    int unix_fd, tcp_fd; // listening; -1: none. Taken over
+    int64_t max_body;    // bytes
     int max_connections, idle_timeout_s, request_timeout_s, drain_timeout_s;
 };
 
-// Serves until SIGTERM or SIGINT and everything in flight has ended (ST_OK), or the engine has failed.
+// Serves until SIGTERM or SIGINT and everything in flight has ended (ST_OK), or the engine has
+// failed.
 enum status server_run(const struct server_options *options);
 
 #endif

@@ -30,8 +30,8 @@ void stop_set_release(struct stop_set *set)
     set->n = 0;
 }
 
-bool stop_find(const struct stop_set *set, const char *text, size_t len, size_t from, int *ret_which,
-               size_t *ret_at)
+bool stop_find(const struct stop_set *set, const char *text, size_t len, size_t from,
+               int *ret_which, size_t *ret_at)
 {
     int which = -1;
     size_t at = 0, end = 0;

@@ -21,10 +21,11 @@ struct stop_set {
 enum status stop_set_add(struct stop_set *set, const char *text, size_t len);
 void stop_set_release(struct stop_set *set);
 
-// Looks for the first stop string that ends after byte `from` of text; nothing ends before it (it was
-// looked at when it came). ret_which and ret_at (first byte of the match) are set where one is found.
-bool stop_find(const struct stop_set *set, const char *text, size_t len, size_t from, int *ret_which,
-               size_t *ret_at);
+// Looks for the first stop string that ends after byte `from` of text; nothing ends before it (it
+// was looked at when it came). ret_which and ret_at (first byte of the match) are set where one is
+// found.
+bool stop_find(const struct stop_set *set, const char *text, size_t len, size_t from,
+               int *ret_which, size_t *ret_at);
 
 // Bytes at the end of text that may be the beginning of a stop string: not to be given out yet.
 size_t stop_hold(const struct stop_set *set, const char *text, size_t len);

@@ -396,15 +396,22 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
     int64_t n = (int64_t)batch->n_tokens * shape->n_heads;
-    float *delta = (float *)cuda_workspace(dev, n * sizeof *delta);
-    if (!delta) return;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, NULL, const_cast<float *>(lse));
+        int64_t part = (int64_t)batch->n_tokens * shape->n_kv_heads * 2 * shape->head_dim;
+        int64_t parts_at = (n + 63) / 64 * 64;
+        int n_parts = 0;
+        if constexpr (sizeof(T) == 2) n_parts = attn_tensor_back_parts(dev, a);
+        float *delta =
+            (float *)cuda_workspace(dev, (parts_at + n_parts * part) * sizeof *delta);
+        if (!delta) return;
         cuda_launch(dev, "attention gradient", delta_kernel<T>, ceil_div(n, WARPS), WARPS * 32, 0, delta,
                     (const T *)dout, (const T *)out, n, shape->head_dim);
         if constexpr (sizeof(T) == 2)
-            if (attn_tensor_back(dev, a, (T *)dqkv, (const T *)dout, delta, batch->max_query)) return;
+            if (attn_tensor_back(dev, a, (T *)dqkv, (const T *)dout, delta, delta + parts_at, n_parts,
+                                 batch->max_query))
+                return;
         size_t tile = (size_t)TILE * (shape->head_dim + 1) * sizeof(float);
         cuda_launch(dev, "attention gradient", dq_kernel<T>,
                     dim3(ceil_div((int64_t)batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs),

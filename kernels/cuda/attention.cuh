@@ -26,7 +26,14 @@ template <typename T> struct attn_args {
     const int32_t *query_start, *positions, *context_len, *block_table, *prefix_start, *prefix_len;
     const int32_t *attend_end, *seq_of;
     int table_stride, block_size, block_shift; // block_shift: log2 of the size, or -1
+    uint32_t group_inverse;                    // ceil(2^32 / group), 0 for a group of 1
 };
+
+// x / group for 0 <= x < 2^32 / group, without a division
+template <typename T> __device__ __forceinline__ int by_group(const attn_args<T> &a, int x)
+{
+    return a.group_inverse ? (int)__umulhi((uint32_t)x, a.group_inverse) : x;
+}
 
 template <typename T>
 static attn_args<T> attn_args_make(const struct batch_view *batch, const struct attn_shape *s,
@@ -43,6 +50,7 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
     a.n_heads = s->n_heads;
     a.n_kv_heads = s->n_kv_heads;
     a.group = s->n_heads / s->n_kv_heads;
+    a.group_inverse = a.group > 1 ? (uint32_t)(((1ull << 32) + a.group - 1) / a.group) : 0;
     a.head_dim = s->head_dim;
     a.window = s->window;
     a.scale = s->scale;
@@ -137,8 +145,10 @@ template <typename T> __device__ __forceinline__ float softcap_log2(const attn_a
 
 // attn_tensor.cu: bf16 on the tensor cores. False, with nothing enqueued, where the shape is not for it.
 bool attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
+// parts: workspace for n_parts of dk and dv, f32 (n_parts, T, n_kv_heads, 2, head_dim).
+int attn_tensor_back_parts(struct device *dev, const attn_args<bf16> &args);
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
-                      const float *delta, int max_query);
+                      const float *delta, float *parts, int n_parts, int max_query);
 // attn_decode.cu: one row a sequence, paged.
 template <typename T> bool attn_decode(struct device *dev, const attn_args<T> &args, int max_context);
 

@@ -117,7 +117,8 @@ __device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task 
 
 // ---- bf16 ----------------------------------------------------------------------------------------
 
-#define HEADS 8 // of a block: half the rows of the left operand; the others are zeros
+#define UNIT  256 // keys
+#define HEADS 8   // of a block: half the rows of the left operand; the others are zeros
 
 // d (16 x 8) += a b, where rows 8.. of a are zeros
 __device__ __forceinline__ void mma_half(float &d0, float &d1, uint32_t a0, uint32_t a2, uint32_t b0,
@@ -135,7 +136,7 @@ __device__ __forceinline__ void mma_half(float &d0, float &d1, uint32_t a0, uint
  *   values of keys 2 t, 2 t + 1, 8 + 2 t, 9 + 2 t, dimensions 64 c + 8 g .. + 7. Element e of these
  *   makes column g, dimension 64 c + 8 g + e, of the e-th product of weights and values. */
 template <int HD, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
     tensor_kernel(attn_args<bf16> a, float *parts, float2 *ends, unsigned *tickets, int max_chunks,
                   bool early)
 {
@@ -144,21 +145,21 @@ __global__ void __launch_bounds__(WARPS * 32)
     constexpr int KEYS = WARPS * 16, KC = HD / 32, VC = HD / 64;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     task w;
-    int64_t key_at[2], value_at[4];
+    int key_at[2], value_at[4]; // rows of the pool, or -1
     // Where the keys lie is known before the step's kernels: it is looked up under the end of the
     // kernel before this one, if that is known to write none of it.
     if (!early) grid_wait();
-    bool works = task_of<HEADS>(w, a, KEYS, max_chunks);
+    bool works = task_of<HEADS>(w, a, UNIT, max_chunks);
     auto find = [&](int base) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int key = base + warp * 16 + j * 8 + g;
-            key_at[j] = key < w.end ? key_row<true>(a, w.s, key) * a.kv_stride : -1;
+            key_at[j] = key < w.end ? (int)key_row<true>(a, w.s, key) : -1;
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int key = base + warp * 16 + j / 2 * 8 + t * 2 + j % 2;
-            value_at[j] = key < w.end ? key_row<true>(a, w.s, key) * a.kv_stride : -1;
+            value_at[j] = key < w.end ? (int)key_row<true>(a, w.s, key) : -1;
         }
     };
     if (works) find(w.begin);
@@ -177,22 +178,23 @@ __global__ void __launch_bounds__(WARPS * 32)
 
     float top = -INFINITY, sum = 0, out[VC * 8][2] = {}; // of head g
     for (int base = w.begin; base < w.end; base += KEYS) {
-        if (base > w.begin) find(base);
         uint4 k[2][KC], v[4][VC];
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int c = 0; c < KC; c++)
                 k[j][c] = key_at[j] >= 0 && c * 32 + t * 8 < a.head_dim
-                              ? *(const uint4 *)(keys + key_at[j] + c * 32)
+                              ? *(const uint4 *)(keys + key_at[j] * a.kv_stride + c * 32)
                               : zero;
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int c = 0; c < VC; c++)
                 v[j][c] = value_at[j] >= 0 && c * 64 + g * 8 < a.head_dim
-                              ? *(const uint4 *)(values + value_at[j] + c * 64)
+                              ? *(const uint4 *)(values + value_at[j] * a.kv_stride + c * 64)
                               : zero;
+
+        if (base + KEYS < w.end) find(base + KEYS);
 
         float score[2][2] = {}, factor = score_factor(a), now = top;
 #pragma unroll
@@ -425,7 +427,7 @@ static void launch_tensor(struct device *dev, const attn_args<bf16> &a, int max_
 {
     struct cuda_state *state = cuda_use(dev);
     bool early = state->activation && !state->plain_next;
-    plan p = plan_of(dev, a, HEADS, WARPS * 16, max_context);
+    plan p = plan_of(dev, a, HEADS, UNIT, max_context);
     if (p.ok)
         cuda_launch(dev, "attention of a decode step", tensor_kernel<HD, WARPS>, p.grid, WARPS * 32,
                     sizeof(partial<WARPS, HEADS, HD + 4>), a, p.parts, p.ends, state->tickets,

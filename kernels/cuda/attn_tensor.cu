@@ -94,17 +94,18 @@ __device__ __forceinline__ void right_transposed(uint32_t (&r)[4], const bf16 *t
     load_matrices_transposed(r, tile + (row + lane % 16) * (HD + PAD) + col + lane / 16 * 8);
 }
 
-// Starts copying N rows into a tile; row_of(r) gives the row's first element, or NULL for zeros.
+// Starts copying N rows into a tile. place(r, at) sets at to the offset of row r in `from` and gives
+// whether there is one; zeros where there is none.
 template <int HD, int N, typename F>
-__device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *anywhere, F row_of)
+__device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *from, F place)
 {
     constexpr int PER_ROW = HD / 8, STEP = THREADS / PER_ROW;
     int d = threadIdx.x % PER_ROW * 8;
 #pragma unroll
     for (int r = threadIdx.x / PER_ROW; r < N; r += STEP) {
-        const bf16 *row = row_of(r);
-        bool valid = row && d < dims;
-        copy16(tile + r * (HD + PAD) + d, valid ? row + d : anywhere, valid);
+        int64_t at = 0;
+        bool valid = place(r, at) && d < dims;
+        copy16(tile + r * (HD + PAD) + d, from + (valid ? at + d : 0), valid);
     }
 }
 
@@ -131,20 +132,17 @@ __device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 
     }
 }
 
-// Dot products into scores in log2 units, soft cap applied.
+// Applies the soft cap, if any, to dot products. They times the factor given back are scores in log2
+// units.
 template <int N>
-__device__ __forceinline__ void to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
+__device__ __forceinline__ float to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
 {
-    float factor = score_factor(a);
+    if (a.softcap <= 0) return a.scale * LOG2E;
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) w[i][e] *= factor;
-    if (a.softcap > 0)
-#pragma unroll
-        for (int i = 0; i < N / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) w[i][e] = softcap_log2(a, w[i][e]);
+        for (int e = 0; e < 4; e++) w[i][e] = softcap_log2(a, w[i][e] * a.scale);
+    return 1.f;
 }
 
 // dp *= slope of the soft cap at the scores
@@ -179,6 +177,14 @@ __device__ __forceinline__ void add_weighted(float (&out)[HD / 8][4], const floa
     }
 }
 
+template <int HD> __device__ __forceinline__ void scale_rows(float (&acc)[HD / 8][4], float by)
+{
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[i][e] *= by;
+}
+
 // Stores 16 x HD results of a warp; row_of(r), r in 0..15, gives the row's first element or NULL.
 template <int HD, typename F>
 __device__ __forceinline__ void store_rows(const float (&acc)[HD / 8][4], int dims, F row_of)
@@ -199,14 +205,31 @@ __device__ __forceinline__ void store_rows(const float (&acc)[HD / 8][4], int di
 
 // The packed rows of a tile of a sequence: base .. base + ROWS - 1 of n.
 struct packed_rows {
-    int start, base, n, kv_head, group, n_heads;
+    int start, base, n, head0;
 
-    __device__ __forceinline__ int row(int r) const { return start + (base + r) / group; }
-    __device__ __forceinline__ int head(int r) const { return kv_head * group + (base + r) % group; }
     __device__ __forceinline__ bool in(int r) const { return base + r < n; }
-    // index into (T, n_heads)
-    __device__ __forceinline__ int64_t at(int r) const { return (int64_t)row(r) * n_heads + head(r); }
 };
+
+// Where packed row r of a tile is: its row, and its index into (T, n_heads).
+struct place {
+    int row, head;
+};
+
+__device__ __forceinline__ place place_of(const attn_args<bf16> &a, const packed_rows &p, int r)
+{
+    int x = p.base + r, row = by_group(a, x);
+    return {p.start + row, p.head0 + x - row * a.group};
+}
+
+__device__ __forceinline__ int64_t index_of(const attn_args<bf16> &a, place at)
+{
+    return (int64_t)at.row * a.n_heads + at.head;
+}
+
+__device__ __forceinline__ int64_t query_at(const attn_args<bf16> &a, place at)
+{
+    return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
+}
 
 // ---- forward -------------------------------------------------------------------------------------
 
@@ -223,23 +246,27 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(attn_args<bf16> a)
     bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // the last rows see most and go first
-    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
-                     kv_head,          a.group,                                  a.n_heads};
+    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, kv_head * a.group};
     p.n = (a.query_start[s + 1] - p.start) * a.group;
     if (p.base >= p.n) return;
-    int lowest = row_position<PAGED>(a, s, p.row(0));
-    int highest = row_position<PAGED>(a, s, p.row(min(ROWS, p.n - p.base) - 1));
+    int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
+    int highest = row_position<PAGED>(a, s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
     int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
 
-    auto key_of = [&](int r, const bf16 *from) -> const bf16 * {
-        if (r > highest) return NULL;
-        return from + key_row<PAGED>(a, s, r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+    auto key_of = [&](int j, int64_t &at) {
+        if (j <= highest) at = key_row<PAGED>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+        return j <= highest;
     };
-    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, [&](int r) -> const bf16 * {
-        if (!p.in(r)) return NULL;
-        return a.q + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
-    });
-    copy_tile<HD, KEYS>(keys, a.head_dim, a.q, [&](int r) { return key_of(first + r, a.k); });
+    auto query_of = [&](int r, int64_t &at) {
+        at = query_at(a, place_of(a, p, r));
+        return p.in(r);
+    };
+    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, query_of);
+    auto copy_keys = [&](bf16 *tile, const bf16 *from, int start) {
+        copy_tile<HD, KEYS>(tile, a.head_dim, from,
+                            [&](int r, int64_t &at) { return key_of(start + r, at); });
+    };
+    copy_keys(keys, a.k, first);
     copies_commit();
 
     int position[2], hidden[2]; // keys after position and up to hidden are not seen
@@ -247,25 +274,23 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(attn_args<bf16> a)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = warp * 16 + lane / 4 + h * 8;
-        position[h] = p.in(r) ? row_position<PAGED>(a, s, p.row(r)) : -1;
+        position[h] = p.in(r) ? row_position<PAGED>(a, s, place_of(a, p, r).row) : -1;
         hidden[h] = a.window > 0 ? position[h] - a.window : -1;
     }
     for (int tile = first; tile <= highest; tile += KEYS) {
-        copy_tile<HD, KEYS>(values, a.head_dim, a.q, [&](int r) { return key_of(tile + r, a.v); });
+        copy_keys(values, a.v, tile);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
         float w[KEYS / 8][4];
         product_rows<HD, KEYS>(w, queries, keys);
         __syncthreads(); // all are done with these keys
-        if (tile + KEYS <= highest)
-            copy_tile<HD, KEYS>(keys, a.head_dim, a.q,
-                                [&](int r) { return key_of(tile + KEYS + r, a.k); });
+        if (tile + KEYS <= highest) copy_keys(keys, a.k, tile + KEYS);
         copies_commit();
 
         bool all_visible = tile + KEYS - 1 <= lowest && (a.window <= 0 || tile > highest - a.window) &&
                            p.in(ROWS - 1);
-        to_scores<KEYS>(a, w);
+        float scale = to_scores<KEYS>(a, w);
         if (!all_visible)
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
@@ -274,13 +299,14 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(attn_args<bf16> a)
                     int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
                     if (j > position[h] || j <= hidden[h]) w[i][e] = -INFINITY;
                 }
-        float now[2] = {top[0], top[1]}, factor[2];
+        float now[2] = {-INFINITY, -INFINITY}, factor[2];
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) now[e / 2] = fmaxf(now[e / 2], w[i][e]);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
+            now[h] = fmaxf(top[h], now[h] * scale); // scales are positive
             now[h] = fmaxf(now[h], __shfl_xor_sync(~0u, now[h], 1));
             now[h] = fmaxf(now[h], __shfl_xor_sync(~0u, now[h], 2));
             if (now[h] == -INFINITY) now[h] = 0; // nothing seen yet: every weight becomes 0
@@ -296,7 +322,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(attn_args<bf16> a)
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                w[i][e] = exp2_fast(w[i][e] - now[e / 2]);
+                w[i][e] = exp2_fast(w[i][e] * scale - now[e / 2]);
                 sum[e / 2] += w[i][e];
             }
         copies_wait<1>();
@@ -317,11 +343,11 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(attn_args<bf16> a)
         }
         int r = warp * 16 + lane / 4 + h * 8;
         if (a.lse && lane % 4 == 0 && p.in(r))
-            a.lse[p.at(r)] = sum[h] > 0 ? (top[h] + log2f(sum[h])) * LN2 : -INFINITY;
+            a.lse[index_of(a, place_of(a, p, r))] = sum[h] > 0 ? (top[h] + log2f(sum[h])) * LN2 : -INFINITY;
     }
     store_rows<HD>(out, a.head_dim, [&](int r) -> bf16 * {
         r += warp * 16;
-        return p.in(r) ? a.out + p.at(r) * a.head_dim : NULL;
+        return p.in(r) ? a.out + index_of(a, place_of(a, p, r)) * a.head_dim : NULL;
     });
 }
 
@@ -374,31 +400,32 @@ __global__ void __launch_bounds__(THREADS)
     bf16 *queries = tiles, *grads = queries + ROWS * (HD + PAD);
     bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + 2 * TILE; // two of each, in turn
     int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
-                     kv_head,          a.group,                                  a.n_heads};
+    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, kv_head * a.group};
     p.n = (a.query_start[s + 1] - p.start) * a.group;
     if (p.base >= p.n) return;
-    int lowest = row_position<false>(a, s, p.row(0));
-    int highest = row_position<false>(a, s, p.row(min(ROWS, p.n - p.base) - 1));
+    int lowest = row_position<false>(a, s, place_of(a, p, 0).row);
+    int highest = row_position<false>(a, s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
     int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
 
-    auto key_of = [&](int r, const bf16 *from) -> const bf16 * {
-        if (r > highest) return NULL;
-        return from + key_row<false>(a, s, r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+    auto key_of = [&](int j, int64_t &at) {
+        if (j <= highest) at = key_row<false>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+        return j <= highest;
     };
-    auto copy_keys = [&](int tile, int turn) {
-        copy_tile<HD, KEYS>(keys + turn * TILE, a.head_dim, a.q,
-                            [&](int r) { return key_of(tile + r, a.k); });
-        copy_tile<HD, KEYS>(values + turn * TILE, a.head_dim, a.q,
-                            [&](int r) { return key_of(tile + r, a.v); });
+    auto query_of = [&](int r, int64_t &at) {
+        at = query_at(a, place_of(a, p, r));
+        return p.in(r);
     };
-    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, [&](int r) -> const bf16 * {
-        if (!p.in(r)) return NULL;
-        return a.q + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
-    });
-    copy_tile<HD, ROWS>(grads, a.head_dim, a.q, [&](int r) -> const bf16 * {
-        return p.in(r) ? dout + p.at(r) * a.head_dim : NULL;
-    });
+    auto grad_of = [&](int r, int64_t &at) {
+        at = index_of(a, place_of(a, p, r)) * a.head_dim;
+        return p.in(r);
+    };
+    auto copy_keys = [&](int start, int turn) {
+        auto place = [&](int r, int64_t &at) { return key_of(start + r, at); };
+        copy_tile<HD, KEYS>(keys + turn * TILE, a.head_dim, a.k, place);
+        copy_tile<HD, KEYS>(values + turn * TILE, a.head_dim, a.v, place);
+    };
+    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, query_of);
+    copy_tile<HD, ROWS>(grads, a.head_dim, dout, grad_of);
     copy_keys(first, 0);
     copies_commit();
 
@@ -408,10 +435,11 @@ __global__ void __launch_bounds__(THREADS)
     for (int h = 0; h < 2; h++) {
         int r = warp * 16 + lane / 4 + h * 8;
         bool in = p.in(r);
-        position[h] = in ? row_position<false>(a, s, p.row(r)) : -1;
+        place at = place_of(a, p, r);
+        position[h] = in ? row_position<false>(a, s, at.row) : -1;
         hidden[h] = a.window > 0 ? position[h] - a.window : -1;
-        lse[h] = in ? a.lse[p.at(r)] * LOG2E : 0.f;
-        inner[h] = in ? delta[p.at(r)] : 0.f;
+        lse[h] = in ? a.lse[index_of(a, at)] * LOG2E : 0.f;
+        inner[h] = in ? delta[index_of(a, at)] : 0.f;
     }
     int turn = 0;
     for (int tile = first; tile <= highest; tile += KEYS, turn ^= 1) {
@@ -422,28 +450,34 @@ __global__ void __launch_bounds__(THREADS)
         float w[KEYS / 8][4], dp[KEYS / 8][4];
         product_rows<HD, KEYS>(w, queries, keys + turn * TILE);
         product_rows<HD, KEYS>(dp, grads, values + turn * TILE);
-        to_scores<KEYS>(a, w);
+        bool all_visible = tile + KEYS - 1 <= lowest && (a.window <= 0 || tile > highest - a.window) &&
+                           p.in(ROWS - 1);
+        float scale = to_scores<KEYS>(a, w);
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) dp[i][e] = (dp[i][e] - inner[e / 2]) * a.scale;
+            for (int e = 0; e < 4; e++) dp[i][e] -= inner[e / 2];
         times_slope<KEYS>(a, dp, w);
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
-                bool seen = j <= position[h] && j > hidden[h];
-                w[i][e] = seen ? exp2_fast(w[i][e] - lse[h]) * dp[i][e] : 0.f;
-            }
+            for (int e = 0; e < 4; e++) w[i][e] = exp2_fast(w[i][e] * scale - lse[e / 2]) * dp[i][e];
+        if (!all_visible)
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
+                    if (j > position[h] || j <= hidden[h]) w[i][e] = 0.f;
+                }
         add_weighted<HD, KEYS>(dq, w, keys + turn * TILE);
         __syncthreads();
     }
     copies_wait<0>();
+    scale_rows<HD>(dq, a.scale);
     store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
         r += warp * 16;
-        if (!p.in(r)) return NULL;
-        return dqkv + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
+        return p.in(r) ? dqkv + query_at(a, place_of(a, p, r)) : NULL;
     });
 }
 
@@ -454,16 +488,25 @@ template <int HD, int N> constexpr size_t dkv_shared()
     return (2 * ROWS + 4 * N) * (HD + PAD) * sizeof(bf16);
 }
 
-// Block (x, y): keys of the batch's rows 64 x .. of kv head y, against N packed rows at a time.
+// Of a packed row, for the columns of the transposed scores.
+struct row_facts {
+    float lse, inner; // log2 units; dout . out
+    int row, hidden;  // keys at positions up to hidden are outside its window
+};
+
+/* Block (x, y, z): keys of the batch's rows 64 x .. of kv head y, against N packed rows at a time, every
+ * gridDim.z-th tile of them from the z-th on. Where gridDim.z is 1 the sums are the gradients; else
+ * they are parts (z, T, n_kv_heads, dk then dv, head_dim) f32 for join_kernel: one block would take
+ * twice the average time for the first keys of a sequence, which most rows attend to. */
 template <int HD, int N>
 __global__ void __launch_bounds__(THREADS)
-    dkv_kernel(attn_args<bf16> a, bf16 *dqkv, const bf16 *dout, const float *delta)
+    dkv_kernel(attn_args<bf16> a, bf16 *dqkv, float *parts, const bf16 *dout, const float *delta)
 {
     grid_begin();
     constexpr int TILE = N * (HD + PAD);
     extern __shared__ __align__(16) bf16 tiles[];
-    __shared__ int stops[ROWS / 32], row_of[2][N], hidden_of[2][N];
-    __shared__ float lse_of[2][N], inner_of[2][N];
+    __shared__ int stops[ROWS / 32], least_ends[ROWS / 32];
+    __shared__ __align__(16) row_facts facts[2][N];
     bf16 *keys = tiles, *values = keys + ROWS * (HD + PAD);
     bf16 *queries = values + ROWS * (HD + PAD), *grads = queries + 2 * TILE; // two of each, in turn
     int kv_head = blockIdx.y, base = blockIdx.x * ROWS;
@@ -471,10 +514,16 @@ __global__ void __launch_bounds__(THREADS)
 
     if (warp < ROWS / 32) {
         int row = base + warp * 32 + lane;
-        int stop = row < a.n_tokens ? a.attend_end[a.seq_of[row]] : 0;
+        int stop = row < a.n_tokens ? a.attend_end[a.seq_of[row]] : 0, least = stop;
 #pragma unroll
-        for (int o = 16; o; o >>= 1) stop = max(stop, __shfl_xor_sync(~0u, stop, o));
-        if (lane == 0) stops[warp] = stop;
+        for (int o = 16; o; o >>= 1) {
+            stop = max(stop, __shfl_xor_sync(~0u, stop, o));
+            least = min(least, __shfl_xor_sync(~0u, least, o));
+        }
+        if (lane == 0) {
+            stops[warp] = stop;
+            least_ends[warp] = least;
+        }
     }
     int key[2], end[2], position[2];
 #pragma unroll
@@ -485,97 +534,154 @@ __global__ void __launch_bounds__(THREADS)
         position[h] = row_position<false>(a, s, key[h]);
     }
     __syncthreads();
-    int stop = stops[0];
+    int stop = stops[0], least_end = least_ends[0];
 #pragma unroll
-    for (int i = 1; i < ROWS / 32; i++) stop = max(stop, stops[i]);
-    packed_rows p = {base, 0, (stop - base) * a.group, kv_head, a.group, a.n_heads};
+    for (int i = 1; i < ROWS / 32; i++) {
+        stop = max(stop, stops[i]);
+        least_end = min(least_end, least_ends[i]);
+    }
+    packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
 
-    auto key_of = [&](int r, const bf16 *from) -> const bf16 * {
-        if (base + r >= a.n_tokens) return NULL;
-        return from + (base + r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+    auto key_of = [&](int r, int64_t &at) {
+        at = (base + r) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+        return base + r < a.n_tokens;
     };
     auto copy_rows = [&](int tile, int turn) {
         p.base = tile;
-        copy_tile<HD, N>(queries + turn * TILE, a.head_dim, a.q, [&](int r) -> const bf16 * {
-            if (!p.in(r)) return NULL;
-            return a.q + p.row(r) * a.q_stride + (int64_t)p.head(r) * a.head_dim;
+        copy_tile<HD, N>(queries + turn * TILE, a.head_dim, a.q, [&](int r, int64_t &at) {
+            at = query_at(a, place_of(a, p, r));
+            return p.in(r);
         });
-        copy_tile<HD, N>(grads + turn * TILE, a.head_dim, a.q, [&](int r) -> const bf16 * {
-            return p.in(r) ? dout + p.at(r) * a.head_dim : NULL;
+        copy_tile<HD, N>(grads + turn * TILE, a.head_dim, dout, [&](int r, int64_t &at) {
+            at = index_of(a, place_of(a, p, r)) * a.head_dim;
+            return p.in(r);
         });
         if (threadIdx.x < N) {
-            int r = threadIdx.x, row = p.row(r);
-            bool in = p.in(r);
-            row_of[turn][r] = in ? row : -1; // before every key: sees none
-            hidden_of[turn][r] =
-                in && a.window > 0 ? row_position<false>(a, a.seq_of[row], row) - a.window : -1;
-            lse_of[turn][r] = in ? a.lse[p.at(r)] * LOG2E : 0.f;
-            inner_of[turn][r] = in ? delta[p.at(r)] : 0.f;
+            place at = place_of(a, p, threadIdx.x);
+            row_facts f = {0, 0, -1, -1}; // a row before every key sees none
+            if (p.in(threadIdx.x)) {
+                f.lse = a.lse[index_of(a, at)] * LOG2E;
+                f.inner = delta[index_of(a, at)];
+                f.row = at.row;
+                if (a.window > 0)
+                    f.hidden = row_position<false>(a, a.seq_of[at.row], at.row) - a.window;
+            }
+            facts[turn][threadIdx.x] = f;
         }
     };
-    copy_tile<HD, ROWS>(keys, a.head_dim, a.q, [&](int r) { return key_of(r, a.k); });
-    copy_tile<HD, ROWS>(values, a.head_dim, a.q, [&](int r) { return key_of(r, a.v); });
-    copy_rows(0, 0);
+    int first = blockIdx.z * N, step = gridDim.z * N;
+    copy_tile<HD, ROWS>(keys, a.head_dim, a.k, key_of);
+    copy_tile<HD, ROWS>(values, a.head_dim, a.v, key_of);
+    if (first < p.n) copy_rows(first, 0);
     copies_commit();
 
     float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};
     int turn = 0;
-    for (int tile = 0; tile < p.n; tile += N, turn ^= 1) {
-        if (tile + N < p.n) copy_rows(tile + N, turn ^ 1);
+    for (int tile = first; tile < p.n; tile += step, turn ^= 1) {
+        if (tile + step < p.n) copy_rows(tile + step, turn ^ 1);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
         float w[N / 8][4], ds[N / 8][4]; // keys x rows
         product_rows<HD, N>(w, keys, queries + turn * TILE);
         product_rows<HD, N>(ds, values, grads + turn * TILE);
-        to_scores<N>(a, w);
+        float scale = to_scores<N>(a, w);
+        // every key of the block is seen by every row of the tile
+        bool all_seen = a.window <= 0 && facts[turn][0].row >= base + ROWS - 1 &&
+                        facts[turn][N - 1].row >= 0 && facts[turn][N - 1].row < least_end;
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                ds[i][e] = (ds[i][e] - inner_of[turn][i * 8 + lane % 4 * 2 + e % 2]) * a.scale;
-        times_slope<N>(a, ds, w);
+            for (int c = 0; c < 2; c++) {
+                row_facts f = facts[turn][i * 8 + lane % 4 * 2 + c];
 #pragma unroll
-        for (int i = 0; i < N / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int h = e / 2, r = i * 8 + lane % 4 * 2 + e % 2, row = row_of[turn][r];
-                bool seen = key[h] <= row && row < end[h] && position[h] > hidden_of[turn][r];
-                w[i][e] = seen ? exp2_fast(w[i][e] - lse_of[turn][r]) : 0.f;
-                ds[i][e] *= w[i][e];
+                for (int h = 0; h < 2; h++) {
+                    float &score = w[i][h * 2 + c], &d = ds[i][h * 2 + c];
+                    d -= f.inner;
+                    if (a.softcap > 0) d *= softcap_slope(a, score);
+                    score = exp2_fast(score * scale - f.lse);
+                    if (!all_seen && (key[h] > f.row || f.row >= end[h] || position[h] <= f.hidden))
+                        score = 0.f;
+                    d *= score;
+                }
             }
         add_weighted<HD, N>(dv, w, grads + turn * TILE);
         add_weighted<HD, N>(dk, ds, queries + turn * TILE);
         __syncthreads();
     }
     copies_wait<0>();
-    auto to = [&](int r, int head) -> bf16 * {
-        r += base + warp * 16;
-        return r < a.n_tokens ? dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
-    };
-    store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + kv_head); });
-    store_rows<HD>(dv, a.head_dim, [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
+    scale_rows<HD>(dk, a.scale);
+    if (gridDim.z == 1) {
+        auto to = [&](int r, int head) -> bf16 * {
+            r += base + warp * 16;
+            return r < a.n_tokens ? dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
+        };
+        store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + kv_head); });
+        store_rows<HD>(dv, a.head_dim, [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
+        return;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (key[h] >= a.n_tokens) continue;
+        float *to = parts + (((int64_t)blockIdx.z * a.n_tokens + key[h]) * a.n_kv_heads + kv_head) * 2 *
+                                a.head_dim;
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            int d = i * 8 + lane % 4 * 2;
+            if (d >= a.head_dim) continue;
+            *(float2 *)(to + d) = make_float2(dk[i][h * 2], dk[i][h * 2 + 1]);
+            *(float2 *)(to + a.head_dim + d) = make_float2(dv[i][h * 2], dv[i][h * 2 + 1]);
+        }
+    }
+}
+
+// Adds n parts of dk and dv, four elements a thread.
+__global__ void join_kernel(attn_args<bf16> a, bf16 *dqkv, const float *parts, int n)
+{
+    grid_begin();
+    int width = a.n_kv_heads * 2 * a.head_dim, c = (blockIdx.y * THREADS + threadIdx.x) * 4;
+    if (c >= width) return;
+    float sum[4] = {};
+    for (int z = 0; z < n; z++) {
+        float x[4];
+        load<float, 4>(x, parts + ((int64_t)z * a.n_tokens + blockIdx.x) * width + c);
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[i] += x[i];
+    }
+    int kv_head = c / (2 * a.head_dim), d = c % (2 * a.head_dim), is_v = d >= a.head_dim;
+    int64_t head = a.n_heads + is_v * a.n_kv_heads + kv_head;
+    store<bf16, 4>(dqkv + blockIdx.x * a.q_stride + head * a.head_dim + d - is_v * a.head_dim, sum);
 }
 
 template <int HD, int N>
 static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
-                 const float *delta, int max_query)
+                 const float *delta, float *parts, int n_parts, int max_query)
 {
     dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
     cuda_launch(dev, "attention gradient", dq_kernel<HD>, grid, THREADS, dq_shared<HD>(), a, dqkv, dout,
                 delta);
     cuda_launch(dev, "attention gradient", dkv_kernel<HD, N>,
-                dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads), THREADS, dkv_shared<HD, N>(), a, dqkv,
-                dout, delta);
+                dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, n_parts), THREADS, dkv_shared<HD, N>(), a,
+                dqkv, parts, dout, delta);
+    if (n_parts > 1)
+        cuda_launch(dev, "attention gradient", join_kernel,
+                    dim3(a.n_tokens, ceil_div(a.n_kv_heads * 2 * a.head_dim, THREADS * 4)), THREADS, 0, a,
+                    dqkv, (const float *)parts, n_parts);
+}
+
+int attn_tensor_back_parts(struct device *dev, const attn_args<bf16> &a)
+{
+    int blocks = ceil_div(a.n_tokens, ROWS) * a.n_kv_heads, sms = cuda_use(dev)->n_sms;
+    return blocks >= 6 * sms ? 1 : blocks >= sms ? 2 : 4;
 }
 
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
-                      const float *delta, int max_query)
+                      const float *delta, float *parts, int n_parts, int max_query)
 {
-    if (!fits(a, 128) || (uintptr_t)dqkv % 4 || (uintptr_t)dout % 16) return false;
+    if (!fits(a, 128) || (uintptr_t)dqkv % 8 || (uintptr_t)dout % 16) return false;
     if (a.head_dim <= 64)
-        back<64, 64>(dev, a, dqkv, dout, delta, max_query);
+        back<64, 64>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
     else
-        back<128, 32>(dev, a, dqkv, dout, delta, max_query);
+        back<128, 32>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
     return true;
 }

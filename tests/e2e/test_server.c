@@ -15,8 +15,8 @@ static struct daemon d;
 
 static int start(void **state)
 {
-    static const char *const options[] = {"--max-batch",    "8",   "--max-queue", "192",
-                                          "--max-body",     "64K", "--kv-memory", "32M",
+    static const char *const options[] = {"--max-batch",     "8",   "--max-queue", "192",
+                                          "--max-body",      "64K", "--kv-memory", "32M",
                                           "--prefill-chunk", "24",  NULL};
     (void)state;
     daemon_start(&d, daemon_model(test_folder(), true, 7), options);
@@ -26,8 +26,9 @@ static int start(void **state)
 static int stop(void **state)
 {
     (void)state;
+    int status = test_running(&d.child) ? daemon_stop(&d) : 1; // 1: it died meanwhile
     daemon_kill(&d);
-    return 0;
+    return status;
 }
 
 static const char *text_of(const json_t *object, const char *key)
@@ -64,7 +65,8 @@ static double number_in_metrics(const char *name)
     return x;
 }
 
-// ---- what is there --------------------------------------------------------------------------------------
+// ---- what is there
+// --------------------------------------------------------------------------------------
 
 static void test_health_and_models(void **state)
 {
@@ -98,7 +100,8 @@ static void test_completion(void **state)
     assert_true(json_is_null(json_object_get(a, "spec_decode")));
     const json_t *logprobs = json_object_get(json_object_get(choice, "logprobs"), "token_logprobs");
     assert_int_equal(json_array_size(logprobs), 12);
-    for (size_t i = 0; i < 12; i++) assert_true(json_number_value(json_array_get(logprobs, i)) <= 0);
+    for (size_t i = 0; i < 12; i++)
+        assert_true(json_number_value(json_array_get(logprobs, i)) <= 0);
     // greedy: the same again
     assert_true(json_equal(json_object_get(choice, "token_ids"),
                            json_object_get(choice_of(b, 0), "token_ids")));
@@ -154,8 +157,9 @@ static void test_seeds(void **state)
 static void test_top_logprobs(void **state)
 {
     (void)state;
-    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
-                            "{\"prompt\":\"abc\",\"max_tokens\":6,\"temperature\":0,\"logprobs\":3}");
+    json_t *a =
+        daemon_post(d.socket, "/v1/completions", 200,
+                    "{\"prompt\":\"abc\",\"max_tokens\":6,\"temperature\":0,\"logprobs\":3}");
     const json_t *l = json_object_get(choice_of(a, 0), "logprobs");
     for (size_t i = 0; i < 6; i++) {
         double sampled = json_number_value(json_array_get(json_object_get(l, "token_logprobs"), i));
@@ -173,14 +177,16 @@ static void test_top_logprobs(void **state)
 static void test_logprobs_are_a_distribution(void **state)
 {
     (void)state;
-    json_t *a = daemon_post(d.socket, "/v1/rollouts", 200,
-                            "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{\"max_tokens\":"
-                            "8,\"top_k\":20,\"seed\":5}}");
+    json_t *a =
+        daemon_post(d.socket, "/v1/rollouts", 200,
+                    "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{\"max_tokens\":"
+                    "8,\"top_k\":20,\"seed\":5}}");
     const json_t *raw = json_object_get(a, "logprobs"), *cut = json_object_get(a, "cut_logprobs");
     const json_t *mass = json_object_get(a, "kept_mass");
     assert_int_equal(json_array_size(raw), 8);
     for (size_t i = 0; i < 8; i++) {
-        double l = json_number_value(json_array_get(raw, i)), c = json_number_value(json_array_get(cut, i));
+        double l = json_number_value(json_array_get(raw, i)),
+               c = json_number_value(json_array_get(cut, i));
         double kept = json_number_value(json_array_get(mass, i));
         assert_true(l <= c && c <= 0 && kept > 0 && kept <= 1);
         assert_true(fabs(exp(l - c) - kept) < 1e-4);
@@ -194,25 +200,28 @@ static void test_chat(void **state)
     const char *chat = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":10,"
                        "\"temperature\":0,\"logprobs\":true,\"top_logprobs\":2}";
     json_t *a = daemon_post(d.socket, "/v1/chat/completions", 200, chat);
-    json_t *b = daemon_post(d.socket, "/v1/completions", 200,
-                            "{\"prompt\":\"<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n\","
-                            "\"max_tokens\":10,\"temperature\":0}");
+    json_t *b =
+        daemon_post(d.socket, "/v1/completions", 200,
+                    "{\"prompt\":\"<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n\","
+                    "\"max_tokens\":10,\"temperature\":0}");
     const json_t *message = json_object_get(choice_of(a, 0), "message");
     assert_string_equal(text_of(a, "object"), "chat.completion");
     assert_string_equal(text_of(message, "role"), "assistant");
-    assert_true(json_equal(json_object_get(message, "content"),
-                           json_object_get(choice_of(b, 0), "text")));
+    assert_true(
+        json_equal(json_object_get(message, "content"), json_object_get(choice_of(b, 0), "text")));
     assert_int_equal(int_of(json_object_get(a, "usage"), "prompt_tokens"),
                      int_of(json_object_get(b, "usage"), "prompt_tokens"));
-    const json_t *content = json_object_get(json_object_get(choice_of(a, 0), "logprobs"), "content");
+    const json_t *content =
+        json_object_get(json_object_get(choice_of(a, 0), "logprobs"), "content");
     assert_int_equal(json_array_size(content), 10);
-    assert_int_equal(
-        json_array_size(json_object_get(json_array_get(content, 0), "top_logprobs")), 2);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(content, 0), "top_logprobs")),
+                     2);
     json_decref(a);
     json_decref(b);
 }
 
-// ---- streams --------------------------------------------------------------------------------------------
+// ---- streams
+// --------------------------------------------------------------------------------------------
 
 struct joined { // what the chunks of a stream give together, by choice
     struct bytes text[4];
@@ -234,7 +243,8 @@ static void join_chunk(struct joined *j, const json_t *chunk)
     json_int_t i = int_of(choice, "index");
     assert_in_range(i, 0, 3);
     const json_t *delta = json_object_get(choice, "delta");
-    const json_t *text = delta ? json_object_get(delta, "content") : json_object_get(choice, "text");
+    const json_t *text =
+        delta ? json_object_get(delta, "content") : json_object_get(choice, "text");
     assert_true(json_is_string(text));
     bytes_append(&j->text[i], json_string_value(text), json_string_length(text));
     if (!j->ids[i]) j->ids[i] = json_array();
@@ -258,7 +268,8 @@ static void join_stream(const char *path, const char *body, struct joined *ret)
     daemon_request(d.socket, "POST", path, "", body, &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.head), "text/event-stream");
-    for (char *line = strtok_r(a.body.data, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+    for (char *line = strtok_r(a.body.data, "\n", &save); line;
+         line = strtok_r(NULL, "\n", &save)) {
         assert_int_equal(strncmp(line, "data: ", 6), 0);
         assert_false(ret->done);
         if (strcmp(line, "data: [DONE]") == 0) {
@@ -294,9 +305,11 @@ static void compare_stream(const char *path, const char *fields, int n)
              fields);
     join_stream(path, body, &j);
     for (int i = 0; i < n; i++) {
-        const json_t *choice = choice_of(whole, (size_t)i), *l = json_object_get(choice, "logprobs");
+        const json_t *choice = choice_of(whole, (size_t)i),
+                     *l = json_object_get(choice, "logprobs");
         const json_t *message = json_object_get(choice, "message");
-        const json_t *text = json_object_get(message ? message : choice, message ? "content" : "text");
+        const json_t *text =
+            json_object_get(message ? message : choice, message ? "content" : "text");
         assert_int_equal(j.text[i].len, json_string_length(text));
         assert_memory_equal(bytes_text(&j.text[i]), json_string_value(text), j.text[i].len);
         assert_true(json_equal(j.ids[i], json_object_get(choice, "token_ids")));
@@ -321,20 +334,24 @@ static void test_stream_equals_whole(void **state)
                    "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":1,\"n\":3,\"logprobs\":0", 3);
     compare_stream("/v1/completions", "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":2", 1);
     compare_stream("/v1/completions",
-                   "\"prompt\":[1,2,3],\"max_tokens\":200,\"seed\":3,\"stop\":[\"a\",\"b\",\"cc\"]", 1);
-    compare_stream("/v1/chat/completions",
-                   "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":30,\"seed\":4,"
-                   "\"n\":2,\"logprobs\":true", 2);
+                   "\"prompt\":[1,2,3],\"max_tokens\":200,\"seed\":3,\"stop\":[\"a\",\"b\",\"cc\"]",
+                   1);
+    compare_stream(
+        "/v1/chat/completions",
+        "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":30,\"seed\":4,"
+        "\"n\":2,\"logprobs\":true",
+        2);
 }
 
-// ---- stop -----------------------------------------------------------------------------------------------
+// ---- stop
+// -----------------------------------------------------------------------------------------------
 
 static json_t *with_stop(const char *stop, const char *more)
 {
     json_t *text = json_string(stop);
     char *quoted = json_dumps(text, JSON_ENCODE_ANY), body[512];
-    snprintf(body, sizeof body,
-             "{\"prompt\":\"once\",\"max_tokens\":60,\"seed\":21,\"stop\":%s%s}", quoted, more);
+    snprintf(body, sizeof body, "{\"prompt\":\"once\",\"max_tokens\":60,\"seed\":21,\"stop\":%s%s}",
+             quoted, more);
     json_decref(text);
     free(quoted);
     return daemon_post(d.socket, "/v1/completions", 200, body);
@@ -354,8 +371,8 @@ static void test_stop_string(void **state)
     size_t middle = len / 2, end;
     while (((unsigned char)text[middle] & 0xc0) == 0x80) middle++;
     end = middle;
-    for (int i = 0; i < 3; i++)
-        do end++;
+    for (int i = 0; i < 3; i++) do
+            end++;
         while (((unsigned char)text[end] & 0xc0) == 0x80);
     char stop_text[32] = {0};
     memcpy(stop_text, text + middle, end - middle);
@@ -371,7 +388,8 @@ static void test_stop_string(void **state)
     assert_true(json_array_size(ids) < 60);
     for (size_t i = 0; i < json_array_size(ids); i++)
         assert_true(json_equal(json_array_get(ids, i), json_array_get(all, i)));
-    assert_int_equal(int_of(json_object_get(cut, "usage"), "completion_tokens"), json_array_size(ids));
+    assert_int_equal(int_of(json_object_get(cut, "usage"), "completion_tokens"),
+                     json_array_size(ids));
 
     json_t *with = with_stop(stop_text, ",\"include_stop_str_in_output\":true");
     assert_int_equal(strlen(text_of(choice_of(with, 0), "text")), first + strlen(stop_text));
@@ -402,13 +420,14 @@ static void test_stop_token(void **state)
     json_decref(cut);
 }
 
-// ---- rollouts and /generate -------------------------------------------------------------------------------
+// ---- rollouts and /generate
+// -------------------------------------------------------------------------------
 
 static void check_telemetry(const json_t *line, int prompt, int generated)
 {
-    static const char *const numbers[] = {"cached_prompt_tokens", "queue_ms", "first_token_ms",
-                                          "latency_ms", "kv_bytes_peak", "num_drafts",
-                                          "num_draft_tokens", "num_accepted_tokens"};
+    static const char *const numbers[] = {
+        "cached_prompt_tokens", "queue_ms",   "first_token_ms",   "latency_ms",
+        "kv_bytes_peak",        "num_drafts", "num_draft_tokens", "num_accepted_tokens"};
     const json_t *t = json_object_get(line, "telemetry");
     assert_int_equal(int_of(t, "prompt_tokens"), prompt);
     assert_int_equal(int_of(t, "generated_tokens"), generated);
@@ -437,10 +456,12 @@ static void test_rollouts(void **state)
                    &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.head), "application/x-ndjson");
-    for (char *at = strtok_r(a.body.data, "\n", &save); at; at = strtok_r(NULL, "\n", &save), lines++) {
+    for (char *at = strtok_r(a.body.data, "\n", &save); at;
+         at = strtok_r(NULL, "\n", &save), lines++) {
         json_t *line = json_loads(at, JSON_ALLOW_NUL, NULL);
         if (!line) fail_msg("not JSON: %s", at);
-        const json_t *id = json_object_get(line, "group_id"), *ids = json_object_get(line, "token_ids");
+        const json_t *id = json_object_get(line, "group_id"),
+                     *ids = json_object_get(line, "token_ids");
         int group = json_is_string(id) ? 0 : json_integer_value(id) == 7 ? 1 : 2;
         size_t n = json_array_size(ids);
         if (group == 2) assert_int_equal(json_integer_value(id), 2); // its index
@@ -486,7 +507,8 @@ static void test_generate(void **state)
     json_t *a = daemon_post(d.socket, "/generate", 200,
                             "{\"prompt\":{\"prompt_token_ids\":[1,2,3]},\"n\":2,\"max_tokens\":5,"
                             "\"temperature\":1.0,\"logprobs\":0}");
-    const json_t *ids = json_object_get(a, "completion_ids"), *logprobs = json_object_get(a, "logprobs");
+    const json_t *ids = json_object_get(a, "completion_ids"),
+                 *logprobs = json_object_get(a, "logprobs");
     const json_t *outputs = json_object_get(a, "outputs");
     assert_int_equal(json_array_size(ids), 2);
     assert_int_equal(json_array_size(json_array_get(ids, 1)), 5);
@@ -502,7 +524,8 @@ static void test_generate(void **state)
     json_decref(a);
 }
 
-// ---- what is refused --------------------------------------------------------------------------------------
+// ---- what is refused
+// --------------------------------------------------------------------------------------
 
 static void test_refusals(void **state)
 {
@@ -537,10 +560,12 @@ static void test_refusals(void **state)
         {"/v1/completions", "{\"prompt\":\"a\",\"logprobs\":21}", 400, "\"logprobs\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"stop\":[1]}", 400, "\"stop\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"stop\":\"\"}", 400, "\"stop\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"stop_token_ids\":[300]}", 400, "\"stop_token_ids\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"stop_token_ids\":[300]}", 400,
+         "\"stop_token_ids\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"echo\":true}", 400, "\"echo\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"best_of\":3}", 400, "\"best_of\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"presence_penalty\":1}", 400, "\"presence_penalty\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"presence_penalty\":1}", 400,
+         "\"presence_penalty\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"1\":5}}", 400, "\"logit_bias\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"model\":\"gpt\"}", 404, "\"model\""},
         {"/v1/chat/completions", "{\"messages\":[]}", 400, "\"messages\""},
@@ -556,9 +581,11 @@ static void test_refusals(void **state)
         {"/v1/rollouts", "{}", 400, "\"groups\""},
         {"/v1/rollouts", "{\"groups\":[]}", 400, "\"groups\""},
         {"/v1/rollouts", "{\"groups\":[{}]}", 400, "group 0"},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"prompt\":\"a\"}]}", 400, "exactly one"},
+        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"prompt\":\"a\"}]}", 400,
+         "exactly one"},
         {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"id\":[]}]}", 400, "\"id\""},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":3}", 400, "\"sampling\""},
+        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":3}", 400,
+         "\"sampling\""},
         {"/generate", "{}", 400, "\"prompt\""},
         {"/generate", "{\"prompt\":{\"x\":1}}", 400, "\"prompt\""},
         {"/generate", "{\"prompt\":\"a\",\"stream\":true}", 400, "\"stream\""},
@@ -567,6 +594,7 @@ static void test_refusals(void **state)
         {"/v1/load_lora_adapter", "{}", 501, "not supported yet"},
         {"/lora/unload", "{}", 501, "not supported yet"},
         {"/v1/embeddings", "{}", 404, "/v1/embeddings"},
+        {"/%ff%00%22", "{}", 404, "there is no /"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct wire_answer a;
@@ -684,7 +712,8 @@ static void test_broken_http(void **state)
     json_decref(daemon_get(d.socket, "/health", 200)); // still there
 }
 
-// ---- many, slow and leaving clients -------------------------------------------------------------------------
+// ---- many, slow and leaving clients
+// -------------------------------------------------------------------------
 
 struct crowd {
     pthread_t thread;
@@ -734,9 +763,9 @@ static void test_crowd(void **state)
 static int open_request(const char *path, const char *body)
 {
     char text[512];
-    int n = snprintf(text, sizeof text,
-                     "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", path,
-                     strlen(body), body);
+    int n =
+        snprintf(text, sizeof text, "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+                 path, strlen(body), body);
     int fd = wire_open(d.socket);
     assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
     return fd;
@@ -763,8 +792,9 @@ static void test_leaving_cancels(void **state)
         "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":64,\"stream\":true}"};
     for (int i = 0; i < 2; i++) {
         double before = number_in_metrics("commonweight:disconnects_total");
-        double aborted = number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_"
-                                           "reason=\"abort\"");
+        double aborted =
+            number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_"
+                              "reason=\"abort\"");
         int fd = open_request("/v1/completions", bodies[i]);
         wait_for_health("running", false);
         close(fd);
@@ -773,8 +803,9 @@ static void test_leaving_cancels(void **state)
         wait_for_health("waiting", true);
         assert_true(clock_ms_since(start) < 2000);
         assert_true(number_in_metrics("commonweight:disconnects_total") == before + 1);
-        assert_true(number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_reason="
-                                      "\"abort\"") > aborted);
+        assert_true(
+            number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_reason="
+                              "\"abort\"") > aborted);
     }
 }
 
@@ -813,8 +844,9 @@ static void test_slow_reader(void **state)
 static void test_kept_connection(void **state)
 {
     (void)state;
-    const char *two = "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n"
-                      "Connection: close\r\n\r\n";
+    const char *two =
+        "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n"
+        "Connection: close\r\n\r\n";
     struct wire_answer a;
     int fd = wire_open(d.socket);
     wire_send(fd, two, strlen(two));
@@ -824,7 +856,8 @@ static void test_kept_connection(void **state)
     close(fd);
 }
 
-// ---- bridge and metrics -------------------------------------------------------------------------------------
+// ---- bridge and metrics
+// -------------------------------------------------------------------------------------
 
 static void test_bridge_info(void **state)
 {
@@ -890,18 +923,25 @@ static void test_reload(void **state)
 static void test_metrics(void **state)
 {
     (void)state;
-    static const char *const names[] = {
-        "vllm:num_requests_running",        "vllm:num_requests_waiting",
-        "vllm:gpu_cache_usage_perc",        "vllm:kv_cache_usage_perc",
-        "vllm:prompt_tokens_total",         "vllm:generation_tokens_total",
-        "vllm:request_success_total",       "vllm:time_to_first_token_seconds_bucket",
-        "vllm:e2e_request_latency_seconds_sum", "vllm:time_per_output_token_seconds_count",
-        "vllm:num_preemptions_total",       "commonweight:weight_version",
-        "commonweight:updates_total",       "commonweight:paused"};
+    static const char *const names[] = {"vllm:num_requests_running",
+                                        "vllm:num_requests_waiting",
+                                        "vllm:gpu_cache_usage_perc",
+                                        "vllm:kv_cache_usage_perc",
+                                        "vllm:prompt_tokens_total",
+                                        "vllm:generation_tokens_total",
+                                        "vllm:request_success_total",
+                                        "vllm:time_to_first_token_seconds_bucket",
+                                        "vllm:e2e_request_latency_seconds_sum",
+                                        "vllm:time_per_output_token_seconds_count",
+                                        "vllm:num_preemptions_total",
+                                        "commonweight:weight_version",
+                                        "commonweight:updates_total",
+                                        "commonweight:paused"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) number_in_metrics(names[i]);
     double tokens = number_in_metrics("vllm:generation_tokens_total");
     double ended = number_in_metrics("vllm:e2e_request_latency_seconds_count");
-    json_decref(daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":9}"));
+    json_decref(
+        daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":9}"));
     assert_true(number_in_metrics("vllm:generation_tokens_total") == tokens + 9);
     assert_true(number_in_metrics("vllm:e2e_request_latency_seconds_count") == ended + 1);
 }

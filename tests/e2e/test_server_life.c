@@ -1,5 +1,5 @@
-/* test_server_life.c: how cw-infer-server starts, is refused, drains and stops, its TCP listener and
- * API key, its time-outs, and a model without a tokenizer. */
+/* test_server_life.c: how cw-infer-server starts, is refused, drains and stops, its TCP listener
+ * and API key, its time-outs, and a model without a tokenizer. */
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "tests/support/daemon.h"
@@ -25,9 +25,9 @@ static int make_model(void **state)
 static int open_request(const struct daemon *d, const char *path, const char *body)
 {
     char text[512];
-    int n = snprintf(text, sizeof text,
-                     "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", path,
-                     strlen(body), body);
+    int n =
+        snprintf(text, sizeof text, "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+                 path, strlen(body), body);
     int fd = wire_open(d->socket);
     assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
     return fd;
@@ -52,8 +52,9 @@ static void test_usage(void **state)
     const char *const draft[] = {program, "--model", model, "--draft", model, NULL};
     const char *const method[] = {program, "--model", model, "--speculative", "ngram:4", NULL};
     const char *const typo[] = {program, "--modl", model, NULL};
-    const char *const kv[] = {program, "--model", model, "--kv-memory", "lots", "--socket",
-                              test_path(test_folder(), "s"), NULL};
+    const char *const kv[] = {
+        program, "--model", model, "--kv-memory", "lots", "--socket", test_path(test_folder(), "s"),
+        NULL};
     const char *const help[] = {program, "--help", NULL};
     expect_refusal(2, "--model DIR is needed", none);
     expect_refusal(2, "not supported yet", draft);
@@ -67,10 +68,37 @@ static void test_no_model(void **state)
 {
     (void)state;
     const char *folder = test_folder(), *socket = test_path(folder, "s.sock");
-    const char *const argv[] = {test_binary("cw-infer-server"), "--model", "/nowhere/at/all",
-                                "--socket", socket, "--bridge", test_path(folder, "b.json"), NULL};
+    const char *const argv[] = {test_binary("cw-infer-server"),
+                                "--model",
+                                "/nowhere/at/all",
+                                "--socket",
+                                socket,
+                                "--bridge",
+                                test_path(folder, "b.json"),
+                                NULL};
     expect_refusal(1, "/nowhere/at/all", argv);
     assert_false(file_exists(socket));
+}
+
+static void test_broken_weights(void **state)
+{
+    (void)state;
+    const char *broken = daemon_model(test_folder(), false, 3), *folder = test_folder();
+    const char *socket = test_path(folder, "s.sock"), *bridge = test_path(folder, "bridge.json");
+    test_write(test_path(broken, "model.safetensors"), "not safetensors at all", 22);
+    const char *const argv[] = {test_binary("cw-infer-server"),
+                                "--model",
+                                broken,
+                                "--device",
+                                "cpu",
+                                "--socket",
+                                socket,
+                                "--bridge",
+                                bridge,
+                                NULL};
+    expect_refusal(1, "model.safetensors", argv);
+    assert_false(file_exists(socket));
+    assert_false(file_exists(bridge));
 }
 
 static void test_second_daemon_is_refused(void **state)
@@ -78,8 +106,9 @@ static void test_second_daemon_is_refused(void **state)
     (void)state;
     struct daemon d = {0};
     daemon_start(&d, model, NULL);
-    const char *const argv[] = {test_binary("cw-infer-server"), "--model", model, "--socket", d.socket,
-                                "--bridge", test_path(test_folder(), "other.json"), NULL};
+    const char *const argv[] = {
+        test_binary("cw-infer-server"),         "--model", model, "--socket", d.socket, "--bridge",
+        test_path(test_folder(), "other.json"), NULL};
     expect_refusal(1, "already serves there", argv);
     json_decref(daemon_get(d.socket, "/health", 200));
     assert_int_equal(daemon_stop(&d), 0);
@@ -93,8 +122,16 @@ static void test_stale_socket_is_replaced(void **state)
     test_kill(&d.child, SIGKILL);
     test_wait(&d.child, 10000);
     assert_true(file_exists(d.socket));
-    const char *const argv[] = {test_binary("cw-infer-server"), "--model", model, "--device", "cpu",
-                                "--socket", d.socket, "--bridge", d.bridge, NULL};
+    const char *const argv[] = {test_binary("cw-infer-server"),
+                                "--model",
+                                model,
+                                "--device",
+                                "cpu",
+                                "--socket",
+                                d.socket,
+                                "--bridge",
+                                d.bridge,
+                                NULL};
     test_spawn(&d.child, d.log, argv);
     daemon_wait(&d);
     struct stat info;
@@ -152,7 +189,8 @@ static void test_second_signal_and_drain_timeout(void **state)
         struct daemon d = {0};
         struct wire_answer a;
         daemon_start(&d, model, i ? short_drain : NULL);
-        json_decref(daemon_post(d.socket, "/bridge/pause", 200, "")); // it would never end by itself
+        json_decref(
+            daemon_post(d.socket, "/bridge/pause", 200, "")); // it would never end by itself
         int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":400}");
         clock_sleep_ms(200);
         int64_t start = clock_now_ns();
@@ -171,7 +209,8 @@ static void test_second_signal_and_drain_timeout(void **state)
     }
 }
 
-// ---- TCP ------------------------------------------------------------------------------------------------
+// ---- TCP
+// ------------------------------------------------------------------------------------------------
 
 static int tcp_status(int port, const char *path, const char *headers)
 {
@@ -198,24 +237,26 @@ static void test_tcp_and_key(void **state)
     int port = daemon_tcp_port(&d);
     assert_int_equal(tcp_status(port, "/v1/models", ""), 401);
     assert_int_equal(tcp_status(port, "/v1/models", "Authorization: Bearer wrong\r\n"), 401);
-    assert_int_equal(tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-batterz\r\n"),
-                     401);
+    assert_int_equal(
+        tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-batterz\r\n"), 401);
     assert_int_equal(tcp_status(port, "/nothing", ""), 401);
-    assert_int_equal(tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-battery\r\n"),
-                     200);
+    assert_int_equal(
+        tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-battery\r\n"), 200);
     assert_int_equal(tcp_status(port, "/health", ""), 200);
     json_decref(daemon_get(d.socket, "/v1/models", 200)); // the Unix socket needs none
     assert_int_equal(daemon_stop(&d), 0);
 
-    const char *const open[] = {test_binary("cw-infer-server"), "--model", model, "--socket",
-                                test_path(test_folder(), "s.sock"), "--listen", "0.0.0.0:0", NULL};
+    const char *const open[] = {
+        test_binary("cw-infer-server"),     "--model",  model,       "--socket",
+        test_path(test_folder(), "s.sock"), "--listen", "0.0.0.0:0", NULL};
     expect_refusal(1, "--api-key-file", open);
-    const char *const bad[] = {test_binary("cw-infer-server"), "--model", model, "--socket",
+    const char *const bad[] = {test_binary("cw-infer-server"),     "--model",  model,  "--socket",
                                test_path(test_folder(), "s.sock"), "--listen", "here", NULL};
     expect_refusal(1, "HOST:PORT", bad);
 }
 
-// ---- time-outs --------------------------------------------------------------------------------------------
+// ---- time-outs
+// --------------------------------------------------------------------------------------------
 
 static void test_request_timeout(void **state)
 {
@@ -228,7 +269,8 @@ static void test_request_timeout(void **state)
     daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\"}", &a);
     assert_int_equal(a.status, 504);
     wire_answer_release(&a);
-    daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\",\"stream\":true}", &a);
+    daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\",\"stream\":true}",
+                   &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.body), "\"error\"");
     assert_contains(bytes_text(&a.body), "[DONE]");
@@ -247,7 +289,33 @@ static void test_request_timeout(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-// ---- without a tokenizer ------------------------------------------------------------------------------------
+// Waiting for the engine is not idling.
+static void test_long_wait_is_not_idle(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--idle-timeout", "1", NULL};
+    struct daemon d = {0};
+    struct wire_answer whole, lines;
+    daemon_start(&d, model, options);
+    json_decref(daemon_post(d.socket, "/bridge/pause", 200, ""));
+    int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\"}");
+    int stream =
+        open_request(&d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3}]}");
+    clock_sleep_ms(3500);
+    json_decref(daemon_post(d.socket, "/bridge/resume", 200, ""));
+    assert_true(wire_read(fd, 10000, &whole));
+    assert_int_equal(whole.status, 200);
+    assert_true(wire_read(stream, 10000, &lines));
+    assert_contains(bytes_text(&lines.body), "\"sample\":2");
+    wire_answer_release(&whole);
+    wire_answer_release(&lines);
+    close(fd);
+    close(stream);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// ---- without a tokenizer
+// ------------------------------------------------------------------------------------
 
 static void test_ids_only(void **state)
 {
@@ -277,7 +345,8 @@ static void test_ids_only(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-// ---- systemd ------------------------------------------------------------------------------------------------
+// ---- systemd
+// ------------------------------------------------------------------------------------------------
 
 static bool heard(int fd, const char *word, int ms)
 {
@@ -325,12 +394,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_usage),
         cmocka_unit_test(test_no_model),
+        cmocka_unit_test(test_broken_weights),
         cmocka_unit_test(test_second_daemon_is_refused),
         cmocka_unit_test(test_stale_socket_is_replaced),
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_second_signal_and_drain_timeout),
         cmocka_unit_test(test_tcp_and_key),
         cmocka_unit_test(test_request_timeout),
+        cmocka_unit_test(test_long_wait_is_not_idle),
         cmocka_unit_test(test_ids_only),
         cmocka_unit_test(test_systemd_is_told),
     };

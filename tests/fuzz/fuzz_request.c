@@ -1,6 +1,6 @@
-/* fuzz_request.c: any bytes as the body of each of the endpoints that generate: refused in a sentence,
- * or a request whose every number the engine may rely on. The first byte picks the endpoint, and
- * whether the model has a tokenizer and a chat template. */
+/* fuzz_request.c: any bytes as the body of each of the endpoints that generate: refused in a
+ * sentence, or a request whose every number the engine may rely on. The first byte picks the
+ * endpoint, and whether the model has a tokenizer and a chat template. */
 #include "infer-server/api.h"
 #include "tests/support/tiny_tokenizer.h"
 #include <stdlib.h>
@@ -17,10 +17,11 @@ static void make_tokenizer(void)
     if (tiny_tokenizer_json(&json, &config) != ST_OK) abort();
     char *text = json_dumps(json, 0), *config_text = json_dumps(config, 0);
     const char *template_text = json_string_value(json_object_get(config, "chat_template"));
-    if (tokenizer_parse("tokenizer.json", text, strlen(text), config_text, strlen(config_text), NULL, 0,
-                        NULL, &tokenizer) != ST_OK)
+    if (tokenizer_parse("tokenizer.json", text, strlen(text), config_text, strlen(config_text),
+                        NULL, 0, NULL, &tokenizer) != ST_OK)
         abort();
-    if (chat_template_parse("tokenizer_config.json", template_text, NULL, NULL, NULL, &chat) != ST_OK)
+    if (chat_template_parse("tokenizer_config.json", template_text, NULL, NULL, NULL, &chat) !=
+        ST_OK)
         abort();
     free(text);
     free(config_text);
@@ -41,7 +42,8 @@ static void check(const struct api_request *r, const struct api_model *model)
         samples += p->n;
     }
     if (r->n_prompts < 1 || samples != r->n_samples || s->max_tokens < 1) abort();
-    if (!(s->temperature >= 0) || !(s->top_p > 0 && s->top_p <= 1) || !(s->min_p >= 0 && s->min_p <= 1))
+    if (!(s->temperature >= 0) || !(s->top_p > 0 && s->top_p <= 1) ||
+        !(s->min_p >= 0 && s->min_p <= 1))
         abort();
     if (s->top_k < 0 || s->logprobs < -1 || s->logprobs > API_MAX_LOGPROBS) abort();
 }
@@ -51,10 +53,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!tokenizer) make_tokenizer();
     if (size < 1) return 0;
     bool text = (data[0] & 4) == 0;
-    const struct api_model model = {
-        .name = "model", .folder = "folder", .tokenizer = text ? tokenizer : NULL,
-        .chat = text ? chat : NULL, .why_no_chat = "none", .vocab_size = 300, .max_context = 512,
-        .temperature = 1, .top_p = 1};
+    const struct api_model model = {.name = "model",
+                                    .folder = "folder",
+                                    .tokenizer = text ? tokenizer : NULL,
+                                    .chat = text ? chat : NULL,
+                                    .why_no_chat = "none",
+                                    .vocab_size = 300,
+                                    .max_context = 512,
+                                    .temperature = 1,
+                                    .top_p = 1};
     struct api_request *r = NULL;
     enum api_kind kind = (enum api_kind)(data[0] & 3);
     enum status st = api_request_parse(kind, &model, (const char *)data + 1, size - 1, &r);

@@ -35,8 +35,15 @@ void daemon_spawn(struct daemon *d, const char *model, const char *const options
     d->socket = test_path(d->folder, "s.sock");
     d->bridge = test_path(d->folder, "bridge.json");
     d->log = test_path(d->folder, "daemon.log");
-    const char *argv[OPTIONS_MAX + 10] = {test_binary("cw-infer-server"), "--model", model, "--device",
-                                          "cpu", "--socket", d->socket, "--bridge", d->bridge};
+    const char *argv[OPTIONS_MAX + 10] = {test_binary("cw-infer-server"),
+                                          "--model",
+                                          model,
+                                          "--device",
+                                          "cpu",
+                                          "--socket",
+                                          d->socket,
+                                          "--bridge",
+                                          d->bridge};
     int n = 9;
     for (int i = 0; options && options[i]; i++) argv[n++] = options[i];
     test_spawn(&d->child, d->log, argv);
@@ -88,7 +95,8 @@ int daemon_tcp_port(struct daemon *d)
     }
 }
 
-// ---- HTTP -------------------------------------------------------------------------------------------
+// ---- HTTP
+// -------------------------------------------------------------------------------------------
 
 void wire_answer_release(struct wire_answer *a)
 {
@@ -161,8 +169,8 @@ bool wire_read(int fd, int ms, struct wire_answer *ret)
     return ended;
 }
 
-void daemon_request(const char *socket_path, const char *method, const char *path, const char *headers,
-                  const char *body, struct wire_answer *ret)
+void daemon_request(const char *socket_path, const char *method, const char *path,
+                    const char *headers, const char *body, struct wire_answer *ret)
 {
     struct bytes text = BYTES_INIT;
     int fd = wire_open(socket_path);

@@ -1,6 +1,6 @@
-/* daemon.h: a cw-infer-server of this build for end-to-end tests, and HTTP to it byte by byte, so that
- * also broken requests can be sent. Failures fail the running test. One thread, but for wire_send(),
- * wire_open() and wire_read(), which any thread may use. */
+/* daemon.h: a cw-infer-server of this build for end-to-end tests, and HTTP to it byte by byte, so
+ * that also broken requests can be sent. Failures fail the running test. One thread, but for
+ * wire_send(), wire_open() and wire_read(), which any thread may use. */
 #ifndef TESTS_SUPPORT_DAEMON_H
 #define TESTS_SUPPORT_DAEMON_H
 
@@ -16,14 +16,15 @@ struct daemon {
 // A tiny random model (vocabulary of 300) in FOLDER/model, with tests/support/tiny_tokenizer.h's
 // tokenizer where asked for. Returns its path.
 const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed);
-// Starts it in a fresh folder; `options` (NULL-ended) stand behind --model, --device, --socket, --bridge.
-// Waits until it serves.
+// Starts it in a fresh folder; `options` (NULL-ended) stand behind --model, --device, --socket,
+// --bridge. Waits until it serves.
 void daemon_start(struct daemon *d, const char *model, const char *const options[]);
-void daemon_spawn(struct daemon *d, const char *model, const char *const options[]); // does not wait
-void daemon_wait(struct daemon *d);  // until /health says ok
-int daemon_stop(struct daemon *d);   // SIGTERM; its exit status
-void daemon_kill(struct daemon *d);  // for teardowns: also when it never ran
-int daemon_tcp_port(struct daemon *d); // from its log
+void daemon_spawn(struct daemon *d, const char *model,
+                  const char *const options[]); // does not wait
+void daemon_wait(struct daemon *d);             // until /health says ok
+int daemon_stop(struct daemon *d);              // SIGTERM; its exit status
+void daemon_kill(struct daemon *d);             // for teardowns: also when it never ran
+int daemon_tcp_port(struct daemon *d);          // from its log
 
 struct wire_answer {
     int status;
@@ -39,8 +40,8 @@ bool wire_send(int fd, const char *text, size_t len);
 bool wire_read(int fd, int ms, struct wire_answer *ret);
 
 // method and path as HTTP/1.0 with an optional body. Headers: "" or lines that end in \r\n.
-void daemon_request(const char *socket_path, const char *method, const char *path, const char *headers,
-                  const char *body, struct wire_answer *ret);
+void daemon_request(const char *socket_path, const char *method, const char *path,
+                    const char *headers, const char *body, struct wire_answer *ret);
 // POST; asserts the status and gives the JSON body (json_decref).
 json_t *daemon_post(const char *socket_path, const char *path, int status, const char *body);
 json_t *daemon_get(const char *socket_path, const char *path, int status);

@@ -51,16 +51,18 @@ enum status tiny_tokenizer_json(json_t **ret_tokenizer, json_t **ret_config)
         "version", "1.0", "truncation", "padding", "added_tokens",
         added(TINY_TOKENIZER_IM_START, "<|im_start|>"), added(TINY_TOKENIZER_IM_END, "<|im_end|>"),
         added(262, "<|endoftext|>"), "normalizer", "pre_tokenizer", "type", "ByteLevel",
-        "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "post_processor", "decoder", "type",
-        "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "model", "type", "BPE",
-        "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
-        "byte_fallback", 0, "vocab", vocabulary(), "merges", "h e", "l l", "\xc4\xa0 t", "he ll");
-    json_t *config = json_pack(
-        "{s:s, s:s, s:s, s:s}", "tokenizer_class", "Qwen2Tokenizer", "eos_token", "<|im_end|>",
-        "pad_token", "<|endoftext|>", "chat_template",
-        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
-        "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-        "'<|im_start|>assistant\n' }}{% endif %}");
+        "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "post_processor", "decoder",
+        "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "model",
+        "type", "BPE", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+        "fuse_unk", 0, "byte_fallback", 0, "vocab", vocabulary(), "merges", "h e", "l l",
+        "\xc4\xa0 t", "he ll");
+    json_t *config =
+        json_pack("{s:s, s:s, s:s, s:s}", "tokenizer_class", "Qwen2Tokenizer", "eos_token",
+                  "<|im_end|>", "pad_token", "<|endoftext|>", "chat_template",
+                  "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+                  "message['content'] "
+                  "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+                  "'<|im_start|>assistant\n' }}{% endif %}");
     if (!tokenizer || !config) {
         json_decref(tokenizer);
         json_decref(config);

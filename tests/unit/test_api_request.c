@@ -5,8 +5,12 @@
 
 #include <string.h>
 
-static const struct api_model model = {.name = "m", .folder = "folder", .vocab_size = 100,
-                                       .max_context = 64, .temperature = 0.6, .top_p = 0.9,
+static const struct api_model model = {.name = "m",
+                                       .folder = "folder",
+                                       .vocab_size = 100,
+                                       .max_context = 64,
+                                       .temperature = 0.6,
+                                       .top_p = 0.9,
                                        .top_k = 20};
 
 static struct api_request *parse(enum api_kind kind, const char *body)
@@ -30,13 +34,15 @@ static void test_defaults(void **state)
     struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2]}");
     assert_int_equal(r->n_samples, 1);
     assert_int_equal(r->sampling.max_tokens, 16);
-    assert_true(r->sampling.temperature == 0.6f && r->sampling.top_p == 0.9f); // generation_config's
+    assert_true(r->sampling.temperature == 0.6f &&
+                r->sampling.top_p == 0.9f); // generation_config's
     assert_int_equal(r->sampling.top_k, 20);
     assert_int_equal(r->sampling.logprobs, -1);
     assert_true(r->cut_active && r->skip_special && !r->stream);
     api_request_free(r);
     // what is trained on is not cut unasked
-    r = parse(API_ROLLOUTS, "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":{\"max_tokens\":9}}");
+    r = parse(API_ROLLOUTS,
+              "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":{\"max_tokens\":9}}");
     assert_true(r->sampling.temperature == 1 && r->sampling.top_p == 1 && r->sampling.top_k == 0);
     assert_false(r->cut_active);
     assert_true(r->stream);
@@ -47,10 +53,10 @@ static void test_defaults(void **state)
 static void test_groups(void **state)
 {
     (void)state;
-    struct api_request *r =
-        parse(API_ROLLOUTS, "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3},{\"prompt_token_ids\":"
-                            "[2,3]},{\"prompt_token_ids\":[4],\"seed\":5,\"id\":\"x\"}],\"sampling\":"
-                            "{\"n\":2,\"seed\":-1,\"max_tokens\":8}}");
+    struct api_request *r = parse(
+        API_ROLLOUTS, "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3},{\"prompt_token_ids\":"
+                      "[2,3]},{\"prompt_token_ids\":[4],\"seed\":5,\"id\":\"x\"}],\"sampling\":"
+                      "{\"n\":2,\"seed\":-1,\"max_tokens\":8}}");
     assert_int_equal(r->n_prompts, 3);
     assert_int_equal(r->n_samples, 7);
     assert_int_equal(r->prompts[0].n, 3);
@@ -68,7 +74,8 @@ static void test_context(void **state)
     (void)state;
     struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":60}");
     api_request_free(r);
-    refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_INVALID, "\"max_tokens\"");
+    refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_INVALID,
+           "\"max_tokens\"");
     refuse(API_COMPLETIONS, "{\"prompt\":[[1],[1,2,3,4]],\"max_tokens\":61}", ST_INVALID,
            "\"max_tokens\"");
 }
@@ -76,12 +83,13 @@ static void test_context(void **state)
 static void test_neutral_values_pass(void **state)
 {
     (void)state;
-    struct api_request *r =
-        parse(API_COMPLETIONS,
-              "{\"prompt\":[1],\"model\":\"m\",\"frequency_penalty\":0,\"presence_penalty\":0.0,"
-              "\"repetition_penalty\":1.0,\"logit_bias\":{},\"tools\":[],\"best_of\":1,\"echo\":false,"
-              "\"suffix\":null,\"response_format\":{\"type\":\"text\"},\"user\":\"someone\",\"stop\":null,"
-              "\"logprobs\":null,\"top_k\":-1,\"temperature\":0,\"stream_options\":null}");
+    struct api_request *r = parse(
+        API_COMPLETIONS,
+        "{\"prompt\":[1],\"model\":\"m\",\"frequency_penalty\":0,\"presence_penalty\":0.0,"
+        "\"repetition_penalty\":1.0,\"logit_bias\":{},\"tools\":[],\"best_of\":1,\"echo\":false,"
+        "\"suffix\":null,\"response_format\":{\"type\":\"text\"},\"user\":\"someone\",\"stop\":"
+        "null,"
+        "\"logprobs\":null,\"top_k\":-1,\"temperature\":0,\"stream_options\":null}");
     assert_int_equal(r->sampling.top_k, 0);
     assert_false(r->cut_active); // greedy
     api_request_free(r);
@@ -112,8 +120,8 @@ static void test_too_much(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),           cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_context),            cmocka_unit_test(test_neutral_values_pass),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_context),  cmocka_unit_test(test_neutral_values_pass),
         cmocka_unit_test(test_too_much),
     };
     return cmocka_run_group_tests_name("api_request", tests, NULL, NULL);

@@ -9,7 +9,8 @@
 static json_t *parse(const struct bytes *text)
 {
     json_error_t error;
-    json_t *value = json_loadb(bytes_text(text), text->len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
+    json_t *value =
+        json_loadb(bytes_text(text), text->len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
     if (!value) fail_msg("%s: %s", error.text, bytes_text(text));
     return value;
 }

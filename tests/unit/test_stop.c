@@ -45,14 +45,16 @@ static void test_bad_sets(void **state)
     stop_set_release(&set);
 }
 
-// The specification: byte by byte, the first position at which some string ends; the longest of them.
+// The specification: byte by byte, the first position at which some string ends; the longest of
+// them.
 static bool slow_find(const struct stop_set *set, const char *text, size_t len, size_t *ret_at)
 {
     for (size_t end = 1; end <= len; end++) {
         size_t longest = 0;
         for (int i = 0; i < set->n; i++) {
             size_t n = set->lengths[i];
-            if (n <= end && n > longest && memcmp(text + end - n, set->strings[i], n) == 0) longest = n;
+            if (n <= end && n > longest && memcmp(text + end - n, set->strings[i], n) == 0)
+                longest = n;
         }
         if (longest > 0) {
             *ret_at = end - longest;
