@@ -171,16 +171,21 @@ void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv
 // With p the softmax and delta = dout . out:  ds_j = p_j (dout . v_j - delta) scale (times the slope of
 // the soft cap);  dq += ds_j k_j,  dk_j += ds_j q,  dv_j += p_j dout.
 
-// delta (T, n_heads): a warp for each row and head
-template <typename T>
+// delta (T, n_heads): a warp for each row and head, V dimensions a lane at a time
+template <typename T, int V>
 __global__ void delta_kernel(float *delta, const T *dout, const T *out, int64_t n, int dims)
 {
     grid_begin();
     int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     if (i >= n) return;
     float sum = 0;
-    for (int d = threadIdx.x % 32; d < dims; d += 32)
-        sum += to_f32(dout[i * dims + d]) * to_f32(out[i * dims + d]);
+    for (int d = threadIdx.x % 32 * V; d < dims; d += 32 * V) {
+        float x[V], y[V];
+        load<T, V>(x, dout + i * dims + d);
+        load<T, V>(y, out + i * dims + d);
+#pragma unroll
+        for (int k = 0; k < V; k++) sum += x[k] * y[k];
+    }
     sum = lanes_sum(sum);
     if (threadIdx.x % 32 == 0) delta[i] = sum;
 }
@@ -406,8 +411,10 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
         float *delta =
             (float *)cuda_workspace(dev, (parts_at + n_parts * part) * sizeof *delta);
         if (!delta) return;
-        cuda_launch(dev, "attention gradient", delta_kernel<T>, ceil_div(n, WARPS), WARPS * 32, 0, delta,
-                    (const T *)dout, (const T *)out, n, shape->head_dim);
+        bool in_fours = shape->head_dim % 4 == 0 && aligned(4 * sizeof(T), {dout, out}, {});
+        cuda_launch(dev, "attention gradient", in_fours ? delta_kernel<T, 4> : delta_kernel<T, 1>,
+                    ceil_div(n, WARPS), WARPS * 32, 0, delta, (const T *)dout, (const T *)out, n,
+                    shape->head_dim);
         if constexpr (sizeof(T) == 2)
             if (attn_tensor_back(dev, a, (T *)dqkv, (const T *)dout, delta, delta + parts_at, n_parts,
                                  batch->max_query))

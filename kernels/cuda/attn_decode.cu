@@ -58,26 +58,30 @@ __device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task 
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();
-    for (int g = warp; g < w.heads; g += WARPS)
-        for (int d = lane; d < a.head_dim; d += 32) {
-            float most = -INFINITY, all = 0, x = 0;
+    for (int g = warp; g < w.heads; g += WARPS) {
+        float most = -INFINITY, all = 0, factor[WARPS];
 #pragma unroll
-            for (int i = 0; i < WARPS; i++) most = fmaxf(most, p.max[i][g]);
+        for (int i = 0; i < WARPS; i++) most = fmaxf(most, p.max[i][g]);
 #pragma unroll
-            for (int i = 0; i < WARPS; i++) {
-                float factor = p.max[i][g] == -INFINITY ? 0.f : exp2f(p.max[i][g] - most);
-                all += factor * p.sum[i][g];
-                x += factor * p.out[i][g][d];
-            }
-            if (w.n_chunks == 1) {
-                a.out[((int64_t)w.row * a.n_heads + w.head0 + g) * a.head_dim + d] =
-                    from_f32<T>(all > 0 ? x / all : 0.f);
-            } else {
-                int64_t part = ((int64_t)w.s * a.n_heads + w.head0 + g) * max_chunks + blockIdx.x;
-                parts[part * a.head_dim + d] = x;
-                if (d == 0) ends[part] = make_float2(most, all);
-            }
+        for (int i = 0; i < WARPS; i++) {
+            factor[i] = p.max[i][g] == -INFINITY ? 0.f : exp2f(p.max[i][g] - most);
+            all += factor[i] * p.sum[i][g];
         }
+        bool whole = w.n_chunks == 1;
+        float scale = !whole ? 1.f : all > 0 ? 1.f / all : 0.f;
+        int64_t head = (int64_t)w.row * a.n_heads + w.head0 + g;
+        int64_t part = ((int64_t)w.s * a.n_heads + w.head0 + g) * max_chunks + blockIdx.x;
+        for (int d = lane; d < a.head_dim; d += 32) {
+            float x = 0;
+#pragma unroll
+            for (int i = 0; i < WARPS; i++) x += factor[i] * p.out[i][g][d];
+            if (whole)
+                a.out[head * a.head_dim + d] = from_f32<T>(x * scale);
+            else
+                parts[part * a.head_dim + d] = x;
+        }
+        if (!whole && lane == 0) ends[part] = make_float2(most, all);
+    }
     if (w.n_chunks == 1) return;
 
     if (!last_block(&tickets[blockIdx.z * gridDim.y + blockIdx.y], w.n_chunks)) return;
@@ -196,19 +200,19 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
 
         if (base + KEYS < w.end) find(base + KEYS);
 
-        float score[2][2] = {}, factor = score_factor(a), now = top;
+        float score[2][2] = {}, half[2][2] = {}, factor = score_factor(a), now = top;
 #pragma unroll
         for (int c = 0; c < KC; c++)
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
+            for (int j = 0; j < 2; j++) { // in two sums, so that fewer wait for one another
                 mma_half(score[j][0], score[j][1], q[c].x, q[c].y, k[j][c].x, k[j][c].y);
-                mma_half(score[j][0], score[j][1], q[c].z, q[c].w, k[j][c].z, k[j][c].w);
+                mma_half(half[j][0], half[j][1], q[c].z, q[c].w, k[j][c].z, k[j][c].w);
             }
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                score[j][e] *= factor;
+                score[j][e] = (score[j][e] + half[j][e]) * factor;
                 if (a.softcap > 0) score[j][e] = softcap_log2(a, score[j][e]);
                 if (base + warp * 16 + j * 8 + t * 2 + e >= w.end) score[j][e] = -INFINITY;
                 now = fmaxf(now, score[j][e]);

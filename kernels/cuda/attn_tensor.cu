@@ -17,6 +17,9 @@
 #define ROWS    64 // rows (or keys, for dk and dv) of a block
 #define PAD     8
 
+// Blocks that registers are kept few enough for: loads of one run under the sums of the others.
+template <int HD> constexpr int blocks_per_sm = HD <= 64 ? 4 : HD <= 128 ? 3 : 2;
+
 // ---- pieces --------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint32_t shared_address(const void *p)
@@ -239,7 +242,7 @@ template <int HD, int KEYS> constexpr size_t forward_shared()
 }
 
 template <int HD, int KEYS, bool PAGED>
-__global__ void __launch_bounds__(THREADS) forward_kernel(attn_args<bf16> a)
+__global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(attn_args<bf16> a)
 {
     grid_begin();
     extern __shared__ __align__(16) bf16 tiles[];
@@ -387,18 +390,18 @@ bool attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bo
 
 template <int HD> constexpr size_t dq_shared()
 {
-    return (2 * ROWS + 4 * KEYS_BACK) * (HD + PAD) * sizeof(bf16);
+    return (2 * ROWS + 2 * KEYS_BACK) * (HD + PAD) * sizeof(bf16);
 }
 
 template <int HD>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     dq_kernel(attn_args<bf16> a, bf16 *dqkv, const bf16 *dout, const float *delta)
 {
     grid_begin();
-    constexpr int KEYS = KEYS_BACK, TILE = KEYS * (HD + PAD);
+    constexpr int KEYS = KEYS_BACK;
     extern __shared__ __align__(16) bf16 tiles[];
     bf16 *queries = tiles, *grads = queries + ROWS * (HD + PAD);
-    bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + 2 * TILE; // two of each, in turn
+    bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, kv_head * a.group};
     p.n = (a.query_start[s + 1] - p.start) * a.group;
@@ -419,15 +422,15 @@ __global__ void __launch_bounds__(THREADS)
         at = index_of(a, place_of(a, p, r)) * a.head_dim;
         return p.in(r);
     };
-    auto copy_keys = [&](int start, int turn) {
-        auto place = [&](int r, int64_t &at) { return key_of(start + r, at); };
-        copy_tile<HD, KEYS>(keys + turn * TILE, a.head_dim, a.k, place);
-        copy_tile<HD, KEYS>(values + turn * TILE, a.head_dim, a.v, place);
+    auto copy_keys = [&](bf16 *tile, const bf16 *from, int start) {
+        copy_tile<HD, KEYS>(tile, a.head_dim, from,
+                            [&](int r, int64_t &at) { return key_of(start + r, at); });
+        copies_commit();
     };
     copy_tile<HD, ROWS>(queries, a.head_dim, a.q, query_of);
     copy_tile<HD, ROWS>(grads, a.head_dim, dout, grad_of);
-    copy_keys(first, 0);
-    copies_commit();
+    copy_keys(keys, a.k, first);
+    copy_keys(values, a.v, first);
 
     int position[2], hidden[2];
     float lse[2], inner[2], dq[HD / 8][4] = {};
@@ -441,15 +444,14 @@ __global__ void __launch_bounds__(THREADS)
         lse[h] = in ? a.lse[index_of(a, at)] * LOG2E : 0.f;
         inner[h] = in ? delta[index_of(a, at)] : 0.f;
     }
-    int turn = 0;
-    for (int tile = first; tile <= highest; tile += KEYS, turn ^= 1) {
-        if (tile + KEYS <= highest) copy_keys(tile + KEYS, turn ^ 1);
-        copies_commit();
-        copies_wait<1>();
+    for (int tile = first; tile <= highest; tile += KEYS) {
+        copies_wait<0>();
         __syncthreads();
         float w[KEYS / 8][4], dp[KEYS / 8][4];
-        product_rows<HD, KEYS>(w, queries, keys + turn * TILE);
-        product_rows<HD, KEYS>(dp, grads, values + turn * TILE);
+        product_rows<HD, KEYS>(w, queries, keys);
+        product_rows<HD, KEYS>(dp, grads, values);
+        __syncthreads(); // all are done with these values
+        if (tile + KEYS <= highest) copy_keys(values, a.v, tile + KEYS);
         bool all_visible = tile + KEYS - 1 <= lowest && (a.window <= 0 || tile > highest - a.window) &&
                            p.in(ROWS - 1);
         float scale = to_scores<KEYS>(a, w);
@@ -470,8 +472,9 @@ __global__ void __launch_bounds__(THREADS)
                     int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
                     if (j > position[h] || j <= hidden[h]) w[i][e] = 0.f;
                 }
-        add_weighted<HD, KEYS>(dq, w, keys + turn * TILE);
+        add_weighted<HD, KEYS>(dq, w, keys);
         __syncthreads();
+        if (tile + KEYS <= highest) copy_keys(keys, a.k, tile + KEYS);
     }
     copies_wait<0>();
     scale_rows<HD>(dq, a.scale);

@@ -1,4 +1,4 @@
-/* matmul_small.cu: C = A B^T [+ C] [+ bias] for 1 to 16 rows of bf16: the products of a decode step.
+/* matmul_small.cu: C = A B^T [+ C] [+ bias] for 1 to 32 rows of bf16: the products of a decode step.
  *
  * The work is reading B, the weights (n, k), once, at the memory's rate. A block takes TILES tiles of 16
  * weight rows; its warps share k and add their parts in shared memory in a fixed order. The tensor cores do the sums with the weights as the 16-row operand:
@@ -113,14 +113,16 @@ __global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
     }
 }
 
-template <int WARPS, int TILES, int DEPTH>
+// MANY: 17 to 32 rows.
+template <int WARPS, int TILES, int DEPTH, bool MANY = false>
 static void launch(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                    const struct matmul *shape, bool early)
 {
     with_type(shape->out, [&](auto t) {
         using U = decltype(t);
-        auto kernel = shape->m <= 8 ? small_kernel<U, WARPS, TILES, 1, DEPTH>
-                                    : small_kernel<U, WARPS, TILES, 2, DEPTH>;
+        auto kernel = MANY            ? small_kernel<U, WARPS, TILES, MANY ? 4 : 2, DEPTH>
+                      : shape->m <= 8 ? small_kernel<U, WARPS, TILES, MANY ? 4 : 1, DEPTH>
+                                      : small_kernel<U, WARPS, TILES, MANY ? 4 : 2, DEPTH>;
         cuda_launch(dev, "matrix product of few rows", kernel, ceil_div(shape->n, TILES * 16),
                     WARPS * 32, 0, (U *)c, (const bf16 *)a, (const bf16 *)b, (const bf16 *)bias,
                     shape->m, shape->n, shape->k, shape->beta != 0, early);
@@ -130,18 +132,23 @@ static void launch(struct device *dev, void *c, const void *a, const void *b, co
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                   const struct matmul *shape, bool after_activation)
 {
-    if (shape->in != DT_BF16 || shape->m > 16 || shape->trans_a || !shape->trans_b ||
+    if (shape->in != DT_BF16 || shape->m > 32 || shape->trans_a || !shape->trans_b ||
         shape->k % 32 || shape->k < 32 || !aligned(16, {a, b}, {}))
         return false;
     struct cuda_state *state = cuda_use(dev);
     bool early = after_activation && !state->plain_next;
     // Enough blocks to fill the device come first, then wider blocks, which read A less often; where
     // there are few blocks with much to sum, more warps share it.
-    if (ceil_div(shape->n, 32) >= 2 * state->n_sms)
+    bool wide_n = ceil_div(shape->n, 32) >= 2 * state->n_sms, long_k = shape->k >= 4096;
+    // Of more than 16 rows cuBLASLt is faster where there is much to read.
+    if (shape->m > 16 && (wide_n || long_k)) return false;
+    if (wide_n)
         launch<8, 2, 3>(dev, c, a, b, bias, shape, early);
-    else if (shape->k >= 4096)
+    else if (long_k)
         launch<16, 1, 4>(dev, c, a, b, bias, shape, early);
-    else
+    else if (shape->m <= 16)
         launch<8, 1, 6>(dev, c, a, b, bias, shape, early);
+    else
+        launch<8, 1, 3, true>(dev, c, a, b, bias, shape, early);
     return true;
 }

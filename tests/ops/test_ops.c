@@ -1227,6 +1227,10 @@ static const struct op_case cases[] = {
     {&op_matmul, "m515 n2049 k1537 NT out_f32", {515, 2049, 1537, 0, 1, 0, 0, 1}, true},
     {&op_matmul, "m1536 n1024 k513 TN out_f32", {1536, 1024, 513, 1, 0, 0, 0, 1}, true},
     {&op_matmul, "m16 n8960 k1536 NT bias", {16, 8960, 1536, 0, 1, 0, 1, 0}, true},
+    {&op_matmul, "m3 n8961 k64 NT add", {3, 8961, 64, 0, 1, 1, 0, 0}, true},
+    {&op_matmul, "m9 n1536 k8960 NT add", {9, 1536, 8960, 0, 1, 1, 0, 0}, true},
+    {&op_matmul, "m7 n301 k4096 NT add bias out_f32", {7, 301, 4096, 0, 1, 1, 1, 1}, true},
+    {&op_matmul, "m27 n2049 k1568 NT bias", {27, 2049, 1568, 0, 1, 0, 1, 0}, true},
 
     {&op_gather, "n9 width33 of 20", {9, 33, 20}, false},
     {&op_gather, "n300 width1536 of 1000", {300, 1536, 1000}, false},
