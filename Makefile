@@ -25,7 +25,7 @@ endif
 PKGS     := libuv jansson libmicrohttpd libcurl libcrypto libpcre2-8 libutf8proc libsystemd
 BLAS     := $(shell pkg-config --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS   ?= -O2 -g
-CFLAGS_  := -std=gnu11 -march=$(ARCH) -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
+CFLAGS_  := -std=gnu11 -march=$(ARCH) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
             -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef -Werror $(CFLAGS) \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) $(shell pkg-config --cflags $(PKGS) openblas)
@@ -43,7 +43,6 @@ BINARIES    := $(if $(wildcard infer-server/main.c),$(BUILD)/cw-infer-server) \
 TEST_SUPPORT := $(wildcard tests/support/*.c)
 TESTS       := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c tests/ops/test_*.c \
                tests/golden/test_*.c tests/e2e/test_*.c))
-FUZZERS     := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
 # `make V=1` shows the commands.
 Q   := $(if $(V),,@)
@@ -105,7 +104,7 @@ GOLDEN_DIR ?= tests/golden
 golden: $(BUILD)/tests/golden/test_golden
 	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(GOLDEN_DIR)
 
-# libFuzzer entries need clang; FUZZ_SECONDS each.
+# libFuzzer entries need clang; FUZZ_SECONDS each. 0 replays the seeds with any compiler.
 FUZZ_SECONDS ?= 30
 FUZZ_CC      ?= clang
 fuzz:
@@ -129,8 +128,9 @@ install: $(BINARIES)
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
+# tests/fuzz/run builds beside BUILD: BUILD-fuzz, and BUILD-fuzz-replay where FUZZ_SECONDS is 0.
 clean:
-	rm -rf build build-sanitize build-fuzz
+	rm -rf $(foreach b,$(sort build build-sanitize $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -7

@@ -271,6 +271,21 @@ void control_owner_update_end(struct control *c)
     atomic_store(&c->page->owner_updating, 0);
 }
 
+// Two places for the path: the one that is not current is filled, then takes the turn, so a crash in
+// between leaves the older path whole.
+static void set_snapshot(struct page *page, const char *folder, size_t len)
+{
+    uint32_t turn = atomic_load(&page->snapshot_turn) + 1;
+    memcpy(page->snapshot[turn & 1], folder, len);
+    page->snapshot[turn & 1][len] = 0;
+    atomic_store(&page->snapshot_turn, turn);
+}
+
+void control_forget_snapshot(struct control *c)
+{
+    set_snapshot(c->page, "", 0);
+}
+
 // ---- writer's side ------------------------------------------------------------------------------
 
 static enum status lease_lost(const struct control *c)
@@ -452,9 +467,7 @@ enum status control_set_snapshot(struct control *c, const char *folder)
             status_fail(ST_INVALID, "snapshot folder %s: its path has %zu bytes, the page takes %d",
                         absolute, len, SNAPSHOT_BYTES - 1);
     } else {
-        uint32_t turn = atomic_load(&page->snapshot_turn) + 1;
-        memcpy(page->snapshot[turn & 1], absolute, len + 1);
-        atomic_store(&page->snapshot_turn, turn);
+        set_snapshot(page, absolute, len);
     }
     free(absolute);
     return st;

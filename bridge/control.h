@@ -17,6 +17,9 @@ struct control; // one process's mapping of the page
 // ---- owner's side -------------------------------------------------------------------------------
 // name: "/commonweight-..." ; replaces a page left by a dead owner, ST_BUSY where the owner lives.
 enum status control_create(const char *name, const char *layout_hash, struct control **ret);
+// Removes a page that a killed owner left under another name; true if it did. A living owner's, one
+// of another PID namespace or anything that is no page stays.
+bool control_sweep(const char *name);
 void control_heartbeat(struct control *c); // either side, about every 100 ms (see also below)
 
 // The engine's bell: a futex word both processes can ring. control_wait() returns when it was rung
@@ -45,6 +48,9 @@ enum control_event control_check_writer(struct control *c);
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
 void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
 void control_owner_update_end(struct control *c);   // next even version
+// The weights of the writers' snapshots are no longer the ones to go back to. Only between the two
+// calls above, when no writer can take the lease.
+void control_forget_snapshot(struct control *c);
 void control_end(
     struct control *c); // owner leaves: page marked ended, name unlinked; then control_free
 

@@ -81,12 +81,25 @@ static void page_path(char ret[128], const char *name)
     snprintf(ret, 128, "/dev/shm%s", name);
 }
 
-// Removes the page of that name if its owner is dead; ST_BUSY if it lives. The lock on the page's
-// file makes two daemons that start at once agree on which page they look at.
+// Takes the name from the page behind fd. The lock on the page's file makes two daemons that start
+// at once agree on which page they look at.
+static bool unlink_page(const char *name, int fd)
+{
+    struct stat held, named;
+    int now_fd = -1;
+    bool same = flock(fd, LOCK_EX) == 0 && fstat(fd, &held) == 0 &&
+                (now_fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0)) >= 0 &&
+                fstat(now_fd, &named) == 0 && held.st_ino == named.st_ino;
+    bool removed = same && shm_unlink(name) == 0;
+    if (now_fd >= 0) close(now_fd);
+    return removed;
+}
+
+// Removes the page of that name if its owner is dead; ST_BUSY if it lives.
 static enum status remove_dead(const char *name)
 {
     struct page *page = NULL;
-    int fd = -1, now_fd = -1;
+    int fd = -1;
     enum status st = map_page(name, &page, &fd);
     if (st == ST_NOT_FOUND) return ST_OK;
     if (st != ST_OK) return status_context(st, "the name is taken; remove /dev/shm%s", name);
@@ -98,16 +111,23 @@ static enum status remove_dead(const char *name)
             name, (int)page->owner_pid);
         goto out;
     }
-    struct stat held, named;
-    if (flock(fd, LOCK_EX) == 0 && fstat(fd, &held) == 0 &&
-        (now_fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0)) >= 0 && fstat(now_fd, &named) == 0 &&
-        held.st_ino == named.st_ino)
-        shm_unlink(name);
+    unlink_page(name, fd);
 out:
-    if (now_fd >= 0) close(now_fd);
     munmap(page, CONTROL_BYTES);
     close(fd);
     return st;
+}
+
+bool control_sweep(const char *name)
+{
+    struct page *page = NULL;
+    int fd = -1;
+    if (map_page(name, &page, &fd) != ST_OK) return false;
+    bool removed = page->owner_namespace == process_namespace() &&
+                   !process_alive(page->owner_pid, page->owner_start) && unlink_page(name, fd);
+    munmap(page, CONTROL_BYTES);
+    close(fd);
+    return removed;
 }
 
 enum status control_create(const char *name, const char *layout_hash, struct control **ret)
@@ -149,6 +169,7 @@ enum status control_create(const char *name, const char *layout_hash, struct con
     snprintf(page->layout_hash, sizeof page->layout_hash, "%s", layout_hash);
     page->owner_pid = getpid();
     page->owner_start = process_start_time(getpid());
+    page->owner_namespace = process_namespace();
     atomic_store(&page->version, 1);
     atomic_store(&page->owner_updating, 1);
     atomic_store(&page->owner_beat_ns, clock_now_ns());

@@ -21,6 +21,7 @@ struct page {
     char layout_hash[72];
     uint64_t owner_start; // clock ticks since boot
     int32_t owner_pid;
+    uint64_t owner_namespace; // in which that pid means something
 
     _Alignas(64) _Atomic uint64_t version;
     _Atomic uint64_t publishes; // completed by writers
@@ -41,8 +42,7 @@ struct page {
     _Atomic int64_t write_ns;             // version odd
     _Atomic int64_t pause_ns;             // grant to resume, as the engine saw it
 
-    // Two places for the path: the writer fills the one that is not current, then takes the turn,
-    // so a crash in between leaves the older path whole.
+    // Two places for the path, filled by turns (control.c).
     _Alignas(64) _Atomic uint32_t snapshot_turn; // current: snapshot[turn & 1]
     char snapshot[2][SNAPSHOT_BYTES];
 };

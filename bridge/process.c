@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -63,6 +64,12 @@ bool process_alive(pid_t pid, uint64_t start_time)
         alive = state != 'Z' && state != 'X';
     }
     return alive;
+}
+
+uint64_t process_namespace(void)
+{
+    struct stat info;
+    return stat("/proc/self/ns/pid", &info) == 0 ? (uint64_t)info.st_ino : 0;
 }
 
 void process_boot_id(char ret[40])

@@ -257,9 +257,13 @@ enum status engine_submit(struct engine *e, struct request *r)
     if (st != ST_OK) return st;
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);
-    CHECK(check_state(e, r));
-    CHECK(request_prepare(r, e->block_size));
+    st = check_state(e, r);
+    pthread_mutex_unlock(&e->lock);
+    if (st == ST_OK) st = request_prepare(r, e->options.block_size);
+    if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;
+    pthread_mutex_lock(&e->lock);
+    CHECK(check_state(e, r)); // memory for thousands of samples takes a while
     r->next = NULL;
     *e->inbox_end = r;
     e->inbox_end = &r->next;

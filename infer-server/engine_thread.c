@@ -94,10 +94,10 @@ static void take_version(struct engine *e, bool recompute)
     executor_update(e->executor, e->live.weight_version, recompute);
 }
 
-static void restore(struct engine *e)
+static void restore(struct engine *e, const char *why)
 {
     char from[512];
-    log_error("engine: the trainer died or failed in the middle of an update: weights are torn");
+    log_error("engine: weights are torn: %s", why);
     set_state(e, ENGINE_TORN,
               "an update was cut off in the middle; the weights are being restored");
     const int64_t start_ns = clock_now_ns();
@@ -118,7 +118,7 @@ static void after_writer(struct engine *e, enum control_event event)
 {
     const uint64_t version = control_version(weights_owner_control(e->owner));
     if (event == CONTROL_TORN || (version & 1)) {
-        restore(e);
+        restore(e, "the trainer died or failed in the middle of an update");
         return;
     }
     if (event == CONTROL_WRITER_GONE)
@@ -175,7 +175,7 @@ static void reload(struct engine *e, struct command *c)
     enum status st = weights_owner_reload(e->owner, c->folder);
     if (st != ST_OK) snprintf(message, sizeof message, "%s", status_message());
     if (st == ST_TORN)
-        restore(e);
+        restore(e, message);
     else
         take_version(e, st == ST_OK && e->policy != KV_KEEP);
     if (st == ST_OK)
@@ -309,7 +309,6 @@ static enum status load(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->owner = owner;
     e->max_context = executor_max_context(e->executor);
-    e->block_size = executor_block_size(e->executor);
     pthread_mutex_unlock(&e->lock);
     set_state(e, ENGINE_OK, "");
     log_info("engine: %s on %s in %.1f s: %.1f MB of weights (%s), context %d, %d KV blocks of %d "

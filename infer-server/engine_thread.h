@@ -43,7 +43,7 @@ struct engine {
     bool pause_wanted, paused, stopping;
     int64_t stop_deadline_ns;
     struct weights_owner *owner; // NULL while loading
-    int max_context, block_size; // 0 while loading
+    int max_context;             // 0 while loading
     _Atomic bool cancels;        // some sample's cancel flag was set
 
     // the thread's

@@ -110,10 +110,6 @@ int executor_max_context(const struct executor *x)
 {
     return x->max_context;
 }
-int executor_block_size(const struct executor *x)
-{
-    return x->kv.view.block_size;
-}
 int executor_in_flight(const struct executor *x)
 {
     return scheduler_in_flight(x->scheduler);

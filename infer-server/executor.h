@@ -21,7 +21,6 @@ enum status executor_new(struct device *dev, const struct model_config *config,
 void executor_free(struct executor *x); // no samples in it
 
 int executor_max_context(const struct executor *x);
-int executor_block_size(const struct executor *x);
 
 // Takes a request over, or ends all its samples with FINISH_ERROR where there is no memory for it.
 void executor_add(struct executor *x, struct request *r);

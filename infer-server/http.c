@@ -37,6 +37,7 @@ struct http {
     struct http_options options;
     struct listener listeners[LISTENERS_MAX];
     int n_listeners, n_exchanges, open_handles;
+    bool closing;
     uv_timer_t sweep;
     struct exchange *first; // all exchanges
     struct pollfd *polled;  // scratch of the sweep
@@ -434,7 +435,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     struct exchange *x = *con_cls;
     (void)version;
     if (!x) {
-        x = exchange_new(l, connection);
+        x = l->http->closing ? NULL : exchange_new(l, connection);
         if (!x) return MHD_NO;
         *con_cls = x;
         find_route(x, url, method);
@@ -586,9 +587,10 @@ static void on_handle_closed(uv_handle_t *handle)
 void http_close(struct http *h)
 {
     if (!h) return;
-    // libmicrohttpd cannot stop with connections suspended
+    // libmicrohttpd ends the program if it is stopped with connections suspended: those that sleep
+    // are woken, and in the last round none may go to sleep, and no new one begin.
+    h->closing = true;
     for (struct exchange *x = h->first; x; x = x->next) {
-        if (!x->suspended) continue;
         x->gone = true;
         resume(x);
     }

@@ -118,18 +118,16 @@ out:
 // ---- the tick
 // -----------------------------------------------------------------------------------------
 
-// The engine has work and takes steps, or has a reason not to.
+// The engine goes round: it beats between steps, idle or not, and while it waits for a trainer's
+// update. It does not beat while it loads weights itself, which may take minutes: by its state, or
+// with the version odd.
 static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
 {
     struct control *control = engine_control(s->engine);
-    bool excused = stats->state != ENGINE_OK || stats->running == 0 || s->paused ||
-                   (control && control_quiet_requested(control));
-    if (excused || stats->steps != s->seen_steps) {
-        s->seen_steps = stats->steps;
-        s->progress_ns = clock_now_ns();
-    }
-    double limit_ms = fmax(STUCK_MIN_MS, (double)s->watchdog_ms);
-    return clock_ms_since(s->progress_ns) < limit_ms;
+    struct control_facts facts;
+    if (!control || stats->state != ENGINE_OK || control_version(control) & 1) return true;
+    control_facts(control, &facts);
+    return facts.owner_heartbeat_age_ms < fmax(STUCK_MIN_MS, (double)s->watchdog_ms);
 }
 
 static void tell_systemd(struct server *s, const struct engine_stats *stats)
@@ -231,7 +229,7 @@ static void start_handles(struct server *s)
     s->tick.data = s;
     uv_timer_start(&s->tick, on_tick, 0, TICK_MS);
     if (sd_watchdog_enabled(0, &watchdog_us) > 0) s->watchdog_ms = watchdog_us / 1000;
-    s->progress_ns = s->watchdog_told_ns = clock_now_ns();
+    s->watchdog_told_ns = clock_now_ns();
 }
 
 static void close_handle(uv_handle_t *handle, void *context)

@@ -26,8 +26,7 @@ struct server {
     int64_t drain_deadline_ns;
     int work; // thread-pool jobs and engine commands under way
     uint64_t watchdog_ms;
-    int64_t watchdog_told_ns, progress_ns;
-    uint64_t seen_steps;
+    int64_t watchdog_told_ns;
 };
 
 // Endpoints: the context is the struct server.

@@ -6,25 +6,27 @@
  * same way, and refused: two daemons cannot fight over one bridge file.
  *
  * The arena's name says which process made it. On the CPU a killed daemon leaves gigabytes in
- * /dev/shm, so each new one first removes the arenas of the dead, whatever bridge they were for. */
+ * /dev/shm, so each new one first removes the arenas and pages of the dead, whatever bridge they
+ * were for. */
 #include "infer-server/weights_owner.h"
 #include "bridge/bridge_file.h"
 #include "common/base/log.h"
 #include "kernels/ops.h"
 #include <dirent.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 struct weights_owner {
     struct device *dev;
     const struct model_config *config;
     const char *model_folder;
+    char *reloaded; // folder of the last reload; NULL: none
     char bridge_path[512];
     char page_name[64], arena_name[96], layout_hash[65];
     struct weights *weights;
@@ -50,31 +52,39 @@ static enum status absolute_path(const char *path, char *ret, size_t size)
     return ST_OK;
 }
 
-// Process numbers mean something only within one of these; /dev/shm may be shared by several.
-static unsigned long pid_namespace(void)
+// Path hash; then for the arena PID namespace, pid and start time (the page holds its owner's).
+#define ARENA_WRITE "/commonweight-%s-%" PRIu64 ".%d.%" PRIu64 "-policy"
+#define ARENA_READ  "commonweight-%16[0-9a-f]-%" SCNu64 ".%d.%" SCNu64 "-policy%n"
+#define PAGE_WRITE  "/commonweight-%s-control"
+#define PAGE_READ   "commonweight-%16[0-9a-f]-control%n"
+
+// Process numbers mean something only within one namespace; /dev/shm may be shared by several.
+static bool is_dead_arena(const char *entry)
 {
-    struct stat info;
-    return stat("/proc/self/ns/pid", &info) == 0 ? (unsigned long)info.st_ino : 0;
+    char hash[17];
+    uint64_t namespace, start;
+    int pid, end = 0;
+    return sscanf(entry, ARENA_READ, hash, &namespace, &pid, &start, &end) == 4 && end > 0 &&
+           !entry[end] && namespace == process_namespace() && !process_alive(pid, start);
 }
 
-#define ARENA_WRITE "/commonweight-%s-%lu.%d.%llu-policy" // path hash, namespace, pid, start time
-#define ARENA_READ  "commonweight-%16[0-9a-f]-%lu.%d.%llu-policy%n"
+static bool is_page(const char *entry)
+{
+    char hash[17];
+    int end = 0;
+    return sscanf(entry, PAGE_READ, hash, &end) == 1 && end > 0 && !entry[end];
+}
 
-static void remove_dead_arenas(void)
+static void sweep_dead_segments(void)
 {
     DIR *dir = opendir("/dev/shm");
     const struct dirent *entry;
     while (dir && (entry = readdir(dir))) {
-        char hash[17], name[NAME_MAX + 2];
-        unsigned long namespace;
-        unsigned long long start;
-        int pid, end = 0;
-        if (sscanf(entry->d_name, ARENA_READ, hash, &namespace, &pid, &start, &end) != 4 || !end ||
-            entry->d_name[end] || namespace != pid_namespace() || process_alive(pid, start))
-            continue;
+        char name[NAME_MAX + 2];
         snprintf(name, sizeof name, "/%s", entry->d_name);
-        if (shm_unlink(name) == 0)
-            log_info("removed %s, which a killed daemon (pid %d) left", name, pid);
+        if (is_page(entry->d_name) ? control_sweep(name)
+                                   : is_dead_arena(entry->d_name) && shm_unlink(name) == 0)
+            log_info("removed %s, which a killed daemon left", name);
     }
     if (dir) closedir(dir);
 }
@@ -85,9 +95,9 @@ static void name_segments(struct weights_owner *o)
     char hex[17];
     EVP_Digest(o->bridge_path, strlen(o->bridge_path), digest, NULL, EVP_sha256(), NULL);
     for (int i = 0; i < 8; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
-    snprintf(o->page_name, sizeof o->page_name, "/commonweight-%s-control", hex);
-    snprintf(o->arena_name, sizeof o->arena_name, ARENA_WRITE, hex, pid_namespace(), (int)getpid(),
-             (unsigned long long)process_start_time(getpid()));
+    snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, hex);
+    snprintf(o->arena_name, sizeof o->arena_name, ARENA_WRITE, hex, process_namespace(),
+             (int)getpid(), process_start_time(getpid()));
 }
 
 enum status weights_owner_new(struct device *dev, const struct model_config *config, enum dtype dt,
@@ -105,7 +115,7 @@ enum status weights_owner_new(struct device *dev, const struct model_config *con
     CHECK(weights_plan(config, dt, &o->weights));
     weights_layout_hash(o->weights, o->layout_hash);
     CHECK(control_create(o->page_name, o->layout_hash, &o->control));
-    remove_dead_arenas();
+    sweep_dead_segments();
     CHECK(shared_memory_create(dev, o->arena_name, o->weights->bytes, &o->arena));
     weights_bind(o->weights, shared_memory_data(o->arena));
     if (model_folder)
@@ -182,6 +192,7 @@ void weights_owner_free(struct weights_owner *o)
     control_free(o->control);
     shared_memory_free(o->arena);
     weights_free(o->weights);
+    free(o->reloaded);
     free(o);
 }
 
@@ -204,11 +215,12 @@ enum status weights_owner_restore(struct weights_owner *o, char ret_from[512])
     if (snapshot[0]) {
         st = weights_load(o->weights, o->dev, snapshot);
         if (st != ST_OK)
-            log_warn("the trainer's last snapshot cannot be used: %s; taking the model folder",
+            log_warn("the trainer's last snapshot cannot be used: %s; taking the model that was loaded",
                      status_message());
     }
-    if (st != ST_OK && o->model_folder) {
-        from = o->model_folder;
+    const char *folder = o->reloaded ? o->reloaded : o->model_folder;
+    if (st != ST_OK && folder) {
+        from = folder;
         st = weights_load(o->weights, o->dev, from);
     }
     if (st != ST_OK) return st;
@@ -226,12 +238,25 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder)
                            "a trainer (pid %d) is attached to these weights; stop it before they "
                            "are reloaded from %s",
                            (int)facts.writer_pid, folder);
+    char *name = strdup(folder);
+    if (!name) return status_fail(ST_NO_MEMORY, "no memory to reload from %s", folder);
     // A folder that cannot be used is found out before the first byte is written (weights_load);
     // what fails later is the device, and then the weights are half old, half new.
     control_owner_update_begin(o->control);
     enum status st = weights_load(o->weights, o->dev, folder);
-    if (st == ST_DEVICE) return status_context(ST_TORN, "reload");
+    if (st == ST_DEVICE) {
+        st = status_context(ST_TORN, "reload");
+        goto out;
+    }
+    if (st == ST_OK) { // what is to be restored from now on
+        control_forget_snapshot(o->control);
+        free(o->reloaded);
+        o->reloaded = name;
+        name = NULL;
+    }
     control_owner_update_end(o->control);
+out:
+    free(name);
     return st;
 }
 

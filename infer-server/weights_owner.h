@@ -26,11 +26,13 @@ void weights_owner_free(struct weights_owner *o);
 const struct weights *weights_owner_weights(const struct weights_owner *o);
 struct control *weights_owner_control(const struct weights_owner *o);
 
-// Torn weights: the writer's last good snapshot if there is one that loads, else the model folder.
+// Torn weights: the writer's last good snapshot if there is one that loads, else the folder of the
+// last reload, else the model folder.
 // Next even version. ret_from (512 bytes) is the folder it took. On failure they stay torn.
 enum status weights_owner_restore(struct weights_owner *o, char ret_from[512]);
 // Rewrites the weights from a folder: next even version. ST_BUSY while a trainer holds the lease
-// (its master weights would be of another model). On failure ST_TORN where the weights are half
+// (its master weights would be of another model). Snapshots of trainers before are forgotten: they
+// are of the weights that were replaced. On failure ST_TORN where the weights are half
 // written, else they are as they were.
 enum status weights_owner_reload(struct weights_owner *o, const char *folder);
 

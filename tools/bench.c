@@ -8,7 +8,8 @@
  *   sync    publishes from a second process while this one decodes flat out. Limit: what AdamW must
  *           read and write at the measured bandwidth.
  *
- * Times are medians of --steps after --warmup; random weights unless --model is given.
+ * Times are medians of --steps after --warmup, limits the best of their repetitions; random weights
+ * unless --model is given.
  */
 #include "bridge/attach.h"
 #include "common/base/clock.h"
@@ -26,6 +27,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,6 +98,13 @@ static double median(double *x, int n)
     return x[n / 2];
 }
 
+static double least(const double *x, int n)
+{
+    double min = x[0];
+    for (int i = 1; i < n; i++) min = x[i] < min ? x[i] : min;
+    return min;
+}
+
 // The larger of a copy (bytes read and written) and, on the CPU, a read-only pass: decoding reads.
 static enum status measure_bandwidth(struct bench *b)
 {
@@ -120,7 +129,7 @@ static enum status measure_bandwidth(struct bench *b)
         read_ms[i] = device_timer_stop(b->dev);
     }
     CHECK(device_sync(b->dev));
-    double copied = 2.0 * (double)bytes / median(copy_ms, REPEAT), read = (double)bytes / median(read_ms, REPEAT);
+    double copied = 2.0 * (double)bytes / least(copy_ms, REPEAT), read = (double)bytes / least(read_ms, REPEAT);
     b->bandwidth = 1e3 * (copied > read ? copied : read);
 out:
     device_release(b->dev, sum);
@@ -151,6 +160,7 @@ static enum status measure_products(struct bench *b, double *ret_flops)
     float *staging = malloc((size_t)n * sizeof *staging);
     struct matmul shape = {size, size, size, false, true, 0, b->dt, b->dt};
     enum status st;
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to measure products");
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &x));
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &y));
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &z));
@@ -164,7 +174,7 @@ static enum status measure_products(struct bench *b, double *ret_flops)
         if (i >= 0) ms[i] = took;
     }
     CHECK(device_sync(b->dev));
-    *ret_flops = 2e3 * (double)size * (double)size * (double)size / median(ms, REPEAT);
+    *ret_flops = 2e3 * (double)size * (double)size * (double)size / least(ms, REPEAT);
 out:
     device_release(b->dev, x);
     device_release(b->dev, y);
@@ -248,6 +258,7 @@ static enum status decoder_prefill(struct decoder *d)
     int32_t *prompt = malloc((size_t)context * sizeof *prompt);
     struct rng r;
     enum status st = ST_OK;
+    if (!prompt) return status_fail(ST_NO_MEMORY, "no memory for a prompt of %d tokens", context);
     rng_init(&r, (uint64_t)d->b->o.seed, 99);
     for (int s = 0; s < d->n; s++) {
         for (int i = 0; i < context; i++) prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
@@ -293,6 +304,7 @@ static enum status decoder_open(struct decoder *d, struct bench *b)
     d->blocks_each = (last + BLOCK - 1) / BLOCK;
     d->tokens = calloc((size_t)d->n, sizeof *d->tokens);
     d->blocks = calloc((size_t)d->n * (size_t)d->blocks_each, sizeof *d->blocks);
+    if (!d->tokens || !d->blocks) return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
     d->kv = (struct kv_view){.n_blocks = d->n * d->blocks_each, .block_size = BLOCK, .dt = b->dt};
     d->kv.layer_stride = (int64_t)d->kv.n_blocks * BLOCK * config_kv_width(b->config);
@@ -364,11 +376,12 @@ static void print_report(const struct bench *b, json_t *report, const char *form
 
 static enum status bench_decode(struct bench *b)
 {
-    struct decoder d;
+    struct decoder d = {0};
     int steps = (int)b->o.steps;
     double *ms = calloc((size_t)steps, sizeof *ms);
     const struct model_config *c = b->config;
     enum status st;
+    if (!ms) return status_fail(ST_NO_MEMORY, "no memory for %d times", steps);
     CHECK(decoder_open(&d, b));
     for (int i = -(int)b->o.warmup; i < steps; i++) {
         int64_t start = clock_now_ns();
@@ -417,7 +430,7 @@ static enum status learner_open(struct bench *b, struct learner_bench *l)
     int32_t *ids = malloc((size_t)sequence * sizeof *ids);
     struct rng r;
     enum status st;
-    memset(l, 0, sizeof *l);
+    if (!ids) return status_fail(ST_NO_MEMORY, "no memory for a sequence of %d tokens", sequence);
     rng_init(&r, (uint64_t)b->o.seed, 5);
     CHECK(model_new(b->dev, b->config, b->weights, tokens, head_rows, sequence + 1, &l->model));
     CHECK(batch_new(b->dev, tokens, tokens / sequence + 1, 0, tokens, &l->batch));
@@ -427,6 +440,10 @@ static enum status learner_open(struct bench *b, struct learner_bench *l)
     l->targets = calloc((size_t)tokens, sizeof *l->targets);
     l->logprobs = calloc((size_t)tokens, sizeof *l->logprobs);
     l->dlogprobs = calloc((size_t)tokens, sizeof *l->dlogprobs);
+    if (!l->targets || !l->logprobs || !l->dlogprobs) {
+        st = status_fail(ST_NO_MEMORY, "no memory for %d targets", tokens);
+        goto out;
+    }
     batch_clear(l->batch);
     for (int at = 0; at + sequence <= tokens; at += sequence) {
         for (int i = 0; i < sequence; i++) ids[i] = (int32_t)rng_below(&r, (uint32_t)b->config->vocab_size);
@@ -468,11 +485,12 @@ out:
 
 static enum status bench_train(struct bench *b)
 {
-    struct learner_bench l;
+    struct learner_bench l = {0};
     int steps = (int)b->o.steps;
     const struct model_config *c = b->config;
     double *ms = calloc((size_t)steps, sizeof *ms), flops = 0;
     enum status st;
+    if (!ms) return status_fail(ST_NO_MEMORY, "no memory for %d times", steps);
     CHECK(measure_products(b, &flops));
     CHECK(learner_open(b, &l));
     for (int i = -(int)b->o.warmup; i < steps; i++) {
@@ -527,8 +545,9 @@ struct publish_record {
     double total_ms, wait_ms, write_ms, adamw_ms, pause_ms;
 };
 
-// The trainer's part: maps the weights through the bridge file and publishes; records go to `pipe_fd`.
-static enum status publish_all(const struct bench_options *o, const char *bridge_path, int pipe_fd)
+// The trainer's part: maps the weights through the bridge file and publishes. ret_records: (steps).
+static enum status publish_all(const struct bench_options *o, const char *bridge_path,
+                               struct publish_record *ret_records)
 {
     struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0};
     struct bridge *bridge = NULL;
@@ -555,11 +574,9 @@ static enum status publish_all(const struct bench_options *o, const char *bridge
         CHECK(bridge_publish(bridge, 10000, publisher_update, &p, &times));
         clock_sleep_ms(20); // generation goes on between updates; the engine notes the pause meanwhile
         control_facts(bridge_control(bridge), &facts);
-        struct publish_record record = {times.total_ms, times.wait_ms, times.write_ms, p.adamw_ms, facts.last_pause_ms};
-        if (i >= o->warmup && write(pipe_fd, &record, sizeof record) != sizeof record) {
-            st = status_fail(ST_IO, "the first process is gone");
-            goto out;
-        }
+        if (i >= o->warmup)
+            ret_records[i - o->warmup] = (struct publish_record){times.total_ms, times.wait_ms, times.write_ms,
+                                                                 p.adamw_ms, facts.last_pause_ms};
     }
 out:
     optimizer_free(p.optimizer);
@@ -570,12 +587,14 @@ out:
 }
 
 // Decodes flat out until the publisher has ended, granting quiet between steps as the engine does.
-static enum status decode_until_done(struct bench *b, struct control *control, pid_t child, int *ret_status)
+// The ended process is left to be waited for.
+static enum status decode_until_done(struct bench *b, struct control *control, pid_t child)
 {
-    struct decoder d;
+    struct decoder d = {0};
+    siginfo_t ended = {0};
     enum status st;
     CHECK(decoder_open(&d, b));
-    while (waitpid(child, ret_status, WNOHANG) == 0) {
+    while (waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
         CHECK(decoder_step(&d));
         control_heartbeat(control);
         if (control_quiet_requested(control) && control_grant_quiet(control) == CONTROL_TORN) {
@@ -583,31 +602,32 @@ static enum status decode_until_done(struct bench *b, struct control *control, p
             goto out;
         }
     }
+    if (ended.si_code != CLD_EXITED || ended.si_status != 0)
+        st = status_fail(ST_PEER_GONE, "the publishing process failed (its error stands above)");
 out:
     decoder_close(&d);
     return st;
 }
 
-static enum status sync_owner(const struct bench_options *o, const char *folder, pid_t child, int pipe_fd)
+static enum status sync_owner(const struct bench_options *o, const char *bridge_path, pid_t child,
+                              const struct publish_record *records)
 {
     struct bench b = {0};
-    char *path = path_join(folder, "bridge.json");
-    int child_status = 0, n = 0;
-    double *column = calloc((size_t)o->steps * 5, sizeof *column), medians[5];
-    struct publish_record record;
+    int n = (int)o->steps;
+    double *column = calloc((size_t)n, sizeof *column), medians[5];
     enum status st;
-    CHECK(open_bench(&b, o, path));
+    if (!column) return status_fail(ST_NO_MEMORY, "no memory for %d times", n);
+    CHECK(open_bench(&b, o, bridge_path));
     CHECK(weights_owner_announce(b.owner, "/nonexistent")); // nobody asks for rollouts
-    CHECK(decode_until_done(&b, weights_owner_control(b.owner), child, &child_status));
-    if (child_status != 0) {
-        st = status_fail(ST_PEER_GONE, "the publishing process failed (its error stands above)");
-        goto out;
+    CHECK(decode_until_done(&b, weights_owner_control(b.owner), child));
+    for (int i = 0; i < 5; i++) {
+        for (int k = 0; k < n; k++) {
+            const struct publish_record *r = &records[k];
+            const double values[5] = {r->total_ms, r->wait_ms, r->write_ms, r->adamw_ms, r->pause_ms};
+            column[k] = values[i];
+        }
+        medians[i] = median(column, n);
     }
-    for (; n < o->steps && read(pipe_fd, &record, sizeof record) == sizeof record; n++) {
-        const double values[5] = {record.total_ms, record.wait_ms, record.write_ms, record.adamw_ms, record.pause_ms};
-        for (int i = 0; i < 5; i++) column[(int64_t)i * o->steps + n] = values[i];
-    }
-    for (int i = 0; i < 5; i++) medians[i] = median(column + (int64_t)i * o->steps, n);
     // gradient, both moments and the master read, all but the gradient written
     double each = 4 + 2 * (8 + 4); // a master is 4 bytes: f32, or bf16 and its residual
     double floor_ms = 1e3 * each * (double)b.weights->n_elements / b.bandwidth;
@@ -630,33 +650,38 @@ static enum status sync_owner(const struct bench_options *o, const char *folder,
 out:
     close_bench(&b);
     free(column);
-    free(path);
     return st;
 }
 
 static enum status bench_sync(const struct bench_options *o)
 {
-    char folder[] = "/tmp/commonweight-bench-XXXXXX";
-    int ends[2];
+    char folder[] = "/tmp/commonweight-bench-XXXXXX", path[64];
+    size_t bytes = (size_t)o->steps * sizeof(struct publish_record);
     enum status st;
-    if (!mkdtemp(folder) || pipe(ends) != 0) return status_fail(ST_IO, "cannot make a temporary folder or pipe");
+    struct publish_record *records = // both processes' memory
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (records == MAP_FAILED) return status_fail(ST_NO_MEMORY, "no memory for %zu bytes of times", bytes);
+    if (!mkdtemp(folder)) {
+        st = status_fail(ST_IO, "cannot make a folder in /tmp: %m");
+        goto out;
+    }
+    snprintf(path, sizeof path, "%s/bridge.json", folder);
     // the second process starts before either opens a device: a GPU does not survive a fork
     pid_t child = fork();
-    if (child < 0) return status_fail(ST_IO, "cannot start a second process");
-    if (child == 0) {
-        char *path = path_join(folder, "bridge.json");
-        close(ends[0]);
-        st = publish_all(o, path, ends[1]);
+    if (child < 0) {
+        st = status_fail(ST_IO, "cannot start a second process: %m");
+    } else if (child == 0) {
+        st = publish_all(o, path, records);
         if (st != ST_OK) log_error("publisher: %s", status_message());
-        free(path);
         _exit(st == ST_OK ? 0 : 1);
+    } else {
+        st = sync_owner(o, path, child, records);
+        kill(child, SIGKILL); // not waited for yet, so the number is still its own
+        waitpid(child, NULL, 0);
     }
-    close(ends[1]);
-    st = sync_owner(o, folder, child, ends[0]);
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
-    close(ends[0]);
     file_remove_tree(folder);
+out:
+    munmap(records, bytes);
     return st;
 }
 

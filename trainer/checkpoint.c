@@ -221,7 +221,7 @@ static int by_step(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-// Removes all but the newest `keep`; a step above `newest` is of a run that was rewound, and older.
+// Removes all but `newest`, the step just written, and the keep - 1 highest of the others.
 static enum status remove_old(const char *checkpoints, int64_t newest, int keep)
 {
     enum status st = ST_OK;

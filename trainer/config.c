@@ -141,6 +141,10 @@ enum status train_config_resolve(const struct train_config *config, struct train
         st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");
         goto out;
     }
+    if (config->resume && !config->run_dir) {
+        st = status_fail(ST_INVALID, "--resume needs --run-dir, the folder of the run to go on with");
+        goto out;
+    }
     if (config->num_generations < 2) {
         st = status_fail(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
                                      "which needs 2 samples or more");

@@ -40,15 +40,14 @@ static enum status check_messages(const char *where, const char *key, const json
     const json_t *message;
     if (json_array_size(messages) == 0)
         return status_fail(ST_FORMAT, "%s: field \"%s\" is an empty list", where, key);
-    json_array_foreach(
-        messages, i,
-        message) if (!json_is_string(json_object_get(message, "role")) ||
-                     !json_has(message,
-                               "content")) return status_fail(ST_FORMAT,
-                                                              "%s: field \"%s\", entry %zu is not "
-                                                              "an object with \"role\" and "
-                                                              "\"content\"",
-                                                              where, key, i);
+    json_array_foreach(messages, i, message)
+    {
+        if (!json_is_string(json_object_get(message, "role")) || !json_has(message, "content"))
+            return status_fail(ST_FORMAT,
+                               "%s: field \"%s\", entry %zu is not an object with \"role\" and "
+                               "\"content\"",
+                               where, key, i);
+    }
     return ST_OK;
 }
 

@@ -145,6 +145,7 @@ static enum status run_eval(const struct eval_config *config, const struct rewar
     char path[512];
     int left_out;
     struct bridge_file *file = NULL;
+    const struct bridge_role *policy;
     struct control *control = NULL;
     struct http_client *http = NULL;
     struct model_config *model = NULL;
@@ -153,16 +154,21 @@ static enum status run_eval(const struct eval_config *config, const struct rewar
     CHECK(bridge_find(config->bridge, path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
+    policy = bridge_file_role(file, "policy");
+    if (!policy) {
+        st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", path);
+        goto out;
+    }
     CHECK(control_open(file->control_page, file->roles[0].layout_hash, &control));
     CHECK(http_client_new(file->socket, &http));
-    CHECK(model_config_load(file->roles[0].model, &model));
+    CHECK(model_config_load(policy->model, &model));
     struct prompt_options options = {
         .chat = config->chat,
         .chat_template = config->chat_template,
         .system_prompt = config->system_prompt,
         .max_prompt_length = (int)config->max_prompt_length,
     };
-    CHECK(prompts_load(config->data, file->roles[0].model, model->vocab_size, &options, &data,
+    CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data,
                        &left_out));
     if (left_out) log_warn("%d prompts are longer than --max-prompt-length and left out", left_out);
     if (reward_needs_answer(reward)) CHECK(dataset_require_answers(data));

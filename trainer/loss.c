@@ -63,9 +63,9 @@ static struct surrogate surrogate(const struct loss_config *config, double ratio
                                   double advantage)
 {
     double low = 1 - config->epsilon, high = 1 + config->epsilon_high;
-    struct surrogate s = {
-        .low = ratio < low && advantage<0, .high = ratio> high && advantage > 0,
-    };
+    struct surrogate s = {0};
+    s.low = advantage < 0 && ratio < low;
+    s.high = advantage > 0 && ratio > high;
     if (config->type == LOSS_CISPO) { // the ratio is a constant weight of log p, cut above
         double weight = ratio > high ? high : ratio;
         s.low = false;

@@ -187,6 +187,7 @@ static enum status take_line(void *context, const char *text, size_t len)
     const char *message = NULL;
     int group = -1, sample = -1;
     if (len == 0) return ST_OK;
+    in->version = control_version(in->source->control); // another process may be publishing
     CHECK(json_parse(where, text, len, &line));
     if (json_has(line, "error")) {
         json_get_string(where, json_object_get(line, "error"), "message", &message);
@@ -217,7 +218,6 @@ out:
 static enum status still_alive(void *context)
 {
     struct intake *in = context;
-    in->version = control_version(in->source->control);
     return control_owner_alive(in->source->control);
 }
 
@@ -225,7 +225,6 @@ static enum status post(struct intake *in, const json_t *request)
 {
     int64_t deadline = clock_deadline_ns(in->source->timeout_ms);
     for (;;) {
-        in->version = control_version(in->source->control);
         enum status st =
             http_post_lines(in->source->http, "/v1/rollouts", request, in->source->timeout_ms,
                             in->source->idle_timeout_ms, take_line, still_alive, in);

@@ -75,12 +75,13 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(checkpoint_read(folder, &c));
     CHECK(check_same_run(run, folder, &c));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
+    // First, so that a death in the middle of this very update is repaired from it as well.
+    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
     pthread_mutex_lock(stop_publish_lock(run->stop));
     st = bridge_publish(run->bridge, (int64_t)(run->config->quiet_timeout * 1e3), load_weights,
                         &restore, &times);
     pthread_mutex_unlock(stop_publish_lock(run->stop));
     if (st != ST_OK) goto out;
-    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
     run->step = run->saved_step = c.step;
     run->data_index = c.data_index;
     run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));

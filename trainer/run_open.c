@@ -1,5 +1,5 @@
 /* run_open.c: opens what a training run needs, in the order in which it can be refused cheaply: the
- * bridge, the data, the run folder, the memory, the lease. The main thread.
+ * bridge, the data, the writer's lease, the run folder, the memory. The main thread.
  */
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -48,6 +48,11 @@ out:
     return st;
 }
 
+static void warn_left_out(const char *path, int n)
+{
+    if (n) log_warn("%s: %d prompts are longer than --max-prompt-length and left out", path, n);
+}
+
 static enum status open_data(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -61,14 +66,13 @@ static enum status open_data(struct run *run)
     };
     CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
                        &left_out));
-    if (left_out)
-        log_warn("%s: %d prompts are longer than --max-prompt-length and left out", c->data,
-                 left_out);
+    warn_left_out(c->data, left_out);
     if (reward_needs_answer(run->reward)) CHECK(dataset_require_answers(run->data));
     CHECK(data_order_init(&run->order, (uint64_t)c->seed, run->data->n));
     if (c->eval_data) {
         CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
                            &run->eval_data, &left_out));
+        warn_left_out(c->eval_data, left_out);
         if (reward_needs_answer(run->reward)) CHECK(dataset_require_answers(run->eval_data));
     }
     int64_t longest = run->data->max_prompt + c->max_completion_length;
@@ -137,11 +141,11 @@ out:
     return st;
 }
 
-static enum status open_run_folder(struct run *run)
+// ret_latest: the checkpoint to go on from, NULL where there is none.
+static enum status open_run_folder(struct run *run, char **ret_latest)
 {
     enum status st = ST_OK;
-    char *path = NULL, *latest = NULL;
-    json_t *resolved = NULL;
+    char *latest = NULL;
     if (run->config->run_dir) {
         if (snprintf(run->folder, sizeof run->folder, "%s", run->config->run_dir) >=
             (int)sizeof run->folder)
@@ -160,8 +164,18 @@ static enum status open_run_folder(struct run *run)
                          run->folder);
         goto out;
     }
-    path = path_join(run->folder, "config.json");
-    resolved = options_to_json(train_options, run->config);
+    *ret_latest = latest;
+    latest = NULL;
+out:
+    free(latest);
+    return st;
+}
+
+static enum status write_config(const struct run *run)
+{
+    enum status st = ST_OK;
+    char *path = path_join(run->folder, "config.json");
+    json_t *resolved = options_to_json(train_options, run->config);
     if (!path || !resolved) {
         st = status_fail(ST_NO_MEMORY, "no memory for the run's config.json");
         goto out;
@@ -170,7 +184,6 @@ static enum status open_run_folder(struct run *run)
 out:
     json_decref(resolved);
     free(path);
-    free(latest);
     return st;
 }
 
@@ -181,13 +194,13 @@ enum status run_open(struct run *run)
     run->saved_step = -1;
     CHECK(open_policy(run));
     CHECK(open_data(run));
-    CHECK(open_run_folder(run));
+    CHECK(bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
+    CHECK(open_run_folder(run, &latest));
     CHECK(open_learner(run));
     run->total_steps = run->resolved.schedule.total_steps = train_steps(run->config, run->data->n);
-    CHECK(bridge_become_writer(run->bridge));
     CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
-    CHECK(checkpoint_latest(run->folder, &latest));
     if (latest) CHECK(run_resume(run, latest));
+    CHECK(write_config(run));
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
 out:

@@ -23,7 +23,8 @@ struct runlog {
     int64_t first_step, total_steps, logging_steps, start_ns;
 };
 
-// Keeps the whole lines whose "step" is at most `step`.
+// Keeps the whole lines whose "step" is at most `step`; of a run that starts over, none: the line of
+// step 0 is written again.
 static enum status drop_later(const char *path, int64_t step)
 {
     struct bytes old = BYTES_INIT, kept = BYTES_INIT;
@@ -32,7 +33,7 @@ static enum status drop_later(const char *path, int64_t step)
     for (char *line = old.data, *end; line && (end = strchr(line, '\n')); line = end + 1) {
         json_t *json = json_loadb(line, (size_t)(end - line), 0, NULL);
         const json_t *number = json_object_get(json, "step");
-        if (json_is_integer(number) && json_integer_value(number) <= step)
+        if (step > 0 && json_is_integer(number) && json_integer_value(number) <= step)
             bytes_append(&kept, line, (size_t)(end - line) + 1);
         json_decref(json);
     }
@@ -93,8 +94,7 @@ enum status runlog_write(struct runlog *log, json_t *metrics)
     bytes_puts(&line, "\n");
     free(text);
     CHECK(bytes_status(&line));
-    if (write(log->fd, line.data, line.len) != (ssize_t)line.len)
-        st = status_fail(ST_IO, "%s: %s", log->path, strerror(errno));
+    st = file_write_all(log->fd, log->path, line.data, line.len);
 out:
     bytes_release(&line);
     return st;

@@ -107,16 +107,17 @@ enum status file_sync_folder(const char *path)
     return st;
 }
 
-static int write_all(int fd, const char *data, size_t len)
+enum status file_write_all(int fd, const char *path, const void *data, size_t len)
 {
+    const char *at = data;
     while (len > 0) {
-        ssize_t n = write(fd, data, len);
+        ssize_t n = write(fd, at, len);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return -1;
-        data += n;
+        if (n < 0) return io_fail("write", path);
+        at += n;
         len -= (size_t)n;
     }
-    return 0;
+    return ST_OK;
 }
 
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len)
@@ -136,7 +137,8 @@ enum status file_write_atomic(const char *path, unsigned mode, const void *data,
         goto out;
     }
     made = true;
-    if (fchmod(fd, (mode_t)mode) != 0 || write_all(fd, data, len) != 0 || fsync(fd) != 0) {
+    CHECK(file_write_all(fd, path, data, len));
+    if (fchmod(fd, (mode_t)mode) != 0 || fsync(fd) != 0) {
         st = io_fail("write", path);
         goto out;
     }

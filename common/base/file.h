@@ -13,6 +13,9 @@ enum status file_read(const char *path, size_t max, struct bytes *ret);
 // new file in place but not known to be durable.
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len);
 
+// Writes all of it to an open file; `path` names it in the error.
+enum status file_write_all(int fd, const char *path, const void *data, size_t len);
+
 // Read-only mapping of a whole file. `data` is NULL for an empty file.
 struct file_map {
     const unsigned char *data;

@@ -248,7 +248,6 @@ enum status batch_commit(struct batch *b, int pad_to)
 
 const struct batch_view *batch_view(const struct batch *b) { return &b->view; }
 int batch_tokens(const struct batch *b) { return b->n_tokens; }
-int batch_seqs(const struct batch *b) { return b->n_seqs; }
 int batch_first_row(const struct batch *b, int seq) { return b->host[LIST_QUERY_START][seq]; }
 int batch_rows(const struct batch *b) { return b->padded_rows; }
 const int32_t *batch_rows_device(const struct batch *b) { return b->device[LIST_ROWS]; }

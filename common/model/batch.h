@@ -32,7 +32,6 @@ enum status batch_commit(struct batch *b, int pad_to);
 
 const struct batch_view *batch_view(const struct batch *b);
 int batch_tokens(const struct batch *b);            // T without padding
-int batch_seqs(const struct batch *b);
 int batch_first_row(const struct batch *b, int seq);
 int batch_rows(const struct batch *b);              // wanted rows, padding included after commit
 const int32_t *batch_rows_device(const struct batch *b); // (batch_rows) i32, device

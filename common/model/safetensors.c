@@ -365,19 +365,6 @@ static enum status build_header(const struct safetensors_source *tensors, int n,
     return bytes_status(ret);
 }
 
-static enum status write_all(int fd, const char *path, const void *data, size_t len)
-{
-    const char *at = data;
-    while (len > 0) {
-        ssize_t n = write(fd, at, len > (1 << 30) ? (1 << 30) : len);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return status_fail(ST_IO, "%s: cannot write: %s", path, strerror(errno));
-        at += n;
-        len -= (size_t)n;
-    }
-    return ST_OK;
-}
-
 enum status safetensors_write(const char *path, const struct safetensors_source *tensors, int n,
                               const json_t *metadata,
                               enum status (*read)(void *context, const struct safetensors_source *,
@@ -397,7 +384,7 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
         st = status_fail(ST_IO, "%s: cannot create: %s", temporary.data, strerror(errno));
         goto out;
     }
-    CHECK(write_all(fd, path, header.data, header.len));
+    CHECK(file_write_all(fd, path, header.data, header.len));
     for (int i = 0; i < n; i++) {
         size_t bytes = source_bytes(&tensors[i]);
         if (bytes > buffer_bytes) {
@@ -410,7 +397,7 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
             }
         }
         CHECK(read(context, &tensors[i], bytes, buffer));
-        CHECK(write_all(fd, path, buffer, bytes));
+        CHECK(file_write_all(fd, path, buffer, bytes));
     }
     if (fsync(fd) != 0 || rename(temporary.data, path) != 0) {
         st = status_fail(ST_IO, "%s: cannot finish writing: %s", path, strerror(errno));

@@ -1,10 +1,14 @@
 /* act.cu: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
- * gradients. One pass, 16-byte accesses; the kind is a run-time number, for the loads bound these. */
+ * gradients. One pass, 16-byte accesses; the kind is a run-time number, for the loads bound these.
+ */
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 128
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x)
+{
+    return 1.f / (1.f + expf(-x));
+}
 
 // GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
 __device__ __forceinline__ float gelu_tanh_2u(float x)
@@ -49,7 +53,8 @@ __global__ void act_kernel(T *y, const T *x, int width, act_kind kind, bool gate
 }
 
 template <typename T, int V>
-__global__ void act_back_kernel(T *dx, const T *dy, const T *x, int width, act_kind kind, bool gated)
+__global__ void act_back_kernel(T *dx, const T *dy, const T *x, int width, act_kind kind,
+                                bool gated)
 {
     grid_begin();
     int c = (blockIdx.y * THREADS + threadIdx.x) * V;
@@ -80,8 +85,8 @@ void cuda_act(struct device *dev, void *y, const void *x, int rows, int width, e
     with_type_wide(dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "act", act_kernel<T, V>, dim3(rows, ceil_div(width, THREADS * V)), THREADS, 0,
-                    (T *)y, (const T *)x, width, kind, gated);
+        cuda_launch(dev, "act", act_kernel<T, V>, dim3(rows, ceil_div(width, THREADS * V)), THREADS,
+                    0, (T *)y, (const T *)x, width, kind, gated);
     });
     cuda_use(dev)->activation = y;
 }
@@ -94,12 +99,14 @@ void cuda_act_back(struct device *dev, void *dx, const void *dy, const void *x, 
     with_type_wide(dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "act_back", act_back_kernel<T, V>, dim3(rows, ceil_div(width, THREADS * V)),
-                    THREADS, 0, (T *)dx, (const T *)dy, (const T *)x, width, kind, gated);
+        cuda_launch(dev, "act_back", act_back_kernel<T, V>,
+                    dim3(rows, ceil_div(width, THREADS * V)), THREADS, 0, (T *)dx, (const T *)dy,
+                    (const T *)x, width, kind, gated);
     });
 }
 
-// ---- the logits' soft cap --------------------------------------------------------------------------
+// ---- the logits' soft cap
+// --------------------------------------------------------------------------
 
 template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap)
 {
@@ -113,7 +120,8 @@ template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap)
     store<float, V>(x + i, a);
 }
 
-template <int V> __global__ void softcap_back_kernel(float *dx, const float *capped, int64_t n, float cap)
+template <int V>
+__global__ void softcap_back_kernel(float *dx, const float *capped, int64_t n, float cap)
 {
     grid_begin();
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
@@ -133,7 +141,8 @@ void cuda_softcap(struct device *dev, float *x, int64_t n, float cap)
 {
     if (n <= 0) return;
     if (aligned(16, {x}, {n * 4}))
-        cuda_launch(dev, "softcap", softcap_kernel<4>, ceil_div(n, 4 * THREADS), THREADS, 0, x, n, cap);
+        cuda_launch(dev, "softcap", softcap_kernel<4>, ceil_div(n, 4 * THREADS), THREADS, 0, x, n,
+                    cap);
     else
         cuda_launch(dev, "softcap", softcap_kernel<1>, ceil_div(n, THREADS), THREADS, 0, x, n, cap);
 }
@@ -142,9 +151,9 @@ void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64
 {
     if (n <= 0) return;
     if (aligned(16, {dx, capped}, {n * 4}))
-        cuda_launch(dev, "softcap_back", softcap_back_kernel<4>, ceil_div(n, 4 * THREADS), THREADS, 0,
-                    dx, capped, n, cap);
+        cuda_launch(dev, "softcap_back", softcap_back_kernel<4>, ceil_div(n, 4 * THREADS), THREADS,
+                    0, dx, capped, n, cap);
     else
-        cuda_launch(dev, "softcap_back", softcap_back_kernel<1>, ceil_div(n, THREADS), THREADS, 0, dx,
-                    capped, n, cap);
+        cuda_launch(dev, "softcap_back", softcap_back_kernel<1>, ceil_div(n, THREADS), THREADS, 0,
+                    dx, capped, n, cap);
 }

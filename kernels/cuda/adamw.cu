@@ -1,9 +1,9 @@
 /* adamw.cu: the optimizer step and the sum of squares behind gradient clipping.
  *
- * The step is the pause of generation at a publish, so it moves each byte once: 28 bytes a parameter
- * for a bf16 weight with its residual and f32 moments. Its arithmetic is spelt in single rounded
- * operations, none fused, as in kernels/cpu/adamw.c: f32 weights, bf16 weights with residual, CPU and
- * CUDA give the same bits.
+ * The step is the pause of generation at a publish, so it moves each byte once: 28 bytes a
+ * parameter for a bf16 weight with its residual and f32 moments. Its arithmetic is spelt in single
+ * rounded operations, none fused, as in kernels/cpu/adamw.c: f32 weights, bf16 weights with
+ * residual, CPU and CUDA give the same bits.
  */
 #include "kernels/cuda/cuda.cuh"
 
@@ -26,10 +26,10 @@ __device__ __forceinline__ float adamw_step(float p, float &m, float &v, float g
 // W is float, or uint16_t: the upper half of the master beside `low`. A thread does V parameters.
 template <typename W, int V>
 __global__ void __launch_bounds__(THREADS)
-    adamw_kernel(W *w, uint16_t *low, float *m, float *v, const float *grad, const float *grad_scale,
-                 int64_t n, coefficients c)
+    adamw_kernel(W *w, uint16_t *low, float *m, float *v, const float *grad,
+                 const float *grad_scale, int64_t n, coefficients c)
 {
-    grid_wait(); // no early release: what comes next may read these weights
+    grid_wait();                     // no early release: what comes next may read these weights
     constexpr int F = V < 4 ? V : 4; // floats an access
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
     if (i >= n) return;
@@ -75,18 +75,19 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename W, int V>
-static void adamw_range(struct device *dev, W *w, uint16_t *low, float *m, float *v, const float *grad,
-                        const float *grad_scale, int64_t n, const coefficients &c)
+static void adamw_range(struct device *dev, W *w, uint16_t *low, float *m, float *v,
+                        const float *grad, const float *grad_scale, int64_t n,
+                        const coefficients &c)
 {
     if (n <= 0) return;
-    cuda_launch(dev, "adamw", adamw_kernel<W, V>, ceil_div(n, THREADS * V), THREADS, 0, w, low, m, v,
-                grad, grad_scale, n, c);
+    cuda_launch(dev, "adamw", adamw_kernel<W, V>, ceil_div(n, THREADS * V), THREADS, 0, w, low, m,
+                v, grad, grad_scale, n, c);
 }
 
 // The multiple of V parameters wide, the rest one by one.
 template <typename W, int V>
-static void adamw_all(struct device *dev, W *w, uint16_t *low, float *m, float *v, const float *grad,
-                      const float *grad_scale, int64_t n, const coefficients &c)
+static void adamw_all(struct device *dev, W *w, uint16_t *low, float *m, float *v,
+                      const float *grad, const float *grad_scale, int64_t n, const coefficients &c)
 {
     int64_t whole = aligned(16, {w, low, m, v, grad}, {}) ? n / V * V : 0;
     adamw_range<W, V>(dev, w, low, m, v, grad, grad_scale, whole, c);
@@ -118,7 +119,8 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, float *m, float *v, 
     cuda_use(dev)->plain_next = true;
 }
 
-// ---- sum of squares ------------------------------------------------------------------------------
+// ---- sum of squares
+// ------------------------------------------------------------------------------
 
 #define SQUARE_BLOCKS 1024
 
@@ -152,7 +154,8 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(double *parts, const f
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(THREADS) squares_end_kernel(double *out, const double *parts, int n)
+__global__ void __launch_bounds__(THREADS)
+    squares_end_kernel(double *out, const double *parts, int n)
 {
     grid_begin();
     double sum = 0;

@@ -1,21 +1,22 @@
-/* attention.cu: the attention entries of the table, and the general kernels behind them: any head_dim
- * up to 256, f32 and bf16, sums in f32 on the ordinary units. Decode steps and bf16 with aligned heads
- * go to attn_decode.cu and attn_tensor.cu.
+/* attention.cu: the attention entries of the table, and the general kernels behind them: any
+ * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. Decode steps and bf16 with
+ * aligned heads go to attn_decode.cu and attn_tensor.cu.
  *
- * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in tiles
- * of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension (the weighted
- * sum). dk and dv: a block has 32 keys, four a warp, and walks the packed rows that attend to them. No
- * sum is shared between blocks, so none needs atomics and the order is fixed.
+ * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in
+ * tiles of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension
+ * (the weighted sum). dk and dv: a block has 32 keys, four a warp, and walks the packed rows that
+ * attend to them. No sum is shared between blocks, so none needs atomics and the order is fixed.
  */
 #include "kernels/cuda/attention.cuh"
 
 #define WARPS    8
-#define ROWS     4            // rows (or keys) of a warp
+#define ROWS     4 // rows (or keys) of a warp
 #define TILE     (WARPS * ROWS)
-#define KEYS     32           // keys (or rows) of a shared tile: a warp's lanes
-#define MAX_DIMS 8            // dimensions of a lane: head_dim <= 256
+#define KEYS     32 // keys (or rows) of a shared tile: a warp's lanes
+#define MAX_DIMS 8  // dimensions of a lane: head_dim <= 256
 
-// One head of 32 rows into a tile with an odd stride, so that lanes on different rows hit different banks.
+// One head of 32 rows into a tile with an odd stride, so that lanes on different rows hit different
+// banks.
 template <typename T, typename F>
 __device__ __forceinline__ void load_tile(float *tile, int dims, F row_of)
 {
@@ -125,15 +126,17 @@ static void forward(struct device *dev, const attn_args<T> &a, int max_query, bo
         cuda_launch(dev, "attention", forward_kernel<T, false>, grid, WARPS * 32, shared, a);
 }
 
-static bool shape_fits(struct device *dev, const struct attn_shape *s, const struct batch_view *batch)
+static bool shape_fits(struct device *dev, const struct attn_shape *s,
+                       const struct batch_view *batch)
 {
     if (s->head_dim >= 1 && s->head_dim <= 32 * MAX_DIMS && s->n_heads % s->n_kv_heads == 0 &&
         batch->n_seqs <= 65535)
         return true;
-    device_fail(dev,
-                "attention: %d query heads, %d kv heads of %d, %d sequences: heads go up to %d, query "
-                "heads are a multiple of kv heads, sequences go up to 65535",
-                s->n_heads, s->n_kv_heads, s->head_dim, batch->n_seqs, 32 * MAX_DIMS);
+    device_fail(
+        dev,
+        "attention: %d query heads, %d kv heads of %d, %d sequences: heads go up to %d, query "
+        "heads are a multiple of kv heads, sequences go up to 65535",
+        s->n_heads, s->n_kv_heads, s->head_dim, batch->n_seqs, 32 * MAX_DIMS);
     return false;
 }
 
@@ -167,9 +170,10 @@ void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv
     cuda_use(dev)->activation = out;
 }
 
-// ---- gradient ------------------------------------------------------------------------------------
-// With p the softmax and delta = dout . out:  ds_j = p_j (dout . v_j - delta) scale (times the slope of
-// the soft cap);  dq += ds_j k_j,  dk_j += ds_j q,  dv_j += p_j dout.
+// ---- gradient
+// ------------------------------------------------------------------------------------ With p the
+// softmax and delta = dout . out:  ds_j = p_j (dout . v_j - delta) scale (times the slope of the
+// soft cap);  dq += ds_j k_j,  dk_j += ds_j q,  dv_j += p_j dout.
 
 // delta (T, n_heads): a warp for each row and head, V dimensions a lane at a time
 template <typename T, int V>
@@ -252,10 +256,10 @@ __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             float score = score_log2(a, dot[i]);
-            dot[i] = visible(a, position[i], tile + lane)
-                         ? exp2f(score - lse[i]) * (dp[i] - inner[i]) * a.scale *
-                               softcap_slope(a, score)
-                         : 0.f;
+            dot[i] =
+                visible(a, position[i], tile + lane)
+                    ? exp2f(score - lse[i]) * (dp[i] - inner[i]) * a.scale * softcap_slope(a, score)
+                    : 0.f;
         }
         int n = min(KEYS, hi - tile + 1);
         for (int j = 0; j < n; j++) {
@@ -408,21 +412,21 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
         int64_t parts_at = (n + 63) / 64 * 64;
         int n_parts = 0;
         if constexpr (sizeof(T) == 2) n_parts = attn_tensor_back_parts(dev, a);
-        float *delta =
-            (float *)cuda_workspace(dev, (parts_at + n_parts * part) * sizeof *delta);
+        float *delta = (float *)cuda_workspace(dev, (parts_at + n_parts * part) * sizeof *delta);
         if (!delta) return;
         bool in_fours = shape->head_dim % 4 == 0 && aligned(4 * sizeof(T), {dout, out}, {});
         cuda_launch(dev, "attention gradient", in_fours ? delta_kernel<T, 4> : delta_kernel<T, 1>,
                     ceil_div(n, WARPS), WARPS * 32, 0, delta, (const T *)dout, (const T *)out, n,
                     shape->head_dim);
         if constexpr (sizeof(T) == 2)
-            if (attn_tensor_back(dev, a, (T *)dqkv, (const T *)dout, delta, delta + parts_at, n_parts,
-                                 batch->max_query))
+            if (attn_tensor_back(dev, a, (T *)dqkv, (const T *)dout, delta, delta + parts_at,
+                                 n_parts, batch->max_query))
                 return;
         size_t tile = (size_t)TILE * (shape->head_dim + 1) * sizeof(float);
-        cuda_launch(dev, "attention gradient", dq_kernel<T>,
-                    dim3(ceil_div((int64_t)batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs),
-                    WARPS * 32, 4 * tile, a, (T *)dqkv, (const T *)dout, (const float *)delta);
+        cuda_launch(
+            dev, "attention gradient", dq_kernel<T>,
+            dim3(ceil_div((int64_t)batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs),
+            WARPS * 32, 4 * tile, a, (T *)dqkv, (const T *)dout, (const float *)delta);
         cuda_launch(dev, "attention gradient", dkv_kernel<T>,
                     dim3(ceil_div(batch->n_tokens, TILE), a.n_kv_heads), WARPS * 32, 4 * tile, a,
                     (T *)dqkv, (const T *)dout, (const float *)delta);

@@ -2,9 +2,9 @@
  *
  * Query heads that read the same kv head are packed with the rows of a sequence: packed row p of kv
  * head k is query head k * group + p % group of the sequence's row p / group. A tile of packed rows
- * reads its keys once for the whole group. Entry j of a sequence's context is the key at position j,
- * whether it lies in the block pool or among the rows of the batch, so both kinds of batch run the
- * same kernels and differ in key_row() only.
+ * reads its keys once for the whole group. Entry j of a sequence's context is the key at position
+ * j, whether it lies in the block pool or among the rows of the batch, so both kinds of batch run
+ * the same kernels and differ in key_row() only.
  */
 #ifndef KERNELS_CUDA_ATTENTION_CUH
 #define KERNELS_CUDA_ATTENTION_CUH
@@ -76,7 +76,8 @@ static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int la
     a->v = (const T *)kv->v + layer * kv->layer_stride;
     a->kv_stride = (int64_t)a->n_kv_heads * a->head_dim;
     a->block_size = kv->block_size;
-    a->block_shift = (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;
+    a->block_shift =
+        (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;
 }
 
 // The row of k and v that holds entry j of the context of sequence s.
@@ -115,7 +116,8 @@ template <typename T> __device__ __forceinline__ float score_log2(const attn_arg
 }
 
 // Slope of the soft cap at a score in log2 units.
-template <typename T> __device__ __forceinline__ float softcap_slope(const attn_args<T> &a, float score)
+template <typename T>
+__device__ __forceinline__ float softcap_slope(const attn_args<T> &a, float score)
 {
     if (a.softcap <= 0) return 1.f;
     float t = score * LN2 / a.softcap;
@@ -130,26 +132,29 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* The fast kernels turn dot products into scores in log2 units with one multiplication, and take the
- * rare soft cap in a loop of its own, so that its branch does not split theirs. */
+/* The fast kernels turn dot products into scores in log2 units with one multiplication, and take
+ * the rare soft cap in a loop of its own, so that its branch does not split theirs. */
 template <typename T> __device__ __forceinline__ float score_factor(const attn_args<T> &a)
 {
     return a.softcap > 0 ? a.scale : a.scale * LOG2E;
 }
 // From a score in natural units to one in log2 units. tanh y = 1 - 2 / (1 + e^2y), to 1e-7.
-template <typename T> __device__ __forceinline__ float softcap_log2(const attn_args<T> &a, float score)
+template <typename T>
+__device__ __forceinline__ float softcap_log2(const attn_args<T> &a, float score)
 {
     float e = exp2_fast(score / a.softcap * (2 * LOG2E));
     return a.softcap * LOG2E * (1.f - __fdividef(2.f, 1.f + fminf(e, 1e30f)));
 }
 
-// attn_tensor.cu: bf16 on the tensor cores. False, with nothing enqueued, where the shape is not for it.
+// attn_tensor.cu: bf16 on the tensor cores. False, with nothing enqueued, where the shape is not
+// for it.
 bool attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
 // parts: workspace for n_parts of dk and dv, f32 (n_parts, T, n_kv_heads, 2, head_dim).
 int attn_tensor_back_parts(struct device *dev, const attn_args<bf16> &args);
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query);
 // attn_decode.cu: one row a sequence, paged.
-template <typename T> bool attn_decode(struct device *dev, const attn_args<T> &args, int max_context);
+template <typename T>
+bool attn_decode(struct device *dev, const attn_args<T> &args, int max_context);
 
 #endif

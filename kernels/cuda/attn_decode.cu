@@ -2,13 +2,13 @@
  *
  * The work is reading the context once. A block takes one sequence, one kv head with up to G of its
  * query heads, and one chunk of the context; each warp keeps its own running softmax, merged at the
- * end. Where a context has several chunks, the last block to finish merges them. How a context is cut
- * depends on its length only, so a row's result does not depend on the batch; the grid depends on
- * max_context only, so a captured launch serves every shorter context.
+ * end. Where a context has several chunks, the last block to finish merges them. How a context is
+ * cut depends on its length only, so a row's result does not depend on the batch; the grid depends
+ * on max_context only, so a captured launch serves every shorter context.
  *
  * bf16: the tensor cores, with the heads as rows of the left operand. As in matmul_small.cu, inner
- * dimensions are taken in an order that lets every operand come straight from memory in 16-byte loads.
- * f32: ordinary arithmetic, LANES neighbouring lanes to a key.
+ * dimensions are taken in an order that lets every operand come straight from memory in 16-byte
+ * loads. f32: ordinary arithmetic, LANES neighbouring lanes to a key.
  */
 #include "kernels/cuda/attention.cuh"
 
@@ -16,7 +16,7 @@
 
 // What a block works on.
 struct task {
-    int s, row, n_keys;   // sequence, its row, keys it sees: 0 .. n_keys - 1
+    int s, row, n_keys; // sequence, its row, keys it sees: 0 .. n_keys - 1
     int head0, heads, kv_head;
     int n_chunks, begin, end; // chunks of the context; keys of this block's
 };
@@ -42,15 +42,16 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<T> &a, int unit
     return (int)blockIdx.x < w.n_chunks;
 }
 
-// Results of a block's warps: a maximum and a sum (log2 units) and unnormalised values for each head.
+// Results of a block's warps: a maximum and a sum (log2 units) and unnormalised values for each
+// head.
 template <int WARPS, int G, int STRIDE> struct partial {
     float out[WARPS][G][STRIDE];
     float max[WARPS][G], sum[WARPS][G];
     float weight[MAX_CHUNKS][G], total[G];
 };
 
-/* Merges the warps, and in the last block of a context the chunks. parts: per (sequence, head, chunk)
- * head_dim unnormalised values; ends: their (maximum, sum). */
+/* Merges the warps, and in the last block of a context the chunks. parts: per (sequence, head,
+ * chunk) head_dim unnormalised values; ends: their (maximum, sum). */
 template <typename T, int WARPS, int G, int STRIDE>
 __device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task &w,
                                        const attn_args<T> &a, float *parts, float2 *ends,
@@ -119,14 +120,15 @@ __device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task 
         }
 }
 
-// ---- bf16 ----------------------------------------------------------------------------------------
+// ---- bf16
+// ----------------------------------------------------------------------------------------
 
 #define UNIT  256 // keys
 #define HEADS 8   // of a block: half the rows of the left operand; the others are zeros
 
 // d (16 x 8) += a b, where rows 8.. of a are zeros
-__device__ __forceinline__ void mma_half(float &d0, float &d1, uint32_t a0, uint32_t a2, uint32_t b0,
-                                         uint32_t b1)
+__device__ __forceinline__ void mma_half(float &d0, float &d1, uint32_t a0, uint32_t a2,
+                                         uint32_t b0, uint32_t b1)
 {
     float none0 = 0, none1 = 0; // the results of those rows
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, "
@@ -135,10 +137,10 @@ __device__ __forceinline__ void mma_half(float &d0, float &d1, uint32_t a0, uint
         : "r"(a0), "r"(0u), "r"(a2), "r"(b0), "r"(b1));
 }
 
-/* HD: head_dim rounded up. Each warp takes 16 keys at a time. Lane (g, t) = (lane / 4, lane % 4) loads
- *   keys 8 j + g (j = 0, 1), dimensions 32 c + 8 t .. + 7: columns g of the scores' right operand;
- *   values of keys 2 t, 2 t + 1, 8 + 2 t, 9 + 2 t, dimensions 64 c + 8 g .. + 7. Element e of these
- *   makes column g, dimension 64 c + 8 g + e, of the e-th product of weights and values. */
+/* HD: head_dim rounded up. Each warp takes 16 keys at a time. Lane (g, t) = (lane / 4, lane % 4)
+ * loads keys 8 j + g (j = 0, 1), dimensions 32 c + 8 t .. + 7: columns g of the scores' right
+ * operand; values of keys 2 t, 2 t + 1, 8 + 2 t, 9 + 2 t, dimensions 64 c + 8 g .. + 7. Element e
+ * of these makes column g, dimension 64 c + 8 g + e, of the e-th product of weights and values. */
 template <int HD, int WARPS>
 __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
     tensor_kernel(attn_args<bf16> a, float *parts, float2 *ends, unsigned *tickets, int max_chunks,
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
     constexpr int KEYS = WARPS * 16, KC = HD / 32, VC = HD / 64;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     task w;
-    int key_at[2], value_at[4]; // rows of the pool, or -1
+    int key_at[2]; // rows of the pool, or -1
     // Where the keys lie is known before the step's kernels: it is looked up under the end of the
     // kernel before this one, if that is known to write none of it.
     if (!early) grid_wait();
@@ -159,11 +161,6 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
         for (int j = 0; j < 2; j++) {
             int key = base + warp * 16 + j * 8 + g;
             key_at[j] = key < w.end ? (int)key_row<true>(a, w.s, key) : -1;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int key = base + warp * 16 + j / 2 * 8 + t * 2 + j % 2;
-            value_at[j] = key < w.end ? (int)key_row<true>(a, w.s, key) : -1;
         }
     };
     if (works) find(w.begin);
@@ -191,12 +188,14 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
                               ? *(const uint4 *)(keys + key_at[j] * a.kv_stride + c * 32)
                               : zero;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < 4; j++) {
+            int at = __shfl_sync(~0u, key_at[j / 2], (t * 2 + j % 2) * 4); // the lane with that key
 #pragma unroll
             for (int c = 0; c < VC; c++)
-                v[j][c] = value_at[j] >= 0 && c * 64 + g * 8 < a.head_dim
-                              ? *(const uint4 *)(values + value_at[j] * a.kv_stride + c * 64)
+                v[j][c] = at >= 0 && c * 64 + g * 8 < a.head_dim
+                              ? *(const uint4 *)(values + at * a.kv_stride + c * 64)
                               : zero;
+        }
 
         if (base + KEYS < w.end) find(base + KEYS);
 
@@ -261,11 +260,13 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
-            for (int e = 0; e < 8; e++) p.out[warp][g][c * 64 + (t * 2 + i) * 8 + e] = out[c * 8 + e][i];
+            for (int e = 0; e < 8; e++)
+                p.out[warp][g][c * 64 + (t * 2 + i) * 8 + e] = out[c * 8 + e][i];
     finish(p, w, a, parts, ends, tickets, max_chunks);
 }
 
-// ---- f32 -----------------------------------------------------------------------------------------
+// ---- f32
+// -----------------------------------------------------------------------------------------
 
 #define F32_WARPS 4
 #define AHEAD     4 // keys a set of lanes has in flight
@@ -374,10 +375,12 @@ __global__ void __launch_bounds__(F32_WARPS * 32)
     finish(shared, w, a, parts, ends, tickets, max_chunks);
 }
 
-// ---- launches ------------------------------------------------------------------------------------
+// ---- launches
+// ------------------------------------------------------------------------------------
 
-// Grid and workspace of a decode step whose blocks take `heads` query heads and chunks of `unit` keys.
-struct plan {
+// Grid and workspace of a decode step whose blocks take `heads` query heads and chunks of `unit`
+// keys.
+struct decode_plan {
     dim3 grid;
     int max_chunks;
     float *parts;
@@ -386,9 +389,10 @@ struct plan {
 };
 
 template <typename T>
-static plan plan_of(struct device *dev, const attn_args<T> &a, int heads, int unit, int max_context)
+static decode_plan plan_of(struct device *dev, const attn_args<T> &a, int heads, int unit,
+                           int max_context)
 {
-    plan p = {};
+    decode_plan p = {};
     int rows = a.n_kv_heads * ceil_div(a.group, heads);
     p.max_chunks = ceil_div(max_context, unit);
     if (p.max_chunks > MAX_CHUNKS) p.max_chunks = MAX_CHUNKS;
@@ -408,13 +412,14 @@ static plan plan_of(struct device *dev, const attn_args<T> &a, int heads, int un
 template <int LANES, int G>
 static void launch_f32(struct device *dev, const attn_args<float> &a, int max_context)
 {
-    plan p = plan_of(dev, a, G, F32_KEYS, max_context);
+    decode_plan p = plan_of(dev, a, G, F32_KEYS, max_context);
     if (p.ok)
-        cuda_launch(dev, "attention of a decode step", f32_kernel<LANES, G>, p.grid, F32_WARPS * 32, 0, a,
-                    p.parts, p.ends, cuda_use(dev)->tickets, p.max_chunks);
+        cuda_launch(dev, "attention of a decode step", f32_kernel<LANES, G>, p.grid, F32_WARPS * 32,
+                    0, a, p.parts, p.ends, cuda_use(dev)->tickets, p.max_chunks);
 }
 
-template <int LANES> static void choose_group(struct device *dev, const attn_args<float> &a, int max_context)
+template <int LANES>
+static void choose_group(struct device *dev, const attn_args<float> &a, int max_context)
 {
     if (a.group == 1)
         launch_f32<LANES, 1>(dev, a, max_context);
@@ -431,15 +436,14 @@ static void launch_tensor(struct device *dev, const attn_args<bf16> &a, int max_
 {
     struct cuda_state *state = cuda_use(dev);
     bool early = state->activation && !state->plain_next;
-    plan p = plan_of(dev, a, HEADS, UNIT, max_context);
+    decode_plan p = plan_of(dev, a, HEADS, UNIT, max_context);
     if (p.ok)
         cuda_launch(dev, "attention of a decode step", tensor_kernel<HD, WARPS>, p.grid, WARPS * 32,
                     sizeof(partial<WARPS, HEADS, HD + 4>), a, p.parts, p.ends, state->tickets,
                     p.max_chunks, early);
 }
 
-template <typename T>
-static bool fits(const attn_args<T> &a)
+template <typename T> static bool fits(const attn_args<T> &a)
 {
     int64_t size = sizeof(T);
     return a.head_dim % 8 == 0 && a.head_dim <= 256 && a.n_seqs <= 65535 &&

@@ -1,11 +1,12 @@
 /* attn_tensor.cu: attention of many rows in bf16 on the tensor cores, forward and gradient, after
  * FlashAttention-2 (Dao 2023) with mma m16n8k16.
  *
- * Forward and dq: a block has 64 packed rows (attention.cuh), 16 a warp, and walks the keys in tiles;
- * scores stay in registers, where the layout of an mma result is that of the next one's left operand.
- * dk and dv: a block has 64 keys, 16 a warp, and walks the packed rows that attend to them, computing
- * the scores transposed, so that again nothing goes through shared memory. Scores are computed twice
- * in the gradient; in return no sum is shared between blocks and the order of every sum is fixed.
+ * Forward and dq: a block has 64 packed rows (attention.cuh), 16 a warp, and walks the keys in
+ * tiles; scores stay in registers, where the layout of an mma result is that of the next one's left
+ * operand. dk and dv: a block has 64 keys, 16 a warp, and walks the packed rows that attend to
+ * them, computing the scores transposed, so that again nothing goes through shared memory. Scores
+ * are computed twice in the gradient; in return no sum is shared between blocks and the order of
+ * every sum is fixed.
  *
  * Tiles lie in shared memory with 8 elements of padding a row, which keeps ldmatrix free of bank
  * conflicts, and are filled with 16-byte cp.async; what is out of range is filled with zeros. HD is
@@ -20,7 +21,8 @@
 // Blocks that registers are kept few enough for: loads of one run under the sums of the others.
 template <int HD> constexpr int blocks_per_sm = HD <= 64 ? 4 : HD <= 128 ? 3 : 2;
 
-// ---- pieces --------------------------------------------------------------------------------------
+// ---- pieces
+// --------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
@@ -30,12 +32,15 @@ __device__ __forceinline__ uint32_t shared_address(const void *p)
 __device__ __forceinline__ void copy16(bf16 *to, const bf16 *from, bool valid)
 {
     int bytes = valid ? 16 : 0; // the rest is zeros
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(bytes)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes)
                  : "memory");
 }
 
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copies_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Waits until at most N of the committed groups are still on their way.
 template <int N> __device__ __forceinline__ void copies_wait()
@@ -78,27 +83,30 @@ __device__ __forceinline__ uint32_t pack2(float x, float y)
  *   right:  rows are the columns of the right operand, columns the inner dimension (A B');
  *   right_transposed: rows are the inner dimension, columns the columns of the right operand (A B).
  * A right operand comes as two 8-wide halves: registers 0, 1 and 2, 3. */
-template <int HD> __device__ __forceinline__ void left(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+template <int HD>
+__device__ __forceinline__ void left(uint32_t (&r)[4], const bf16 *tile, int row, int col)
 {
     int lane = threadIdx.x % 32;
     load_matrices(r, tile + (row + lane % 16) * (HD + PAD) + col + lane / 16 * 8);
 }
 
-template <int HD> __device__ __forceinline__ void right(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+template <int HD>
+__device__ __forceinline__ void right(uint32_t (&r)[4], const bf16 *tile, int row, int col)
 {
     int lane = threadIdx.x % 32;
     load_matrices(r, tile + (row + lane / 16 * 8 + lane % 8) * (HD + PAD) + col + lane / 8 % 2 * 8);
 }
 
 template <int HD>
-__device__ __forceinline__ void right_transposed(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+__device__ __forceinline__ void right_transposed(uint32_t (&r)[4], const bf16 *tile, int row,
+                                                 int col)
 {
     int lane = threadIdx.x % 32;
     load_matrices_transposed(r, tile + (row + lane % 16) * (HD + PAD) + col + lane / 16 * 8);
 }
 
-// Starts copying N rows into a tile. place(r, at) sets at to the offset of row r in `from` and gives
-// whether there is one; zeros where there is none.
+// Starts copying N rows into a tile. place(r, at) sets at to the offset of row r in `from` and
+// gives whether there is one; zeros where there is none.
 template <int HD, int N, typename F>
 __device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *from, F place)
 {
@@ -135,8 +143,8 @@ __device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 
     }
 }
 
-// Applies the soft cap, if any, to dot products. They times the factor given back are scores in log2
-// units.
+// Applies the soft cap, if any, to dot products. They times the factor given back are scores in
+// log2 units.
 template <int N>
 __device__ __forceinline__ float to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
 {
@@ -234,7 +242,8 @@ __device__ __forceinline__ int64_t query_at(const attn_args<bf16> &a, place at)
     return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
 }
 
-// ---- forward -------------------------------------------------------------------------------------
+// ---- forward
+// -------------------------------------------------------------------------------------
 
 template <int HD, int KEYS> constexpr size_t forward_shared()
 {
@@ -249,7 +258,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // the last rows see most and go first
-    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, kv_head * a.group};
+    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
+                     kv_head * a.group};
     p.n = (a.query_start[s + 1] - p.start) * a.group;
     if (p.base >= p.n) return;
     int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
@@ -257,7 +267,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
 
     auto key_of = [&](int j, int64_t &at) {
-        if (j <= highest) at = key_row<PAGED>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+        if (j <= highest)
+            at = key_row<PAGED>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
         return j <= highest;
     };
     auto query_of = [&](int r, int64_t &at) {
@@ -291,8 +302,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
         if (tile + KEYS <= highest) copy_keys(keys, a.k, tile + KEYS);
         copies_commit();
 
-        bool all_visible = tile + KEYS - 1 <= lowest && (a.window <= 0 || tile > highest - a.window) &&
-                           p.in(ROWS - 1);
+        bool all_visible = tile + KEYS - 1 <= lowest &&
+                           (a.window <= 0 || tile > highest - a.window) && p.in(ROWS - 1);
         float scale = to_scores<KEYS>(a, w);
         if (!all_visible)
 #pragma unroll
@@ -346,7 +357,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
         }
         int r = warp * 16 + lane / 4 + h * 8;
         if (a.lse && lane % 4 == 0 && p.in(r))
-            a.lse[index_of(a, place_of(a, p, r))] = sum[h] > 0 ? (top[h] + log2f(sum[h])) * LN2 : -INFINITY;
+            a.lse[index_of(a, place_of(a, p, r))] =
+                sum[h] > 0 ? (top[h] + log2f(sum[h])) * LN2 : -INFINITY;
     }
     store_rows<HD>(out, a.head_dim, [&](int r) -> bf16 * {
         r += warp * 16;
@@ -384,7 +396,8 @@ bool attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bo
     return true;
 }
 
-// ---- gradient of the queries -----------------------------------------------------------------------
+// ---- gradient of the queries
+// -----------------------------------------------------------------------
 
 #define KEYS_BACK 64
 
@@ -403,7 +416,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     bf16 *queries = tiles, *grads = queries + ROWS * (HD + PAD);
     bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, kv_head * a.group};
+    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
+                     kv_head * a.group};
     p.n = (a.query_start[s + 1] - p.start) * a.group;
     if (p.base >= p.n) return;
     int lowest = row_position<false>(a, s, place_of(a, p, 0).row);
@@ -411,7 +425,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
 
     auto key_of = [&](int j, int64_t &at) {
-        if (j <= highest) at = key_row<false>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
+        if (j <= highest)
+            at = key_row<false>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
         return j <= highest;
     };
     auto query_of = [&](int r, int64_t &at) {
@@ -452,8 +467,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
         product_rows<HD, KEYS>(dp, grads, values);
         __syncthreads(); // all are done with these values
         if (tile + KEYS <= highest) copy_keys(values, a.v, tile + KEYS);
-        bool all_visible = tile + KEYS - 1 <= lowest && (a.window <= 0 || tile > highest - a.window) &&
-                           p.in(ROWS - 1);
+        bool all_visible = tile + KEYS - 1 <= lowest &&
+                           (a.window <= 0 || tile > highest - a.window) && p.in(ROWS - 1);
         float scale = to_scores<KEYS>(a, w);
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
@@ -463,7 +478,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) w[i][e] = exp2_fast(w[i][e] * scale - lse[e / 2]) * dp[i][e];
+            for (int e = 0; e < 4; e++)
+                w[i][e] = exp2_fast(w[i][e] * scale - lse[e / 2]) * dp[i][e];
         if (!all_visible)
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
@@ -484,7 +500,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     });
 }
 
-// ---- gradient of the keys and values -----------------------------------------------------------------
+// ---- gradient of the keys and values
+// -----------------------------------------------------------------
 
 template <int HD, int N> constexpr size_t dkv_shared()
 {
@@ -497,10 +514,11 @@ struct row_facts {
     int row, hidden;  // keys at positions up to hidden are outside its window
 };
 
-/* Block (x, y, z): keys of the batch's rows 64 x .. of kv head y, against N packed rows at a time, every
- * gridDim.z-th tile of them from the z-th on. Where gridDim.z is 1 the sums are the gradients; else
- * they are parts (z, T, n_kv_heads, dk then dv, head_dim) f32 for join_kernel: one block would take
- * twice the average time for the first keys of a sequence, which most rows attend to. */
+/* Block (x, y, z): keys of the batch's rows 64 x .. of kv head y, against N packed rows at a time,
+ * every gridDim.z-th tile of them from the z-th on. Where gridDim.z is 1 the sums are the
+ * gradients; else they are parts (z, T, n_kv_heads, dk then dv, head_dim) f32 for join_kernel: one
+ * block would take twice the average time for the first keys of a sequence, which most rows attend
+ * to. */
 template <int HD, int N>
 __global__ void __launch_bounds__(THREADS)
     dkv_kernel(attn_args<bf16> a, bf16 *dqkv, float *parts, const bf16 *dout, const float *delta)
@@ -620,14 +638,15 @@ __global__ void __launch_bounds__(THREADS)
             return r < a.n_tokens ? dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
         };
         store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + kv_head); });
-        store_rows<HD>(dv, a.head_dim, [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
+        store_rows<HD>(dv, a.head_dim,
+                       [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
         return;
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (key[h] >= a.n_tokens) continue;
-        float *to = parts + (((int64_t)blockIdx.z * a.n_tokens + key[h]) * a.n_kv_heads + kv_head) * 2 *
-                                a.head_dim;
+        float *to = parts + (((int64_t)blockIdx.z * a.n_tokens + key[h]) * a.n_kv_heads + kv_head) *
+                                2 * a.head_dim;
 #pragma unroll
         for (int i = 0; i < HD / 8; i++) {
             int d = i * 8 + lane % 4 * 2;
@@ -661,15 +680,15 @@ static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const
                  const float *delta, float *parts, int n_parts, int max_query)
 {
     dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
-    cuda_launch(dev, "attention gradient", dq_kernel<HD>, grid, THREADS, dq_shared<HD>(), a, dqkv, dout,
-                delta);
+    cuda_launch(dev, "attention gradient", dq_kernel<HD>, grid, THREADS, dq_shared<HD>(), a, dqkv,
+                dout, delta);
     cuda_launch(dev, "attention gradient", dkv_kernel<HD, N>,
-                dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, n_parts), THREADS, dkv_shared<HD, N>(), a,
-                dqkv, parts, dout, delta);
+                dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, n_parts), THREADS,
+                dkv_shared<HD, N>(), a, dqkv, parts, dout, delta);
     if (n_parts > 1)
         cuda_launch(dev, "attention gradient", join_kernel,
-                    dim3(a.n_tokens, ceil_div(a.n_kv_heads * 2 * a.head_dim, THREADS * 4)), THREADS, 0, a,
-                    dqkv, (const float *)parts, n_parts);
+                    dim3(a.n_tokens, ceil_div(a.n_kv_heads * 2 * a.head_dim, THREADS * 4)), THREADS,
+                    0, a, dqkv, (const float *)parts, n_parts);
 }
 
 int attn_tensor_back_parts(struct device *dev, const attn_args<bf16> &a)

@@ -1,5 +1,5 @@
-/* checksum.cu: position-dependent sums over regions of memory. Sums are of integers, so the order of
- * the blocks' additions does not matter. */
+/* checksum.cu: position-dependent sums over regions of memory. Sums are of integers, so the order
+ * of the blocks' additions does not matter. */
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 256
@@ -51,14 +51,17 @@ void cuda_checksum(struct device *dev, uint64_t *sums, const void *base, const u
     for (int i = 0; i < n; i++) longest = bytes[i] > longest ? bytes[i] : longest;
     uint64_t pieces = (longest / 4 + PIECE) / PIECE;
     if (!cuda_ok(dev, cudaMemsetAsync(work, 0, list, state->stream), "checksum") ||
-        !cuda_ok(dev, cudaMemcpyAsync(work + n, offset, list, cudaMemcpyHostToDevice, state->stream),
+        !cuda_ok(dev,
+                 cudaMemcpyAsync(work + n, offset, list, cudaMemcpyHostToDevice, state->stream),
                  "checksum") ||
-        !cuda_ok(dev, cudaMemcpyAsync(work + 2 * n, bytes, list, cudaMemcpyHostToDevice, state->stream),
+        !cuda_ok(dev,
+                 cudaMemcpyAsync(work + 2 * n, bytes, list, cudaMemcpyHostToDevice, state->stream),
                  "checksum"))
         return;
     cuda_launch(dev, "checksum", checksum_kernel, dim3(n, pieces > 1024 ? 1024 : (unsigned)pieces),
                 THREADS, 0, (unsigned long long *)work, (const unsigned char *)base,
                 (const uint64_t *)(work + n), (const uint64_t *)(work + 2 * n));
-    cuda_ok(dev, cudaMemcpyAsync(sums, work, list, cudaMemcpyDeviceToHost, state->stream), "checksum");
+    cuda_ok(dev, cudaMemcpyAsync(sums, work, list, cudaMemcpyDeviceToHost, state->stream),
+            "checksum");
     cuda_ok(dev, cudaStreamSynchronize(state->stream), "checksum");
 }

@@ -1,11 +1,11 @@
-/* cuda.cuh: what the CUDA files share: the state behind a `struct device`, launches, conversions and
- * reductions. Private to kernels/cuda.
+/* cuda.cuh: what the CUDA files share: the state behind a `struct device`, launches, conversions
+ * and reductions. Private to kernels/cuda.
  *
  * Programmatic dependent launch. On sm_90 every kernel is launched with programmatic stream
- * serialization: the next kernel's blocks may become resident as soon as all of this one's have begun,
- * which hides most of the launch latency of a decode step. Order is kept because every kernel begins
- * with grid_begin(), which waits until the one before it is complete and its writes are visible.
- * Only the small-m matrix product reads anything (its weights) before that wait; see
+ * serialization: the next kernel's blocks may become resident as soon as all of this one's have
+ * begun, which hides most of the launch latency of a decode step. Order is kept because every
+ * kernel begins with grid_begin(), which waits until the one before it is complete and its writes
+ * are visible. Only the small-m matrix product reads anything (its weights) before that wait; see
  * matmul_small.cu for why that is safe.
  */
 #ifndef KERNELS_CUDA_CUDA_CUH
@@ -22,14 +22,14 @@ struct matmul_state; // matmul.cu
 
 struct cuda_state {
     int index, n_sms, major;
-    int max_shared;         // bytes of dynamic shared memory a block may ask for
+    int max_shared; // bytes of dynamic shared memory a block may ask for
     cudaStream_t stream;
     struct matmul_state *matmul;
-    void *workspace;        // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
+    void *workspace; // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
     size_t workspace_bytes;
     void *outgrown[40];
     int n_outgrown;
-    unsigned *tickets;      // N_TICKETS zeros: "last block of its group" counters, left zero
+    unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
     cudaEvent_t started, stopped;
     bool capturing;
     bool plain_next;        // the next launch waits for the whole of the one before
@@ -46,14 +46,17 @@ static inline struct cuda_state *cuda_use(struct device *dev)
     return state;
 }
 
-// Scratch memory for the operation being enqueued; the next operation may overwrite it. NULL after a
-// recorded failure. 256-byte aligned.
+// Scratch memory for the operation being enqueued; the next operation may overwrite it. NULL after
+// a recorded failure. 256-byte aligned.
 void *cuda_workspace(struct device *dev, size_t bytes);
 
 // Records a failed call as the device's failure; true where it succeeded.
 bool cuda_ok(struct device *dev, cudaError_t error, const char *what);
 
-static inline int ceil_div(int64_t a, int64_t b) { return (int)((a + b - 1) / b); }
+static inline int ceil_div(int64_t a, int64_t b)
+{
+    return (int)((a + b - 1) / b);
+}
 
 template <typename... P, typename... A>
 void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
@@ -74,13 +77,14 @@ void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim
     state->activation = NULL;
     cudaError_t error = cudaSuccess;
     if (shared > 48 * 1024)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)shared);
+        error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, P(args)...);
     if (error != cudaSuccess) cuda_ok(dev, error, what);
 }
 
-// ---- order between kernels -----------------------------------------------------------------------
+// ---- order between kernels
+// -----------------------------------------------------------------------
 
 __device__ __forceinline__ void grid_wait()
 {
@@ -104,15 +108,31 @@ __device__ __forceinline__ void grid_begin()
     grid_release();
 }
 
-// ---- elements ------------------------------------------------------------------------------------
+// ---- elements
+// ------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float to_f32(float x) { return x; }
-__device__ __forceinline__ float to_f32(bf16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_f32(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_f32(float x)
+{
+    return x;
+}
+__device__ __forceinline__ float to_f32(bf16 x)
+{
+    return __bfloat162float(x);
+}
+__device__ __forceinline__ float to_f32(__half x)
+{
+    return __half2float(x);
+}
 
 template <typename T> __device__ __forceinline__ T from_f32(float x);
-template <> __device__ __forceinline__ float from_f32<float>(float x) { return x; }
-template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ float from_f32<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
 
 // V elements that are loaded and stored as one access where V * sizeof(T) is 4, 8 or 16.
 template <typename T, int V> struct alignas(V * sizeof(T)) pack {
@@ -172,7 +192,8 @@ template <typename F> static inline void with_type_wide(enum dtype dt, bool fits
     });
 }
 
-// ---- reductions, in a fixed order ------------------------------------------------------------------
+// ---- reductions, in a fixed order
+// ------------------------------------------------------------------
 
 template <int LANES = 32> __device__ __forceinline__ float lanes_sum(float x)
 {
@@ -188,7 +209,8 @@ template <int LANES = 32> __device__ __forceinline__ float lanes_max(float x)
     return x;
 }
 
-// Sum over the block, given to every thread. `shared` holds 32 floats; blockDim.x is a multiple of 32.
+// Sum over the block, given to every thread. `shared` holds 32 floats; blockDim.x is a multiple
+// of 32.
 __device__ __forceinline__ float block_sum(float x, float *shared)
 {
     x = lanes_sum(x);
@@ -225,13 +247,15 @@ __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
     return last;
 }
 
-// ---- entries of the table (ops.cu) -----------------------------------------------------------------
+// ---- entries of the table (ops.cu)
+// -----------------------------------------------------------------
 
 #define CUDA_OPS(X)                                                                                \
-    X(matmul) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) X(kv_store)          \
-    X(attn_paged) X(attn_packed) X(attn_packed_back) X(act) X(act_back) X(add) X(column_sum)       \
-    X(convert) X(softcap) X(softcap_back) X(logprob) X(logprob_back) X(sample) X(sum_squares)      \
-    X(adamw) X(checksum)
+    X(matmul)                                                                                      \
+    X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) X(kv_store) X(attn_paged)      \
+        X(attn_packed) X(attn_packed_back) X(act) X(act_back) X(add) X(column_sum) X(convert)      \
+            X(softcap) X(softcap_back) X(logprob) X(logprob_back) X(sample) X(sum_squares)         \
+                X(adamw) X(checksum)
 
 // cuda_<name> has the type of the field <name> of struct ops.
 template <typename T> struct pointee;

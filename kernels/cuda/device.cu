@@ -1,9 +1,9 @@
-/* device.cu: the device interface on CUDA: memory, copies, memory shared between processes (CUDA IPC),
- * captured graphs, timers.
+/* device.cu: the device interface on CUDA: memory, copies, memory shared between processes (CUDA
+ * IPC), captured graphs, timers.
  *
- * One non-blocking stream a device; everything is enqueued on it. The file uses the runtime API only
- * and links it statically, so that a program starts on a machine without a driver and says so; the
- * one driver call (the size of an opened IPC allocation) is looked up at run time.
+ * One non-blocking stream a device; everything is enqueued on it. The file uses the runtime API
+ * only and links it statically, so that a program starts on a machine without a driver and says so;
+ * the one driver call (the size of an opened IPC allocation) is looked up at run time.
  */
 #include "kernels/cuda/cuda.cuh"
 #include "common/base/bytes.h"
@@ -37,8 +37,9 @@ void *cuda_workspace(struct device *dev, size_t bytes)
     struct cuda_state *state = cuda_use(dev);
     if (bytes <= state->workspace_bytes) return state->workspace;
     if (state->capturing) {
-        device_fail(dev, "workspace would grow to %zu bytes during capture; run the operations once "
-                         "before capturing them",
+        device_fail(dev,
+                    "workspace would grow to %zu bytes during capture; run the operations once "
+                    "before capturing them",
                     bytes);
         return NULL;
     }
@@ -53,7 +54,8 @@ void *cuda_workspace(struct device *dev, size_t bytes)
     return memory;
 }
 
-// ---- opening -------------------------------------------------------------------------------------
+// ---- opening
+// -------------------------------------------------------------------------------------
 
 __global__ void probe() {}
 
@@ -84,19 +86,19 @@ static enum status open_at(int index, struct device *dev)
                            cudaGetErrorString(error));
     }
     if (index >= n)
-        return status_fail(ST_NOT_FOUND, "cuda:%d: there are %d CUDA GPUs (cuda:0 .. cuda:%d)", index,
-                           n, n - 1);
+        return status_fail(ST_NOT_FOUND, "cuda:%d: there are %d CUDA GPUs (cuda:0 .. cuda:%d)",
+                           index, n, n - 1);
 
     cudaDeviceProp prop;
     error = cudaSetDevice(index);
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&prop, index);
     if (error != cudaSuccess) return fail(dev, error, "opening");
-    snprintf(dev->name, sizeof dev->name, "%.*s", (int)sizeof dev->name - 1,
-             prop.name);
+    snprintf(dev->name, sizeof dev->name, "%.*s", (int)sizeof dev->name - 1, prop.name);
     const unsigned char *u = (const unsigned char *)prop.uuid.bytes;
     snprintf(dev->uuid, sizeof dev->uuid,
              "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
-             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+             u[15]);
     cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, probe);
     if (error != cudaSuccess) {
@@ -121,15 +123,17 @@ static enum status open_at(int index, struct device *dev)
     if (error == cudaSuccess)
         error = cudaMalloc((void **)&state->tickets, N_TICKETS * sizeof *state->tickets);
     if (error == cudaSuccess)
-        error = cudaMemsetAsync(state->tickets, 0, N_TICKETS * sizeof *state->tickets, state->stream);
+        error =
+            cudaMemsetAsync(state->tickets, 0, N_TICKETS * sizeof *state->tickets, state->stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
-    enum status st = error == cudaSuccess ? matmul_state_new(dev, &state->matmul)
-                                          : fail(dev, error, "opening");
+    enum status st =
+        error == cudaSuccess ? matmul_state_new(dev, &state->matmul) : fail(dev, error, "opening");
     if (st != ST_OK) device_close(dev);
     return st;
 }
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory
+// --------------------------------------------------------------------------------------
 
 static enum status alloc(struct device *dev, size_t bytes, void **ret)
 {
@@ -140,8 +144,8 @@ static enum status alloc(struct device *dev, size_t bytes, void **ret)
         size_t available = 0, total = 0;
         cudaGetLastError();
         cudaMemGetInfo(&available, &total);
-        return status_fail(ST_NO_MEMORY, "%s: no room for %.1f MiB (%.1f of %.1f MiB free)", dev->spec,
-                           (double)bytes / 1048576, (double)available / 1048576,
+        return status_fail(ST_NO_MEMORY, "%s: no room for %.1f MiB (%.1f of %.1f MiB free)",
+                           dev->spec, (double)bytes / 1048576, (double)available / 1048576,
                            (double)total / 1048576);
     }
     if (error != cudaSuccess) return fail(dev, error, "taking memory");
@@ -221,10 +225,14 @@ static enum status sync(struct device *dev)
     return error == cudaSuccess ? ST_OK : fail(dev, error, "waiting for enqueued work");
 }
 
-// ---- memory shared between processes ---------------------------------------------------------------
-// A shared allocation is rounded up to whole 2 MiB pages: smaller ones may lie inside a page with
-// others, and an IPC handle stands for the page.
-static size_t shared_size(size_t bytes) { return (bytes + (2u << 20) - 1) >> 21 << 21; }
+// ---- memory shared between processes
+// --------------------------------------------------------------- A shared allocation is rounded up
+// to whole 2 MiB pages: smaller ones may lie inside a page with others, and an IPC handle stands
+// for the page.
+static size_t shared_size(size_t bytes)
+{
+    return (bytes + (2u << 20) - 1) >> 21 << 21;
+}
 
 static enum status shared_create(struct device *dev, const char *name, struct shared_memory *memory)
 {
@@ -298,10 +306,11 @@ static enum status shared_open(struct device *dev, struct shared_memory *memory)
     }
     size = allocation_size(data);
     if (size && size != shared_size(memory->bytes)) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: the shared allocation has %zu bytes, but %zu (%zu in whole pages) were "
-                         "expected; the bridge describes another run",
-                         dev->spec, size, memory->bytes, shared_size(memory->bytes));
+        st = status_fail(
+            ST_MISMATCH,
+            "%s: the shared allocation has %zu bytes, but %zu (%zu in whole pages) were "
+            "expected; the bridge describes another run",
+            dev->spec, size, memory->bytes, shared_size(memory->bytes));
         cudaIpcCloseMemHandle(data);
         goto out;
     }
@@ -321,7 +330,8 @@ static void shared_close(struct shared_memory *memory)
         cudaIpcCloseMemHandle(memory->data);
 }
 
-// ---- captured work -------------------------------------------------------------------------------
+// ---- captured work
+// -------------------------------------------------------------------------------
 
 static bool capture_begin(struct device *dev)
 {
@@ -372,7 +382,8 @@ static void graph_free(struct device_graph *graph)
     free(graph);
 }
 
-// ---- time ----------------------------------------------------------------------------------------
+// ---- time
+// ----------------------------------------------------------------------------------------
 
 static void timer_start(struct device *dev)
 {
@@ -391,8 +402,8 @@ static double timer_stop(struct device *dev)
 }
 
 const struct backend backend_cuda = {
-    DEVICE_CUDA,  "cuda-ipc",  &ops_cuda, open_at,       device_close, alloc,       release,
-    memory,       host_alloc,  host_release, copy_in,    copy_out,     copy,        fill,
-    sync,         shared_create, shared_open, shared_close, capture_begin, capture_end, graph_launch,
-    graph_free,   timer_start, timer_stop,
+    DEVICE_CUDA,   "cuda-ipc",  &ops_cuda,    open_at,       device_close, alloc,
+    release,       memory,      host_alloc,   host_release,  copy_in,      copy_out,
+    copy,          fill,        sync,         shared_create, shared_open,  shared_close,
+    capture_begin, capture_end, graph_launch, graph_free,    timer_start,  timer_stop,
 };

@@ -1,6 +1,6 @@
-/* logprob.cu: log-probability of a chosen token and entropy of each row of logits, and the gradient.
- * A block reads a row once, each thread keeping a running maximum and sums relative to it (Milakov and
- * Gimelshein 2018); a row's result does not depend on the others. */
+/* logprob.cu: log-probability of a chosen token and entropy of each row of logits, and the
+ * gradient. A block reads a row once, each thread keeping a running maximum and sums relative to it
+ * (Milakov and Gimelshein 2018); a row's result does not depend on the others. */
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 512
@@ -71,8 +71,8 @@ __global__ void logprob_kernel(float *logprob, float *lse, float *entropy, const
     if (entropy) entropy[blockIdx.x] = log_sum - r.weighted / r.sum;
 }
 
-void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy, const float *logits,
-                  const int32_t *target, int n, int vocab, float temperature)
+void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
+                  const float *logits, const int32_t *target, int n, int vocab, float temperature)
 {
     if (n <= 0) return;
     float scale = 1.f / temperature;
@@ -105,9 +105,9 @@ __global__ void logprob_back_kernel(T *dlogits, const float *dlogprob, const flo
     store<T, V>(dlogits + at, z);
 }
 
-void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *logits,
-                       const float *lse, const int32_t *target, int n, int vocab, float temperature,
-                       enum dtype dt)
+void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob,
+                       const float *logits, const float *lse, const int32_t *target, int n,
+                       int vocab, float temperature, enum dtype dt)
 {
     if (n <= 0) return;
     float scale = 1.f / temperature;
@@ -120,7 +120,7 @@ void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob,
                         logits, lse, target, vocab, scale);
         else
             cuda_launch(dev, "logprob_back", logprob_back_kernel<T, 1>,
-                        dim3(n, ceil_div(vocab, THREADS)), THREADS, 0, (T *)dlogits, dlogprob, logits,
-                        lse, target, vocab, scale);
+                        dim3(n, ceil_div(vocab, THREADS)), THREADS, 0, (T *)dlogits, dlogprob,
+                        logits, lse, target, vocab, scale);
     });
 }

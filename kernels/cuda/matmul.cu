@@ -1,11 +1,11 @@
 /* matmul.cu: matrix products through cuBLASLt.
  *
- * A row-major C = A B is the column-major C' = B' A', so A and B change places and nothing is moved.
- * f32 runs with tf32 off; bf16 sums in f32. The algorithm of a shape is the library's first choice,
- * not a timed one: timing would pick differently from run to run, and results must not. All of its
- * split-K schemes add in a fixed order, so every algorithm gives the same bits each time. Plans
- * (layouts, descriptor, algorithm) are kept per shape; making one takes host time only, so a product
- * can be captured the first time it is seen. Few rows of bf16 go to matmul_small.cu.
+ * A row-major C = A B is the column-major C' = B' A', so A and B change places and nothing is
+ * moved. f32 runs with tf32 off; bf16 sums in f32. The algorithm of a shape is the library's first
+ * choice, not a timed one: timing would pick differently from run to run, and results must not. All
+ * of its split-K schemes add in a fixed order, so every algorithm gives the same bits each time.
+ * Plans (layouts, descriptor, algorithm) are kept per shape; making one takes host time only, so a
+ * product can be captured the first time it is seen. Few rows of bf16 go to matmul_small.cu.
  */
 #include "kernels/cuda/cuda.cuh"
 #include <cublasLt.h>
@@ -74,7 +74,10 @@ void matmul_state_free(struct matmul_state *state)
     free(state);
 }
 
-static cudaDataType_t data_type(int dt) { return dt == DT_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+static cudaDataType_t data_type(int dt)
+{
+    return dt == DT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
 
 // The largest power of two up to 256 that divides the address.
 static uint32_t alignment(const void *p)
@@ -84,7 +87,10 @@ static uint32_t alignment(const void *p)
     return a;
 }
 
-static uint8_t log2_of(uint32_t x) { return (uint8_t)__builtin_ctz(x); }
+static uint8_t log2_of(uint32_t x)
+{
+    return (uint8_t)__builtin_ctz(x);
+}
 
 static cublasStatus_t plan_make(struct matmul_state *state, struct plan *plan)
 {
@@ -96,7 +102,8 @@ static cublasStatus_t plan_make(struct matmul_state *state, struct plan *plan)
     int a_rows = key->trans_b ? key->k : key->n, a_cols = key->trans_b ? key->n : key->k;
     int b_rows = key->trans_a ? key->m : key->k, b_cols = key->trans_a ? key->k : key->m;
     size_t workspace = WORKSPACE_BYTES;
-    uint32_t align_a = 1u << key->align_b, align_b = 1u << key->align_a, align_c = 1u << key->align_c;
+    uint32_t align_a = 1u << key->align_b, align_b = 1u << key->align_a,
+             align_c = 1u << key->align_c;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
@@ -211,15 +218,15 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
     const float one = 1.f;
     cublasStatus_t st = plan_find(matmul, &key, &plan);
     if (st == CUBLAS_STATUS_SUCCESS && bias && !plan->add_bias)
-        st = cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
-                                            sizeof bias);
+        st = cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                            &bias, sizeof bias);
     if (st == CUBLAS_STATUS_SUCCESS)
         st = cublasLtMatmul(matmul->handle, plan->operation, &one, b, plan->a, a, plan->b,
-                            &shape->beta, c, plan->c, c, plan->c, &plan->algorithm, matmul->workspace,
-                            WORKSPACE_BYTES, state->stream);
+                            &shape->beta, c, plan->c, c, plan->c, &plan->algorithm,
+                            matmul->workspace, WORKSPACE_BYTES, state->stream);
     if (st != CUBLAS_STATUS_SUCCESS) {
-        device_fail(dev, "matrix product (%d, %d, %d)%s%s %s to %s: cuBLASLt: %s", shape->m, shape->n,
-                    shape->k, shape->trans_a ? " A'" : "", shape->trans_b ? " B'" : "",
+        device_fail(dev, "matrix product (%d, %d, %d)%s%s %s to %s: cuBLASLt: %s", shape->m,
+                    shape->n, shape->k, shape->trans_a ? " A'" : "", shape->trans_b ? " B'" : "",
                     dtype_name(shape->in), dtype_name(shape->out), cublasLtGetStatusName(st));
         return;
     }
@@ -227,8 +234,8 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
         with_type(shape->in, [&](auto t) {
             using T = decltype(t);
             cuda_launch(dev, "adding a bias", add_bias_kernel<T>,
-                        dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, (float *)c, (const T *)bias,
-                        shape->n);
+                        dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, (float *)c,
+                        (const T *)bias, shape->n);
         });
     state->plain_next = false;
     state->activation = c;

@@ -1,8 +1,9 @@
 /* norm.cu: RMS norm and layer norm over rows, and their gradients (formulas: kernels/cpu/norm.c).
  *
- * A row is a warp's where it is at most 512 wide (q/k norms) and a block's otherwise. It is read twice
- * (three times for layer norm), the second time from L1. Gradients of the weights are summed over a
- * fixed assignment of rows to blocks in shared memory, then over blocks: the same bits in every run.
+ * A row is a warp's where it is at most 512 wide (q/k norms) and a block's otherwise. It is read
+ * twice (three times for layer norm), the second time from L1. Gradients of the weights are summed
+ * over a fixed assignment of rows to blocks in shared memory, then over blocks: the same bits in
+ * every run.
  */
 #include "kernels/cuda/cuda.cuh"
 
@@ -112,8 +113,8 @@ __global__ void norm_back_kernel(T *dx, float *dw_parts, float *db_parts, const 
             if (add) load<T, V>(old, dx + offset + c);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                g[i] = old[i] + factor * (g[i] * (one + scale[i]) -
-                                          (a[i] - centre) * factor * dot - sum);
+                g[i] = old[i] +
+                       factor * (g[i] * (one + scale[i]) - (a[i] - centre) * factor * dot - sum);
             store<T, V>(dx + offset + c, g);
         }
     }
@@ -153,13 +154,14 @@ void cuda_norm(struct device *dev, void *y, float *rstd, float *mean, const void
         using T = decltype(t);
         constexpr int V = decltype(v)::value, GROUP = decltype(group)::value;
         cuda_launch(dev, "norm", norm_kernel<T, V, GROUP>, ceil_div(shape->rows, THREADS / GROUP),
-                    THREADS, 0, (T *)y, rstd, mean, (const T *)x, (const T *)w, (const T *)b, *shape);
+                    THREADS, 0, (T *)y, rstd, mean, (const T *)x, (const T *)w, (const T *)b,
+                    *shape);
     });
     cuda_use(dev)->activation = y;
 }
 
-void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy, const void *x,
-                    const void *w, const float *rstd, const float *mean,
+void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
+                    const void *x, const void *w, const float *rstd, const float *mean,
                     const struct norm_shape *shape, bool add, enum dtype dt)
 {
     if (shape->rows <= 0) return;
@@ -169,13 +171,14 @@ void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const vo
         constexpr int V = decltype(v)::value, GROUP = decltype(group)::value;
         int blocks = ceil_div(shape->rows, THREADS / GROUP), most = 4 * cuda_use(dev)->n_sms;
         if (blocks > most) blocks = most;
-        size_t part = (size_t)blocks * width, shared = (size_t)n_sums * (THREADS / GROUP) * width * 4;
+        size_t part = (size_t)blocks * width,
+               shared = (size_t)n_sums * (THREADS / GROUP) * width * 4;
         float *parts = NULL;
         if (n_sums && !(parts = (float *)cuda_workspace(dev, n_sums * part * 4))) return;
         float *db_parts = db ? parts + (dw ? part : 0) : NULL;
-        cuda_launch(dev, "norm_back", norm_back_kernel<T, V, GROUP>, blocks, THREADS, shared, (T *)dx,
-                    dw ? parts : (float *)NULL, db_parts, (const T *)dy, (const T *)x, (const T *)w,
-                    rstd, mean, *shape, add);
+        cuda_launch(dev, "norm_back", norm_back_kernel<T, V, GROUP>, blocks, THREADS, shared,
+                    (T *)dx, dw ? parts : (float *)NULL, db_parts, (const T *)dy, (const T *)x,
+                    (const T *)w, rstd, mean, *shape, add);
         if (dw) cuda_add_parts(dev, dw, parts, blocks, width);
         if (db) cuda_add_parts(dev, db, db_parts, blocks, width);
     });

@@ -5,8 +5,8 @@
 
 // A thread rotates V pairs of one head.
 template <typename T, int V>
-__global__ void rope_kernel(T *qkv, const float *table, const int32_t *positions, int64_t stride, int n,
-                            int head_dim, int half, float sign)
+__global__ void rope_kernel(T *qkv, const float *table, const int32_t *positions, int64_t stride,
+                            int n, int head_dim, int half, float sign)
 {
     grid_begin();
     int per_head = half / V, i = blockIdx.y * THREADS + threadIdx.x;
@@ -27,8 +27,9 @@ __global__ void rope_kernel(T *qkv, const float *table, const int32_t *positions
     store<T, V>(upper, b);
 }
 
-void cuda_rope(struct device *dev, void *qkv, const float *table, const int32_t *positions, int rows,
-               int64_t stride, int n, int head_dim, int rot_dim, float sign, enum dtype dt)
+void cuda_rope(struct device *dev, void *qkv, const float *table, const int32_t *positions,
+               int rows, int64_t stride, int n, int head_dim, int rot_dim, float sign,
+               enum dtype dt)
 {
     int half = rot_dim / 2, size = (int)dtype_size(dt);
     if (rows <= 0 || n <= 0 || half <= 0) return;
@@ -36,8 +37,9 @@ void cuda_rope(struct device *dev, void *qkv, const float *table, const int32_t 
     with_type(dt, [&](auto t) {
         using T = decltype(t);
         if (fits)
-            cuda_launch(dev, "rope", rope_kernel<T, 4>, dim3(rows, ceil_div(n * (half / 4), THREADS)),
-                        THREADS, 0, (T *)qkv, table, positions, stride, n, head_dim, half, sign);
+            cuda_launch(dev, "rope", rope_kernel<T, 4>,
+                        dim3(rows, ceil_div(n * (half / 4), THREADS)), THREADS, 0, (T *)qkv, table,
+                        positions, stride, n, head_dim, half, sign);
         else
             cuda_launch(dev, "rope", rope_kernel<T, 1>, dim3(rows, ceil_div(n * half, THREADS)),
                         THREADS, 0, (T *)qkv, table, positions, stride, n, head_dim, half, sign);

@@ -1,5 +1,5 @@
-/* rows.cu: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each is
- * one pass over its memory, with 16-byte accesses where widths and addresses allow. */
+/* rows.cu: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each
+ * is one pass over its memory, with 16-byte accesses where widths and addresses allow. */
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 128
@@ -32,11 +32,11 @@ void cuda_gather_rows(struct device *dev, void *y, const void *table, const int3
     cuda_use(dev)->activation = y;
 }
 
-/* Block i acts where position i of the sorted order begins a run of one index. It adds the run's rows
- * in order, four loads ahead of the sums. */
+/* Block i acts where position i of the sorted order begins a run of one index. It adds the run's
+ * rows in order, four loads ahead of the sums. */
 template <typename T, typename U>
-__global__ void scatter_kernel(U *table, const T *y, const int32_t *index, const int32_t *order, int n,
-                               int width, float scale)
+__global__ void scatter_kernel(U *table, const T *y, const int32_t *index, const int32_t *order,
+                               int n, int width, float scale)
 {
     grid_begin();
     int start = blockIdx.x, row = index[order[start]];
@@ -101,9 +101,10 @@ void cuda_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype 
     cuda_use(dev)->activation = y;
 }
 
-// ---- column sums ---------------------------------------------------------------------------------
-// Blocks of 32 x 8 threads: a thread sums V columns over every eighth row of the block's rows; the
-// eight are added through shared memory, the blocks' parts by cuda_add_parts.
+// ---- column sums
+// --------------------------------------------------------------------------------- Blocks of 32 x
+// 8 threads: a thread sums V columns over every eighth row of the block's rows; the eight are added
+// through shared memory, the blocks' parts by cuda_add_parts.
 
 #define PART_ROWS 256
 
@@ -156,7 +157,8 @@ void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, i
                 width);
 }
 
-void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, int cols, enum dtype dt)
+void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, int cols,
+                     enum dtype dt)
 {
     if (rows <= 0 || cols <= 0) return;
     int n_parts = ceil_div(rows, PART_ROWS);
@@ -172,7 +174,8 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, in
     cuda_add_parts(dev, out, parts, n_parts, cols);
 }
 
-// ---- conversion ----------------------------------------------------------------------------------
+// ---- conversion
+// ----------------------------------------------------------------------------------
 
 template <typename Y, typename X, int V> __global__ void convert_kernel(Y *y, const X *x, int64_t n)
 {
@@ -184,15 +187,15 @@ template <typename Y, typename X, int V> __global__ void convert_kernel(Y *y, co
     store<Y, V>(y + i, a);
 }
 
-template <typename Y, typename X> static void convert(struct device *dev, void *y, const void *x,
-                                                      int64_t n)
+template <typename Y, typename X>
+static void convert(struct device *dev, void *y, const void *x, int64_t n)
 {
     if (aligned(16, {y, x}, {4 * n}))
         cuda_launch(dev, "convert", convert_kernel<Y, X, 4>, ceil_div(n, THREADS * 4), THREADS, 0,
                     (Y *)y, (const X *)x, n);
     else
-        cuda_launch(dev, "convert", convert_kernel<Y, X, 1>, ceil_div(n, THREADS), THREADS, 0, (Y *)y,
-                    (const X *)x, n);
+        cuda_launch(dev, "convert", convert_kernel<Y, X, 1>, ceil_div(n, THREADS), THREADS, 0,
+                    (Y *)y, (const X *)x, n);
 }
 
 void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,

@@ -1,11 +1,12 @@
 /* sample.cu: draws a token for each row of logits.
  *
  * Without a cut one pass does: blocks of 4096 logits keep their maximum, their sum and their best
- * score, and the last block of a row joins them. Rows with a cut (the host cannot know: the parameters
- * are in device memory) go on in a second kernel, one block a row: every cut keeps the tokens whose
- * logit reaches a threshold, so top-k and top-p come down to radix selection over the logits' bits, by
- * count and by mass. Masses are summed as 40-bit fixed-point integers: the order of atomic additions
- * does not matter. Pieces have a fixed size, so a row's result does not depend on the other rows.
+ * score, and the last block of a row joins them. Rows with a cut (the host cannot know: the
+ * parameters are in device memory) go on in a second kernel, one block a row: every cut keeps the
+ * tokens whose logit reaches a threshold, so top-k and top-p come down to radix selection over the
+ * logits' bits, by count and by mass. Masses are summed as 40-bit fixed-point integers: the order
+ * of atomic additions does not matter. Pieces have a fixed size, so a row's result does not depend
+ * on the other rows.
  */
 #include "kernels/cuda/cuda.cuh"
 #include "common/base/rng.h"
@@ -55,7 +56,10 @@ __device__ __forceinline__ void noise(uint32_t (&bits)[4], const sample_params &
     philox4x32(counter, key, bits);
 }
 
-__device__ __forceinline__ float gumbel(uint32_t bits) { return -logf(-logf(rng_open01(bits))); }
+__device__ __forceinline__ float gumbel(uint32_t bits)
+{
+    return -logf(-logf(rng_open01(bits)));
+}
 
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
 __device__ __forceinline__ void better(piece &best, float score, float z, int token)
@@ -105,7 +109,8 @@ __global__ void __launch_bounds__(THREADS)
 
     float z[GROUPS][4], max = -INFINITY, sum = 0;
 #pragma unroll
-    for (int j = 0; j < GROUPS; j++) load_scaled(z[j], row, t0 + j * THREADS * 4, vocab, scale, in_fours);
+    for (int j = 0; j < GROUPS; j++)
+        load_scaled(z[j], row, t0 + j * THREADS * 4, vocab, scale, in_fours);
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
 #pragma unroll
@@ -160,13 +165,14 @@ __global__ void __launch_bounds__(THREADS)
     result[blockIdx.y] = {best.token, logprob, logprob, 1.f};
 }
 
-// ---- the cut -------------------------------------------------------------------------------------
+// ---- the cut
+// -------------------------------------------------------------------------------------
 
 #define BINS 2048
 
-/* A mass in units of 2^-41 of the likeliest token's. Shared memory adds 32-bit integers natively and
- * 64-bit ones by trial, so a bin has three sums, of the mass's digits in base 2^14. A vocabulary of up
- * to 2^18 cannot overflow them. */
+/* A mass in units of 2^-41 of the likeliest token's. Shared memory adds 32-bit integers natively
+ * and 64-bit ones by trial, so a bin has three sums, of the mass's digits in base 2^14. A
+ * vocabulary of up to 2^18 cannot overflow them. */
 #define DIGIT_BITS 14
 #define MAX_VOCAB  (1 << 18)
 
@@ -194,7 +200,8 @@ __device__ __forceinline__ uint32_t order_of(float x)
 
 // Calls f(z, t) for every token of the row that is this thread's.
 template <typename F>
-__device__ __forceinline__ void each_token(const float *row, int vocab, float scale, bool in_fours, F f)
+__device__ __forceinline__ void each_token(const float *row, int vocab, float scale, bool in_fours,
+                                           F f)
 {
 #pragma unroll 2
     for (int t = threadIdx.x * 4; t < vocab; t += CUT_THREADS * 4) {
@@ -204,9 +211,9 @@ __device__ __forceinline__ void each_token(const float *row, int vocab, float sc
     }
 }
 
-/* The order of the largest value v such that the weight of all tokens >= v, among those of order `floor`
- * and above, is at least `target`; the weight of a token is 1 (!MASS) or mass_of it.
- * Where the whole does not reach the target: that of the smallest. */
+/* The order of the largest value v such that the weight of all tokens >= v, among those of order
+ * `floor` and above, is at least `target`; the weight of a token is 1 (!MASS) or mass_of it. Where
+ * the whole does not reach the target: that of the smallest. */
 template <bool MASS>
 __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fours, float max,
                            uint32_t floor, double target, bins &b)
@@ -229,14 +236,15 @@ __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fou
                 unsigned long long weight = MASS ? mass_of(z[i], max) : 1ull;
 #pragma unroll
                 for (int digit = 0; digit < (MASS ? 3 : 1); digit++) {
-                    uint32_t part = weight >> digit * DIGIT_BITS &
-                                    (digit < 2 ? (1u << DIGIT_BITS) - 1 : ~0u);
+                    uint32_t part =
+                        weight >> digit * DIGIT_BITS & (digit < 2 ? (1u << DIGIT_BITS) - 1 : ~0u);
                     if (part) atomicAdd(&b.digit[digit][bin], part);
                 }
             }
         });
         __syncthreads();
-        // lane 0 has the highest bins; the first lane at whose end the target is reached looks closer
+        // lane 0 has the highest bins; the first lane at whose end the target is reached looks
+        // closer
         if (threadIdx.x < 32) {
             int per_lane = n_bins / 32, high = n_bins - 1 - (int)threadIdx.x * per_lane;
             unsigned long long own = 0, until;
@@ -292,19 +300,19 @@ __global__ void __launch_bounds__(CUT_THREADS)
     if (p.top_k > 0 && p.top_k < vocab)
         floor = select<false>(row, vocab, scale, in_fours, max, 0, p.top_k, b);
     if (p.top_p < 1.f) {
-                __shared__ unsigned long long total;
+        __shared__ unsigned long long total;
         if (threadIdx.x == 0) total = 0;
         __syncthreads();
         unsigned long long own = 0;
         each_token(row, vocab, scale, in_fours, [&](const float(&z)[4], int t) {
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (t + i < vocab && order_of(z[i]) >= floor)
-                    own += mass_of(z[i], max);
+                if (t + i < vocab && order_of(z[i]) >= floor) own += mass_of(z[i], max);
         });
         atomicAdd(&total, own);
         __syncthreads();
-        floor = select<true>(row, vocab, scale, in_fours, max, floor, (double)p.top_p * (double)total, b);
+        floor = select<true>(row, vocab, scale, in_fours, max, floor,
+                             (double)p.top_p * (double)total, b);
     }
 
     float kept = 0;
@@ -343,8 +351,8 @@ void cuda_sample(struct device *dev, struct sample_result *result, const float *
 {
     if (n <= 0) return;
     if (n > N_TICKETS - 1 || vocab < 1 || vocab > MAX_VOCAB) {
-        device_fail(dev, "sample: %d rows of %d logits; at most %d rows of %d", n, vocab, N_TICKETS - 1,
-                    MAX_VOCAB);
+        device_fail(dev, "sample: %d rows of %d logits; at most %d rows of %d", n, vocab,
+                    N_TICKETS - 1, MAX_VOCAB);
         return;
     }
     int n_pieces = ceil_div(vocab, PIECE);
@@ -354,8 +362,8 @@ void cuda_sample(struct device *dev, struct sample_result *result, const float *
     if (!work) return;
     bool in_fours = aligned(16, {logits}, {(int64_t)vocab * 4});
     cuda_launch(dev, "sample", scan_kernel, dim3(n_pieces, n), THREADS, 0, result,
-                (float2 *)(work + stats_at), (struct piece *)work, cuda_use(dev)->tickets, logits, params,
-                vocab, in_fours);
-    cuda_launch(dev, "sample", cut_kernel, n, CUT_THREADS, 0, result, (const float2 *)(work + stats_at),
-                logits, params, vocab, in_fours);
+                (float2 *)(work + stats_at), (struct piece *)work, cuda_use(dev)->tickets, logits,
+                params, vocab, in_fours);
+    cuda_launch(dev, "sample", cut_kernel, n, CUT_THREADS, 0, result,
+                (const float2 *)(work + stats_at), logits, params, vocab, in_fours);
 }

@@ -4,7 +4,9 @@
 #include "common/base/file.h"
 #include "tests/support/daemon.h"
 
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +211,53 @@ static void test_second_signal_and_drain_timeout(void **state)
     }
 }
 
+// Clients that keep asking for what the engine answers, up to the last moment: the server stops with
+// connections in every state.
+struct asker {
+    pthread_t thread;
+    const char *socket;
+    _Atomic bool *stop;
+};
+
+static void *keep_asking(void *argument)
+{
+    const struct asker *asker = argument;
+    static const char text[] = "GET /bridge/info?canary=1 HTTP/1.0\r\nHost: x\r\n\r\n";
+    while (!atomic_load(asker->stop)) {
+        int fd = wire_open(asker->socket);
+        struct wire_answer a;
+        if (fd < 0) continue;
+        if (wire_send(fd, text, sizeof text - 1)) {
+            wire_read(fd, 1000, &a);
+            wire_answer_release(&a);
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
+static void test_stops_in_a_crowd(void **state)
+{
+    (void)state;
+    static const char *const short_drain[] = {"--drain-timeout", "0", NULL};
+    for (int round = 0; round < 4; round++) {
+        struct daemon d = {0};
+        struct asker askers[8];
+        _Atomic bool over = false;
+        daemon_start(&d, model, short_drain);
+        for (int i = 0; i < 8; i++) {
+            askers[i] = (struct asker){.socket = d.socket, .stop = &over};
+            assert_int_equal(pthread_create(&askers[i].thread, NULL, keep_asking, &askers[i]), 0);
+        }
+        clock_sleep_ms(100);
+        test_kill(&d.child, SIGTERM);
+        int status = test_wait(&d.child, 10000);
+        atomic_store(&over, true);
+        for (int i = 0; i < 8; i++) pthread_join(askers[i].thread, NULL);
+        assert_int_equal(status, 0);
+    }
+}
+
 // ---- TCP
 // ------------------------------------------------------------------------------------------------
 
@@ -314,6 +363,35 @@ static void test_long_wait_is_not_idle(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
+// A client that asks for much and reads nothing holds up nobody, and is given up in the end.
+static void test_client_that_never_reads(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--idle-timeout", "1", NULL};
+    struct daemon d = {0};
+    struct wire_answer a;
+    daemon_start(&d, model, options);
+    int fd = open_request(&d, "/v1/rollouts",
+                          "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":64}],\"sampling\":"
+                          "{\"max_tokens\":500,\"ignore_eos\":true}}");
+    int64_t deadline = clock_deadline_ns(30000);
+    for (bool given_up = false; !given_up;) {
+        json_decref(daemon_post(d.socket, "/v1/completions", 200,
+                                "{\"prompt\":[1,2],\"max_tokens\":1}"));
+        daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
+        given_up =
+            strstr(bytes_text(&a.body), "commonweight:disconnects_total{model_name=\"model\"} 1\n");
+        wire_answer_release(&a);
+        assert_true(clock_now_ns() < deadline);
+        clock_sleep_ms(50);
+    }
+    json_t *health = daemon_get(d.socket, "/health", 200);
+    assert_int_equal(json_integer_value(json_object_get(health, "running")), 0);
+    json_decref(health);
+    close(fd);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
 // ---- without a tokenizer
 // ------------------------------------------------------------------------------------
 
@@ -389,6 +467,39 @@ static void test_systemd_is_told(void **state)
     close(fd);
 }
 
+// The unit file as `make install` writes it, with a program at the place it names.
+static void test_unit_file(void **state)
+{
+    (void)state;
+    static const char mark[] = "@PREFIX@";
+    const char *prefix = test_folder(), *bin = test_path(prefix, "bin");
+    const char *unit = test_path(prefix, "cw-infer-server.service");
+    const char *log = test_path(prefix, "log");
+    const char *const version[] = {"systemd-analyze", "--version", NULL};
+    if (test_command(log, 10000, version) != 0) test_skip("no systemd-analyze here");
+    char *text = test_read(test_path(test_root(), "infer-server/cw-infer-server.service"));
+    struct bytes whole = BYTES_INIT;
+    const char *rest = text;
+    for (const char *at; (at = strstr(rest, mark)); rest = at + strlen(mark)) {
+        bytes_append(&whole, rest, (size_t)(at - rest));
+        bytes_puts(&whole, prefix);
+    }
+    bytes_puts(&whole, rest);
+    test_write(unit, whole.data, whole.len);
+    bytes_release(&whole);
+    free(text);
+    assert_ok(file_make_folders(bin));
+    assert_int_equal(symlink(test_binary("cw-infer-server"),
+                             test_path(bin, "cw-infer-server")), 0);
+    const char *const verify[] = {"systemd-analyze", "verify", unit, NULL};
+    int status = test_command(log, 30000, verify);
+    text = test_read(log);
+    // it also speaks of other units of this system
+    if (status != 0 || strstr(text, "cw-infer-server.service"))
+        fail_msg("systemd-analyze verify: status %d: %s", status, text);
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -399,11 +510,14 @@ int main(void)
         cmocka_unit_test(test_stale_socket_is_replaced),
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_second_signal_and_drain_timeout),
+        cmocka_unit_test(test_stops_in_a_crowd),
         cmocka_unit_test(test_tcp_and_key),
         cmocka_unit_test(test_request_timeout),
         cmocka_unit_test(test_long_wait_is_not_idle),
+        cmocka_unit_test(test_client_that_never_reads),
         cmocka_unit_test(test_ids_only),
         cmocka_unit_test(test_systemd_is_told),
+        cmocka_unit_test(test_unit_file),
     };
     return cmocka_run_group_tests_name("server_life", tests, make_model, NULL);
 }

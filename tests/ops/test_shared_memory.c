@@ -1,6 +1,6 @@
-/* test_shared_memory.c: memory shared between two processes, on the CPU and on a GPU. The child, forked
- * before any device is opened, opens the handle it reads from a pipe, checks what the parent wrote and
- * writes an answer in place; wrong sizes and malformed handles are refused by name. */
+/* test_shared_memory.c: memory shared between two processes, on the CPU and on a GPU. The child,
+ * forked before any device is opened, opens the handle it reads from a pipe, checks what the parent
+ * wrote and writes an answer in place; wrong sizes and malformed handles are refused by name. */
 #include "kernels/device.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,10 @@
 
 enum { WORDS = 1 << 20, BYTES = WORDS * 4 };
 
-static uint32_t word(uint32_t i, uint32_t seed) { return i * 2654435761u + seed; }
+static uint32_t word(uint32_t i, uint32_t seed)
+{
+    return i * 2654435761u + seed;
+}
 
 // What the child found wrong; 0 for nothing.
 enum { CHILD_OK, CHILD_DEVICE, CHILD_OPEN, CHILD_CONTENT, CHILD_SIZE, CHILD_HANDLE, CHILD_READ };

@@ -1,6 +1,7 @@
-/* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B on one device, through the table, and
- * prints what each takes beside the least its bytes or multiplications can take at the copy bandwidth
- * and matrix rate measured in the same run. Not a test: build it with `make build/tests/ops/time_ops`.
+/* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B on one device, through the table,
+ * and prints what each takes beside the least its bytes or multiplications can take at the copy
+ * bandwidth and matrix rate measured in the same run. Not a test: build it with `make
+ * build/tests/ops/time_ops`.
  *
  *   time_ops [--device cuda:N] [FILTER]     FILTER: lines whose name contains it */
 #include "common/base/rng.h"
@@ -9,7 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HIDDEN = 1536, HEADS = 12, KV_HEADS = 2, DIM = 128, FFN = 8960, VOCAB = 151936, LAYERS = 28 };
+enum {
+    HIDDEN = 1536,
+    HEADS = 12,
+    KV_HEADS = 2,
+    DIM = 128,
+    FFN = 8960,
+    VOCAB = 151936,
+    LAYERS = 28
+};
 enum { QKV = (HEADS + 2 * KV_HEADS) * DIM, BLOCK = 16 };
 
 static struct device *dev;
@@ -98,7 +107,8 @@ static double time_work(work *run, void *context, int inner)
     return sample[3];
 }
 
-static double report(const char *name, work *run, void *context, int inner, double bytes, double flops)
+static double report(const char *name, work *run, void *context, int inner, double bytes,
+                     double flops)
 {
     if (filter && !strstr(name, filter)) return 0;
     double ms = time_work(run, context, inner);
@@ -110,7 +120,8 @@ static double report(const char *name, work *run, void *context, int inner, doub
     return ms;
 }
 
-// ---- single operations ----------------------------------------------------------------------------
+// ---- single operations
+// ----------------------------------------------------------------------------
 
 struct product {
     void *c, *a, *b, *bias;
@@ -126,14 +137,20 @@ static void run_product(void *context)
     ops->matmul(dev, p->c, p->a, b, p->bias, &p->shape);
 }
 
-static void time_product(const char *name, int m, int n, int k, bool trans_a, bool trans_b, int inner)
+static void time_product(const char *name, int m, int n, int k, bool trans_a, bool trans_b,
+                         int inner)
 {
     if (filter && !strstr(name, filter)) return;
-    size_t copies = (size_t)inner * n * k > (600u << 20) ? (600u << 20) / ((size_t)n * k) : (size_t)inner;
+    size_t copies =
+        (size_t)inner * n * k > (600u << 20) ? (600u << 20) / ((size_t)n * k) : (size_t)inner;
     if (copies < 1 || !trans_b) copies = 1;
-    struct product p = {take((size_t)m * n * 4), random_bf16((size_t)m * k, 1, 1),
-                        random_bf16(copies * n * k, 0.02f, 2), NULL,
-                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16}, copies, 0};
+    struct product p = {take((size_t)m * n * 4),
+                        random_bf16((size_t)m * k, 1, 1),
+                        random_bf16(copies * n * k, 0.02f, 2),
+                        NULL,
+                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16},
+                        copies,
+                        0};
     report(name, run_product, &p, inner, 2.0 * ((double)m * k + (double)n * k + (double)m * n),
            2.0 * m * n * k);
     device_release(dev, p.a);
@@ -213,7 +230,8 @@ static void run_packed(void *context)
 static void run_packed_back(void *context)
 {
     struct packed *p = context;
-    ops->attn_packed_back(dev, p->dqkv, p->dout, p->out, p->lse, p->qkv, &p->batch, &p->shape, DT_BF16);
+    ops->attn_packed_back(dev, p->dqkv, p->dout, p->out, p->lse, p->qkv, &p->batch, &p->shape,
+                          DT_BF16);
 }
 
 static void time_packed(int seqs, int len)
@@ -247,7 +265,8 @@ static void time_packed(int seqs, int len)
     report(name, run_packed_back, &p, 4, 2.0 * T * (2 * QKV + 2 * HEADS * DIM), 2.5 * flops);
 }
 
-// ---- a decode step: the operations of one, layer by layer, with weights of their own ----------------
+// ---- a decode step: the operations of one, layer by layer, with weights of their own
+// ----------------
 
 struct step {
     int batch;
@@ -265,8 +284,8 @@ struct step {
 };
 enum { PRODUCTS = 1, ATTENTION = 2, SMALL = 4, HEAD = 8, SAMPLE = 16, ALL = 31 };
 
-static void product(struct step *s, void *c, const void *a, const void *w, const void *bias, int n, int k,
-                    float beta)
+static void product(struct step *s, void *c, const void *a, const void *w, const void *bias, int n,
+                    int k, float beta)
 {
     struct matmul shape = {s->batch, n, k, false, true, beta, DT_BF16, DT_BF16};
     if (s->parts & PRODUCTS) ops->matmul(dev, c, a, w, bias, &shape);
@@ -284,8 +303,8 @@ static void run_step(void *context)
         product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);
         w += (size_t)QKV * HIDDEN;
         if (small) {
-            ops->rope(dev, s->qkv, s->table, s->view.positions, s->batch, QKV, HEADS + KV_HEADS, DIM, DIM,
-                      1, DT_BF16);
+            ops->rope(dev, s->qkv, s->table, s->view.positions, s->batch, QKV, HEADS + KV_HEADS,
+                      DIM, DIM, 1, DT_BF16);
             ops->kv_store(dev, &s->kv, l, s->qkv, &s->view, &s->attn_shape);
         }
         if (s->parts & ATTENTION)
@@ -310,7 +329,8 @@ static void time_step(int batch, int context)
     char name[64];
     snprintf(name, sizeof name, "decode step, batch %d, context %d", batch, context);
     if (filter && !strstr(name, filter)) return;
-    size_t per_layer = (size_t)QKV * HIDDEN + (size_t)HIDDEN * HEADS * DIM + (size_t)3 * FFN * HIDDEN;
+    size_t per_layer =
+        (size_t)QKV * HIDDEN + (size_t)HIDDEN * HEADS * DIM + (size_t)3 * FFN * HIDDEN;
     int blocks = (context + BLOCK - 1) / BLOCK;
     size_t kv_layer = (size_t)batch * blocks * BLOCK * KV_HEADS * DIM;
     struct step s = {.batch = batch, .attn_shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0}};
@@ -327,15 +347,20 @@ static void time_step(int batch, int context)
     s.logits = random_f32((size_t)batch * VOCAB, 1, 20);
     s.table = random_f32((size_t)(context + 1) * DIM, 0.7f, 21);
     s.result = take(batch * sizeof *s.result);
-    s.kv = (struct kv_view){random_bf16(kv_layer * LAYERS, 1, 22), random_bf16(kv_layer * LAYERS, 1, 23),
-                            (int64_t)kv_layer, batch * blocks, BLOCK, DT_BF16};
+    s.kv = (struct kv_view){random_bf16(kv_layer * LAYERS, 1, 22),
+                            random_bf16(kv_layer * LAYERS, 1, 23),
+                            (int64_t)kv_layer,
+                            batch * blocks,
+                            BLOCK,
+                            DT_BF16};
     struct sample_params *params = calloc(batch, sizeof *params);
     int32_t *host = calloc((size_t)batch * blocks + batch + 1, sizeof *host);
     if (!params || !host) exit(1);
     for (int i = 0; i < batch; i++) params[i] = (struct sample_params){1, 1, 0, 0, 7, i};
     s.params = take(batch * sizeof *params);
     device_copy_in(dev, s.params, params, batch * sizeof *params);
-    s.view = (struct batch_view){batch, batch, 1, context, false, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0, 0};
+    s.view =
+        (struct batch_view){batch, batch, 1, context, false, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0, 0};
     for (int i = 0; i < batch; i++) host[i] = 1000 + i;
     s.tokens = ints(host, batch);
     for (int i = 0; i < batch; i++) host[i] = context - 1;
@@ -344,7 +369,8 @@ static void time_step(int batch, int context)
     s.view.context_len = ints(host, batch);
     for (int i = 0; i <= batch; i++) host[i] = i;
     s.view.seq_of = s.view.query_start = ints(host, batch + 1);
-    for (int i = 0; i < batch * blocks; i++) host[i] = (int32_t)((int64_t)i * 7919 % (batch * blocks));
+    for (int i = 0; i < batch * blocks; i++)
+        host[i] = (int32_t)((int64_t)i * 7919 % (batch * blocks));
     s.view.block_table = ints(host, (size_t)batch * blocks);
     for (int i = 0; i < batch; i++)
         host[i] = (int32_t)(((int64_t)i * blocks + blocks - 1) * 7919 % (batch * blocks)) * BLOCK +
@@ -367,12 +393,13 @@ static void time_step(int batch, int context)
     report("  decode step: norm rope kv act", run_step, &s, 1, 0, 0);
     s.parts = SAMPLE;
     report("  decode step: sample", run_step, &s, 1, 4.0 * batch * VOCAB, 0);
-    void *all[] = {s.weights, s.embed, s.x, s.normed, s.qkv, s.attn, s.wide, s.act, s.norm, s.bias,
-                   s.logits, s.table, s.result, s.kv.k, s.kv.v, s.params};
+    void *all[] = {s.weights, s.embed, s.x,      s.normed, s.qkv,    s.attn, s.wide, s.act,
+                   s.norm,    s.bias,  s.logits, s.table,  s.result, s.kv.k, s.kv.v, s.params};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
-// ---- the vocabulary ---------------------------------------------------------------------------------
+// ---- the vocabulary
+// ---------------------------------------------------------------------------------
 
 struct vocabulary {
     float *logits, *logprob, *lse, *entropy;
@@ -392,7 +419,8 @@ static void run_logprob(void *context)
 static void run_logprob_back(void *context)
 {
     struct vocabulary *v = context;
-    ops->logprob_back(dev, v->dlogits, v->logprob, v->logits, v->lse, v->target, v->n, VOCAB, 1, DT_BF16);
+    ops->logprob_back(dev, v->dlogits, v->logprob, v->logits, v->lse, v->target, v->n, VOCAB, 1,
+                      DT_BF16);
 }
 
 static void run_sample(void *context)
@@ -457,9 +485,13 @@ int main(int argc, char **argv)
     bytes_per_ms = 2.0 * c.bytes / ms;
     device_release(dev, c.to);
     device_release(dev, c.from);
-    struct product p = {take(8192u * 8192 * 2), random_bf16(8192 * 8192, 1, 1),
-                        random_bf16(8192 * 8192, 1, 2), NULL,
-                        {8192, 8192, 8192, false, true, 0, DT_BF16, DT_BF16}, 1, 0};
+    struct product p = {take(8192u * 8192 * 2),
+                        random_bf16(8192 * 8192, 1, 1),
+                        random_bf16(8192 * 8192, 1, 2),
+                        NULL,
+                        {8192, 8192, 8192, false, true, 0, DT_BF16, DT_BF16},
+                        1,
+                        0};
     ms = report("product 8192 x 8192 x 8192", run_product, &p, 4, 0, 2.0 * 8192 * 8192 * 8192);
     flops_per_ms = 2.0 * 8192 * 8192 * 8192 / ms;
     device_release(dev, p.a);
@@ -473,8 +505,11 @@ int main(int argc, char **argv)
         static const struct {
             const char *name;
             int n, k;
-        } w[] = {{"qkv", QKV, HIDDEN}, {"o", HIDDEN, HIDDEN}, {"gate+up", 2 * FFN, HIDDEN},
-                 {"down", HIDDEN, FFN}, {"head", VOCAB, HIDDEN}};
+        } w[] = {{"qkv", QKV, HIDDEN},
+                 {"o", HIDDEN, HIDDEN},
+                 {"gate+up", 2 * FFN, HIDDEN},
+                 {"down", HIDDEN, FFN},
+                 {"head", VOCAB, HIDDEN}};
         for (size_t j = 0; j < sizeof w / sizeof w[0]; j++) {
             snprintf(name, sizeof name, "product %s, %d rows", w[j].name, rows[i]);
             time_product(name, rows[i], w[j].n, w[j].k, false, true, j == 4 ? 4 : 28);

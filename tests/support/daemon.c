@@ -35,16 +35,18 @@ void daemon_spawn(struct daemon *d, const char *model, const char *const options
     d->socket = test_path(d->folder, "s.sock");
     d->bridge = test_path(d->folder, "bridge.json");
     d->log = test_path(d->folder, "daemon.log");
-    const char *argv[OPTIONS_MAX + 10] = {test_binary("cw-infer-server"),
+    const char *argv[OPTIONS_MAX + 12] = {test_binary("cw-infer-server"),
                                           "--model",
                                           model,
                                           "--device",
-                                          "cpu",
+                                          test_device(),
+                                          "--dtype",
+                                          "f32",
                                           "--socket",
                                           d->socket,
                                           "--bridge",
                                           d->bridge};
-    int n = 9;
+    int n = 11;
     for (int i = 0; options && options[i]; i++) argv[n++] = options[i];
     test_spawn(&d->child, d->log, argv);
 }

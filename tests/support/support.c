@@ -302,3 +302,9 @@ void test_wait_for_socket(const char *path, int64_t ms, struct test_child *child
 {
     wait_for(takes_connections, path, ms, child);
 }
+
+const char *test_device(void)
+{
+    const char *device = getenv("COMMONWEIGHT_TEST_DEVICE");
+    return device && *device ? device : "cpu";
+}

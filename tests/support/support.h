@@ -51,6 +51,9 @@ void test_data_folder(const char *name, char ret_path[PATH_MAX]);
 // Prints "skipped: <reason>" and skips the test.
 void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
+// The device that daemons and trainers of this test run use: $COMMONWEIGHT_TEST_DEVICE, or "cpu".
+const char *test_device(void);
+
 // Content of a file as a string, freed with free().
 char *test_read(const char *path);
 void test_write(const char *path, const void *data, size_t len);

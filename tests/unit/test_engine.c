@@ -1006,6 +1006,34 @@ static void torn_weights_are_restored(void **state)
     bench_end(&b);
 }
 
+// After a reload the weights to go back to are the reloaded ones: neither those of the start, nor a
+// trainer's snapshot from before.
+static void reloaded_weights_are_restored(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct test_child child;
+    int32_t prompt[30];
+    make_prompt(prompt, 30, 4);
+    struct engine_options options = plain_options();
+    struct take *in_b = reference(model_b, prompt, 30, 40);
+    bench_start(&b, &options);
+    start_writer(&child, model_a, "1", false); // leaves model_a as its snapshot
+    assert_int_equal(test_wait(&child, WAIT_MS), 0);
+    assert_ok(engine_reload(b.engine, model_b, on_reload, &b));
+    await_command(&b);
+    assert_int_equal(b.command_status, ST_OK);
+    start_writer(&child, model_a, "0", true);
+    assert_int_equal(test_wait(&child, WAIT_MS), 128 + SIGKILL);
+    for (int i = 0; i < 5000 && stats_of(&b).restores == 0; i++) clock_sleep_ms(1);
+    assert_int_equal(stats_of(&b).restores, 1);
+    struct take *now = greedy_of(&b, prompt, 30, 40);
+    assert_same_tokens(in_b, 0, now, 0);
+    free(in_b);
+    free(now);
+    bench_end(&b);
+}
+
 // --daemon BRIDGE FOLDER N [stay]: an engine on the same bridge. Prints how it fared; may stay
 // until it is killed.
 static int daemon_main(bool stay, char **argv)
@@ -1074,6 +1102,37 @@ static void killed_daemon_is_replaced(void **state)
     assert_false(file_exists(options.bridge_path));
 }
 
+// What it left in shared memory goes when any daemon starts, also one with another bridge; what a
+// living one uses stays.
+static void killed_daemons_memory_is_freed(void **state)
+{
+    (void)state;
+    struct bench b, living;
+    char arena[192], page[192], living_page[192];
+    struct test_child child;
+    struct bridge_file *file = NULL;
+    struct engine_options options = plain_options(), other = options;
+    start_self(&child, "--daemon", model_a, "0", true);
+    for (int i = 0; i < WAIT_MS && !file_exists(options.bridge_path); i++) clock_sleep_ms(1);
+    test_end(&child); // SIGKILL
+    assert_ok(bridge_file_read(options.bridge_path, &file));
+    snprintf(arena, sizeof arena, "/dev/shm%s", file->roles[0].handle);
+    snprintf(page, sizeof page, "/dev/shm%s", file->control_page);
+    bridge_file_free(file);
+    assert_true(file_exists(arena) && file_exists(page));
+
+    other.bridge_path = test_path(folder, "other-bridge.json");
+    bench_start(&living, &other);
+    assert_false(file_exists(arena) || file_exists(page));
+    assert_ok(bridge_file_read(other.bridge_path, &file));
+    snprintf(living_page, sizeof living_page, "/dev/shm%s", file->control_page);
+    bridge_file_free(file);
+    bench_start(&b, &options);
+    assert_true(file_exists(living_page));
+    bench_end(&b);
+    bench_end(&living);
+}
+
 // ---- main --------------------------------------------------------------------------------------
 
 static int set_up(void **state)
@@ -1108,8 +1167,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(update_waits_for_drain),
         cmocka_unit_test(many_updates_under_load),
         cmocka_unit_test(torn_weights_are_restored),
+        cmocka_unit_test(reloaded_weights_are_restored),
         cmocka_unit_test(second_daemon_is_refused),
         cmocka_unit_test(killed_daemon_is_replaced),
+        cmocka_unit_test(killed_daemons_memory_is_freed),
     };
     return cmocka_run_group_tests_name("engine", tests, set_up, NULL);
 }
