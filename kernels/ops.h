@@ -72,6 +72,20 @@ struct sample_result {
     float kept_mass;   // mass the cut kept: exp(logprob - cut_logprob)
 };
 
+// A mixture of experts (Shazeer et al. 2017; Mixtral, Jiang et al. 2024): every row goes to top_k of
+// n_experts. An assignment is a (row, choice) pair, numbered row * top_k + choice; products run over
+// the assignments sorted by expert (stable), so that an expert's rows lie together.
+struct moe_shape {
+    int rows, n_experts, top_k;
+};
+struct moe_routing { // device memory; A = rows * top_k
+    int32_t *expert;  // (rows, top_k) chosen, likeliest first; of equal logits the lower number
+    float *weight;    // (rows, top_k) softmax over the chosen logits
+    int32_t *row;     // (A) row of each sorted assignment
+    int32_t *place;   // (A) where each assignment stands in sorted order
+    int32_t *offsets; // (n_experts + 1) first sorted assignment of each expert
+};
+
 struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
     float bias_correction1, bias_correction2; // 1 - beta^step
@@ -127,6 +141,30 @@ struct ops {
                 enum dtype dt);
     void (*act_back)(struct device *, void *dx, const void *dy, const void *x, int rows, int width,
                      enum act_kind, bool gated, enum dtype dt); // dx may not be x
+
+    // Fills a routing from router logits (rows, n_experts) f32.
+    void (*moe_route)(struct device *, const struct moe_routing *, const float *logits,
+                      const struct moe_shape *);
+    // dlogits (rows, n_experts) of dtype dt from dweight (rows, top_k) f32; 0 for experts not chosen.
+    void (*moe_route_back)(struct device *, void *dlogits, const float *dweight,
+                           const struct moe_routing *, const struct moe_shape *, enum dtype dt);
+    // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B holds
+    // n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m is all
+    // rows (A); trans_a and beta must be 0.
+    void (*matmul_experts)(struct device *, void *c, const void *a, const void *b,
+                           const int32_t *offsets, int n_experts, const struct matmul *shape);
+    // dw_e (n,k) f32 += dy[rows of e]^T (n) . x[rows of e] (k), for every expert. m: all rows.
+    void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,
+                                const int32_t *offsets, int n_experts, int m, int n, int k,
+                                enum dtype dt);
+    // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A, width).
+    void (*moe_combine)(struct device *, void *y, const void *x, const int32_t *place,
+                        const float *weight, const struct moe_shape *, int width, bool add,
+                        enum dtype dt);
+    // Its gradient: dx[place] = weight * dy, and dweight (rows, top_k) = dy . x[place].
+    void (*moe_combine_back)(struct device *, void *dx, float *dweight, const void *dy, const void *x,
+                             const struct moe_routing *, const struct moe_shape *, int width,
+                             enum dtype dt);
 
     void (*add)(struct device *, void *y, const void *x, int64_t n, enum dtype dt); // y += x
     // out (cols) f32 += column sums of x (rows, cols): the gradient of a bias
