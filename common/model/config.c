@@ -14,6 +14,7 @@ static enum status read_activation(const char *where, const json_t *json, struct
 {
     const char *name = "silu";
     enum status st = json_get_string(where, json, "hidden_act", &name);
+    if (st == ST_OK) st = json_get_string(where, json, "hidden_activation", &name); // Gemma
     if (st != ST_OK) return st;
     if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) c->act = ACT_SILU;
     else if (strcmp(name, "gelu_pytorch_tanh") == 0 || strcmp(name, "gelu_new") == 0)
@@ -25,55 +26,6 @@ static enum status read_activation(const char *where, const json_t *json, struct
                            "supported",
                            where, name);
     return ST_OK;
-}
-
-static enum status read_rope(const char *where, const json_t *json, struct model_config *c)
-{
-    struct rope_config *r = &c->rope;
-    const char *kind = "default";
-    enum status st = ST_OK;
-    *r = (struct rope_config){.kind = ROPE_DEFAULT, .theta = 10000.0, .dim = c->head_dim, .factor = 1.0};
-    r->original_max_positions = c->max_positions;
-    CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
-
-    const json_t *scaling = json_object_get(json, "rope_parameters");
-    const char *key = "rope_parameters";
-    if (!scaling || json_is_null(scaling)) {
-        scaling = json_object_get(json, "rope_scaling");
-        key = "rope_scaling";
-    }
-    if (!scaling || json_is_null(scaling)) goto out;
-    if (!json_is_object(scaling)) {
-        st = status_fail(ST_FORMAT, "%s: %s must be an object", where, key);
-        goto out;
-    }
-    CHECK(json_get_string(where, scaling, "type", &kind)); // the oldest spelling
-    CHECK(json_get_string(where, scaling, "rope_type", &kind));
-    CHECK(json_get_double(where, scaling, "rope_theta", 1.0, 1e12, &r->theta));
-    if (strcmp(kind, "default") == 0) goto out;
-    CHECK(json_get_double(where, scaling, "factor", 1.0, 1e6, &r->factor));
-    if (strcmp(kind, "linear") == 0) {
-        r->kind = ROPE_LINEAR;
-    } else if (strcmp(kind, "llama3") == 0) {
-        r->kind = ROPE_LLAMA3;
-        r->low_freq_factor = 1.0;
-        r->high_freq_factor = 4.0;
-        CHECK(json_get_double(where, scaling, "low_freq_factor", 1e-6, 1e6, &r->low_freq_factor));
-        CHECK(json_get_double(where, scaling, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor));
-        CHECK(json_get_int32(where, json, "original_max_position_embeddings", 1, 1 << 30,
-                             &r->original_max_positions));
-        CHECK(json_get_int32(where, scaling, "original_max_position_embeddings", 1, 1 << 30,
-                             &r->original_max_positions));
-        if (r->high_freq_factor <= r->low_freq_factor)
-            st = status_fail(ST_FORMAT, "%s: %s: high_freq_factor (%g) must be above low_freq_factor (%g)",
-                             where, key, r->high_freq_factor, r->low_freq_factor);
-    } else {
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s: %s: rope type \"%s\" is not supported; default, linear and llama3 are",
-                         where, key, kind);
-    }
-out:
-    return st;
 }
 
 static enum status add_eos(const char *where, const json_t *value, struct model_config *c)
@@ -139,8 +91,8 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
     }
     c->n_kv_heads = c->n_heads;
     CHECK(json_get_int32(where, json, "num_key_value_heads", 1, 1024, &c->n_kv_heads));
-    c->head_dim = c->hidden / c->n_heads;
-    if (!json_has(json, "head_dim") && c->hidden % c->n_heads != 0) {
+    c->head_dim = c->family->head_dim ? c->family->head_dim : c->hidden / c->n_heads;
+    if (!json_has(json, "head_dim") && !c->family->head_dim && c->hidden % c->n_heads != 0) {
         st = status_fail(ST_FORMAT,
                          "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
                          "no head_dim",
@@ -162,6 +114,17 @@ out:
     return st;
 }
 
+// What holds unless the config or the family's own keys say otherwise. The sizes were read.
+static void apply_defaults(struct model_config *c)
+{
+    c->norm = c->family->norm;
+    c->rotary_share = c->family->rotary_share > 0 ? c->family->rotary_share : 1;
+    c->tie_embeddings = c->family->tied;
+    c->gated_mlp = true;
+    c->attn_scale = (float)(1.0 / sqrt((double)c->head_dim));
+    c->embed_scale = 1;
+}
+
 static enum status read_config(const char *where, json_t *json, struct model_config *c)
 {
     const char *type = "", *architecture = "", *dtype = "float32";
@@ -172,8 +135,8 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     CHECK(json_get_string(where, json, "model_type", &type));
     const json_t *list = json_object_get(json, "architectures");
     if (json_is_string(json_array_get(list, 0))) architecture = json_string_value(json_array_get(list, 0));
-    c->family = family_find(type, architecture);
-    if (!c->family) {
+    const struct family *f = c->family = family_find(type, architecture);
+    if (!f) {
         st = status_fail(ST_UNSUPPORTED,
                          "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s",
                          where, type, architecture, family_list());
@@ -186,16 +149,17 @@ static enum status read_config(const char *where, json_t *json, struct model_con
                          where);
         goto out;
     }
+    if (f->norm_eps > 0) eps = f->norm_eps;
     snprintf(c->model_type, sizeof c->model_type, "%s", type);
-    snprintf(c->architecture, sizeof c->architecture, "%s", c->family->architecture);
+    snprintf(c->architecture, sizeof c->architecture, "%s", f->architecture);
     CHECK(read_sizes(where, json, c));
     c->window = calloc((size_t)c->n_layers, sizeof *c->window);
     if (!c->window) {
         st = status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
         goto out;
     }
-    c->norm = NORM_RMS;
-    CHECK(json_get_double(where, json, "rms_norm_eps", 0, 1, &eps));
+    apply_defaults(c);
+    CHECK(json_get_double(where, json, f->norm_eps_key ? f->norm_eps_key : "rms_norm_eps", 0, 1, &eps));
     c->norm_eps = (float)eps;
     CHECK(json_get_bool(where, json, "tie_word_embeddings", &c->tie_embeddings));
     CHECK(json_get_string(where, json, "torch_dtype", &dtype));
@@ -204,9 +168,9 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     int file_dtype = dtype_from_name(torch_name);
     c->file_dtype = file_dtype < 0 ? DT_F32 : (enum dtype)file_dtype;
     CHECK(read_activation(where, json, c));
-    CHECK(read_rope(where, json, c));
+    CHECK(rope_config_read(where, json, c));
     CHECK(read_special_ids(where, json, c));
-    CHECK(c->family->configure(where, json, c));
+    CHECK(f->configure(where, json, c));
     c->source = json_incref(json);
 out:
     return st;
@@ -261,39 +225,8 @@ void model_config_free(struct model_config *config)
 {
     if (!config) return;
     free(config->window);
+    free(config->rope.short_factor);
+    free(config->rope.long_factor);
     json_decref(config->source);
     free(config);
-}
-
-// Frequency of pair i, with the family's scaling.
-static double rope_frequency(const struct rope_config *r, int i)
-{
-    const double pi = 3.14159265358979323846;
-    double f = pow(r->theta, -2.0 * i / r->dim);
-    if (r->kind == ROPE_LINEAR) return f / r->factor;
-    if (r->kind == ROPE_DEFAULT) return f;
-    // Llama 3.1: long waves are stretched by `factor`, short ones kept, those between blended
-    double wave = 2 * pi / f, original = r->original_max_positions;
-    if (wave > original / r->low_freq_factor) return f / r->factor;
-    if (wave < original / r->high_freq_factor) return f;
-    double keep = (original / wave - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
-    return (1 - keep) * f / r->factor + keep * f;
-}
-
-float *rope_table(const struct model_config *config, int n_positions)
-{
-    int half = config->rope.dim / 2;
-    float *table = malloc((size_t)n_positions * (size_t)half * 2 * sizeof *table);
-    if (!table) return NULL;
-    for (int i = 0; i < half; i++) {
-        // published models were trained with f32 frequencies and f32 angles: round where they did
-        float frequency = (float)rope_frequency(&config->rope, i);
-        for (int p = 0; p < n_positions; p++) {
-            float angle = (float)p * frequency;
-            float *entry = table + ((size_t)p * (size_t)half + (size_t)i) * 2;
-            entry[0] = (float)cos((double)angle);
-            entry[1] = (float)sin((double)angle);
-        }
-    }
-    return table;
 }

@@ -9,13 +9,20 @@
 #include "kernels/ops.h"
 #include <jansson.h>
 
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3 };
+// ROPE_DYNAMIC stretches only contexts longer than max_positions, which are not served: within it, it
+// is the default.
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
 
-struct rope_config {
+struct rope_config { // filled by rope_config_read (rope.c)
     enum rope_kind kind;
     double theta;
-    int dim; // entries of a head that are rotated
-    double factor, low_freq_factor, high_freq_factor;
+    int dim; // entries of a head that are rotated: head_dim unless partial
+    double factor;
+    double attention_factor;                   // cos and sin are multiplied by it; 1 for most kinds
+    double low_freq_factor, high_freq_factor;  // llama3
+    double beta_fast, beta_slow;               // yarn
+    bool truncate;                             // yarn
+    double *short_factor, *long_factor;        // longrope, (dim / 2) each; else NULL
     int original_max_positions;
 };
 
@@ -29,9 +36,18 @@ struct model_config {
     enum norm_kind norm;
     float norm_eps;
     enum act_kind act;
-    bool qkv_bias, o_bias, mlp_bias;
+    bool gated_mlp;      // act(gate) * up, else act(up)
+    bool qkv_bias, o_bias, mlp_bias, head_bias;
+    bool qk_norm;        // queries and keys are normalised per head, before rope
+    bool sandwich_norm;  // what attention and MLP give is normalised before it is added
+    bool parallel_block; // attention and MLP read the same normalised input
     bool tie_embeddings;
+    float attn_scale;    // of scores
+    float attn_softcap, logit_softcap; // 0: none
+    float embed_scale;   // of looked-up embeddings
+    int n_experts, experts_per_token;  // 0: one plain MLP
     int *window; // (n_layers) 0: full attention, else positions a token sees, itself included
+    double rotary_share; // of a head's entries that rope rotates, where the config does not say
     struct rope_config rope;
     int bos_id, pad_id;   // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
@@ -55,7 +71,16 @@ static inline int config_qkv_width(const struct model_config *c)
 {
     return config_q_width(c) + 2 * config_kv_width(c);
 }
-// (n_positions, rope.dim / 2, 2) f32 cos and sin, computed in double; host memory, caller frees
+// Of the MLP's first product: gate and up, or up alone.
+static inline int config_up_width(const struct model_config *c)
+{
+    return c->gated_mlp ? 2 * c->intermediate : c->intermediate;
+}
+// Reads the rope keys of a config.json: rope_theta, rope_scaling, rope_parameters, partial_rotary_factor.
+// head_dim and max_positions must be set.
+enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
+// (n_positions, rope.dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope picks its long
+// factors where n_positions is above original_max_positions.
 float *rope_table(const struct model_config *config, int n_positions);
 
 #endif

@@ -3,21 +3,39 @@
  * Pure data and parsing; any thread. */
 #include "common/model/family.h"
 #include "common/base/json.h"
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
-// Qwen2 and Qwen2.5: Llama's block with biases on q, k and v.
-static enum status configure_qwen2(const char *where, const json_t *json, struct model_config *c)
+// ---- keys that several families share ------------------------------------------------------------
+// A sliding window in the layers that "layer_types" calls sliding_attention, else in those from
+// first_layer on that `chosen` picks.
+static enum status read_windows(const char *where, const json_t *json, int window, int first_layer, int every,
+                                struct model_config *c)
 {
-    c->qkv_bias = true;
-    bool use_window = false;
-    int window = 0, full_layers = c->n_layers;
+    const json_t *types = json_object_get(json, "layer_types");
     enum status st = ST_OK;
-    CHECK(json_get_bool(where, json, "use_sliding_window", &use_window));
-    if (!use_window) goto out;
     CHECK(json_get_int32(where, json, "sliding_window", 1, 1 << 30, &window));
-    CHECK(json_get_int32(where, json, "max_window_layers", 0, 1 << 20, &full_layers));
-    // layers below max_window_layers see everything, the ones from there on a window
-    for (int l = full_layers; l < c->n_layers; l++) c->window[l] = window;
+    if (json_has(json, "sliding_window") && json_is_null(json_object_get(json, "sliding_window"))) window = 0;
+    if (types && !json_is_null(types) && (int)json_array_size(types) != c->n_layers) {
+        st = status_fail(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words", where, c->n_layers);
+        goto out;
+    }
+    for (int l = 0; l < c->n_layers; l++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)l));
+        bool sliding = type ? strcmp(type, "sliding_attention") == 0 : l >= first_layer && (l - first_layer) % every == 0;
+        if (type && !sliding && strcmp(type, "full_attention") != 0) {
+            st = status_fail(ST_UNSUPPORTED, "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
+                                             "supported",
+                             where, l, type);
+            goto out;
+        }
+        if (type && sliding && window == 0) {
+            st = status_fail(ST_FORMAT, "%s: layer_types[%d] slides, but sliding_window is not set", where, l);
+            goto out;
+        }
+        c->window[l] = sliding ? window : 0;
+    }
 out:
     return st;
 }
@@ -34,32 +52,228 @@ out:
     return st;
 }
 
-#define LAYER "model.layers.%d."
-#define LLAMA_NAMES                                                                                \
-    {                                                                                              \
-        [ROLE_EMBED] = "model.embed_tokens.weight",                                                \
-        [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight",                                         \
-        [ROLE_QKV] = LAYER "self_attn.q_proj.weight|" LAYER "self_attn.k_proj.weight|" LAYER       \
-                           "self_attn.v_proj.weight",                                              \
-        [ROLE_QKV_BIAS] = LAYER "self_attn.q_proj.bias|" LAYER "self_attn.k_proj.bias|" LAYER      \
-                                "self_attn.v_proj.bias",                                           \
-        [ROLE_O] = LAYER "self_attn.o_proj.weight",                                                \
-        [ROLE_O_BIAS] = LAYER "self_attn.o_proj.bias",                                             \
-        [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                                 \
-        [ROLE_GATE_UP] = LAYER "mlp.gate_proj.weight|" LAYER "mlp.up_proj.weight",                 \
-        [ROLE_GATE_UP_BIAS] = LAYER "mlp.gate_proj.bias|" LAYER "mlp.up_proj.bias",                \
-        [ROLE_DOWN] = LAYER "mlp.down_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.down_proj.bias", \
-        [ROLE_FINAL_NORM] = "model.norm.weight", [ROLE_HEAD] = "lm_head.weight",                   \
-    }
+static enum status qwen_windows(const char *where, const json_t *json, struct model_config *c)
+{
+    bool use_window = false;
+    int full_layers = 28;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "use_sliding_window", &use_window));
+    CHECK(json_get_int32(where, json, "max_window_layers", 0, 1 << 20, &full_layers));
+    if (use_window) st = read_windows(where, json, 4096, full_layers, 1, c);
+out:
+    return st;
+}
 
+// Llama's block with biases on q, k and v.
+static enum status configure_qwen2(const char *where, const json_t *json, struct model_config *c)
+{
+    c->qkv_bias = true;
+    return qwen_windows(where, json, c);
+}
+
+static enum status configure_qwen3(const char *where, const json_t *json, struct model_config *c)
+{
+    enum status st = configure_llama(where, json, c);
+    c->qk_norm = true;
+    return st == ST_OK ? qwen_windows(where, json, c) : st;
+}
+
+// Llama's block, every layer with a window where there is one.
+static enum status configure_mistral(const char *where, const json_t *json, struct model_config *c)
+{
+    bool silent = json_object_get(json, "sliding_window") == NULL;
+    return read_windows(where, json, silent ? 4096 : 0, 0, 1, c);
+}
+
+static enum status configure_mixtral(const char *where, const json_t *json, struct model_config *c)
+{
+    enum status st = ST_OK;
+    c->n_experts = 8;
+    c->experts_per_token = 2;
+    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &c->n_experts));
+    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, c->n_experts, &c->experts_per_token));
+    st = read_windows(where, json, 0, 0, 1, c);
+out:
+    return st;
+}
+
+static enum status configure_phi3(const char *where, const json_t *json, struct model_config *c)
+{
+    return read_windows(where, json, 0, 0, 1, c);
+}
+
+// Phi-1, 1.5 and 2: attention and MLP side by side, biases everywhere.
+static enum status configure_phi(const char *where, const json_t *json, struct model_config *c)
+{
+    bool qk_norm = false;
+    enum status st = json_get_bool(where, json, "qk_layernorm", &qk_norm);
+    if (st == ST_OK && qk_norm)
+        st = status_fail(ST_UNSUPPORTED, "%s: qk_layernorm is not supported (no published Phi model has it)", where);
+    c->parallel_block = true;
+    c->gated_mlp = false;
+    c->qkv_bias = c->o_bias = c->mlp_bias = c->head_bias = true;
+    if (!json_has(json, "hidden_act")) c->act = ACT_GELU_TANH;
+    return st;
+}
+
+static enum status configure_gemma(const char *where, const json_t *json, struct model_config *c)
+{
+    (void)where;
+    // the first folders say "gelu" and mean its tanh form
+    if (c->act == ACT_GELU || !(json_has(json, "hidden_act") || json_has(json, "hidden_activation")))
+        c->act = ACT_GELU_TANH;
+    c->embed_scale = (float)sqrt((double)c->hidden);
+    return ST_OK;
+}
+
+static enum status configure_gemma2(const char *where, const json_t *json, struct model_config *c)
+{
+    double attn_cap = 50, logit_cap = 30, scalar = 256;
+    bool bias = false;
+    enum status st = ST_OK;
+    CHECK(configure_gemma(where, json, c));
+    c->sandwich_norm = true;
+    CHECK(json_get_double(where, json, "attn_logit_softcapping", 1e-3, 1e6, &attn_cap));
+    CHECK(json_get_double(where, json, "final_logit_softcapping", 1e-3, 1e6, &logit_cap));
+    CHECK(json_get_double(where, json, "query_pre_attn_scalar", 1e-3, 1e6, &scalar));
+    CHECK(json_get_bool(where, json, "attention_bias", &bias));
+    c->qkv_bias = c->o_bias = bias;
+    // null is "none", absent is the default
+    c->attn_softcap = json_is_null(json_object_get(json, "attn_logit_softcapping")) ? 0 : (float)attn_cap;
+    c->logit_softcap = json_is_null(json_object_get(json, "final_logit_softcapping")) ? 0 : (float)logit_cap;
+    c->attn_scale = (float)(1.0 / sqrt(scalar));
+    st = read_windows(where, json, 4096, 0, 2, c);
+out:
+    return st;
+}
+
+static enum status configure_starcoder2(const char *where, const json_t *json, struct model_config *c)
+{
+    bool bias = true;
+    enum status st = json_get_bool(where, json, "use_bias", &bias);
+    c->gated_mlp = false;
+    c->qkv_bias = c->o_bias = c->mlp_bias = bias;
+    if (!json_has(json, "hidden_act")) c->act = ACT_GELU_TANH;
+    return st == ST_OK ? read_windows(where, json, 0, 0, 1, c) : st;
+}
+
+// ---- names -----------------------------------------------------------------------------------------
+#define LAYER "model.layers.%d."
+#define ATTN  LAYER "self_attn."
+
+#define COMMON_NAMES                                                                               \
+    [ROLE_EMBED] = "model.embed_tokens.weight", [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight", \
+    [ROLE_FINAL_NORM] = "model.norm.weight", [ROLE_HEAD] = "lm_head.weight"
+#define SPLIT_QKV_NAMES                                                                            \
+    [ROLE_QKV] = ATTN "q_proj.weight|" ATTN "k_proj.weight|" ATTN "v_proj.weight",                 \
+    [ROLE_QKV_BIAS] = ATTN "q_proj.bias|" ATTN "k_proj.bias|" ATTN "v_proj.bias"
+#define O_NAMES [ROLE_O] = ATTN "o_proj.weight", [ROLE_O_BIAS] = ATTN "o_proj.bias"
+#define GATED_MLP_NAMES                                                                            \
+    [ROLE_GATE_UP] = LAYER "mlp.gate_proj.weight|" LAYER "mlp.up_proj.weight",                     \
+    [ROLE_GATE_UP_BIAS] = LAYER "mlp.gate_proj.bias|" LAYER "mlp.up_proj.bias",                    \
+    [ROLE_DOWN] = LAYER "mlp.down_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.down_proj.bias"
+#define LLAMA_NAMES                                                                                \
+    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,                                       \
+        [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
+
+// ---- the table -------------------------------------------------------------------------------------
 static const struct family families[] = {
-    {"qwen2", "Qwen2ForCausalLM", "Qwen2/Qwen2.5", LLAMA_NAMES, configure_qwen2},
-    {"llama", "LlamaForCausalLM", "Llama", LLAMA_NAMES, configure_llama},
+    {.model_type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .title = "Qwen2/Qwen2.5",
+     .names = {LLAMA_NAMES},
+     .configure = configure_qwen2},
+    {.model_type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .title = "Qwen3",
+     .head_dim = 128,
+     .names = {LLAMA_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"},
+     .configure = configure_qwen3},
+    {.model_type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .title = "Llama 1 to 3.2, Yi, DeepSeek-Coder",
+     .names = {LLAMA_NAMES},
+     .configure = configure_llama},
+    {.model_type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .title = "Mistral",
+     .names = {LLAMA_NAMES},
+     .configure = configure_mistral},
+    {.model_type = "mixtral",
+     .architecture = "MixtralForCausalLM",
+     .title = "Mixtral",
+     .norm_eps = 1e-5,
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,
+               [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+               [ROLE_ROUTER] = LAYER "block_sparse_moe.gate.weight",
+               [ROLE_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER
+                                      "block_sparse_moe.experts.%d.w3.weight",
+               [ROLE_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"},
+     .configure = configure_mixtral},
+    {.model_type = "phi3",
+     .architecture = "Phi3ForCausalLM",
+     .title = "Phi-3, Phi-4",
+     .norm_eps = 1e-5,
+     .names = {COMMON_NAMES, O_NAMES, [ROLE_QKV] = ATTN "qkv_proj.weight",
+               [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+               [ROLE_GATE_UP] = LAYER "mlp.gate_up_proj.weight", [ROLE_DOWN] = LAYER "mlp.down_proj.weight"},
+     .configure = configure_phi3},
+    {.model_type = "phi",
+     .architecture = "PhiForCausalLM",
+     .title = "Phi-1, Phi-1.5, Phi-2",
+     .norm = NORM_LAYER,
+     .norm_eps_key = "layer_norm_eps",
+     .norm_eps = 1e-5,
+     .rotary_share = 0.5,
+     .names = {SPLIT_QKV_NAMES, [ROLE_EMBED] = "model.embed_tokens.weight",
+               [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight", [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias",
+               [ROLE_O] = ATTN "dense.weight", [ROLE_O_BIAS] = ATTN "dense.bias",
+               [ROLE_GATE_UP] = LAYER "mlp.fc1.weight", [ROLE_GATE_UP_BIAS] = LAYER "mlp.fc1.bias",
+               [ROLE_DOWN] = LAYER "mlp.fc2.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.fc2.bias",
+               [ROLE_FINAL_NORM] = "model.final_layernorm.weight", [ROLE_FINAL_NORM_BIAS] = "model.final_layernorm.bias",
+               [ROLE_HEAD] = "lm_head.weight", [ROLE_HEAD_BIAS] = "lm_head.bias"},
+     .configure = configure_phi},
+    {.model_type = "gemma",
+     .architecture = "GemmaForCausalLM",
+     .title = "Gemma",
+     .norm = NORM_RMS_PLUS_ONE,
+     .head_dim = 256,
+     .tied = true,
+     .names = {LLAMA_NAMES},
+     .configure = configure_gemma},
+    {.model_type = "gemma2",
+     .architecture = "Gemma2ForCausalLM",
+     .title = "Gemma 2",
+     .norm = NORM_RMS_PLUS_ONE,
+     .head_dim = 256,
+     .tied = true,
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,
+               [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",
+               [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",
+               [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"},
+     .configure = configure_gemma2},
+    {.model_type = "starcoder2",
+     .architecture = "Starcoder2ForCausalLM",
+     .title = "StarCoder2",
+     .norm = NORM_LAYER,
+     .norm_eps_key = "norm_epsilon",
+     .norm_eps = 1e-5,
+     .tied = true,
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias",
+               [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+               [ROLE_MLP_NORM_BIAS] = LAYER "post_attention_layernorm.bias",
+               [ROLE_GATE_UP] = LAYER "mlp.c_fc.weight", [ROLE_GATE_UP_BIAS] = LAYER "mlp.c_fc.bias",
+               [ROLE_DOWN] = LAYER "mlp.c_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.c_proj.bias",
+               [ROLE_FINAL_NORM_BIAS] = "model.norm.bias"},
+     .configure = configure_starcoder2},
 };
+#define N_FAMILIES ((int)(sizeof families / sizeof families[0]))
+
+const struct family *family_at(int i) { return i >= 0 && i < N_FAMILIES ? &families[i] : NULL; }
 
 const struct family *family_find(const char *model_type, const char *architecture)
 {
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+    for (int i = 0; i < N_FAMILIES; i++) {
         const struct family *f = &families[i];
         if (strcmp(f->model_type, model_type) != 0) continue;
         // a folder of a known type with another head (a classifier, a reward model) is not ours
@@ -70,5 +284,10 @@ const struct family *family_find(const char *model_type, const char *architectur
 
 const char *family_list(void)
 {
-    return "Qwen2/Qwen2.5 (Qwen2ForCausalLM), Llama 1 to 3.2 and look-alikes (LlamaForCausalLM)";
+    static _Thread_local char text[1024];
+    size_t at = 0;
+    for (int i = 0; i < N_FAMILIES && at < sizeof text; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s (%s)", i ? ", " : "", families[i].title,
+                               families[i].architecture);
+    return text;
 }

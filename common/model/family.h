@@ -1,26 +1,35 @@
 /* family.h: what a model family adds to the common description: one row of a table (family.c).
- * A tensor of the weights table has a role; a family says what Hugging Face calls it, and which
- * which of them are stored in parts (qkv in three, gate_up in two). */
+ * A tensor of the weights table has a role; a family says what Hugging Face calls it, and which of
+ * them are stored in parts (qkv in three by most, whole by Phi-3). docs/models.md shows how to add one. */
 #ifndef COMMON_MODEL_FAMILY_H
 #define COMMON_MODEL_FAMILY_H
 
 #include "common/model/config.h"
 
-// The fused blocks of the weights arena. Names are per layer where the pattern has "%d".
+// The blocks of the weights arena, in its order: the first, those of each layer, the last four.
 enum tensor_role {
     ROLE_EMBED,
     ROLE_ATTN_NORM,
+    ROLE_ATTN_NORM_BIAS,
     ROLE_QKV,
     ROLE_QKV_BIAS,
+    ROLE_Q_NORM,
+    ROLE_K_NORM,
     ROLE_O,
     ROLE_O_BIAS,
+    ROLE_POST_ATTN_NORM,
     ROLE_MLP_NORM,
-    ROLE_GATE_UP,
+    ROLE_MLP_NORM_BIAS,
+    ROLE_ROUTER,
+    ROLE_GATE_UP, // of every expert, one after the other, where there are experts; so is ROLE_DOWN
     ROLE_GATE_UP_BIAS,
     ROLE_DOWN,
     ROLE_DOWN_BIAS,
+    ROLE_POST_MLP_NORM,
     ROLE_FINAL_NORM,
+    ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD, // absent where tied
+    ROLE_HEAD_BIAS,
     ROLE_COUNT
 };
 
@@ -28,13 +37,22 @@ struct family {
     const char *model_type;   // config.json "model_type"
     const char *architecture; // config.json "architectures"[0]
     const char *title;        // for error messages and docs
-    // Hugging Face names of the parts of each role, in row order, separated by '|'; NULL: not there.
+    // What a config.json of this family means where it is silent.
+    enum norm_kind norm;
+    const char *norm_eps_key; // NULL: "rms_norm_eps"
+    double norm_eps;          // 0: 1e-6
+    double rotary_share;      // 0: 1
+    int head_dim;             // 0: hidden_size / num_attention_heads
+    bool tied;
+    // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the
+    // layer, the second the expert. Roles that the config rules out are not looked up.
     const char *names[ROLE_COUNT];
-    // Sets the fields this family fixes and reads its own keys, after the common ones were read.
+    // Reads the family's own keys, after the common ones were read.
     enum status (*configure)(const char *where, const json_t *json, struct model_config *config);
 };
 
 const struct family *family_find(const char *model_type, const char *architecture); // NULL: unknown
-const char *family_list(void); // "Qwen2 (qwen2), Llama (llama), ..."
+const struct family *family_at(int i); // the i-th row; NULL past the end
+const char *family_list(void); // "Qwen2/Qwen2.5 (Qwen2ForCausalLM), ..."; one thread's own text
 
 #endif

@@ -1,13 +1,14 @@
 /* model.c: the walk over the layers, once, for prefill, decode, verification and training.
  *
- * A layer is: norm, qkv product, rope, attention, output product added to the residual stream; norm,
- * gate and up product, activation, down product added to the residual stream. In training every
+ * A layer is: norm, qkv product, (q/k norm), rope, attention, output product, added to the residual
+ * stream; norm, (gate and) up product, activation, down product, added to the residual stream. What
+ * families vary (config.h) is asked where it matters: a parallel block's MLP reads attention's input, a
+ * sandwich norm stands before an addition, experts stand in for the one MLP. In training every
  * tensor a backward pass needs is written straight into the tape instead of into scratch; the
  * arithmetic is the same. Decode steps on CUDA are captured once for each shape and replayed. One
  * thread, the owner of the device. */
 #include "common/model/model.h"
-#include <math.h>
-#include <stdio.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,34 +51,74 @@ int model_decode_padding(const struct model *m, int n)
 }
 
 // ---- a model -------------------------------------------------------------------------------------------
-struct scratch_part {
-    void **at;
-    size_t bytes;
+// A buffer of a list: where its pointer stands in its struct, and its bytes (0: not wanted).
+struct part {
+    size_t field, bytes;
 };
 
-static enum status alloc_scratch(struct model *m)
+static void routing_parts(const struct model_config *c, size_t base, size_t t, struct part ret[5])
+{
+    size_t a = t * (size_t)c->experts_per_token, i32 = sizeof(int32_t);
+    ret[0] = (struct part){base + offsetof(struct moe_routing, expert), a * i32};
+    ret[1] = (struct part){base + offsetof(struct moe_routing, weight), a * sizeof(float)};
+    ret[2] = (struct part){base + offsetof(struct moe_routing, row), a * i32};
+    ret[3] = (struct part){base + offsetof(struct moe_routing, place), a * i32};
+    ret[4] = (struct part){base + offsetof(struct moe_routing, offsets),
+                           c->n_experts > 0 ? ((size_t)c->n_experts + 1) * i32 : 0};
+}
+
+// Rows that the MLP's products have for t tokens.
+static size_t mlp_rows(const struct model_config *c, size_t t)
+{
+    return c->n_experts > 0 ? t * (size_t)c->experts_per_token : t;
+}
+
+#define N_SCRATCH 19
+#define SCRATCH(name, size) {offsetof(struct model, name), (size)}
+
+static void scratch_parts(const struct model *m, struct part ret[N_SCRATCH])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows, h = (size_t)c->hidden;
-    struct scratch_part parts[] = {
-        {&m->x, t * h * e},
-        {&m->normed, t * h * e},
-        {&m->qkv, t * (size_t)config_qkv_width(c) * e},
-        {&m->attn_out, t * (size_t)config_q_width(c) * e},
-        {&m->gate_up, t * (size_t)c->intermediate * 2 * e},
-        {&m->act, t * (size_t)c->intermediate * e},
-        {&m->row_x, r * h * e},
-        {&m->row_normed, r * h * e},
-        {(void **)&m->row_rstd, r * sizeof(float)},
-        {(void **)&m->logits, r * (size_t)c->vocab_size * sizeof(float)},
+    size_t a = mlp_rows(c, t), inner = (size_t)c->intermediate, expert = c->n_experts > 0 ? a * h * e : 0;
+    struct part parts[N_SCRATCH - 5] = {
+        SCRATCH(x, t * h * e),
+        SCRATCH(normed, t * h * e),
+        SCRATCH(qkv, t * (size_t)config_qkv_width(c) * e),
+        SCRATCH(attn_out, t * (size_t)config_q_width(c) * e),
+        SCRATCH(gate_up, a * inner * 2 * e),
+        SCRATCH(act, a * inner * e),
+        SCRATCH(block, c->sandwich_norm ? t * h * e : 0),
+        SCRATCH(expert_in, expert),
+        SCRATCH(expert_out, expert),
+        SCRATCH(router_logits, t * (size_t)c->n_experts * sizeof(float)),
+        SCRATCH(row_x, r * h * e),
+        SCRATCH(row_normed, r * h * e),
+        SCRATCH(row_rstd, 2 * r * sizeof(float)), // and row_mean
+        SCRATCH(logits, r * (size_t)c->vocab_size * sizeof(float)),
     };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        enum status st = device_alloc(m->dev, parts[i].bytes, parts[i].at);
+    memcpy(ret, parts, sizeof parts);
+    routing_parts(c, offsetof(struct model, routing), t, ret + N_SCRATCH - 5);
+}
+
+static void **part_pointer(void *owner, const struct part *part)
+{
+    return (void **)((char *)owner + part->field);
+}
+
+static enum status alloc_scratch(struct model *m)
+{
+    struct part parts[N_SCRATCH];
+    scratch_parts(m, parts);
+    for (int i = 0; i < N_SCRATCH; i++) {
+        if (parts[i].bytes == 0) continue;
+        enum status st = device_alloc(m->dev, parts[i].bytes, part_pointer(m, &parts[i]));
         if (st != ST_OK)
             return status_context(st, "model scratch for %d tokens and %d rows of logits", m->max_tokens,
                                   m->max_rows);
         m->scratch_bytes += parts[i].bytes;
     }
+    m->row_mean = m->row_rstd + m->max_rows;
     return ST_OK;
 }
 
@@ -125,8 +166,8 @@ enum status model_new(struct device *dev, const struct model_config *config, con
         m->attn[l] = (struct attn_shape){.n_heads = config->n_heads,
                                          .n_kv_heads = config->n_kv_heads,
                                          .head_dim = config->head_dim,
-                                         .scale = (float)(1.0 / sqrt((double)config->head_dim)),
-                                         .softcap = 0,
+                                         .scale = config->attn_scale,
+                                         .softcap = config->attn_softcap,
                                          .window = config->window[l]};
     CHECK(alloc_scratch(m));
     CHECK(upload_rope(m));
@@ -142,9 +183,10 @@ void model_free(struct model *m)
     if (!m) return;
     for (int i = 0; m->graphs && i < m->graphs->n; i++) device_graph_free(m->graphs->entry[i].graph);
     free(m->graphs);
-    void *parts[] = {m->x,     m->normed,     m->qkv,      m->attn_out, m->gate_up, m->act,
-                     m->row_x, m->row_normed, m->row_rstd, m->logits,   m->rope};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) device_release(m->dev, parts[i]);
+    struct part parts[N_SCRATCH];
+    scratch_parts(m, parts);
+    for (int i = 0; i < N_SCRATCH; i++) device_release(m->dev, *part_pointer(m, &parts[i]));
+    device_release(m->dev, m->rope);
     free(m->attn);
     free(m);
 }
@@ -164,19 +206,72 @@ static void product(struct model *m, void *y, const void *x, const void *w, cons
     m->ops->matmul(m->dev, y, x, w, bias, &shape);
 }
 
-// The residual stream after attention goes to x_mid, which is x itself outside of training.
-static void attention_block(struct model *m, int l, const struct batch_view *batch,
-                            const struct kv_view *kv, struct layer_tape *tape, void *x, void *x_mid)
+static void normalise(struct model *m, void *y, float *rstd, float *mean, const void *x, const void *w,
+                      const void *bias, int rows)
+{
+    struct norm_shape shape = hidden_norm(m, rows);
+    m->ops->norm(m->dev, y, rstd, mean, x, w, bias, &shape, m->dt);
+}
+
+// The q and k norms: each head of each row by itself, in place.
+static void normalise_heads(struct model *m, void *qkv, float *rstd_q, float *rstd_k, const struct layer_weights *w,
+                            int rows)
+{
+    const struct model_config *c = m->config;
+    struct norm_shape q = {c->norm, rows * c->n_heads, c->head_dim, c->n_heads, config_qkv_width(c), c->norm_eps};
+    struct norm_shape k = q;
+    k.rows = rows * c->n_kv_heads;
+    k.heads = c->n_kv_heads;
+    void *keys = (char *)qkv + (size_t)config_q_width(c) * dtype_size(m->dt);
+    m->ops->norm(m->dev, qkv, rstd_q, NULL, qkv, w->q_norm, NULL, &q, m->dt);
+    m->ops->norm(m->dev, keys, rstd_k, NULL, keys, w->k_norm, NULL, &k, m->dt);
+}
+
+static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
+{
+    if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
+}
+
+// x_to = x_from + what a block gives: in . w^T + bias, normalised first where there is a sandwich norm.
+// `proj` and `rstd` keep the un-normalised contribution for the backward pass; NULL outside training.
+struct contribution {
+    const void *in, *w, *bias, *norm;
+    int width;
+    void *proj;
+    float *rstd;
+};
+
+static void add_contribution(struct model *m, int rows, const struct contribution *b, const void *x_from, void *x_to)
+{
+    int hidden = m->config->hidden;
+    copy_rows(m, x_to, x_from, rows, hidden);
+    if (!b->norm) {
+        product(m, x_to, b->in, b->w, b->bias, rows, hidden, b->width, 1, m->dt);
+        return;
+    }
+    void *proj = b->proj ? b->proj : m->block;
+    product(m, proj, b->in, b->w, b->bias, rows, hidden, b->width, 0, m->dt);
+    normalise(m, m->block, b->rstd, NULL, proj, b->norm, NULL, rows);
+    m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
+}
+
+// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid, which
+// is x itself outside of training.
+static void attention_block(struct model *m, int l, const struct batch_view *batch, const struct kv_view *kv,
+                            struct layer_tape *tape, void *x, void *x_mid)
 {
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l];
     const struct ops *ops = m->ops;
     int rows = batch->n_tokens, width = config_qkv_width(c);
-    struct norm_shape shape = hidden_norm(m, rows);
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
+    void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
 
-    ops->norm(m->dev, m->normed, tape ? tape->rstd1 : NULL, NULL, x, w->attn_norm, NULL, &shape, m->dt);
-    product(m, qkv, m->normed, w->qkv, w->qkv_bias, rows, width, c->hidden, 0, m->dt);
+    normalise(m, m->normed, tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL, x, w->attn_norm, w->attn_norm_bias,
+              rows);
+    product(m, raw, m->normed, w->qkv, w->qkv_bias, rows, width, c->hidden, 0, m->dt);
+    copy_rows(m, qkv, raw, rows, width);
+    if (c->qk_norm) normalise_heads(m, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, w, rows);
     ops->rope(m->dev, qkv, m->rope, batch->positions, rows, width, c->n_heads + c->n_kv_heads, c->head_dim,
               c->rope.dim, 1.0f, m->dt);
     if (kv) {
@@ -186,23 +281,52 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         // without a tape nobody reads the log-sum-exp; gate_up is free here and large enough for it
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch, &m->attn[l], m->dt);
     }
-    if (x_mid != x) device_copy(m->dev, x_mid, x, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
-    product(m, x_mid, out, w->o, w->o_bias, rows, c->hidden, config_q_width(c), 1, m->dt);
+    struct contribution o = {out, w->o, w->o_bias, w->post_attn_norm, config_q_width(c), tape ? tape->attn_proj : NULL,
+                             tape ? tape->rstd_post1 : NULL};
+    add_contribution(m, rows, &o, x, x_mid);
 }
 
+// The experts' part of mlp_block: from m->normed to x_out += the weighted sum of what they give.
+static void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
+{
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->weights->layers[l];
+    const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
+    struct moe_shape shape = {rows, c->n_experts, c->experts_per_token};
+    int a = rows * c->experts_per_token, up = config_up_width(c);
+    void *gate_up = tape ? tape->gate_up : m->gate_up, *out = tape ? tape->expert_out : m->expert_out;
+    struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt};
+    struct matmul second = {a, c->hidden, c->intermediate, false, true, 0, m->dt, m->dt};
+
+    product(m, m->router_logits, m->normed, w->router, NULL, rows, c->n_experts, c->hidden, 0, DT_F32);
+    m->ops->moe_route(m->dev, routing, m->router_logits, &shape);
+    m->ops->gather_rows(m->dev, m->expert_in, m->normed, routing->row, a, c->hidden, 1.0f, m->dt);
+    m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets, c->n_experts, &first);
+    m->ops->act(m->dev, m->act, gate_up, a, c->intermediate, c->act, c->gated_mlp, m->dt);
+    m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, c->n_experts, &second);
+    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, c->hidden, true, m->dt);
+}
+
+// m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
 static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_mid, void *x_out)
 {
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l];
-    struct norm_shape shape = hidden_norm(m, rows);
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
-    m->ops->norm(m->dev, m->normed, tape ? tape->rstd2 : NULL, NULL, x_mid, w->mlp_norm, NULL, &shape, m->dt);
-    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, 2 * c->intermediate, c->hidden, 0, m->dt);
-    m->ops->act(m->dev, m->act, gate_up, rows, c->intermediate, c->act, true, m->dt);
-    if (x_out != x_mid)
-        device_copy(m->dev, x_out, x_mid, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
-    product(m, x_out, m->act, w->down, w->down_bias, rows, c->hidden, c->intermediate, 1, m->dt);
+    if (!c->parallel_block)
+        normalise(m, m->normed, tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL, x_mid, w->mlp_norm,
+                  w->mlp_norm_bias, rows);
+    if (c->n_experts > 0) {
+        copy_rows(m, x_out, x_mid, rows, c->hidden);
+        experts_block(m, l, rows, tape, x_out);
+        return;
+    }
+    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, config_up_width(c), c->hidden, 0, m->dt);
+    m->ops->act(m->dev, m->act, gate_up, rows, c->intermediate, c->act, c->gated_mlp, m->dt);
+    struct contribution down = {m->act, w->down, w->down_bias, w->post_mlp_norm, c->intermediate,
+                                tape ? tape->mlp_proj : NULL, tape ? tape->rstd_post2 : NULL};
+    add_contribution(m, rows, &down, x_mid, x_out);
 }
 
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
@@ -210,7 +334,8 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
 {
     const struct model_config *c = m->config;
     void *x = tape ? tape->layers[0].x : m->x;
-    m->ops->gather_rows(m->dev, x, m->weights->embed, batch->tokens, batch->n_tokens, c->hidden, 1.0f, m->dt);
+    m->ops->gather_rows(m->dev, x, m->weights->embed, batch->tokens, batch->n_tokens, c->hidden,
+                        model_embed_scale(m), m->dt);
     for (int l = 0; l < c->n_layers; l++) {
         struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
         void *x_mid = tape ? lt->x_mid : x;
@@ -222,13 +347,23 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
     *ret_x = x;
 }
 
+float model_embed_scale(const struct model *m)
+{
+    // reference implementations hold the factor in the activations' dtype
+    float scale = m->config->embed_scale;
+    return m->dt == DT_BF16 ? f32_from_bf16(bf16_from_f32(scale)) : scale;
+}
+
 void model_head(struct model *m, const void *x, const int32_t *rows, int n)
 {
     const struct model_config *c = m->config;
-    struct norm_shape shape = hidden_norm(m, n);
+    const struct weights *w = m->weights;
     m->ops->gather_rows(m->dev, m->row_x, x, rows, n, c->hidden, 1.0f, m->dt);
-    m->ops->norm(m->dev, m->row_normed, m->row_rstd, NULL, m->row_x, m->weights->final_norm, NULL, &shape, m->dt);
-    product(m, m->logits, m->row_normed, m->weights->head, NULL, n, c->vocab_size, c->hidden, 0, DT_F32);
+    normalise(m, m->row_normed, m->row_rstd, c->norm == NORM_LAYER ? m->row_mean : NULL, m->row_x, w->final_norm,
+              w->final_norm_bias, n);
+    product(m, m->logits, m->row_normed, w->head, w->head_bias, n, c->vocab_size, c->hidden, 0, DT_F32);
+    if (c->logit_softcap > 0)
+        m->ops->softcap(m->dev, m->logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }
 
 static void run_step(struct model *m, const struct batch_view *view, const struct batch *batch,
@@ -275,35 +410,53 @@ void model_step(struct model *m, const struct batch *batch, const struct kv_view
 }
 
 // ---- the tape ------------------------------------------------------------------------------------------
-// Visits every part of a tape in one fixed order: sums their sizes, or sets the pointers.
+#define N_TAPE 23
+#define TAPE(name, size) {offsetof(struct layer_tape, name), (size)}
+
+static void tape_parts(const struct model_config *c, enum dtype dt, size_t t, struct part ret[N_TAPE])
+{
+    size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
+    size_t qkv = t * (size_t)config_qkv_width(c) * e, a = mlp_rows(c, t);
+    size_t mean = c->norm == NORM_LAYER ? stat : 0;
+    struct part parts[N_TAPE - 5] = {
+        TAPE(x, hidden),
+        TAPE(rstd1, stat),
+        TAPE(mean1, mean),
+        TAPE(qkv_raw, c->qk_norm ? qkv : 0),
+        TAPE(rstd_q, c->qk_norm ? stat * (size_t)c->n_heads : 0),
+        TAPE(rstd_k, c->qk_norm ? stat * (size_t)c->n_kv_heads : 0),
+        TAPE(qkv, qkv),
+        TAPE(attn, t * (size_t)config_q_width(c) * e),
+        TAPE(lse, stat * (size_t)c->n_heads),
+        TAPE(attn_proj, c->sandwich_norm ? hidden : 0),
+        TAPE(rstd_post1, c->sandwich_norm ? stat : 0),
+        TAPE(x_mid, hidden),
+        TAPE(rstd2, c->parallel_block ? 0 : stat),
+        TAPE(mean2, c->parallel_block ? 0 : mean),
+        TAPE(gate_up, a * (size_t)config_up_width(c) * e),
+        TAPE(expert_out, c->n_experts > 0 ? a * (size_t)c->hidden * e : 0),
+        TAPE(mlp_proj, c->sandwich_norm ? hidden : 0),
+        TAPE(rstd_post2, c->sandwich_norm ? stat : 0),
+    };
+    memcpy(ret, parts, sizeof parts);
+    routing_parts(c, offsetof(struct layer_tape, routing), t, ret + N_TAPE - 5);
+}
+
+// Visits every part of a tape in one fixed order: sums their sizes, and sets the pointers of `tape`.
 static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t, struct tape *tape)
 {
-    size_t e = dtype_size(dt), at = 0;
+    struct part parts[N_TAPE];
+    size_t at = 0;
     char *base = tape ? tape->memory : NULL;
-    size_t hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
-    size_t sizes[] = {hidden,
-                      stat,
-                      t * (size_t)config_qkv_width(c) * e,
-                      t * (size_t)config_q_width(c) * e,
-                      t * (size_t)c->n_heads * sizeof(float),
-                      hidden,
-                      stat,
-                      t * (size_t)c->intermediate * 2 * e};
+    tape_parts(c, dt, t, parts);
     for (int l = 0; l < c->n_layers; l++) {
-        struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
-        void **at_pointer[8] = {0};
-        if (lt) {
-            void **list[8] = {&lt->x,   (void **)&lt->rstd1, &lt->qkv, &lt->attn, (void **)&lt->lse, &lt->x_mid,
-                              (void **)&lt->rstd2, &lt->gate_up};
-            memcpy(at_pointer, list, sizeof list);
-        }
-        for (int i = 0; i < 8; i++) {
-            if (lt) *at_pointer[i] = base + at;
-            at += (sizes[i] + 255) / 256 * 256;
+        for (int i = 0; i < N_TAPE; i++) {
+            if (tape && parts[i].bytes > 0) *part_pointer(&tape->layers[l], &parts[i]) = base + at;
+            at += (parts[i].bytes + 255) / 256 * 256;
         }
     }
     if (tape) tape->x_final = base + at;
-    return at + hidden;
+    return at + t * (size_t)c->hidden * dtype_size(dt);
 }
 
 size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens)

@@ -9,16 +9,25 @@
 #include "common/model/weights.h"
 #include "kernels/ops.h"
 
-// What one layer's backward pass needs. dt is the weights' dtype.
+// What one layer's backward pass needs. dt is the weights' dtype; A is T * experts_per_token, or T
+// where there are no experts. Fields that the config has no use for are NULL.
 struct layer_tape {
     void *x;        // (T, hidden) residual stream at the layer's entry
-    float *rstd1;   // (T) of the attention norm
-    void *qkv;      // (T, qkv width) after bias and rope
+    float *rstd1, *mean1; // (T) of the attention norm; mean of NORM_LAYER only, here and below
+    void *qkv_raw;  // (T, qkv width) before the q/k norms
+    float *rstd_q, *rstd_k; // (T, n_heads), (T, n_kv_heads)
+    void *qkv;      // (T, qkv width) after bias, q/k norm and rope
     void *attn;     // (T, q width) attention output
     float *lse;     // (T, n_heads)
+    void *attn_proj;    // (T, hidden) attention's contribution before its sandwich norm
+    float *rstd_post1;  // (T)
     void *x_mid;    // (T, hidden) residual stream after attention
-    float *rstd2;   // (T) of the MLP norm
-    void *gate_up;  // (T, 2 * intermediate)
+    float *rstd2, *mean2; // (T) of the MLP norm
+    struct moe_routing routing;
+    void *gate_up;  // (A, 2 * intermediate), or (A, intermediate) where not gated
+    void *expert_out;   // (A, hidden) sorted by expert
+    void *mlp_proj;     // (T, hidden) the MLP's contribution before its sandwich norm
+    float *rstd_post2;  // (T)
 };
 // Activations of a packed batch, kept for the backward pass.
 struct tape {
@@ -41,9 +50,13 @@ struct model {
     // scratch of the walk, device
     void *x, *normed;  // (max_tokens, hidden)
     void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, q width)
-    void *gate_up, *act;  // (max_tokens, 2 * intermediate), (max_tokens, intermediate)
+    void *gate_up, *act;  // (A, 2 * intermediate), (A, intermediate)
+    void *block;          // (max_tokens, hidden) a block's contribution before its sandwich norm
+    void *expert_in, *expert_out; // (A, hidden) sorted by expert
+    float *router_logits; // (max_tokens, n_experts)
+    struct moe_routing routing;
     void *row_x, *row_normed; // (max_rows, hidden)
-    float *row_rstd;          // (max_rows)
+    float *row_rstd, *row_mean; // (max_rows)
     float *logits;     // (max_rows, vocab)
     size_t scratch_bytes;
     struct decode_graphs *graphs; // captured decode steps (CUDA)
@@ -61,8 +74,11 @@ void model_free(struct model *m);
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x);
 // Final norm and vocabulary product of n <= max_rows rows of x; row indices are device memory.
-// Fills m->row_x, row_normed, row_rstd and m->logits (n, vocab).
+// Fills m->row_x, row_normed, row_rstd, row_mean and m->logits (n, vocab).
 void model_head(struct model *m, const void *x, const int32_t *rows, int n);
+
+// The factor of looked-up embeddings, as the walk applies it.
+float model_embed_scale(const struct model *m);
 
 // model_forward and model_head of one committed paged batch: what the engine calls each step.
 // Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket).

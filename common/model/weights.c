@@ -18,19 +18,30 @@
 
 // ---- the plan ----------------------------------------------------------------------------------------
 struct role_shape {
-    int64_t rows, cols; // cols 0: a vector of `rows`
-    int n_parts;
+    int64_t rows, cols; // of one expert where there are several; cols 0: a vector of `rows`
+    int experts;        // 1 but for the MLPs of a mixture
+    int n_parts;        // of each expert, as most families store it
     int64_t part_rows[3];
 };
 
 static bool role_present(const struct model_config *c, enum tensor_role role)
 {
     switch (role) {
+    case ROLE_ATTN_NORM_BIAS:
+    case ROLE_FINAL_NORM_BIAS: return c->norm == NORM_LAYER;
+    case ROLE_MLP_NORM_BIAS: return c->norm == NORM_LAYER && !c->parallel_block;
     case ROLE_QKV_BIAS: return c->qkv_bias;
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM: return c->qk_norm;
     case ROLE_O_BIAS: return c->o_bias;
+    case ROLE_POST_ATTN_NORM:
+    case ROLE_POST_MLP_NORM: return c->sandwich_norm;
+    case ROLE_MLP_NORM: return !c->parallel_block;
+    case ROLE_ROUTER: return c->n_experts > 0;
     case ROLE_GATE_UP_BIAS:
     case ROLE_DOWN_BIAS: return c->mlp_bias;
     case ROLE_HEAD: return !c->tie_embeddings;
+    case ROLE_HEAD_BIAS: return c->head_bias;
     default: return true;
     }
 }
@@ -38,36 +49,62 @@ static bool role_present(const struct model_config *c, enum tensor_role role)
 static struct role_shape role_shape(const struct model_config *c, enum tensor_role role)
 {
     int64_t h = c->hidden, q = config_q_width(c), kv = config_kv_width(c), i = c->intermediate;
+    int64_t up = c->gated_mlp ? 2 * i : i;
+    int parts = c->gated_mlp ? 2 : 1, experts = c->n_experts > 0 ? c->n_experts : 1;
     switch (role) {
     case ROLE_EMBED:
-    case ROLE_HEAD: return (struct role_shape){c->vocab_size, h, 1, {c->vocab_size}};
-    case ROLE_QKV: return (struct role_shape){q + 2 * kv, h, 3, {q, kv, kv}};
-    case ROLE_QKV_BIAS: return (struct role_shape){q + 2 * kv, 0, 3, {q, kv, kv}};
-    case ROLE_O: return (struct role_shape){h, q, 1, {h}};
-    case ROLE_GATE_UP: return (struct role_shape){2 * i, h, 2, {i, i}};
-    case ROLE_GATE_UP_BIAS: return (struct role_shape){2 * i, 0, 2, {i, i}};
-    case ROLE_DOWN: return (struct role_shape){h, i, 1, {h}};
-    default: return (struct role_shape){h, 0, 1, {h}}; // norms, biases of o and down
+    case ROLE_HEAD: return (struct role_shape){c->vocab_size, h, 1, 1, {c->vocab_size}};
+    case ROLE_HEAD_BIAS: return (struct role_shape){c->vocab_size, 0, 1, 1, {c->vocab_size}};
+    case ROLE_QKV: return (struct role_shape){q + 2 * kv, h, 1, 3, {q, kv, kv}};
+    case ROLE_QKV_BIAS: return (struct role_shape){q + 2 * kv, 0, 1, 3, {q, kv, kv}};
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM: return (struct role_shape){c->head_dim, 0, 1, 1, {c->head_dim}};
+    case ROLE_O: return (struct role_shape){h, q, 1, 1, {h}};
+    case ROLE_ROUTER: return (struct role_shape){experts, h, 1, 1, {experts}};
+    case ROLE_GATE_UP: return (struct role_shape){up, h, experts, parts, {i, i}};
+    case ROLE_GATE_UP_BIAS: return (struct role_shape){up, 0, experts, parts, {i, i}};
+    case ROLE_DOWN: return (struct role_shape){h, i, experts, 1, {h}};
+    default: return (struct role_shape){h, 0, 1, 1, {h}}; // norms, biases of o and down
     }
 }
 
 static bool role_is_norm(enum tensor_role role)
 {
-    return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM;
+    switch (role) {
+    case ROLE_ATTN_NORM:
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM:
+    case ROLE_POST_ATTN_NORM:
+    case ROLE_MLP_NORM:
+    case ROLE_POST_MLP_NORM:
+    case ROLE_FINAL_NORM: return true;
+    default: return false;
+    }
 }
 
-// Fills in one tensor's name from the family's pattern: the p-th of the names separated by '|'.
-static void tensor_name(const char *pattern, int part, int layer, char ret[160])
+static int count_names(const char *pattern)
+{
+    int n = 1;
+    for (; *pattern; pattern++) n += *pattern == '|';
+    return n;
+}
+
+// Fills in one tensor's name: the part-th of the names that '|' separates, with the layer for its
+// first "%d" and the expert for its second.
+static void tensor_name(const char *pattern, int part, int layer, int expert, char ret[160])
 {
     for (; part > 0; part--) pattern = strchr(pattern, '|') + 1;
-    size_t len = strcspn(pattern, "|");
-    const char *mark = memmem(pattern, len, "%d", 2);
-    if (!mark) {
-        snprintf(ret, 160, "%.*s", (int)len, pattern);
-        return;
+    size_t len = strcspn(pattern, "|"), at = 0;
+    int numbers[2] = {layer, expert}, used = 0;
+    for (size_t i = 0; i < len && at < 150; i++) {
+        if (pattern[i] == '%' && used < 2) {
+            at += (size_t)snprintf(ret + at, 12, "%d", numbers[used++]);
+            i++; // the d
+        } else {
+            ret[at++] = pattern[i];
+        }
     }
-    int before = (int)(mark - pattern);
-    snprintf(ret, 160, "%.*s%d%.*s", before, pattern, layer, (int)len - before - 2, mark + 2);
+    ret[at] = '\0';
 }
 
 static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
@@ -75,15 +112,21 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
     const struct model_config *c = w->config;
     if (!role_present(c, role)) return;
     struct role_shape s = role_shape(c, role);
+    const char *names = c->family->names[role];
+    if (count_names(names) == 1) { // stored whole
+        s.n_parts = 1;
+        s.part_rows[0] = s.rows;
+    }
     *at = (*at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    for (int p = 0; p < s.n_parts; p++) {
+    for (int p = 0; p < s.experts * s.n_parts; p++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
-        tensor_name(c->family->names[role], p, layer, t->name);
+        tensor_name(names, p % s.n_parts, layer, p / s.n_parts, t->name);
         t->role = role;
+        t->layer = layer;
         t->n_dims = s.cols ? 2 : 1;
-        t->shape[0] = s.part_rows[p];
+        t->shape[0] = s.part_rows[p % s.n_parts];
         t->shape[1] = s.cols;
-        t->n = s.part_rows[p] * (s.cols ? s.cols : 1);
+        t->n = t->shape[0] * (s.cols ? s.cols : 1);
         t->offset = *at;
         *at += t->n;
         w->n_parameters += t->n;
@@ -93,7 +136,8 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
 enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret)
 {
     int64_t at = 0;
-    size_t most = (size_t)config->n_layers * 3 * ROLE_COUNT + ROLE_COUNT;
+    size_t experts = config->n_experts > 0 ? (size_t)config->n_experts : 1;
+    size_t most = (size_t)config->n_layers * (3 * experts + 3 * ROLE_COUNT) + ROLE_COUNT;
     struct weights *w = calloc(1, sizeof *w);
     if (w) {
         w->tensors = calloc(most, sizeof *w->tensors);
@@ -107,9 +151,8 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
     w->dt = dt;
     plan_role(w, ROLE_EMBED, 0, &at);
     for (int l = 0; l < config->n_layers; l++)
-        for (enum tensor_role r = ROLE_ATTN_NORM; r <= ROLE_DOWN_BIAS; r++) plan_role(w, r, l, &at);
-    plan_role(w, ROLE_FINAL_NORM, 0, &at);
-    plan_role(w, ROLE_HEAD, 0, &at);
+        for (enum tensor_role r = ROLE_ATTN_NORM; r < ROLE_FINAL_NORM; r++) plan_role(w, r, l, &at);
+    for (enum tensor_role r = ROLE_FINAL_NORM; r < ROLE_COUNT; r++) plan_role(w, r, 0, &at);
     w->n_elements = (at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
     w->canary_offset = (size_t)w->n_elements * dtype_size(dt);
     w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
@@ -117,38 +160,47 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
     return ST_OK;
 }
 
-static void **layer_pointer(struct layer_weights *l, enum tensor_role role)
+// Where the pointer to a role's block stands.
+static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
 {
+    struct layer_weights *l = &w->layers[layer];
     switch (role) {
+    case ROLE_EMBED: return &w->embed;
     case ROLE_ATTN_NORM: return &l->attn_norm;
+    case ROLE_ATTN_NORM_BIAS: return &l->attn_norm_bias;
     case ROLE_QKV: return &l->qkv;
     case ROLE_QKV_BIAS: return &l->qkv_bias;
+    case ROLE_Q_NORM: return &l->q_norm;
+    case ROLE_K_NORM: return &l->k_norm;
     case ROLE_O: return &l->o;
     case ROLE_O_BIAS: return &l->o_bias;
+    case ROLE_POST_ATTN_NORM: return &l->post_attn_norm;
     case ROLE_MLP_NORM: return &l->mlp_norm;
+    case ROLE_MLP_NORM_BIAS: return &l->mlp_norm_bias;
+    case ROLE_ROUTER: return &l->router;
     case ROLE_GATE_UP: return &l->gate_up;
     case ROLE_GATE_UP_BIAS: return &l->gate_up_bias;
     case ROLE_DOWN: return &l->down;
     case ROLE_DOWN_BIAS: return &l->down_bias;
-    default: return NULL;
+    case ROLE_POST_MLP_NORM: return &l->post_mlp_norm;
+    case ROLE_FINAL_NORM: return &w->final_norm;
+    case ROLE_FINAL_NORM_BIAS: return &w->final_norm_bias;
+    case ROLE_HEAD: return &w->head;
+    case ROLE_HEAD_BIAS: return &w->head_bias;
+    case ROLE_COUNT: break;
     }
+    return NULL;
 }
 
 void weights_bind(struct weights *w, void *base)
 {
-    int layer = -1;
     w->base = base;
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        void *at = (char *)base + (size_t)t->offset * dtype_size(w->dt);
-        if (i > 0 && t->role == w->tensors[i - 1].role && t->role != ROLE_ATTN_NORM)
-            continue; // a later part of the same block
-        if (t->role == ROLE_ATTN_NORM) layer++; // the first role of every layer
-        if (t->role == ROLE_EMBED) w->embed = w->head = at;
-        else if (t->role == ROLE_FINAL_NORM) w->final_norm = at;
-        else if (t->role == ROLE_HEAD) w->head = at;
-        else *layer_pointer(&w->layers[layer], t->role) = at;
+        bool first_part = i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
+        if (first_part) *role_pointer(w, t->role, t->layer) = (char *)base + (size_t)t->offset * dtype_size(w->dt);
     }
+    if (w->config->tie_embeddings) w->head = w->embed;
 }
 
 void weights_free(struct weights *w)
@@ -311,6 +363,7 @@ out:
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed)
 {
     const int64_t chunk = 65536;
+    const float norm_one = w->config->norm == NORM_RMS_PLUS_ONE ? 0.0f : 1.0f;
     float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
     void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
     enum status st = ST_OK;
@@ -328,7 +381,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                 int64_t end = begin + chunk < n ? begin + chunk : n;
                 rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
                 for (int64_t j = begin; j < end; j++)
-                    staging[j] = t->n_dims == 2 ? 0.02f * rng_normal(&r) : role_is_norm(t->role) ? 1.0f : 0.0f;
+                    staging[j] = t->n_dims == 2 ? 0.02f * rng_normal(&r) : role_is_norm(t->role) ? norm_one : 0.0f;
             }
             const void *data = staging;
             if (w->dt != DT_F32) {

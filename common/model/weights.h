@@ -17,6 +17,7 @@
 struct weight_tensor {
     char name[160];     // Hugging Face name
     enum tensor_role role;
+    int layer;          // 0 outside of layers
     int n_dims;
     int64_t shape[2];
     int64_t n;          // elements
@@ -24,13 +25,18 @@ struct weight_tensor {
 };
 
 struct layer_weights { // pointers into the arena; NULL where the family has none
-    void *attn_norm;              // (hidden)
-    void *qkv;                    // (q + 2 kv width, hidden)
-    void *qkv_bias;               // (q + 2 kv width)
-    void *o, *o_bias;             // (hidden, q width), (hidden)
-    void *mlp_norm;               // (hidden)
-    void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows
-    void *down, *down_bias;       // (hidden, intermediate)
+    void *attn_norm, *attn_norm_bias; // (hidden)
+    void *qkv;                        // (q + 2 kv width, hidden)
+    void *qkv_bias;                   // (q + 2 kv width)
+    void *q_norm, *k_norm;            // (head_dim)
+    void *o, *o_bias;                 // (hidden, q width), (hidden)
+    void *post_attn_norm;             // (hidden)
+    void *mlp_norm, *mlp_norm_bias;   // (hidden)
+    void *router;                     // (n_experts, hidden)
+    void *gate_up, *gate_up_bias;     // (2 * intermediate, hidden): gate rows, then up rows; or the up
+                                      // rows alone; n_experts of them where there are experts
+    void *down, *down_bias;           // (hidden, intermediate), as many
+    void *post_mlp_norm;              // (hidden)
 };
 
 struct weights {
@@ -43,7 +49,9 @@ struct weights {
     int n_tensors;
     struct weight_tensor *tensors; // in arena order
     void *base;           // device memory; NULL until bound
-    void *embed, *final_norm, *head; // (vocab, hidden), (hidden), (vocab, hidden); head == embed where tied
+    void *embed, *head;  // (vocab, hidden); the same where tied
+    void *head_bias;     // (vocab), or NULL
+    void *final_norm, *final_norm_bias; // (hidden)
     struct layer_weights *layers; // (n_layers)
 };
 #define WEIGHTS_CANARY_BYTES 256

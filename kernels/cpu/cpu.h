@@ -92,6 +92,18 @@ void cpu_attn_packed_back(struct device *, void *, const void *, const void *, c
 void cpu_act(struct device *, void *, const void *, int, int, enum act_kind, bool, enum dtype);
 void cpu_act_back(struct device *, void *, const void *, const void *, int, int, enum act_kind,
                   bool, enum dtype);
+void cpu_moe_route(struct device *, const struct moe_routing *, const float *,
+                   const struct moe_shape *);
+void cpu_moe_route_back(struct device *, void *, const float *, const struct moe_routing *,
+                        const struct moe_shape *, enum dtype);
+void cpu_matmul_experts(struct device *, void *, const void *, const void *, const int32_t *, int,
+                        const struct matmul *);
+void cpu_matmul_experts_back(struct device *, float *, const void *, const void *, const int32_t *,
+                             int, int, int, int, enum dtype);
+void cpu_moe_combine(struct device *, void *, const void *, const int32_t *, const float *,
+                     const struct moe_shape *, int, bool, enum dtype);
+void cpu_moe_combine_back(struct device *, void *, float *, const void *, const void *,
+                          const struct moe_routing *, const struct moe_shape *, int, enum dtype);
 void cpu_add(struct device *, void *, const void *, int64_t, enum dtype);
 void cpu_column_sum(struct device *, float *, const void *, int, int, enum dtype);
 void cpu_convert(struct device *, void *, enum dtype, const void *, enum dtype, int64_t);

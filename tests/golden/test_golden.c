@@ -53,6 +53,24 @@ static const void *value(const struct golden *g, const char *name)
     return e ? e->data : NULL;
 }
 
+// "<prefix>NAME" of a tensor. The reference keeps a mixture's experts in two tensors a layer, one expert
+// after the other, as the arena does: there it is a part of one of those.
+static const float *tensor_value(const struct golden *g, const char *prefix, const struct weights *w, int t)
+{
+    char name[220];
+    const struct weight_tensor *tensor = &w->tensors[t];
+    snprintf(name, sizeof name, "%s%s", prefix, tensor->name);
+    const float *whole = value(g, name);
+    if (whole) return whole;
+    const char *part = tensor->role == ROLE_ROUTER    ? "gate.weight"
+                       : tensor->role == ROLE_GATE_UP ? "experts.gate_up_proj"
+                                                      : "experts.down_proj";
+    snprintf(name, sizeof name, "%smodel.layers.%d.mlp.%s", prefix, tensor->layer, part);
+    while (t > 0 && w->tensors[t - 1].role == tensor->role && w->tensors[t - 1].layer == tensor->layer) t--;
+    whole = value(g, name);
+    return whole ? whole + (tensor->offset - w->tensors[t].offset) : NULL;
+}
+
 static double fact(const struct golden *g, const char *key)
 {
     return json_number_value(json_object_get(g->facts, key));
@@ -98,6 +116,13 @@ out:
     return st;
 }
 
+static int longest_sequence(const struct golden *g)
+{
+    const struct safetensors_entry *greedy = safetensors_find(g->values, "greedy");
+    int n = g->prompt + g->completion;
+    return greedy && greedy->shape[0] > n ? (int)greedy->shape[0] : n;
+}
+
 static enum status open_golden(struct golden *g)
 {
     struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0};
@@ -111,7 +136,8 @@ static enum status open_golden(struct golden *g)
     weights_bind(g->weights, g->arena);
     CHECK(weights_load(g->weights, g->dev, g->folder));
     // logits of 16 rows at a time, so that the chunked head is what is tested
-    CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, 256, &g->model));
+    // as many positions as are used: some rope kinds choose by that
+    CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, longest_sequence(g), &g->model));
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
     CHECK(tape_new(g->model, max_tokens, &g->tape));
     CHECK(optimizer_new(g->dev, g->weights, &adamw, &g->optimizer));
@@ -215,11 +241,9 @@ static enum status compare_arena(struct golden *g, const struct weights *w, cons
     device_copy_out(g->dev, have, w->base, (size_t)w->n_elements * sizeof *have);
     CHECK(device_sync(g->dev));
     for (int t = 0; t < w->n_tensors; t++) {
-        char name[200];
-        snprintf(name, sizeof name, "%s%s", prefix, w->tensors[t].name);
-        const float *want = value(g, name);
+        const float *want = tensor_value(g, prefix, w, t);
         if (!want) {
-            st = status_fail(ST_NOT_FOUND, "%s: golden.safetensors has no %s", g->folder, name);
+            st = status_fail(ST_NOT_FOUND, "%s: golden.safetensors has no %s%s", g->folder, prefix, w->tensors[t].name);
             goto out;
         }
         for (int64_t i = 0; i < w->tensors[t].n; i++, n++) {

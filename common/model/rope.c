@@ -1,0 +1,221 @@
+/* rope.c: rotary position embeddings: which frequencies a config.json asks for, and their table.
+ * Formulas: linear (Chen et al. 2023), Llama 3.1's blend, YaRN (Peng et al. 2023), LongRoPE (Ding et
+ * al. 2024), each with the keys and defaults that Hugging Face's configs use. Any thread. */
+#include "common/base/json.h"
+#include "common/model/config.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double pi = 3.14159265358979323846;
+
+// ---- reading -----------------------------------------------------------------------------------
+struct rope_source {
+    const char *where, *key; // file, and the name of the object
+    const json_t *json, *object; // the whole config; the object
+};
+
+static enum status read_factors(const struct rope_source *s, const char *name, int n, double **ret)
+{
+    const json_t *list = json_object_get(s->object, name);
+    if (!json_is_array(list) || (int)json_array_size(list) != n)
+        return status_fail(ST_FORMAT, "%s: %s: %s must be a list of %d numbers, half of the rotated entries of a head",
+                           s->where, s->key, name, n);
+    double *factors = calloc((size_t)n, sizeof *factors);
+    if (!factors) return status_fail(ST_NO_MEMORY, "%s: no memory for %s", s->where, name);
+    for (int i = 0; i < n; i++) {
+        const json_t *one = json_array_get(list, (size_t)i);
+        factors[i] = json_is_number(one) ? json_number_value(one) : 0;
+        if (!(factors[i] > 0)) {
+            free(factors);
+            return status_fail(ST_FORMAT, "%s: %s: %s[%d] must be a positive number", s->where, s->key, name, i);
+        }
+    }
+    *ret = factors;
+    return ST_OK;
+}
+
+static enum status read_llama3(const struct rope_source *s, struct rope_config *r)
+{
+    enum status st = ST_OK;
+    r->low_freq_factor = 1.0;
+    r->high_freq_factor = 4.0;
+    CHECK(json_get_double(s->where, s->object, "low_freq_factor", 1e-6, 1e6, &r->low_freq_factor));
+    CHECK(json_get_double(s->where, s->object, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor));
+    if (r->high_freq_factor <= r->low_freq_factor)
+        st = status_fail(ST_FORMAT, "%s: %s: high_freq_factor (%g) must be above low_freq_factor (%g)", s->where,
+                         s->key, r->high_freq_factor, r->low_freq_factor);
+out:
+    return st;
+}
+
+static double yarn_mscale(double factor, double mscale)
+{
+    return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
+}
+
+static enum status read_yarn(const struct rope_source *s, int max_positions, struct rope_config *r)
+{
+    double mscale = 0, mscale_all = 0;
+    enum status st = ST_OK;
+    r->beta_fast = 32;
+    r->beta_slow = 1;
+    r->truncate = true;
+    CHECK(json_get_double(s->where, s->object, "beta_fast", 1e-6, 1e6, &r->beta_fast));
+    CHECK(json_get_double(s->where, s->object, "beta_slow", 1e-6, 1e6, &r->beta_slow));
+    CHECK(json_get_bool(s->where, s->object, "truncate", &r->truncate));
+    CHECK(json_get_double(s->where, s->object, "mscale", 0, 1e6, &mscale));
+    CHECK(json_get_double(s->where, s->object, "mscale_all_dim", 0, 1e6, &mscale_all));
+    if (!json_has(s->object, "factor")) r->factor = (double)max_positions / r->original_max_positions;
+    r->attention_factor = yarn_mscale(r->factor, 1);
+    if (mscale > 0 && mscale_all > 0)
+        r->attention_factor = yarn_mscale(r->factor, mscale) / yarn_mscale(r->factor, mscale_all);
+    st = json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor);
+out:
+    return st;
+}
+
+static enum status read_longrope(const struct rope_source *s, int max_positions, struct rope_config *r)
+{
+    enum status st = ST_OK;
+    if (!json_has(s->object, "factor")) r->factor = (double)max_positions / r->original_max_positions;
+    if (r->factor > 1) r->attention_factor = sqrt(1 + log(r->factor) / log((double)r->original_max_positions));
+    CHECK(json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor));
+    CHECK(read_factors(s, "short_factor", r->dim / 2, &r->short_factor));
+    st = read_factors(s, "long_factor", r->dim / 2, &r->long_factor);
+out:
+    return st;
+}
+
+static enum status read_kind(const struct rope_source *s, int max_positions, struct rope_config *r)
+{
+    static const struct {
+        const char *name;
+        enum rope_kind kind;
+    } kinds[] = {
+        {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},     {"dynamic", ROPE_DYNAMIC}, {"llama3", ROPE_LLAMA3},
+        {"yarn", ROPE_YARN},       {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE}, // Phi-3's older name
+    };
+    const char *name = "default";
+    size_t i = 0, n = sizeof kinds / sizeof kinds[0];
+    enum status st = ST_OK;
+    CHECK(json_get_string(s->where, s->object, "type", &name)); // the older spelling
+    CHECK(json_get_string(s->where, s->object, "rope_type", &name));
+    while (i < n && strcmp(kinds[i].name, name) != 0) i++;
+    if (i == n) {
+        st = status_fail(ST_UNSUPPORTED,
+                         "%s: %s: rope type \"%s\" is not supported; default, linear, dynamic, llama3, yarn and "
+                         "longrope are",
+                         s->where, s->key, name);
+        goto out;
+    }
+    r->kind = kinds[i].kind;
+    CHECK(json_get_double(s->where, s->object, "rope_theta", 1.0, 1e12, &r->theta));
+    CHECK(json_get_double(s->where, s->object, "factor", 1e-3, 1e6, &r->factor));
+    CHECK(json_get_int32(s->where, s->object, "original_max_position_embeddings", 1, 1 << 30,
+                         &r->original_max_positions));
+    CHECK(json_get_int32(s->where, s->json, "original_max_position_embeddings", 1, 1 << 30,
+                         &r->original_max_positions));
+    if (r->kind == ROPE_LLAMA3) st = read_llama3(s, r);
+    if (r->kind == ROPE_YARN) st = read_yarn(s, max_positions, r);
+    if (r->kind == ROPE_LONGROPE) st = read_longrope(s, max_positions, r);
+out:
+    return st;
+}
+
+enum status rope_config_read(const char *where, const json_t *json, struct model_config *c)
+{
+    struct rope_config *r = &c->rope;
+    struct rope_source s = {where, "rope_parameters", json, json_object_get(json, "rope_parameters")};
+    double share = c->rotary_share;
+    enum status st = ST_OK;
+    r->theta = 10000.0;
+    r->factor = r->attention_factor = 1.0;
+    r->original_max_positions = c->max_positions;
+    if (!s.object || json_is_null(s.object)) {
+        s.key = "rope_scaling";
+        s.object = json_object_get(json, s.key);
+    }
+    if (s.object && json_is_null(s.object)) s.object = NULL;
+    if (s.object && !json_is_object(s.object)) {
+        st = status_fail(ST_FORMAT, "%s: %s must be an object", where, s.key);
+        goto out;
+    }
+    CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
+    CHECK(json_get_double(where, json, "partial_rotary_factor", 0.01, 1.0, &share));
+    if (s.object) CHECK(json_get_double(where, s.object, "partial_rotary_factor", 0.01, 1.0, &share));
+    r->dim = (int)(c->head_dim * share);
+    if (r->dim < 2 || r->dim % 2 != 0) {
+        st = status_fail(ST_UNSUPPORTED, "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
+                                         "number is needed",
+                         where, share, r->dim, c->head_dim);
+        goto out;
+    }
+    if (s.object) st = read_kind(&s, c->max_positions, r);
+out:
+    return st;
+}
+
+// ---- the table -----------------------------------------------------------------------------------
+static double llama3_frequency(const struct rope_config *r, double f)
+{
+    // long waves are stretched by `factor`, short ones kept, those between blended
+    double wave = 2 * pi / f, original = r->original_max_positions;
+    if (wave > original / r->low_freq_factor) return f / r->factor;
+    if (wave < original / r->high_freq_factor) return f;
+    double keep = (original / wave - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+    return (1 - keep) * f / r->factor + keep * f;
+}
+
+// The pair whose wave turns `rotations` times over the original context.
+static double yarn_pair(const struct rope_config *r, double rotations)
+{
+    return r->dim * log(r->original_max_positions / (rotations * 2 * pi)) / (2 * log(r->theta));
+}
+
+static double yarn_frequency(const struct rope_config *r, int i, double f)
+{
+    double low = yarn_pair(r, r->beta_fast), high = yarn_pair(r, r->beta_slow);
+    if (r->truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0);
+    high = fmin(high, r->dim - 1);
+    if (low == high) high += 0.001;
+    double stretched = fmin(fmax((i - low) / (high - low), 0), 1); // 0: kept, 1: divided by factor
+    return f / r->factor * stretched + f * (1 - stretched);
+}
+
+static double frequency(const struct rope_config *r, int i, bool beyond_original)
+{
+    double f = pow(r->theta, -2.0 * i / r->dim);
+    switch (r->kind) {
+    case ROPE_LINEAR: return f / r->factor;
+    case ROPE_LLAMA3: return llama3_frequency(r, f);
+    case ROPE_YARN: return yarn_frequency(r, i, f);
+    case ROPE_LONGROPE: return f / (beyond_original ? r->long_factor : r->short_factor)[i];
+    case ROPE_DEFAULT:
+    case ROPE_DYNAMIC: break;
+    }
+    return f;
+}
+
+float *rope_table(const struct model_config *config, int n_positions)
+{
+    const struct rope_config *r = &config->rope;
+    int half = r->dim / 2;
+    float *table = malloc((size_t)n_positions * (size_t)half * 2 * sizeof *table);
+    if (!table) return NULL;
+    for (int i = 0; i < half; i++) {
+        // published models were trained with f32 frequencies and f32 angles: round where they did
+        float f = (float)frequency(r, i, n_positions > r->original_max_positions);
+        for (int p = 0; p < n_positions; p++) {
+            float angle = (float)p * f;
+            float *entry = table + ((size_t)p * (size_t)half + (size_t)i) * 2;
+            entry[0] = (float)(cos((double)angle) * r->attention_factor);
+            entry[1] = (float)(sin((double)angle) * r->attention_factor);
+        }
+    }
+    return table;
+}
