@@ -23,10 +23,17 @@ struct api_model {
     const struct chat_template *chat;  // NULL: chat is refused with why_no_chat
     const char *why_no_chat;
     int vocab_size;
-    int max_context;           // tokens, prompt and completion together
-    double temperature, top_p; // defaults of the OpenAI endpoints: generation_config.json's
+    int max_context; // tokens, prompt and completion together
+    // Defaults of the OpenAI endpoints: generation_config.json's.
+    double temperature, top_p, min_p;
     int top_k;
+    int max_new_tokens; // 0: OpenAI's own
 };
+
+// Sets the defaults: neutral ones, and over them those of a generation_config.json (NULL: none),
+// where do_sample false is temperature 0. `where` names the file in errors.
+enum status api_model_read_defaults(const char *where, const json_t *generation_config,
+                                    struct api_model *ret);
 
 enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE };
 
@@ -49,6 +56,7 @@ struct api_request {
     bool stream, include_usage;
     bool want_logprobs; // in the answer; sampling.logprobs then says how many alternatives
     bool cut_active;    // top-k, top-p or min-p may cut the distribution
+    bool shorten;       // max_tokens is a default, and gives way to the context
 };
 
 // ST_FORMAT: not JSON; ST_INVALID, ST_UNSUPPORTED: a field, named in quotes by the sentence;

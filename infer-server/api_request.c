@@ -334,7 +334,7 @@ static enum status read_sampling(struct api_request *r, const json_t *object,
 {
     enum status st;
     struct sampling *s = &r->sampling;
-    double temperature = s->temperature, top_p = s->top_p, min_p = 0;
+    double temperature = s->temperature, top_p = s->top_p, min_p = s->min_p;
     int64_t seed = 0;
     CHECK(refuse_unsupported(object));
     CHECK(json_get_int32(where, object, "n", 1, API_MAX_N, &s->n));
@@ -401,13 +401,21 @@ out:
 // ---- the four kinds
 // -----------------------------------------------------------------------------------
 
+// max_tokens of an OpenAI request that does not say: the model's own, or as much as fits.
+static void default_length(struct api_request *r, const json_t *object,
+                           const struct api_model *model, int otherwise)
+{
+    r->sampling.max_tokens = model->max_new_tokens > 0 ? model->max_new_tokens : otherwise;
+    r->shorten = !json_has(object, "max_tokens") && !json_has(object, "max_completion_tokens");
+}
+
 static enum status parse_completions(struct api_request *r, const json_t *object,
                                      const struct api_model *model)
 {
     enum status st;
     bool echo = false;
     int logprobs = -1, best_of = 0;
-    r->sampling.max_tokens = 16;
+    default_length(r, object, model, 16);
     CHECK(read_stream(r, object));
     CHECK(read_sampling(r, object, model));
     CHECK(json_get_bool(where, object, "echo", &echo));
@@ -432,7 +440,7 @@ static enum status parse_chat(struct api_request *r, const json_t *object,
 {
     enum status st;
     int top = 0;
-    r->sampling.max_tokens = 0;
+    default_length(r, object, model, 0);
     CHECK(read_stream(r, object));
     CHECK(read_sampling(r, object, model));
     CHECK(json_get_bool(where, object, "logprobs", &r->want_logprobs));
@@ -571,13 +579,38 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
             "request: \"prompt\" has %d tokens; the context is %d tokens, prompt and "
             "completion together",
             longest, model->max_context);
-    if (r->sampling.max_tokens == 0) r->sampling.max_tokens = model->max_context - longest;
-    if (r->sampling.max_tokens > model->max_context - longest)
+    int room = model->max_context - longest;
+    if (r->sampling.max_tokens == 0 || (r->shorten && r->sampling.max_tokens > room))
+        r->sampling.max_tokens = room;
+    if (r->sampling.max_tokens > room)
         return status_fail(ST_INVALID,
                            "request: \"max_tokens\" is %d after a prompt of %d tokens; the context "
                            "is %d tokens",
                            r->sampling.max_tokens, longest, model->max_context);
     return ST_OK;
+}
+
+enum status api_model_read_defaults(const char *file, const json_t *generation_config,
+                                    struct api_model *ret)
+{
+    double temperature = 1, top_p = 1, min_p = 0;
+    int top_k = 0, max_new_tokens = 0;
+    bool sample = true;
+    enum status st;
+    CHECK(json_get_double(file, generation_config, "temperature", 0, 100, &temperature));
+    CHECK(json_get_double(file, generation_config, "top_p", 0, 1, &top_p));
+    CHECK(json_get_double(file, generation_config, "min_p", 0, 1, &min_p));
+    CHECK(json_get_int32(file, generation_config, "top_k", -1, INT_MAX, &top_k));
+    CHECK(
+        json_get_int32(file, generation_config, "max_new_tokens", 1, INT_MAX / 4, &max_new_tokens));
+    CHECK(json_get_bool(file, generation_config, "do_sample", &sample));
+    ret->temperature = sample && temperature >= 1e-3 ? temperature : 0;
+    ret->top_p = top_p > 0 ? top_p : 1;
+    ret->min_p = min_p;
+    ret->top_k = top_k;
+    ret->max_new_tokens = max_new_tokens;
+out:
+    return st;
 }
 
 enum status api_request_parse(enum api_kind kind, const struct api_model *model, const char *body,
@@ -594,6 +627,7 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
         .n = 1,
         .temperature = openai ? (float)model->temperature : 1.0f,
         .top_p = openai ? (float)model->top_p : 1.0f,
+        .min_p = openai ? (float)model->min_p : 0.0f,
         .top_k = openai ? model->top_k : 0,
         .logprobs = -1,
     };

@@ -52,12 +52,14 @@ static enum status read_generation_config(struct server *s, const char *folder)
     json_t *object = NULL;
     enum status st = ST_OK;
     if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
-    if (!file_exists(path)) goto out;
-    CHECK(json_read_file(path, 1 << 20, &object));
-    CHECK(json_get_double(path, object, "temperature", 0, 100, &s->model.temperature));
-    CHECK(json_get_double(path, object, "top_p", 0, 1, &s->model.top_p));
-    CHECK(json_get_int32(path, object, "top_k", -1, INT32_MAX, &s->model.top_k));
-    if (!(s->model.top_p > 0)) s->model.top_p = 1;
+    if (file_exists(path)) CHECK(json_read_file(path, 1 << 20, &object));
+    CHECK(api_model_read_defaults(path, object, &s->model));
+    double repetition = 1;
+    CHECK(json_get_double(path, object, "repetition_penalty", 0, 100, &repetition));
+    if (repetition != 1)
+        log_warn("%s: repetition_penalty %g is not applied: it is no part of the model's "
+                 "distribution",
+                 path, repetition);
 out:
     json_decref(object);
     free(path);
@@ -103,7 +105,6 @@ static enum status read_model(struct server *s)
     enum status st;
     const char *folder = s->options->engine.model_folder;
     name_model(s, folder);
-    s->model.temperature = s->model.top_p = 1;
     CHECK(read_generation_config(s, folder));
     CHECK(read_tokenizer(s, folder));
     s->model.name = s->model_name;

@@ -1,79 +1,35 @@
-/* chat_template.c: families of chat templates: how each is recognised, and how it is rendered.
+/* chat_template.c: families of chat templates and how each is recognised; chat_render.c has what
+ * each gives.
  *
- * Recognition works on the template without its white space, its "\n" escapes and the difference
- * between the two quotes, so that reformatted copies are found. What varies within a family is
- * taken from the template itself: ChatML's default system message, whether contents are trimmed,
- * whether there is a generation prompt. */
-#include "common/model/chat_template.h"
+ * Recognition works on two forms of the template. Squeezed: without its white space, its "\n"
+ * escapes and the difference between the two quotes, so that reformatted copies are found.
+ * Tightened: the same within tags, but string literals keep every character (escapes resolved) and
+ * so does the text between tags, so that families that differ in a space are told apart. What
+ * varies within a family is taken from the template itself: the default system message, whether
+ * contents are trimmed, whether there is a bos token and a generation prompt. Any thread. */
+#include "common/model/chat_template_impl.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/unicode.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-struct text {
-    const char *data;
-    size_t len;
-};
-
-struct message {
-    const char *role;
-    struct text content, reasoning; // reasoning.data NULL: none given
-};
-
-struct chat {
-    struct message *messages;
-    size_t n;
-    char **joined; // contents that came in parts, n of them or NULL
-};
-
-struct family;
-struct chat_template {
-    const struct family *family;
-    char *bos, *eos;
-    struct bytes default_system; // ChatML: for chats that start without one; empty: none
-    bool has_default_system;
-    bool trim;   // contents lose the white space around them
-    bool prompt; // add_generation_prompt is heeded
-};
-
-typedef enum status (*render_function)(const struct chat_template *t, const struct chat *chat,
-                                       bool add_generation_prompt, struct bytes *ret);
-
-static enum status render_chatml(const struct chat_template *t, const struct chat *chat,
-                                 bool prompt, struct bytes *ret);
-static enum status render_llama2(const struct chat_template *t, const struct chat *chat,
-                                 bool prompt, struct bytes *ret);
-static enum status render_llama3(const struct chat_template *t, const struct chat *chat,
-                                 bool prompt, struct bytes *ret);
-static enum status render_phi(const struct chat_template *t, const struct chat *chat, bool prompt,
-                              struct bytes *ret);
-static enum status render_phi_medium(const struct chat_template *t, const struct chat *chat,
-                                     bool prompt, struct bytes *ret);
-
-enum thinking { NO_THINKING, THINKING_AFTER_LAST_QUERY, THINKING_ALWAYS };
-enum date { NO_DATE, FIXED_DATE, TODAY };
-
-struct family {
-    const char *name;
-    render_function render;
-    const char *has[4];         // all of these are in the squeezed template,
-    const char *has_not[4];     // and none of these
-    const char *bos, *eos;      // where the folder names none
-    const char *default_system; // when picked by name
-    bool tool_role;
-    enum thinking thinking;
-    enum date date;
-    bool trim;              // when picked by name
-    bool skip_empty_system; // Phi-3.5
-    const char *newline;    // Phi: behind a role and an <|end|>
-};
 
 #define QWEN25_SYSTEM "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+#define DEEPSEEK_CODER_SYSTEM                                                                      \
+    "You are an AI programming assistant, utilizing the Deepseek Coder model, developed by "       \
+    "Deepseek Company, and you only answer questions related to computer science. For "            \
+    "politically sensitive questions, security and privacy issues, and other non-computer "        \
+    "science questions, you will refuse to answer\n"
+#define STARCODER2_INTRO                                                                           \
+    "You are an exceptionally intelligent coding assistant that consistently delivers accurate "   \
+    "and reliable responses to user instructions.\n\n"
+#define ONLY_TWO_ROLES "'Only user and assistant roles are supported!'"
+#define AND_SYSTEM                                                                                 \
+    "Only user and assistant roles are supported, with the exception of an initial optional "      \
+    "system message!"
 
 // The first that fits is taken.
-static const struct family families[] = {
+static const struct chat_family families[] = {
     {.name = "minimind",
      .render = render_chatml,
      .tool_role = true,
@@ -95,10 +51,168 @@ static const struct family families[] = {
      .default_system = "You are a helpful assistant.",
      .has = {"<|im_start|>systemYouareahelpfulassistant.<|im_end|>", "<|im_end|>"},
      .has_not = {"<think>", "<|im_sep|>", "tool"}},
+    {.name = "yi-1.5",
+     .render = render_turns,
+     .eos = "<|im_end|>",
+     .exact = {"{{system_message}}",
+               "{{'<|im_start|>user\n'+content+'<|im_end|>\n<|im_start|>assistant\n'}}",
+               "{{content+'<|im_end|>'+'\n'}}"},
+     .turns = {.system = {"", ""},
+               .user = {"<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"},
+               .assistant = {"", "<|im_end|>\n"},
+               .system_place = SYSTEM_FIRST_MESSAGE}},
     {.name = "chatml",
      .render = render_chatml,
      .has = {"<|im_start|>", "<|im_end|>"},
-     .has_not = {"<think>", "<|im_sep|>", "tool"}},
+     .has_not = {"<think>", "<|im_sep|>", "tool", "<|im_end|><|im_start|>assistant"}},
+    {.name = "phi4",
+     .render = render_turns,
+     .eos = "<|im_end|>",
+     .exact = {"{{'<|im_start|>system<|im_sep|>'+message['content']+'<|im_end|>'}}",
+               "{{'<|im_start|>user<|im_sep|>'+message['content']+'<|im_end|>'}}",
+               "{{'<|im_start|>assistant<|im_sep|>'+message['content']+'<|im_end|>'}}",
+               "{{'<|im_start|>assistant<|im_sep|>'}}"},
+     .turns = {.system = {"<|im_start|>system<|im_sep|>", "<|im_end|>"},
+               .user = {"<|im_start|>user<|im_sep|>", "<|im_end|>"},
+               .assistant = {"<|im_start|>assistant<|im_sep|>", "<|im_end|>"},
+               .prompt = "<|im_start|>assistant<|im_sep|>",
+               .system_place = SYSTEM_TURN}},
+    {.name = "phi4-first", // as first published: the prompt stands behind every user message
+     .render = render_turns,
+     .eos = "<|im_end|>",
+     .exact = {"{{'<|im_start|>system<|im_sep|>'+message['content']+'<|im_end|>'}}",
+               "'<|im_start|>user<|im_sep|>'+message['content']+'<|im_end|><|im_start|>assistant<|"
+               "im_sep|>'}}",
+               "{{message['content']+'<|im_end|>'}}"},
+     .turns = {.system = {"<|im_start|>system<|im_sep|>", "<|im_end|>"},
+               .user = {"<|im_start|>user<|im_sep|>", "<|im_end|><|im_start|>assistant<|im_sep|>"},
+               .assistant = {"", "<|im_end|>"},
+               .system_place = SYSTEM_TURN}},
+    {.name = "gemma", // Gemma and Gemma 2
+     .render = render_turns,
+     .bos = "<bos>",
+     .eos = "<eos>",
+     .puts_bos = true,
+     .trim = true,
+     .exact = {"{{'<start_of_turn>'+role+'\n'+message['content']|trim+'<end_of_turn>\n'}}",
+               "'System role not supported'", "{{'<start_of_turn>model\n'}}"},
+     .turns = {.user = {"<start_of_turn>user\n", "<end_of_turn>\n"},
+               .assistant = {"<start_of_turn>model\n", "<end_of_turn>\n"},
+               .prompt = "<start_of_turn>model\n",
+               .alternate = true}},
+    {.name = "mistral-v0.1", // Mistral-7B-Instruct-v0.1 as first published
+     .render = render_turns,
+     .bos = "<s>",
+     .eos = "</s>",
+     .puts_bos = true,
+     .exact = {"'[INST] '+message['content']+' [/INST]'}}", "{{message['content']+eos_token+' '}}",
+               ONLY_TWO_ROLES},
+     .has_not = {"<<SYS>>", "system_message", "tools"},
+     .turns = {.user = {"[INST] ", " [/INST]"}, .assistant = {"", EOS " "}, .alternate = true}},
+    {.name = "mistral-v0.2", // v0.2 and v0.3 and Mixtral as first published
+     .render = render_turns,
+     .bos = "<s>",
+     .eos = "</s>",
+     .puts_bos = true,
+     .exact = {"'[INST] '+message['content']+' [/INST]'}}", "{{message['content']+eos_token}}",
+               ONLY_TWO_ROLES},
+     .has_not = {"<<SYS>>", "system_message", "tools"},
+     .turns = {.user = {"[INST] ", " [/INST]"}, .assistant = {"", EOS}, .alternate = true}},
+    {.name = "mistral-v1", // v0.1, v0.2 and Mixtral since they take a system message
+     .render = render_turns,
+     .bos = "<s>",
+     .eos = "</s>",
+     .puts_bos = true,
+     .exact = {"loop.firstandsystem_messageisdefined",
+               "' [INST] '+system_message+'\n\n'+message['content']+' [/INST]'",
+               "' [INST] '+message['content']+' [/INST]'}}", "' '+message['content']+eos_token}}",
+               AND_SYSTEM},
+     .turns = {.user = {" [INST] ", " [/INST]"},
+               .assistant = {" ", EOS},
+               .alternate = true,
+               .system_place = SYSTEM_IN_FIRST_USER}},
+    {.name = "mistral-v3", // v0.3, with tools
+     .render = render_turns,
+     .bos = "<s>",
+     .eos = "</s>",
+     .puts_bos = true,
+     .exact = {"loop.lastandsystem_messageisdefined",
+               "'[INST] '+system_message+'\n\n'+message['content']+'[/INST]'",
+               "'[INST] '+message['content']+'[/INST]'}}",
+               "' '+message['content']|trim+eos_token}}", AND_SYSTEM},
+     .turns = {.user = {"[INST] ", "[/INST]"},
+               .assistant = {" ", EOS},
+               .alternate = true,
+               .trim_assistant = true,
+               .system_place = SYSTEM_IN_LAST_USER}},
+    {.name = "mistral-v3-tekken", // Mistral-Nemo
+     .render = render_turns,
+     .bos = "<s>",
+     .eos = "</s>",
+     .puts_bos = true,
+     .exact = {"loop.lastandsystem_messageisdefined",
+               "'[INST]'+system_message+'\n\n'+message['content']+'[/INST]'",
+               "'[INST]'+message['content']+'[/INST]'}}", "{{-message['content']+eos_token}}",
+               AND_SYSTEM},
+     .turns = {.user = {"[INST]", "[/INST]"},
+               .assistant = {"", EOS},
+               .alternate = true,
+               .system_place = SYSTEM_IN_LAST_USER}},
+    {.name = "deepseek-coder",
+     .render = render_turns,
+     .bos = "<\xef\xbd\x9c"
+            "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+     .eos = "<|EOT|>",
+     .puts_bos = true,
+     .default_system = DEEPSEEK_CODER_SYSTEM,
+     .intro_mark = "{%-ifnotns.found-%}",
+     .exact = {"{%-ifnotns.found-%}", "{{'### Instruction:\n'+message['content']+'\n'}}",
+               "{{'### Response:\n'+message['content']+'\n<|EOT|>\n'}}", "{{'### Response:'}}\n"},
+     .turns = {.system = {"", ""},
+               .user = {"### Instruction:\n", "\n"},
+               .assistant = {"### Response:\n", "\n<|EOT|>\n"},
+               .prompt = "### Response:\n",
+               .system_place = SYSTEM_TURN}},
+    {.name = "deepseek",
+     .render = render_turns,
+     .bos = "<\xef\xbd\x9c"
+            "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+     .eos = "<\xef\xbd\x9c"
+            "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+     .puts_bos = true,
+     .exact = {"{{'User: '+message['content']+'\n\n'}}",
+               "{{'Assistant: '+message['content']+eos_token}}", "{{message['content']+'\n\n'}}",
+               "{{'Assistant:'}}"},
+     .turns = {.system = {"", "\n\n"},
+               .user = {"User: ", "\n\n"},
+               .assistant = {"Assistant: ", EOS},
+               .prompt = "Assistant:",
+               .system_place = SYSTEM_TURN}},
+    {.name = "starcoder2",
+     .render = render_turns,
+     .bos = "<|endoftext|>",
+     .eos = "<|endoftext|>",
+     .puts_bos = true,
+     .default_system = STARCODER2_INTRO,
+     .intro_mark = "{{bos_token}}",
+     .exact = {"{{bos_token}}{{'", "{{'### Instruction\n'+message['content']+'\n\n'}}",
+               "{{'### Response\n'+message['content']+eos_token+'\n\n'}}", "{{'### Response\n'}}"},
+     .turns = {.user = {"### Instruction\n", "\n\n"},
+               .assistant = {"### Response\n", EOS "\n\n"},
+               .prompt = "### Response\n",
+               .always_intro = true,
+               .always_prompt = true}},
+    {.name = "zephyr", // zephyr-beta and its copies (TinyLlama-Chat): a line break behind each turn
+     .render = render_turns,
+     .eos = "</s>",
+     .exact = {"{{'<|user|>\n'+message['content']+eos_token}}\n",
+               "{{'<|system|>\n'+message['content']+eos_token}}\n",
+               "{{'<|assistant|>\n'+message['content']+eos_token}}\n", "{{'<|assistant|>'}}\n"},
+     .turns = {.system = {"<|system|>\n", EOS "\n"},
+               .user = {"<|user|>\n", EOS "\n"},
+               .assistant = {"<|assistant|>\n", EOS "\n"},
+               .prompt = "<|assistant|>\n",
+               .system_place = SYSTEM_TURN}},
     {.name = "llama3.2",
      .render = render_llama3,
      .date = TODAY,
@@ -154,19 +268,22 @@ static const struct family families[] = {
      .bos = "<|endoftext|>",
      .eos = "<|endoftext|>",
      .newline = "",
-     .has = {"'<|'+message['role']+'|>'", "<|end|>", "<|assistant|>"},
+     .has = {"<|end|>", "<|assistant|>"},
+     .exact = {"'<|'+message['role']+'|>'+message['content']+'<|end|>'"},
      .has_not = {"<think>"}},
 };
 #define N_FAMILIES (sizeof(families) / sizeof(families[0]))
 
-// ---- finding
-// -------------------------------------------------------------------------------------
+// ---- finding ------------------------------------------------------------------------------------
 
 const char *chat_template_names(void)
 {
-    return "minimind, qwen3, qwen2.5, qwen2, chatml, llama3.2, llama3.1, llama3, llama2, "
-           "phi3-medium, "
-           "phi3.5, phi3, phi4-mini";
+    static _Thread_local char text[512];
+    size_t at = 0;
+    for (size_t i = 0; i < N_FAMILIES && at < sizeof(text); i++)
+        at +=
+            (size_t)snprintf(text + at, sizeof(text) - at, "%s%s", i ? ", " : "", families[i].name);
+    return text;
 }
 
 const char *chat_template_name(const struct chat_template *t)
@@ -194,13 +311,62 @@ static void squeeze(const char *text, struct bytes *ret)
     }
 }
 
-static bool fits(const struct family *f, const char *squeezed)
+// The character that an escape in a literal stands for.
+static char unescape(char c)
+{
+    return c == 'n' ? '\n' : c == 't' ? '\t' : c == 'r' ? '\r' : c;
+}
+
+static void tighten(const char *text, struct bytes *ret)
+{
+    bool in_tag = false;
+    char quote = '\0'; // of the literal at hand
+    for (const char *c = text; *c; c++) {
+        if (quote && *c == '\\' && c[1]) {
+            char resolved = unescape(*++c);
+            bytes_append(ret, &resolved, 1);
+        } else if (quote) {
+            bytes_append(ret, *c == quote ? "'" : c, 1);
+            if (*c == quote) quote = '\0';
+        } else if (!in_tag && c[0] == '{' && c[1] == '#') {
+            const char *end = strstr(c, "#}");
+            if (!end) break;
+            c = end + 1;
+        } else if (!in_tag || *c == '%' || *c == '}') {
+            bool opens = !in_tag && c[0] == '{' && (c[1] == '{' || c[1] == '%');
+            bool closes = in_tag && c[1] == '}';
+            bytes_append(ret, c, opens || closes ? 2 : 1);
+            c += opens || closes;
+            in_tag = opens || (in_tag && !closes);
+        } else if (*c == '\'' || *c == '"') {
+            quote = *c;
+            bytes_puts(ret, "'");
+        } else if (!strchr(" \t\r\n", *c)) {
+            bytes_append(ret, c, 1);
+        }
+    }
+}
+
+static bool fits(const struct chat_family *f, const char *squeezed, const char *tight)
 {
     for (int i = 0; i < 4; i++) {
         if (f->has[i] && !strstr(squeezed, f->has[i])) return false;
         if (f->has_not[i] && strstr(squeezed, f->has_not[i])) return false;
     }
+    for (int i = 0; i < 5; i++)
+        if (f->exact[i] && !strstr(tight, f->exact[i])) return false;
     return true;
+}
+
+// The literal of the first {{'...'}} behind the family's mark.
+static void take_intro(struct chat_template *t, const char *tight)
+{
+    const char *mark = strstr(tight, t->family->intro_mark);
+    const char *from = mark ? strstr(mark + strlen(t->family->intro_mark), "{{'") : NULL;
+    const char *end = from ? strstr(from, "'}}") : NULL;
+    if (!end) return;
+    bytes_append(&t->default_system, from + 3, (size_t)(end - from) - 3);
+    t->has_default_system = true;
 }
 
 // The literal in "<|im_start|>system\n" LITERAL "<|im_end|>", if the template has one.
@@ -224,10 +390,10 @@ static void take_default_system(struct chat_template *t, const char *text)
     }
 }
 
-static const struct family *pick(const char *squeezed, const char *name)
+static const struct chat_family *pick(const char *squeezed, const char *tight, const char *name)
 {
     for (size_t i = 0; i < N_FAMILIES; i++)
-        if (name ? strcmp(families[i].name, name) == 0 : fits(&families[i], squeezed))
+        if (name ? strcmp(families[i].name, name) == 0 : fits(&families[i], squeezed, tight))
             return &families[i];
     return NULL;
 }
@@ -240,11 +406,12 @@ static char *copy(const char *given, const char *fallback)
 enum status chat_template_parse(const char *where, const char *text, const char *name,
                                 const char *bos, const char *eos, struct chat_template **ret)
 {
-    struct bytes squeezed = BYTES_INIT;
+    struct bytes squeezed = BYTES_INIT, tight = BYTES_INIT;
     struct chat_template *t = calloc(1, sizeof(*t));
     enum status st = ST_OK;
     if (text) squeeze(text, &squeezed);
-    if (!t || squeezed.failed) {
+    if (text) tighten(text, &tight);
+    if (!t || squeezed.failed || tight.failed) {
         st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
         goto out;
     }
@@ -254,7 +421,7 @@ enum status chat_template_parse(const char *where, const char *text, const char 
                          chat_template_names());
         goto out;
     }
-    t->family = pick(bytes_text(&squeezed), name);
+    t->family = pick(bytes_text(&squeezed), bytes_text(&tight), name);
     if (!t->family) {
         st = name ? status_fail(ST_INVALID, "--chat-template %s is not known; known are %s", name,
                                 chat_template_names())
@@ -268,13 +435,16 @@ enum status chat_template_parse(const char *where, const char *text, const char 
     t->eos = copy(eos, t->family->eos);
     if (name) {
         t->trim = t->family->trim;
+        t->puts_bos = t->family->puts_bos;
         t->prompt = true;
         if (t->family->default_system) bytes_puts(&t->default_system, t->family->default_system);
         t->has_default_system = t->family->default_system;
     } else {
-        t->trim = strstr(bytes_text(&squeezed), "|trim");
+        t->trim = !t->family->turns.trim_assistant && strstr(bytes_text(&squeezed), "|trim");
+        t->puts_bos = strstr(text, "bos_token");
         t->prompt = strstr(text, "add_generation_prompt");
         if (t->family->render == render_chatml) take_default_system(t, text);
+        if (t->family->intro_mark) take_intro(t, bytes_text(&tight));
     }
     if (!t->bos || !t->eos || t->default_system.failed) {
         st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
@@ -285,6 +455,7 @@ enum status chat_template_parse(const char *where, const char *text, const char 
 out:
     chat_template_free(t);
     bytes_release(&squeezed);
+    bytes_release(&tight);
     return st;
 }
 
@@ -346,8 +517,7 @@ out:
     return st;
 }
 
-// ---- messages
-// ------------------------------------------------------------------------------------
+// ---- messages -----------------------------------------------------------------------------------
 
 static void chat_release(struct chat *chat)
 {
@@ -456,277 +626,4 @@ out:
     bytes_release(&text);
     chat_release(&chat);
     return st;
-}
-
-// ---- text, with the meaning of Python's methods
-// --------------------------------------------------
-
-static bool is(const struct message *m, const char *role)
-{
-    return strcmp(m->role, role) == 0;
-}
-
-static void put(struct bytes *ret, struct text text)
-{
-    bytes_append(ret, text.data, text.len);
-}
-
-static struct text lstrip_newlines(struct text s)
-{
-    while (s.len > 0 && s.data[0] == '\n') s = (struct text){s.data + 1, s.len - 1};
-    return s;
-}
-
-static struct text rstrip_newlines(struct text s)
-{
-    while (s.len > 0 && s.data[s.len - 1] == '\n') s.len--;
-    return s;
-}
-
-static struct text before_first(struct text s, const char *mark)
-{
-    const char *at = memmem(s.data, s.len, mark, strlen(mark));
-    return at ? (struct text){s.data, (size_t)(at - s.data)} : s;
-}
-
-static struct text after_last(struct text s, const char *mark)
-{
-    size_t n = strlen(mark);
-    for (const char *at; (at = memmem(s.data, s.len, mark, n));)
-        s = (struct text){at + n, s.len - n - (size_t)(at - s.data)};
-    return s;
-}
-
-static bool is_python_space(uint32_t c)
-{
-    return unicode_is_space(c) || (c >= 0x1C && c <= 0x1F);
-}
-
-static struct text strip(struct text s)
-{
-    size_t start = s.len, end = 0;
-    for (size_t i = 0; i < s.len;) {
-        int n = utf8_sequence(s.data + i, s.len - i);
-        if (n < 1) n = 1;
-        if (!is_python_space(n == 1 ? (unsigned char)s.data[i] : utf8_decode(s.data + i, n))) {
-            if (start == s.len) start = i;
-            end = i + (size_t)n;
-        }
-        i += (size_t)n;
-    }
-    return start < end ? (struct text){s.data + start, end - start} : (struct text){s.data, 0};
-}
-
-static struct text content_of(const struct chat_template *t, const struct message *m)
-{
-    return t->trim ? strip(m->content) : m->content;
-}
-
-// ---- ChatML: Qwen, minimind and others
-// -----------------------------------------------------------
-
-static void put_turn(struct bytes *ret, const char *role, struct text content)
-{
-    bytes_printf(ret, "<|im_start|>%s\n", role);
-    put(ret, content);
-    bytes_puts(ret, "<|im_end|>\n");
-}
-
-// Tool results stand in a user turn; neighbours share one.
-static void put_tool_result(const struct chat *chat, size_t i, struct text content,
-                            struct bytes *ret)
-{
-    if (i == 0 || !is(&chat->messages[i - 1], "tool")) bytes_puts(ret, "<|im_start|>user");
-    bytes_puts(ret, "\n<tool_response>\n");
-    put(ret, content);
-    bytes_puts(ret, "\n</tool_response>");
-    if (i + 1 == chat->n || !is(&chat->messages[i + 1], "tool")) bytes_puts(ret, "<|im_end|>\n");
-}
-
-static bool starts_with(struct text s, const char *mark)
-{
-    size_t n = strlen(mark);
-    return s.len >= n && memcmp(s.data, mark, n) == 0;
-}
-
-static bool ends_with(struct text s, const char *mark)
-{
-    size_t n = strlen(mark);
-    return s.len >= n && memcmp(s.data + s.len - n, mark, n) == 0;
-}
-
-// The last message in which a person asked something; the last one of all if there is none.
-static size_t last_query(const struct chat *chat)
-{
-    for (size_t i = chat->n; i-- > 0;) {
-        const struct message *m = &chat->messages[i];
-        if (is(m, "user") && !(starts_with(m->content, "<tool_response>") &&
-                               ends_with(m->content, "</tool_response>")))
-            return i;
-    }
-    return chat->n - 1;
-}
-
-static void put_thinking_turn(const struct chat_template *t, const struct chat *chat, size_t i,
-                              struct bytes *ret)
-{
-    struct text content = chat->messages[i].content, reasoning = chat->messages[i].reasoning;
-    if (!reasoning.data && memmem(content.data, content.len, "</think>", 8)) {
-        reasoning = rstrip_newlines(before_first(content, "</think>"));
-        reasoning = lstrip_newlines(after_last(reasoning, "<think>"));
-        content = lstrip_newlines(after_last(content, "</think>"));
-    }
-    bool shown = t->family->thinking == THINKING_ALWAYS ||
-                 (i > last_query(chat) && (i + 1 == chat->n || reasoning.len > 0));
-    bytes_puts(ret, "<|im_start|>assistant\n");
-    if (shown) {
-        bytes_puts(ret, "<think>\n");
-        put(ret, rstrip_newlines(lstrip_newlines(reasoning)));
-        bytes_puts(ret, "\n</think>\n\n");
-        content = lstrip_newlines(content);
-    }
-    put(ret, content);
-    bytes_puts(ret, "<|im_end|>\n");
-}
-
-static enum status render_chatml(const struct chat_template *t, const struct chat *chat,
-                                 bool prompt, struct bytes *ret)
-{
-    if (t->has_default_system && !is(&chat->messages[0], "system"))
-        put_turn(ret, "system",
-                 (struct text){bytes_text(&t->default_system), t->default_system.len});
-    for (size_t i = 0; i < chat->n; i++) {
-        const struct message *m = &chat->messages[i];
-        if (is(m, "tool"))
-            put_tool_result(chat, i, m->content, ret);
-        else if (is(m, "assistant") && t->family->thinking != NO_THINKING)
-            put_thinking_turn(t, chat, i, ret);
-        else
-            put_turn(ret, m->role, content_of(t, m));
-    }
-    if (prompt && t->prompt) {
-        bytes_puts(ret, "<|im_start|>assistant\n");
-        if (t->family->thinking == THINKING_ALWAYS) bytes_puts(ret, "<think>\n\n</think>\n\n");
-    }
-    return ST_OK;
-}
-
-// ---- Llama
-// ---------------------------------------------------------------------------------------
-
-static enum status render_llama2(const struct chat_template *t, const struct chat *chat,
-                                 bool prompt, struct bytes *ret)
-{
-    (void)prompt; // an [INST] is one
-    const struct message *first = chat->messages;
-    size_t start = is(first, "system") ? 1 : 0;
-    for (size_t i = start; i < chat->n; i++) {
-        const struct message *m = &chat->messages[i];
-        if (is(m, "user") != ((i - start) % 2 == 0) || is(m, "system"))
-            return status_fail(ST_INVALID,
-                               "messages[%zu].role is \"%s\": after an optional system message, "
-                               "roles must alternate user, assistant, user, ...",
-                               i, m->role);
-        if (is(m, "assistant")) {
-            bytes_puts(ret, " ");
-            put(ret, strip(m->content));
-            bytes_printf(ret, " %s", t->eos);
-            continue;
-        }
-        struct bytes content = BYTES_INIT;
-        if (start == 1 && i == 1) {
-            bytes_puts(&content, "<<SYS>>\n");
-            put(&content, first->content);
-            bytes_puts(&content, "\n<</SYS>>\n\n");
-        }
-        put(&content, m->content);
-        bytes_printf(ret, "%s[INST] ", t->bos);
-        put(ret, strip((struct text){bytes_text(&content), content.len}));
-        bytes_puts(ret, " [/INST]");
-        enum status st = bytes_status(&content);
-        bytes_release(&content);
-        if (st != ST_OK) return st;
-    }
-    return ST_OK;
-}
-
-static void put_header(struct bytes *ret, const char *role)
-{
-    bytes_printf(ret, "<|start_header_id|>%s<|end_header_id|>\n\n", role);
-}
-
-static void put_date(const struct chat_template *t, struct bytes *ret)
-{
-    char date[32] = "26 Jul 2024";
-    if (t->family->date == TODAY) {
-        static const char *const months[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
-                                             "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
-        time_t now = time(NULL);
-        struct tm tm;
-        if (localtime_r(&now, &tm))
-            snprintf(date, sizeof(date), "%02d %s %d", tm.tm_mday, months[tm.tm_mon],
-                     tm.tm_year + 1900);
-    }
-    bytes_printf(ret, "Cutting Knowledge Date: December 2023\nToday Date: %s\n\n", date);
-}
-
-static enum status render_llama3(const struct chat_template *t, const struct chat *chat,
-                                 bool prompt, struct bytes *ret)
-{
-    size_t start = 0;
-    bytes_puts(ret, t->bos);
-    if (t->family->date != NO_DATE) { // 3.1 and later always begin with a system turn
-        put_header(ret, "system");
-        put_date(t, ret);
-        if (is(&chat->messages[0], "system")) put(ret, content_of(t, &chat->messages[start++]));
-        bytes_puts(ret, "<|eot_id|>");
-    }
-    for (size_t i = start; i < chat->n; i++) {
-        put_header(ret, chat->messages[i].role);
-        put(ret, content_of(t, &chat->messages[i]));
-        bytes_puts(ret, "<|eot_id|>");
-    }
-    if (prompt || !t->prompt)
-        put_header(ret, "assistant"); // early Llama 3 templates always have it
-    return ST_OK;
-}
-
-// ---- Phi
-// -----------------------------------------------------------------------------------------
-
-static enum status render_phi(const struct chat_template *t, const struct chat *chat, bool prompt,
-                              struct bytes *ret)
-{
-    const char *newline = t->family->newline;
-    for (size_t i = 0; i < chat->n; i++) {
-        const struct message *m = &chat->messages[i];
-        if (t->family->skip_empty_system && is(m, "system") && m->content.len == 0) continue;
-        bytes_printf(ret, "<|%s|>%s", m->role, newline);
-        put(ret, content_of(t, m));
-        bytes_printf(ret, "<|end|>%s", newline);
-    }
-    if (prompt)
-        bytes_printf(ret, "<|assistant|>%s", newline);
-    else
-        bytes_puts(ret, t->eos);
-    return ST_OK;
-}
-
-static enum status render_phi_medium(const struct chat_template *t, const struct chat *chat,
-                                     bool prompt, struct bytes *ret)
-{
-    (void)prompt; // stands behind every user message
-    (void)t;
-    for (size_t i = 0; i < chat->n; i++) {
-        const struct message *m = &chat->messages[i];
-        if (is(m, "system"))
-            return status_fail(ST_INVALID,
-                               "messages[%zu].role is \"system\"; the chat template phi3-medium "
-                               "knows user and assistant only",
-                               i);
-        if (is(m, "user")) bytes_puts(ret, "<|user|>\n");
-        put(ret, m->content);
-        bytes_printf(ret, "<|end|>\n%s", is(m, "user") ? "<|assistant|>\n" : "");
-    }
-    return ST_OK;
 }

@@ -308,10 +308,10 @@ out:
 // file says.
 static enum status prefix_once(const struct source *s, const char *model_type, bool *ret_once)
 {
-    static const char *const misnamed[] = {"phi3",       "phi3_v",   "phimoe",   "internlm2",
-                                           "internlm3",  "minicpm3", "minicpmv", "llava",
-                                           "llava_next", "vipllava", "nemotron", "ernie4_5",
-                                           "jamba",      "arctic",   "molmo"};
+    static const char *const misnamed[] = {
+        "phi3",     "phi3_v", "phimoe",     "internlm2", "internlm3", "minicpm3",
+        "minicpmv", "llava",  "llava_next", "vipllava",  "nemotron",  "ernie4_5",
+        "jamba",    "arctic", "molmo",      "mistral",   "mixtral"};
     bool legacy = false;
     enum status st = json_get_bool("tokenizer_config.json", s->config, "legacy", &legacy);
     if (st != ST_OK) return st;

@@ -13,6 +13,7 @@
  * head_dim rounded up to 64, 128 or 256.
  */
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/tensor.cuh"
 
 #define THREADS 128
 #define ROWS    64 // rows (or keys, for dk and dv) of a block
@@ -23,60 +24,6 @@ template <int HD> constexpr int blocks_per_sm = HD <= 64 ? 4 : HD <= 128 ? 3 : 2
 
 // ---- pieces
 // --------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void copy16(bf16 *to, const bf16 *from, bool valid)
-{
-    int bytes = valid ? 16 : 0; // the rest is zeros
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copies_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until at most N of the committed groups are still on their way.
-template <int N> __device__ __forceinline__ void copies_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16 *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p))
-                 : "memory");
-}
-
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16 *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p))
-                 : "memory");
-}
-
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ uint32_t pack2(float x, float y)
-{
-    __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
-    return *reinterpret_cast<uint32_t *>(&p);
-}
 
 /* A tile is (rows, HD + PAD). Three ways to read it, each 16 x 16 elements at (row, col):
  *   left:   rows are the rows of an mma's left operand, columns its inner dimension;

@@ -1,5 +1,5 @@
 /* matmul_small.cu: C = A B^T [+ C] [+ bias] for 1 to 16 rows of bf16: the products of a decode
- * step.
+ * step, and the same for each expert of a mixture over its rows.
  *
  * The work is reading B, the weights (n, k), once, at the memory's rate. A block takes TILES tiles
  * of 16 weight rows; its warps share k and add their parts in shared memory in a fixed order. The
@@ -19,7 +19,7 @@
  * 1 row: 2.7, 2.4, 14.6, 8.1, 102. The same kernel for 32 rows gained nothing over cuBLASLt and is
  * gone.
  */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/experts.cuh"
 
 __device__ __forceinline__ void mma_16816(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                           uint32_t a3, uint32_t b0, uint32_t b1)
@@ -39,12 +39,12 @@ __device__ __forceinline__ uint4 load_once(const bf16 *p) // streamed: not kept 
     return x;
 }
 
-// COLS: rows of A in eights. Warp w does the steps w, w + WARPS, ... of k / 32, so that a block
-// reads whole cache lines together. Both operands of DEPTH steps are kept on their way.
+// A block's part of a product. COLS: rows of A in eights. Warp w does the steps w, w + WARPS, ...
+// of k / 32, so that a block reads whole cache lines together. Both operands of DEPTH steps are
+// kept on their way.
 template <typename U, int WARPS, int TILES, int COLS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
-    small_kernel(U *c, const bf16 *a, const bf16 *b, const bf16 *bias, int m, int n, int k,
-                 bool add, bool early)
+__device__ __forceinline__ void product(U *c, const bf16 *a, const bf16 *b, const bf16 *bias, int m,
+                                        int n, int k, bool add, bool early)
 {
     __shared__ float parts[WARPS][TILES * 16][COLS * 8 + 1];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -121,6 +121,32 @@ __global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
     }
 }
 
+template <typename U, int WARPS, int TILES, int COLS, int DEPTH>
+__global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
+    small_kernel(U *c, const bf16 *a, const bf16 *b, const bf16 *bias, int m, int n, int k,
+                 bool add, bool early)
+{
+    product<U, WARPS, TILES, COLS, DEPTH>(c, a, b, bias, m, n, k, add, early);
+}
+
+// Block row y has a tile of COLS * 8 rows of one expert. An expert of more rows has more tiles,
+// which read its weights again, from the L2.
+template <typename U, int WARPS, int TILES, int COLS, int DEPTH>
+__global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
+    experts_kernel(U *c, const bf16 *a, const bf16 *b, const int32_t *offsets, int n_experts, int n,
+                   int k, bool early)
+{
+    if (!early) grid_wait();
+    expert_rows rows;
+    if (!find_expert_rows(rows, offsets, n_experts, blockIdx.y, COLS * 8)) {
+        grid_wait(); // a kernel must not end before the one it follows
+        return;
+    }
+    product<U, WARPS, TILES, COLS, DEPTH>(c + (int64_t)rows.start * n, a + (int64_t)rows.start * k,
+                                          b + (int64_t)rows.expert * n * k, NULL,
+                                          min(COLS * 8, rows.end - rows.start), n, k, false, early);
+}
+
 template <int WARPS, int TILES, int DEPTH>
 static void launch(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                    const struct matmul *shape, bool early)
@@ -151,5 +177,43 @@ bool matmul_small(struct device *dev, void *c, const void *a, const void *b, con
         launch<16, 1, 4>(dev, c, a, b, bias, shape, early);
     else
         launch<8, 1, 6>(dev, c, a, b, bias, shape, early);
+    return true;
+}
+
+template <int WARPS, int TILES, int DEPTH>
+static void launch_experts(struct device *dev, void *c, const void *a, const void *b,
+                           const int32_t *offsets, int n_experts, const struct matmul *shape,
+                           bool early)
+{
+    with_type(shape->out, [&](auto t) {
+        using U = decltype(t);
+        // on average an expert has far fewer rows than a tile of eight
+        bool eights = shape->m <= std::max(8, 2 * n_experts);
+        auto kernel = eights ? experts_kernel<U, WARPS, TILES, 1, DEPTH>
+                             : experts_kernel<U, WARPS, TILES, 2, DEPTH>;
+        dim3 grid(ceil_div(shape->n, TILES * 16),
+                  expert_tiles(shape->m, n_experts, eights ? 8 : 16));
+        cuda_launch(dev, "experts' products of few rows", kernel, grid, WARPS * 32, 0, (U *)c,
+                    (const bf16 *)a, (const bf16 *)b, offsets, n_experts, shape->n, shape->k,
+                    early);
+    });
+}
+
+bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
+                          const int32_t *offsets, int n_experts, const struct matmul *shape,
+                          bool after_activation)
+{
+    if (shape->in != DT_BF16 || !shape->trans_b || shape->k % 32 || shape->k < 32 ||
+        !aligned(16, {a, b}, {}) || n_experts > 32768 ||
+        (shape->m > 16 && shape->m > 8 * n_experts))
+        return false;
+    struct cuda_state *state = cuda_use(dev);
+    bool early = after_activation && !state->plain_next;
+    if ((int64_t)ceil_div(shape->n, 32) * std::min(shape->m, n_experts) >= 2 * state->n_sms)
+        launch_experts<8, 2, 3>(dev, c, a, b, offsets, n_experts, shape, early);
+    else if (shape->k >= 4096)
+        launch_experts<16, 1, 4>(dev, c, a, b, offsets, n_experts, shape, early);
+    else
+        launch_experts<8, 1, 5>(dev, c, a, b, offsets, n_experts, shape, early);
     return true;
 }

@@ -1,7 +1,7 @@
-/* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B on one device, through the table,
- * and prints what each takes beside the least its bytes or multiplications can take at the copy
- * bandwidth and matrix rate measured in the same run. Not a test: build it with `make
- * build/tests/ops/time_ops`.
+/* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B (experts: Mixtral-8x7B) on one
+ * device, through the table, and prints what each takes beside the least its bytes or
+ * multiplications can take at the copy bandwidth and matrix rate measured in the same run. Not a
+ * test: build it with `make build/tests/ops/time_ops`.
  *
  *   time_ops [--device cuda:N] [FILTER]     FILTER: lines whose name contains it */
 #include "common/base/rng.h"
@@ -156,6 +156,91 @@ static void time_product(const char *name, int m, int n, int k, bool trans_a, bo
     device_release(dev, p.a);
     device_release(dev, p.b);
     device_release(dev, p.c);
+}
+
+// The experts' products of a mixture of Mixtral-8x7B's size, rows spread evenly over its experts.
+struct experts {
+    void *c, *a, *b, *logits;
+    float *dw;
+    struct moe_routing routing;
+    struct moe_shape moe;
+    struct matmul shape;
+};
+
+enum { EXPERTS = 8, EXPERT_HIDDEN = 4096, EXPERT_FFN = 14336 };
+
+static void run_route(void *context)
+{
+    struct experts *x = context;
+    ops->moe_route(dev, &x->routing, x->logits, &x->moe);
+}
+
+static void run_experts(void *context)
+{
+    struct experts *x = context;
+    ops->matmul_experts(dev, x->c, x->a, x->b, x->routing.offsets, EXPERTS, &x->shape);
+}
+
+static void run_experts_back(void *context)
+{
+    struct experts *x = context;
+    ops->matmul_experts_back(dev, x->dw, x->c, x->a, x->routing.offsets, EXPERTS, x->shape.m,
+                             x->shape.n, x->shape.k, DT_BF16);
+}
+
+static void time_experts(int rows)
+{
+    enum { TOP = 2, N = 2 * EXPERT_FFN, K = EXPERT_HIDDEN };
+    char name[4][64];
+    snprintf(name[0], sizeof name[0], "experts route, %d rows", rows);
+    snprintf(name[1], sizeof name[1], "experts gate+up, %d rows", rows);
+    snprintf(name[2], sizeof name[2], "experts gate+up dx, %d rows", rows);
+    snprintf(name[3], sizeof name[3], "experts gate+up dw, %d rows", rows);
+    bool wanted = !filter;
+    for (int i = 0; i < 4 && !wanted; i++) wanted = strstr(name[i], filter);
+    if (!wanted) return;
+    const int m = rows * TOP, busy = m < EXPERTS ? m : EXPERTS;
+    struct experts x = {.moe = {rows, EXPERTS, TOP},
+                        .shape = {m, N, K, false, true, 0, DT_BF16, DT_BF16}};
+    float *logits = malloc((size_t)rows * EXPERTS * sizeof *logits);
+    if (!logits) exit(1);
+    for (int i = 0; i < rows; i++)
+        for (int e = 0; e < EXPERTS; e++)
+            logits[i * EXPERTS + e] = -(float)((e - TOP * i % EXPERTS + EXPERTS) % EXPERTS);
+    x.logits = take((size_t)rows * EXPERTS * 4);
+    device_copy_in(dev, x.logits, logits, (size_t)rows * EXPERTS * 4);
+    must(device_sync(dev));
+    free(logits);
+    x.a = random_bf16((size_t)m * K, 1, 41);
+    x.b = random_bf16((size_t)EXPERTS * N * K, 0.02f, 42);
+    x.c = random_bf16((size_t)m * N, 1, 43);
+    x.routing = (struct moe_routing){take(m * 4ul), take(m * 4ul), take(m * 4ul), take(m * 4ul),
+                                     take((EXPERTS + 1) * 4)};
+    run_route(&x);
+    double flops = 2.0 * m * N * K, weights = 2.0 * busy * N * K, in_out = 2.0 * m * (N + K);
+    report(name[0], run_route, &x, 8, 0, 0);
+    report(name[1], run_experts, &x, 2, weights + in_out, flops);
+    if (rows >= 1024) {
+        x.dw = take((size_t)EXPERTS * N * K * 4);
+        device_fill(dev, x.dw, 0, (size_t)EXPERTS * N * K * 4);
+        report(name[3], run_experts_back, &x, 2, 4 * weights + in_out, flops);
+        x.shape = (struct matmul){m, K, N, false, false, 0, DT_BF16, DT_BF16};
+        void *dx = x.a, *dy = x.c;
+        x.c = dx;
+        x.a = dy;
+        report(name[2], run_experts, &x, 2, weights + in_out, flops);
+    }
+    void *all[] = {x.c,
+                   x.a,
+                   x.b,
+                   x.logits,
+                   x.dw,
+                   x.routing.expert,
+                   x.routing.weight,
+                   x.routing.row,
+                   x.routing.place,
+                   x.routing.offsets};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
 struct copy {
@@ -524,6 +609,9 @@ int main(int argc, char **argv)
     time_product("train gate+up dw", 2 * FFN, HIDDEN, 8192, true, false, 4);
     time_product("train qkv", 8192, QKV, HIDDEN, false, true, 4);
     time_product("train down", 8192, HIDDEN, FFN, false, true, 4);
+    static const int expert_rows[] = {1, 4, 16, 64, 256, 8192};
+    for (size_t i = 0; i < sizeof expert_rows / sizeof expert_rows[0]; i++)
+        time_experts(expert_rows[i]);
     time_packed(16, 512);
     time_packed(2, 4096);
     time_vocabulary();

@@ -1,6 +1,7 @@
 /* test_api_request.c: infer-server/api.h: what a body becomes, field by field. Refusals are in
  * tests/e2e/test_server.c, where their answers are seen too. */
 #include "infer-server/api.h"
+#include "common/base/json.h"
 #include "tests/support/support.h"
 
 #include <string.h>
@@ -48,6 +49,56 @@ static void test_defaults(void **state)
     assert_true(r->stream);
     assert_int_equal(r->sampling.logprobs, 0);
     api_request_free(r);
+}
+
+// The default of max_tokens gives way to the context; an explicit one is refused (test_context).
+static void test_generation_config(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"temperature\":0.7,\"top_p\":0.8,\"top_k\":40,\"min_p\":0.05,"
+                               "\"max_new_tokens\":50,\"do_sample\":true,\"eos_token_id\":[1,2]}";
+    struct api_model m = model;
+    struct api_request *r = NULL;
+    json_t *config = NULL;
+    assert_ok(json_parse("generation_config.json", text, strlen(text), &config));
+    assert_ok(api_model_read_defaults("generation_config.json", config, &m));
+    const char *chat = "{\"prompt\":[1,2]}", *long_prompt =
+                                                 "{\"prompt\":[1,2,3,4,5,6,7,8,9,10,11,12,"
+                                                 "13,14,15,16,17,18,19,20]}";
+    assert_ok(api_request_parse(API_COMPLETIONS, &m, chat, strlen(chat), &r));
+    assert_true(r->sampling.temperature == 0.7f && r->sampling.top_p == 0.8f &&
+                r->sampling.min_p == 0.05f);
+    assert_int_equal(r->sampling.top_k, 40);
+    assert_int_equal(r->sampling.max_tokens, 50);
+    api_request_free(r);
+    assert_ok(api_request_parse(API_COMPLETIONS, &m, long_prompt, strlen(long_prompt), &r));
+    assert_int_equal(r->sampling.max_tokens, m.max_context - 20);
+    api_request_free(r);
+
+    json_object_set_new(config, "do_sample", json_false());
+    assert_ok(api_model_read_defaults("generation_config.json", config, &m));
+    assert_ok(api_request_parse(API_COMPLETIONS, &m, chat, strlen(chat), &r));
+    assert_true(r->sampling.temperature == 0 && !r->cut_active);
+    api_request_free(r);
+    const char *own = "{\"prompt\":[1,2],\"temperature\":1,\"min_p\":0,\"max_tokens\":3}";
+    assert_ok(api_request_parse(API_COMPLETIONS, &m, own, strlen(own), &r));
+    assert_true(r->sampling.temperature == 1 && r->sampling.min_p == 0);
+    assert_int_equal(r->sampling.max_tokens, 3);
+    api_request_free(r);
+    // rollouts take none of them
+    const char *rollouts =
+        "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":{\"max_tokens\":9}}";
+    assert_ok(api_request_parse(API_ROLLOUTS, &m, rollouts, strlen(rollouts), &r));
+    assert_true(r->sampling.temperature == 1 && r->sampling.min_p == 0);
+    api_request_free(r);
+
+    json_object_set_new(config, "max_new_tokens", json_integer(0));
+    assert_status(api_model_read_defaults("generation_config.json", config, &m), ST_INVALID);
+    assert_message("max_new_tokens");
+    assert_ok(api_model_read_defaults("generation_config.json", NULL, &m));
+    assert_true(m.temperature == 1 && m.top_p == 1 && m.min_p == 0 && m.top_k == 0 &&
+                m.max_new_tokens == 0);
+    json_decref(config);
 }
 
 static void test_groups(void **state)
@@ -120,8 +171,11 @@ static void test_too_much(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_context),  cmocka_unit_test(test_neutral_values_pass),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_generation_config),
+        cmocka_unit_test(test_context),
+        cmocka_unit_test(test_neutral_values_pass),
         cmocka_unit_test(test_too_much),
     };
     return cmocka_run_group_tests_name("api_request", tests, NULL, NULL);

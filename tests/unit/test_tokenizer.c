@@ -278,6 +278,19 @@ static void pretokenizers(void **state)
          "true},"
          "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}]}",
          "ab 12", "ab|\xc4\xa0|1|2"},
+        // Gemma 2, whose normalizer leaves it no space; without that, a word keeps its space
+        {"{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\"}",
+         "ab  c d", "ab | |c |d"},
+        // DeepSeek-Coder
+        {"{\"type\":\"Sequence\",\"pretokenizers\":["
+         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[\\r\\n]\"},\"behavior\":\"Isolated\"},"
+         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s?\\\\p{L}+\"},\"behavior\":"
+         "\"Isolated\"},"
+         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s?\\\\p{P}+\"},\"behavior\":"
+         "\"Isolated\"},"
+         "{\"type\":\"Digits\",\"individual_digits\":true},"
+         "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}",
+         "if x1 == 23;\n\n", "if|\xc4\xa0x|1|\xc4\xa0==\xc4\xa0|2|3|;|\xc4\x8a|\xc4\x8a"},
         {"null", "a b", "a b"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -617,6 +630,18 @@ static void assert_chat(const struct chat_template *t, const char *messages, boo
 #define CHAT                                                                                       \
     "[{\"role\":\"system\",\"content\":\" S \"},{\"role\":\"user\",\"content\":\" U\\n\"},"        \
     "{\"role\":\"assistant\",\"content\":\"A\"},{\"role\":\"user\",\"content\":\"V\"}]"
+#define USER_CHAT                                                                                  \
+    "[{\"role\":\"user\",\"content\":\" U\\n\"},"                                                  \
+    "{\"role\":\"assistant\",\"content\":\"A \"},{\"role\":\"user\",\"content\":\"V\"}]"
+#define ENDED_CHAT                                                                                 \
+    "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"U\"},"              \
+    "{\"role\":\"assistant\",\"content\":\" A \"}]"
+#define DEEPSEEK_BOS                                                                               \
+    "<\xef\xbd\x9c"                                                                                \
+    "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"
+#define DEEPSEEK_EOS                                                                               \
+    "<\xef\xbd\x9c"                                                                                \
+    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"
 #define SHORT_CHAT "[{\"role\":\"user\",\"content\":\"U\"}]"
 
 static void chat_by_name(void **state)
@@ -669,6 +694,51 @@ static void chat_by_name(void **state)
          "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>\nhm\n</"
          "think>\n\nA<|im_end|>\n",
          false},
+        {"gemma", USER_CHAT,
+         "<bos><start_of_turn>user\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
+         "<start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
+         true},
+        {"mistral-v0.1", USER_CHAT, "<s>[INST]  U\n [/INST]A </s> [INST] V [/INST]", true},
+        {"mistral-v0.2", USER_CHAT, "<s>[INST]  U\n [/INST]A </s>[INST] V [/INST]", true},
+        {"mistral-v1", CHAT, "<s> [INST]  S \n\n U\n [/INST] A</s> [INST] V [/INST]", true},
+        {"mistral-v1", USER_CHAT, "<s> [INST]  U\n [/INST] A </s> [INST] V [/INST]", true},
+        {"mistral-v3", CHAT, "<s>[INST]  U\n[/INST] A</s>[INST]  S \n\nV[/INST]", true},
+        {"mistral-v3", ENDED_CHAT, "<s>[INST] U[/INST] A</s>", true}, // no place for S
+        {"mistral-v3-tekken", CHAT, "<s>[INST] U\n[/INST]A</s>[INST] S \n\nV[/INST]", true},
+        {"deepseek-coder", CHAT,
+         DEEPSEEK_BOS " S ### Instruction:\n U\n\n### Response:\nA\n<|EOT|>\n"
+                      "### Instruction:\nV\n### Response:\n",
+         true},
+        {"deepseek-coder", SHORT_CHAT,
+         DEEPSEEK_BOS
+         "You are an AI programming assistant, utilizing the Deepseek Coder model, developed by "
+         "Deepseek Company, and you only answer questions related to computer science. For "
+         "politically sensitive questions, security and privacy issues, and other non-computer "
+         "science questions, you will refuse to answer\n### Instruction:\nU\n",
+         false},
+        {"deepseek", CHAT,
+         DEEPSEEK_BOS " S \n\nUser:  U\n\n\nAssistant: A" DEEPSEEK_EOS "User: V\n\nAssistant:",
+         true},
+        {"yi-1.5", CHAT,
+         " S <|im_start|>user\n U\n<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+         "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
+         false},
+        {"starcoder2", SHORT_CHAT,
+         "<|endoftext|>You are an exceptionally intelligent coding assistant that consistently "
+         "delivers accurate and reliable responses to user instructions.\n\n"
+         "### Instruction\nU\n\n### Response\n",
+         false},
+        {"zephyr", CHAT,
+         "<|system|>\n S </s>\n<|user|>\n "
+         "U\n</s>\n<|assistant|>\nA</s>\n<|user|>\nV</s>\n<|assistant|>\n",
+         true},
+        {"phi4", CHAT,
+         "<|im_start|>system<|im_sep|> S <|im_end|><|im_start|>user<|im_sep|> U\n<|im_end|>"
+         "<|im_start|>assistant<|im_sep|>A<|im_end|><|im_start|>user<|im_sep|>V<|im_end|>"
+         "<|im_start|>assistant<|im_sep|>",
+         true},
+        {"phi4-first", SHORT_CHAT,
+         "<|im_start|>user<|im_sep|>U<|im_end|><|im_start|>assistant<|im_sep|>", false},
         {"qwen2.5",
          "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"tool\",\"content\":\"1\"},"
          "{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":\"2\"}]}]",
@@ -685,6 +755,20 @@ static void chat_by_name(void **state)
         chat_template_free(t);
     }
 }
+
+// The parts of Mistral's templates that tell them apart.
+#define ALTERNATE(user, assistant)                                                                 \
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}" user          \
+    "{% else %}" assistant                                                                         \
+    "{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+#define WITH_SYSTEM(place, open, close, assistant)                                                 \
+    "{{- bos_token }}{#- a 'comment' #}\n{%- for message in loop_messages %}\n"                    \
+    "{%- if loop." place " and system_message is defined %}\n"                                     \
+    "    {{- \"" open "\" + system_message + \"\\n\\n\" + message[\"content\"] + '" close "' }}\n" \
+    "{%- else %}\n    {{- '" open "' + message['content'] + '" close "' }}\n"                      \
+    "{%- elif message['role'] == 'assistant' %}\n    {{- " assistant " + eos_token}}\n"            \
+    "{{- raise_exception('Only user and assistant roles are supported, with the exception of "     \
+    "an initial optional system message!') }}\n{%- endfor %}"
 
 static void chat_recognised(void **state)
 {
@@ -727,6 +811,47 @@ static void chat_recognised(void **state)
          "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif "
          "%}",
          "phi3.5", "<|user|>\nU<|end|>\n<|assistant|>\n"},
+        {ALTERNATE("{{ '[INST] ' + message['content'] + ' [/INST]' }}",
+                   "{{ message['content'] + eos_token + ' ' }}"),
+         "mistral-v0.1", "<B>[INST] U [/INST]"},
+        {ALTERNATE("{{ '[INST] ' + message['content'] + ' [/INST]' }}",
+                   "{{ message['content'] + eos_token}}"),
+         "mistral-v0.2", "<B>[INST] U [/INST]"},
+        {WITH_SYSTEM("first", " [INST] ", " [/INST]", "' ' + message['content']"), "mistral-v1",
+         "<B> [INST] U [/INST]"},
+        {WITH_SYSTEM("last", "[INST] ", "[/INST]", "\" \" + message[\"content\"]|trim"),
+         "mistral-v3", "<B>[INST] U[/INST]"},
+        {WITH_SYSTEM("last", "[INST]", "[/INST]", "message['content']"), "mistral-v3-tekken",
+         "<B>[INST]U[/INST]"},
+        {"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role "
+         "not "
+         "supported') }}{% endif %}{% for message in messages %}{{ '<start_of_turn>' + role + '\n' "
+         "+ "
+         "message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt "
+         "%}{{'<start_of_turn>model\n'}}{% endif %}",
+         "gemma", "<B><start_of_turn>user\nU<end_of_turn>\n<start_of_turn>model\n"},
+        // the words of its default system message are the template's own
+        {"{{bos_token}}{%- if not ns.found -%}\n{{'You are a coder\\n'}}\n{%- endif %}\n{{ message["
+         "'content'] }}\n{{'### Instruction:\\n' + message['content'] + '\\n'}}\n{{'### "
+         "Response:\\n' + message['content'] + '\\n<|EOT|>\\n'}}\n{%- endfor %}\n{% if "
+         "add_generation_prompt %}\n{{'### Response:'}}\n{% endif %}",
+         "deepseek-coder", "<B>You are a coder\n### Instruction:\nU\n### Response:\n"},
+        {"{{bos_token}}{{'You are X.\n\n'}}\n{%- for message in messages %}\n{{'### Instruction\n' "
+         "+ "
+         "message['content'] + '\n\n'}}\n{%- else %}\n{{'### Response\n' + message['content'] + "
+         "eos_token + '\n\n'}}\n{%- endfor %}\n{{'### Response\n'}}",
+         "starcoder2", "<B>You are X.\n\n### Instruction\nU\n\n### Response\n"},
+        {"{% if system_message is defined %}{{ system_message }}{% endif %}{% for message in "
+         "messages "
+         "%}{{ '<|im_start|>user\\n' + content + '<|im_end|>\\n<|im_start|>assistant\\n' }}{{ "
+         "content + "
+         "'<|im_end|>' + '\\n' }}{% endfor %}",
+         "yi-1.5", "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"},
+        {"{% for message in messages %}\n{{ '<|user|>\n' + message['content'] + eos_token }}\n{{ "
+         "'<|system|>\n' + message['content'] + eos_token }}\n{{ '<|assistant|>\n'  + "
+         "message['content'] + eos_token }}\n{% if loop.last and add_generation_prompt %}\n{{ "
+         "'<|assistant|>' }}\n{% endif %}\n{% endfor %}",
+         "zephyr", "<|user|>\nU<E>\n<|assistant|>\n"},
     };
     struct chat_template *t = NULL;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -736,6 +861,13 @@ static void chat_recognised(void **state)
         chat_template_free(t);
         t = NULL;
     }
+    // a template one space off the known ones is not taken for one of them
+    assert_status(
+        chat_template_parse("F",
+                            ALTERNATE("{{ '[INST]  ' + message['content'] + ' [/INST]' }}",
+                                      "{{ message['content'] + eos_token}}"),
+                            NULL, NULL, NULL, &t),
+        ST_UNSUPPORTED);
     assert_status(
         chat_template_parse("F", "{{ 'USER: ' + messages[0].content }}", NULL, NULL, NULL, &t),
         ST_UNSUPPORTED);
@@ -746,6 +878,25 @@ static void chat_recognised(void **state)
     assert_status(chat_template_parse("F", NULL, "vicuna", NULL, NULL, &t), ST_INVALID);
     assert_message("vicuna");
     assert_null(t);
+}
+
+// tokenizer_config.json may hold several templates by name; "default" is the chat's.
+static void chat_named_list(void **state)
+{
+    (void)state;
+    static const char config[] =
+        "{\"bos_token\":{\"content\":\"<B>\"},\"eos_token\":\"<E>\",\"chat_template\":["
+        "{\"name\":\"tool_use\",\"template\":\"{{ tools "
+        "}}\"},{\"name\":\"default\",\"template\":\"" ALTERNATE(
+            "{{ '[INST] ' + message['content'] + ' [/INST]' }}",
+            "{{ message['content'] + eos_token}}") "\"}]}";
+    const char *folder = test_folder();
+    struct chat_template *t = NULL;
+    test_write(test_path(folder, "tokenizer_config.json"), config, strlen(config));
+    assert_ok(chat_template_find(folder, NULL, &t));
+    assert_string_equal(chat_template_name(t), "mistral-v0.2");
+    assert_chat(t, USER_CHAT, false, "<B>[INST]  U\n [/INST]A <E>[INST] V [/INST]");
+    chat_template_free(t);
 }
 
 static void chat_refused(void **state)
@@ -768,6 +919,16 @@ static void chat_refused(void **state)
         {"qwen2.5", "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[]}]", "tool_calls",
          ST_UNSUPPORTED},
         {"llama2", "[{\"role\":\"assistant\",\"content\":\"x\"}]", "alternate", ST_INVALID},
+        {"gemma", CHAT, "messages[0].role is \"system\"", ST_INVALID},
+        {"gemma", "[{\"role\":\"assistant\",\"content\":\"x\"}]", "alternate", ST_INVALID},
+        {"starcoder2", CHAT, "has no system role", ST_INVALID},
+        {"mistral-v0.2", CHAT, "has no system role", ST_INVALID},
+        {"mistral-v1",
+         "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"system\",\"content\":\"x\"}]",
+         "messages[1].role is \"system\"", ST_INVALID},
+        {"mistral-v3",
+         "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"user\",\"content\":\"x\"}]",
+         "alternate", ST_INVALID},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct chat_template *t = NULL;
@@ -997,25 +1158,16 @@ static void qwen3_template(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(byte_alphabet),
-        cmocka_unit_test(byte_level),
-        cmocka_unit_test(refused_text),
-        cmocka_unit_test(pretokenizers),
-        cmocka_unit_test(normalizers),
-        cmocka_unit_test(sentencepiece),
-        cmocka_unit_test(ignore_merges),
-        cmocka_unit_test(long_word),
-        cmocka_unit_test(threads),
-        cmocka_unit_test(malformed),
-        cmocka_unit_test(truncated),
-        cmocka_unit_test(chat_by_name),
-        cmocka_unit_test(chat_recognised),
-        cmocka_unit_test(chat_refused),
-        cmocka_unit_test(reference_qwen),
-        cmocka_unit_test(reference_phi),
-        cmocka_unit_test(reference_minimind),
-        cmocka_unit_test(conformance),
-        cmocka_unit_test(ggml),
+        cmocka_unit_test(byte_alphabet),   cmocka_unit_test(byte_level),
+        cmocka_unit_test(refused_text),    cmocka_unit_test(pretokenizers),
+        cmocka_unit_test(normalizers),     cmocka_unit_test(sentencepiece),
+        cmocka_unit_test(ignore_merges),   cmocka_unit_test(long_word),
+        cmocka_unit_test(threads),         cmocka_unit_test(malformed),
+        cmocka_unit_test(truncated),       cmocka_unit_test(chat_by_name),
+        cmocka_unit_test(chat_recognised), cmocka_unit_test(chat_named_list),
+        cmocka_unit_test(chat_refused),    cmocka_unit_test(reference_qwen),
+        cmocka_unit_test(reference_phi),   cmocka_unit_test(reference_minimind),
+        cmocka_unit_test(conformance),     cmocka_unit_test(ggml),
         cmocka_unit_test(qwen3_template),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);

@@ -1,0 +1,50 @@
+/* experts.cuh: how the blocks of a launch share the sorted rows of a mixture's experts, whose
+ * numbers are in device memory only. Each expert's rows are cut into tiles of `height`; tiles are
+ * numbered one expert after the other. Private to kernels/cuda. */
+#ifndef KERNELS_CUDA_EXPERTS_CUH
+#define KERNELS_CUDA_EXPERTS_CUH
+
+#include "kernels/cuda/cuda.cuh"
+#include <algorithm>
+
+// The most tiles there can be, however m rows fall: each expert that has rows may end in a tile
+// that is not full.
+static inline int expert_tiles(int m, int n_experts, int height)
+{
+    int64_t busy = std::min(m, n_experts);
+    return (int)((m + busy * (height - 1)) / height);
+}
+
+// Rows from `start` up to `end`, where the next expert's begin; a tile's are the first `height`.
+struct expert_rows {
+    int expert, start, end;
+};
+
+// Finds the rows of a tile; false where there are fewer tiles. Every warp finds the same.
+__device__ __forceinline__ bool find_expert_rows(expert_rows &ret, const int32_t *offsets,
+                                                 int n_experts, int tile, int height)
+{
+    int lane = threadIdx.x % 32;
+    for (int base = 0; base < n_experts; base += 32) {
+        int start = offsets[min(base + lane, n_experts)];
+        int end = offsets[min(base + lane + 1, n_experts)];
+        int tiles = (end - start + height - 1) / height, sum = tiles; // inclusive sum over lanes
+#pragma unroll
+        for (int o = 1; o < 32; o *= 2) {
+            int before = __shfl_up_sync(~0u, sum, o);
+            if (lane >= o) sum += before;
+        }
+        unsigned reached = __ballot_sync(~0u, tile < sum);
+        if (reached) {
+            int from = __ffs(reached) - 1;
+            ret.expert = base + from;
+            ret.start = __shfl_sync(~0u, start + (tile - (sum - tiles)) * height, from);
+            ret.end = __shfl_sync(~0u, end, from);
+            return true;
+        }
+        tile -= __shfl_sync(~0u, sum, 31);
+    }
+    return false;
+}
+
+#endif

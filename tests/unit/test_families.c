@@ -1,0 +1,69 @@
+/* test_families.c: docs/models.md against the tables it describes: every model family of
+ * common/model/family.h and every chat template by name, so that neither is forgotten there. */
+#include "common/base/bytes.h"
+#include "common/model/chat_template.h"
+#include "common/model/family.h"
+#include "tests/support/support.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// Does one line of `text` hold `part`, and does that line also hold `other`?
+static bool line_has(const char *text, const char *part, const char *other)
+{
+    for (const char *at = text; (at = strstr(at, part)); at++) {
+        const char *start = at, *end = at + strcspn(at, "\n");
+        while (start > text && start[-1] != '\n') start--;
+        if (memmem(start, (size_t)(end - start), other, strlen(other))) return true;
+    }
+    return false;
+}
+
+static void test_every_family_is_described(void **state)
+{
+    (void)state;
+    char *doc = test_read(test_path(test_root(), "docs/models.md"));
+    const struct family *f;
+    for (int i = 0; (f = family_at(i)); i++) {
+        struct bytes start = BYTES_INIT, architecture = BYTES_INIT;
+        bytes_printf(&start, "| %s | `%s` |", f->title, f->model_type);
+        bytes_printf(&architecture, "`%s`", f->architecture);
+        if (!line_has(doc, bytes_text(&start), bytes_text(&architecture)))
+            fail_msg("docs/models.md has no row \"%s %s\"", bytes_text(&start),
+                     bytes_text(&architecture));
+        assert_contains(family_list(), f->architecture);
+        bytes_release(&start);
+        bytes_release(&architecture);
+    }
+    assert_ptr_equal(family_find("gemma2", ""), family_find("gemma2", "Gemma2ForCausalLM"));
+    assert_null(family_find("gemma2", "Gemma2ForSequenceClassification"));
+    assert_null(family_find("deepseek_v2", "DeepseekV2ForCausalLM"));
+    free(doc);
+}
+
+static void test_every_template_is_described(void **state)
+{
+    (void)state;
+    char *doc = test_read(test_path(test_root(), "docs/models.md"));
+    char *names = strdup(chat_template_names()), *rest = names;
+    int n = 0;
+    for (char *name; (name = strsep(&rest, ",")); n++) {
+        struct bytes quoted = BYTES_INIT;
+        bytes_printf(&quoted, "`%s`", name + strspn(name, " "));
+        if (!strstr(doc, bytes_text(&quoted)))
+            fail_msg("docs/models.md does not name the chat template %s", bytes_text(&quoted));
+        bytes_release(&quoted);
+    }
+    assert_true(n > 20);
+    free(names);
+    free(doc);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_family_is_described),
+        cmocka_unit_test(test_every_template_is_described),
+    };
+    return cmocka_run_group_tests_name("families", tests, NULL, NULL);
+}
