@@ -59,6 +59,9 @@ $(shell mkdir -p $(BUILD); echo '$(CC) $(CFLAGS_) $(CPPFLAGS_) $(CUDA_ARCHS)' | 
 # Parsers and wire formats also get -Wconversion, where a silent narrowing is a bug.
 $(BUILD)/obj/common/base/%.o $(BUILD)/obj/bridge/%.o: EXTRA := -Wconversion -Wno-sign-conversion
 
+# Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
+$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o: EXTRA := -ffp-contract=off
+
 $(BUILD)/obj/%.o: %.c $(STAMP)
 	@mkdir -p $(@D)
 	$(call say,CC)

@@ -271,8 +271,8 @@ void control_owner_update_end(struct control *c)
     atomic_store(&c->page->owner_updating, 0);
 }
 
-// Two places for the path: the one that is not current is filled, then takes the turn, so a crash in
-// between leaves the older path whole.
+// Two places for the path: the one that is not current is filled, then takes the turn, so a crash
+// in between leaves the older path whole.
 static void set_snapshot(struct page *page, const char *folder, size_t len)
 {
     uint32_t turn = atomic_load(&page->snapshot_turn) + 1;

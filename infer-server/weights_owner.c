@@ -215,8 +215,9 @@ enum status weights_owner_restore(struct weights_owner *o, char ret_from[512])
     if (snapshot[0]) {
         st = weights_load(o->weights, o->dev, snapshot);
         if (st != ST_OK)
-            log_warn("the trainer's last snapshot cannot be used: %s; taking the model that was loaded",
-                     status_message());
+            log_warn(
+                "the trainer's last snapshot cannot be used: %s; taking the model that was loaded",
+                status_message());
     }
     const char *folder = o->reloaded ? o->reloaded : o->model_folder;
     if (st != ST_OK && folder) {

@@ -55,7 +55,7 @@ void device_host_release(struct device *dev, void *memory);
 // memory they return when the host buffer is free again.
 void device_copy_in(struct device *dev, void *to, const void *host, size_t bytes);
 void device_copy_out(struct device *dev, void *host, const void *from, size_t bytes);
-void device_copy(struct device *dev, void *to, const void *from, size_t bytes);
+void device_copy(struct device *dev, void *to, const void *from, size_t bytes); // never overlapping
 void device_fill(struct device *dev, void *to, unsigned char value, size_t bytes);
 
 // Waits for everything enqueued; reports the first failure since the last report (ST_DEVICE).

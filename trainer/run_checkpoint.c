@@ -34,6 +34,11 @@ enum status run_save(struct run *run)
 out:
     json_decref(c.state);
     free(folder);
+    if (st != ST_OK && run->saved_step >= 0 && run->saved_step < run->step)
+        return status_context(st,
+                              "checkpoint of step %" PRId64 " (that of step %" PRId64
+                              " is whole; --resume goes on from it)",
+                              run->step, run->saved_step);
     return status_context(st, "checkpoint of step %" PRId64, run->step);
 }
 

@@ -175,6 +175,12 @@ static enum status check_range(const struct option_spec *spec, struct source fro
                       spec->min, spec->max);
 }
 
+// The option that names the file of options.
+static bool is_config(const struct option_spec *spec)
+{
+    return spec->type == OPTION_STRING && strcmp(spec->name, "config") == 0;
+}
+
 static void *field_of(const struct option_spec *spec, void *config)
 {
     return (char *)config + spec->offset;
@@ -242,6 +248,7 @@ static enum status store_text(struct option_set *set, const struct option_spec *
         return store_int(spec, from, bytes, config);
     }
     case OPTION_STRING:
+    case OPTION_PATH:
         return store_string(set, spec, from, text, config);
     case OPTION_HEADING:
         break;
@@ -278,7 +285,8 @@ static enum status store_json(struct option_set *set, const struct option_spec *
         st = json_get_int(path, object, key, min, INT64_MAX, &x);
         return st != ST_OK ? st : store_int(spec, from, x, config);
     }
-    case OPTION_STRING: {
+    case OPTION_STRING:
+    case OPTION_PATH: {
         const char *text = NULL;
         st = json_get_string(path, object, key, &text);
         return st != ST_OK ? st : store_string(set, spec, from, text, config);
@@ -341,7 +349,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
             goto out;
         }
         if (json_is_null(value)) continue;
-        if (strcmp(spec->name, "config") == 0) {
+        if (is_config(spec)) {
             st = status_fail(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
             goto out;
         }
@@ -527,7 +535,7 @@ static enum status apply_all(struct option_set *set, const struct command_line *
 
     const char *file = NULL;
     for (int i = 0; i < line->n_assignments; i++)
-        if (strcmp(line->assignments[i].spec->name, "config") == 0)
+        if (is_config(line->assignments[i].spec))
             file = line->assignments[i].text;
     if (file) CHECK(apply_file(set, file, config));
 
@@ -547,7 +555,8 @@ static void drop_strings(const struct option_spec *table, void *config)
 {
     const char *none = NULL;
     for (; table->name; table++)
-        if (table->type == OPTION_STRING) memcpy(field_of(table, config), &none, sizeof none);
+        if (table->type == OPTION_STRING || table->type == OPTION_PATH)
+            memcpy(field_of(table, config), &none, sizeof none);
 }
 
 enum option_result options_parse(const struct option_spec *table, const char *program,
@@ -613,7 +622,8 @@ static json_t *field_to_json(const struct option_spec *spec, const void *config)
         return json_integer(*(const int64_t *)(const void *)field);
     case OPTION_DOUBLE:
         return json_real(*(const double *)(const void *)field);
-    case OPTION_STRING: {
+    case OPTION_STRING:
+    case OPTION_PATH: {
         const char *text = *(const char *const *)(const void *)field;
         return text ? json_string(text) : json_null();
     }
@@ -627,7 +637,7 @@ json_t *options_to_json(const struct option_spec *table, const void *config)
 {
     json_t *object = json_object();
     for (; object && table->name; table++) {
-        if (!is_option(table) || strcmp(table->name, "config") == 0) continue;
+        if (!is_option(table) || is_config(table)) continue;
         char key[NAME_MAX_LEN + 1];
         snprintf(key, sizeof key, "%s", table->name);
         swap_letter(key, '-', '_');

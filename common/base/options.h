@@ -14,6 +14,7 @@ enum option_type {
     OPTION_INT,    // int64_t
     OPTION_DOUBLE, // double
     OPTION_STRING, // const char *; NULL when not given and without a default. Owned by the set.
+    OPTION_PATH,   // as OPTION_STRING; never read here, even where it is called "config"
     OPTION_SIZE,   // int64_t bytes: 512, 64K, 10M, 2G (powers of 1024)
     OPTION_HEADING // a line of --help; `help` is its text
 };
@@ -37,7 +38,7 @@ enum option_result {
 };
 
 // Fills `config` (a struct of the program's own, which it zeroed) from defaults, then from the file
-// named by --config (where the table has "config"), then from argv[1..]. Words that are not options
+// named by --config (where the table has an OPTION_STRING "config"), then from argv[1..]. Words that are not options
 // are positional: at most max_positional, given back in ret_positional (borrowed from argv; the rest
 // NULL). `usage` is what --help prints behind the program's name; further lines of it follow as they
 // are. Strings of `config` live as long as the set; unless the result is OPTIONS_OK they are NULL.

@@ -57,23 +57,19 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, float *m, float *v, c
     }
 }
 
-// Sums of fixed pieces, added in order: the same for any number of threads. Within a piece LANES sums
-// run side by side, because one alone would wait for its own last addition and not for memory.
+// Partial sums of fixed pieces, added in order: the same for any number of threads.
 void cpu_sum_squares(struct device *dev, double *out, const float *x, int64_t n)
 {
-    enum { PIECE = 1 << 15, LANES = 32 };
+    enum { PIECE = 1 << 15 };
     int64_t pieces = (n + PIECE - 1) / PIECE;
     double *part = cpu_workspace(dev, (size_t)(pieces + 1) * sizeof *part);
     if (!part) return;
 #pragma omp parallel for if (n > PARALLEL_WORK)
     for (int64_t p = 0; p < pieces; p++) {
-        int64_t end = (p + 1) * PIECE < n ? (p + 1) * PIECE : n, i = p * PIECE;
-        double lanes[LANES] = {0}, sum = 0;
-        for (; i + LANES <= end; i += LANES)
-#pragma omp simd
-            for (int l = 0; l < LANES; l++) lanes[l] += (double)x[i + l] * x[i + l];
-        for (int l = 0; i < end; i++, l++) lanes[l] += (double)x[i] * x[i];
-        for (int l = 0; l < LANES; l++) sum += lanes[l];
+        int64_t end = (p + 1) * PIECE < n ? (p + 1) * PIECE : n;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = p * PIECE; i < end; i++) sum += (double)x[i] * x[i];
         part[p] = sum;
     }
     double total = 0;

@@ -30,8 +30,9 @@ static double scale(uint64_t version)
 // ---- the publishing process -------------------------------------------------------------------------------
 struct publisher {
     struct bridge *bridge;
-    const float *base; // the folder's vocabulary matrix
-    float *head;       // the shared one
+    float *base;   // the folder's vocabulary matrix
+    float *scaled; // (n) the next version's
+    void *head;    // the shared one, device memory
     int64_t n;
 };
 
@@ -39,7 +40,8 @@ static enum status write_head(void *context)
 {
     struct publisher *p = context;
     double s = scale(control_version(bridge_control(p->bridge)) + 1); // odd now; this is the next even one
-    for (int64_t i = 0; i < p->n; i++) p->head[i] = (float)(s * (double)p->base[i]);
+    for (int64_t i = 0; i < p->n; i++) p->scaled[i] = (float)(s * (double)p->base[i]);
+    device_copy_in(bridge_device(p->bridge), p->head, p->scaled, (size_t)p->n * sizeof *p->scaled);
     return ST_OK;
 }
 
@@ -48,7 +50,6 @@ static enum status publish_all(const char *bridge_path, const char *model)
     struct publisher p = {0};
     struct model_config *config = NULL;
     struct weights *weights = NULL;
-    float *base = NULL;
     enum status st;
     CHECK(bridge_attach(bridge_path, NULL, &p.bridge));
     CHECK(bridge_become_writer(p.bridge));
@@ -57,9 +58,10 @@ static enum status publish_all(const char *bridge_path, const char *model)
     weights_bind(weights, bridge_base(p.bridge, "policy"));
     p.head = weights->head;
     p.n = (int64_t)config->vocab_size * config->hidden;
-    base = malloc((size_t)p.n * sizeof *base);
-    memcpy(base, p.head, (size_t)p.n * sizeof *base);
-    p.base = base;
+    p.base = malloc((size_t)p.n * sizeof *p.base);
+    p.scaled = malloc((size_t)p.n * sizeof *p.scaled);
+    device_copy_out(bridge_device(p.bridge), p.base, p.head, (size_t)p.n * sizeof *p.base);
+    CHECK(device_sync(bridge_device(p.bridge)));
     for (int i = 0; i < PUBLISHES; i++) {
         struct publish_times times;
         CHECK(bridge_publish(p.bridge, 10000, write_head, &p, &times));
@@ -70,7 +72,8 @@ out:
     bridge_detach(p.bridge);
     weights_free(weights);
     model_config_free(config);
-    free(base);
+    free(p.base);
+    free(p.scaled);
     return st;
 }
 

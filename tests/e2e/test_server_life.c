@@ -211,8 +211,8 @@ static void test_second_signal_and_drain_timeout(void **state)
     }
 }
 
-// Clients that keep asking for what the engine answers, up to the last moment: the server stops with
-// connections in every state.
+// Clients that keep asking for what the engine answers, up to the last moment: the server stops
+// with connections in every state.
 struct asker {
     pthread_t thread;
     const char *socket;
@@ -376,8 +376,8 @@ static void test_client_that_never_reads(void **state)
                           "{\"max_tokens\":500,\"ignore_eos\":true}}");
     int64_t deadline = clock_deadline_ns(30000);
     for (bool given_up = false; !given_up;) {
-        json_decref(daemon_post(d.socket, "/v1/completions", 200,
-                                "{\"prompt\":[1,2],\"max_tokens\":1}"));
+        json_decref(
+            daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[1,2],\"max_tokens\":1}"));
         daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
         given_up =
             strstr(bytes_text(&a.body), "commonweight:disconnects_total{model_name=\"model\"} 1\n");
@@ -489,8 +489,7 @@ static void test_unit_file(void **state)
     bytes_release(&whole);
     free(text);
     assert_ok(file_make_folders(bin));
-    assert_int_equal(symlink(test_binary("cw-infer-server"),
-                             test_path(bin, "cw-infer-server")), 0);
+    assert_int_equal(symlink(test_binary("cw-infer-server"), test_path(bin, "cw-infer-server")), 0);
     const char *const verify[] = {"systemd-analyze", "verify", unit, NULL};
     int status = test_command(log, 30000, verify);
     text = test_read(log);

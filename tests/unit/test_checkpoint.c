@@ -246,6 +246,57 @@ static void crash_leaves_the_old_one(void **state)
     fixture_close(&f);
 }
 
+// From now on a file may be `bytes` long; what is longer is an error, as on a full disk. 0: no limit.
+static void limit_files(rlim_t bytes)
+{
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes ? bytes : limit.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+static void full_disk_is_a_clear_error(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct runlog *log;
+    char *folder, *latest;
+    fixture_open(&f);
+    train_one(&f, 0.5f);
+    assert_ok(write_step(&f, 1, 0, &folder));
+    void *old = malloc(f.weights->bytes);
+    memcpy(old, f.memory, f.weights->bytes);
+    train_one(&f, 0.5f);
+    static const rlim_t limits[] = {100, 4096, 60000, 150000};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        limit_files(limits[i]);
+        enum status st = write_step(&f, 2, 1, NULL);
+        limit_files(0);
+        assert_status(st, ST_IO);
+        assert_message("checkpoints/.step-2.");
+        assert_message(strerror(EFBIG));
+        assert_ok(checkpoint_latest(f.run, &latest));
+        assert_string_equal(latest, folder);
+        assert_holds(&f, latest, old);
+        assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-1 and the link
+        free(latest);
+    }
+    // A line of the log that fits in part: the sentence is that of what did not fit.
+    assert_ok(runlog_new(f.run, 0, 10, 1, &log));
+    assert_ok(runlog_write(log, json_pack("{s:i}", "step", 1)));
+    limit_files(20);
+    enum status st = runlog_write(log, json_pack("{s:i}", "step", 2));
+    limit_files(0);
+    assert_status(st, ST_IO);
+    assert_message("metrics.jsonl");
+    assert_message(strerror(EFBIG));
+    runlog_free(log);
+    free(old);
+    free(folder);
+    fixture_close(&f);
+}
+
 static enum status refuse(void *context, const char *temporary)
 {
     assert_true(file_exists(test_path(temporary, "model.safetensors")));
@@ -341,15 +392,30 @@ static void log_is_rewound(void **state)
     assert_null(strstr(text, "\"step\":3"));
     assert_contains(text, "\"step\":2");
     free(text);
+    // a run that starts over writes the line of step 0 again
+    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    assert_ok(runlog_write(log, json_pack("{s:i}", "step", 0)));
+    runlog_free(log);
+    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    assert_ok(runlog_write(log, json_pack("{s:i}", "step", 0)));
+    runlog_free(log);
+    text = test_read(path);
+    assert_string_equal(text, "{\"step\":0}\n");
+    free(text);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),           cmocka_unit_test(step_zero),
-        cmocka_unit_test(keeps_the_newest),     cmocka_unit_test(crash_leaves_the_old_one),
-        cmocka_unit_test(failure_cleans_up),    cmocka_unit_test(written_dtype_is_named),
-        cmocka_unit_test(bad_state_is_refused), cmocka_unit_test(log_is_rewound),
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(step_zero),
+        cmocka_unit_test(keeps_the_newest),
+        cmocka_unit_test(crash_leaves_the_old_one),
+        cmocka_unit_test(full_disk_is_a_clear_error),
+        cmocka_unit_test(failure_cleans_up),
+        cmocka_unit_test(written_dtype_is_named),
+        cmocka_unit_test(bad_state_is_refused),
+        cmocka_unit_test(log_is_rewound),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
 }

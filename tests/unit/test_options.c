@@ -326,6 +326,25 @@ static void log_lines(void **state)
     free(filler);
 }
 
+// A program whose --config is something else, a model's config.json, gets the path and nothing more.
+static void config_of_another_kind(void **state)
+{
+    (void)state;
+    static const struct option_spec path_table[] = {
+        {"config", OPTION_PATH, offsetof(struct config, config), NULL, "FILE", "a model's", 0, 0,
+         NULL},
+        {.name = NULL},
+    };
+    struct config config = {0};
+    struct option_set *set = NULL;
+    char *argv[] = {(char *)(uintptr_t) "program", (char *)(uintptr_t) "--config",
+                    (char *)(uintptr_t) "/nowhere/config.json", NULL};
+    assert_int_equal(options_parse(path_table, "program", "", 3, argv, 0, &config, NULL, &set),
+                     OPTIONS_OK);
+    assert_string_equal(config.config, "/nowhere/config.json");
+    options_free(set);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,6 +352,7 @@ int main(void)
         cmocka_unit_test(file_under_flags), cmocka_unit_test(wrong_files),
         cmocka_unit_test(wrong_usage),      cmocka_unit_test(sizes),
         cmocka_unit_test(help_and_version), cmocka_unit_test(log_lines),
+        cmocka_unit_test(config_of_another_kind),
     };
     return cmocka_run_group_tests_name("options", tests, NULL, NULL);
 }
