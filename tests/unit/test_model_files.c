@@ -5,6 +5,7 @@
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,7 +99,11 @@ static void config_refusals(void **state)
         {QWEN2 ",\"hidden_size\":18}", ST_FORMAT, "hidden_size"},
         {QWEN2 ",\"head_dim\":257}", ST_INVALID, "head_dim"},
         {QWEN2 ",\"hidden_act\":\"relu\"}", ST_UNSUPPORTED, "relu"},
-        {QWEN2 ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}}", ST_UNSUPPORTED, "yarn"},
+        {QWEN2 ",\"rope_scaling\":{\"type\":\"spiral\",\"factor\":4}}", ST_UNSUPPORTED, "spiral"},
+        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,2]}}", ST_FORMAT, "long_factor"},
+        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}", ST_FORMAT, "short_factor"},
+        {QWEN2 ",\"partial_rotary_factor\":0.3}", ST_UNSUPPORTED, "partial_rotary_factor"},
+        {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"full_attention\"]}", ST_FORMAT, "layer_types"},
         {QWEN2 ",\"rope_scaling\":7}", ST_FORMAT, "rope_scaling"},
         {QWEN2 ",\"eos_token_id\":32}", ST_FORMAT, "eos_token_id"},
         {QWEN2 ",\"quantization_config\":{}}", ST_UNSUPPORTED, "quantization_config"},
@@ -363,6 +368,48 @@ static void shards_are_one_model(void **state)
     close_tiny(&b);
 }
 
+// A folder of every family, loaded and saved, holds the same tensors under the same names: what
+// loaders of that family look for.
+static void every_family_is_saved_as_it_came(void **state)
+{
+    const char *root = test_path(test_root(), "tests/golden");
+    int n = 0;
+    (void)state;
+    DIR *dir = opendir(root);
+    assert_non_null(dir);
+    for (struct dirent *e = readdir(dir); e; e = readdir(dir)) {
+        const char *folder = test_path(root, e->d_name), *copy = test_folder();
+        struct tiny t;
+        struct safetensors *a, *b;
+        void *arena;
+        if (e->d_name[0] == '.' || !file_exists(test_path(folder, "model.safetensors"))) continue;
+        assert_ok(device_open("cpu", &t.dev));
+        assert_ok(model_config_load(folder, &t.config));
+        assert_ok(weights_plan(t.config, DT_F32, &t.weights));
+        assert_ok(device_alloc(t.dev, t.weights->bytes, &arena));
+        weights_bind(t.weights, arena);
+        assert_ok(weights_load(t.weights, t.dev, folder));
+        assert_ok(weights_save(t.weights, t.dev, copy, DT_F32));
+        assert_ok(safetensors_open(folder, &a));
+        assert_ok(safetensors_open(copy, &b));
+        assert_int_equal(safetensors_count(a), safetensors_count(b));
+        for (int i = 0; i < safetensors_count(a); i++) {
+            const struct safetensors_entry *x = safetensors_at(a, i), *y = safetensors_at(b, i);
+            assert_string_equal(x->name, y->name);
+            assert_int_equal(x->n_dims, y->n_dims);
+            assert_int_equal(x->bytes, y->bytes);
+            assert_memory_equal(x->shape, y->shape, (size_t)x->n_dims * sizeof x->shape[0]);
+            assert_memory_equal(x->data, y->data, x->bytes);
+        }
+        safetensors_free(a);
+        safetensors_free(b);
+        close_tiny(&t);
+        n++;
+    }
+    closedir(dir);
+    assert_true(n >= 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +418,7 @@ int main(void)
         cmocka_unit_test(safetensors_reads),          cmocka_unit_test(safetensors_refusals),
         cmocka_unit_test(plan_is_dense_and_aligned),  cmocka_unit_test(saved_weights_come_back),
         cmocka_unit_test(wrong_folders_write_nothing), cmocka_unit_test(shards_are_one_model),
+        cmocka_unit_test(every_family_is_saved_as_it_came),
     };
     return cmocka_run_group_tests_name("model files", tests, NULL, NULL);
 }
