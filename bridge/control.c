@@ -60,9 +60,9 @@
  * A WRITER THAT LIVES BUT STANDS STILL (stopped, or hung so that its heartbeat ends) for 30 s
  * loses the lease as if it had died. It may wake up at any instruction, so taking back also moves
  * the version on by two, which makes its compare-and-swaps of steps 3 and 5 fail: it can neither
- * begin nor end an update. If it was stopped inside step 4 it can still finish the stores it was
- * in the middle of, which no protocol prevents; at step 5 it finds out and raises `tainted`, upon
- * which the owner restores once more.
+ * begin nor end an update. Inside step 4 that would not do, because no protocol holds back the
+ * stores it is in the middle of: there it is killed first, and what it leaves is a dead writer's
+ * odd version.
  *
  * Threads: the owner's calls belong to the engine thread, the writer's to the trainer's main
  * thread; control_heartbeat(), control_ring(), control_version() and control_facts() may come from
@@ -73,6 +73,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -221,6 +222,9 @@ enum control_event control_grant_quiet(struct control *c)
         enum life life = writer_life(page, lease);
         if (life == LIFE_ALIVE) continue;
         uint64_t now = atomic_load(&page->version);
+        // It is dead at the next look. It runs as our user, so this is refused only to a daemon
+        // that would not be let onto the page either.
+        if (life == LIFE_STILL && (now & 1) && kill(lease_pid(lease), SIGKILL) == 0) continue;
         if (!(now & 1) && now != before) {
             // It ended its update and died before it let go. The update is news of its own; the
             // lease is the next control_check_writer()'s.
@@ -244,10 +248,6 @@ enum control_event control_grant_quiet(struct control *c)
 enum control_event control_check_writer(struct control *c)
 {
     struct page *page = c->page;
-    if (atomic_exchange(&page->tainted, 0)) {
-        atomic_fetch_or(&page->version, 1);
-        return CONTROL_TORN;
-    }
     uint64_t lease = atomic_load(&page->lease);
     enum life life = writer_life(page, lease);
     if (life == LIFE_NOBODY || life == LIFE_ALIVE) return CONTROL_NONE;
@@ -258,7 +258,6 @@ enum control_event control_check_writer(struct control *c)
 
 void control_owner_update_begin(struct control *c)
 {
-    atomic_store(&c->page->tainted, 0);
     // Weights that were torn stay so until the end; rewriting whole ones is no tear.
     if (!(atomic_load(&c->page->version) & 1)) atomic_store(&c->page->owner_updating, 1);
     atomic_fetch_or(&c->page->version, 1);
@@ -433,11 +432,8 @@ enum status control_write_end(struct control *c)
     // Before the version: who sees it even finds the figures of this update.
     if (atomic_load(&page->lease) == lease) atomic_store(&page->write_ns, now - c->odd_since_ns);
     if (!atomic_compare_exchange_strong(&page->version, &odd, c->version + 2) ||
-        atomic_load(&page->lease) != lease) {
-        atomic_store(&page->tainted, 1);
-        control_ring(c);
+        atomic_load(&page->lease) != lease)
         return lease_lost(c);
-    }
     atomic_fetch_add(&page->publishes, 1);
     c->version += 2;
     return ST_OK;

@@ -369,7 +369,7 @@ static void test_update_fails(void **state)
     assert_int_equal(engine_until_event(c), CONTROL_TORN);
     assert_true(control_version(c) & 1);
     assert_int_equal(exit_status(pid), 0);
-    assert_int_equal(control_check_writer(c), CONTROL_TORN); // its late control_write_end()
+    assert_true(control_version(c) & 1); // its late control_write_end() changed nothing
     control_owner_update_begin(c);
     control_owner_update_end(c);
     assert_false(control_version(c) & 1);
@@ -418,19 +418,12 @@ static void test_stopped_while_writing(void **state)
     struct control *c = create_loaded();
     control_set_heartbeat_limit(c, 300);
     pid_t pid = fork_stopping_writer(true);
+    // It could write on when it wakes, whatever the page says: so it never does.
     assert_int_equal(engine_until_event(c), CONTROL_TORN);
+    assert_int_equal(exit_status(pid), 128 + SIGKILL);
     control_owner_update_begin(c);
     control_owner_update_end(c);
-    uint64_t version = control_version(c);
-    assert_false(version & 1);
-    kill(pid, SIGCONT);
-    assert_int_equal(exit_status(pid), 0);
-    // It may have written after the restoration, and says so: once more.
-    assert_int_equal(control_check_writer(c), CONTROL_TORN);
-    assert_true(control_version(c) & 1);
-    control_owner_update_begin(c);
-    control_owner_update_end(c);
-    assert_true(control_version(c) > version);
+    assert_false(control_version(c) & 1);
     assert_int_equal(control_check_writer(c), CONTROL_NONE);
     end(c);
 }
