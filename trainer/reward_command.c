@@ -28,7 +28,8 @@
 #define GRACE_MS  200
 
 struct command {
-    char *line; // for the shell
+    char *shell_line; // owned
+    const char *line; // of it, as given
     int timeout_ms;
     pid_t pid;          // 0: none
     int to, from;       // its standard input and output; -1: none
@@ -68,7 +69,7 @@ static void become_child(const struct command *c, int in, int out, pid_t parent)
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() == parent && dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0)
-        execl("/bin/sh", "sh", "-c", c->line, (char *)NULL);
+        execl("/bin/sh", "sh", "-c", c->shell_line, (char *)NULL);
     _exit(127);
 }
 
@@ -239,7 +240,7 @@ static void command_close(void *state)
     if (!c) return;
     end_child(c);
     bytes_release(&c->reply);
-    free(c->line);
+    free(c->shell_line);
     free(c);
 }
 
@@ -255,7 +256,10 @@ static enum status command_open(const struct reward_options *options, const char
         st = status_fail(ST_INVALID, "reward \"command:\" names no program");
         goto out;
     }
-    if (!(c->line = strdup(argument))) {
+    // exec: the shell only takes the words apart, and is not left standing in between
+    if (asprintf(&c->shell_line, "exec %s", argument) < 0) c->shell_line = NULL;
+    c->line = c->shell_line ? c->shell_line + strlen("exec ") : NULL;
+    if (!c->line) {
         st = status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
         goto out;
     }
