@@ -97,9 +97,16 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libserver.a
 	@mkdir -p $(@D)
 	$(LINK) -lcmocka
 
+# Rewards as shared objects (trainer/reward_plugin.h); each file is one.
+EXAMPLES := $(patsubst trainer/examples/%.c,$(BUILD)/examples/%.so,$(wildcard trainer/examples/*.c))
+$(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) -shared -fPIC -MMD -MF $(BUILD)/obj/$*.so.d -MP $< -o $@
+
 # ---- tests --------------------------------------------------------------------------------------
 # `make test T=unit/test_bytes` runs one of them.
-tests: $(BINARIES) $(TESTS)
+tests: $(BINARIES) $(TESTS) $(EXAMPLES)
 test: tests
 	BUILD=$(BUILD) tests/run $(if $(T),$(BUILD)/tests/$(T),$(TESTS))
 

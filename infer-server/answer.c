@@ -31,3 +31,47 @@ const char *failure_sentence(const struct generation_sample *s)
     if (s->finish == FINISH_ERROR && s->error) return s->error;
     return "generation was cancelled because the server is stopping";
 }
+
+void put_draft_counts(struct json_out *o, const struct sample_telemetry *t)
+{
+    json_out_key(o, "num_drafts");
+    json_out_int(o, t->num_drafts);
+    json_out_key(o, "num_draft_tokens");
+    json_out_int(o, t->num_draft_tokens);
+    json_out_key(o, "num_accepted_tokens");
+    json_out_int(o, t->num_accepted_tokens);
+    json_out_key(o, "num_accepted_tokens_per_pos");
+    json_out_open(o, '[');
+    for (int i = 0; i < t->draft_positions; i++) json_out_int(o, t->num_accepted_tokens_per_pos[i]);
+    json_out_close(o, ']');
+    json_out_key(o, "accept_rate");
+    if (t->num_draft_tokens > 0)
+        json_out_real(o, (double)t->num_accepted_tokens / t->num_draft_tokens);
+    else
+        json_out_null(o);
+    json_out_key(o, "mean_acceptance_length");
+    if (t->num_drafts > 0)
+        json_out_real(o, 1 + (double)t->num_accepted_tokens / t->num_drafts);
+    else
+        json_out_null(o);
+}
+
+void put_spec_decode(struct json_out *o, const struct sample_telemetry *t)
+{
+    if (t->num_drafts == 0) {
+        json_out_null(o);
+        return;
+    }
+    json_out_open(o, '{');
+    put_draft_counts(o, t);
+    json_out_key(o, "acceptance_histogram");
+    json_out_open(o, '[');
+    int reached = t->num_drafts; // steps that accepted i drafts or more
+    for (int i = 0; i <= t->draft_positions; i++) {
+        const int further = i < t->draft_positions ? t->num_accepted_tokens_per_pos[i] : 0;
+        json_out_int(o, reached - further);
+        reached = further;
+    }
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}

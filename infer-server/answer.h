@@ -29,6 +29,11 @@ void generate_answer(struct answer *a, struct bytes *to);
 const char *finish_name(enum finish_reason finish);
 // The text of one token by itself, appended ("token_id:N" where there is no tokenizer).
 void token_text(const struct api_model *model, int32_t token, struct bytes *to);
+// The drafts of a sample as {"num_drafts", ..., "acceptance_histogram"}; null where nothing was
+// drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
+void put_spec_decode(struct json_out *o, const struct sample_telemetry *t);
+// The keys of that object that a rollout's telemetry has too, into an open object.
+void put_draft_counts(struct json_out *o, const struct sample_telemetry *t);
 // What to tell the client of a sample that failed or was cancelled by the engine.
 const char *failure_sentence(const struct generation_sample *s);
 

@@ -257,7 +257,7 @@ static void put_usage(struct json_out *o, const struct answer *a)
     json_out_close(o, '}');
 }
 
-static void put_extras(struct json_out *o, uint64_t version)
+static void put_extras(struct json_out *o, uint64_t version, const struct sample_telemetry *drafts)
 {
     json_out_key(o, "weight_version");
     if (version)
@@ -265,12 +265,22 @@ static void put_extras(struct json_out *o, uint64_t version)
     else
         json_out_null(o); // no token yet
     json_out_key(o, "spec_decode");
-    json_out_null(o); // nothing is drafted
+    put_spec_decode(o, drafts);
 }
 
 static uint64_t last_version(const struct generation_sample *s)
 {
     return s->n > 0 ? s->tokens[s->n - 1].weight_version : 0;
+}
+
+static void add_drafts(struct sample_telemetry *sum, const struct sample_telemetry *t)
+{
+    sum->num_drafts += t->num_drafts;
+    sum->num_draft_tokens += t->num_draft_tokens;
+    sum->num_accepted_tokens += t->num_accepted_tokens;
+    if (t->draft_positions > sum->draft_positions) sum->draft_positions = t->draft_positions;
+    for (int i = 0; i < SPECULATIVE_MOST; i++)
+        sum->num_accepted_tokens_per_pos[i] += t->num_accepted_tokens_per_pos[i];
 }
 
 void openai_answer(struct answer *a, struct bytes *to)
@@ -279,6 +289,7 @@ void openai_answer(struct answer *a, struct bytes *to)
     struct generation_sample *samples = generation_samples(a->generation);
     int n = generation_request(a->generation)->n_samples;
     uint64_t version = 0;
+    struct sample_telemetry drafts = {0}; // of all choices
     json_out_open(o, '{');
     put_head(o, a, false);
     json_out_key(o, "choices");
@@ -286,10 +297,11 @@ void openai_answer(struct answer *a, struct bytes *to)
     for (int i = 0; i < n; i++) {
         if (last_version(&samples[i]) > version) version = last_version(&samples[i]);
         put_choice(o, a, &samples[i], false);
+        add_drafts(&drafts, &samples[i].telemetry);
     }
     json_out_close(o, ']');
     put_usage(o, a);
-    put_extras(o, version);
+    put_extras(o, version, &drafts);
     json_out_close(o, '}');
     bytes_puts(to, "\n");
 }
@@ -314,7 +326,7 @@ static void put_chunk(struct answer *a, struct generation_sample *s, struct byte
             json_out_key(o, "usage");
             json_out_null(o);
         }
-        put_extras(o, last_version(s));
+        put_extras(o, last_version(s), &s->telemetry);
     }
     json_out_close(o, '}');
     bytes_puts(to, "\n\n");

@@ -19,25 +19,7 @@ static void put_telemetry(struct json_out *o, const struct sample_telemetry *t)
     json_out_real(o, t->latency_ms);
     json_out_key(o, "kv_bytes_peak");
     json_out_int(o, t->kv_bytes_peak);
-    json_out_key(o, "num_drafts");
-    json_out_int(o, t->num_drafts);
-    json_out_key(o, "num_draft_tokens");
-    json_out_int(o, t->num_draft_tokens);
-    json_out_key(o, "num_accepted_tokens");
-    json_out_int(o, t->num_accepted_tokens);
-    json_out_key(o, "num_accepted_tokens_per_pos");
-    json_out_open(o, '[');
-    json_out_close(o, ']');
-    json_out_key(o, "accept_rate");
-    if (t->num_draft_tokens > 0)
-        json_out_real(o, (double)t->num_accepted_tokens / t->num_draft_tokens);
-    else
-        json_out_null(o);
-    json_out_key(o, "mean_acceptance_length");
-    if (t->num_drafts > 0)
-        json_out_real(o, 1 + (double)t->num_accepted_tokens / t->num_drafts);
-    else
-        json_out_null(o);
+    put_draft_counts(o, t);
     json_out_key(o, "weight_version_first");
     json_out_uint(o, t->weight_version_first);
     json_out_key(o, "weight_version_last");
@@ -198,6 +180,8 @@ static void put_output(struct json_out *o, const struct answer *a,
     json_out_text(o, finish_name(s->finish));
     json_out_key(o, "stop_reason");
     json_out_text(o, s->stop_string);
+    json_out_key(o, "spec_decode");
+    put_spec_decode(o, &s->telemetry);
     json_out_close(o, '}');
 }
 

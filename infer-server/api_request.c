@@ -240,8 +240,7 @@ static enum status read_stop(const json_t *object, struct stop_set *ret)
         return stop_set_add(ret, json_string_value(stop), json_string_length(stop));
     if (!json_is_array(stop))
         return status_fail(ST_INVALID, "request: \"stop\" must be a string or an array of strings");
-    json_array_foreach(stop, i, one)
-    {
+    json_array_foreach (stop, i, one) {
         if (!json_is_string(one))
             return status_fail(ST_INVALID, "request: \"stop\": entry %zu is not a string", i);
         enum status st = stop_set_add(ret, json_string_value(one), json_string_length(one));
@@ -261,8 +260,7 @@ static enum status read_stop_ids(const json_t *object, const struct api_model *m
         return status_fail(ST_INVALID,
                            "request: \"stop_token_ids\" must be an array of at most %d token ids",
                            most);
-    json_array_foreach(ids, i, one)
-    {
+    json_array_foreach (ids, i, one) {
         json_int_t id = json_integer_value(one);
         if (!json_is_integer(one) || id < 0 || id >= model->vocab_size)
             return status_fail(
@@ -328,6 +326,15 @@ static enum status refuse_unsupported(const json_t *object)
     return ST_OK;
 }
 
+static enum status read_speculative(const json_t *object, struct speculative_choice *ret)
+{
+    const char *text = NULL;
+    enum status st = json_get_string(where, object, "speculative", &text);
+    if (st != ST_OK || !text) return st;
+    st = speculative_parse(text, ret);
+    return st == ST_OK ? st : status_context(st, "request: \"speculative\"");
+}
+
 // The sampling fields of `object`; r->sampling holds the defaults.
 static enum status read_sampling(struct api_request *r, const json_t *object,
                                  const struct api_model *model)
@@ -351,6 +358,7 @@ static enum status read_sampling(struct api_request *r, const json_t *object,
     CHECK(json_get_int(where, object, "seed", INT64_MIN, INT64_MAX, &seed));
     CHECK(read_stop(object, &r->stop));
     CHECK(read_stop_ids(object, model, s));
+    CHECK(read_speculative(object, &s->speculative));
     if (!(top_p > 0))
         return status_fail(ST_INVALID, "request: \"top_p\" is 0; it must be above 0 (1 is off)");
     if (temperature > 0 && temperature < 1e-3)

@@ -1,5 +1,6 @@
-/* endpoints_status.c: /health, /v1/models, /metrics. Loop's thread; the engine's facts are a
- * snapshot (engine_stats), so that they are there however busy the engine is. */
+/* endpoints_status.c: /health, /v1/models, /metrics, /v1/spec_decode_stats. Loop's thread; the
+ * engine's facts are a snapshot (engine_stats), so that they are there however busy the engine is.
+ */
 #include "infer-server/server_impl.h"
 #include "common/base/clock.h"
 
@@ -78,4 +79,29 @@ void handle_metrics(void *server, struct exchange *x)
                                         .open_requests = http_open_exchanges(s->http)};
     metrics_write(&s->metrics, &facts, &text);
     exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
+}
+
+// Totals since the start, as the engine verified them.
+void handle_spec_decode_stats(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    struct engine_stats e;
+    engine_stats(s->engine, &e);
+    json_t *per_pos = json_array();
+    for (int i = 0; i < e.draft_positions; i++)
+        json_array_append_new(per_pos, json_integer((json_int_t)e.num_accepted_tokens_per_pos[i]));
+    json_t *rate = json_null(), *length = json_null();
+    if (e.num_draft_tokens > 0)
+        rate = json_real((double)e.num_accepted_tokens / (double)e.num_draft_tokens);
+    if (e.num_drafts > 0)
+        length = json_real(1 + (double)e.num_accepted_tokens / (double)e.num_drafts);
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
+                  speculative_name(e.speculative.method), "num_speculative_tokens", e.speculative.k,
+                  "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
+                  (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
+                  (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos", per_pos,
+                  "accept_rate", rate, "mean_acceptance_length", length, "generated_tokens",
+                  (json_int_t)e.generated_tokens, "weight_version", (json_int_t)e.weight_version));
 }

@@ -57,6 +57,10 @@ static enum status check_options(struct engine_options *o)
                            "--max-context, the queue and --kv-memory cannot be negative");
     if (!(o->kv_percent >= 0 && o->kv_percent <= 100))
         return status_fail(ST_INVALID, "--kv-memory %g%%: it must be 0%% to 100%%", o->kv_percent);
+    if (o->speculative.method > SPECULATIVE_OFF &&
+        (o->speculative.k < 1 || o->speculative.k > SPECULATIVE_MOST))
+        return status_fail(ST_INVALID, "--speculative: K is %d; it must be 1 to %d",
+                           o->speculative.k, SPECULATIVE_MOST);
     if (!o->bridge_path || !o->bridge_path[0])
         return status_fail(ST_INVALID, "--bridge: a path is needed");
     if (!o->socket_path || !o->socket_path[0])
@@ -209,6 +213,10 @@ static enum status check_sampling(const struct model_config *config, const struc
     if (s->logprobs > SAMPLER_MOST_TOP || s->logprobs > config->vocab_size)
         return status_fail(ST_INVALID, "logprobs is %d; at most %d can be listed", s->logprobs,
                            SAMPLER_MOST_TOP);
+    if (s->speculative.method > SPECULATIVE_OFF &&
+        (s->speculative.k < 1 || s->speculative.k > SPECULATIVE_MOST))
+        return status_fail(ST_INVALID, "speculative: K is %d; it must be 1 to %d", s->speculative.k,
+                           SPECULATIVE_MOST);
     const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
     if (s->n_stop_ids < 0 || s->n_stop_ids > most)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,

@@ -13,6 +13,7 @@
 #include "bridge/control.h"
 #include "common/base/status.h"
 #include "common/model/weights.h"
+#include "infer-server/speculative.h"
 #include "kernels/device.h"
 #include <jansson.h>
 #include <stdint.h>
@@ -33,6 +34,8 @@ struct engine_options {
     const char *bridge_path; // where to write the bridge file
     const char *socket_path; // stands in the bridge file
     const char *kv_policy;   // "keep", "recompute", "drain": requests in flight at an update
+    struct speculative_choice speculative; // of requests that do not choose; DEFAULT counts as OFF
+    bool speculative_fixed;                // always as many drafts as there are, paying or not
 };
 
 struct sampling {
@@ -46,6 +49,7 @@ struct sampling {
     int32_t stop_ids[16];
     int n_stop_ids;
     int min_tokens; // no stop token before this many
+    struct speculative_choice speculative;
     // stop strings are the server's business: it detokenises, and cancels the sample
 };
 
@@ -59,17 +63,24 @@ struct token_record {
     int32_t token;
     float logprob, cut_logprob, kept_mass; // ops.h, struct sample_result
     uint64_t weight_version;               // that sampled it
+    uint8_t drafted;     // on the first token of a step that verified drafts: how many
+    uint8_t accepted_at; // where it is an accepted draft: its place among them, from 1
 };
 struct sample_telemetry { // DESIGN, "Telemetry of one sample"
     int prompt_tokens, cached_prompt_tokens, generated_tokens;
     double queue_ms, first_token_ms, latency_ms;
     int64_t kv_bytes_peak;
     uint64_t weight_version_first, weight_version_last;
-    int num_drafts, num_draft_tokens, num_accepted_tokens;
+    int num_drafts, num_draft_tokens, num_accepted_tokens; // num_drafts: steps that verified some
+    int num_accepted_tokens_per_pos[SPECULATIVE_MOST], draft_positions; // most drafts of one step
     // kv_bytes_peak counts a block shared with siblings for each of them. cached_prompt_tokens are
     // of earlier requests; a group's own sharing is not counted, or its first sample would look
     // dearer.
 };
+
+// Counts the drafts of a sample's n tokens (all of them, or up to where its text was cut: drafts
+// behind the cut count neither as drafted nor as accepted).
+void telemetry_count_drafts(struct sample_telemetry *t, const struct token_record *tokens, int n);
 
 struct request; // opaque to the server but for these
 // Takes copies of the prompt ids and the sampling. tag is the submitter's own.
@@ -110,6 +121,11 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     uint64_t requests_done[5]; // by finish_reason
     uint64_t prompt_tokens, generated_tokens, steps, preemptions, updates, restores;
     double last_pause_ms, busy_seconds;
+    // drafts as the engine verified them, before stop strings cut the text
+    uint64_t num_drafts, num_draft_tokens, num_accepted_tokens;
+    uint64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
+    struct speculative_choice speculative; // the server's
+    int draft_positions;                   // its K, or the most that a request has drafted
     uint64_t ttft_buckets[ENGINE_BUCKETS], latency_buckets[ENGINE_BUCKETS];
     uint64_t itl_buckets[ENGINE_BUCKETS];  // first token, whole sample, between tokens
     double ttft_sum, latency_sum, itl_sum; // seconds

@@ -3,15 +3,21 @@
  *
  * The device is waited for once a step, when the drawn tokens come back: between two steps nothing
  * is in flight on it, and the weights may change. A failed device ends everything, so the plan's
- * book-keeping is not undone. */
+ * book-keeping is not undone.
+ *
+ * Drafts (speculative.h): before the plan every decoding sample gets a proposal; a step's rows are
+ * then drawn like any others, and take_draws() keeps what agrees. */
 #include "infer-server/executor.h"
 #include "common/base/clock.h"
 #include "infer-server/kv_memory.h"
 #include "infer-server/sampler.h"
+#include "infer-server/speculative.h"
 #include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_MOST_CONTEXT 32768
+#define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
+#define DRAFT_ROWS           512
 
 const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
@@ -28,9 +34,13 @@ struct executor {
     struct kv_cache *cache;
     struct scheduler *scheduler;
     struct sampler *sampler;
-    int32_t *tokens;                // (prefill_chunk) of one item
-    struct sampler_row *rows;       // (max_batch)
-    const struct top_logprob **top; // (max_batch)
+    struct speculative *speculative;
+    struct speculative_choice choice; // of requests that do not choose
+    int max_batch, draft_rows;
+    struct draft **drafts;          // (max_batch) of one step
+    int32_t *tokens;                // (prefill_chunk, or 1 + SPECULATIVE_MOST) of one item
+    struct sampler_row *rows;       // (max_batch + draft_rows)
+    const struct top_logprob **top; // (max_batch + draft_rows)
     struct engine_stats stats;      // the counters
 };
 
@@ -59,13 +69,25 @@ enum status executor_new(struct device *dev, const struct model_config *config,
     x->config = config;
     x->on_event = on_event;
     x->context = context;
+    x->max_batch = max_batch;
+    x->choice = options->speculative;
+    if (x->choice.method == SPECULATIVE_DEFAULT) x->choice.method = SPECULATIVE_OFF;
+    x->draft_rows = DRAFT_ROWS_OFF;
+    if (x->choice.method != SPECULATIVE_OFF) {
+        x->draft_rows = max_batch < DRAFT_ROWS / x->choice.k ? max_batch * x->choice.k : DRAFT_ROWS;
+        if (x->draft_rows < DRAFT_ROWS_OFF) x->draft_rows = DRAFT_ROWS_OFF;
+        x->stats.draft_positions = x->choice.k;
+    }
+    x->stats.speculative = x->choice;
+    const int max_rows = max_batch + x->draft_rows, max_tokens = max_rows + chunk;
     int wished = 0;
     CHECK(choose_context(config, options->max_context, &wished));
-    CHECK(model_new(dev, config, weights, max_batch + chunk, max_batch, wished, &x->model));
-    CHECK(sampler_new(dev, max_batch, config->vocab_size, config->eos_ids, config->n_eos,
+    CHECK(model_new(dev, config, weights, max_tokens, max_rows, wished, &x->model));
+    CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
                       &x->sampler));
+    CHECK(speculative_new(options->speculative_fixed, x->draft_rows, &x->speculative));
     const int table_width = (wished + options->block_size - 1) / options->block_size;
-    CHECK(batch_new(dev, max_batch + chunk, max_batch, table_width, max_batch, &x->batch));
+    CHECK(batch_new(dev, max_tokens, max_batch, table_width, max_rows, &x->batch));
     const struct kv_wish wish = {.bytes = options->kv_bytes,
                                  .percent = options->kv_percent,
                                  .block_size = options->block_size,
@@ -76,11 +98,12 @@ enum status executor_new(struct device *dev, const struct model_config *config,
     CHECK(kv_cache_new(x->kv.view.n_blocks, options->block_size, &x->cache));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->cache, &x->scheduler));
-    x->tokens = malloc((size_t)chunk * sizeof *x->tokens);
-    x->rows = malloc((size_t)max_batch * sizeof *x->rows);
-    x->top = malloc((size_t)max_batch * sizeof(struct top_logprob *));
-    if (!x->tokens || !x->rows || !x->top) {
-        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_batch + chunk);
+    x->tokens = malloc((size_t)(chunk + 1 + SPECULATIVE_MOST) * sizeof *x->tokens);
+    x->rows = malloc((size_t)max_rows * sizeof *x->rows);
+    x->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
+    x->drafts = malloc((size_t)max_batch * sizeof *x->drafts);
+    if (!x->tokens || !x->rows || !x->top || !x->drafts) {
+        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_tokens);
         goto out;
     }
     CHECK(device_sync(dev));
@@ -97,6 +120,8 @@ void executor_free(struct executor *x)
     free(x->tokens);
     free(x->rows);
     free(x->top);
+    free(x->drafts);
+    speculative_free(x->speculative);
     scheduler_free(x->scheduler);
     kv_cache_free(x->cache);
     kv_memory_release(&x->kv);
@@ -219,17 +244,21 @@ static enum status build_batch(struct executor *x, const struct step *step)
     for (int i = 0; i < step->n_items; i++) {
         const struct step_item *item = &step->items[i];
         const struct sample *sample = item->sample;
-        sample_tokens(sample, item->first, item->n, x->tokens);
+        const int known = item->n - item->n_drafts;
+        sample_tokens(sample, item->first, known, x->tokens);
+        memcpy(x->tokens + known, sample->draft.tokens, (size_t)item->n_drafts * sizeof *x->tokens);
         CHECK(batch_add_paged(x->batch, x->tokens, item->n, item->first, sample->blocks,
                               sample->n_blocks, x->kv.view.block_size));
     }
     for (int i = 0; i < step->n_draws; i++) {
         const struct step_item *item = &step->items[step->draws[i].item];
-        CHECK(
-            batch_want_row(x->batch, batch_first_row(x->batch, step->draws[i].item) + item->n - 1));
+        const int end = batch_first_row(x->batch, step->draws[i].item) + item->n;
+        for (int row = end - 1 - item->n_drafts; row < end; row++)
+            CHECK(batch_want_row(x->batch, row));
     }
-    const int n = step->n_items;
-    CHECK(batch_commit(x->batch, step->pure_decode ? model_decode_padding(x->model, n) : 0));
+    int padded = step->pure_decode ? model_decode_padding(x->model, step->n_items) : 0;
+    if (padded > x->max_batch) padded = step->n_items;
+    CHECK(batch_commit(x->batch, padded));
 out:
     return st;
 }
@@ -237,16 +266,19 @@ out:
 static enum status draw_tokens(struct executor *x, const struct step *step,
                                const struct sample_result **ret_results)
 {
+    int n = 0;
     for (int i = 0; i < step->n_draws; i++) {
         const struct sample *sample = step->draws[i].sample;
-        x->rows[i] = (struct sampler_row){.sampling = &sample->request->sampling,
-                                          .stream = sample->stream,
-                                          .position = (uint64_t)sample_length(sample),
-                                          .no_stop = sample->n_generated <
-                                                     sample->request->sampling.min_tokens};
+        const struct sampling *sampling = &sample->request->sampling;
+        for (int k = 0; k <= step->items[step->draws[i].item].n_drafts; k++)
+            x->rows[n++] =
+                (struct sampler_row){.sampling = sampling,
+                                     .stream = sample->stream,
+                                     .position = (uint64_t)(sample_length(sample) + k),
+                                     .no_stop = sample->n_generated + k < sampling->min_tokens};
     }
-    if (step->n_draws == 0) return device_sync(x->dev);
-    return sampler_draw(x->sampler, x->model->logits, x->rows, step->n_draws, ret_results, x->top);
+    if (n == 0) return device_sync(x->dev);
+    return sampler_draw(x->sampler, x->model->logits, x->rows, n, ret_results, x->top);
 }
 
 static bool is_stop(const struct executor *x, const struct sampling *sampling, int32_t token)
@@ -258,12 +290,11 @@ static bool is_stop(const struct executor *x, const struct sampling *sampling, i
     return false;
 }
 
+// The sample is gone where the token ended it.
 static void take_token(struct executor *x, struct sample *sample, const struct token_record *record,
-                       const struct top_logprob *top, int64_t now_ns)
+                       const struct top_logprob *top, enum finish_reason finish, int64_t now_ns)
 {
-    const struct sampling *sampling = &sample->request->sampling;
     struct sample_telemetry *t = &sample->telemetry;
-    scheduler_drawn(x->scheduler, sample, record->token);
     x->stats.generated_tokens++;
     if (sample->n_generated == 1) {
         t->weight_version_first = record->weight_version;
@@ -276,12 +307,105 @@ static void take_token(struct executor *x, struct sample *sample, const struct t
     }
     t->weight_version_last = record->weight_version;
     sample->last_token_ns = now_ns;
-    enum finish_reason finish = FINISH_NONE;
-    if (is_stop(x, sampling, record->token))
-        finish = FINISH_STOP;
-    else if (sample->n_generated == sampling->max_tokens)
-        finish = FINISH_LENGTH;
     tell(x, sample, record, 1, top, finish, NULL);
+}
+
+// ---- drafts ------------------------------------------------------------------------------------
+
+static struct speculative_choice choice_of(const struct executor *x, const struct sample *sample)
+{
+    const struct speculative_choice own = sample->request->sampling.speculative;
+    return own.method == SPECULATIVE_DEFAULT ? x->choice : own;
+}
+
+static struct history history_of(const struct sample *sample)
+{
+    const struct request *r = sample->request;
+    return (struct history){.prompt = r->prompt,
+                            .n_prompt = r->n_prompt,
+                            .prompt_key = r->prompt_key,
+                            .generated = sample->generated,
+                            .n_generated = sample->n_generated};
+}
+
+static void draft_step(struct executor *x)
+{
+    int n_seqs = 0, n = 0;
+    for (int i = 0; i < scheduler_running(x->scheduler); i++) {
+        struct sample *sample = scheduler_at(x->scheduler, i);
+        const struct speculative_choice choice = choice_of(x, sample);
+        sample->draft.n = sample->draft.n_verify = 0;
+        if (!sample_is_decoding(sample)) continue;
+        n_seqs++;
+        if (choice.method == SPECULATIVE_OFF) continue;
+        const struct history history = history_of(sample);
+        // The step gives one token more than it accepts.
+        const int room = sample->request->sampling.max_tokens - sample->n_generated - 1;
+        speculative_propose(x->speculative, choice, &history, room, &sample->draft);
+        if (sample->draft.n > 0) x->drafts[n++] = &sample->draft;
+    }
+    if (n > 0) speculative_plan(x->speculative, x->drafts, n, n_seqs);
+}
+
+static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
+{
+    struct sample_telemetry *t = &sample->telemetry;
+    struct engine_stats *all = &x->stats;
+    if (n_drafts > t->draft_positions) t->draft_positions = n_drafts;
+    if (n_drafts > all->draft_positions) all->draft_positions = n_drafts;
+    t->num_drafts++;
+    t->num_draft_tokens += n_drafts;
+    t->num_accepted_tokens += n_accepted;
+    all->num_drafts++;
+    all->num_draft_tokens += (uint64_t)n_drafts;
+    all->num_accepted_tokens += (uint64_t)n_accepted;
+    for (int i = 0; i < n_accepted; i++) {
+        t->num_accepted_tokens_per_pos[i]++;
+        all->num_accepted_tokens_per_pos[i]++;
+    }
+}
+
+// One row's draw, or those of a row and the drafts behind it: kept up to and with the first that
+// differs from its draft, or that ends the sample. Drafts behind an end do not count.
+static void take_draws(struct executor *x, struct sample *sample,
+                       const struct sample_result *results, const struct top_logprob **top,
+                       int n_drafts, uint64_t version, int64_t now_ns)
+{
+    const struct sampling *sampling = &sample->request->sampling;
+    const struct speculative_choice choice = choice_of(x, sample);
+    enum finish_reason finish = FINISH_NONE;
+    int n = 0, n_accepted = 0;
+    for (bool agrees = true; agrees && finish == FINISH_NONE; n++) {
+        const int32_t token = results[n].token;
+        agrees = n < n_drafts && token == sample->draft.tokens[n];
+        n_accepted += agrees;
+        scheduler_drawn(x->scheduler, sample, token);
+        const struct history history = history_of(sample);
+        speculative_learn(x->speculative, choice, &history);
+        if (is_stop(x, sampling, token))
+            finish = FINISH_STOP;
+        else if (sample->n_generated == sampling->max_tokens)
+            finish = FINISH_LENGTH;
+    }
+    if (sample->draft.n > 0)
+        speculative_judge(x->speculative, choice, &sample->draft, n_drafts,
+                          n_drafts > 0 ? n_accepted : results[0].token == sample->draft.tokens[0]);
+    sample->draft.n = 0;
+    if (n == n_accepted) n_drafts = n; // ended by a draft
+    if (n_drafts > 0) count_drafts(x, sample, n_drafts, n_accepted);
+    if (finish == FINISH_NONE) scheduler_settle(x->scheduler, sample, n_accepted);
+    sample->n_generated -= n;
+    for (int i = 0; i < n; i++) {
+        const struct token_record record = {.token = results[i].token,
+                                            .logprob = results[i].logprob,
+                                            .cut_logprob = results[i].cut_logprob,
+                                            .kept_mass = results[i].kept_mass,
+                                            .weight_version = version,
+                                            .drafted = i == 0 ? (uint8_t)n_drafts : 0,
+                                            .accepted_at = i < n_accepted ? (uint8_t)(i + 1) : 0};
+        sample->n_generated++;
+        take_token(x, sample, &record, top[i], i + 1 < n ? FINISH_NONE : finish, now_ns);
+    }
 }
 
 // A sibling that forks has waited for nothing but its leader: both left the queue together.
@@ -302,6 +426,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     enum status st = ST_OK;
     const int64_t start_ns = clock_now_ns();
     const struct sample_result *results = NULL;
+    draft_step(x);
     const struct step *step = scheduler_plan(x->scheduler, admit);
     *ret_stepped = step->n_items > 0;
     if (step->n_items == 0) return ST_OK;
@@ -312,13 +437,18 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
-    for (int i = 0; i < step->n_draws; i++) {
-        const struct token_record record = {.token = results[i].token,
-                                            .logprob = results[i].logprob,
-                                            .cut_logprob = results[i].cut_logprob,
-                                            .kept_mass = results[i].kept_mass,
-                                            .weight_version = version};
-        take_token(x, step->draws[i].sample, &record, x->top[i], now_ns);
+    bool decode_only = true;
+    for (int i = 0; i < step->n_items; i++)
+        decode_only &= step->items[i].n == 1 + step->items[i].n_drafts &&
+                       step->items[i].sample->n_generated > 0;
+    if (decode_only)
+        speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
+                              (double)(now_ns - start_ns) / 1e6);
+    for (int i = 0, row = 0; i < step->n_draws; i++) {
+        const int n_drafts = step->items[step->draws[i].item].n_drafts;
+        take_draws(x, step->draws[i].sample, results + row, x->top + row, n_drafts, version,
+                   now_ns);
+        row += n_drafts + 1;
     }
     x->stats.steps++;
     x->stats.busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;

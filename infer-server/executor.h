@@ -14,7 +14,8 @@
 struct executor;
 
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
-// kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones.
+// kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
+// and the speculative ones.
 enum status executor_new(struct device *dev, const struct model_config *config,
                          const struct weights *weights, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct executor **ret);

@@ -213,7 +213,10 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     if (s->finish == FINISH_ERROR && !s->error)
         fail_sample(s, m->error[0] ? m->error : "generation failed");
     // the engine may have gone a step or two past a stop string
-    if (s->n < s->telemetry.generated_tokens) s->telemetry.generated_tokens = s->n;
+    if (s->n < s->telemetry.generated_tokens) {
+        s->telemetry.generated_tokens = s->n;
+        telemetry_count_drafts(&s->telemetry, s->tokens, s->n);
+    }
     if (s->n > 0) s->telemetry.weight_version_last = s->tokens[s->n - 1].weight_version;
     if ((s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED) && !g->failure) g->failure = s;
     g->ended++;

@@ -52,7 +52,7 @@ static const struct option_spec table[] = {
          "name in /v1/models (default: the folder's)"),
     TEXT("draft", draft, NULL, "DIR", "draft model (not supported yet)"),
     TEXT("speculative", speculative, "off", "METHOD:K",
-         "speculative decoding (only 'off' is supported yet)"),
+         "drafts of at most K tokens a step: off, ngram[:5], suffix[:8]"),
     HEADING("Sockets"),
     TEXT("socket", socket, NULL, "PATH",
          "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
@@ -103,18 +103,14 @@ static enum log_level level_of(const char *name)
 
 static enum status check_usage(const struct config *c)
 {
+    struct speculative_choice choice;
     if (!c->model)
         return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
     if (c->draft)
         return status_fail(ST_UNSUPPORTED,
-                           "--draft: speculative decoding is not supported yet; leave it out");
-    if (strcmp(c->speculative, "off") != 0)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "--speculative %s: only 'off' is supported yet: speculative decoding comes "
-            "later",
-            c->speculative);
-    return ST_OK;
+                           "--draft: draft models are not supported yet; leave it out");
+    enum status st = speculative_parse(c->speculative, &choice);
+    return st == ST_OK ? st : status_context(st, "--speculative");
 }
 
 static enum status read_kv_memory(const char *text, struct engine_options *ret)
@@ -230,6 +226,7 @@ static enum status serve(const struct config *c)
     make_absolute(socket_path);
     make_absolute(bridge_path);
     CHECK(read_kv_memory(c->kv_memory, &o.engine));
+    CHECK(speculative_parse(c->speculative, &o.engine.speculative));
     if (c->api_key_file) CHECK(read_api_key(c->api_key_file, &key));
     CHECK(unix_listen(socket_path, &socket));
     log_info("listening on %s", socket_path);

@@ -93,6 +93,27 @@ static void put_finished(struct page *p, const struct metrics *m)
     }
 }
 
+// Nothing where no drafts were ever asked for.
+static void put_drafts(struct page *p, const struct engine_stats *e)
+{
+    static const char *const per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+    if (e->draft_positions == 0) return;
+    put_number(p, "vllm:spec_decode_num_drafts_total", "counter",
+               "Times that drafts of a sample were verified.", (double)e->num_drafts);
+    put_number(p, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.",
+               (double)e->num_draft_tokens);
+    put_number(p, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.",
+               (double)e->num_accepted_tokens);
+    put_head(p, per_pos, "counter", "Draft tokens accepted, by place among a sample's drafts.");
+    for (int i = 0; i < e->draft_positions; i++) {
+        char position[16];
+        snprintf(position, sizeof position, "%d", i);
+        bytes_puts(p->to, per_pos);
+        put_labels(p, "position", position);
+        bytes_printf(p->to, " %" PRIu64 "\n", e->num_accepted_tokens_per_pos[i]);
+    }
+}
+
 void metrics_write(const struct metrics *m, const struct metrics_facts *facts, struct bytes *ret)
 {
     const struct engine_stats *e = facts->engine;
@@ -123,6 +144,7 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
     put_histogram(p, "vllm:request_queue_time_seconds", "Time in the queue.", m->queue.counts,
                   m->queue.sum);
 
+    put_drafts(p, e);
     put_number(p, "commonweight:weight_version", "gauge",
                "Even: whole; odd: being written or torn.", (double)e->weight_version);
     put_number(p, "commonweight:updates_total", "counter", "Weight updates taken up by the engine.",

@@ -22,6 +22,7 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     r->samples = calloc((size_t)sampling->n, sizeof *r->samples);
     if (!r->prompt || !r->samples) goto no_memory;
     memcpy(r->prompt, prompt, (size_t)n_prompt * sizeof *r->prompt);
+    r->prompt_key = speculative_prompt_key(prompt, n_prompt);
     for (int i = 0; i < sampling->n; i++) {
         r->samples[i].request = r;
         r->samples[i].index = i;
@@ -62,6 +63,27 @@ void request_free(struct request *r)
     free(r->samples);
     free(r->prompt);
     free(r);
+}
+
+void telemetry_count_drafts(struct sample_telemetry *t, const struct token_record *tokens, int n)
+{
+    int last_drafted = 0;
+    t->num_drafts = t->num_draft_tokens = t->num_accepted_tokens = t->draft_positions = 0;
+    memset(t->num_accepted_tokens_per_pos, 0, sizeof t->num_accepted_tokens_per_pos);
+    for (int i = 0; i < n; i++) {
+        if (tokens[i].drafted) {
+            last_drafted = tokens[i].drafted;
+            t->num_drafts++;
+            t->num_draft_tokens += last_drafted;
+            if (last_drafted > t->draft_positions) t->draft_positions = last_drafted;
+        }
+        if (!tokens[i].accepted_at) continue;
+        t->num_accepted_tokens++;
+        t->num_accepted_tokens_per_pos[tokens[i].accepted_at - 1]++;
+    }
+    // A step's tokens end with one that was not drafted, unless they were cut.
+    if (n > 0 && tokens[n - 1].accepted_at)
+        t->num_draft_tokens -= last_drafted - tokens[n - 1].accepted_at;
 }
 
 void *request_tag(const struct request *r)

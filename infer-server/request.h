@@ -24,6 +24,7 @@ struct sample {
     uint64_t stream;           // of its random draws
     int64_t queued_ns, started_ns, last_token_ns; // 0: not yet
     bool started;                                 // has left the queue once
+    struct draft draft;                           // of the tokens after the last
     struct sample_telemetry telemetry;
 };
 
@@ -32,6 +33,7 @@ struct request {
     struct sampling sampling;
     int n_prompt;
     int32_t *prompt;
+    uint64_t prompt_key;    // of the suffix drafter
     struct sample *samples; // (sampling.n)
     int n_done;
     struct sample *leader; // computes the prompt for its siblings, which wait for it; or NULL
@@ -44,6 +46,11 @@ enum status request_prepare(struct request *r, int block_size);
 static inline int sample_length(const struct sample *s) // tokens known
 {
     return s->request->n_prompt + s->n_generated;
+}
+// All its tokens are computed but the last, which it drew.
+static inline bool sample_is_decoding(const struct sample *s)
+{
+    return s->computed + 1 == sample_length(s) && s->n_generated > 0;
 }
 // Writes the n tokens from position `first` on.
 void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens);

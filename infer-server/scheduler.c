@@ -146,6 +146,7 @@ static void drop_blocks(struct scheduler *s, struct sample *sample)
     sample->n_blocks = 0;
     sample->computed = 0;
     sample->kv_version = 0;
+    sample->draft.n_verify = 0;
 }
 
 static void note_peak(struct sample *sample)
@@ -295,11 +296,6 @@ static void plan_item(struct scheduler *s, struct sample *sample, int n)
     sample->computed += n;
 }
 
-static bool is_decoding(const struct sample *sample)
-{
-    return sample->computed + 1 == sample_length(sample) && sample->n_generated > 0;
-}
-
 // A block for its next token, taken from the youngest if need be; false where that is itself.
 static bool make_room(struct scheduler *s, struct sample *sample)
 {
@@ -312,11 +308,32 @@ static bool make_room(struct scheduler *s, struct sample *sample)
     return true;
 }
 
+// Blocks for its drafts, if that leaves one for every running sample: a draft never preempts.
+static int room_for_drafts(struct scheduler *s, struct sample *sample)
+{
+    const int block_size = kv_cache_block_size(s->cache), n = sample->draft.n_verify;
+    const int wanted = sample->computed + 1 + n;
+    const int more = kv_cache_blocks_for(s->cache, wanted) - sample->n_blocks;
+    if (n == 0) return 0;
+    if (more > 0 && kv_cache_available(s->cache) >= more + s->running.n)
+        hold_blocks(s, sample, wanted);
+    const int room = sample->n_blocks * block_size - sample->computed - 1;
+    return n < room ? n : room;
+}
+
 static void plan_decode(struct scheduler *s)
 {
     for (int i = 0; i < s->running.n; i++) {
         struct sample *sample = s->running.at[i];
-        if (is_decoding(sample) && make_room(s, sample)) plan_item(s, sample, 1);
+        if (!sample_is_decoding(sample) || !make_room(s, sample)) continue;
+        const int n_drafts = room_for_drafts(s, sample);
+        plan_item(s, sample, 1);
+        if (n_drafts == 0) continue;
+        struct step_item *item = &s->step.items[s->step.n_items - 1];
+        item->n_drafts = n_drafts;
+        item->n += n_drafts;
+        s->step.n_tokens += n_drafts;
+        s->step.pure_decode = false;
     }
 }
 
@@ -390,4 +407,13 @@ void scheduler_drawn(struct scheduler *s, struct sample *sample, int32_t token)
 {
     (void)s;
     sample->generated[sample->n_generated++] = token;
+}
+
+void scheduler_settle(struct scheduler *s, struct sample *sample, int n_accepted)
+{
+    sample->computed += n_accepted;
+    const int needed = kv_cache_blocks_for(s->cache, sample->computed);
+    if (needed >= sample->n_blocks) return;
+    kv_cache_drop(s->cache, sample->blocks + needed, sample->n_blocks - needed);
+    sample->n_blocks = needed;
 }

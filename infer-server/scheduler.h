@@ -1,6 +1,6 @@
 /* scheduler.h: which tokens of which samples the next step computes. Continuous batching: a step
- * holds one token of every decoding sequence and, beside them, up to prefill_chunk tokens of
- * prompts.
+ * holds one token of every decoding sequence, the drafts that follow it (sample.draft.n_verify, as
+ * far as there are blocks for them), and, beside them, up to prefill_chunk tokens of prompts.
  *
  * Pure logic over samples and the book of KV blocks; it never sees the device. The engine's thread.
  */
@@ -15,8 +15,10 @@ struct scheduler;
 struct step_item { // n tokens of a sample, from position first on, are computed
     struct sample *sample;
     int first, n;
+    int n_drafts; // the last of them are drafts: they do not count as computed until accepted
 };
-struct step_draw { // the next token of a sample is drawn from the last row of an item
+struct step_draw { // the next token of a sample is drawn from the last row of an item; where that
+                   // has drafts, one from each of its last n_drafts + 1 rows
     struct sample *sample;
     int item;
 };
@@ -54,6 +56,9 @@ bool scheduler_add(struct scheduler *s, struct request *r);
 // draws were recorded with scheduler_drawn().
 const struct step *scheduler_plan(struct scheduler *s, enum scheduler_admit admit);
 void scheduler_drawn(struct scheduler *s, struct sample *sample, int32_t token);
+// The last n_accepted drawn tokens but one were drafts: their keys and values are there. Blocks
+// that refused drafts took are given back.
+void scheduler_settle(struct scheduler *s, struct sample *sample, int n_accepted);
 
 // Takes a sample out, whatever its state: finished, cancelled, failed. Its blocks are dropped.
 void scheduler_remove(struct scheduler *s, struct sample *sample);

@@ -30,6 +30,7 @@ static const struct http_route routes[] = {
     {"POST", "/v1/rollouts", handle_rollouts, false},
     {"POST", "/generate", handle_generate, false},
     {"GET", "/metrics", handle_metrics, false},
+    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, false},
     {"GET", "/bridge/info", handle_bridge_info, false},
     {"POST", "/bridge/pause", handle_bridge_pause, false},
     {"POST", "/bridge/resume", handle_bridge_resume, false},

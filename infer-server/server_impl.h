@@ -33,6 +33,7 @@ struct server {
 void handle_health(void *server, struct exchange *x);
 void handle_models(void *server, struct exchange *x);
 void handle_metrics(void *server, struct exchange *x);
+void handle_spec_decode_stats(void *server, struct exchange *x);
 
 void handle_completions(void *server, struct exchange *x);
 void handle_chat(void *server, struct exchange *x);

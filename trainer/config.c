@@ -37,6 +37,32 @@ const struct option_spec train_options[] = {
      "their weights (default: 1)", 0, 0, NULL},
     {"length-target", OPTION_DOUBLE, AT(length_target), "20", "CHARS", "of the reward \"length\"",
      1, 1e9, NULL},
+    {"reward-pattern", OPTION_STRING, AT(reward_pattern), NULL, "REGEX",
+     "of the reward \"regex\", for lines without a \"pattern\"", 0, 0, NULL},
+    {"reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "30", "SECONDS",
+     "longest wait for a reply of the reward \"command\"", 0.01, 1e6, NULL},
+    {"reward-normalise", OPTION_STRING, AT(reward_normalise), "none", "HOW",
+     "terms: z-score each term per group, weigh, sum, normalise over the batch (--scale-rewards "
+     "then has no effect)",
+     0, 0, "none|terms"},
+
+    HEADING("Cost of inference in the reward"),
+    {"cost", OPTION_FLAG, AT(cost), NULL, NULL,
+     "reward = task - latency - tokens - KV memory + acceptance + cache reuse, as weighted below",
+     0, 0, NULL},
+    {"cost-latency", OPTION_DOUBLE, AT(cost_weights.latency), "0.001", "A", "taken off for each ms",
+     0, 1e9, NULL},
+    {"cost-tokens", OPTION_DOUBLE, AT(cost_weights.tokens), "0.001", "B",
+     "taken off for each generated token", 0, 1e9, NULL},
+    {"cost-kv", OPTION_DOUBLE, AT(cost_weights.kv), "0.01", "C",
+     "taken off for each MB (2^20 bytes) of KV cache at its peak", 0, 1e9, NULL},
+    {"gain-acceptance", OPTION_DOUBLE, AT(cost_weights.acceptance), "1", "D",
+     "added for all draft tokens accepted; a share counts in proportion", 0, 1e9, NULL},
+    {"gain-cache", OPTION_DOUBLE, AT(cost_weights.cache), "0.5", "E",
+     "added for a prompt wholly from the prefix cache", 0, 1e9, NULL},
+    {"latency", OPTION_STRING, AT(latency), "measured", "WHICH",
+     "modelled: from the sample's own tokens, by a fit to all latencies of this run", 0, 0,
+     "measured|modelled"},
 
     HEADING("Rollouts"),
     {"prompts-per-step", OPTION_INT, AT(prompts_per_step), "8", "N", "groups in one step", 1, 1e6,
@@ -135,6 +161,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
                 .beta = config->beta,
                 .max_completion_length = (int)config->max_completion_length,
             },
+        .latency_modelled = strcmp(config->latency, "modelled") == 0,
+        .normalise_terms = strcmp(config->reward_normalise, "terms") == 0,
         .schedule = {.peak = config->learning_rate, .warmup_steps = config->warmup_steps},
     };
     if (!config->data) {
@@ -142,7 +170,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
         goto out;
     }
     if (config->resume && !config->run_dir) {
-        st = status_fail(ST_INVALID, "--resume needs --run-dir, the folder of the run to go on with");
+        st = status_fail(ST_INVALID,
+                         "--resume needs --run-dir, the folder of the run to go on with");
         goto out;
     }
     if (config->num_generations < 2) {

@@ -5,6 +5,7 @@
 
 #include "common/base/options.h"
 #include "trainer/advantage.h"
+#include "trainer/cost.h"
 #include "trainer/loss.h"
 #include "trainer/schedule.h"
 
@@ -17,7 +18,12 @@ struct train_config {
     int64_t max_prompt_length;
     // reward
     const char *reward, *reward_weights;
-    double length_target;
+    const char *reward_pattern;
+    double length_target, reward_timeout;
+    // cost of inference
+    bool cost;
+    struct cost_weights cost_weights;
+    const char *latency, *reward_normalise;
     // rollouts
     int64_t prompts_per_step, num_generations, max_completion_length, top_k;
     double temperature, top_p, min_p;
@@ -49,6 +55,7 @@ extern const struct option_spec train_options[];
 struct train_resolved {
     struct loss_config loss;
     enum advantage_scale scale;
+    bool latency_modelled, normalise_terms;
     struct schedule schedule; // total_steps filled by train_steps()
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);

@@ -10,6 +10,7 @@
 #include "common/base/options.h"
 #include "common/model/config.h"
 #include "trainer/prompts.h"
+#include "trainer/scoring.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,29 +20,30 @@
 #define EVAL_GROUPS 64
 
 struct tally {
-    const struct reward *reward;
+    struct reward *reward;
     double reward_sum, correct, tokens, truncated;
     uint64_t weight_version;
 };
 
-static void count(struct tally *t, const struct rollout *r)
+static enum status count(struct tally *t, const char *data, const struct rollout *r)
 {
     int accuracy = reward_accuracy_term(t->reward);
-    double terms[64];
+    double terms[REWARD_MAX_TERMS], reward;
     for (int g = 0; g < r->n_groups; g++) {
         const struct sample *s = &r->samples[g];
-        struct reward_input input = {s->text, r->examples[g]->answer, s->n, s->truncated,
-                                     s->telemetry};
-        t->reward_sum += reward_score(t->reward, &input, terms);
+        enum status st = scoring_task(t->reward, data, r, g, terms, &reward);
+        if (st != ST_OK) return st;
+        t->reward_sum += reward;
         if (accuracy >= 0) t->correct += terms[accuracy];
         t->tokens += s->n;
         t->truncated += s->truncated;
         if (s->n) t->weight_version = s->versions[s->n - 1];
     }
+    return ST_OK;
 }
 
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
-                     const struct reward *reward, const struct sampling_options *sampling,
+                     struct reward *reward, const struct sampling_options *sampling,
                      struct eval_result *ret)
 {
     struct tally tally = {.reward = reward};
@@ -54,8 +56,9 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
         for (int g = 0; g < groups; g++) examples[g] = &data->examples[i + g];
         enum status st = rollout_pull(source, examples, groups, 1, sampling, &r);
         if (st != ST_OK) return status_context(st, "evaluation");
-        count(&tally, r);
+        st = count(&tally, data->path, r);
         rollout_free(r);
+        if (st != ST_OK) return st;
     }
     double accuracy = tally.correct / n;
     *ret = (struct eval_result){
@@ -75,9 +78,9 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
 
 struct eval_config {
     const char *bridge, *data, *config, *reward, *reward_weights, *chat_template, *system_prompt;
-    const char *stop;
+    const char *stop, *reward_pattern;
     bool chat, json;
-    double length_target, temperature, rollout_timeout;
+    double length_target, reward_timeout, temperature, rollout_timeout;
     int64_t max_prompt_length, max_completion_length, limit, seed;
 };
 
@@ -88,12 +91,16 @@ static const struct option_spec eval_options[] = {
     {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts with answers, JSONL", 0, 0, NULL},
     {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
      NULL},
-    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...",
-     "terms of the score: exact, numeric, gsm8k, length, constant", 0, 0, NULL},
+    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...", "terms of the score (see below)", 0,
+     0, NULL},
     {"reward-weights", OPTION_STRING, AT(reward_weights), NULL, "W,...",
      "their weights (default: 1)", 0, 0, NULL},
     {"length-target", OPTION_DOUBLE, AT(length_target), "20", "CHARS", "of the reward \"length\"",
      1, 1e9, NULL},
+    {"reward-pattern", OPTION_STRING, AT(reward_pattern), NULL, "REGEX",
+     "of the reward \"regex\", for lines without a \"pattern\"", 0, 0, NULL},
+    {"reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "30", "SECONDS",
+     "longest wait for a reply of the reward \"command\"", 0.01, 1e6, NULL},
     {"chat", OPTION_FLAG, AT(chat), NULL, NULL,
      "put text prompts into the model's chat template, as a user's message", 0, 0, NULL},
     {"chat-template", OPTION_STRING, AT(chat_template), NULL, "NAME",
@@ -139,7 +146,7 @@ static void print_result(const struct eval_config *config, const struct eval_res
            r->reward, r->n, r->mean_length, 100 * r->truncated, r->seconds, r->weight_version);
 }
 
-static enum status run_eval(const struct eval_config *config, const struct reward *reward)
+static enum status run_eval(const struct eval_config *config, struct reward *reward)
 {
     enum status st;
     char path[512];
@@ -168,10 +175,9 @@ static enum status run_eval(const struct eval_config *config, const struct rewar
         .system_prompt = config->system_prompt,
         .max_prompt_length = (int)config->max_prompt_length,
     };
-    CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data,
-                       &left_out));
+    CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data, &left_out));
     if (left_out) log_warn("%d prompts are longer than --max-prompt-length and left out", left_out);
-    if (reward_needs_answer(reward)) CHECK(dataset_require_answers(data));
+    CHECK(scoring_check(reward, data));
     struct rollout_source source = {
         .http = http,
         .control = control,
@@ -197,16 +203,32 @@ out:
     return st;
 }
 
+static enum status open_reward(const struct eval_config *c, struct reward **ret)
+{
+    struct reward_options options = {
+        .names = c->reward,
+        .weights = c->reward_weights,
+        .pattern = c->reward_pattern,
+        .length_target = c->length_target,
+        .timeout_ms = (int)(c->reward_timeout * 1e3),
+    };
+    return reward_new(&options, ret);
+}
+
 int eval_main(int argc, char **argv)
 {
     struct eval_config config = {0};
     struct option_set *set = NULL;
     struct reward *reward = NULL;
+    struct bytes usage = BYTES_INIT;
     log_open("cw-trainer", LOG_INFO);
-    switch (options_parse(eval_options, "cw-trainer eval",
-                          "--data FILE.jsonl --reward NAME [options]\n\n"
-                          "Answers held-out prompts through the daemon and scores them.",
-                          argc, argv, 0, &config, NULL, &set)) {
+    bytes_puts(&usage, "--data FILE.jsonl --reward NAME [options]\n\n"
+                       "Answers held-out prompts through the daemon and scores them.\n\nRewards:");
+    reward_describe_all(&usage);
+    enum option_result parsed = options_parse(eval_options, "cw-trainer eval", bytes_text(&usage),
+                                              argc, argv, 0, &config, NULL, &set);
+    bytes_release(&usage);
+    switch (parsed) {
     case OPTIONS_DONE:
         return 0;
     case OPTIONS_BAD:
@@ -219,8 +241,7 @@ int eval_main(int argc, char **argv)
     if (!config.data) {
         log_error("--data is missing: a JSONL file of prompts");
         exit_status = 2;
-    } else if (reward_new(config.reward, config.reward_weights, config.length_target, &reward) !=
-               ST_OK) {
+    } else if (open_reward(&config, &reward) != ST_OK) {
         log_error("%s", status_message());
         exit_status = 2;
     } else if (run_eval(&config, reward) != ST_OK) {

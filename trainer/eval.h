@@ -16,7 +16,7 @@ struct eval_result {
 };
 // limit > 0: the first `limit` examples. sampling->temperature 0 is greedy.
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
-                     const struct reward *reward, const struct sampling_options *sampling,
+                     struct reward *reward, const struct sampling_options *sampling,
                      struct eval_result *ret);
 
 int eval_main(int argc, char **argv); // cw-trainer eval: exit status

@@ -1,89 +1,27 @@
-/* reward.c: the table of scorers. Stateless but for the chosen terms and their weights; any thread.
+/* reward.c: the table of scorers, and the list of weighted terms that --reward asks for. Owns the
+ * scorers' states. The trainer's thread.
  */
 #include "trainer/reward.h"
-#include "common/base/bytes.h"
+#include "trainer/number.h"
+#include "trainer/reward_scorer.h"
 
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TERMS 16
-
-struct scorer {
-    const char *name;
-    bool binary, needs_answer; // binary: 0 or 1
-    double (*score)(const struct reward *r, const struct reward_input *input);
-    const char *help;
+struct term {
+    const struct scorer *scorer;
+    void *state;
+    double weight;
 };
 
 struct reward {
     int n;
-    const struct scorer *terms[MAX_TERMS];
-    double weights[MAX_TERMS];
-    double length_target;
+    struct term terms[REWARD_MAX_TERMS];
 };
 
-// ---- numbers in text ----------------------------------------------------------------------------
-
-// Reads the number that starts at s (a digit, or '.' before one); returns where it ends.
-static const char *scan_number(const char *s, double *ret)
-{
-    char digits[64];
-    size_t n = 0;
-    bool fraction = false;
-    for (; *s; s++) {
-        if (isdigit((unsigned char)*s)) {
-            if (n < sizeof digits - 1) digits[n++] = *s;
-        } else if (*s == ',' && !fraction && isdigit((unsigned char)s[1]) &&
-                   isdigit((unsigned char)s[2]) && isdigit((unsigned char)s[3]) &&
-                   !isdigit((unsigned char)s[4])) {
-            continue; // 1,234
-        } else if (*s == '.' && !fraction && isdigit((unsigned char)s[1])) {
-            fraction = true;
-            if (n < sizeof digits - 1) digits[n++] = '.';
-        } else {
-            break;
-        }
-    }
-    digits[n] = '\0';
-    *ret = strtod(digits, NULL);
-    return s;
-}
-
-bool reward_last_number(const char *text, bool after_marker, double *ret)
-{
-    const char *start = text, *marker = text;
-    while (after_marker && (marker = strstr(marker, "####")) != NULL) start = marker += 4;
-    bool found = false;
-    for (const char *s = start; *s;) {
-        bool digit = isdigit((unsigned char)*s) || (*s == '.' && isdigit((unsigned char)s[1]) &&
-                                                    (s == start || !isdigit((unsigned char)s[-1])));
-        if (!digit) {
-            s++;
-            continue;
-        }
-        // "-5", "-$5": a minus before it, unless it stands between two operands ("7-5").
-        const char *sign = s;
-        if (sign > start && sign[-1] == '$') sign--;
-        bool negative =
-            sign > start && sign[-1] == '-' &&
-            (sign - 1 == start || !(isalnum((unsigned char)sign[-2]) || sign[-2] == ')'));
-        double value;
-        s = scan_number(s, &value);
-        *ret = negative ? -value : value;
-        found = true;
-        if (start != text) break; // GSM8K: the first number after the marker is the answer
-    }
-    return found;
-}
-
-static bool same_number(double a, double b)
-{
-    return fabs(a - b) <= 1e-9 * fmax(1, fmax(fabs(a), fabs(b)));
-}
-
-// ---- scorers ------------------------------------------------------------------------------------
+// ---- scorers without a file of their own --------------------------------------------------------
 
 static void trim(const char **text, size_t *len)
 {
@@ -91,89 +29,174 @@ static void trim(const char **text, size_t *len)
     while (*len && isspace((unsigned char)(*text)[*len - 1])) --*len;
 }
 
-static double score_exact(const struct reward *r, const struct reward_input *input)
+static enum status score_exact(void *state, const struct reward_input *input, double *ret_score)
 {
-    (void)r;
+    (void)state;
     const char *text = input->text, *answer = input->answer;
     size_t text_len = strlen(text), answer_len = strlen(answer);
     trim(&text, &text_len);
     trim(&answer, &answer_len);
-    return text_len == answer_len && memcmp(text, answer, text_len) == 0;
+    *ret_score = text_len == answer_len && memcmp(text, answer, text_len) == 0;
+    return ST_OK;
 }
 
-static double score_numeric(const struct reward *r, const struct reward_input *input)
+static enum status score_number(const struct reward_input *input, bool found, double got,
+                                double *ret_score)
 {
-    (void)r;
-    double got, wanted;
-    return reward_last_number(input->text, false, &got) &&
-           reward_last_number(input->answer, true, &wanted) && same_number(got, wanted);
+    double wanted;
+    if (!number_answer(input->answer, &wanted))
+        return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no number",
+                           input->answer);
+    *ret_score = found && number_same(got, wanted);
+    return ST_OK;
 }
 
-static double score_gsm8k(const struct reward *r, const struct reward_input *input)
+static enum status score_numeric(void *state, const struct reward_input *input, double *ret_score)
 {
-    (void)r;
-    double got, wanted;
-    return reward_last_number(input->text, true, &got) &&
-           reward_last_number(input->answer, true, &wanted) && same_number(got, wanted);
+    (void)state;
+    double got = 0;
+    bool found = number_last(input->text, &got);
+    return score_number(input, found, got, ret_score);
 }
 
-static double score_length(const struct reward *r, const struct reward_input *input)
+static enum status score_gsm8k(void *state, const struct reward_input *input, double *ret_score)
 {
-    double chars = 0;
+    (void)state;
+    double got = 0;
+    bool found = number_answer(input->text, &got);
+    return score_number(input, found, got, ret_score);
+}
+
+static enum status open_length(const struct reward_options *options, const char *argument,
+                               void **ret_state)
+{
+    (void)argument;
+    if (!(options->length_target > 0))
+        return status_fail(ST_INVALID, "--length-target %g must be above 0",
+                           options->length_target);
+    double *target = malloc(sizeof *target);
+    if (!target) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    *target = options->length_target;
+    *ret_state = target;
+    return ST_OK;
+}
+
+static enum status score_length(void *state, const struct reward_input *input, double *ret_score)
+{
+    double chars = 0, target = *(double *)state;
     for (const char *s = input->text; *s; s++) chars += (*s & 0xC0) != 0x80; // UTF-8 lead bytes
-    return -fabs(chars - r->length_target) / r->length_target;
+    *ret_score = -fabs(chars - target) / target;
+    return ST_OK;
 }
 
-static double score_constant(const struct reward *r, const struct reward_input *input)
+static enum status score_constant(void *state, const struct reward_input *input, double *ret_score)
 {
-    (void)r;
+    (void)state;
     (void)input;
-    return 1;
+    *ret_score = 1;
+    return ST_OK;
 }
 
-static const struct scorer scorers[] = {
-    {"exact", true, true, score_exact, "1 where the text is the answer, blanks around it aside"},
-    {"numeric", true, true, score_numeric, "1 where the last number of the text is the answer"},
-    {"gsm8k", true, true, score_gsm8k,
-     "1 where the number after \"####\" (or else the last one) is the answer"},
-    {"length", false, false, score_length, "-|characters - target| / target (--length-target)"},
-    {"constant", false, false, score_constant, "1 for everything: no signal, for measurements"},
+static const struct scorer scorer_exact = {
+    .name = "exact",
+    .binary = true,
+    .needs_answer = true,
+    .help = "1 where the text is the answer, blanks around it aside",
+    .score = score_exact,
+};
+static const struct scorer scorer_numeric = {
+    .name = "numeric",
+    .binary = true,
+    .needs_answer = true,
+    .help = "1 where the last number of the text is the answer",
+    .score = score_numeric,
+};
+static const struct scorer scorer_gsm8k = {
+    .name = "gsm8k",
+    .binary = true,
+    .needs_answer = true,
+    .help = "1 where the number after \"####\", \"the answer is\", in \\boxed{}, or else the last "
+            "one is the answer",
+    .score = score_gsm8k,
+};
+static const struct scorer scorer_length = {
+    .name = "length",
+    .help = "-|characters - target| / target (--length-target)",
+    .open = open_length,
+    .close = free,
+    .score = score_length,
+};
+static const struct scorer scorer_constant = {
+    .name = "constant",
+    .help = "1 for everything: no signal, for measurements",
+    .score = score_constant,
+};
+
+static const struct scorer *const scorers[] = {
+    &scorer_exact,  &scorer_numeric,  &scorer_gsm8k,  &scorer_regex,
+    &scorer_length, &scorer_constant, &scorer_plugin, &scorer_command,
 };
 #define N_SCORERS (sizeof scorers / sizeof *scorers)
 
-const char *reward_describe(int i, const char **ret_help)
+void reward_describe_all(struct bytes *ret)
 {
-    if (i < 0 || (size_t)i >= N_SCORERS) return NULL;
-    *ret_help = scorers[i].help;
-    return scorers[i].name;
+    for (size_t i = 0; i < N_SCORERS; i++)
+        bytes_printf(ret, "\n  %-10s %s", scorers[i]->name, scorers[i]->help);
 }
+
+// ---- the list of terms --------------------------------------------------------------------------
 
 static const struct scorer *scorer_find(const char *name, size_t len)
 {
     for (size_t i = 0; i < N_SCORERS; i++)
-        if (strlen(scorers[i].name) == len && memcmp(scorers[i].name, name, len) == 0)
-            return &scorers[i];
+        if (strlen(scorers[i]->name) == len && memcmp(scorers[i]->name, name, len) == 0)
+            return scorers[i];
     return NULL;
 }
 
-static enum status parse_terms(struct reward *r, const char *names)
+static enum status unknown_scorer(const char *name, size_t len)
 {
-    for (const char *s = names; s;) {
-        size_t len = strcspn(s, ",");
-        const struct scorer *scorer = scorer_find(s, len);
-        if (!scorer) {
-            struct bytes known = BYTES_INIT;
-            for (size_t i = 0; i < N_SCORERS; i++)
-                bytes_printf(&known, "%s%s", i ? ", " : "", scorers[i].name);
-            enum status st = status_fail(ST_INVALID, "reward \"%.*s\" is not one of %s", (int)len,
-                                         s, bytes_text(&known));
-            bytes_release(&known);
-            return st;
-        }
-        if (r->n == MAX_TERMS)
-            return status_fail(ST_INVALID, "--reward names more than %d terms", MAX_TERMS);
-        r->terms[r->n] = scorer;
-        r->weights[r->n++] = 1;
+    struct bytes known = BYTES_INIT;
+    for (size_t i = 0; i < N_SCORERS; i++)
+        bytes_printf(&known, "%s%s%s", i ? ", " : "", scorers[i]->name,
+                     scorers[i]->takes_argument ? ":..." : "");
+    enum status st = status_fail(ST_INVALID, "reward \"%.*s\" is not one of %s", (int)len, name,
+                                 bytes_text(&known));
+    bytes_release(&known);
+    return st;
+}
+
+// One entry of the list, at s; ret_len: its length.
+static enum status parse_term(struct reward *r, const struct reward_options *options, const char *s,
+                              size_t *ret_len)
+{
+    size_t len = strcspn(s, ","), name_len = strcspn(s, ",:");
+    const struct scorer *scorer = scorer_find(s, name_len);
+    if (!scorer || (scorer->takes_argument != (s[name_len] == ':'))) return unknown_scorer(s, len);
+    if (r->n == REWARD_MAX_TERMS)
+        return status_fail(ST_INVALID, "--reward names more than %d terms", REWARD_MAX_TERMS);
+    if (scorer == &scorer_command) len = strlen(s);
+    char *argument = NULL;
+    if (scorer->takes_argument) {
+        argument = strndup(s + name_len + 1, len - name_len - 1);
+        if (!argument) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    }
+    struct term *term = &r->terms[r->n];
+    *term = (struct term){.scorer = scorer, .weight = 1};
+    enum status st = scorer->open ? scorer->open(options, argument, &term->state) : ST_OK;
+    free(argument);
+    if (st != ST_OK) return st;
+    r->n++;
+    *ret_len = len;
+    return ST_OK;
+}
+
+static enum status parse_terms(struct reward *r, const struct reward_options *options)
+{
+    for (const char *s = options->names; s;) {
+        size_t len = 0;
+        enum status st = parse_term(r, options, s, &len);
+        if (st != ST_OK) return st;
         s = s[len] ? s + len + 1 : NULL;
     }
     return ST_OK;
@@ -188,7 +211,7 @@ static enum status parse_weights(struct reward *r, const char *weights)
         if (end == s || (*end && *end != ',') || !isfinite(weight))
             return status_fail(ST_INVALID, "reward weights \"%s\": \"%s\" is not a number", weights,
                                s);
-        if (n < r->n) r->weights[n] = weight;
+        if (n < r->n) r->terms[n].weight = weight;
         s = *end ? end + 1 : end;
     }
     if (n && n != r->n)
@@ -197,19 +220,13 @@ static enum status parse_weights(struct reward *r, const char *weights)
     return ST_OK;
 }
 
-enum status reward_new(const char *names, const char *weights, double length_target,
-                       struct reward **ret)
+enum status reward_new(const struct reward_options *options, struct reward **ret)
 {
     enum status st = ST_OK;
     struct reward *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "no memory for rewards");
-    r->length_target = length_target;
-    if (!(length_target > 0)) {
-        st = status_fail(ST_INVALID, "length target %g must be above 0", length_target);
-        goto out;
-    }
-    CHECK(parse_terms(r, names));
-    CHECK(parse_weights(r, weights));
+    CHECK(parse_terms(r, options));
+    CHECK(parse_weights(r, options->weights));
     *ret = r;
 out:
     if (st != ST_OK) reward_free(r);
@@ -218,6 +235,9 @@ out:
 
 void reward_free(struct reward *r)
 {
+    if (!r) return;
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->close) r->terms[i].scorer->close(r->terms[i].state);
     free(r);
 }
 
@@ -228,30 +248,60 @@ int reward_terms(const struct reward *r)
 
 const char *reward_term_name(const struct reward *r, int term)
 {
-    return r->terms[term]->name;
+    const struct term *t = &r->terms[term];
+    return t->scorer->label ? t->scorer->label(t->state) : t->scorer->name;
+}
+
+double reward_term_weight(const struct reward *r, int term)
+{
+    return r->terms[term].weight;
 }
 
 bool reward_needs_answer(const struct reward *r)
 {
     for (int i = 0; i < r->n; i++)
-        if (r->terms[i]->needs_answer) return true;
+        if (r->terms[i].scorer->needs_answer) return true;
     return false;
 }
 
 int reward_accuracy_term(const struct reward *r)
 {
     for (int i = 0; i < r->n; i++)
-        if (r->terms[i]->binary) return i;
+        if (r->terms[i].scorer->binary) return i;
     return -1;
 }
 
-double reward_score(const struct reward *r, const struct reward_input *input, double *ret_terms)
+enum status reward_check_row(struct reward *r, const json_t *row)
 {
-    double sum = 0;
     for (int i = 0; i < r->n; i++) {
-        double score = r->terms[i]->score(r, input);
-        if (ret_terms) ret_terms[i] = score;
-        sum += r->weights[i] * score;
+        const struct term *t = &r->terms[i];
+        enum status st = t->scorer->check_row ? t->scorer->check_row(t->state, row) : ST_OK;
+        if (st != ST_OK) return st;
     }
-    return sum;
+    return ST_OK;
+}
+
+enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
+                         double *ret_sum)
+{
+    double sum = 0, scores[REWARD_MAX_TERMS];
+    for (int i = 0; i < r->n; i++) {
+        const struct term *t = &r->terms[i];
+        enum status st = t->scorer->score(t->state, input, &scores[i]);
+        if (st != ST_OK) return status_context(st, "reward %s", reward_term_name(r, i));
+        sum += t->weight * scores[i];
+    }
+    if (ret_terms) memcpy(ret_terms, scores, (size_t)r->n * sizeof *scores);
+    *ret_sum = sum;
+    return ST_OK;
+}
+
+const json_t *reward_prompt(const json_t *row)
+{
+    static const char *const keys[] = {"prompt", "messages", "question"};
+    for (int k = 0; k < 3; k++) {
+        const json_t *value = json_object_get(row, keys[k]);
+        if (value && !json_is_null(value)) return value;
+    }
+    return NULL;
 }

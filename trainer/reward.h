@@ -1,9 +1,10 @@
-/* reward.h: scores of finished samples: a weighted sum of terms out of one table of scorers. Pure
- * functions on text and counts; no device, no daemon. */
+/* reward.h: the task's score of a finished sample: a weighted sum of terms, each by a scorer out of
+ * one table (docs/rewards.md). No device, no daemon. One thread: scorers may keep a state (a child
+ * process, a compiled pattern). What serving the sample cost is trainer/cost.h's. */
 #ifndef TRAINER_REWARD_H
 #define TRAINER_REWARD_H
 
-#include "common/base/status.h"
+#include "common/base/bytes.h"
 #include <jansson.h>
 
 struct reward;
@@ -15,26 +16,40 @@ struct reward_input {
     int n_tokens;            // of the completion
     bool truncated;          // it ended at the token limit
     const json_t *telemetry; // of this sample (DESIGN, "Telemetry of one sample"); may be NULL
+    const json_t *row;       // the data set's line; may be NULL
 };
 
-// names: "gsm8k" or "exact,length"; weights: "1,0.1", NULL or "": all 1. length_target: characters,
-// of the scorer `length`.
-enum status reward_new(const char *names, const char *weights, double length_target,
-                       struct reward **ret);
-void reward_free(struct reward *r);
+#define REWARD_MAX_TERMS 16
+
+struct reward_options {
+    // "gsm8k" or "exact,length". "plugin:PATH.so"; "command:PROGRAM ARGS" reaches to the end of the
+    // list, commas included, so it comes last.
+    const char *names;
+    const char *weights;  // "1,0.1"; NULL or "": all 1
+    const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none
+    double length_target; // of `length`; characters
+    int timeout_ms;       // of `command`: longest wait for one sample's reply
+};
+// Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
+enum status reward_new(const struct reward_options *options, struct reward **ret);
+void reward_free(struct reward *r); // ends commands
 int reward_terms(const struct reward *r);
-const char *reward_term_name(const struct reward *r, int term);
+const char *reward_term_name(const struct reward *r, int term); // for metrics
+double reward_term_weight(const struct reward *r, int term);
 bool reward_needs_answer(const struct reward *r);
 // The first term that is 0 or 1 (its mean is the accuracy); -1: none is.
 int reward_accuracy_term(const struct reward *r);
-// The weighted sum; ret_terms (reward_terms) the unweighted scores, may be NULL.
-double reward_score(const struct reward *r, const struct reward_input *input, double *ret_terms);
+// ST_INVALID where a scorer could not score samples of this line of the data set.
+enum status reward_check_row(struct reward *r, const json_t *row);
+// ret_terms: (reward_terms) unweighted scores, may be NULL. ret_sum: weighted. A scorer that cannot
+// tell is an error, never a 0.
+enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
+                         double *ret_sum);
 
-// The i-th scorer of the table and one line about it, for --help; NULL past the last.
-const char *reward_describe(int i, const char **ret_help);
+// One line about each scorer, each after a newline, for --help.
+void reward_describe_all(struct bytes *ret);
 
-// The number a text ends on, with thousands separators and a leading "$" taken away: after its last
-// "####" (GSM8K) if that is wanted and there is one, else its last number. false: there is none.
-bool reward_last_number(const char *text, bool after_marker, double *ret);
+// The prompt of a data set's line: its "prompt", "messages" or "question"; borrowed, NULL: none.
+const json_t *reward_prompt(const json_t *row);
 
 #endif

@@ -8,8 +8,9 @@
 #include "trainer/config.h"
 #include "trainer/eval.h"
 #include "trainer/learner.h"
-#include "trainer/reward.h"
 #include "trainer/runlog.h"
+#include "trainer/scoring.h"
+#include "trainer/spec_metrics.h"
 #include "trainer/stop.h"
 #include "trainer/update.h"
 
@@ -29,6 +30,8 @@ struct run {
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
     struct data_order order;
     struct reward *reward;
+    struct scoring scoring;       // how rollouts are scored
+    struct latency_model latency; // with --latency modelled
     // the state
     struct runlog *log;
     struct stop *stop;
@@ -37,14 +40,8 @@ struct run {
     int64_t saved_step;        // of the last checkpoint; -1: none
     int64_t skipped;           // updates whose gradient was not finite
     int skipped_in_a_row;      // steps
-};
-
-struct scores { // of a rollout's samples
-    int n, n_terms;
-    double *rewards;   // (n)
-    double *terms;     // (n_terms, n)
-    float *advantages; // (n)
-    struct advantage_stats stats;
+    struct spec_counters spec; // of the last rollout
+    bool said_undrafted;
 };
 
 // run_open.c: config, resolved and reward are set. Attaches to the daemon, reads the data, prints
@@ -65,6 +62,9 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
                     const struct scores *scores, const struct update_stats *update, double lr,
                     double train_s, double step_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
+// Lines about the step just done, every --logging-steps: speculative decoding, the latency model.
+// Once in a run: that samples drafted nothing.
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores);
 // Evaluates on held-out prompts; adds the result to `metrics` and says it.
 enum status run_evaluate(struct run *run, json_t *metrics);
 // rollouts/step-N.jsonl

@@ -4,6 +4,7 @@
  * the seed, and a digest of the data. Taking it up with another data set or seed would silently be
  * another run, and is refused.
  */
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/run.h"
 
@@ -24,7 +25,12 @@ enum status run_save(struct run *run)
     c.state = json_pack("{s:I, s:s, s:I, s:s}", "seed", (json_int_t)run->config->seed,
                         "data_digest", digest, "skipped_updates", (json_int_t)run->skipped,
                         "version", COMMONWEIGHT_VERSION);
-    if (!c.state) return status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
+    if (!c.state ||
+        (run->scoring.latency && json_object_set_new(c.state, "latency_model",
+                                                     latency_model_to_json(&run->latency)) != 0)) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
+        goto out;
+    }
     CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), run->policy,
                            learner_optimizer(run->learner), run->model_folder,
                            (int)run->config->save_total_limit, &folder));
@@ -79,6 +85,8 @@ enum status run_resume(struct run *run, const char *folder)
     struct publish_times times;
     CHECK(checkpoint_read(folder, &c));
     CHECK(check_same_run(run, folder, &c));
+    if (run->scoring.latency && json_has(c.state, "latency_model"))
+        CHECK(latency_model_from_json(json_object_get(c.state, "latency_model"), &run->latency));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     // First, so that a death in the middle of this very update is repaired from it as well.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));

@@ -78,6 +78,36 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
     if (run_accuracy(run, s) >= 0) put(metrics, "accuracy", run_accuracy(run, s));
 }
 
+// What serving the samples cost: each quantity, and what it adds to the reward.
+static void put_costs(json_t *metrics, const struct run *run, const struct scores *s)
+{
+    double costs = 0;
+    if (!s->costs) return;
+    for (int k = 0; k < COST_TERMS; k++) {
+        char key[64];
+        double mean, std, weight = cost_signed_weight(&run->scoring.weights, k);
+        mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
+        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(k));
+        put(metrics, key, mean);
+        snprintf(key, sizeof key, "rewards/cost/%s", cost_term_name(k));
+        put(metrics, key, weight * mean);
+        snprintf(key, sizeof key, "rewards/cost/%s/std", cost_term_name(k));
+        put(metrics, key, fabs(weight) * std);
+        costs += weight * mean;
+    }
+    put(metrics, "rewards/cost", costs);
+    put(metrics, "rewards/task", s->stats.reward_mean - costs);
+    put(metrics, "inference/undrafted", (double)s->n_undrafted / s->n);
+    const struct latency_model *m = run->scoring.latency;
+    if (!m) return;
+    put(metrics, "latency_model/base_ms", m->base_ms);
+    put(metrics, "latency_model/ms_per_prefill_token", m->ms_per[LATENCY_PREFILL]);
+    put(metrics, "latency_model/ms_per_generated_token", m->ms_per[LATENCY_GENERATED]);
+    put(metrics, "latency_model/ms_per_draft_token", m->ms_per[LATENCY_DRAFT]);
+    put(metrics, "latency_model/ms_per_accepted_token", m->ms_per[LATENCY_ACCEPTED]);
+    put(metrics, "latency_model/r2", m->r2);
+}
+
 static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u,
                        double lr)
 {
@@ -111,6 +141,8 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     json_object_set_new(metrics, "step", json_integer(run->step));
     put(metrics, "epoch", (double)run->data_index / run->data->n);
     put_rewards(metrics, run, scores);
+    put_costs(metrics, run, scores);
+    spec_counters_put(&run->spec, metrics);
     put_lengths(metrics, rollout);
     put_update(metrics, run, update, lr);
     put(metrics, "rollout_s", rollout->seconds);
@@ -118,6 +150,34 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     put(metrics, "step_s", step_s);
     put(metrics, "tokens_per_s", (double)rollout->n_tokens / step_s);
     return metrics;
+}
+
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s)
+{
+    const struct train_config *c = run->config;
+    const struct latency_model *m = run->scoring.latency;
+    if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
+        run->said_undrafted = true;
+        log_progress_end();
+        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; their accept_rate "
+                 "counts as 0 (metric inference/undrafted)",
+                 run->step, s->n_undrafted, s->n);
+    }
+    if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
+    if (run->spec.present && run->spec.num_drafts > 0) {
+        struct bytes line = BYTES_INIT;
+        spec_counters_say(&run->spec, rollout->seconds, &line);
+        log_progress_end();
+        log_info("%s", bytes_text(&line));
+        bytes_release(&line);
+    }
+    if (m) {
+        log_progress_end();
+        log_info("latency model of %.0f samples: %.3f ms + %.4f prefill + %.4f generated + %.4f "
+                 "draft + %.4f accepted ms a token, R2 %.3f",
+                 m->n, m->base_ms, m->ms_per[LATENCY_PREFILL], m->ms_per[LATENCY_GENERATED],
+                 m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
+    }
 }
 
 enum status run_evaluate(struct run *run, json_t *metrics)

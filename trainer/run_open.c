@@ -67,13 +67,13 @@ static enum status open_data(struct run *run)
     CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
                        &left_out));
     warn_left_out(c->data, left_out);
-    if (reward_needs_answer(run->reward)) CHECK(dataset_require_answers(run->data));
+    CHECK(scoring_check(run->reward, run->data));
     CHECK(data_order_init(&run->order, (uint64_t)c->seed, run->data->n));
     if (c->eval_data) {
         CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
                            &run->eval_data, &left_out));
         warn_left_out(c->eval_data, left_out);
-        if (reward_needs_answer(run->reward)) CHECK(dataset_require_answers(run->eval_data));
+        CHECK(scoring_check(run->reward, run->eval_data));
     }
     int64_t longest = run->data->max_prompt + c->max_completion_length;
     if (longest > run->model->max_positions)
@@ -84,6 +84,20 @@ static enum status open_data(struct run *run)
                         run->data->max_prompt, c->max_completion_length, run->model->max_positions);
 out:
     return st;
+}
+
+static void plan_scoring(struct run *run)
+{
+    const struct train_config *c = run->config;
+    run->scoring = (struct scoring){
+        .reward = run->reward,
+        .data = run->data->path,
+        .scale = run->resolved.scale,
+        .normalise_terms = run->resolved.normalise_terms,
+        .cost = c->cost,
+        .weights = c->cost_weights,
+        .latency = c->cost && run->resolved.latency_modelled ? &run->latency : NULL,
+    };
 }
 
 static void print_memory(const struct run *run)
@@ -194,7 +208,9 @@ enum status run_open(struct run *run)
     run->saved_step = -1;
     CHECK(open_policy(run));
     CHECK(open_data(run));
-    CHECK(bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
+    plan_scoring(run);
+    CHECK(
+        bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(open_run_folder(run, &latest));
     CHECK(open_learner(run));
     run->total_steps = run->resolved.schedule.total_steps = train_steps(run->config, run->data->n);

@@ -15,51 +15,30 @@
 
 #define MAX_SKIPPED 3 // steps in a row whose gradient was not finite
 
-static void scores_release(struct scores *s)
-{
-    free(s->rewards);
-    free(s->terms);
-    free(s->advantages);
-}
-
+// Also counts what was drafted for it.
 static enum status pull_rollout(struct run *run, struct rollout **ret)
 {
+    struct spec_counters before = {0}, after = {0};
     int n = (int)run->config->prompts_per_step;
     struct sampling_options sampling = run_sampling(run);
     const struct example **examples = malloc((size_t)n * sizeof *examples);
     if (!examples) return status_fail(ST_NO_MEMORY, "no memory for %d prompts", n);
     for (int i = 0; i < n; i++)
         examples[i] = &run->data->examples[data_order_at(&run->order, run->data_index + i)];
-    enum status st =
-        rollout_pull(&run->source, examples, n, (int)run->config->num_generations, &sampling, ret);
+    struct rollout *rollout = NULL;
+    enum status st;
+    CHECK(spec_counters_scrape(run->http, &before));
+    CHECK(rollout_pull(&run->source, examples, n, (int)run->config->num_generations, &sampling,
+                       &rollout));
+    CHECK(spec_counters_scrape(run->http, &after));
+    run->spec = spec_counters_between(&before, &after);
+    run->data_index += n;
+    *ret = rollout;
+    rollout = NULL;
+out:
+    rollout_free(rollout);
     free(examples);
-    if (st == ST_OK) run->data_index += n;
     return st;
-}
-
-static enum status score(const struct run *run, const struct rollout *r, struct scores *ret)
-{
-    struct scores s = {.n = r->n_groups * r->n_per_group, .n_terms = reward_terms(run->reward)};
-    size_t n = (size_t)s.n;
-    double terms[64];
-    s.rewards = malloc(n * sizeof *s.rewards);
-    s.terms = malloc(n * (size_t)s.n_terms * sizeof *s.terms);
-    s.advantages = malloc(n * sizeof *s.advantages);
-    if (!s.rewards || !s.terms || !s.advantages) {
-        scores_release(&s);
-        return status_fail(ST_NO_MEMORY, "no memory for %d rewards", s.n);
-    }
-    for (int i = 0; i < s.n; i++) {
-        const struct sample *sample = &r->samples[i];
-        struct reward_input input = {sample->text, r->examples[i / r->n_per_group]->answer,
-                                     sample->n, sample->truncated, sample->telemetry};
-        s.rewards[i] = reward_score(run->reward, &input, terms);
-        for (int k = 0; k < s.n_terms; k++) s.terms[(size_t)k * n + (size_t)i] = terms[k];
-    }
-    advantage_compute(s.rewards, r->n_groups, r->n_per_group, run->resolved.scale, &s.stats,
-                      s.advantages);
-    *ret = s;
-    return ST_OK;
 }
 
 static enum status learn(struct run *run, const struct rollout *rollout,
@@ -107,7 +86,7 @@ static enum status train_step(struct run *run)
     double lr = schedule_at(&run->resolved.schedule, run->step);
 
     CHECK(pull_rollout(run, &rollout));
-    CHECK(score(run, rollout, &scores));
+    CHECK(scoring_rollout(&run->scoring, rollout, &scores));
     int64_t learn_start = clock_now_ns();
     CHECK(learn(run, rollout, &scores, lr, &update));
     double train_s = clock_ms_since(learn_start) / 1e3, step_s = clock_ms_since(start) / 1e3;
@@ -127,6 +106,7 @@ static enum status train_step(struct run *run)
         .tokens_per_s = (double)rollout->n_tokens / step_s,
     };
     runlog_progress(run->log, &progress);
+    run_say_inference(run, rollout, &scores);
     if (run->config->log_completions) CHECK(run_log_rollout(run, rollout, &scores));
     if (run->eval_data && due(run->step, run->config->eval_steps, run->total_steps))
         CHECK(run_evaluate(run, metrics));
@@ -178,28 +158,37 @@ static enum status train(struct run *run)
     return train_loop(run);
 }
 
+static enum status open_reward(const struct train_config *c, struct reward **ret)
+{
+    struct reward_options options = {
+        .names = c->reward,
+        .weights = c->reward_weights,
+        .pattern = c->reward_pattern,
+        .length_target = c->length_target,
+        .timeout_ms = (int)(c->reward_timeout * 1e3),
+    };
+    return reward_new(&options, ret);
+}
+
 int train_main(int argc, char **argv)
 {
     struct train_config config = {0};
     struct run run = {.config = &config};
     struct option_set *set = NULL;
     struct bytes usage = BYTES_INIT;
-    const char *name, *help;
     log_open("cw-trainer", LOG_INFO);
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"
                "Trains the model a daemon is serving with GRPO, on the daemon's own copy of "
                "the weights.\n\nRewards:");
-    for (int i = 0; (name = reward_describe(i, &help)); i++)
-        bytes_printf(&usage, "\n  %-10s %s", name, help);
+    reward_describe_all(&usage);
     enum option_result parsed = options_parse(train_options, "cw-trainer train", bytes_text(&usage),
                                               argc, argv, 0, &config, NULL, &set);
     bytes_release(&usage);
     if (parsed == OPTIONS_DONE) return 0;
     int exit_status = 0;
     if (parsed == OPTIONS_BAD || train_config_resolve(&config, &run.resolved) != ST_OK ||
-        reward_new(config.reward, config.reward_weights, config.length_target, &run.reward) !=
-            ST_OK) {
+        open_reward(&config, &run.reward) != ST_OK) {
         log_error("%s", status_message());
         exit_status = 2;
     } else {

@@ -167,7 +167,7 @@ static void test_top_logprobs(void **state)
         const char *key;
         double best = -INFINITY;
         assert_in_range(json_object_size(top), 1, 4);
-        json_object_foreach(top, key, value) best = fmax(best, json_number_value(value));
+        json_object_foreach (top, key, value) best = fmax(best, json_number_value(value));
         assert_true(fabs(best - sampled) < 1e-4); // greedy takes the likeliest
     }
     json_decref(a);
@@ -442,6 +442,93 @@ static void check_telemetry(const json_t *line, int prompt, int generated)
                 json_number_value(json_object_get(t, "latency_ms")));
 }
 
+static void check_drafts(const json_t *o, json_int_t generated)
+{
+    const json_t *per_pos = json_object_get(o, "num_accepted_tokens_per_pos"), *count;
+    const json_int_t drafts = int_of(o, "num_drafts"), drafted = int_of(o, "num_draft_tokens");
+    const json_int_t accepted = int_of(o, "num_accepted_tokens");
+    json_int_t sum = 0;
+    size_t i;
+    json_array_foreach (per_pos, i, count) sum += json_integer_value(count);
+    assert_true(drafts > 0 && accepted <= drafted && accepted <= generated && drafts <= generated);
+    assert_int_equal(sum, accepted);
+    assert_true(fabs(json_number_value(json_object_get(o, "accept_rate")) -
+                     (double)accepted / (double)drafted) < 1e-9);
+    assert_true(fabs(json_number_value(json_object_get(o, "mean_acceptance_length")) - 1 -
+                     (double)accepted / (double)drafts) < 1e-9);
+}
+
+// Which step drafts is the cost model's choice, but nothing speaks against the first proposals. The
+// suffix drafter has seen the whole completion by its second turn.
+static void test_drafts(void **state)
+{
+    (void)state;
+    static const char *const format =
+        "{\"prompt\":[5,6,7,5,6],\"max_tokens\":40,\"temperature\":0,\"ignore_eos\":true,"
+        "\"speculative\":\"%s\"%s}";
+    static const char *const methods[] = {"off", "ngram:3", "suffix", "suffix:16"};
+    char body[256];
+    json_t *plain = NULL;
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(body, sizeof body, format, methods[i], "");
+        json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
+        const json_t *spec = json_object_get(a, "spec_decode"), *count;
+        if (i == 0) {
+            assert_true(json_is_null(spec));
+            plain = a;
+            continue;
+        }
+        assert_true(json_equal(json_object_get(choice_of(a, 0), "token_ids"),
+                               json_object_get(choice_of(plain, 0), "token_ids")));
+        json_int_t sum = 0;
+        size_t k;
+        if (i < 3 && json_is_null(spec)) { // nothing came twice, so there was nothing to draft
+            json_decref(a);
+            continue;
+        }
+        check_drafts(spec, 40);
+        json_array_foreach (json_object_get(spec, "acceptance_histogram"), k, count) {
+            assert_true(json_integer_value(count) >= 0);
+            sum += json_integer_value(count);
+        }
+        assert_int_equal(sum, int_of(spec, "num_drafts"));
+        json_decref(a);
+    }
+    // a stop string takes the drafts behind it out of the counts
+    const json_t *text = json_object_get(choice_of(plain, 0), "text");
+    snprintf(body, sizeof body, format, "suffix:16", ",\"stop\":\" \"");
+    if (json_is_string(text)) {
+        json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
+        const json_t *spec = json_object_get(a, "spec_decode");
+        const size_t n = json_array_size(json_object_get(choice_of(a, 0), "token_ids"));
+        if (json_is_object(spec)) check_drafts(spec, (json_int_t)n);
+        json_decref(a);
+    }
+    json_t *a = daemon_post(d.socket, "/v1/rollouts", 200,
+                            "{\"groups\":[{\"prompt_token_ids\":[5,6,7,5,6]}],\"sampling\":"
+                            "{\"n\":1,\"max_tokens\":40,\"temperature\":0,\"ignore_eos\":true,"
+                            "\"speculative\":\"suffix:4\"}}");
+    check_drafts(json_object_get(a, "telemetry"), 40);
+    json_decref(a);
+    snprintf(body, sizeof body, format, "suffix", "");
+    a = daemon_post(d.socket, "/generate", 200, body);
+    check_drafts(json_object_get(json_array_get(json_object_get(a, "outputs"), 0), "spec_decode"),
+                 40);
+    json_decref(a);
+    json_t *stats = daemon_get(d.socket, "/v1/spec_decode_stats", 200);
+    assert_string_equal(text_of(stats, "method"), "off");
+    check_drafts(stats, int_of(stats, "generated_tokens"));
+    assert_true(number_in_metrics("vllm:spec_decode_num_drafts_total") ==
+                (double)int_of(stats, "num_drafts"));
+    assert_true(number_in_metrics("vllm:spec_decode_num_draft_tokens_total") ==
+                (double)int_of(stats, "num_draft_tokens"));
+    assert_true(number_in_metrics("vllm:spec_decode_num_accepted_tokens_total") ==
+                (double)int_of(stats, "num_accepted_tokens"));
+    assert_true(number_in_metrics("vllm:spec_decode_num_accepted_tokens_per_pos_total") > 0);
+    json_decref(stats);
+    json_decref(plain);
+}
+
 static void test_rollouts(void **state)
 {
     (void)state;
@@ -593,6 +680,10 @@ static void test_refusals(void **state)
         {"/reload", "{\"model\":\"/nowhere/at/all\"}", 404, "/nowhere/at/all"},
         {"/v1/load_lora_adapter", "{}", 501, "not supported yet"},
         {"/lora/unload", "{}", 501, "not supported yet"},
+        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"often\"}", 400, "speculative"},
+        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"ngram:17\"}", 400, "1 to 16"},
+        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"draft_model:5\"}", 400,
+         "not supported yet"},
         {"/v1/embeddings", "{}", 404, "/v1/embeddings"},
         {"/%ff%00%22", "{}", 404, "there is no /"},
     };
@@ -962,6 +1053,7 @@ int main(void)
         cmocka_unit_test(test_rollouts),
         cmocka_unit_test(test_rollouts_equal_completions),
         cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_too_long_prompt),
         cmocka_unit_test(test_methods),

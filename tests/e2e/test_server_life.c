@@ -52,7 +52,9 @@ static void test_usage(void **state)
     const char *program = test_binary("cw-infer-server");
     const char *const none[] = {program, NULL};
     const char *const draft[] = {program, "--model", model, "--draft", model, NULL};
-    const char *const method[] = {program, "--model", model, "--speculative", "ngram:4", NULL};
+    const char *const method[] = {program,         "--model",       model,
+                                  "--speculative", "draft_model:4", NULL};
+    const char *const unknown[] = {program, "--model", model, "--speculative", "ngram:99", NULL};
     const char *const typo[] = {program, "--modl", model, NULL};
     const char *const kv[] = {
         program, "--model", model, "--kv-memory", "lots", "--socket", test_path(test_folder(), "s"),
@@ -60,7 +62,8 @@ static void test_usage(void **state)
     const char *const help[] = {program, "--help", NULL};
     expect_refusal(2, "--model DIR is needed", none);
     expect_refusal(2, "not supported yet", draft);
-    expect_refusal(2, "only 'off' is supported yet", method);
+    expect_refusal(2, "a draft model is not supported yet", method);
+    expect_refusal(2, "must be 1 to 16", unknown);
     expect_refusal(2, "--model", typo);
     expect_refusal(1, "lots", kv);
     expect_refusal(0, "--request-timeout", help);

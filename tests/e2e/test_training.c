@@ -243,6 +243,88 @@ static void trains_in_place(void **state)
     scene_close(&s);
 }
 
+// The last line of a run's metrics.jsonl.
+static json_t *last_metrics(const struct scene *s, const char *run)
+{
+    json_t *m;
+    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl"));
+    text[strlen(text) - 1] = '\0';
+    const char *line = strrchr(text, '\n');
+    line = line ? line + 1 : text;
+    assert_ok(json_parse("metrics", line, strlen(line), &m));
+    free(text);
+    return m;
+}
+
+static double metric(const json_t *m, const char *key)
+{
+    if (!json_is_number(json_object_get(m, key))) fail_msg("no number %s in metrics.jsonl", key);
+    return json_number_value(json_object_get(m, key));
+}
+
+// What serving costs is in the reward, each term by itself, and the terms add up.
+static void costs_of_inference(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1")), 0);
+    json_t *m = last_metrics(&s, "plain");
+    assert_null(json_object_get(m, "rewards/cost"));
+    json_decref(m);
+    assert_int_equal(
+        train(&s, "run",
+              OPTIONS("--max-steps", "3", "--cost", "--latency", "modelled", "--reward-normalise",
+                      "terms", "--cost-tokens", "0.1", "--log-completions")),
+        0);
+    m = last_metrics(&s, "run");
+    double costs = metric(m, "rewards/cost/latency") + metric(m, "rewards/cost/tokens") +
+                   metric(m, "rewards/cost/kv") + metric(m, "rewards/cost/acceptance") +
+                   metric(m, "rewards/cost/cache");
+    assert_true(fabs(costs - metric(m, "rewards/cost")) < 1e-6);
+    assert_true(fabs(metric(m, "rewards/task") + costs - metric(m, "reward")) < 1e-6);
+    assert_true(fabs(metric(m, "rewards/task") - metric(m, "rewards/length/mean")) < 1e-6);
+    assert_true(
+        fabs(metric(m, "rewards/cost/tokens") + 0.1 * metric(m, "completions/mean_length")) < 1e-6);
+    assert_true(metric(m, "inference/latency_ms") > 0 && metric(m, "inference/kv_memory_mb") > 0);
+    assert_true(metric(m, "inference/undrafted") == 1); // this daemon does not speculate
+    assert_true(metric(m, "latency_model/r2") <= 1 + 1e-9);
+    json_decref(m);
+    assert_log(&s, "nothing was drafted for 12 of 12 samples");
+    assert_log(&s, "latency model of 36 samples");
+    // the fit goes on where it was
+    assert_int_equal(
+        train(&s, "run",
+              OPTIONS("--max-steps", "4", "--cost", "--latency", "modelled", "--resume")),
+        0);
+    assert_log(&s, "latency model of 48 samples");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// A command that scores nothing ends the run, naming the sample.
+static void command_that_fails(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    const char *scorer = test_path(s.folder, "scorer.sh");
+    static const char script[] =
+        "n=0\n"
+        "while read -r line; do n=$((n + 1))\n"
+        "[ $n -le 6 ] && echo '{\"reward\": 1}' || echo '{\"reward\": null}'\n"
+        "done\n";
+    test_write(scorer, script, strlen(script));
+    char reward[PATH_MAX + 32];
+    snprintf(reward, sizeof reward, "exact,command:sh %s", scorer);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
+    assert_log(&s, "data.jsonl, line ");
+    assert_log(&s, "sample 2: reward command"); // of the second group: the seventh
+    assert_log(&s, "not {\"reward\": NUMBER}");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 // A run of 6 steps, and one of 3 that another trainer with another daemon takes to 6: the same
 // bits.
 static void resumes_to_the_bit(void **state)
@@ -634,6 +716,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(trains_in_place),
+        cmocka_unit_test(costs_of_inference),
+        cmocka_unit_test(command_that_fails),
         cmocka_unit_test(resumes_to_the_bit),
         cmocka_unit_test(sft_then_eval),
         cmocka_unit_test(second_trainer_is_refused),

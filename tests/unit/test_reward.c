@@ -1,16 +1,23 @@
-/* test_reward.c: trainer/reward: numbers in text, the scorers, weighted terms. */
+/* test_reward.c: trainer/number and trainer/reward*: numbers in text, every scorer, and what a
+ * scorer that cannot tell does. */
+#include "common/base/clock.h"
 #include "tests/support/support.h"
+#include "trainer/data.h"
+#include "trainer/number.h"
 #include "trainer/reward.h"
 
 #include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-static void last_numbers(void **state)
+static void numbers(void **state)
 {
     (void)state;
     static const struct {
         const char *text;
-        bool marker, found;
+        bool answer, found; // number_answer, else number_last
         double value;
     } cases[] = {
         {"42", false, true, 42},
@@ -21,6 +28,12 @@ static void last_numbers(void **state)
         {"12,34", false, true, 34},
         {"-7", false, true, -7},
         {"$-7 or -$8", false, true, -8},
+        {"it fell by \xe2\x88\x92"
+         "7",
+         false, true, -7},
+        {"8\xe2\x88\x92"
+         "7",
+         false, true, 7},
         {"7-5", false, true, 5},
         {"7 -5", false, true, -5},
         {"(1)-2", false, true, 2},
@@ -28,30 +41,54 @@ static void last_numbers(void **state)
         {"version 1.2.3", false, true, 3},
         {"nothing", false, false, 0},
         {"", false, false, 0},
+        {"99999999999999999999999999999999999999999999999999999999999999999999999", false, true,
+         1e63},
         {"9 eggs #### 18", true, true, 18},
         {"#### 18 because 2 + 3", true, true, 18},
         {"#### 1 #### 2,000", true, true, 2000},
         {"#### none 4", true, true, 4},
         {"no marker 5", true, true, 5},
         {"5 #### ", true, false, 0},
-        {"####18", false, true, 18},
-        {"99999999999999999999999999999999999999999999999999999999999999999999999", false, true,
-         1e63},
+        {"####18", true, true, 18},
+        {"####-18", true, true, -18},
+        {"The answer is 12, as 3 * 4 = 12 and 5 is not.", true, true, 12},
+        {"the ANSWER is: $1,200.50.", true, true, 1200.5},
+        {"The answer is clear: it is -3 of 7", true, true, -3},
+        {"The answer is unclear", true, false, 0},
+        {"7. The answer is unclear", true, true, 7},
+        {"First the answer is 3. No, the answer is 4.", true, true, 4},
+        {"so \\boxed{7} in 9 steps", true, true, 7},
+        {"\\boxed{x = 7} 9", true, true, 7},
+        {"\\boxed{1{,}234} 9", true, true, 1234},
+        {"\\boxed{1,\\!234 \\text{ eggs}}", true, true, 1234},
+        {"The answer is $\\boxed{-5}$, after 2 tries", true, true, -5},
+        {"\\boxed{\\frac{1}{2}}", true, false, 0},
+        {"#### 4, though the answer is 5 and \\boxed{6}", true, true, 6},
+        {"the answer is 5 #### 4", true, true, 4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double value = 0;
-        bool found = reward_last_number(cases[i].text, cases[i].marker, &value);
+        bool found = (cases[i].answer ? number_answer : number_last)(cases[i].text, &value);
         if (found != cases[i].found || (found && fabs(value - cases[i].value) > 1e-9 * fabs(value)))
             fail_msg("\"%s\": %s %g", cases[i].text, found ? "found" : "none", value);
     }
 }
 
-static double score(const char *name, const char *text, const char *answer)
+static struct reward *open_reward(const char *names, const char *weights, double length_target)
 {
     struct reward *r;
+    struct reward_options options = {
+        .names = names, .weights = weights, .length_target = length_target, .timeout_ms = 20000};
+    assert_ok(reward_new(&options, &r));
+    return r;
+}
+
+static double score(const char *name, const char *text, const char *answer)
+{
+    struct reward *r = open_reward(name, NULL, 20);
     struct reward_input input = {.text = text, .answer = answer};
-    assert_ok(reward_new(name, NULL, 20, &r));
-    double value = reward_score(r, &input, NULL);
+    double value;
+    assert_ok(reward_score(r, &input, NULL, &value));
     reward_free(r);
     return value;
 }
@@ -79,46 +116,369 @@ static void scorers(void **state)
 static void terms_and_weights(void **state)
 {
     (void)state;
-    struct reward *r;
-    double terms[2];
+    double terms[2], sum;
     struct reward_input input = {.text = "12345", .answer = "12345"};
-    assert_ok(reward_new("length,exact", "0.5,2", 10, &r));
+    struct reward *r = open_reward("length,exact", "0.5,2", 10);
     assert_int_equal(reward_terms(r), 2);
     assert_string_equal(reward_term_name(r, 1), "exact");
+    assert_true(reward_term_weight(r, 1) == 2);
     assert_int_equal(reward_accuracy_term(r), 1);
     assert_true(reward_needs_answer(r));
-    assert_true(fabs(reward_score(r, &input, terms) - (0.5 * -0.5 + 2)) < 1e-12);
+    assert_ok(reward_score(r, &input, terms, &sum));
+    assert_true(fabs(sum - (0.5 * -0.5 + 2)) < 1e-12);
     assert_true(terms[0] == -0.5 && terms[1] == 1);
     reward_free(r);
-    assert_ok(reward_new("length", "", 10, &r));
+    r = open_reward("length", "", 10);
     assert_int_equal(reward_accuracy_term(r), -1);
     assert_false(reward_needs_answer(r));
     reward_free(r);
+    // An answer that is no number is the data set's fault, not the model's.
+    r = open_reward("numeric", NULL, 10);
+    input.answer = "twelve";
+    assert_status(reward_score(r, &input, terms, &sum), ST_FORMAT);
+    assert_message("twelve");
+    reward_free(r);
+}
+
+static enum status try_open(const char *names, const char *weights)
+{
+    struct reward *r = NULL;
+    struct reward_options options = {.names = names, .weights = weights, .length_target = 10};
+    enum status st = reward_new(&options, &r);
+    assert_null(r);
+    return st;
 }
 
 static void bad_names(void **state)
 {
     (void)state;
-    struct reward *r = NULL;
-    assert_status(reward_new("exact,speed", NULL, 10, &r), ST_INVALID);
+    assert_status(try_open("exact,speed", NULL), ST_INVALID);
     assert_message("\"speed\"");
     assert_message("gsm8k");
-    assert_status(reward_new("", NULL, 10, &r), ST_INVALID);
-    assert_status(reward_new("exact,", NULL, 10, &r), ST_INVALID);
-    assert_status(reward_new("exact", "1,2", 10, &r), ST_INVALID);
+    assert_status(try_open("", NULL), ST_INVALID);
+    assert_status(try_open("exact,", NULL), ST_INVALID);
+    assert_status(try_open("exact", "1,2"), ST_INVALID);
     assert_message("2 for 1");
-    assert_status(reward_new("exact", "x", 10, &r), ST_INVALID);
-    assert_status(reward_new("exact", "1e999", 10, &r), ST_INVALID);
+    assert_status(try_open("exact", "x"), ST_INVALID);
+    assert_status(try_open("exact", "1e999"), ST_INVALID);
+    assert_status(try_open("plugin", NULL), ST_INVALID);
+    assert_status(try_open("exact:3", NULL), ST_INVALID);
+    assert_status(try_open("command:", NULL), ST_INVALID);
+}
+
+// ---- GSM8K --------------------------------------------------------------------------------------
+
+// "1,200" behind the mark, as the data set spells it, without its commas.
+static void reference_of(const char *answer, char ret[64])
+{
+    const char *s = strstr(answer, "#### ");
+    size_t n = 0;
+    assert_non_null(s);
+    for (s += 5; *s && *s != '\n' && n < 63; s++)
+        if (*s != ',' && *s != ' ') ret[n++] = *s;
+    ret[n] = '\0';
+}
+
+// Every reference scores 1 for its own problem, and 0 for the next one that has another answer; and
+// so does the bare number in the other spellings.
+static int check_gsm8k(const char *path)
+{
+    struct dataset *d;
+    struct reward *r = open_reward("gsm8k", NULL, 20);
+    assert_ok(dataset_load(path, &d));
+    for (int i = 0; i < d->n; i++) {
+        const char *own = d->examples[i].answer;
+        char reference[64], other[64], said[160];
+        double own_score, other_score;
+        int j = i;
+        reference_of(own, reference);
+        do {
+            j = (j + 1) % d->n;
+            reference_of(d->examples[j].answer, other);
+        } while (strcmp(other, reference) == 0);
+        static const char *const spellings[] = {"%s", "In 9 steps, the answer is $%s.",
+                                                "\\boxed{%s}, that is all of 9", "5 or 6? %s"};
+        for (size_t k = 0; k < 4; k++) {
+            snprintf(said, sizeof said, spellings[k], reference);
+            struct reward_input input = {.text = k ? said : own, .answer = own};
+            assert_ok(reward_score(r, &input, NULL, &own_score));
+            input.answer = d->examples[j].answer;
+            assert_ok(reward_score(r, &input, NULL, &other_score));
+            if (own_score != 1 || other_score != 0)
+                fail_msg("%s, line %d, spelling %zu: %g for its own, %g for line %d's", path,
+                         d->examples[i].line, k, own_score, other_score, d->examples[j].line);
+        }
+    }
+    int n = d->n;
+    dataset_free(d);
+    reward_free(r);
+    return n;
+}
+
+static void gsm8k_references(void **state)
+{
+    (void)state;
+    char folder[PATH_MAX];
+    test_data_folder("gsm8k", folder);
+    int n = check_gsm8k(test_path(folder, "test.jsonl"));
+    n += check_gsm8k(test_path(folder, "train.jsonl"));
+    assert_int_equal(n, 8792);
+}
+
+// ---- regex --------------------------------------------------------------------------------------
+
+static void regex(void **state)
+{
+    (void)state;
+    struct reward *r = NULL;
+    struct reward_options options = {.names = "regex", .pattern = "^\\p{Lu}\\w+\\.$"};
+    double x;
+    json_t *own = json_pack("{s:s}", "pattern", "(?i)YES"), *none = json_object();
+    assert_ok(reward_new(&options, &r));
+    assert_int_equal(reward_accuracy_term(r), 0);
+    assert_false(reward_needs_answer(r));
+    struct reward_input input = {.text = "\xc3\x84hre.", .row = none};
+    assert_ok(reward_score(r, &input, NULL, &x));
+    assert_true(x == 1);
+    input.text = "no.";
+    assert_ok(reward_score(r, &input, NULL, &x));
+    assert_true(x == 0);
+    input = (struct reward_input){.text = "oh yes!", .row = own};
+    assert_ok(reward_score(r, &input, NULL, &x));
+    assert_true(x == 1);
+    input.row = none; // back to the option's
+    assert_ok(reward_score(r, &input, NULL, &x));
+    assert_true(x == 0);
+
+    // endless backtracking is not a 0
+    json_object_set_new(own, "pattern", json_string("^(a+)+$"));
+    char text[64];
+    memset(text, 'a', sizeof text);
+    text[62] = '!';
+    text[63] = '\0';
+    input = (struct reward_input){.text = text, .row = own};
+    assert_status(reward_score(r, &input, NULL, &x), ST_INVALID);
+    assert_message("(a+)+");
+    json_object_set_new(own, "pattern", json_string("(open"));
+    assert_status(reward_check_row(r, own), ST_INVALID);
+    assert_message("(open");
+    json_object_set_new(own, "pattern", json_integer(3));
+    assert_status(reward_check_row(r, own), ST_INVALID);
+    assert_ok(reward_check_row(r, none));
+    reward_free(r);
+
+    options.pattern = NULL;
+    assert_ok(reward_new(&options, &r));
+    assert_status(reward_check_row(r, none), ST_INVALID);
+    assert_message("--reward-pattern");
+    reward_free(r);
+    r = NULL;
+    options.pattern = "[";
+    assert_status(reward_new(&options, &r), ST_INVALID);
+    assert_message("--reward-pattern");
     assert_null(r);
+    json_decref(own);
+    json_decref(none);
+}
+
+// ---- plugin -------------------------------------------------------------------------------------
+
+static void plugin(void **state)
+{
+    (void)state;
+    char names[PATH_MAX + 16];
+    double x;
+    const char *path = test_binary("examples/reward_balanced.so");
+    snprintf(names, sizeof names, "constant,plugin:%s,exact", path);
+    struct reward *r = open_reward(names, NULL, 20);
+    assert_int_equal(reward_terms(r), 3);
+    assert_string_equal(reward_term_name(r, 1), "balanced");
+    json_t *row = json_pack("{s:[{s:s, s:s}]}", "messages", "role", "user", "content", "x");
+    struct reward_input input = {.text = "(a[b])(", .answer = "?", .row = row, .telemetry = row};
+    assert_ok(reward_score(r, &input, NULL, &x));
+    assert_true(fabs(x - (1 + 4.0 / 5)) < 1e-12);
+    char *deep = malloc(2001);
+    memset(deep, '(', 2000);
+    deep[2000] = '\0';
+    input.text = deep;
+    assert_status(reward_score(r, &input, NULL, &x), ST_INVALID);
+    assert_message("1000 deep");
+    free(deep);
+    json_decref(row);
+    reward_free(r);
+    assert_status(try_open("plugin:/no/such.so", NULL), ST_IO);
+    assert_message("/no/such.so");
+    const char *empty = test_path(test_folder(), "x.so");
+    test_write(empty, "", 0);
+    snprintf(names, sizeof names, "plugin:%s", empty);
+    assert_status(try_open(names, NULL), ST_IO);
+    assert_message("x.so");
+}
+
+// ---- command ------------------------------------------------------------------------------------
+
+// A scorer whose program is a shell script of the given text; it sees its folder as $1.
+static struct reward *open_script(const char *folder, const char *script, int timeout_ms)
+{
+    char names[PATH_MAX * 2 + 32];
+    struct reward *r;
+    const char *path = test_path(folder, "scorer.sh");
+    test_write(path, script, strlen(script));
+    snprintf(names, sizeof names, "command:sh %s %s", path, folder);
+    struct reward_options options = {.names = names, .timeout_ms = timeout_ms};
+    assert_ok(reward_new(&options, &r));
+    return r;
+}
+
+static enum status ask(struct reward *r, const char *text, double *ret)
+{
+    json_t *row = json_pack("{s:s, s:i}", "prompt", "P", "level", 3);
+    struct reward_input input = {.text = text, .answer = "A", .n_tokens = 2, .row = row};
+    enum status st = reward_score(r, &input, NULL, ret);
+    json_decref(row);
+    return st;
+}
+
+static void command(void **state)
+{
+    (void)state;
+    double x = 7;
+    const char *folder = test_folder();
+    struct reward *r = open_script(folder,
+                                   "while read -r line; do\n"
+                                   "  printf '%s\\n' \"$line\" >>\"$1/asked\"\n"
+                                   "  case $line in *good*) echo '{\"reward\": 0.5}' ;;\n"
+                                   "  *) echo '{\"reward\": -1}' ;; esac\n"
+                                   "done\n",
+                                   20000);
+    assert_string_equal(reward_term_name(r, 0), "command");
+    assert_ok(ask(r, "good\n\"quoted\"", &x));
+    assert_true(x == 0.5);
+    assert_ok(ask(r, "", &x));
+    assert_true(x == -1);
+    char *long_text = malloc(300001); // more than a pipe holds
+    memset(long_text, 'x', 300000);
+    long_text[300000] = '\0';
+    assert_ok(ask(r, long_text, &x));
+    assert_true(x == -1);
+    free(long_text);
+    reward_free(r);
+    char *asked = test_read(test_path(folder, "asked"));
+    *strchr(asked, '\n') = '\0';
+    json_t *first = json_loads(asked, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(first, "prompt")), "P");
+    assert_string_equal(json_string_value(json_object_get(first, "completion")),
+                        "good\n\"quoted\"");
+    assert_string_equal(json_string_value(json_object_get(first, "answer")), "A");
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(first, "example"), "level")), 3);
+    json_decref(first);
+    free(asked);
+}
+
+static void command_failures(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *script;
+        enum status status;
+        const char *message;
+    } cases[] = {
+        {"read -r line; echo 'reward: 1'; cat", ST_FORMAT, "reward: 1"},
+        {"read -r line; echo '{\"reward\": \"1\"}'; cat", ST_FORMAT, "not {\"reward\": NUMBER}"},
+        {"read -r line; echo '{\"reward\": NaN}'; cat", ST_FORMAT, "not {\"reward\": NUMBER}"},
+        {"read -r line; echo; cat", ST_FORMAT, "not {\"reward\": NUMBER}"},
+        {"read -r line; echo '{\"error\": \"no such unit\"}'; cat", ST_INVALID, "no such unit"},
+        {"read -r line; printf '{\"reward\": 1}\\n{\"reward\": 1}\\n'; cat", ST_FORMAT,
+         "more than one line"},
+        {"read -r line; printf '{\"reward\": 1}'; sleep 1000", ST_TIMEOUT, "--reward-timeout"},
+        {"sleep 1000", ST_TIMEOUT, "--reward-timeout"},
+        {"read -r line; exit 3", ST_PEER_GONE, "status 3"},
+        {"exit 4", ST_PEER_GONE, "status 4"},
+        {"read -r line; kill -SEGV $$", ST_PEER_GONE, "signal 11"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double x = 7;
+        struct reward *r = open_script(test_folder(), cases[i].script,
+                                       cases[i].status == ST_TIMEOUT ? 300 : 20000);
+        assert_status(ask(r, "text", &x), cases[i].status);
+        assert_message(cases[i].message);
+        assert_true(x == 7);
+        if (cases[i].status == ST_TIMEOUT || cases[i].status == ST_PEER_GONE) {
+            assert_true(ask(r, "text", &x) != ST_OK); // it stays an error
+            assert_true(x == 7);
+        }
+        reward_free(r);
+    }
+}
+
+// A child that ends is started again, once, and asked again for the sample it owes.
+static void command_restarts_once(void **state)
+{
+    (void)state;
+    double x;
+    const char *folder = test_folder();
+    struct reward *r = open_script(folder,
+                                   "echo start >>\"$1/starts\"\n"
+                                   "read -r line; echo '{\"reward\": 2}'\n"
+                                   "read -r line; exit 5\n",
+                                   20000);
+    assert_ok(ask(r, "one", &x));
+    assert_ok(ask(r, "two", &x));
+    assert_true(x == 2);
+    assert_status(ask(r, "three", &x), ST_PEER_GONE);
+    assert_message("status 5");
+    assert_message("started again");
+    reward_free(r);
+    char *starts = test_read(test_path(folder, "starts"));
+    assert_string_equal(starts, "start\nstart\n");
+    free(starts);
+}
+
+// Closing the scorer kills the child and what it started.
+static void command_is_killed(void **state)
+{
+    (void)state;
+    double x;
+    const char *folder = test_folder();
+    struct reward *r = open_script(folder,
+                                   "sleep 1000 & echo $! >\"$1/pid\"\n"
+                                   "read -r line; echo '{\"reward\": 1}'\n"
+                                   "trap '' TERM; cat\n",
+                                   20000);
+    assert_ok(ask(r, "one", &x));
+    char *text = test_read(test_path(folder, "pid"));
+    pid_t pid = (pid_t)atoi(text);
+    free(text);
+    assert_true(pid > 1 && kill(pid, 0) == 0);
+    reward_free(r);
+    // it is somebody else's zombie until they take it: gone, or no longer sleeping
+    for (int64_t deadline = clock_deadline_ns(5000);;) {
+        char path[64], status = 'Z';
+        snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+        FILE *file = fopen(path, "r");
+        if (file && fscanf(file, "%*d (%*[^)]) %c", &status) != 1) status = 'Z';
+        if (file) fclose(file);
+        if (status == 'Z') break;
+        if (clock_ms_until(deadline) == 0) fail_msg("process %d lives on", (int)pid);
+        clock_sleep_ms(5);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(last_numbers),
+        cmocka_unit_test(numbers),
         cmocka_unit_test(scorers),
         cmocka_unit_test(terms_and_weights),
         cmocka_unit_test(bad_names),
+        cmocka_unit_test(gsm8k_references),
+        cmocka_unit_test(regex),
+        cmocka_unit_test(plugin),
+        cmocka_unit_test(command),
+        cmocka_unit_test(command_failures),
+        cmocka_unit_test(command_restarts_once),
+        cmocka_unit_test(command_is_killed),
     };
     return cmocka_run_group_tests_name("reward", tests, NULL, NULL);
 }

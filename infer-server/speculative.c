@@ -1,0 +1,264 @@
+/* speculative.c: owns the drafters' memory, the averages of acceptance and the cost of steps;
+ * decides how much is drafted. The engine's thread.
+ *
+ * The plan is greedy over single drafts: the j-th draft of a sample whose drafts are accepted with
+ * chance p yields p^j tokens, so the most promising next draft of the batch is the one with the
+ * largest p^j. Drafts are added in that order, and the number of them with the most expected tokens
+ * per millisecond is taken; it is compared with a plain step's. A cost that was measured at a bad
+ * moment would be believed for ever once it keeps drafts out, so one refused step in PROBE_EVERY
+ * verifies all the same. */
+#include "infer-server/speculative.h"
+#include "infer-server/step_cost.h"
+#include "infer-server/suffix_memory.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define MEMORY_BYTES    ((size_t)64 << 20)
+#define NGRAM_MOST      4
+#define NGRAM_REACH     8192 // tokens looked back
+#define DEFAULT_K_NGRAM 5
+#define DEFAULT_K_SUFF  8
+#define FIRST_GUESS     0.5  // acceptance before anything was measured
+#define WEIGHT_SAMPLE   0.1  // of a new measurement in a sample's average
+#define WEIGHT_ALL      0.01 // in that of its method, where new samples start
+#define LEAST_CHANCE    0.02 // a draft less likely than this is not worth its row
+#define PROBE_EVERY     256
+
+struct speculative {
+    bool fixed;
+    int max_rows;
+    struct suffix_memory *memory;
+    struct step_cost cost;
+    double acceptance[SPECULATIVE_SUFFIX + 1]; // by method
+    int refused;                               // steps in a row whose drafts would not pay
+};
+
+// ---- choices -----------------------------------------------------------------------------------
+
+const char *speculative_name(enum speculative_method method)
+{
+    static const char *const names[] = {"default", "off", "ngram", "suffix"};
+    return names[method];
+}
+
+enum status speculative_parse(const char *text, struct speculative_choice *ret)
+{
+    struct speculative_choice choice = {.method = SPECULATIVE_OFF};
+    const size_t n = strcspn(text, ":");
+    if (strcmp(text, "off") == 0) {
+        *ret = choice;
+        return ST_OK;
+    }
+    if (n == strlen("draft_model") && strncmp(text, "draft_model", n) == 0)
+        return status_fail(ST_UNSUPPORTED,
+                           "speculative method \"%.40s\": a draft model is not supported yet; use "
+                           "suffix, ngram or off",
+                           text);
+    if (n == strlen("ngram") && strncmp(text, "ngram", n) == 0)
+        choice = (struct speculative_choice){SPECULATIVE_NGRAM, DEFAULT_K_NGRAM};
+    else if (n == strlen("suffix") && strncmp(text, "suffix", n) == 0)
+        choice = (struct speculative_choice){SPECULATIVE_SUFFIX, DEFAULT_K_SUFF};
+    else
+        return status_fail(
+            ST_INVALID, "speculative method \"%.40s\" is none of off, ngram[:K], suffix[:K]", text);
+    if (text[n] == ':') {
+        char *end;
+        const char *number = text + n + 1;
+        const long k = strtol(number, &end, 10);
+        if (number[0] < '0' || number[0] > '9' || *end || k < 1 || k > SPECULATIVE_MOST)
+            return status_fail(ST_INVALID,
+                               "speculative method \"%.40s\": K, the most tokens drafted at once, "
+                               "must be 1 to %d",
+                               text, SPECULATIVE_MOST);
+        choice.k = (int)k;
+    }
+    *ret = choice;
+    return ST_OK;
+}
+
+// ---- life --------------------------------------------------------------------------------------
+
+enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
+{
+    struct speculative *s = calloc(1, sizeof *s);
+    if (!s) return status_fail(ST_NO_MEMORY, "no memory for speculative decoding");
+    enum status st = suffix_memory_new(MEMORY_BYTES, &s->memory);
+    if (st != ST_OK) {
+        speculative_free(s);
+        return st;
+    }
+    s->fixed = fixed;
+    s->max_rows = max_rows;
+    for (int i = 0; i <= SPECULATIVE_SUFFIX; i++) s->acceptance[i] = FIRST_GUESS;
+    *ret = s;
+    return ST_OK;
+}
+
+void speculative_free(struct speculative *s)
+{
+    if (!s) return;
+    suffix_memory_free(s->memory);
+    free(s);
+}
+
+// ---- drafters ----------------------------------------------------------------------------------
+
+uint64_t speculative_prompt_key(const int32_t *prompt, int n)
+{
+    uint64_t h = 0xcbf29ce484222325u; // FNV-1a over whole tokens, with a shift to spread high bits
+    for (int i = 0; i < n; i++) {
+        h = (h ^ (uint32_t)prompt[i]) * 0x100000001b3u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static inline int32_t token_at(const struct history *h, int i)
+{
+    return i < h->n_prompt ? h->prompt[i] : h->generated[i - h->n_prompt];
+}
+
+// The latest of the longest matches; a match so late that fewer than `most` tokens follow goes on
+// into the drafts themselves, as a repetition would.
+static int draft_ngram(const struct history *h, int most, int32_t *ret_tokens)
+{
+    const int length = h->n_prompt + h->n_generated, last = length - 1;
+    const int first = last > NGRAM_REACH ? last - NGRAM_REACH : 0;
+    int best = 0, best_end = -1;
+    for (int end = last - 1; end >= first && best < NGRAM_MOST; end--) {
+        int n = 0;
+        while (n < NGRAM_MOST && end - n >= first && token_at(h, end - n) == token_at(h, last - n))
+            n++;
+        if (n <= best) continue;
+        best = n;
+        best_end = end;
+    }
+    if (!best) return 0;
+    for (int i = 0; i < most; i++) {
+        const int from = best_end + 1 + i;
+        ret_tokens[i] = from < length ? token_at(h, from) : ret_tokens[from - length];
+    }
+    return most;
+}
+
+static int draft_suffix(struct speculative *s, const struct history *h, int most,
+                        int32_t *ret_tokens)
+{
+    int32_t tail[SUFFIX_DEPTH + SPECULATIVE_MOST];
+    const int length = h->n_prompt + h->n_generated;
+    int n = length < SUFFIX_DEPTH ? length : SUFFIX_DEPTH, drafted = 0;
+    for (int i = 0; i < n; i++) tail[i] = token_at(h, length - n + i);
+    for (; drafted < most; drafted++) {
+        const int known = n < SUFFIX_DEPTH ? n : SUFFIX_DEPTH;
+        if (!suffix_memory_next(s->memory, h->prompt_key, tail + n - known, known, &tail[n])) break;
+        ret_tokens[drafted] = tail[n++];
+    }
+    return drafted > 0 ? drafted : draft_ngram(h, most, ret_tokens);
+}
+
+void speculative_propose(struct speculative *s, struct speculative_choice choice,
+                         const struct history *history, int room, struct draft *draft)
+{
+    const int most = choice.k < room ? choice.k : room;
+    draft->n = draft->n_verify = 0;
+    if (most < 1 || choice.method < SPECULATIVE_NGRAM) return;
+    if (!draft->judged) draft->acceptance = s->acceptance[choice.method];
+    if (choice.method == SPECULATIVE_NGRAM)
+        draft->n = draft_ngram(history, most, draft->tokens);
+    else
+        draft->n = draft_suffix(s, history, most, draft->tokens);
+}
+
+void speculative_learn(struct speculative *s, struct speculative_choice choice,
+                       const struct history *history)
+{
+    if (choice.method != SPECULATIVE_SUFFIX) return;
+    int32_t tail[SUFFIX_DEPTH];
+    const int before = history->n_prompt + history->n_generated - 1;
+    const int n = before < SUFFIX_DEPTH ? before : SUFFIX_DEPTH;
+    for (int i = 0; i < n; i++) tail[i] = token_at(history, before - n + i);
+    suffix_memory_add(s->memory, history->prompt_key, tail, n, token_at(history, before));
+}
+
+// ---- how many ----------------------------------------------------------------------------------
+
+// One more draft for the sample where it promises most; its chance, or 0 where none is left.
+static double take_best(struct draft *const *drafts, int n, double *chances)
+{
+    int best = -1;
+    for (int i = 0; i < n; i++)
+        if (drafts[i]->n_verify < drafts[i]->n && (best < 0 || chances[i] > chances[best]))
+            best = i;
+    if (best < 0 || chances[best] < LEAST_CHANCE) return 0;
+    const double chance = chances[best];
+    drafts[best]->n_verify++;
+    chances[best] *= drafts[best]->acceptance;
+    return chance;
+}
+
+static int take_all(const struct speculative *s, struct draft *const *drafts, int n)
+{
+    int rows = 0;
+    for (int i = 0; i < n; i++) {
+        drafts[i]->n_verify = drafts[i]->n;
+        if (drafts[i]->n_verify > s->max_rows - rows) drafts[i]->n_verify = s->max_rows - rows;
+        rows += drafts[i]->n_verify;
+    }
+    return rows;
+}
+
+static void start_over(struct draft *const *drafts, int n, double *chances)
+{
+    for (int i = 0; i < n; i++) {
+        drafts[i]->n_verify = 0;
+        chances[i] = drafts[i]->acceptance;
+    }
+}
+
+void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
+{
+    if (s->fixed) {
+        take_all(s, drafts, n);
+        return;
+    }
+    // Each of more sequences than rows for drafts could gain next to nothing.
+    double chances[512];
+    if (n == 0 || n > s->max_rows || n > (int)(sizeof chances / sizeof *chances)) return;
+    const double plain_ms = step_cost_ms(&s->cost, n_seqs, false);
+    if (plain_ms <= 0) return; // a plain step first
+    double best = n_seqs / plain_ms, tokens = n_seqs, chance;
+    int best_rows = 0, rows = 0;
+    start_over(drafts, n, chances);
+    while (rows < s->max_rows && (chance = take_best(drafts, n, chances)) > 0) {
+        tokens += chance;
+        rows++;
+        const double rate = tokens / step_cost_ms(&s->cost, n_seqs + rows, true);
+        if (rate <= best) continue;
+        best = rate;
+        best_rows = rows;
+    }
+    if (rows > 0 && best_rows == 0 && ++s->refused % PROBE_EVERY == 0)
+        best_rows = 1 + s->refused / PROBE_EVERY % rows;
+    if (best_rows > 0 && best_rows == rows) return;
+    start_over(drafts, n, chances);
+    for (int i = 0; i < best_rows; i++) take_best(drafts, n, chances);
+}
+
+void speculative_judge(struct speculative *s, struct speculative_choice choice, struct draft *draft,
+                       int n_verified, int n_accepted)
+{
+    // Drafts behind the first that was refused say nothing.
+    const int trials = n_verified == 0 ? 1 : n_accepted < n_verified ? n_accepted + 1 : n_verified;
+    double *all = &s->acceptance[choice.method];
+    for (int i = 0; i < trials; i++) {
+        const double hit = i < n_accepted ? 1 : 0;
+        draft->acceptance += WEIGHT_SAMPLE * (hit - draft->acceptance);
+        *all += WEIGHT_ALL * (hit - *all);
+    }
+    draft->judged = true;
+}
+
+void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms)
+{
+    step_cost_learn(&s->cost, n_rows, verified, ms);
+}

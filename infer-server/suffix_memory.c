@@ -1,0 +1,199 @@
+/* suffix_memory.c: owns a hash table a prompt. An entry is either a context (the hash of the last m
+ * tokens), with its most frequent next token and how often that came, or a context together with
+ * one next token, with that pair's count: so the most frequent one is found by one look-up and kept
+ * up by two, and nothing is ever sorted. This is a suffix trie of depth SUFFIX_DEPTH whose edges
+ * are found by hash; siblings share its nodes, which is what makes it small for a group.
+ *
+ * Tables double as they fill; one that has reached MOST_ENTRIES takes no new entries but goes on
+ * counting. Prompts are found through chains of a fixed array of heads. */
+#include "infer-server/suffix_memory.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define HEADS         1024
+#define FIRST_ENTRIES 256
+#define MOST_ENTRIES  (1u << 17) // 2 MB a prompt
+
+struct entry {
+    uint64_t key; // 0: free
+    int32_t token;
+    uint32_t count;
+};
+struct prompt_memory {
+    uint64_t key, used_at;
+    uint32_t n, cap; // entries; cap is a power of two
+    struct entry *entries;
+    struct prompt_memory *next; // in its chain
+};
+struct suffix_memory {
+    size_t max_bytes, bytes;
+    int n_prompts;
+    uint64_t clock;
+    struct prompt_memory *heads[HEADS];
+};
+
+enum status suffix_memory_new(size_t max_bytes, struct suffix_memory **ret)
+{
+    struct suffix_memory *m = calloc(1, sizeof *m);
+    if (!m) return status_fail(ST_NO_MEMORY, "no memory for the suffix drafter");
+    m->max_bytes = max_bytes;
+    *ret = m;
+    return ST_OK;
+}
+
+static size_t bytes_of(const struct prompt_memory *p)
+{
+    return sizeof *p + p->cap * sizeof *p->entries;
+}
+
+static void forget(struct suffix_memory *m, struct prompt_memory **at)
+{
+    struct prompt_memory *p = *at;
+    *at = p->next;
+    m->bytes -= bytes_of(p);
+    m->n_prompts--;
+    free(p->entries);
+    free(p);
+}
+
+void suffix_memory_free(struct suffix_memory *m)
+{
+    if (!m) return;
+    for (int i = 0; i < HEADS; i++)
+        while (m->heads[i]) forget(m, &m->heads[i]);
+    free(m);
+}
+
+size_t suffix_memory_bytes(const struct suffix_memory *m)
+{
+    return m->bytes;
+}
+int suffix_memory_prompts(const struct suffix_memory *m)
+{
+    return m->n_prompts;
+}
+
+static uint64_t mix(uint64_t z) // splitmix64's finaliser (Steele et al. 2014)
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static uint64_t extend(uint64_t hash, int32_t token)
+{
+    const uint64_t h = mix((hash + (uint32_t)token + 1) * 0x9E3779B97F4A7C15u);
+    return h ? h : 1; // 0 is a free entry's
+}
+
+// Where the key stands, or the free entry where it would.
+static struct entry *find(const struct prompt_memory *p, uint64_t key)
+{
+    uint32_t i = (uint32_t)key & (p->cap - 1);
+    while (p->entries[i].key && p->entries[i].key != key) i = (i + 1) & (p->cap - 1);
+    return &p->entries[i];
+}
+
+// Makes room by forgetting others, the least recently used first.
+static void keep_within(struct suffix_memory *m, const struct prompt_memory *keep)
+{
+    while (m->bytes > m->max_bytes && m->n_prompts > 1) {
+        struct prompt_memory **oldest = NULL;
+        for (int i = 0; i < HEADS; i++)
+            for (struct prompt_memory **at = &m->heads[i]; *at; at = &(*at)->next)
+                if (*at != keep && (!oldest || (*at)->used_at < (*oldest)->used_at)) oldest = at;
+        forget(m, oldest);
+    }
+}
+
+static bool grow(struct suffix_memory *m, struct prompt_memory *p)
+{
+    if ((p->n + 1) * 4 <= p->cap * 3) return true;
+    if (p->cap >= MOST_ENTRIES || 2 * bytes_of(p) > m->max_bytes) return false;
+    struct prompt_memory larger = *p;
+    larger.cap = p->cap * 2;
+    larger.entries = calloc(larger.cap, sizeof *larger.entries);
+    if (!larger.entries) return false;
+    for (uint32_t i = 0; i < p->cap; i++)
+        if (p->entries[i].key) *find(&larger, p->entries[i].key) = p->entries[i];
+    m->bytes += (larger.cap - p->cap) * sizeof *p->entries;
+    free(p->entries);
+    *p = larger;
+    keep_within(m, p);
+    return true;
+}
+
+static struct prompt_memory *find_prompt(struct suffix_memory *m, uint64_t key)
+{
+    struct prompt_memory *p = m->heads[mix(key) % HEADS];
+    while (p && p->key != key) p = p->next;
+    if (p) p->used_at = ++m->clock;
+    return p;
+}
+
+static struct prompt_memory *new_prompt(struct suffix_memory *m, uint64_t key)
+{
+    struct prompt_memory *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->entries = calloc(FIRST_ENTRIES, sizeof *p->entries);
+    if (!p->entries) {
+        free(p);
+        return NULL;
+    }
+    p->cap = FIRST_ENTRIES;
+    p->key = key;
+    p->used_at = ++m->clock;
+    p->next = m->heads[mix(key) % HEADS];
+    m->heads[mix(key) % HEADS] = p;
+    m->n_prompts++;
+    m->bytes += bytes_of(p);
+    keep_within(m, p);
+    return p;
+}
+
+// The key's entry, made where it is not there; NULL where the table is full.
+static struct entry *claim(struct suffix_memory *m, struct prompt_memory *p, uint64_t key)
+{
+    struct entry *e = find(p, key);
+    if (e->key) return e;
+    if (!grow(m, p)) return NULL;
+    e = find(p, key);
+    e->key = key;
+    p->n++;
+    return e;
+}
+
+void suffix_memory_add(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
+                       int32_t next)
+{
+    struct prompt_memory *p = find_prompt(m, prompt_key);
+    if (!p) p = new_prompt(m, prompt_key);
+    uint64_t context = 0;
+    for (int length = 1; p && length <= n; length++) {
+        context = extend(context, tail[n - length]);
+        struct entry *pair = claim(m, p, extend(context ^ 0x5bf0a8b1457695b3u, next));
+        if (!pair) return;
+        const uint32_t count = ++pair->count; // the table may move below
+        struct entry *best = claim(m, p, context);
+        if (!best) return;
+        if (best->token != next && count < best->count) continue;
+        best->token = next;
+        best->count = count;
+    }
+}
+
+bool suffix_memory_next(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
+                        int32_t *ret_next)
+{
+    const struct prompt_memory *p = find_prompt(m, prompt_key);
+    uint64_t context = 0;
+    bool found = false;
+    for (int length = 1; p && length <= n; length++) { // a longer one is known only if this one is
+        context = extend(context, tail[n - length]);
+        const struct entry *e = find(p, context);
+        if (!e->key) break;
+        *ret_next = e->token;
+        found = true;
+    }
+    return found;
+}

@@ -1,0 +1,528 @@
+/* test_speculative.c: the drafters' parts by themselves, and the engine on the CPU with and without
+ * drafts: equal tokens and log-probabilities over 1,000 prompts, the exact distribution of every
+ * position on a tiny vocabulary, and telemetry that adds up. */
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "infer-server/engine.h"
+#include "infer-server/request.h"
+#include "infer-server/step_cost.h"
+#include "infer-server/suffix_memory.h"
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_PROMPTS = 1000, MOST_TOKENS = 24, TINY_VOCAB = 6, MOST_TOP = 6, WAIT_MS = 120000 };
+
+static const char *folder, *model, *tiny;
+
+// ---- parts -------------------------------------------------------------------------------------
+
+static void names_of_methods(void **state)
+{
+    (void)state;
+    struct speculative_choice c = {0};
+    assert_ok(speculative_parse("off", &c));
+    assert_int_equal(c.method, SPECULATIVE_OFF);
+    assert_ok(speculative_parse("ngram", &c));
+    assert_true(c.method == SPECULATIVE_NGRAM && c.k == 5);
+    assert_ok(speculative_parse("suffix", &c));
+    assert_true(c.method == SPECULATIVE_SUFFIX && c.k == 8);
+    assert_ok(speculative_parse("suffix:16", &c));
+    assert_int_equal(c.k, 16);
+    static const char *const bad[] = {"",        "on",       "ngram:",    "ngram:0", "ngram:17",
+                                      "ngram:x", "ngram:3x", "suffix:-1", "off:3",   "ngramm:3"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(speculative_parse(bad[i], &c), ST_INVALID);
+    assert_int_equal(speculative_parse("draft_model:5", &c), ST_UNSUPPORTED);
+    assert_non_null(strstr(status_message(), "not supported yet"));
+    assert_int_equal(c.k, 16); // untouched
+}
+
+static struct draft propose(struct speculative *s, enum speculative_method method, int k, int room,
+                            const int32_t *prompt, int n_prompt, const int32_t *generated, int n)
+{
+    struct draft d = {0};
+    const struct history h = {.prompt = prompt,
+                              .n_prompt = n_prompt,
+                              .generated = generated,
+                              .n_generated = n,
+                              .prompt_key = speculative_prompt_key(prompt, n_prompt)};
+    speculative_propose(s, (struct speculative_choice){method, k}, &h, room, &d);
+    return d;
+}
+
+static void assert_draft(const struct draft *d, const int32_t *tokens, int n)
+{
+    assert_int_equal(d->n, n);
+    assert_memory_equal(d->tokens, tokens, (size_t)n * sizeof *tokens);
+}
+
+static void prompt_look_up(void **state)
+{
+    (void)state;
+    struct speculative *s = NULL;
+    assert_ok(speculative_new(false, 64, &s));
+    const int32_t prompt[] = {1, 2, 3, 4, 5, 9, 3, 7}, tail[] = {2, 3};
+    // 2 3 stands at the front (a match of two), 3 alone stands later: the longer one counts
+    struct draft d = propose(s, SPECULATIVE_NGRAM, 3, 100, prompt, 8, tail, 2);
+    assert_draft(&d, (const int32_t[]){4, 5, 9}, 3);
+    d = propose(s, SPECULATIVE_NGRAM, 3, 2, prompt, 8, tail, 2);
+    assert_int_equal(d.n, 2); // room
+    d = propose(s, SPECULATIVE_NGRAM, 3, 0, prompt, 8, tail, 2);
+    assert_int_equal(d.n, 0);
+    d = propose(s, SPECULATIVE_NGRAM, 3, 9, prompt, 8, (const int32_t[]){8}, 1);
+    assert_int_equal(d.n, 0); // never seen
+    const int32_t again[] = {6, 8, 6, 8, 6};
+    d = propose(s, SPECULATIVE_NGRAM, 5, 9, prompt, 8, again, 5);
+    assert_draft(&d, (const int32_t[]){8, 6, 8, 6, 8}, 5); // goes on into itself
+    speculative_free(s);
+}
+
+static void learn_all(struct speculative *s, const int32_t *prompt, int n_prompt,
+                      const int32_t *generated, int n)
+{
+    for (int i = 1; i <= n; i++) {
+        const struct history h = {.prompt = prompt,
+                                  .n_prompt = n_prompt,
+                                  .generated = generated,
+                                  .n_generated = i,
+                                  .prompt_key = speculative_prompt_key(prompt, n_prompt)};
+        speculative_learn(s, (struct speculative_choice){SPECULATIVE_SUFFIX, 8}, &h);
+    }
+}
+
+static void siblings_are_remembered(void **state)
+{
+    (void)state;
+    struct speculative *s = NULL;
+    assert_ok(speculative_new(false, 64, &s));
+    const int32_t prompt[] = {1, 2, 3}, other[] = {1, 2, 4};
+    const int32_t a[] = {10, 11, 12, 13}, b[] = {10, 11, 15, 16};
+    learn_all(s, prompt, 3, a, 4);
+    learn_all(s, prompt, 3, b, 4);
+    learn_all(s, prompt, 3, b, 4);
+    struct draft d = propose(s, SPECULATIVE_SUFFIX, 4, 100, prompt, 3, a, 1);
+    assert_draft(&d, (const int32_t[]){11, 15, 16}, 3); // twice against once; ends where b ended
+    d = propose(s, SPECULATIVE_SUFFIX, 4, 100, prompt, 3, a, 3);
+    assert_draft(&d, (const int32_t[]){13}, 1);
+    d = propose(s, SPECULATIVE_SUFFIX, 4, 100, other, 3, a, 1);
+    assert_int_equal(d.n, 0); // another prompt's
+    const int32_t own[] = {5, 6, 5};
+    d = propose(s, SPECULATIVE_SUFFIX, 2, 100, other, 3, own, 3);
+    assert_draft(&d, (const int32_t[]){6, 5}, 2); // its own history
+    speculative_free(s);
+}
+
+static void memory_is_bounded(void **state)
+{
+    (void)state;
+    const size_t most = 1 << 20;
+    struct suffix_memory *m = NULL;
+    struct rng r;
+    int32_t tail[SUFFIX_DEPTH], next = -1;
+    rng_init(&r, 3, 1);
+    assert_ok(suffix_memory_new(most, &m));
+    for (uint64_t prompt = 1; prompt <= 400; prompt++)
+        for (int i = 0; i < 200; i++) {
+            for (int k = 0; k < SUFFIX_DEPTH; k++) tail[k] = (int32_t)rng_below(&r, 1000);
+            suffix_memory_add(m, prompt, tail, SUFFIX_DEPTH, (int32_t)rng_below(&r, 1000));
+            assert_true(suffix_memory_bytes(m) <= most);
+        }
+    assert_true(suffix_memory_prompts(m) < 100 && suffix_memory_prompts(m) > 2);
+    suffix_memory_add(m, 400, tail, SUFFIX_DEPTH, 7);
+    suffix_memory_add(m, 400, tail, SUFFIX_DEPTH, 7);
+    assert_true(suffix_memory_next(m, 400, tail, SUFFIX_DEPTH, &next)); // the last one used
+    assert_int_equal(next, 7);
+    assert_false(suffix_memory_next(m, 1, tail, SUFFIX_DEPTH, &next)); // the first is forgotten
+    suffix_memory_free(m);
+}
+
+static void cost_of_steps(void **state)
+{
+    (void)state;
+    struct step_cost c = {0};
+    assert_true(step_cost_ms(&c, 4, true) == 0);
+    for (int i = 0; i < 100; i++) {
+        step_cost_learn(&c, 1, false, 1.0);
+        step_cost_learn(&c, 4, true, 2.0);
+        step_cost_learn(&c, 8, true, 4.0);
+    }
+    assert_float_equal(step_cost_ms(&c, 1, false), 1.0, 1e-9);
+    assert_float_equal(step_cost_ms(&c, 6, true), 3.0, 1e-9);
+    assert_float_equal(step_cost_ms(&c, 500, true), 4.0, 1e-9);
+    assert_float_equal(step_cost_ms(&c, 2, true), 2.0, 1e-9);
+    step_cost_learn(&c, 8, true, 4000.0); // a spike
+    assert_true(step_cost_ms(&c, 8, true) < 5);
+    for (int rows = 1; rows < 9000; rows++) { // every size has its place
+        struct step_cost one = {0};
+        step_cost_learn(&one, rows, true, 1.0);
+        assert_true(step_cost_ms(&one, rows, true) == 1.0);
+    }
+}
+
+static int planned(struct speculative *s, double acceptance, int n_seqs)
+{
+    struct draft d = {.n = 8, .judged = true, .acceptance = acceptance};
+    struct draft *list[] = {&d};
+    speculative_plan(s, list, 1, n_seqs);
+    return d.n_verify;
+}
+
+static void length_follows_cost_and_acceptance(void **state)
+{
+    (void)state;
+    struct speculative *s = NULL;
+    assert_ok(speculative_new(false, 64, &s));
+    assert_int_equal(planned(s, 0.9, 1), 0); // nothing measured: a plain step first
+    speculative_step_took(s, 1, false, 10);
+    for (int rows = 2; rows <= 9; rows++) speculative_step_took(s, rows, true, 10 + 0.1 * rows);
+    assert_int_equal(planned(s, 0.95, 1), 8); // rows cost next to nothing
+    const int middling = planned(s, 0.3, 1);
+    assert_true(middling >= 1 && middling < 8);
+    assert_int_equal(planned(s, 0.001, 1), 0);
+    speculative_free(s);
+
+    assert_ok(speculative_new(false, 64, &s));
+    speculative_step_took(s, 1, false, 10);
+    for (int rows = 2; rows <= 9; rows++) speculative_step_took(s, rows, true, 10.0 * rows);
+    int verified = 0;
+    for (int i = 0; i < 1000; i++) verified += planned(s, 0.9, 1) > 0;
+    assert_true(verified > 0 && verified < 10); // a row costs a step: only to measure again
+    speculative_free(s);
+}
+
+// ---- engines -----------------------------------------------------------------------------------
+
+struct take { // one sample's tokens; a request's tag is the first of its n
+    struct request *request;
+    struct token_record tokens[MOST_TOKENS];
+    struct top_logprob top[4][MOST_TOP]; // of the first tokens, where asked for
+    struct sample_telemetry telemetry;
+    enum finish_reason finish;
+    int n;
+};
+struct bench {
+    struct engine *engine;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int open; // requests
+};
+
+static void on_event(void *context, const struct engine_event *event)
+{
+    struct bench *b = context;
+    struct take *take = (struct take *)request_tag(event->request) + event->sample;
+    for (int i = 0; i < event->n_tokens; i++, take->n++) {
+        take->tokens[take->n] = event->tokens[i];
+        if (event->top && take->n < 4) memcpy(take->top[take->n], event->top, sizeof take->top[0]);
+    }
+    if (event->finish == FINISH_NONE) return;
+    take->finish = event->finish;
+    take->telemetry = *event->telemetry;
+    if (!event->request_done) return;
+    pthread_mutex_lock(&b->lock);
+    b->open--;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void bench_start(struct bench *b, const char *model_folder, int kv_blocks)
+{
+    static int count;
+    char name[32];
+    snprintf(name, sizeof name, "bridge-%d.json", count++);
+    const struct engine_options options = {.model_folder = model_folder,
+                                           .device = "cpu",
+                                           .dtype = -1,
+                                           .max_batch = 32,
+                                           .max_context = 64,
+                                           .kv_bytes = (int64_t)kv_blocks << 10,
+                                           .block_size = 4,
+                                           .prefill_chunk = 64,
+                                           .max_queue = 8192,
+                                           .bridge_path = test_path(folder, name),
+                                           .socket_path = test_path(folder, "engine.sock"),
+                                           .kv_policy = "keep",
+                                           .speculative = {SPECULATIVE_OFF, 0},
+                                           .speculative_fixed = true};
+    memset(b, 0, sizeof *b);
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    assert_ok(engine_new(&options, on_event, b, &b->engine));
+    struct engine_stats stats;
+    for (int i = 0; i < WAIT_MS; i++, clock_sleep_ms(1)) {
+        engine_stats(b->engine, &stats);
+        if (stats.state != ENGINE_LOADING) break;
+    }
+    if (stats.state != ENGINE_OK) fail_msg("the engine: %s", stats.state_detail);
+}
+
+static void bench_end(struct bench *b)
+{
+    engine_free(b->engine, 0);
+    pthread_cond_destroy(&b->changed);
+    pthread_mutex_destroy(&b->lock);
+}
+
+static void submit(struct bench *b, const int32_t *prompt, int n_prompt, const struct sampling *s,
+                   struct take *takes)
+{
+    assert_ok(request_new(prompt, n_prompt, s, takes, &takes->request));
+    pthread_mutex_lock(&b->lock);
+    b->open++;
+    pthread_mutex_unlock(&b->lock);
+    assert_ok(engine_submit(b->engine, takes->request));
+}
+
+static void await_all(struct bench *b)
+{
+    pthread_mutex_lock(&b->lock);
+    while (b->open) pthread_cond_wait(&b->changed, &b->lock);
+    pthread_mutex_unlock(&b->lock);
+}
+
+// The second half of the prompts are the first half again, so that the suffix drafter
+// has seen each of them once.
+static struct take *run_prompts(struct bench *b, const char *method, const struct sampling *base)
+{
+    struct take *takes = calloc(N_PROMPTS, sizeof *takes);
+    assert_non_null(takes);
+    struct sampling s = *base;
+    assert_ok(speculative_parse(method, &s.speculative));
+    for (int half = 0; half < 2; half++) {
+        for (int i = 0; i < N_PROMPTS / 2; i++) {
+            int32_t prompt[20];
+            struct rng r;
+            rng_init(&r, (uint64_t)i, 7);
+            const int n = 1 + (int)rng_below(&r, 20);
+            for (int k = 0; k < n; k++) prompt[k] = (int32_t)rng_below(&r, 64);
+            // A quarter of the samples come again with their seed, the rest with another.
+            s.seed = (uint64_t)(i % 4 ? i + half * N_PROMPTS : i);
+            submit(b, prompt, n, &s, &takes[half * (N_PROMPTS / 2) + i]);
+        }
+        await_all(b);
+    }
+    for (int i = 0; i < N_PROMPTS; i++) request_free(takes[i].request);
+    return takes;
+}
+
+static void check_telemetry(const struct take *take)
+{
+    const struct sample_telemetry *t = &take->telemetry;
+    struct sample_telemetry again = {0};
+    int sum = 0;
+    assert_int_equal(t->generated_tokens, take->n);
+    assert_true(t->num_accepted_tokens <= t->generated_tokens);
+    assert_true(t->num_accepted_tokens <= t->num_draft_tokens && t->num_drafts <= take->n);
+    for (int i = 0; i < SPECULATIVE_MOST; i++) {
+        sum += t->num_accepted_tokens_per_pos[i];
+        if (i)
+            assert_true(t->num_accepted_tokens_per_pos[i] <= t->num_accepted_tokens_per_pos[i - 1]);
+    }
+    assert_int_equal(sum, t->num_accepted_tokens);
+    telemetry_count_drafts(&again, take->tokens, take->n); // what the server counts from tokens
+    assert_int_equal(again.num_drafts, t->num_drafts);
+    assert_int_equal(again.num_draft_tokens, t->num_draft_tokens);
+    assert_int_equal(again.num_accepted_tokens, t->num_accepted_tokens);
+    assert_memory_equal(again.num_accepted_tokens_per_pos, t->num_accepted_tokens_per_pos,
+                        sizeof again.num_accepted_tokens_per_pos);
+    for (int n = 0; n < take->n; n++) { // cut anywhere, as by a stop string
+        telemetry_count_drafts(&again, take->tokens, n);
+        assert_true(again.num_accepted_tokens <= n && again.num_drafts <= n);
+        assert_true(again.num_accepted_tokens <= again.num_draft_tokens);
+        assert_true(again.num_draft_tokens <= t->num_draft_tokens);
+    }
+}
+
+static uint64_t compare(const struct sampling *sampling, int kv_blocks, const char *what)
+{
+    static const char *const methods[] = {"ngram:4", "suffix:8", "suffix:16"};
+    struct bench b;
+    bench_start(&b, model, kv_blocks);
+    struct take *plain = run_prompts(&b, "off", sampling);
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
+        struct take *takes = run_prompts(&b, methods[m], sampling);
+        int64_t drafted = 0, accepted = 0, tokens = 0;
+        for (int i = 0; i < N_PROMPTS; i++) {
+            assert_int_equal(takes[i].n, plain[i].n);
+            assert_int_equal(takes[i].finish, plain[i].finish);
+            for (int k = 0; k < takes[i].n; k++) {
+                const struct token_record *x = &takes[i].tokens[k], *y = &plain[i].tokens[k];
+                assert_int_equal(x->token, y->token);
+                assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
+                assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof x->logprob);
+                assert_memory_equal(&x->kept_mass, &y->kept_mass, sizeof x->logprob);
+            }
+            check_telemetry(&takes[i]);
+            drafted += takes[i].telemetry.num_draft_tokens;
+            accepted += takes[i].telemetry.num_accepted_tokens;
+            tokens += takes[i].n;
+            assert_int_equal(plain[i].telemetry.num_drafts, 0);
+        }
+        printf("%s, %s: %lld tokens equal, %lld of %lld drafts accepted\n", what, methods[m],
+               (long long)tokens, (long long)accepted, (long long)drafted);
+        assert_true(accepted > 0);
+        if (m < 2) assert_true(accepted < drafted); // the last has seen every completion before
+        free(takes);
+    }
+    struct engine_stats stats;
+    for (int i = 0; i < WAIT_MS; i++, clock_sleep_ms(1)) {
+        engine_stats(b.engine, &stats);
+        if (stats.running + stats.waiting == 0) break;
+    }
+    assert_int_equal(stats.kv_blocks_used, 0); // what drafts took was given back
+    printf("%s: %llu preemptions\n", what, (unsigned long long)stats.preemptions);
+    free(plain);
+    bench_end(&b);
+    return stats.preemptions;
+}
+
+static struct sampling plain_sampling(void)
+{
+    return (struct sampling){
+        .n = 1, .max_tokens = MOST_TOKENS, .top_p = 1, .logprobs = -1, .ignore_eos = true};
+}
+
+static void greedy_is_the_same(void **state)
+{
+    (void)state;
+    struct sampling s = plain_sampling();
+    compare(&s, 8192, "greedy");
+}
+
+static void sampled_is_the_same(void **state)
+{
+    (void)state;
+    struct sampling s = plain_sampling();
+    s.temperature = 1;
+    compare(&s, 8192, "temperature 1");
+}
+
+static void cut_is_the_same(void **state)
+{
+    (void)state;
+    struct sampling s = plain_sampling();
+    s.temperature = 0.7f;
+    s.top_p = 0.9f;
+    s.top_k = 12;
+    s.n_stop_ids = 2; // ends inside accepted drafts, too
+    s.stop_ids[0] = 3;
+    s.stop_ids[1] = 17;
+    s.min_tokens = 4;
+    compare(&s, 8192, "top-p 0.9, top-k 12, stops");
+}
+
+// Few blocks: samples leave and come back, and drafts must make do.
+static void the_same_under_preemption(void **state)
+{
+    (void)state;
+    struct sampling s = plain_sampling();
+    s.temperature = 1;
+    assert_true(compare(&s, 100, "few blocks") > 0);
+}
+
+// ---- the distribution --------------------------------------------------------------------------
+
+enum { DRAWS = 40000, GROUP = 400, LENGTH = 4 };
+
+// Wilson and Hilferty 1931: chi-square with df degrees as a standard normal.
+static double normal_of(double chi2, int df)
+{
+    const double v = 2.0 / (9.0 * df);
+    return (cbrt(chi2 / df) - (1 - v)) / sqrt(v);
+}
+
+// At every position and after every prefix: how often each token was drawn against its probability.
+static void draws_the_target_distribution(void **state)
+{
+    (void)state;
+    static const char *const methods[] = {"off", "ngram:3", "suffix:3"};
+    static struct take takes[DRAWS];
+    struct bench b;
+    bench_start(&b, tiny, 8192);
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
+        const int32_t prompt[] = {1, 2, 3, 1, 2, 3, 1};
+        struct sampling s = plain_sampling();
+        s.n = GROUP;
+        s.temperature = 1;
+        s.max_tokens = LENGTH;
+        s.logprobs = TINY_VOCAB;
+        assert_ok(speculative_parse(methods[m], &s.speculative));
+        memset(takes, 0, sizeof takes);
+        for (int i = 0; i < DRAWS; i += GROUP) {
+            s.seed = 77 + (uint64_t)i + m * DRAWS;
+            submit(&b, prompt, 7, &s, &takes[i]);
+            if (i % (GROUP * 16) == 0) await_all(&b);
+        }
+        await_all(&b);
+        int accepted = 0;
+        for (int i = 0; i < DRAWS; i++) accepted += takes[i].telemetry.num_accepted_tokens;
+        for (int i = 0; i < DRAWS; i += GROUP) request_free(takes[i].request);
+        for (int position = 0, n_prefixes = 1; position < LENGTH; position++) {
+            double chi2 = 0;
+            int df = 0;
+            for (int prefix = 0; prefix < n_prefixes; prefix++) {
+                double p[TINY_VOCAB];
+                int seen[TINY_VOCAB] = {0}, n = 0;
+                for (int i = 0; i < DRAWS; i++) {
+                    int own = 0;
+                    for (int k = 0; k < position; k++)
+                        own = own * TINY_VOCAB + takes[i].tokens[k].token;
+                    if (own != prefix) continue;
+                    for (int k = 0; n == 0 && k < TINY_VOCAB; k++)
+                        p[takes[i].top[position][k].token] =
+                            exp((double)takes[i].top[position][k].logprob);
+                    seen[takes[i].tokens[position].token]++;
+                    n++;
+                }
+                double least = 1;
+                for (int t = 0; n && t < TINY_VOCAB; t++) least = p[t] < least ? p[t] : least;
+                if (n * least < 5) continue;
+                for (int t = 0; t < TINY_VOCAB; t++)
+                    chi2 += (seen[t] - n * p[t]) * (seen[t] - n * p[t]) / (n * p[t]);
+                df += TINY_VOCAB - 1;
+            }
+            assert_true(df > 0);
+            const double z = normal_of(chi2, df);
+            printf("%s, position %d: chi-square %.1f, %d degrees, z %.2f\n", methods[m], position,
+                   chi2, df, z);
+            assert_true(fabs(z) < 4);
+            n_prefixes *= TINY_VOCAB;
+        }
+        printf("%s: %d drafts accepted\n", methods[m], accepted);
+        assert_true(m == 0 ? accepted == 0 : accepted > DRAWS / 20);
+    }
+    bench_end(&b);
+}
+
+int main(void)
+{
+    folder = test_folder();
+    model = test_path(folder, "model");
+    tiny = test_path(folder, "tiny");
+    const struct tiny_model tiny_shape = {.hidden = 32,
+                                          .layers = 1,
+                                          .vocab = TINY_VOCAB,
+                                          .max_positions = 64,
+                                          .eos_id = -1,
+                                          .seed = 4};
+    assert_ok(tiny_model_write(model, 32, 2, 64, 11));
+    assert_ok(tiny_model_write_as(tiny, &tiny_shape));
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_of_methods),
+        cmocka_unit_test(prompt_look_up),
+        cmocka_unit_test(siblings_are_remembered),
+        cmocka_unit_test(memory_is_bounded),
+        cmocka_unit_test(cost_of_steps),
+        cmocka_unit_test(length_follows_cost_and_acceptance),
+        cmocka_unit_test(greedy_is_the_same),
+        cmocka_unit_test(sampled_is_the_same),
+        cmocka_unit_test(cut_is_the_same),
+        cmocka_unit_test(the_same_under_preemption),
+        cmocka_unit_test(draws_the_target_distribution),
+    };
+    return cmocka_run_group_tests_name("speculative", tests, NULL, NULL);
+}
