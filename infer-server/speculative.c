@@ -6,7 +6,7 @@
  * largest p^j. Drafts are added in that order, and the number of them with the most expected tokens
  * per millisecond is taken; it is compared with a plain step's. A cost that was measured at a bad
  * moment would be believed for ever once it keeps drafts out, so one refused step in PROBE_EVERY
- * verifies all the same. */
+ * verifies all the same, and one in PLAIN_EVERY that would verify is plain. */
 #include "infer-server/speculative.h"
 #include "infer-server/step_cost.h"
 #include "infer-server/suffix_memory.h"
@@ -23,7 +23,8 @@
 #define WEIGHT_ALL      0.01 // in that of its method, where new samples start
 #define LEAST_CHANCE    0.05 // a draft less likely than this is not worth its row
 #define PROBE_EVERY     256
-#define LEAST_GAIN      1.05 // expected, of verifying over a plain step: costs are only estimates
+#define PLAIN_EVERY     32
+#define LEAST_GAIN      1.1 // expected, of verifying over a plain step: costs are only estimates
 
 struct speculative {
     bool fixed;
@@ -32,7 +33,8 @@ struct speculative {
     struct step_cost cost;
     double acceptance[SPECULATIVE_SUFFIX + 1]; // by method
     double by_match[SPECULATIVE_SUFFIX + 1][SUFFIX_DEPTH + 1];
-    int refused; // steps in a row whose drafts would not pay
+    int refused;  // steps whose drafts would not pay
+    int verified; // steps that did
 };
 
 // ---- choices -----------------------------------------------------------------------------------
@@ -270,6 +272,8 @@ void speculative_plan(struct speculative *s, struct draft *const *drafts, int n,
     }
     if (rows > 0 && best_rows == 0 && ++s->refused % PROBE_EVERY == 0)
         best_rows = 1 + s->refused / PROBE_EVERY % rows;
+    else if (best_rows > 0 && ++s->verified % PLAIN_EVERY == 0)
+        best_rows = 0;
     if (best_rows > 0 && best_rows == rows) return;
     start_over(drafts, n, chances);
     for (int i = 0; i < best_rows; i++) take_best(drafts, n, chances);
