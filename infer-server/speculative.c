@@ -6,7 +6,7 @@
  * largest p^j. Drafts are added in that order, and the number of them with the most expected tokens
  * per millisecond is taken; it is compared with a plain step's. A cost that was measured at a bad
  * moment would be believed for ever once it keeps drafts out, so one refused step in PROBE_EVERY
- * verifies all the same. */
+ * verifies all the same, and one in PLAIN_EVERY that would verify is plain. */
 #include "infer-server/speculative.h"
 #include "infer-server/step_cost.h"
 #include "infer-server/suffix_memory.h"
@@ -21,8 +21,10 @@
 #define FIRST_GUESS     0.5  // acceptance before anything was measured
 #define WEIGHT_SAMPLE   0.1  // of a new measurement in a sample's average
 #define WEIGHT_ALL      0.01 // in that of its method, where new samples start
-#define LEAST_CHANCE    0.02 // a draft less likely than this is not worth its row
+#define LEAST_CHANCE    0.05 // a draft less likely than this is not worth its row
 #define PROBE_EVERY     256
+#define PLAIN_EVERY     32
+#define LEAST_GAIN      1.1 // expected, of verifying over a plain step: costs are only estimates
 
 struct speculative {
     bool fixed;
@@ -30,7 +32,9 @@ struct speculative {
     struct suffix_memory *memory;
     struct step_cost cost;
     double acceptance[SPECULATIVE_SUFFIX + 1]; // by method
-    int refused;                               // steps in a row whose drafts would not pay
+    double by_match[SPECULATIVE_SUFFIX + 1][SUFFIX_DEPTH + 1];
+    int refused;  // steps whose drafts would not pay
+    int verified; // steps that did
 };
 
 // ---- choices -----------------------------------------------------------------------------------
@@ -89,7 +93,10 @@ enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
     }
     s->fixed = fixed;
     s->max_rows = max_rows;
-    for (int i = 0; i <= SPECULATIVE_SUFFIX; i++) s->acceptance[i] = FIRST_GUESS;
+    for (int i = 0; i <= SPECULATIVE_SUFFIX; i++) {
+        s->acceptance[i] = FIRST_GUESS;
+        for (int k = 0; k <= SUFFIX_DEPTH; k++) s->by_match[i][k] = FIRST_GUESS;
+    }
     *ret = s;
     return ST_OK;
 }
@@ -120,7 +127,7 @@ static inline int32_t token_at(const struct history *h, int i)
 
 // The latest of the longest matches; a match so late that fewer than `most` tokens follow goes on
 // into the drafts themselves, as a repetition would.
-static int draft_ngram(const struct history *h, int most, int32_t *ret_tokens)
+static int draft_ngram(const struct history *h, int most, int32_t *ret_tokens, int *ret_matched)
 {
     const int length = h->n_prompt + h->n_generated, last = length - 1;
     const int first = last > NGRAM_REACH ? last - NGRAM_REACH : 0;
@@ -134,6 +141,7 @@ static int draft_ngram(const struct history *h, int most, int32_t *ret_tokens)
         best_end = end;
     }
     if (!best) return 0;
+    *ret_matched = best;
     for (int i = 0; i < most; i++) {
         const int from = best_end + 1 + i;
         ret_tokens[i] = from < length ? token_at(h, from) : ret_tokens[from - length];
@@ -141,8 +149,24 @@ static int draft_ngram(const struct history *h, int most, int32_t *ret_tokens)
     return most;
 }
 
-static int draft_suffix(struct speculative *s, const struct history *h, int most,
-                        int32_t *ret_tokens)
+static double chance_of(const struct speculative *s, enum speculative_method method,
+                        double acceptance, int matched)
+{
+    return (acceptance + s->by_match[method][matched]) / 2;
+}
+
+// Drafts beyond this the plan would not look at; finding them takes time.
+static int useful_length(const struct speculative *s, double chance, int most)
+{
+    double reached = chance;
+    int n = 1;
+    if (s->fixed) return most;
+    while (n < most && (reached *= chance) >= LEAST_CHANCE) n++;
+    return n;
+}
+
+static int draft_suffix(const struct speculative *s, const struct history *h, double acceptance,
+                        int most, int32_t *ret_tokens, int *ret_matched)
 {
     int32_t tail[SUFFIX_DEPTH + SPECULATIVE_MOST];
     const int length = h->n_prompt + h->n_generated;
@@ -150,10 +174,17 @@ static int draft_suffix(struct speculative *s, const struct history *h, int most
     for (int i = 0; i < n; i++) tail[i] = token_at(h, length - n + i);
     for (; drafted < most; drafted++) {
         const int known = n < SUFFIX_DEPTH ? n : SUFFIX_DEPTH;
-        if (!suffix_memory_next(s->memory, h->prompt_key, tail + n - known, known, &tail[n])) break;
+        const int matched =
+            suffix_memory_next(s->memory, h->prompt_key, tail + n - known, known, &tail[n]);
+        if (matched == 0) break;
+        if (drafted == 0) {
+            *ret_matched = matched;
+            const double chance = chance_of(s, SPECULATIVE_SUFFIX, acceptance, matched);
+            most = useful_length(s, chance, most);
+        }
         ret_tokens[drafted] = tail[n++];
     }
-    return drafted > 0 ? drafted : draft_ngram(h, most, ret_tokens);
+    return drafted > 0 ? drafted : draft_ngram(h, most, ret_tokens, ret_matched);
 }
 
 void speculative_propose(struct speculative *s, struct speculative_choice choice,
@@ -164,9 +195,11 @@ void speculative_propose(struct speculative *s, struct speculative_choice choice
     if (most < 1 || choice.method < SPECULATIVE_NGRAM) return;
     if (!draft->judged) draft->acceptance = s->acceptance[choice.method];
     if (choice.method == SPECULATIVE_NGRAM)
-        draft->n = draft_ngram(history, most, draft->tokens);
+        draft->n = draft_ngram(history, most, draft->tokens, &draft->matched);
     else
-        draft->n = draft_suffix(s, history, most, draft->tokens);
+        draft->n =
+            draft_suffix(s, history, draft->acceptance, most, draft->tokens, &draft->matched);
+    draft->chance = chance_of(s, choice.method, draft->acceptance, draft->matched);
 }
 
 void speculative_learn(struct speculative *s, struct speculative_choice choice,
@@ -192,7 +225,7 @@ static double take_best(struct draft *const *drafts, int n, double *chances)
     if (best < 0 || chances[best] < LEAST_CHANCE) return 0;
     const double chance = chances[best];
     drafts[best]->n_verify++;
-    chances[best] *= drafts[best]->acceptance;
+    chances[best] *= drafts[best]->chance;
     return chance;
 }
 
@@ -211,7 +244,7 @@ static void start_over(struct draft *const *drafts, int n, double *chances)
 {
     for (int i = 0; i < n; i++) {
         drafts[i]->n_verify = 0;
-        chances[i] = drafts[i]->acceptance;
+        chances[i] = drafts[i]->chance;
     }
 }
 
@@ -226,7 +259,7 @@ void speculative_plan(struct speculative *s, struct draft *const *drafts, int n,
     if (n == 0 || n > s->max_rows || n > (int)(sizeof chances / sizeof *chances)) return;
     const double plain_ms = step_cost_ms(&s->cost, n_seqs, false);
     if (plain_ms <= 0) return; // a plain step first
-    double best = n_seqs / plain_ms, tokens = n_seqs, chance;
+    double best = LEAST_GAIN * n_seqs / plain_ms, tokens = n_seqs, chance;
     int best_rows = 0, rows = 0;
     start_over(drafts, n, chances);
     while (rows < s->max_rows && (chance = take_best(drafts, n, chances)) > 0) {
@@ -239,6 +272,8 @@ void speculative_plan(struct speculative *s, struct draft *const *drafts, int n,
     }
     if (rows > 0 && best_rows == 0 && ++s->refused % PROBE_EVERY == 0)
         best_rows = 1 + s->refused / PROBE_EVERY % rows;
+    else if (best_rows > 0 && ++s->verified % PLAIN_EVERY == 0)
+        best_rows = 0;
     if (best_rows > 0 && best_rows == rows) return;
     start_over(drafts, n, chances);
     for (int i = 0; i < best_rows; i++) take_best(drafts, n, chances);
@@ -255,6 +290,8 @@ void speculative_judge(struct speculative *s, struct speculative_choice choice, 
         draft->acceptance += WEIGHT_SAMPLE * (hit - draft->acceptance);
         *all += WEIGHT_ALL * (hit - *all);
     }
+    double *like = &s->by_match[choice.method][draft->matched];
+    *like += WEIGHT_ALL * ((n_accepted > 0 ? 1 : 0) - *like);
     draft->judged = true;
 }
 

@@ -19,7 +19,8 @@
  * target's.
  *
  * Draft length. Each sample carries a moving average of the chance that its next draft is accepted,
- * measured also on steps that verified nothing (the proposal is compared with what was drawn). With
+ * measured also on steps that verified nothing (the proposal is compared with what was drawn), and
+ * the engine one for each length of the matched context; their mean is the chance counted on. With
  * the measured time of steps (step_cost.h) the plan takes the drafts, most promising first, that
  * maximise expected tokens per second over the whole batch: none where that does not pay.
  *
@@ -59,8 +60,9 @@ struct draft { // a sample's; all zero before its first
     int32_t tokens[SPECULATIVE_MOST];
     int n;        // proposed
     int n_verify; // of these, wanted in the next step
+    int matched;  // tokens of the context that the first stands on: how sure it is
     bool judged;  // acceptance was measured once
-    double acceptance;
+    double acceptance, chance;
 };
 
 struct speculative;

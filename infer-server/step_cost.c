@@ -2,7 +2,10 @@
  * a busy machine) is let in at twice the average at most, or one would silence drafts for long. */
 #include "infer-server/step_cost.h"
 
-#define WEIGHT 0.1 // of a new measurement
+// Of a new measurement: one that is shorter weighs more, since what makes a step longer is often
+// not its own.
+#define WEIGHT_LONGER  0.05
+#define WEIGHT_SHORTER 0.3
 
 // Sizes 1..16 have a bucket each; above, eight buckets to a doubling.
 static int bucket_of(int rows)
@@ -28,7 +31,7 @@ void step_cost_learn(struct step_cost *c, int rows, bool verifying, double ms)
         return;
     }
     if (ms > 2 * *at) ms = 2 * *at;
-    *at += WEIGHT * (ms - *at);
+    *at += (ms > *at ? WEIGHT_LONGER : WEIGHT_SHORTER) * (ms - *at);
 }
 
 static double estimate(const double *ms, int rows)

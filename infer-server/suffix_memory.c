@@ -182,18 +182,18 @@ void suffix_memory_add(struct suffix_memory *m, uint64_t prompt_key, const int32
     }
 }
 
-bool suffix_memory_next(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
-                        int32_t *ret_next)
+int suffix_memory_next(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
+                       int32_t *ret_next)
 {
     const struct prompt_memory *p = find_prompt(m, prompt_key);
     uint64_t context = 0;
-    bool found = false;
+    int known = 0;
     for (int length = 1; p && length <= n; length++) { // a longer one is known only if this one is
         context = extend(context, tail[n - length]);
         const struct entry *e = find(p, context);
         if (!e->key) break;
         *ret_next = e->token;
-        found = true;
+        known = length;
     }
-    return found;
+    return known;
 }

@@ -19,10 +19,10 @@ void suffix_memory_free(struct suffix_memory *m);
 // Forgets silently where host memory is short.
 void suffix_memory_add(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
                        int32_t next);
-// The most frequent token after the longest known part of tail (of equal ones the latest);
-// false where no part of it is known.
-bool suffix_memory_next(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
-                        int32_t *ret_next);
+// The most frequent token after the longest known part of tail (of equal ones the latest), and how
+// long that part is; 0 where none of it is known.
+int suffix_memory_next(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
+                       int32_t *ret_next);
 size_t suffix_memory_bytes(const struct suffix_memory *m);
 int suffix_memory_prompts(const struct suffix_memory *m);
 

@@ -31,7 +31,7 @@ const struct option_spec train_options[] = {
      "leave out longer prompts; 0: none", 0, 1e9, NULL},
 
     HEADING("Reward"),
-    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...", "terms of the reward (see below)", 0,
+    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...", "terms of the reward (listed above)", 0,
      0, NULL},
     {"reward-weights", OPTION_STRING, AT(reward_weights), NULL, "W,...",
      "their weights (default: 1)", 0, 0, NULL},

@@ -91,7 +91,7 @@ static const struct option_spec eval_options[] = {
     {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts with answers, JSONL", 0, 0, NULL},
     {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
      NULL},
-    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...", "terms of the score (see below)", 0,
+    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...", "terms of the score (listed above)", 0,
      0, NULL},
     {"reward-weights", OPTION_STRING, AT(reward_weights), NULL, "W,...",
      "their weights (default: 1)", 0, 0, NULL},

@@ -37,12 +37,6 @@ double run_accuracy(const struct run *run, const struct scores *s)
     return mean;
 }
 
-static void put(json_t *metrics, const char *key, double value)
-{
-    // JSON has no infinity: such a value is null
-    json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
-}
-
 static void put_lengths(json_t *metrics, const struct rollout *r)
 {
     int n = r->n_groups * r->n_per_group, truncated = 0;
@@ -53,29 +47,29 @@ static void put_lengths(json_t *metrics, const struct rollout *r)
         if (s->n > longest) longest = s->n;
         truncated += s->truncated;
     }
-    put(metrics, "completions/mean_length", (double)r->n_tokens / n);
-    put(metrics, "completions/min_length", shortest);
-    put(metrics, "completions/max_length", longest);
-    put(metrics, "completions/clipped_ratio", (double)truncated / n);
+    metrics_put(metrics, "completions/mean_length", (double)r->n_tokens / n);
+    metrics_put(metrics, "completions/min_length", shortest);
+    metrics_put(metrics, "completions/max_length", longest);
+    metrics_put(metrics, "completions/clipped_ratio", (double)truncated / n);
 }
 
 static void put_rewards(json_t *metrics, const struct run *run, const struct scores *s)
 {
-    put(metrics, "reward", s->stats.reward_mean);
-    put(metrics, "reward_std", s->stats.reward_std);
-    put(metrics, "frac_reward_zero_std", s->stats.frac_zero_std);
-    put(metrics, "advantage_mean", s->stats.mean);
-    put(metrics, "advantage_std", s->stats.std);
+    metrics_put(metrics, "reward", s->stats.reward_mean);
+    metrics_put(metrics, "reward_std", s->stats.reward_std);
+    metrics_put(metrics, "frac_reward_zero_std", s->stats.frac_zero_std);
+    metrics_put(metrics, "advantage_mean", s->stats.mean);
+    metrics_put(metrics, "advantage_std", s->stats.std);
     for (int k = 0; k < s->n_terms; k++) {
         char key[64];
         double mean, std;
         mean_std(s->terms + (size_t)k * (size_t)s->n, s->n, &mean, &std);
         snprintf(key, sizeof key, "rewards/%s/mean", reward_term_name(run->reward, k));
-        put(metrics, key, mean);
+        metrics_put(metrics, key, mean);
         snprintf(key, sizeof key, "rewards/%s/std", reward_term_name(run->reward, k));
-        put(metrics, key, std);
+        metrics_put(metrics, key, std);
     }
-    if (run_accuracy(run, s) >= 0) put(metrics, "accuracy", run_accuracy(run, s));
+    if (run_accuracy(run, s) >= 0) metrics_put(metrics, "accuracy", run_accuracy(run, s));
 }
 
 // What serving the samples cost: each quantity, and what it adds to the reward.
@@ -88,48 +82,48 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
         double mean, std, weight = cost_signed_weight(&run->scoring.weights, k);
         mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
         snprintf(key, sizeof key, "inference/%s", cost_quantity_name(k));
-        put(metrics, key, mean);
+        metrics_put(metrics, key, mean);
         snprintf(key, sizeof key, "rewards/cost/%s", cost_term_name(k));
-        put(metrics, key, weight * mean);
+        metrics_put(metrics, key, weight * mean);
         snprintf(key, sizeof key, "rewards/cost/%s/std", cost_term_name(k));
-        put(metrics, key, fabs(weight) * std);
+        metrics_put(metrics, key, fabs(weight) * std);
         costs += weight * mean;
     }
-    put(metrics, "rewards/cost", costs);
-    put(metrics, "rewards/task", s->stats.reward_mean - costs);
-    put(metrics, "inference/undrafted", (double)s->n_undrafted / s->n);
+    metrics_put(metrics, "rewards/cost", costs);
+    metrics_put(metrics, "rewards/task", s->stats.reward_mean - costs);
+    metrics_put(metrics, "inference/undrafted", (double)s->n_undrafted / s->n);
     const struct latency_model *m = run->scoring.latency;
     if (!m) return;
-    put(metrics, "latency_model/base_ms", m->base_ms);
-    put(metrics, "latency_model/ms_per_prefill_token", m->ms_per[LATENCY_PREFILL]);
-    put(metrics, "latency_model/ms_per_generated_token", m->ms_per[LATENCY_GENERATED]);
-    put(metrics, "latency_model/ms_per_draft_token", m->ms_per[LATENCY_DRAFT]);
-    put(metrics, "latency_model/ms_per_accepted_token", m->ms_per[LATENCY_ACCEPTED]);
-    put(metrics, "latency_model/r2", m->r2);
+    metrics_put(metrics, "latency_model/base_ms", m->base_ms);
+    metrics_put(metrics, "latency_model/ms_per_prefill_token", m->ms_per[LATENCY_PREFILL]);
+    metrics_put(metrics, "latency_model/ms_per_generated_token", m->ms_per[LATENCY_GENERATED]);
+    metrics_put(metrics, "latency_model/ms_per_draft_token", m->ms_per[LATENCY_DRAFT]);
+    metrics_put(metrics, "latency_model/ms_per_accepted_token", m->ms_per[LATENCY_ACCEPTED]);
+    metrics_put(metrics, "latency_model/r2", m->r2);
 }
 
 static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u,
                        double lr)
 {
-    put(metrics, "loss", u->loss);
-    if (run->config->beta > 0) put(metrics, "kl", u->kl);
-    put(metrics, "entropy", u->entropy);
-    put(metrics, "clip_ratio/low_mean", u->clip_low);
-    put(metrics, "clip_ratio/high_mean", u->clip_high);
-    put(metrics, "importance_ratio/mean", u->ratio_mean);
-    put(metrics, "importance_ratio/min", u->ratio_min);
-    put(metrics, "importance_ratio/max", u->ratio_max);
-    put(metrics, "grad_norm", u->grad_norm);
-    put(metrics, "learning_rate", lr);
-    put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
-    put(metrics, "sampler_mismatch/max", u->mismatch_max);
-    put(metrics, "sampler_mismatch/k3", u->mismatch_k3);
+    metrics_put(metrics, "loss", u->loss);
+    if (run->config->beta > 0) metrics_put(metrics, "kl", u->kl);
+    metrics_put(metrics, "entropy", u->entropy);
+    metrics_put(metrics, "clip_ratio/low_mean", u->clip_low);
+    metrics_put(metrics, "clip_ratio/high_mean", u->clip_high);
+    metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
+    metrics_put(metrics, "importance_ratio/min", u->ratio_min);
+    metrics_put(metrics, "importance_ratio/max", u->ratio_max);
+    metrics_put(metrics, "grad_norm", u->grad_norm);
+    metrics_put(metrics, "learning_rate", lr);
+    metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
+    metrics_put(metrics, "sampler_mismatch/max", u->mismatch_max);
+    metrics_put(metrics, "sampler_mismatch/k3", u->mismatch_k3);
     json_object_set_new(metrics, "skipped_updates", json_integer(run->skipped));
     json_object_set_new(metrics, "weight_version",
                         json_integer((json_int_t)control_version(bridge_control(run->bridge))));
-    put(metrics, "publish/wait_ms", u->publish.wait_ms);
-    put(metrics, "publish/write_ms", u->publish.write_ms);
-    put(metrics, "publish/total_ms", u->publish.total_ms);
+    metrics_put(metrics, "publish/wait_ms", u->publish.wait_ms);
+    metrics_put(metrics, "publish/write_ms", u->publish.write_ms);
+    metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
 }
 
 json_t *run_metrics(const struct run *run, const struct rollout *rollout,
@@ -139,16 +133,16 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     json_t *metrics = json_object();
     if (!metrics) return NULL;
     json_object_set_new(metrics, "step", json_integer(run->step));
-    put(metrics, "epoch", (double)run->data_index / run->data->n);
+    metrics_put(metrics, "epoch", (double)run->data_index / run->data->n);
     put_rewards(metrics, run, scores);
     put_costs(metrics, run, scores);
     spec_counters_put(&run->spec, metrics);
     put_lengths(metrics, rollout);
     put_update(metrics, run, update, lr);
-    put(metrics, "rollout_s", rollout->seconds);
-    put(metrics, "train_s", train_s);
-    put(metrics, "step_s", step_s);
-    put(metrics, "tokens_per_s", (double)rollout->n_tokens / step_s);
+    metrics_put(metrics, "rollout_s", rollout->seconds);
+    metrics_put(metrics, "train_s", train_s);
+    metrics_put(metrics, "step_s", step_s);
+    metrics_put(metrics, "tokens_per_s", (double)rollout->n_tokens / step_s);
     return metrics;
 }
 
@@ -188,11 +182,11 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     enum status st = evaluate(&run->source, run->eval_data, (int)run->config->eval_limit,
                               run->reward, &sampling, &r);
     if (st != ST_OK) return st;
-    put(metrics, "eval/reward", r.reward);
-    put(metrics, "eval/mean_length", r.mean_length);
+    metrics_put(metrics, "eval/reward", r.reward);
+    metrics_put(metrics, "eval/mean_length", r.mean_length);
     if (r.accuracy >= 0) {
-        put(metrics, "eval/accuracy", r.accuracy);
-        put(metrics, "eval/standard_error", r.standard_error);
+        metrics_put(metrics, "eval/accuracy", r.accuracy);
+        metrics_put(metrics, "eval/standard_error", r.standard_error);
     }
     log_progress_end();
     if (r.accuracy >= 0)

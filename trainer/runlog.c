@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +24,8 @@ struct runlog {
     int64_t first_step, total_steps, logging_steps, start_ns;
 };
 
-// Keeps the whole lines whose "step" is at most `step`; of a run that starts over, none: the line of
-// step 0 is written again.
+// Keeps the whole lines whose "step" is at most `step`; of a run that starts over, none: the line
+// of step 0 is written again.
 static enum status drop_later(const char *path, int64_t step)
 {
     struct bytes old = BYTES_INIT, kept = BYTES_INIT;
@@ -83,6 +84,11 @@ void runlog_free(struct runlog *log)
     free(log);
 }
 
+void metrics_put(json_t *metrics, const char *key, double value)
+{
+    json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
+}
+
 enum status runlog_write(struct runlog *log, json_t *metrics)
 {
     enum status st = ST_OK;
@@ -114,8 +120,7 @@ enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samp
         goto out;
     }
     CHECK(file_make_folders(folder));
-    json_array_foreach(samples, i, sample)
-    {
+    json_array_foreach (samples, i, sample) {
         char *line = json_dumps(sample, JSON_COMPACT);
         if (!line) {
             st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");

@@ -15,6 +15,8 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
                        struct runlog **ret);
 void runlog_free(struct runlog *log);
 
+// A number of such a line; null where it is not finite, which JSON cannot say.
+void metrics_put(json_t *metrics, const char *key, double value);
 // Appends one line and flushes it to the file; takes the reference to `metrics`, on failure too.
 enum status runlog_write(struct runlog *log, json_t *metrics);
 // rollouts/step-N.jsonl, atomically: an array of samples, one object a line.

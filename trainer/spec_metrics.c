@@ -5,6 +5,7 @@
  * reads its logs reads these.
  */
 #include "trainer/spec_metrics.h"
+#include "trainer/runlog.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -129,23 +130,18 @@ static double rate_at(const struct spec_counters *c, int position)
     return c->num_drafts > 0 ? c->accepted_per_position[position] / c->num_drafts : NAN;
 }
 
-static void put(json_t *metrics, const char *key, double value)
-{
-    json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
-}
-
 void spec_counters_put(const struct spec_counters *c, json_t *metrics)
 {
     if (!c->present) return;
-    put(metrics, "spec_decode/num_drafts", c->num_drafts);
-    put(metrics, "spec_decode/num_draft_tokens", c->num_draft_tokens);
-    put(metrics, "spec_decode/num_accepted_tokens", c->num_accepted_tokens);
-    put(metrics, "spec_decode/acceptance_rate", spec_acceptance_rate(c));
-    put(metrics, "spec_decode/acceptance_length", spec_acceptance_length(c));
+    metrics_put(metrics, "spec_decode/num_drafts", c->num_drafts);
+    metrics_put(metrics, "spec_decode/num_draft_tokens", c->num_draft_tokens);
+    metrics_put(metrics, "spec_decode/num_accepted_tokens", c->num_accepted_tokens);
+    metrics_put(metrics, "spec_decode/acceptance_rate", spec_acceptance_rate(c));
+    metrics_put(metrics, "spec_decode/acceptance_length", spec_acceptance_length(c));
     for (int i = 0; i < c->n_positions; i++) {
         char key[64];
         snprintf(key, sizeof key, "spec_decode/acceptance_rate_pos_%d", i);
-        put(metrics, key, rate_at(c, i));
+        metrics_put(metrics, key, rate_at(c, i));
     }
 }
 

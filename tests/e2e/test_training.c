@@ -302,6 +302,63 @@ static void costs_of_inference(void **state)
     scene_close(&s);
 }
 
+// Sum of a field of the samples' telemetry over a step's rollouts.
+static double telemetry_sum(const struct scene *s, const char *file, const char *key)
+{
+    double sum = 0;
+    char *text = test_read(test_path(s->folder, file));
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *sample;
+        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
+        sum += json_number_value(json_object_get(json_object_get(sample, "telemetry"), key));
+        json_decref(sample);
+    }
+    free(text);
+    return sum;
+}
+
+// A step's speculative counters are the difference of the daemon's, and so the sum over its
+// samples.
+static void speculative_counters(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "off", OPTIONS("--max-steps", "1")), 0);
+    json_t *m = last_metrics(&s, "off");
+    assert_null(json_object_get(m, "spec_decode/num_drafts"));
+    json_decref(m);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, OPTIONS("--speculative", "ngram:3"));
+    // so cold that samples repeat themselves, and long enough to be drafted from
+    assert_int_equal(
+        train(&s, "on",
+              OPTIONS("--max-steps", "2", "--temperature", "0.01", "--max-completion-length", "200",
+                      "--log-completions", "--cost")),
+        0);
+    m = last_metrics(&s, "on");
+    double drafted = metric(m, "spec_decode/num_draft_tokens");
+    double accepted = metric(m, "spec_decode/num_accepted_tokens");
+    if (drafted == 0) { // its measured costs decide that, and a busy machine can make them
+        scene_close(&s);
+        test_skip("the daemon expected no gain from drafting on this machine");
+    }
+    assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_drafts") ==
+                metric(m, "spec_decode/num_drafts"));
+    assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_draft_tokens") == drafted);
+    assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_accepted_tokens") == accepted);
+    assert_true(fabs(metric(m, "spec_decode/acceptance_rate") - accepted / drafted) < 1e-6);
+    assert_true(metric(m, "spec_decode/acceptance_length") >= 1);
+    assert_true(metric(m, "spec_decode/acceptance_rate_pos_0") >= 0);
+    assert_true(metric(m, "inference/undrafted") < 1);
+    assert_true(fabs(metric(m, "rewards/cost/acceptance") - metric(m, "inference/accept_rate")) <
+                1e-6);
+    json_decref(m);
+    assert_log(&s, "SpecDecoding metrics: Mean acceptance length: ");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 // A command that scores nothing ends the run, naming the sample.
 static void command_that_fails(void **state)
 {
@@ -717,6 +774,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(trains_in_place),
         cmocka_unit_test(costs_of_inference),
+        cmocka_unit_test(speculative_counters),
         cmocka_unit_test(command_that_fails),
         cmocka_unit_test(resumes_to_the_bit),
         cmocka_unit_test(sft_then_eval),

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static void numbers(void **state)
 {
@@ -435,6 +437,30 @@ static void command_restarts_once(void **state)
     free(starts);
 }
 
+static pid_t read_pid(const char *path)
+{
+    char *text = test_read(path);
+    pid_t pid = (pid_t)atoi(text);
+    free(text);
+    assert_true(pid > 1);
+    return pid;
+}
+
+// Gone, or a zombie that waits for whoever adopted it.
+static void assert_ends(pid_t pid)
+{
+    for (int64_t deadline = clock_deadline_ns(5000);;) {
+        char path[64], status = 'Z';
+        snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+        FILE *file = fopen(path, "r");
+        if (file && fscanf(file, "%*d (%*[^)]) %c", &status) != 1) status = 'Z';
+        if (file) fclose(file);
+        if (status == 'Z') return;
+        if (clock_ms_until(deadline) == 0) fail_msg("process %d lives on", (int)pid);
+        clock_sleep_ms(5);
+    }
+}
+
 // Closing the scorer kills the child and what it started.
 static void command_is_killed(void **state)
 {
@@ -447,22 +473,33 @@ static void command_is_killed(void **state)
                                    "trap '' TERM; cat\n",
                                    20000);
     assert_ok(ask(r, "one", &x));
-    char *text = test_read(test_path(folder, "pid"));
-    pid_t pid = (pid_t)atoi(text);
-    free(text);
-    assert_true(pid > 1 && kill(pid, 0) == 0);
+    pid_t pid = read_pid(test_path(folder, "pid"));
+    assert_true(kill(pid, 0) == 0);
     reward_free(r);
-    // it is somebody else's zombie until they take it: gone, or no longer sleeping
-    for (int64_t deadline = clock_deadline_ns(5000);;) {
-        char path[64], status = 'Z';
-        snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-        FILE *file = fopen(path, "r");
-        if (file && fscanf(file, "%*d (%*[^)]) %c", &status) != 1) status = 'Z';
-        if (file) fclose(file);
-        if (status == 'Z') break;
-        if (clock_ms_until(deadline) == 0) fail_msg("process %d lives on", (int)pid);
-        clock_sleep_ms(5);
+    assert_ends(pid);
+}
+
+// So does the death of the process that owns the scorer, even where the child would go on.
+static void command_dies_with_its_owner(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    int status;
+    pid_t owner = fork();
+    assert_true(owner >= 0);
+    if (owner == 0) {
+        double x;
+        struct reward *r = open_script(folder,
+                                       "echo $$ >\"$1/pid\"\n"
+                                       "read -r line; echo '{\"reward\": 1}'\n"
+                                       "exec sleep 1000\n",
+                                       20000);
+        if (ask(r, "one", &x) == ST_OK) raise(SIGKILL);
+        _exit(1);
     }
+    assert_int_equal(waitpid(owner, &status, 0), owner);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_ends(read_pid(test_path(folder, "pid")));
 }
 
 int main(void)
@@ -479,6 +516,7 @@ int main(void)
         cmocka_unit_test(command_failures),
         cmocka_unit_test(command_restarts_once),
         cmocka_unit_test(command_is_killed),
+        cmocka_unit_test(command_dies_with_its_owner),
     };
     return cmocka_run_group_tests_name("reward", tests, NULL, NULL);
 }

@@ -134,9 +134,10 @@ static void memory_is_bounded(void **state)
     assert_true(suffix_memory_prompts(m) < 100 && suffix_memory_prompts(m) > 2);
     suffix_memory_add(m, 400, tail, SUFFIX_DEPTH, 7);
     suffix_memory_add(m, 400, tail, SUFFIX_DEPTH, 7);
-    assert_true(suffix_memory_next(m, 400, tail, SUFFIX_DEPTH, &next)); // the last one used
+    assert_int_equal(suffix_memory_next(m, 400, tail, SUFFIX_DEPTH, &next), SUFFIX_DEPTH);
     assert_int_equal(next, 7);
-    assert_false(suffix_memory_next(m, 1, tail, SUFFIX_DEPTH, &next)); // the first is forgotten
+    assert_int_equal(suffix_memory_next(m, 1, tail, SUFFIX_DEPTH, &next),
+                     0); // the first is forgotten
     suffix_memory_free(m);
 }
 
@@ -165,7 +166,7 @@ static void cost_of_steps(void **state)
 
 static int planned(struct speculative *s, double acceptance, int n_seqs)
 {
-    struct draft d = {.n = 8, .judged = true, .acceptance = acceptance};
+    struct draft d = {.n = 8, .judged = true, .acceptance = acceptance, .chance = acceptance};
     struct draft *list[] = {&d};
     speculative_plan(s, list, 1, n_seqs);
     return d.n_verify;
