@@ -3,6 +3,7 @@
  * Prompts go out in requests of EVAL_GROUPS, enough to fill the daemon's batch and few enough not
  * to fill its queue while others use it.
  */
+#include "trainer/options_shared.h"
 #include "trainer/eval.h"
 #include "bridge/bridge_file.h"
 #include "common/base/clock.h"
@@ -91,24 +92,8 @@ static const struct option_spec eval_options[] = {
     {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts with answers, JSONL", 0, 0, NULL},
     {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
      NULL},
-    {"reward", OPTION_STRING, AT(reward), "exact", "NAME,...", "terms of the score (listed above)", 0,
-     0, NULL},
-    {"reward-weights", OPTION_STRING, AT(reward_weights), NULL, "W,...",
-     "their weights (default: 1)", 0, 0, NULL},
-    {"length-target", OPTION_DOUBLE, AT(length_target), "20", "CHARS", "of the reward \"length\"",
-     1, 1e9, NULL},
-    {"reward-pattern", OPTION_STRING, AT(reward_pattern), NULL, "REGEX",
-     "of the reward \"regex\", for lines without a \"pattern\"", 0, 0, NULL},
-    {"reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "30", "SECONDS",
-     "longest wait for a reply of the reward \"command\"", 0.01, 1e6, NULL},
-    {"chat", OPTION_FLAG, AT(chat), NULL, NULL,
-     "put text prompts into the model's chat template, as a user's message", 0, 0, NULL},
-    {"chat-template", OPTION_STRING, AT(chat_template), NULL, "NAME",
-     "chat template to use instead of the model folder's", 0, 0, NULL},
-    {"system-prompt", OPTION_STRING, AT(system_prompt), NULL, "TEXT",
-     "system message before prompts put into the chat template", 0, 0, NULL},
-    {"max-prompt-length", OPTION_INT, AT(max_prompt_length), "0", "TOKENS",
-     "leave out longer prompts; 0: none", 0, 1e9, NULL},
+    REWARD_OPTIONS,
+    PROMPT_OPTIONS,
     {"max-completion-length", OPTION_INT, AT(max_completion_length), "256", "TOKENS",
      "of one answer", 1, 1e7, NULL},
     {"temperature", OPTION_DOUBLE, AT(temperature), "0", "T", "0: greedy", 0, 100, NULL},

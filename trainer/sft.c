@@ -4,6 +4,7 @@
  * one completion, and the loss is the mean over the step's completion tokens of -log p. Examples of
  * similar length need not meet, since nothing is padded.
  */
+#include "trainer/options_shared.h"
 #include "trainer/sft.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -33,10 +34,7 @@ struct sft_config {
 };
 
 #define AT(field) offsetof(struct sft_config, field)
-#define HEADING(text)                                                                              \
-    {                                                                                              \
-        "", OPTION_HEADING, 0, NULL, NULL, text, 0, 0, NULL                                        \
-    }
+
 static const struct option_spec sft_options[] = {
     HEADING("What is trained, on what"),
     {"model", OPTION_STRING, AT(model), NULL, "DIR", "model folder to start from", 0, 0, NULL},
@@ -51,32 +49,12 @@ static const struct option_spec sft_options[] = {
     {"device", OPTION_STRING, AT(device), "auto", "DEVICE", "auto, cpu, cuda:N", 0, 0, NULL},
     {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
      NULL},
-    {"chat", OPTION_FLAG, AT(chat), NULL, NULL,
-     "put text prompts into the chat template, as a user's message", 0, 0, NULL},
-    {"chat-template", OPTION_STRING, AT(chat_template), NULL, "NAME",
-     "chat template to use instead of the tokenizer folder's", 0, 0, NULL},
-    {"system-prompt", OPTION_STRING, AT(system_prompt), NULL, "TEXT",
-     "system message before prompts put into the chat template", 0, 0, NULL},
-    {"max-prompt-length", OPTION_INT, AT(max_prompt_length), "0", "TOKENS",
-     "leave out longer prompts; 0: none", 0, 1e9, NULL},
+    PROMPT_OPTIONS,
 
     HEADING("Optimizer (AdamW)"),
     {"examples-per-step", OPTION_INT, AT(examples_per_step), "8", "N", "examples in one step", 1,
      1e6, NULL},
-    {"learning-rate", OPTION_DOUBLE, AT(learning_rate), "2e-5", "LR", "at its peak", 0, 10, NULL},
-    {"lr-scheduler-type", OPTION_STRING, AT(lr_scheduler_type), "linear", "NAME",
-     "after the warm-up", 0, 0, "linear|cosine|constant"},
-    {"warmup-steps", OPTION_INT, AT(warmup_steps), "0", "N", "steps from 0 to the peak", 0, 1e9,
-     NULL},
-    {"adam-beta1", OPTION_DOUBLE, AT(adam_beta1), "0.9", "B", "decay of the first moment", 0,
-     0.999999, NULL},
-    {"adam-beta2", OPTION_DOUBLE, AT(adam_beta2), "0.999", "B", "decay of the second moment", 0,
-     0.9999999, NULL},
-    {"adam-epsilon", OPTION_DOUBLE, AT(adam_epsilon), "1e-8", "E", "beside the root", 0, 1, NULL},
-    {"weight-decay", OPTION_DOUBLE, AT(weight_decay), "0", "W", "decoupled; of every parameter", 0,
-     10, NULL},
-    {"max-grad-norm", OPTION_DOUBLE, AT(max_grad_norm), "1", "N", "gradient clipping; 0: off", 0,
-     1e9, NULL},
+    ADAMW_OPTIONS("2e-5"),
     {"max-steps", OPTION_INT, AT(max_steps), "-1", "N", "steps; -1: by epochs", -1, 1e9, NULL},
     {"num-train-epochs", OPTION_DOUBLE, AT(num_train_epochs), "3", "N", "times through the data", 0,
      1e6, NULL},

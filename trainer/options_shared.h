@@ -1,0 +1,126 @@
+/* options_shared.h: rows that several of cw-trainer's option tables have in common. A table that
+ * uses them defines AT(field) as offsetof(its config, field). */
+#ifndef TRAINER_OPTIONS_SHARED_H
+#define TRAINER_OPTIONS_SHARED_H
+
+#define HEADING(text)                                                                              \
+    {                                                                                              \
+        "", OPTION_HEADING, 0, NULL, NULL, text, 0, 0, NULL                                        \
+    }
+
+// How lines of data become prompts (prompts.h).
+#define PROMPT_OPTIONS                                                                             \
+    {"chat", OPTION_FLAG, AT(chat),                                                                \
+     NULL,   NULL,        "put text prompts into the model's chat template, as a user's message",  \
+     0,      0,           NULL},                                                                   \
+        {"chat-template",                                                                          \
+         OPTION_STRING,                                                                            \
+         AT(chat_template),                                                                        \
+         NULL,                                                                                     \
+         "NAME",                                                                                   \
+         "chat template to use instead of the model folder's",                                     \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
+        {"system-prompt",                                                                          \
+         OPTION_STRING,                                                                            \
+         AT(system_prompt),                                                                        \
+         NULL,                                                                                     \
+         "TEXT",                                                                                   \
+         "system message before prompts put into the chat template",                               \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "max-prompt-length", OPTION_INT, AT(max_prompt_length), "0", "TOKENS",                     \
+            "leave out longer prompts; 0: none", 0, 1e9, NULL                                      \
+    }
+
+// What scores completions (reward.h).
+#define REWARD_OPTIONS                                                                             \
+    {"reward",   OPTION_STRING,                                                                    \
+     AT(reward), "exact",                                                                          \
+     "NAME,...", "terms of the score (listed above)",                                              \
+     0,          0,                                                                                \
+     NULL},                                                                                        \
+        {"reward-weights",                                                                         \
+         OPTION_STRING,                                                                            \
+         AT(reward_weights),                                                                       \
+         NULL,                                                                                     \
+         "W,...",                                                                                  \
+         "their weights (default: 1)",                                                             \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
+        {"length-target",                                                                          \
+         OPTION_DOUBLE,                                                                            \
+         AT(length_target),                                                                        \
+         "20",                                                                                     \
+         "CHARS",                                                                                  \
+         "of the reward \"length\"",                                                               \
+         1,                                                                                        \
+         1e9,                                                                                      \
+         NULL},                                                                                    \
+        {"reward-pattern",                                                                         \
+         OPTION_STRING,                                                                            \
+         AT(reward_pattern),                                                                       \
+         NULL,                                                                                     \
+         "REGEX",                                                                                  \
+         "of the reward \"regex\", for lines without a \"pattern\"",                               \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "30", "SECONDS",                      \
+            "longest wait for a reply of the reward \"command\"", 0.01, 1e6, NULL                  \
+    }
+
+// AdamW and its learning rate.
+#define ADAMW_OPTIONS(peak)                                                                          \
+    {"learning-rate", OPTION_DOUBLE, AT(learning_rate), peak, "LR", "at its peak", 0, 10, NULL},     \
+        {"lr-scheduler-type",                                                                        \
+         OPTION_STRING,                                                                              \
+         AT(lr_scheduler_type),                                                                      \
+         "linear",                                                                                   \
+         "NAME",                                                                                     \
+         "after the warm-up",                                                                        \
+         0,                                                                                          \
+         0,                                                                                          \
+         "linear|cosine|constant"},                                                                  \
+        {"warmup-steps",                                                                             \
+         OPTION_INT,                                                                                 \
+         AT(warmup_steps),                                                                           \
+         "0",                                                                                        \
+         "N",                                                                                        \
+         "steps from 0 to the peak",                                                                 \
+         0,                                                                                          \
+         1e9,                                                                                        \
+         NULL},                                                                                      \
+        {"adam-beta1", OPTION_DOUBLE, AT(adam_beta1), "0.9", "B", "decay of the first moment", 0,    \
+         0.999999,     NULL},                                                                        \
+        {"adam-beta2", OPTION_DOUBLE, AT(adam_beta2), "0.999", "B", "decay of the second moment", 0, \
+         0.9999999,    NULL},                                                                        \
+        {"adam-epsilon",                                                                             \
+         OPTION_DOUBLE,                                                                              \
+         AT(adam_epsilon),                                                                           \
+         "1e-8",                                                                                     \
+         "E",                                                                                        \
+         "beside the root",                                                                          \
+         0,                                                                                          \
+         1,                                                                                          \
+         NULL},                                                                                      \
+        {"weight-decay",                                                                             \
+         OPTION_DOUBLE,                                                                              \
+         AT(weight_decay),                                                                           \
+         "0",                                                                                        \
+         "W",                                                                                        \
+         "decoupled; of every parameter",                                                            \
+         0,                                                                                          \
+         10,                                                                                         \
+         NULL},                                                                                      \
+    {                                                                                                \
+        "max-grad-norm", OPTION_DOUBLE, AT(max_grad_norm), "1", "N", "gradient clipping; 0: off",    \
+            0, 1e9, NULL                                                                             \
+    }
+
+#endif
