@@ -27,7 +27,6 @@ struct page {
     _Atomic uint64_t publishes; // completed by writers
     _Atomic int64_t owner_beat_ns;
     _Atomic uint32_t owner_updating; // odd because the owner itself loads or reloads: not torn
-    uint32_t unused;
     _Atomic uint32_t ended;          // the owner left in good order
 
     _Alignas(64) _Atomic uint32_t phase; // futex: generation << 2 | enum phase

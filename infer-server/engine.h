@@ -126,9 +126,9 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     uint64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
     struct speculative_choice speculative; // the server's
     int draft_positions;                   // its K, or the most that a request has drafted
-    uint64_t ttft_buckets[ENGINE_BUCKETS], latency_buckets[ENGINE_BUCKETS];
-    uint64_t itl_buckets[ENGINE_BUCKETS];  // first token, whole sample, between tokens
-    double ttft_sum, latency_sum, itl_sum; // seconds
+    uint64_t ttft_buckets[ENGINE_BUCKETS];
+    uint64_t itl_buckets[ENGINE_BUCKETS]; // first token, between tokens
+    double ttft_sum, itl_sum; // seconds
 };
 
 // Starts the thread; loading goes on in it (engine_stats tells). Config errors come at once.

@@ -199,8 +199,6 @@ static void tell(struct executor *x, struct sample *sample, const struct token_r
         t->kv_bytes_peak = sample->peak_blocks * x->kv.bytes_per_block;
         scheduler_remove(x->scheduler, sample);
         x->stats.requests_done[finish]++;
-        if (finish == FINISH_STOP || finish == FINISH_LENGTH)
-            count_time(x->stats.latency_buckets, &x->stats.latency_sum, t->latency_ms / 1e3);
         event.telemetry = t;
         event.request_done = ++r->n_done == r->sampling.n;
     }

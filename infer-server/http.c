@@ -159,11 +159,6 @@ void exchange_attach(struct exchange *x, void *attached,
     x->on_close = on_close;
 }
 
-void *exchange_attached(const struct exchange *x)
-{
-    return x->attached;
-}
-
 bool exchange_answered(const struct exchange *x)
 {
     return x->state >= REPLY_READY;

@@ -48,7 +48,6 @@ const char *exchange_query(const struct exchange *x, const char *name); // NULL:
 // client has left (answered: false).
 void exchange_attach(struct exchange *x, void *attached,
                      void (*on_close)(void *attached, bool answered));
-void *exchange_attached(const struct exchange *x);
 bool exchange_answered(const struct exchange *x);
 bool exchange_expired(const struct exchange *x); // request_timeout has passed: streams must end
 

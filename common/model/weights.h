@@ -5,7 +5,7 @@
  * i-th element of the weights, of the gradients, of both moments and of the 16-bit residual belong
  * together and the optimizer is one pass over one range. Fused blocks (qkv, gate_up) lie together;
  * each Hugging Face tensor is a plain row range of its block. The last 256 bytes of the arena are the
- * canary (bridge.h): never a weight.
+ * canary (bridge/bridge_file.h): never a weight.
  */
 #ifndef COMMON_MODEL_WEIGHTS_H
 #define COMMON_MODEL_WEIGHTS_H
