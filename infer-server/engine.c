@@ -200,7 +200,7 @@ static struct weights_owner *owner_of(struct engine *e)
 const struct weights *engine_weights(struct engine *e)
 {
     struct weights_owner *owner = owner_of(e);
-    return owner ? weights_owner_weights(owner) : NULL;
+    return owner ? weights_owner_weights(owner, WEIGHTS_POLICY) : NULL;
 }
 
 struct control *engine_control(struct engine *e)
