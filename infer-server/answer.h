@@ -9,7 +9,6 @@
 struct answer {
     const struct api_model *model;
     struct generation *generation;
-    char id[48];     // "cmpl-...", "chatcmpl-..."
     int64_t created; // seconds since 1970
     int unfinished;  // choices or lines of a stream that have not had their last piece
 };

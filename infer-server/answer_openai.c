@@ -220,7 +220,7 @@ static void put_choice(struct json_out *o, const struct answer *a, struct genera
 static void put_head(struct json_out *o, const struct answer *a, bool chunk)
 {
     json_out_key(o, "id");
-    json_out_text(o, a->id);
+    json_out_text(o, generation_request(a->generation)->id);
     json_out_key(o, "object");
     json_out_text(o, !is_chat(a) ? "text_completion"
                      : chunk     ? "chat.completion.chunk"

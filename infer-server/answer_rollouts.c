@@ -75,6 +75,8 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
     const struct api_request *r = generation_request(a->generation);
     const struct api_prompt *prompt = &r->prompts[s->prompt];
     json_out_open(o, '{');
+    json_out_key(o, "id");
+    json_out_text(o, r->id);
     json_out_key(o, "group_id");
     json_out_value(o, prompt->group_id);
     json_out_key(o, "sample");

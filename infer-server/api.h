@@ -5,6 +5,7 @@
 #define INFER_SERVER_API_H
 
 #include "infer-server/engine.h"
+#include "infer-server/spec_window.h"
 #include "infer-server/json_out.h"
 #include "infer-server/stop.h"
 #include "common/model/chat_template.h"
@@ -47,6 +48,7 @@ struct api_prompt {
 };
 
 struct api_request {
+    char id[REQUEST_ID_BYTES]; // "cmpl-...", "chatcmpl-..."
     enum api_kind kind;
     int n_prompts, n_samples; // n_samples: of all prompts
     struct api_prompt *prompts;

@@ -81,11 +81,49 @@ void handle_metrics(void *server, struct exchange *x)
     exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
 }
 
-// Totals since the start, as the engine verified them.
+static void answer_request_drafts(const struct server *s, struct exchange *x, const char *id)
+{
+    struct bytes body = BYTES_INIT;
+    struct json_out out = {&body, false}, *o = &out;
+    const struct spec_window_entry *e = spec_window_find(&s->finished, id, NULL);
+    if (!e) {
+        char sentence[160];
+        snprintf(sentence, sizeof sentence,
+                 "none of the %d samples that ended last is of request \"%.48s\"",
+                 SPEC_WINDOW_SAMPLES, id);
+        exchange_fail(x, 404, "not_found_error", sentence);
+        return;
+    }
+    json_out_open(o, '{');
+    json_out_key(o, "id");
+    json_out_text(o, e->request_id);
+    json_out_key(o, "samples");
+    json_out_open(o, '[');
+    for (; e; e = spec_window_find(&s->finished, id, e)) {
+        json_out_open(o, '{');
+        json_out_key(o, "index");
+        json_out_int(o, e->choice);
+        json_out_key(o, "generated_tokens");
+        json_out_int(o, e->telemetry.generated_tokens);
+        put_draft_counts(o, &e->telemetry);
+        json_out_close(o, '}');
+    }
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+    bytes_puts(&body, "\n");
+    exchange_reply(x, 200, "application/json", &body);
+}
+
+// Totals since the start, as the engine verified them; with ?id= those of a finished request.
 void handle_spec_decode_stats(void *server, struct exchange *x)
 {
     struct server *s = server;
     struct engine_stats e;
+    const char *id = exchange_query(x, "id");
+    if (id) {
+        answer_request_drafts(s, x, id);
+        return;
+    }
     engine_stats(s->engine, &e);
     json_t *per_pos = json_array();
     for (int i = 0; i < e.draft_positions; i++)

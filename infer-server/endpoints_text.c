@@ -77,9 +77,9 @@ static enum status begin(struct server *s, struct exchange *x, enum api_kind kin
     t->exchange = x;
     t->answer.model = &s->model;
     t->answer.created = clock_wall_s();
-    snprintf(t->answer.id, sizeof t->answer.id, "%s-%016" PRIx64,
-             kind == API_CHAT ? "chatcmpl" : "cmpl", api_random_seed());
     CHECK(api_request_parse(kind, &s->model, body, len, &r));
+    snprintf(r->id, sizeof r->id, "%s-%016" PRIx64, kind == API_CHAT ? "chatcmpl" : "cmpl",
+             api_random_seed());
     t->answer.unfinished = r->n_samples;
     st = check_room(s, r);
     if (st != ST_OK) {

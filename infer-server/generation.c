@@ -221,6 +221,7 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     if ((s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED) && !g->failure) g->failure = s;
     g->ended++;
     metrics_sample(g->host->metrics, s->finish, &s->telemetry);
+    spec_window_add(g->host->finished, g->request->id, s->choice, &s->telemetry);
 }
 
 static void take_tokens(struct generation *g, struct generation_sample *s,

@@ -164,6 +164,9 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
                e->busy_seconds);
     put_number(p, "commonweight:weight_bytes", "gauge", "Bytes of the one copy of the weights.",
                (double)e->weight_bytes);
+    if (e->draft_weight_bytes)
+        put_number(p, "commonweight:draft_weight_bytes", "gauge", "Bytes of the draft model.",
+                   (double)e->draft_weight_bytes);
     put_number(p, "commonweight:kv_blocks", "gauge", "KV blocks in the pool.", e->kv_blocks_total);
     put_number(p, "commonweight:kv_bytes_used", "gauge", "Bytes of KV blocks in use.",
                (double)e->kv_blocks_used * (double)e->kv_bytes_per_block);

@@ -67,6 +67,30 @@ out:
     return st;
 }
 
+// A draft is a token id: it must mean the same to both models.
+static enum status check_draft_tokenizer(const struct server *s)
+{
+    const char *folder = s->options->engine.draft_folder;
+    struct tokenizer *draft = NULL;
+    enum status st = ST_OK;
+    char *path = folder ? path_join(folder, "tokenizer.json") : NULL;
+    if (!path || !file_exists(path)) goto out;
+    CHECK(tokenizer_load(folder, &draft));
+    for (int id = 0; id < tokenizer_vocab_size(draft) && st == ST_OK; id++) {
+        const char *theirs = tokenizer_token(draft, id), *ours = tokenizer_token(s->tokenizer, id);
+        if (theirs && (!ours || strcmp(theirs, ours) != 0))
+            st = status_fail(ST_MISMATCH,
+                             "--draft %s: token %d is \"%s\" there and \"%s\" in %s; a draft model "
+                             "must be of the same tokenizer",
+                             folder, id, theirs, ours ? ours : "(none)",
+                             s->options->engine.model_folder);
+    }
+out:
+    tokenizer_free(draft);
+    free(path);
+    return st;
+}
+
 static enum status read_tokenizer(struct server *s, const char *folder)
 {
     char *path = path_join(folder, "tokenizer.json");
@@ -80,6 +104,7 @@ static enum status read_tokenizer(struct server *s, const char *folder)
         return ST_OK;
     }
     st = tokenizer_load(folder, &s->tokenizer);
+    if (st == ST_OK) st = check_draft_tokenizer(s);
     if (st != ST_OK) return st;
     const char *name = s->options->chat_template;
     st = chat_template_find(folder, name, &s->chat);
@@ -269,6 +294,7 @@ enum status server_run(const struct server_options *options)
     s->start_s = clock_wall_s();
     s->start_ns = clock_now_ns();
     s->host.metrics = &s->metrics;
+    s->host.finished = &s->finished;
     uv_loop_init(&s->loop);
     CHECK(read_model(s));
     CHECK(inbox_new(&s->loop, &s->host.inbox));

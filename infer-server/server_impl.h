@@ -12,6 +12,7 @@ struct server {
     struct engine *engine;
     struct generation_host host;
     struct metrics metrics;
+    struct spec_window finished;
     struct tokenizer *tokenizer;
     struct chat_template *chat;
     struct api_model model;

@@ -690,7 +690,7 @@ static void test_refusals(void **state)
         {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"often\"}", 400, "speculative"},
         {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"ngram:17\"}", 400, "1 to 16"},
         {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"draft_model:5\"}", 400,
-         "not supported yet"},
+         "--draft DIR"},
         {"/v1/embeddings", "{}", 404, "/v1/embeddings"},
         {"/%ff%00%22", "{}", 404, "there is no /"},
     };

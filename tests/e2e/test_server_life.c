@@ -51,7 +51,7 @@ static void test_usage(void **state)
     (void)state;
     const char *program = test_binary("cw-infer-server");
     const char *const none[] = {program, NULL};
-    const char *const draft[] = {program, "--model", model, "--draft", model, NULL};
+    const char *const draft[] = {program, "--model", model, "--draft", "/nowhere/draft", NULL};
     const char *const method[] = {program,         "--model",       model,
                                   "--speculative", "draft_model:4", NULL};
     const char *const unknown[] = {program, "--model", model, "--speculative", "ngram:99", NULL};
@@ -61,8 +61,8 @@ static void test_usage(void **state)
         NULL};
     const char *const help[] = {program, "--help", NULL};
     expect_refusal(2, "--model DIR is needed", none);
-    expect_refusal(2, "not supported yet", draft);
-    expect_refusal(2, "a draft model is not supported yet", method);
+    expect_refusal(1, "/nowhere/draft", draft);
+    expect_refusal(2, "draft_model needs --draft DIR", method);
     expect_refusal(2, "must be 1 to 16", unknown);
     expect_refusal(2, "--model", typo);
     expect_refusal(1, "lots", kv);
@@ -426,6 +426,86 @@ static void test_ids_only(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
+// ---- a draft model
+// -------------------------------------------------------------------------------------------
+
+static json_int_t integer(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_integer(value)) fail_msg("\"%s\" is no integer", key);
+    return json_integer_value(value);
+}
+
+static void test_draft_model(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    const char *draft = daemon_model(test_folder(), true, 77), *other = test_folder();
+    const char *const options[] = {"--draft", draft, "--speculative", "draft_model:4", NULL};
+    daemon_start(&d, model, options);
+    // two roles in the bridge file, and both arenas are the daemon's
+    json_t *file = json_load_file(d.bridge, 0, NULL), *roles = json_object_get(file, "roles");
+    assert_int_equal(json_array_size(roles), 2);
+    assert_string_equal(
+        json_string_value(json_object_get(json_array_get(roles, 1), "role")), "draft");
+    struct test_child check;
+    const char *log = test_path(d.folder, "check.log");
+    const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
+    test_spawn(&check, log, argv);
+    assert_int_equal(test_wait(&check, 30000), 0);
+    assert_true(file_contains(log, "draft"));
+    // greedy text is that of a run without drafts, and the request's drafts can be looked up
+    static const char format[] = "{\"prompt\":[5,6,7],\"max_tokens\":40,\"temperature\":0,"
+                                 "\"ignore_eos\":true%s}";
+    char body[256], path[96];
+    snprintf(body, sizeof body, format, ",\"speculative\":\"off\"");
+    json_t *plain = daemon_post(d.socket, "/v1/completions", 200, body);
+    snprintf(body, sizeof body, format, "");
+    json_int_t drafted = 0;
+    for (int i = 0; i < 20; i++) { // the cost model tries it soon, and goes on if it pays
+        json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
+        const json_t *x = json_array_get(json_object_get(a, "choices"), 0),
+                     *y = json_array_get(json_object_get(plain, "choices"), 0);
+        assert_true(
+            json_equal(json_object_get(x, "token_ids"), json_object_get(y, "token_ids")));
+        snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s",
+                 json_string_value(json_object_get(a, "id")));
+        json_t *stats = daemon_get(d.socket, path, 200);
+        const json_t *own = json_array_get(json_object_get(stats, "samples"), 0);
+        const json_t *spec = json_object_get(a, "spec_decode");
+        assert_int_equal(integer(own, "generated_tokens"), 40);
+        assert_int_equal(integer(own, "num_draft_tokens"),
+                         json_is_null(spec) ? 0 : integer(spec, "num_draft_tokens"));
+        drafted += integer(own, "num_draft_tokens");
+        json_decref(stats);
+        json_decref(a);
+    }
+    assert_true(drafted > 0);
+    json_decref(daemon_get(d.socket, "/v1/spec_decode_stats?id=cmpl-0", 404));
+    json_t *stats = daemon_get(d.socket, "/v1/spec_decode_stats", 200);
+    assert_string_equal(json_string_value(json_object_get(stats, "method")), "draft_model:4");
+    json_decref(stats);
+    json_decref(plain);
+    json_decref(file);
+    assert_int_equal(daemon_stop(&d), 0);
+
+    // another tokenizer, a larger vocabulary
+    struct tiny_model shape = {
+        .hidden = 32, .layers = 1, .vocab = 600, .eos_id = -1, .max_positions = 512, .seed = 1};
+    assert_ok(tiny_model_write_as(other, &shape));
+    const char *const larger[] = {test_binary("cw-infer-server"),
+                                  "--model",
+                                  model,
+                                  "--draft",
+                                  other,
+                                  "--socket",
+                                  test_path(other, "s.sock"),
+                                  "--bridge",
+                                  test_path(other, "b.json"),
+                                  NULL};
+    expect_refusal(1, "vocabulary of 600 tokens is larger than the 300", larger);
+}
+
 // ---- systemd
 // ------------------------------------------------------------------------------------------------
 
@@ -518,6 +598,7 @@ int main(void)
         cmocka_unit_test(test_long_wait_is_not_idle),
         cmocka_unit_test(test_client_that_never_reads),
         cmocka_unit_test(test_ids_only),
+        cmocka_unit_test(test_draft_model),
         cmocka_unit_test(test_systemd_is_told),
         cmocka_unit_test(test_unit_file),
     };
