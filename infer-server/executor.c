@@ -162,6 +162,7 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
     mine.kv_bytes_per_block = x->kv.bytes_per_block;
     mine.weight_bytes = (int64_t)x->model->weights->bytes;
     mine.preemptions = scheduler_preemptions(x->scheduler);
+    scheduler_cache_tokens(x->scheduler, &mine.cache_queries, &mine.cache_hits);
     *stats = mine;
 }
 
@@ -196,6 +197,7 @@ static void tell(struct executor *x, struct sample *sample, const struct token_r
         t->queue_ms = (double)(started - sample->queued_ns) / 1e6;
         t->latency_ms = (double)(end - sample->queued_ns) / 1e6;
         t->generated_tokens = sample->n_generated;
+        t->cached_prompt_tokens = r->cached_tokens > 0 ? r->cached_tokens : 0;
         t->kv_bytes_peak = sample->peak_blocks * x->kv.bytes_per_block;
         scheduler_remove(x->scheduler, sample);
         x->stats.requests_done[finish]++;

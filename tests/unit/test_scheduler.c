@@ -43,7 +43,7 @@ static struct request *add(struct world *w, int n_prompt, int n, int max_tokens)
     const struct sampling sampling = {.n = n, .max_tokens = max_tokens, .top_p = 1};
     for (int i = 0; i < n_prompt; i++) prompt[i] = 1000 * n_prompt + i;
     assert_ok(request_new(prompt, n_prompt, &sampling, NULL, &r));
-    assert_ok(request_prepare(r, BLOCK));
+    assert_ok(request_prepare(r, BLOCK, 0));
     assert_true(scheduler_add(w->scheduler, r));
     return r;
 }
