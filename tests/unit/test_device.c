@@ -78,6 +78,19 @@ static void test_memory(void **state)
     device_copy_out(dev, back, b, 1000);
     assert_ok(device_sync(dev));
     assert_memory_equal(back, host, 1000);
+    // 9 runs of 13 bytes, 50 apart, to where they are 70 apart; nothing beside them
+    device_fill(dev, b, 0xEE, 1000);
+    device_copy_2d(dev, (char *)b + 5, 70, (char *)a + 3, 50, 13, 9);
+    device_copy_2d(dev, b, 70, a, 50, 0, 9);
+    device_copy_2d(dev, b, 70, a, 50, 13, 0);
+    device_copy_out(dev, back, b, 1000);
+    assert_ok(device_sync(dev));
+    for (int i = 0; i < 1000; i++) {
+        const int row = (i - 5) / 70, column = (i - 5) % 70;
+        const bool copied = i >= 5 && row < 9 && column < 13;
+        assert_int_equal(back[i], copied ? host[3 + row * 50 + column] : 0xEE);
+    }
+    device_copy(dev, b, a, 1000);
     device_fill(dev, b, 0x5A, 999);
     device_copy_out(dev, pinned, b, 1000);
     assert_ok(device_sync(dev));
