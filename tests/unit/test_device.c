@@ -263,10 +263,13 @@ static void test_stale_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_specs),           cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_specs),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_copy_2d),
-        cmocka_unit_test(test_sticky_failure),  cmocka_unit_test(test_shared_across_fork),
-        cmocka_unit_test(test_shared_refusals), cmocka_unit_test(test_stale_name),
+        cmocka_unit_test(test_sticky_failure),
+        cmocka_unit_test(test_shared_across_fork),
+        cmocka_unit_test(test_shared_refusals),
+        cmocka_unit_test(test_stale_name),
     };
     return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }
