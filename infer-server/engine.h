@@ -35,6 +35,7 @@ struct engine_options {
     const char *bridge_path; // where to write the bridge file
     const char *socket_path; // stands in the bridge file
     const char *kv_policy;   // "keep", "recompute", "drain": requests in flight at an update
+    bool prefix_cache_off;   // a request finds no blocks of another; samples of one still share
     struct speculative_choice speculative; // of requests that do not choose
     bool speculative_fixed;                // always as many drafts as there are, paying or not
 };
@@ -74,9 +75,9 @@ struct sample_telemetry { // DESIGN, "Telemetry of one sample"
     uint64_t weight_version_first, weight_version_last;
     int num_drafts, num_draft_tokens, num_accepted_tokens; // num_drafts: steps that verified some
     int num_accepted_tokens_per_pos[SPECULATIVE_MOST], draft_positions; // most drafts of one step
-    // kv_bytes_peak counts a block shared with siblings for each of them. cached_prompt_tokens are
-    // of earlier requests; a group's own sharing is not counted, or its first sample would look
-    // dearer.
+    // kv_bytes_peak counts a block shared with siblings for each of them. cached_prompt_tokens were
+    // found when the request's first sample began: of earlier requests, and the same for all
+    // samples; a group's own sharing is not counted, or its first sample would look dearer.
 };
 
 // Counts the drafts of a sample's n tokens (all of them, or up to where its text was cut: drafts
@@ -121,6 +122,7 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     int64_t kv_bytes_per_block, weight_bytes, draft_weight_bytes;
     uint64_t requests_done[5]; // by finish_reason
     uint64_t prompt_tokens, generated_tokens, steps, preemptions, updates, restores;
+    uint64_t cache_queries, cache_hits; // prompt tokens looked up in the prefix cache, and found
     double last_pause_ms, busy_seconds;
     // drafts as the engine verified them, before stop strings cut the text
     uint64_t num_drafts, num_draft_tokens, num_accepted_tokens;

@@ -39,6 +39,7 @@ struct engine {
     struct engine_stats stats; // snapshot
     struct request *inbox, **inbox_end;
     int n_inside; // samples accepted and not ended
+    _Atomic uint64_t n_salts; // given to requests that are to share nothing
     struct command *commands, **commands_end;
     bool pause_wanted, paused, stopping;
     int64_t stop_deadline_ns;

@@ -188,6 +188,7 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
     mine.weight_bytes = stats->weight_bytes;
     mine.draft_weight_bytes = stats->draft_weight_bytes;
     mine.preemptions = scheduler_preemptions(x->scheduler);
+    scheduler_cache_tokens(x->scheduler, &mine.cache_queries, &mine.cache_hits);
     *stats = mine;
 }
 
@@ -222,6 +223,7 @@ static void tell(struct executor *x, struct sample *sample, const struct token_r
         t->queue_ms = (double)(started - sample->queued_ns) / 1e6;
         t->latency_ms = (double)(end - sample->queued_ns) / 1e6;
         t->generated_tokens = sample->n_generated;
+        t->cached_prompt_tokens = r->cached_tokens > 0 ? r->cached_tokens : 0;
         t->kv_bytes_peak = sample->peak_blocks * block_bytes(x);
         scheduler_remove(x->scheduler, sample);
         x->stats.requests_done[finish]++;

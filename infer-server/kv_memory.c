@@ -114,12 +114,10 @@ void kv_memory_release(struct kv_memory *m)
 
 void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
 {
-    const size_t element = dtype_size(m->view.dt);
-    const size_t bytes = (size_t)m->bytes_per_block / 2 / (size_t)m->n_layers;
-    for (int layer = 0; layer < m->n_layers; layer++) {
-        size_t start = (size_t)layer * (size_t)m->view.layer_stride * element;
-        char *k = (char *)m->view.k + start, *v = (char *)m->view.v + start;
-        device_copy(m->dev, k + (size_t)to * bytes, k + (size_t)from * bytes, bytes);
-        device_copy(m->dev, v + (size_t)to * bytes, v + (size_t)from * bytes, bytes);
-    }
+    const size_t layers = (size_t)m->n_layers, bytes = (size_t)m->bytes_per_block / 2 / layers;
+    const size_t pitch = (size_t)m->view.layer_stride * dtype_size(m->view.dt);
+    char *halves[] = {m->view.k, m->view.v};
+    for (int i = 0; i < 2; i++)
+        device_copy_2d(m->dev, halves[i] + (size_t)to * bytes, pitch,
+                       halves[i] + (size_t)from * bytes, pitch, bytes, layers);
 }

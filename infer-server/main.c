@@ -18,7 +18,8 @@
 
 struct config {
     const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
-    const char *socket, *listen, *api_key_file, *bridge, *kv_memory, *kv_policy, *log_level;
+    const char *socket, *listen, *api_key_file, *bridge, *kv_memory, *kv_policy;
+    const char *prefix_cache, *log_level;
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
 };
@@ -88,6 +89,8 @@ static const struct option_spec table[] = {
         "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
     CHOICE("kv-policy", kv_policy, "keep", "keep|recompute|drain",
            "what a weight update does to the KV cache of requests in flight"),
+    CHOICE("prefix-cache", prefix_cache, "on", "on|off",
+           "prompts begin with what earlier requests computed of the same tokens"),
     HEADING("General"),
     CHOICE("log-level", log_level, "info", "error|warn|info|debug", "what is logged"),
     TEXT("config", config, NULL, "FILE.json", "the same names with _ for -; a flag beats the file"),
@@ -211,7 +214,8 @@ static enum status serve(const struct config *c)
                    .block_size = (int)c->block_size,
                    .prefill_chunk = (int)c->prefill_chunk,
                    .max_queue = (int)c->max_queue,
-                   .kv_policy = c->kv_policy},
+                   .kv_policy = c->kv_policy,
+                   .prefix_cache_off = strcmp(c->prefix_cache, "off") == 0},
         .model_name = c->served_name,
         .chat_template = c->chat_template,
         .unix_fd = -1,

@@ -132,6 +132,10 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
                (double)e->prompt_tokens);
     put_number(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
                (double)e->generated_tokens);
+    put_number(p, "vllm:prefix_cache_queries_total", "counter",
+               "Prompt tokens looked up in the prefix cache.", (double)e->cache_queries);
+    put_number(p, "vllm:prefix_cache_hits_total", "counter",
+               "Prompt tokens found in the prefix cache.", (double)e->cache_hits);
     put_finished(p, m);
     put_histogram(p, "vllm:time_to_first_token_seconds", "From queued to the first token.",
                   e->ttft_buckets, e->ttft_sum);

@@ -1,6 +1,6 @@
-/* request.c: owns a request's memory: prompt, samples, generated ids, block tables. Everything a
- * sample can ever need is allocated before it is queued, so that no step of the engine can run out
- * of host memory half way. */
+/* request.c: owns a request's memory: prompt, samples, generated ids, block tables and their
+ * hashes. Everything a sample can ever need is allocated before it is queued, so that no step of
+ * the engine can run out of host memory half way. */
 #include "infer-server/request.h"
 #include "infer-server/sampler.h"
 #include <stdlib.h>
@@ -18,6 +18,7 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     r->tag = tag;
     r->sampling = *sampling;
     r->n_prompt = n_prompt;
+    r->cached_tokens = -1;
     r->prompt = malloc((size_t)n_prompt * sizeof *r->prompt);
     r->samples = calloc((size_t)sampling->n, sizeof *r->samples);
     if (!r->prompt || !r->samples) goto no_memory;
@@ -37,16 +38,25 @@ no_memory:
                        sampling->n);
 }
 
-enum status request_prepare(struct request *r, int block_size)
+enum status request_prepare(struct request *r, int block_size, uint64_t cache_salt)
 {
     const int most = r->n_prompt + r->sampling.max_tokens;
     const size_t n_blocks = (size_t)(most + block_size - 1) / (size_t)block_size;
+    r->full_blocks = r->n_prompt / block_size;
+    const size_t n_own = n_blocks - (size_t)r->full_blocks;
+    if (!r->hashes) r->hashes = malloc(((size_t)r->full_blocks + 1) * sizeof *r->hashes);
+    if (r->hashes) r->hashes[0] = (struct block_hash){.part = {cache_salt, 0}};
+    if (!r->hashes ||
+        !block_hash_chain(r->hashes, r->prompt, block_size, r->full_blocks, r->hashes + 1))
+        return status_fail(ST_NO_MEMORY, "no memory for the hashes of %d tokens", r->n_prompt);
     for (int i = 0; i < r->sampling.n; i++) {
         struct sample *s = &r->samples[i];
+        s->n_hashed = r->full_blocks;
         if (!s->generated)
             s->generated = malloc((size_t)r->sampling.max_tokens * sizeof *s->generated);
         if (!s->blocks) s->blocks = malloc(n_blocks * sizeof *s->blocks);
-        if (!s->generated || !s->blocks)
+        if (!s->hashes) s->hashes = malloc(n_own * sizeof *s->hashes);
+        if (!s->generated || !s->blocks || !s->hashes)
             return status_fail(ST_NO_MEMORY, "no memory for %d samples of %d tokens", r->sampling.n,
                                most);
     }
@@ -59,8 +69,10 @@ void request_free(struct request *r)
     for (int i = 0; r->samples && i < r->sampling.n; i++) {
         free(r->samples[i].generated);
         free(r->samples[i].blocks);
+        free(r->samples[i].hashes);
     }
     free(r->samples);
+    free(r->hashes);
     free(r->prompt);
     free(r);
 }

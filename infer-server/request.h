@@ -4,6 +4,7 @@
 #ifndef INFER_SERVER_REQUEST_H
 #define INFER_SERVER_REQUEST_H
 
+#include "infer-server/block_hash.h"
 #include "infer-server/engine.h"
 
 enum sample_state { SAMPLE_WAITING, SAMPLE_RUNNING, SAMPLE_DONE };
@@ -19,9 +20,12 @@ struct sample {
     int n_generated;
     int32_t *blocks; // its block table: (all blocks it can ever need), of which n_blocks are held
     int n_blocks, peak_blocks; // blocks shared with siblings count for each
+    int n_named;               // blocks from the front that have names (kv_cache.h)
     int computed;              // tokens from the front whose keys and values lie in its blocks
     int draft_computed;        // the same in the draft model's pool (draft_model.h)
-    uint64_t kv_version;       // that computed the prompt's part of them; 0: more than one did
+    uint64_t kv_version;       // that computed all of them; 0: more than one did
+    struct block_hash *hashes; // of its blocks behind those that the prompt fills
+    int n_hashed;              // blocks from the front whose hash is known, the prompt's among them
     uint64_t stream;           // of its random draws
     int64_t queued_ns, started_ns, last_token_ns; // 0: not yet
     bool started;                                 // has left the queue once
@@ -34,15 +38,21 @@ struct request {
     struct sampling sampling;
     int n_prompt;
     int32_t *prompt;
-    uint64_t prompt_key;    // of the suffix drafter
+    uint64_t prompt_key;       // of the suffix drafter
+    struct block_hash *hashes; // (full_blocks + 1) of the blocks that the prompt fills; the first
+                               // is what their chain starts from
+    int full_blocks;
+    int cached_tokens; // of the prompt, found when the first sample was admitted; -1: none was yet
     struct sample *samples; // (sampling.n)
     int n_done;
     struct sample *leader; // computes the prompt for its siblings, which wait for it; or NULL
     struct request *next;  // in the engine's inbox
 };
 
-// Room for what its samples generate and for their block tables; once, before it is queued.
-enum status request_prepare(struct request *r, int block_size);
+// Room for what its samples generate and for their block tables, and the hashes of the prompt's
+// blocks; once, before it is queued. Requests find each other's blocks where their cache_salt is
+// the same (0: the one of all that do not mind).
+enum status request_prepare(struct request *r, int block_size, uint64_t cache_salt);
 
 static inline int sample_length(const struct sample *s) // tokens known
 {
@@ -55,5 +65,12 @@ static inline bool sample_is_decoding(const struct sample *s)
 }
 // Writes the n tokens from position `first` on.
 void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens);
+
+// Of its first n blocks, n from 0 to n_hashed.
+static inline struct block_hash *sample_prefix_hash(const struct sample *s, int n)
+{
+    const struct request *r = s->request;
+    return n <= r->full_blocks ? &r->hashes[n] : &s->hashes[n - r->full_blocks - 1];
+}
 
 #endif

@@ -13,11 +13,17 @@
  *  4. fork: a group's prompt is computed once, by its leader. Its siblings wait for that without
  *     holding up those behind them, but their places count as taken. When the leader's last prompt
  *     row is in the step, each new sibling becomes a holder of the prompt's full blocks, gets a
- * copy of the last, partly filled one, and draws its first token from the same row. Siblings that
- * come back after a preemption, or for which there was no place to fork, share the prompt's full
- * blocks with one that holds them, provided that one version computed them and it is the present
- * one. A prefix cache would answer the same question (whose full blocks hold these tokens?) for any
- * two requests in find_prefix(). */
+ * copy of the last, partly filled one, and draws its first token from the same row.
+ *
+ * Prefix cache. Blocks that a step fills get names at the end of the plan, those of prompts and of
+ * answers alike (a chat's next turn begins with both); no plan before the next one can find them,
+ * so they are computed by then. An admitted sample begins with the longest run of blocks found
+ * under the names of its own, short of its last token, which must be computed to draw the next. A
+ * name has the present version in it, and only samples all of whose blocks that version computed
+ * give names: after an update that keeps the running samples' keys and values, these serve nobody
+ * else. The cache is also how siblings that come back after a preemption, or for which there was no
+ * place to fork, share their group's prompt again; where requests are to share nothing, their
+ * hashes begin differently (request_prepare). */
 #include "infer-server/scheduler.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -32,7 +38,8 @@ struct scheduler {
     struct scheduler_limits limits;
     struct kv_cache *cache;
     struct sample_list running, waiting;
-    uint64_t next_order, version, preemptions;
+    uint64_t next_order, version, preemptions, queried_tokens, hit_tokens;
+    int32_t *block_tokens; // (block_size) of a block that is being hashed
     struct step step;
 };
 
@@ -80,7 +87,8 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct kv_cache
     s->step.items = calloc(n, sizeof *s->step.items);
     s->step.draws = calloc(n, sizeof *s->step.draws);
     s->step.copies = calloc(n, sizeof *s->step.copies);
-    if (!s->step.items || !s->step.draws || !s->step.copies) goto no_memory;
+    s->block_tokens = malloc((size_t)kv_cache_block_size(cache) * sizeof *s->block_tokens);
+    if (!s->step.items || !s->step.draws || !s->step.copies || !s->block_tokens) goto no_memory;
     if (!list_reserve(&s->running, limits->max_batch)) goto no_memory;
     *ret = s;
     return ST_OK;
@@ -96,6 +104,7 @@ void scheduler_free(struct scheduler *s)
     free(s->step.items);
     free(s->step.draws);
     free(s->step.copies);
+    free(s->block_tokens);
     free(s->running.at);
     free(s->waiting.at);
     free(s);
@@ -112,6 +121,12 @@ int scheduler_waiting(const struct scheduler *s)
 uint64_t scheduler_preemptions(const struct scheduler *s)
 {
     return s->preemptions;
+}
+
+void scheduler_cache_tokens(const struct scheduler *s, uint64_t *ret_queried, uint64_t *ret_hits)
+{
+    *ret_queried = s->queried_tokens;
+    *ret_hits = s->hit_tokens;
 }
 
 int scheduler_in_flight(const struct scheduler *s)
@@ -144,6 +159,7 @@ static void drop_blocks(struct scheduler *s, struct sample *sample)
 {
     kv_cache_drop(s->cache, sample->blocks, sample->n_blocks);
     sample->n_blocks = 0;
+    sample->n_named = 0;
     sample->computed = sample->draft_computed = 0;
     sample->kv_version = 0;
     sample->draft.n_verify = 0;
@@ -165,27 +181,77 @@ static bool hold_blocks(struct scheduler *s, struct sample *sample, int n_tokens
     return true;
 }
 
-static void share_blocks(struct scheduler *s, struct sample *sample, const struct sample *from,
-                         int n)
+static void share_blocks(struct scheduler *s, struct sample *sample, const int32_t *blocks, int n)
 {
-    kv_cache_share(s->cache, from->blocks, n);
-    memcpy(sample->blocks, from->blocks, (size_t)n * sizeof *sample->blocks);
+    kv_cache_share(s->cache, blocks, n);
+    memmove(sample->blocks, blocks, (size_t)n * sizeof *sample->blocks); // may be its own table
     sample->n_blocks = n;
     sample->computed = n * kv_cache_block_size(s->cache);
     note_peak(sample);
 }
 
-// A running sibling that holds the whole prompt, computed by the present version alone.
-static const struct sample *find_prefix(const struct scheduler *s, const struct sample *sample)
+// ---- prefix cache ------------------------------------------------------------------------------
+
+static struct kv_key key_of(const struct scheduler *s, const struct sample *sample, int block)
 {
-    const struct request *r = sample->request;
-    for (int i = 0; i < r->sampling.n; i++) {
-        const struct sample *other = &r->samples[i];
-        if (other != sample && other->state == SAMPLE_RUNNING && other->computed >= r->n_prompt &&
-            other->kv_version == s->version)
-            return other;
+    return (struct kv_key){.hash = *sample_prefix_hash(sample, block + 1), .version = s->version};
+}
+
+// How many of its blocks, from the front, any request with the same tokens may read: full ones, of
+// settled tokens, that the present version alone computed.
+static int nameable_blocks(const struct scheduler *s, const struct sample *sample)
+{
+    if (sample->kv_version == 0 || sample->kv_version != s->version) return 0;
+    return sample->computed / kv_cache_block_size(s->cache);
+}
+
+// False for want of memory.
+static bool hash_next_block(struct scheduler *s, struct sample *sample)
+{
+    const int block_size = kv_cache_block_size(s->cache), n = sample->n_hashed;
+    sample_tokens(sample, n * block_size, block_size, s->block_tokens);
+    if (!block_hash_chain(sample_prefix_hash(sample, n), s->block_tokens, block_size, 1,
+                          sample_prefix_hash(sample, n + 1)))
+        return false;
+    sample->n_hashed++;
+    return true;
+}
+
+static void name_blocks(struct scheduler *s, struct sample *sample)
+{
+    const int n = nameable_blocks(s, sample);
+    for (; sample->n_named < n; sample->n_named++) {
+        if (sample->n_named == sample->n_hashed && !hash_next_block(s, sample)) return; // later
+        const struct kv_key key = key_of(s, sample, sample->n_named);
+        kv_cache_name(s->cache, sample->blocks[sample->n_named], &key);
     }
-    return NULL;
+}
+
+// The run of blocks from the front that a waiting sample can begin with: into its block table, but
+// not held yet. *ret_free of them have no holder.
+static int find_blocks(const struct scheduler *s, struct sample *sample, int *ret_free)
+{
+    const int most = (sample_length(sample) - 1) / kv_cache_block_size(s->cache);
+    int n = 0;
+    *ret_free = 0;
+    for (; n < most && n < sample->n_hashed; n++) {
+        const struct kv_key key = key_of(s, sample, n);
+        const int32_t block = kv_cache_find(s->cache, &key);
+        if (block < 0) break;
+        sample->blocks[n] = block;
+        *ret_free += kv_cache_holders(s->cache, block) == 0;
+    }
+    return n;
+}
+
+// What a request found counts once: what its samples share among themselves, or find again after a
+// preemption, was computed for them.
+static void note_found(struct scheduler *s, struct request *r, int n_tokens)
+{
+    if (r->cached_tokens >= 0) return;
+    r->cached_tokens = n_tokens;
+    s->queried_tokens += (uint64_t)r->n_prompt;
+    s->hit_tokens += (uint64_t)n_tokens;
 }
 
 // ---- leaving and coming back -------------------------------------------------------------------
@@ -218,9 +284,9 @@ void scheduler_update(struct scheduler *s, uint64_t version, bool recompute)
     s->version = version;
     if (recompute)
         while (s->running.n) back_to_queue(s, s->running.at[s->running.n - 1]);
-    for (int i = 0; i < s->running.n; i++) { // prompts caught half way are of two versions
+    for (int i = 0; i < s->running.n; i++) { // what they compute from here on makes two versions
         struct sample *sample = s->running.at[i];
-        if (sample->computed < sample->request->n_prompt) sample->kv_version = 0;
+        sample->kv_version = sample->computed == 0 ? version : 0;
     }
 }
 
@@ -239,29 +305,34 @@ static void start(struct scheduler *s, struct sample *sample)
     list_insert(&s->running, sample);
 }
 
-static void choose_leader(struct sample *sample)
+// Siblings gain by waiting for one that has prompt blocks to fill, or from whose last prompt row
+// they can draw.
+static void choose_leader(const struct scheduler *s, struct sample *sample)
 {
     struct request *r = sample->request;
-    if (r->leader || sample->computed > 0) return;
+    const bool fills = sample->computed < r->full_blocks * kv_cache_block_size(s->cache);
+    if (r->leader || !(fills || sample->n_generated == 0)) return;
     for (int i = 0; i < r->sampling.n; i++)
         if (r->samples[i].state == SAMPLE_WAITING) r->leader = sample;
 }
 
-// Blocks for all its tokens beyond those it can share, one a running sample kept back.
+// Blocks for all its tokens beyond those it finds, one a running sample kept back. A found block
+// that nobody holds is one of the available ones until the sample holds it.
 static bool admit_one(struct scheduler *s, struct sample *sample, int places)
 {
-    const int length = sample_length(sample), n_prompt = sample->request->n_prompt;
-    const struct sample *from = find_prefix(s, sample);
-    // The last known token is computed in any case: its row gives the next one.
-    int shared = (n_prompt < length ? n_prompt : length - 1) / kv_cache_block_size(s->cache);
-    if (!from) shared = 0;
-    int needed = kv_cache_blocks_for(s->cache, length) - shared;
-    if (kv_cache_available(s->cache) < needed + places) return false;
-    if (from) share_blocks(s, sample, from, shared);
+    const int length = sample_length(sample), available = kv_cache_available(s->cache);
+    int n_free;
+    if (available < 1 + places) return false; // whatever it finds
+    const int found = find_blocks(s, sample, &n_free);
+    const int needed = kv_cache_blocks_for(s->cache, length) - found;
+    if (available - n_free < needed + places) return false;
+    share_blocks(s, sample, sample->blocks, found);
     if (!hold_blocks(s, sample, length)) return false; // was counted: never
+    sample->n_named = found;
     sample->kv_version = s->version;
+    note_found(s, sample->request, sample->computed);
     start(s, sample);
-    choose_leader(sample);
+    choose_leader(s, sample);
     return true;
 }
 
@@ -367,7 +438,7 @@ static bool fork_one(struct scheduler *s, const struct sample *leader, int item,
     const int full = n_prompt / kv_cache_block_size(s->cache);
     if (s->running.n >= s->limits.max_batch) return false;
     if (kv_cache_available(s->cache) < 1 + s->running.n) return false;
-    share_blocks(s, sample, leader, full);
+    share_blocks(s, sample, leader->blocks, full);
     if (!hold_blocks(s, sample, n_prompt)) return false; // one was there
     if (sample->n_blocks > full)
         step->copies[step->n_copies++] =
@@ -407,6 +478,7 @@ const struct step *scheduler_plan(struct scheduler *s, enum scheduler_admit admi
     plan_decode(s);
     plan_prefill(s);
     plan_forks(s);
+    for (int i = 0; i < step->n_items; i++) name_blocks(s, step->items[i].sample);
     return step;
 }
 

@@ -2,8 +2,9 @@
  * holds one token of every decoding sequence, the drafts that follow it (sample.draft.n_verify, as
  * far as there are blocks for them), and, beside them, up to prefill_chunk tokens of prompts.
  *
- * Pure logic over samples and the book of KV blocks; it never sees the device. The engine's thread.
- */
+ * Samples begin with what they find in the prefix cache (kv_cache.h), and leave there what they
+ * computed. Pure logic over samples and the book of KV blocks; it never sees the device. The
+ * engine's thread. */
 #ifndef INFER_SERVER_SCHEDULER_H
 #define INFER_SERVER_SCHEDULER_H
 
@@ -76,5 +77,8 @@ int scheduler_waiting(const struct scheduler *s);
 int scheduler_in_flight(const struct scheduler *s); // running, or waiting after having run
 struct sample *scheduler_at(const struct scheduler *s, int i); // i < running + waiting: any sample
 uint64_t scheduler_preemptions(const struct scheduler *s);     // for want of blocks
+// Prompt tokens looked up in the prefix cache and found there, each request's prompt once. Since
+// the start.
+void scheduler_cache_tokens(const struct scheduler *s, uint64_t *ret_queried, uint64_t *ret_hits);
 
 #endif

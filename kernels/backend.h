@@ -24,6 +24,8 @@ struct backend {
     void (*copy_in)(struct device *dev, void *to, const void *host, size_t bytes);
     void (*copy_out)(struct device *dev, void *host, const void *from, size_t bytes);
     void (*copy)(struct device *dev, void *to, const void *from, size_t bytes);
+    void (*copy_2d)(struct device *dev, void *to, size_t to_pitch, const void *from,
+                    size_t from_pitch, size_t width, size_t rows);
     void (*fill)(struct device *dev, void *to, unsigned char value, size_t bytes);
     enum status (*sync)(struct device *dev);
     enum status (*shared_create)(struct device *dev, const char *name, struct shared_memory *memory);

@@ -146,6 +146,12 @@ void device_copy(struct device *dev, void *to, const void *from, size_t bytes)
     if (bytes) dev->backend->copy(dev, to, from, bytes);
 }
 
+void device_copy_2d(struct device *dev, void *to, size_t to_pitch, const void *from,
+                    size_t from_pitch, size_t width, size_t rows)
+{
+    if (width && rows) dev->backend->copy_2d(dev, to, to_pitch, from, from_pitch, width, rows);
+}
+
 void device_fill(struct device *dev, void *to, unsigned char value, size_t bytes)
 {
     if (bytes) dev->backend->fill(dev, to, value, bytes);

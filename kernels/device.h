@@ -56,6 +56,9 @@ void device_host_release(struct device *dev, void *memory);
 void device_copy_in(struct device *dev, void *to, const void *host, size_t bytes);
 void device_copy_out(struct device *dev, void *host, const void *from, size_t bytes);
 void device_copy(struct device *dev, void *to, const void *from, size_t bytes); // never overlapping
+// `rows` runs of `width` bytes; pitch: bytes from the start of one run to that of the next.
+void device_copy_2d(struct device *dev, void *to, size_t to_pitch, const void *from,
+                    size_t from_pitch, size_t width, size_t rows); // never overlapping
 void device_fill(struct device *dev, void *to, unsigned char value, size_t bytes);
 
 // Waits for everything enqueued; reports the first failure since the last report (ST_DEVICE).

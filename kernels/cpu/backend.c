@@ -127,6 +127,13 @@ static void cpu_copy(struct device *dev, void *to, const void *from, size_t byte
         memcpy((char *)to + at, (const char *)from + at, bytes - at < PIECE ? bytes - at : PIECE);
 }
 
+static void cpu_copy_2d(struct device *dev, void *to, size_t to_pitch, const void *from,
+                        size_t from_pitch, size_t width, size_t rows)
+{
+    for (size_t i = 0; i < rows; i++)
+        cpu_copy(dev, (char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+}
+
 static void cpu_fill(struct device *dev, void *to, unsigned char value, size_t bytes)
 {
     (void)dev;
@@ -247,6 +254,7 @@ const struct backend backend_cpu = {
     .copy_in = cpu_copy,
     .copy_out = cpu_copy,
     .copy = cpu_copy,
+    .copy_2d = cpu_copy_2d,
     .fill = cpu_fill,
     .sync = cpu_sync,
     .shared_create = cpu_shared_create,

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda.cuh"
 #include "common/base/bytes.h"
 #include <cuda.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -211,6 +212,23 @@ static void copy(struct device *dev, void *to, const void *from, size_t bytes)
     copy_with(dev, to, from, bytes, cudaMemcpyDeviceToDevice, "copying on the device");
 }
 
+// One copy where the driver takes the pitch: it has 31 bits, and a layer of a large KV pool more.
+static void copy_2d(struct device *dev, void *to, size_t to_pitch, const void *from,
+                    size_t from_pitch, size_t width, size_t rows)
+{
+    struct cuda_state *state = cuda_use(dev);
+    state->activation = NULL;
+    if (to_pitch <= INT_MAX && from_pitch <= INT_MAX) {
+        cuda_ok(dev,
+                cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows,
+                                  cudaMemcpyDeviceToDevice, state->stream),
+                "copying rows on the device");
+        return;
+    }
+    for (size_t i = 0; i < rows; i++)
+        copy(dev, (char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+}
+
 static void fill(struct device *dev, void *to, unsigned char value, size_t bytes)
 {
     struct cuda_state *state = cuda_use(dev);
@@ -402,8 +420,8 @@ static double timer_stop(struct device *dev)
 }
 
 const struct backend backend_cuda = {
-    DEVICE_CUDA,   "cuda-ipc",  &ops_cuda,    open_at,       device_close, alloc,
-    release,       memory,      host_alloc,   host_release,  copy_in,      copy_out,
-    copy,          fill,        sync,         shared_create, shared_open,  shared_close,
-    capture_begin, capture_end, graph_launch, graph_free,    timer_start,  timer_stop,
+    DEVICE_CUDA,  "cuda-ipc", &ops_cuda,     open_at,     device_close, alloc,         release,
+    memory,       host_alloc, host_release,  copy_in,     copy_out,     copy,          copy_2d,
+    fill,         sync,       shared_create, shared_open, shared_close, capture_begin, capture_end,
+    graph_launch, graph_free, timer_start,   timer_stop,
 };

@@ -295,6 +295,11 @@ static void joined_release(struct joined *j)
     json_decref(j->usage);
 }
 
+static json_int_t cached_of(const json_t *usage)
+{
+    return int_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
+}
+
 static void compare_stream(const char *path, const char *fields, int n)
 {
     char body[512];
@@ -322,6 +327,9 @@ static void compare_stream(const char *path, const char *fields, int n)
                                  json_number_value(json_array_get(j.logprobs[i], k))) < 1e-4);
     }
     assert_non_null(j.usage);
+    assert_true(cached_of(j.usage) >= cached_of(json_object_get(whole, "usage"))); // asked again
+    json_object_del(j.usage, "prompt_tokens_details");
+    json_object_del(json_object_get(whole, "usage"), "prompt_tokens_details");
     assert_true(json_equal(j.usage, json_object_get(whole, "usage")));
     joined_release(&j);
     json_decref(whole);
@@ -1032,6 +1040,8 @@ static void test_metrics(void **state)
                                         "vllm:e2e_request_latency_seconds_sum",
                                         "vllm:time_per_output_token_seconds_count",
                                         "vllm:num_preemptions_total",
+                                        "vllm:prefix_cache_queries_total",
+                                        "vllm:prefix_cache_hits_total",
                                         "commonweight:weight_version",
                                         "commonweight:updates_total",
                                         "commonweight:paused"};
@@ -1042,6 +1052,52 @@ static void test_metrics(void **state)
         daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":9}"));
     assert_true(number_in_metrics("vllm:generation_tokens_total") == tokens + 9);
     assert_true(number_in_metrics("vllm:e2e_request_latency_seconds_count") == ended + 1);
+}
+
+// A prompt of 40 tokens that nobody asked before, then again, as one and as a group: blocks of 16
+// tokens are found, and the answer is the same.
+static void test_prefix_cache(void **state)
+{
+    (void)state;
+    struct bytes ask = BYTES_INIT, group = BYTES_INIT;
+    bytes_puts(&ask, "{\"max_tokens\":8,\"temperature\":0,\"logprobs\":1,\"prompt\":[");
+    bytes_puts(&group, "{\"sampling\":{\"max_tokens\":2},\"groups\":[{\"id\":\"g\",\"n\":3,"
+                       "\"prompt_token_ids\":[");
+    for (int i = 0; i < 40; i++) {
+        bytes_printf(&ask, "%s%d", i ? "," : "", 20 + i * 11 % 90);
+        bytes_printf(&group, "%s%d", i ? "," : "", 20 + i * 11 % 90);
+    }
+    bytes_puts(&ask, "]}");
+    bytes_puts(&group, "]}]}");
+    const double queries = number_in_metrics("vllm:prefix_cache_queries_total");
+    const double hits = number_in_metrics("vllm:prefix_cache_hits_total");
+    json_t *first = daemon_post(d.socket, "/v1/completions", 200, bytes_text(&ask));
+    json_t *second = daemon_post(d.socket, "/v1/completions", 200, bytes_text(&ask));
+    assert_int_equal(cached_of(json_object_get(first, "usage")), 0);
+    assert_int_equal(cached_of(json_object_get(second, "usage")), 32);
+    assert_true(json_equal(json_object_get(choice_of(first, 0), "token_ids"),
+                           json_object_get(choice_of(second, 0), "token_ids")));
+    assert_true(json_equal(json_object_get(choice_of(first, 0), "logprobs"),
+                           json_object_get(choice_of(second, 0), "logprobs")));
+    assert_true(number_in_metrics("vllm:prefix_cache_queries_total") == queries + 80);
+    assert_true(number_in_metrics("vllm:prefix_cache_hits_total") == hits + 32);
+    json_decref(first);
+    json_decref(second);
+    struct wire_answer a;
+    char *save = NULL;
+    int lines = 0;
+    daemon_request(d.socket, "POST", "/v1/rollouts", "", bytes_text(&group), &a);
+    assert_int_equal(a.status, 200);
+    for (char *at = strtok_r(a.body.data, "\n", &save); at;
+         at = strtok_r(NULL, "\n", &save), lines++) {
+        json_t *line = json_loads(at, JSON_ALLOW_NUL, NULL);
+        assert_int_equal(int_of(json_object_get(line, "telemetry"), "cached_prompt_tokens"), 32);
+        json_decref(line);
+    }
+    assert_int_equal(lines, 3);
+    wire_answer_release(&a);
+    bytes_release(&ask);
+    bytes_release(&group);
 }
 
 int main(void)
@@ -1075,6 +1131,7 @@ int main(void)
         cmocka_unit_test(test_pause_and_resume),
         cmocka_unit_test(test_reload),
         cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_prefix_cache),
     };
     return cmocka_run_group_tests_name("server", tests, start, stop);
 }

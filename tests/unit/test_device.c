@@ -59,6 +59,38 @@ static void test_specs(void **state)
 #endif
 }
 
+// 9 runs of 13 bytes, 50 apart, to where they are 70 apart; nothing beside them. On the GPU too,
+// where there is one.
+static void test_copy_2d(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {"cpu", "auto"};
+    for (int k = 0; k < 2; k++) {
+        struct device *dev = NULL;
+        unsigned char host[1000], back[1000];
+        void *a = NULL, *b = NULL;
+        for (int i = 0; i < 1000; i++) host[i] = (unsigned char)(i * 7);
+        assert_ok(device_open(specs[k], &dev));
+        assert_ok(device_alloc(dev, 1000, &a));
+        assert_ok(device_alloc(dev, 1000, &b));
+        device_copy_in(dev, a, host, 1000);
+        device_fill(dev, b, 0xEE, 1000);
+        device_copy_2d(dev, (char *)b + 5, 70, (char *)a + 3, 50, 13, 9);
+        device_copy_2d(dev, b, 70, a, 50, 0, 9);
+        device_copy_2d(dev, b, 70, a, 50, 13, 0);
+        device_copy_out(dev, back, b, 1000);
+        assert_ok(device_sync(dev));
+        for (int i = 0; i < 1000; i++) {
+            const int row = (i - 5) / 70, column = (i - 5) % 70;
+            const bool copied = i >= 5 && row < 9 && column < 13;
+            assert_int_equal(back[i], copied ? host[3 + row * 50 + column] : 0xEE);
+        }
+        device_release(dev, a);
+        device_release(dev, b);
+        device_free(dev);
+    }
+}
+
 static void test_memory(void **state)
 {
     (void)state;
@@ -231,9 +263,13 @@ static void test_stale_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_specs),           cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_sticky_failure),  cmocka_unit_test(test_shared_across_fork),
-        cmocka_unit_test(test_shared_refusals), cmocka_unit_test(test_stale_name),
+        cmocka_unit_test(test_specs),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_copy_2d),
+        cmocka_unit_test(test_sticky_failure),
+        cmocka_unit_test(test_shared_across_fork),
+        cmocka_unit_test(test_shared_refusals),
+        cmocka_unit_test(test_stale_name),
     };
     return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }

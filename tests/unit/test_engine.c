@@ -373,6 +373,96 @@ static void forks_read_the_whole_prompt(void **state)
     bench_end(&b);
 }
 
+// ---- prefix cache ------------------------------------------------------------------------------
+
+// Tokens, and every figure of them but the version, to the bit.
+static void assert_same_records(const struct take *a, int i, const struct take *b, int k)
+{
+    assert_same_tokens(a, i, b, k);
+    for (int t = 0; t < a->sample[i].n; t++) {
+        const struct token_record *x = &a->sample[i].tokens[t], *y = &b->sample[k].tokens[t];
+        assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
+        assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof x->cut_logprob);
+        assert_memory_equal(&x->kept_mass, &y->kept_mass, sizeof x->kept_mass);
+    }
+}
+
+enum { MIX = 300, MIX_TEXTS = 4, MIX_LONGEST = 90 };
+
+// Requests whose prompts are one of a few texts up to some place and then of their own, a third of
+// them samples of a group; no more than max_in_flight at a time.
+static void run_mix(const struct engine_options *options, int max_in_flight, struct take *ret[MIX],
+                    struct engine_stats *ret_stats)
+{
+    struct bench b;
+    struct rng r;
+    int n_awaited = 0;
+    rng_init(&r, 31, 0);
+    bench_start(&b, options);
+    for (int i = 0; i < MIX; i++) {
+        int32_t prompt[MIX_LONGEST + 1];
+        const int n_prompt = 1 + (int)rng_below(&r, MIX_LONGEST);
+        const uint64_t text = 900 + rng_below(&r, MIX_TEXTS);
+        const int turn = (int)rng_below(&r, MIX_LONGEST + 30);
+        make_prompt(prompt, n_prompt, text);
+        for (int k = turn; k < n_prompt; k++) prompt[k] = (prompt[k] + i) % VOCAB;
+        struct sampling s = random_sampling(1 + (int)rng_below(&r, 30), 2000 + (uint64_t)i);
+        if (rng_below(&r, 3) == 0) s.n = 2 + (int)rng_below(&r, 3);
+        if (rng_below(&r, 3) == 0)
+            s.speculative = (struct speculative_choice){.method = SPECULATIVE_NGRAM, .k = 4};
+        ret[i] = submit_ids(&b, prompt, n_prompt, &s);
+        while (n_awaited <= i - max_in_flight) await_done(&b, ret[n_awaited++]);
+    }
+    while (n_awaited < MIX) await_done(&b, ret[n_awaited++]);
+    *ret_stats = idle_stats(&b);
+    assert_int_equal(ret_stats->kv_blocks_used, 0);
+    bench_end(&b);
+}
+
+static void cache_changes_no_bit(void **state)
+{
+    (void)state;
+    static struct take *off[MIX], *roomy[MIX], *tight[MIX];
+    struct engine_stats stats;
+    struct engine_options options = plain_options();
+    options.max_context = 128;
+    options.max_queue = 256;
+    options.prefix_cache_off = true;
+    run_mix(&options, 24, off, &stats);
+    assert_true(stats.cache_hits == 0);
+
+    options.prefix_cache_off = false;
+    run_mix(&options, 24, roomy, &stats);
+    assert_true(stats.cache_hits * 4 > stats.cache_queries);
+    assert_int_equal(stats.preemptions, 0);
+
+    // Little more than the longest sequence: cached blocks are taken for others, samples leave and
+    // come back.
+    options.kv_bytes = 40 * stats.kv_bytes_per_block;
+    options.prefill_chunk = 21;
+    run_mix(&options, 24, tight, &stats);
+    assert_true(stats.preemptions > 0 && stats.cache_hits > 0);
+
+    uint64_t cached = 0;
+    for (int i = 0; i < MIX; i++) {
+        for (int k = 0; k < MOST_SAMPLES; k++) {
+            const struct sample_telemetry *t = &tight[i]->sample[k].telemetry;
+            assert_same_records(off[i], k, roomy[i], k);
+            assert_same_records(off[i], k, tight[i], k);
+            assert_int_equal(off[i]->sample[k].telemetry.cached_prompt_tokens, 0);
+            if (tight[i]->sample[k].n == 0) continue;
+            assert_true(t->cached_prompt_tokens < t->prompt_tokens);
+            assert_int_equal(t->cached_prompt_tokens,
+                             tight[i]->sample[0].telemetry.cached_prompt_tokens);
+        }
+        cached += (uint64_t)tight[i]->sample[0].telemetry.cached_prompt_tokens;
+        free(off[i]);
+        free(roomy[i]);
+        free(tight[i]);
+    }
+    assert_true(cached == stats.cache_hits);
+}
+
 // ---- what a request can ask --------------------------------------------------------------------
 
 static void stops_and_minimum(void **state)
@@ -897,6 +987,59 @@ static void update_recomputes_keys(void **state)
     update_in_flight("recompute");
 }
 
+// The same prompt before and after an update: the second answer is, to the bit, that of a server
+// that started with the new weights, though a sample with the old blocks runs on over the update.
+static void update_leaves_no_stale_block(void **state)
+{
+    (void)state;
+    for (int policy = 0; policy < 2; policy++) {
+        struct bench b;
+        struct test_child child;
+        int32_t prompt[42];
+        make_prompt(prompt, 42, 4);
+        struct take *old = reference(model_a, prompt, 42, 30);
+        struct take *in_b = reference(model_b, prompt, 42, 30);
+        struct engine_options options = plain_options();
+        options.kv_policy = policy == 0 ? "keep" : "recompute";
+        bench_start(&b, &options);
+        struct take *first = greedy_of(&b, prompt, 42, 30);
+        struct take *again = greedy_of(&b, prompt, 42, 30);
+        assert_int_equal(first->sample[0].telemetry.cached_prompt_tokens, 0);
+        assert_int_equal(again->sample[0].telemetry.cached_prompt_tokens, 40);
+        assert_same_records(old, 0, first, 0);
+        assert_same_records(old, 0, again, 0);
+
+        struct sampling s = random_sampling(400, 9);
+        b.slow_ms = 2;
+        struct take *running = submit_ids(&b, prompt, 42, &s);
+        await_tokens(&b, running, 0, 2);
+        assert_ok(engine_pause(b.engine, 10000));
+        const int before = tokens_of(&b, running, 0);
+        assert_true(before < 350);
+        start_writer(&child, model_b, "1", false); // updates are served while paused
+        assert_int_equal(test_wait(&child, WAIT_MS), 0);
+        assert_ok(engine_resume(b.engine));
+        await_tokens(&b, running, 0, before + 1);
+        struct take *after = greedy_of(&b, prompt, 42, 30);
+        assert_true(after->sample[0].tokens[0].weight_version == 4);
+        assert_same_records(in_b, 0, after, 0);
+        // what runs on has computed its prompt again by then, or holds nothing of use
+        assert_int_equal(after->sample[0].telemetry.cached_prompt_tokens, policy == 0 ? 0 : 40);
+        struct take *last = greedy_of(&b, prompt, 42, 30);
+        assert_int_equal(last->sample[0].telemetry.cached_prompt_tokens, 40);
+        assert_same_records(in_b, 0, last, 0);
+        b.slow_ms = 0;
+        engine_cancel(b.engine, running->request, -1);
+        await_done(&b, running);
+        const struct engine_stats stats = idle_stats(&b);
+        assert_true(stats.cache_queries == 5 * 42);
+        assert_true(stats.cache_hits == (policy == 0 ? 3 : 4) * 40);
+        bench_end(&b);
+        struct take *all[] = {old, in_b, first, again, running, after, last};
+        for (int i = 0; i < 7; i++) free(all[i]);
+    }
+}
+
 static void update_waits_for_drain(void **state)
 {
     (void)state;
@@ -1153,6 +1296,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(seed_is_the_same_in_any_batch),
         cmocka_unit_test(group_shares_its_prompt),
         cmocka_unit_test(forks_read_the_whole_prompt),
+        cmocka_unit_test(cache_changes_no_bit),
         cmocka_unit_test(stops_and_minimum),
         cmocka_unit_test(eos_of_the_config),
         cmocka_unit_test(lists_most_likely),
@@ -1164,6 +1308,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(reloads),
         cmocka_unit_test(update_keeps_keys),
         cmocka_unit_test(update_recomputes_keys),
+        cmocka_unit_test(update_leaves_no_stale_block),
         cmocka_unit_test(update_waits_for_drain),
         cmocka_unit_test(many_updates_under_load),
         cmocka_unit_test(torn_weights_are_restored),

@@ -1,5 +1,5 @@
-/* test_kv_cache.c: the book of KV blocks: all or nothing, shared blocks, order of reuse, and a
- * random walk against a plain count of holders. */
+/* test_kv_cache.c: the book of KV blocks: all or nothing, shared blocks, names, order of reuse, and
+ * a random walk against plain lists; and the hashes that names are made of. */
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/kv_cache.h"
@@ -46,21 +46,153 @@ static void shared_blocks_outlive_one_holder(void **state)
     kv_cache_free(c);
 }
 
+static struct kv_key key_of(uint64_t text)
+{
+    return (struct kv_key){.hash.part = {text, ~text}, .version = 2};
+}
+
+static void name(struct kv_cache *c, int32_t block, uint64_t text)
+{
+    const struct kv_key key = key_of(text);
+    kv_cache_name(c, block, &key);
+}
+
+static int32_t find(const struct kv_cache *c, uint64_t text)
+{
+    const struct kv_key key = key_of(text);
+    return kv_cache_find(c, &key);
+}
+
 static void longest_free_is_taken_first(void **state)
 {
     (void)state;
     struct kv_cache *c = NULL;
-    int32_t all[3], next[3];
-    assert_ok(kv_cache_new(3, 4, &c));
-    assert_true(kv_cache_take(c, 3, all));
+    int32_t all[4], next[4];
+    assert_ok(kv_cache_new(4, 4, &c));
+    assert_true(kv_cache_take(c, 4, all));
+    for (int i = 0; i < 3; i++) name(c, all[i], (uint64_t)i);
     kv_cache_drop(c, &all[1], 1);
     kv_cache_drop(c, &all[2], 1);
     kv_cache_drop(c, &all[0], 1);
-    assert_true(kv_cache_take(c, 3, next));
-    assert_int_equal(next[0], all[1]);
-    assert_int_equal(next[1], all[2]);
-    assert_int_equal(next[2], all[0]);
+    kv_cache_drop(c, &all[3], 1); // has no name: of no use to anybody
+    assert_true(kv_cache_take(c, 4, next));
+    assert_int_equal(next[0], all[3]);
+    assert_int_equal(next[1], all[1]);
+    assert_int_equal(next[2], all[2]);
+    assert_int_equal(next[3], all[0]);
     kv_cache_free(c);
+}
+
+static void end_of_a_sequence_goes_first(void **state)
+{
+    (void)state;
+    struct kv_cache *c = NULL;
+    int32_t all[3], next[1];
+    assert_ok(kv_cache_new(3, 4, &c));
+    assert_true(kv_cache_take(c, 3, all));
+    for (int i = 0; i < 3; i++) name(c, all[i], (uint64_t)i);
+    kv_cache_drop(c, all, 3);
+    for (int left = 3; left > 0; left--) {
+        for (int i = 0; i < 3; i++) assert_int_equal(find(c, (uint64_t)i), i < left ? all[i] : -1);
+        assert_true(kv_cache_take(c, 1, next));
+    }
+    kv_cache_free(c);
+}
+
+static void found_until_taken(void **state)
+{
+    (void)state;
+    struct kv_cache *c = NULL;
+    int32_t all[3], rest[2];
+    assert_ok(kv_cache_new(3, 4, &c));
+    assert_int_equal(find(c, 7), -1);
+    assert_true(kv_cache_take(c, 3, all));
+    name(c, all[1], 7);
+    name(c, all[1], 8); // has one
+    assert_int_equal(find(c, 7), all[1]);
+    assert_int_equal(find(c, 8), -1);
+    kv_cache_drop(c, all, 3);
+    assert_int_equal(kv_cache_available(c), 3);
+    assert_int_equal(find(c, 7), all[1]); // free, and as it was
+    assert_int_equal(kv_cache_holders(c, all[1]), 0);
+    kv_cache_share(c, &all[1], 1);
+    kv_cache_share(c, &all[1], 1);
+    assert_int_equal(kv_cache_holders(c, all[1]), 2);
+    assert_int_equal(kv_cache_available(c), 2);
+    assert_true(kv_cache_take(c, 2, rest));
+    assert_true(rest[0] != all[1] && rest[1] != all[1]);
+    kv_cache_drop(c, &all[1], 1);
+    assert_false(kv_cache_take(c, 1, rest));
+    kv_cache_drop(c, &all[1], 1);
+    assert_int_equal(find(c, 7), all[1]);
+    assert_true(kv_cache_take(c, 1, rest));
+    assert_int_equal(find(c, 7), -1);
+    name(c, rest[0], 8); // of its new holder
+    assert_int_equal(find(c, 8), rest[0]);
+    kv_cache_free(c);
+}
+
+static void every_part_of_a_key_counts(void **state)
+{
+    (void)state;
+    struct kv_cache *c = NULL;
+    int32_t all[5];
+    struct kv_key keys[5];
+    for (int i = 0; i < 5; i++) keys[i] = key_of(7);
+    keys[1].hash.part[0]++;
+    keys[2].hash.part[1]++;
+    keys[3].version++;
+    keys[4].adapter++;
+    assert_ok(kv_cache_new(5, 4, &c));
+    assert_true(kv_cache_take(c, 5, all));
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(kv_cache_find(c, &keys[i]), -1);
+        kv_cache_name(c, all[i], &keys[i]);
+    }
+    for (int i = 0; i < 5; i++) assert_int_equal(kv_cache_find(c, &keys[i]), all[i]);
+    kv_cache_free(c);
+}
+
+// Two samples that computed the same text: it is found until both blocks are gone.
+static void blocks_of_one_name(void **state)
+{
+    (void)state;
+    struct kv_cache *c = NULL;
+    int32_t all[3], taken[1];
+    assert_ok(kv_cache_new(3, 4, &c));
+    assert_true(kv_cache_take(c, 3, all));
+    for (int i = 0; i < 3; i++) name(c, all[i], 7);
+    assert_int_equal(find(c, 7), all[2]);
+    for (int i = 0; i < 3; i++) {
+        const int32_t first[] = {all[1], all[2], all[0]};
+        kv_cache_drop(c, &first[i], 1);
+        assert_true(kv_cache_take(c, 1, taken));
+        assert_int_equal(taken[0], first[i]);
+        assert_int_equal(find(c, 7), i == 0 ? all[2] : i == 1 ? all[0] : -1);
+    }
+    kv_cache_free(c);
+}
+
+static void hashes_depend_on_all_before(void **state)
+{
+    (void)state;
+    int32_t tokens[12];
+    struct block_hash start = {.part = {0, 0}}, other = {.part = {1, 0}}, a[3], b[3];
+    for (int i = 0; i < 12; i++) tokens[i] = i;
+    assert_true(block_hash_chain(&start, tokens, 4, 3, a));
+    assert_true(block_hash_chain(&start, tokens, 4, 1, b)); // in pieces the same
+    assert_true(block_hash_chain(&b[0], tokens + 4, 4, 2, b + 1));
+    assert_memory_equal(a, b, sizeof a);
+    assert_true(block_hash_chain(&other, tokens, 4, 3, b));
+    for (int i = 0; i < 3; i++) assert_memory_not_equal(&a[i], &b[i], sizeof *a);
+    tokens[3]++;
+    assert_true(block_hash_chain(&start, tokens, 4, 3, b));
+    for (int i = 0; i < 3; i++) assert_memory_not_equal(&a[i], &b[i], sizeof *a);
+    tokens[3]--;
+    tokens[11]++;
+    assert_true(block_hash_chain(&start, tokens, 4, 3, b));
+    assert_memory_equal(a, b, 2 * sizeof *a);
+    assert_memory_not_equal(&a[2], &b[2], sizeof *a);
 }
 
 static void refuses_empty_pool(void **state)
@@ -72,42 +204,71 @@ static void refuses_empty_pool(void **state)
     kv_cache_free(c);
 }
 
-// 64 sequences come, share and go at random; after each move the book agrees with a recount.
+// 64 sequences come, share, find and go at random; after each move the book agrees with a recount,
+// and what is taken is what has been of no use for longest.
 static void random_walk(void **state)
 {
     (void)state;
-    enum { N_BLOCKS = 97, N_SEQS = 64, MOST = 9 };
+    enum { N_BLOCKS = 97, N_SEQS = 64, MOST = 9, N_TEXTS = 150 };
     struct kv_cache *c = NULL;
     int32_t held[N_SEQS][MOST];
-    int n_held[N_SEQS] = {0}, holders[N_BLOCKS];
+    int n_held[N_SEQS] = {0}, holders[N_BLOCKS] = {0}, n_found = 0, n_evicted = 0;
+    int text_of[N_BLOCKS], freed_at[N_BLOCKS] = {0}, now = 0; // text 0: no name
     struct rng r;
     rng_init(&r, 7, 0);
+    memset(text_of, 0, sizeof text_of);
     assert_ok(kv_cache_new(N_BLOCKS, 16, &c));
     for (int move = 0; move < 20000; move++) {
         int a = (int)rng_below(&r, N_SEQS), b = (int)rng_below(&r, N_SEQS);
-        if (n_held[a]) {
+        const int text = 1 + (int)rng_below(&r, N_TEXTS), found = find(c, (uint64_t)text);
+        if (n_held[a] && rng_below(&r, 2)) {
+            const int at = (int)rng_below(&r, (uint32_t)n_held[a]);
+            name(c, held[a][at], (uint64_t)text);
+            if (!text_of[held[a][at]]) text_of[held[a][at]] = text;
+        } else if (n_held[a]) {
             kv_cache_drop(c, held[a], n_held[a]);
+            for (int i = n_held[a] - 1; i >= 0; i--)
+                if (--holders[held[a][i]] == 0) freed_at[held[a][i]] = ++now;
             n_held[a] = 0;
+        } else if (found >= 0) {
+            kv_cache_share(c, &found, 1);
+            held[a][0] = found;
+            n_held[a] = 1;
+            n_found += holders[found]++ == 0;
         } else if (n_held[b] && rng_below(&r, 2)) {
             n_held[a] = 1 + (int)rng_below(&r, (uint32_t)n_held[b]);
             memcpy(held[a], held[b], sizeof held[a]);
             kv_cache_share(c, held[a], n_held[a]);
+            for (int i = 0; i < n_held[a]; i++) holders[held[a][i]]++;
         } else {
             int n = 1 + (int)rng_below(&r, MOST), available = kv_cache_available(c);
             bool taken = kv_cache_take(c, n, held[a]);
             assert_int_equal(taken, n <= available);
             if (taken) n_held[a] = n;
+            for (int i = 0; i < n_held[a]; i++) {
+                const int32_t block = held[a][i];
+                assert_int_equal(holders[block], 0);
+                for (int k = 0; k < N_BLOCKS && text_of[block]; k++)
+                    if (holders[k] == 0) assert_true(text_of[k] && freed_at[k] >= freed_at[block]);
+                n_evicted += text_of[block] != 0;
+                text_of[block] = 0;
+                holders[block] = 1;
+            }
         }
-        memset(holders, 0, sizeof holders);
-        for (int s = 0; s < N_SEQS; s++)
-            for (int i = 0; i < n_held[s]; i++) holders[held[s][i]]++;
-        int used = 0;
+        int used = 0, named = 0;
         for (int i = 0; i < N_BLOCKS; i++) {
             used += holders[i] > 0;
+            named += text_of[i] == text;
             assert_int_equal(kv_cache_holders(c, i), holders[i]);
         }
         assert_int_equal(kv_cache_used(c), used);
+        const int32_t again = find(c, (uint64_t)text);
+        if (named)
+            assert_true(again >= 0 && text_of[again] == text);
+        else
+            assert_int_equal(again, -1);
     }
+    assert_true(n_found > 100 && n_evicted > 1000);
     kv_cache_free(c);
 }
 
@@ -117,6 +278,11 @@ int main(void)
         cmocka_unit_test(take_is_all_or_nothing),
         cmocka_unit_test(shared_blocks_outlive_one_holder),
         cmocka_unit_test(longest_free_is_taken_first),
+        cmocka_unit_test(end_of_a_sequence_goes_first),
+        cmocka_unit_test(found_until_taken),
+        cmocka_unit_test(every_part_of_a_key_counts),
+        cmocka_unit_test(blocks_of_one_name),
+        cmocka_unit_test(hashes_depend_on_all_before),
         cmocka_unit_test(refuses_empty_pool),
         cmocka_unit_test(random_walk),
     };

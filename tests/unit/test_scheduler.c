@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 4, MOST_BLOCKS = 512 };
+enum { BLOCK = 4, MOST_BLOCKS = 512, MOST_SAMPLES = 1024 };
 
 struct world {
     struct scheduler *scheduler;
@@ -16,6 +16,8 @@ struct world {
     int max_batch, chunk;
     int steps, most_running;
     int32_t content[MOST_BLOCKS * BLOCK]; // the token whose keys and values lie at each slot
+    uint64_t version, computed_by[MOST_BLOCKS * BLOCK]; // and the version that computed it
+    uint64_t admitted_at[MOST_SAMPLES]; // by order: the version when it was last admitted
     int64_t computed_tokens;
 };
 
@@ -27,7 +29,14 @@ static void world_init(struct world *w, int n_blocks, int max_batch, int chunk)
     w->chunk = chunk;
     assert_ok(kv_cache_new(n_blocks, BLOCK, &w->cache));
     assert_ok(scheduler_new(&limits, w->cache, &w->scheduler));
+    w->version = 2;
     scheduler_update(w->scheduler, 2, false);
+}
+
+static void update(struct world *w, bool recompute)
+{
+    w->version += 2;
+    scheduler_update(w->scheduler, w->version, recompute);
 }
 
 static void world_release(struct world *w)
@@ -36,21 +45,62 @@ static void world_release(struct world *w)
     kv_cache_free(w->cache);
 }
 
-static struct request *add(struct world *w, int n_prompt, int n, int max_tokens)
+static struct request *add_salted(struct world *w, const int32_t *prompt, int n_prompt, int n,
+                                  int max_tokens, uint64_t cache_salt)
 {
     struct request *r = NULL;
-    int32_t prompt[256];
     const struct sampling sampling = {.n = n, .max_tokens = max_tokens, .top_p = 1};
-    for (int i = 0; i < n_prompt; i++) prompt[i] = 1000 * n_prompt + i;
     assert_ok(request_new(prompt, n_prompt, &sampling, NULL, &r));
-    assert_ok(request_prepare(r, BLOCK));
+    assert_ok(request_prepare(r, BLOCK, cache_salt));
     assert_true(scheduler_add(w->scheduler, r));
     return r;
+}
+
+// Prompts of one length are the same.
+static struct request *add(struct world *w, int n_prompt, int n, int max_tokens)
+{
+    int32_t prompt[256];
+    for (int i = 0; i < n_prompt; i++) prompt[i] = 1000 * n_prompt + i;
+    return add_salted(w, prompt, n_prompt, n, max_tokens, 0);
 }
 
 static int32_t next_token(const struct sample *s) // a function of the sample and the position
 {
     return 100000 + s->index * 1000 + s->n_generated;
+}
+
+static void write_slot(struct world *w, const struct sample *s, int position)
+{
+    const int slot = s->blocks[position / BLOCK] * BLOCK + position % BLOCK;
+    sample_tokens(s, position, 1, &w->content[slot]);
+    w->computed_by[slot] = w->version;
+    w->computed_tokens++;
+}
+
+// What no version before the one that it was admitted under computed: under "keep" it may be older
+// than the present one, but then it is its own.
+static void check_reads(const struct world *w, const struct sample *s, int n)
+{
+    for (int p = 0; p < n; p++) {
+        const int slot = s->blocks[p / BLOCK] * BLOCK + p % BLOCK;
+        int32_t token;
+        sample_tokens(s, p, 1, &token);
+        assert_int_equal(w->content[slot], token);
+        assert_true(w->computed_by[slot] >= w->admitted_at[s->order]);
+    }
+}
+
+static void note_admissions(struct world *w, bool planned)
+{
+    const int n = scheduler_running(w->scheduler);
+    for (int i = 0; i < n + scheduler_waiting(w->scheduler); i++) {
+        const struct sample *s = scheduler_at(w->scheduler, i);
+        assert_true(s->order < MOST_SAMPLES);
+        if (i >= n)
+            w->admitted_at[s->order] = 0;
+        else if (planned && w->admitted_at[s->order] == 0)
+            w->admitted_at[s->order] = w->version;
+    }
 }
 
 static void check_item(struct world *w, const struct step_item *item)
@@ -60,23 +110,21 @@ static void check_item(struct world *w, const struct step_item *item)
     assert_true(item->n >= 1 && item->first + item->n <= sample_length(s));
     assert_true(s->n_blocks * BLOCK >= item->first + item->n);
     for (int p = item->first; p < item->first + item->n; p++) { // writes only into its own blocks
-        int32_t token;
-        sample_tokens(s, p, 1, &token);
         assert_int_equal(kv_cache_holders(w->cache, s->blocks[p / BLOCK]), 1);
-        w->content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK] = token;
-        w->computed_tokens++;
+        write_slot(w, s, p);
     }
-    for (int p = 0; p < item->first; p++) { // and reads what it would have written
-        int32_t token;
-        sample_tokens(s, p, 1, &token);
-        assert_int_equal(w->content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK], token);
-    }
+    check_reads(w, s, item->first); // and reads what it would have written
 }
 
 // False where there was nothing to do. Samples that reach max_tokens are removed.
 static bool run_step(struct world *w, enum scheduler_admit admit)
 {
+    note_admissions(w, false);
     const struct step *step = scheduler_plan(w->scheduler, admit);
+    note_admissions(w, true);
+    for (int i = 0; i < step->n_draws; i++) // a sibling that forks is as old as its leader
+        w->admitted_at[step->draws[i].sample->order] =
+            w->admitted_at[step->items[step->draws[i].item].sample->order];
     int n_prefill = 0, n_tokens = 0;
     bool pure = true;
     // A prompt's blocks are written before siblings that fork become holders, in the engine by the
@@ -90,17 +138,18 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
         if (!forked) {
             check_item(w, item);
         } else {
-            for (int p = item->first; p < item->first + item->n; p++)
-                sample_tokens(s, p, 1, &w->content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK]);
-            w->computed_tokens += item->n;
+            check_reads(w, s, item->first);
+            for (int p = item->first; p < item->first + item->n; p++) write_slot(w, s, p);
         }
         n_tokens += item->n;
         if (item->n > 1 || s->n_generated == 0) n_prefill += item->n;
         pure &= item->n == 1 && i < step->n_draws && step->draws[i].sample == s;
     }
-    for (int i = 0; i < step->n_copies; i++)
-        memcpy(w->content + step->copies[i].to * BLOCK, w->content + step->copies[i].from * BLOCK,
-               BLOCK * sizeof *w->content);
+    for (int i = 0; i < step->n_copies; i++) {
+        const int to = step->copies[i].to * BLOCK, from = step->copies[i].from * BLOCK;
+        memcpy(w->content + to, w->content + from, BLOCK * sizeof *w->content);
+        memcpy(w->computed_by + to, w->computed_by + from, BLOCK * sizeof *w->computed_by);
+    }
     assert_int_equal(step->n_tokens, n_tokens);
     assert_true(n_prefill <= w->chunk);
     assert_true(step->n_items <= w->max_batch && step->n_draws <= w->max_batch);
@@ -264,7 +313,7 @@ static void update_recomputes_and_shares_again(void **state)
     world_init(&w, 128, 8, 64);
     struct request *r = add(&w, 10, 4, 8);
     for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
-    scheduler_update(w.scheduler, 4, true);
+    update(&w, true);
     assert_int_equal(scheduler_running(w.scheduler), 0);
     assert_int_equal(scheduler_in_flight(w.scheduler), 4);
     assert_int_equal(kv_cache_used(w.cache), 0);
@@ -291,7 +340,7 @@ static void update_keeps(void **state)
     world_init(&w, 128, 2, 64);
     struct request *r = add(&w, 10, 4, 3); // two at a time
     assert_true(run_step(&w, ADMIT_ALL));
-    scheduler_update(w.scheduler, 4, false);
+    update(&w, false);
     assert_int_equal(scheduler_running(w.scheduler), 2);
     int64_t before = w.computed_tokens;
     run_all(&w);
@@ -342,6 +391,212 @@ static void leader_cancelled(void **state)
     world_release(&w);
 }
 
+static void ended_request_is_found(void **state)
+{
+    (void)state;
+    for (int n_prompt = 1; n_prompt <= 13; n_prompt++) {
+        struct world w;
+        uint64_t queried, hits;
+        const int cached = (n_prompt - 1) / BLOCK * BLOCK; // the last token is always computed
+        world_init(&w, 64, 8, 64);
+        struct request *a = add(&w, n_prompt, 1, 2);
+        run_all(&w);
+        assert_int_equal(a->cached_tokens, 0);
+        int64_t before = w.computed_tokens;
+        struct request *b = add(&w, n_prompt, 5, 2); // a group finds it as one does
+        run_all(&w);
+        assert_int_equal(b->cached_tokens, cached);
+        assert_int_equal(w.computed_tokens - before, n_prompt - cached + 5);
+        scheduler_cache_tokens(w.scheduler, &queried, &hits);
+        assert_int_equal(queried, 2 * n_prompt);
+        assert_int_equal(hits, cached);
+        assert_all_done(b);
+        request_free(a);
+        request_free(b);
+        world_release(&w);
+    }
+}
+
+// The next turn of a chat begins with the last one's prompt and answer.
+static void answer_is_found(void **state)
+{
+    (void)state;
+    struct world w;
+    int32_t prompt[64];
+    world_init(&w, 64, 4, 64);
+    struct request *a = add(&w, 6, 1, 13); // 18 of its 19 tokens are ever computed
+    run_all(&w);
+    memcpy(prompt, a->prompt, 6 * sizeof *prompt);
+    memcpy(prompt + 6, a->samples[0].generated, 13 * sizeof *prompt);
+    for (int i = 19; i < 30; i++) prompt[i] = i;
+    struct request *b = add_salted(&w, prompt, 30, 1, 2, 0);
+    run_all(&w);
+    assert_int_equal(b->cached_tokens, 16);
+    prompt[7]++; // another answer: only what is before it
+    struct request *c = add_salted(&w, prompt, 30, 1, 2, 0);
+    run_all(&w);
+    assert_int_equal(c->cached_tokens, 4);
+    request_free(a);
+    request_free(b);
+    request_free(c);
+    world_release(&w);
+}
+
+// Drafts that are refused leave keys and values behind that no name may cover.
+static void refused_drafts_are_not_found(void **state)
+{
+    (void)state;
+    struct world w;
+    int32_t prompt[64];
+    world_init(&w, 64, 4, 64);
+    struct request *a = add(&w, 6, 1, 20);
+    struct sample *s = &a->samples[0];
+    assert_true(run_step(&w, ADMIT_ALL));
+    for (int accepted = 0; accepted < 4; accepted++) { // 6 + 1 tokens known, of 8 drafts some stay
+        s->draft.n_verify = 8;
+        const struct step *step = scheduler_plan(w.scheduler, ADMIT_ALL);
+        assert_int_equal(step->n_items, 1);
+        assert_int_equal(step->items[0].n_drafts, 8);
+        const int computed = s->computed;
+        for (int p = computed - 1; p < computed + 8; p++)
+            w.content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK] = -1; // drafts, refused
+        for (int p = 0; p < computed; p++)
+            sample_tokens(s, p, 1, &w.content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK]);
+        for (int i = 0; i < accepted + 1; i++) scheduler_drawn(w.scheduler, s, next_token(s));
+        scheduler_settle(w.scheduler, s, accepted);
+        assert_int_equal(s->computed, computed + accepted);
+        for (int p = computed; p < s->computed; p++)
+            sample_tokens(s, p, 1, &w.content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK]);
+        for (int i = 0; i < MOST_BLOCKS * BLOCK; i++) w.computed_by[i] = 2;
+        assert_true(s->n_named <= s->computed / BLOCK);
+    }
+    const int length = sample_length(s); // 6 + 1 + 1 + 2 + 3 + 4
+    assert_int_equal(length, 17);
+    sample_tokens(s, 0, length, prompt);
+    for (int i = length; i < 40; i++) prompt[i] = i;
+    s->draft.n_verify = 0;
+    struct request *b = add_salted(&w, prompt, 40, 1, 2, 0);
+    run_all(&w); // check_item() compares what b reads
+    // the step before b's admission covered 12 tokens; what it accepted is named with the next
+    assert_int_equal(b->cached_tokens, 12);
+    request_free(a);
+    request_free(b);
+    world_release(&w);
+}
+
+static void salted_requests_share_nothing(void **state)
+{
+    (void)state;
+    struct world w;
+    int32_t prompt[20] = {0};
+    world_init(&w, 64, 2, 64);
+    for (uint64_t salt = 1; salt < 4; salt++) {
+        int64_t before = w.computed_tokens;
+        struct request *r = add_salted(&w, prompt, 18, 4, 3, salt); // two at a time
+        run_all(&w);
+        assert_int_equal(r->cached_tokens, 0);
+        // the late siblings find four full blocks of their own group, and compute the rest once
+        assert_int_equal(w.computed_tokens - before, 18 + 2 + 4 * 2);
+        request_free(r);
+    }
+    world_release(&w);
+}
+
+// Two equal prompts with an update between them, while others run on over it.
+static void update_leaves_nothing_to_find(void **state)
+{
+    (void)state;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        struct world w;
+        world_init(&w, 128, 8, 64);
+        struct request *a = add(&w, 14, 1, 2);
+        run_all(&w);
+        struct request *running = add(&w, 14, 2, 20); // finds it, and has more than that computed
+        for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
+        assert_int_equal(running->cached_tokens, 12);
+        update(&w, recompute);
+        struct request *b = add(&w, 14, 1, 2);
+        for (int i = 0; i < 9; i++) assert_true(run_step(&w, ADMIT_ALL)); // fills blocks, over it
+        // under "recompute" those that ran have computed the prompt again by then, and came first
+        assert_int_equal(b->cached_tokens, 0);
+        assert_int_equal(running->samples[0].kv_version, recompute ? 4 : 0);
+        struct request *c = add(&w, 14, 1, 2);
+        run_all(&w);
+        assert_int_equal(c->cached_tokens, 12); // of b, or of those that were computed again
+        struct request *all[] = {a, running, b, c};
+        for (int i = 0; i < 4; i++) {
+            assert_all_done(all[i]);
+            request_free(all[i]);
+        }
+        world_release(&w);
+    }
+}
+
+// A prompt caught half way by an update is of two versions: what it fills is for nobody else.
+static void update_in_a_prompt(void **state)
+{
+    (void)state;
+    struct world w;
+    world_init(&w, 128, 8, 8);
+    struct request *a = add(&w, 30, 1, 12);
+    assert_true(run_step(&w, ADMIT_ALL));
+    update(&w, false);
+    while (a->samples[0].n_generated < 8) assert_true(run_step(&w, ADMIT_ALL));
+    struct request *b = add(&w, 30, 1, 2);
+    run_all(&w);
+    assert_int_equal(b->cached_tokens, 0);
+    struct request *c = add(&w, 30, 1, 2);
+    run_all(&w);
+    assert_int_equal(c->cached_tokens, 28);
+    request_free(a);
+    request_free(b);
+    request_free(c);
+    world_release(&w);
+}
+
+// A pool that the found blocks and the new ones fill to the last: found blocks are not counted as
+// room, nor taken for the same sample's own.
+static void found_blocks_are_not_room(void **state)
+{
+    (void)state;
+    for (int n_blocks = 8; n_blocks <= 16; n_blocks++) {
+        struct world w;
+        world_init(&w, n_blocks, 4, 64);
+        struct request *a = add(&w, 16, 1, 2);
+        run_all(&w);
+        struct request *other = add(&w, 15, 1, 9), *again = add(&w, 16, 2, 12);
+        run_all(&w);
+        assert_all_done(other);
+        assert_all_done(again);
+        request_free(a);
+        request_free(other);
+        request_free(again);
+        world_release(&w);
+    }
+}
+
+// What was computed before a preemption is found again, and does not count as cached.
+static void preempted_finds_its_own(void **state)
+{
+    (void)state;
+    struct world w;
+    world_init(&w, 12, 4, 64);
+    struct request *a = add(&w, 8, 1, 20), *b = add(&w, 16, 1, 20);
+    while (!scheduler_preemptions(w.scheduler)) assert_true(run_step(&w, ADMIT_ALL));
+    assert_int_equal(b->samples[0].state, SAMPLE_WAITING);
+    scheduler_remove(w.scheduler, &a->samples[0]);
+    const int length = sample_length(&b->samples[0]);
+    int64_t before = w.computed_tokens;
+    assert_true(run_step(&w, ADMIT_ALL));
+    assert_true(w.computed_tokens - before <= 2 * BLOCK && length > 4 * BLOCK);
+    run_all(&w);
+    assert_int_equal(b->cached_tokens, 0);
+    assert_all_done(b);
+    request_free(a);
+    request_free(b);
+    world_release(&w);
+}
+
 // Requests of all shapes in a pool that is far too small, with updates and cancellations between
 // the steps: every plan keeps the rules, every sample reads its own text, all end, no block is
 // lost.
@@ -357,17 +612,21 @@ static void random_load(void **state)
         rng_init(&r, seed, 0);
         world_init(&w, 16 + (int)rng_below(&r, 24), 1 + (int)rng_below(&r, 9),
                    1 + (int)rng_below(&r, 20));
-        uint64_t version = 2;
         while (n < N || scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler) > 0) {
             if (n < N && rng_below(&r, 3) == 0) {
-                int n_prompt = 1 + (int)rng_below(&r, 40), most = 64 - n_prompt;
-                requests[n++] = add(&w, n_prompt, 1 + (int)rng_below(&r, 6),
-                                    1 + (int)rng_below(&r, (uint32_t)(most < 24 ? most : 24)));
+                // one of three texts, and from some place on another: prompts share beginnings of
+                // any length
+                const int n_prompt = 1 + (int)rng_below(&r, 40), most = 64 - n_prompt;
+                const int text = 1000 * (1 + (int)rng_below(&r, 3)), turn = (int)rng_below(&r, 60);
+                int32_t prompt[64];
+                for (int i = 0; i < n_prompt; i++)
+                    prompt[i] = i + (i < turn ? text : 1000 * (10 + n));
+                requests[n] = add_salted(&w, prompt, n_prompt, 1 + (int)rng_below(&r, 6),
+                                         1 + (int)rng_below(&r, (uint32_t)(most < 24 ? most : 24)),
+                                         seed % 4 == 0 ? 1 + (uint64_t)n : 0);
+                n++;
             }
-            if (rng_below(&r, 40) == 0) {
-                version += 2;
-                scheduler_update(w.scheduler, version, rng_below(&r, 2));
-            }
+            if (rng_below(&r, 40) == 0) update(&w, rng_below(&r, 2));
             int inside = scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler);
             if (inside && rng_below(&r, 60) == 0)
                 scheduler_remove(w.scheduler,
@@ -378,6 +637,13 @@ static void random_load(void **state)
             assert_true(w.steps < 100000);
         }
         assert_int_equal(kv_cache_used(w.cache), 0);
+        uint64_t queried, hits, found = 0;
+        scheduler_cache_tokens(w.scheduler, &queried, &hits);
+        for (int i = 0; i < n; i++) {
+            assert_true(requests[i]->cached_tokens < requests[i]->n_prompt);
+            if (requests[i]->cached_tokens > 0) found += (uint64_t)requests[i]->cached_tokens;
+        }
+        assert_true(hits == found && queried > hits && (hits > 0) == (seed % 4 != 0));
         for (int i = 0; i < n; i++) request_free(requests[i]);
         world_release(&w);
     }
@@ -422,6 +688,14 @@ int main(void)
         cmocka_unit_test(update_keeps),
         cmocka_unit_test(drain_admits_only_started),
         cmocka_unit_test(leader_cancelled),
+        cmocka_unit_test(ended_request_is_found),
+        cmocka_unit_test(answer_is_found),
+        cmocka_unit_test(refused_drafts_are_not_found),
+        cmocka_unit_test(salted_requests_share_nothing),
+        cmocka_unit_test(update_leaves_nothing_to_find),
+        cmocka_unit_test(update_in_a_prompt),
+        cmocka_unit_test(found_blocks_are_not_room),
+        cmocka_unit_test(preempted_finds_its_own),
         cmocka_unit_test(random_load),
         cmocka_unit_test(streams_differ),
         cmocka_unit_test(most_likely_tokens),
