@@ -1,5 +1,5 @@
-/* distill.cu: the divergence of a teacher's distribution from a student's, and its gradient. A block
- * owns a row and reads it twice: for both maxima and sums, each thread keeping running ones
+/* distill.cu: the divergence of a teacher's distribution from a student's, and its gradient. A
+ * block owns a row and reads it twice: for both maxima and sums, each thread keeping running ones
  * (Milakov and Gimelshein 2018), and then for what depends on both distributions. A row's result
  * does not depend on the others. */
 #include "kernels/cuda/cuda.cuh"
@@ -102,8 +102,8 @@ void cuda_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
                     teacher_vocab, vocab);
         return;
     }
-    bool fits = aligned(16, {student, teacher, dstudent},
-                        {(int64_t)vocab * 4, (int64_t)teacher_vocab * 4});
+    bool fits =
+        aligned(16, {student, teacher, dstudent}, {(int64_t)vocab * 4, (int64_t)teacher_vocab * 4});
     with_type(dt, [&](auto t) {
         using T = decltype(t);
         if (fits)

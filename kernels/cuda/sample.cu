@@ -448,8 +448,7 @@ __global__ void __launch_bounds__(THREADS)
     random_block(bits, p, 0, ACCEPTANCE);
     double q_draft = probability(source.logits[draft] * scale, sq, p);
     if ((double)rng_open01(bits[0]) * q_draft < (double)probability(z_draft, sp, p)) {
-        if (blockIdx.x == 0 && threadIdx.x == 0)
-            result[i] = result_of(draft, z_draft, sp, cut);
+        if (blockIdx.x == 0 && threadIdx.x == 0) result[i] = result_of(draft, z_draft, sp, cut);
         return;
     }
 
@@ -506,7 +505,8 @@ void cuda_sample(struct device *dev, struct sample_result *result, const float *
     struct piece *pieces = (struct piece *)work;
     struct row_stats *stats = (struct row_stats *)(work + stats_at);
     unsigned *tickets = cuda_use(dev)->tickets;
-    struct row_set set = {logits, draft_logits, params, drafts, n, vocab, draft_vocab, false, false};
+    struct row_set set = {logits, draft_logits, params, drafts, n,
+                          vocab,  draft_vocab,  false,  false};
     set.in_fours = aligned(16, {logits}, {(int64_t)vocab * 4});
     set.draft_in_fours = aligned(16, {draft_logits}, {(int64_t)draft_vocab * 4});
     cuda_launch(dev, "sample", scan_kernel, dim3(n_pieces, rows), THREADS, 0, result, stats, pieces,

@@ -2130,8 +2130,8 @@ static void sample_drafts(struct device *dev, int vocab, int draft_vocab)
     sample_rows(dev, result, draft_logits, draft_params, ROWS, draft_vocab);
     sample_rows(dev, plain, logits, params, ROWS, vocab);
     for (int i = 0; i < ROWS; i++)
-        drafts[i] = (struct sample_draft){i % 8 == 7 ? -1 : result[ROWS - 1 - i].token,
-                                          ROWS - 1 - i};
+        drafts[i] =
+            (struct sample_draft){i % 8 == 7 ? -1 : result[ROWS - 1 - i].token, ROWS - 1 - i};
     judge_rows(dev, result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
     int n_accepted = 0, n_refused = 0;
     for (int i = 0; i < ROWS; i++) {

@@ -181,9 +181,8 @@ static void verify(struct buffers *b, const struct chain *c, struct sequence *s,
                    sizeof c->target[0]);
             b->host_params[row] = params_of(c, &s[i], s[i].n + k, false);
             b->host_drafts[row] =
-                k < s[i].n_drafts
-                    ? (struct sample_draft){s[i].tokens[s[i].n + k], s[i].first + k}
-                    : (struct sample_draft){-1, 0};
+                k < s[i].n_drafts ? (struct sample_draft){s[i].tokens[s[i].n + k], s[i].first + k}
+                                  : (struct sample_draft){-1, 0};
         }
     run_sample(b, n_drafts + n, VOCAB, true, n_drafts, c->draft_vocab);
     for (int i = 0; i < n; i++)

@@ -48,7 +48,8 @@ void cut_formula(const float *logits, int vocab, const struct sample_params *s, 
     free(order);
 }
 
-void distribution_formula(const float *logits, int vocab, const struct sample_params *s, double *ret)
+void distribution_formula(const float *logits, int vocab, const struct sample_params *s,
+                          double *ret)
 {
     bool *kept = malloc((size_t)vocab * sizeof *kept);
     double t = s->temperature > 0 ? (double)s->temperature : 1, max = -INFINITY, all, mass;
