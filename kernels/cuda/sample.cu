@@ -52,7 +52,7 @@ struct row_view {
     bool in_fours, draws; // draws: a row to be drawn, not a draft's
 };
 
-// Whether row i has a draft to be judged.
+// Whether row i has a draft to be judged. The host cannot look: one that makes no sense is none.
 __device__ __forceinline__ bool is_judged(const row_set &set, int i, const sample_params &p)
 {
     sample_draft d = set.drafts[i];

@@ -2187,6 +2187,32 @@ static void sample_drafts_aligned(struct device *dev)
     sample_drafts(dev, 8448, 4000);
 }
 
+// Shapes and, where they can be read (on the CPU), drafts that make no sense are refused by name.
+static void sample_refuses(struct device *dev)
+{
+    enum { VOCAB = 8 };
+    static const struct sample_draft wrong[] = {{VOCAB - 1, 0}, {0, -1}};
+    const struct sample_params params = {.temperature = 1, .top_p = 1};
+    const struct ops *ops = device_ops(dev);
+    float *logits = to_device(dev, NULL, VOCAB * sizeof *logits);
+    void *d_params = to_device(dev, &params, sizeof params), *drafts = to_device(dev, NULL, 8);
+    void *result = to_device(dev, NULL, sizeof(struct sample_result));
+    ops->sample(dev, result, logits, d_params, drafts, logits, 1, VOCAB - 1, VOCAB);
+    assert_int_equal(device_sync(dev), ST_DEVICE);
+    assert_non_null(strstr(status_message(), "draft vocabulary of 8"));
+    ops->distill(dev, logits, logits, NULL, logits, logits, 1, VOCAB, VOCAB - 1, 1, 1, DT_F32);
+    assert_int_equal(device_sync(dev), ST_DEVICE);
+    assert_non_null(strstr(status_message(), "teacher vocabulary of 7"));
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0] && dev == cpu; i++) {
+        device_copy_in(dev, drafts, &wrong[i], sizeof wrong[i]);
+        ops->sample(dev, result, logits, d_params, drafts, logits, 1, VOCAB, VOCAB - 1);
+        assert_int_equal(device_sync(dev), ST_DEVICE);
+        assert_non_null(strstr(status_message(), "outside the vocabulary of 7"));
+    }
+    void *all[] = {logits, d_params, drafts, result};
+    for (int k = 0; k < 4; k++) device_release(dev, all[k]);
+}
+
 static void test_sample(void **state)
 {
     (void)state;
@@ -2195,6 +2221,7 @@ static void test_sample(void **state)
     on_each_device("sample draws", sample_large);
     on_each_device("sample drafts", sample_drafts_odd);
     on_each_device("sample drafts x4", sample_drafts_aligned);
+    on_each_device("sample refuses", sample_refuses);
 }
 
 // 1,000 steps: bf16 weights with their residuals hold the same bits as a plain f32 run.

@@ -103,8 +103,8 @@ static void buffers_close(struct buffers *b)
     }
 }
 
-// Runs `sample` over what the host arrays hold, in calls of at most 30000 rows (the CUDA launch
-// limit is 65535, drafts' rows among them); a call's drafts refer to its own draft rows.
+// Runs `sample` over what the host arrays hold, in calls of at most 30000 rows: CUDA takes 65535,
+// drafts' rows among them.
 static void run_sample(struct buffers *b, int n, int vocab, bool judge, int n_drafts,
                        int draft_vocab)
 {
