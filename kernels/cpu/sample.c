@@ -249,8 +249,10 @@ static bool drafts_are_valid(struct device *dev, const struct sample_draft *draf
     }
     for (int i = 0; i < n; i++) {
         if (drafts[i].token < 0 || (drafts[i].token < draft_vocab && drafts[i].row >= 0)) continue;
-        device_fail(dev, "sample: draft %d from row %d, at row %d, is outside the vocabulary of %d",
-                    drafts[i].token, drafts[i].row, i, draft_vocab);
+        device_fail(dev,
+                    "sample: the draft of row %d, token %d drawn from row %d, is outside the "
+                    "vocabulary of %d or the rows",
+                    i, drafts[i].token, drafts[i].row, draft_vocab);
         return false;
     }
     return true;

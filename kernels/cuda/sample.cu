@@ -7,6 +7,10 @@
  * logits' bits, by count and by mass. Masses are summed as 40-bit fixed-point integers: the order
  * of atomic additions does not matter. Pieces have a fixed size, so a row's result does not depend
  * on the other rows.
+ *
+ * Where there are drafts, the rows they were drawn from go through both kernels beside the rows to
+ * be drawn, and a third judges: with the maximum, sum and threshold of either row at hand it takes
+ * one pass, in pieces as the first, over the rows whose draft is refused.
  */
 #include "kernels/cuda/cuda.cuh"
 #include "common/base/rng.h"
@@ -24,6 +28,47 @@ struct piece {
     float score, z; // best score and its token's z
     int token;
 };
+
+// What is known of a row once its cut is found.
+struct row_stats {
+    float max, all, kept; // of z; sums of e^(z - max) over all tokens and those kept
+    uint32_t floor;       // the lowest order_of(z) kept
+};
+
+// The rows of a launch: 0 .. n - 1 are to be drawn; n .. 2n - 1, where there are drafts, are the
+// rows that the drafts of 0 .. n - 1 were drawn from.
+struct row_set {
+    const float *logits, *draft_logits;
+    const sample_params *params;
+    const sample_draft *drafts;
+    int n, vocab, draft_vocab;
+    bool in_fours, draft_in_fours; // rows may be read four logits at once
+};
+
+struct row_view {
+    const float *logits; // NULL: nothing to do
+    sample_params params;
+    int vocab;
+    bool in_fours, draws; // draws: a row to be drawn, not a draft's
+};
+
+// Whether row i has a draft to be judged. The host cannot look: one that makes no sense is none.
+__device__ __forceinline__ bool is_judged(const row_set &set, int i, const sample_params &p)
+{
+    sample_draft d = set.drafts[i];
+    return d.token >= 0 && d.token < set.draft_vocab && d.row >= 0 && p.temperature != 0.f;
+}
+
+__device__ __forceinline__ row_view row_of(const row_set &set, int i)
+{
+    if (i < set.n)
+        return {set.logits + (int64_t)i * set.vocab, set.params[i], set.vocab, set.in_fours, true};
+    i -= set.n;
+    row_view r = {NULL, set.params[i], set.draft_vocab, set.draft_in_fours, false};
+    if (is_judged(set, i, r.params))
+        r.logits = set.draft_logits + (int64_t)set.drafts[i].row * set.draft_vocab;
+    return r;
+}
 
 __device__ __forceinline__ bool has_cut(const sample_params &p, int vocab)
 {
@@ -48,10 +93,15 @@ __device__ __forceinline__ void load_scaled(float (&z)[4], const float *row, int
     for (int i = 0; i < 4; i++) z[i] *= scale;
 }
 
-__device__ __forceinline__ void noise(uint32_t (&bits)[4], const sample_params &p, int t)
+// What a position's random words are for: the second word of their counters.
+enum use { NOISE, ACCEPTANCE };
+
+// A block of random words; for NOISE those of tokens 4 * block .. 4 * block + 3.
+__device__ __forceinline__ void random_block(uint32_t (&bits)[4], const sample_params &p, int block,
+                                             enum use use)
 {
     const uint32_t key[2] = {(uint32_t)p.seed, (uint32_t)(p.seed >> 32)};
-    const uint32_t counter[4] = {(uint32_t)t / 4, 0, (uint32_t)p.position,
+    const uint32_t counter[4] = {(uint32_t)block, (uint32_t)use, (uint32_t)p.position,
                                  (uint32_t)(p.position >> 32)};
     philox4x32(counter, key, bits);
 }
@@ -94,23 +144,45 @@ __device__ __forceinline__ void block_best(piece &best)
     }
 }
 
-// Block (piece, row). stats: (maximum, sum) of each row, for the second kernel.
+// The best and the maximum of a row's pieces, valid in every lane of the calling warp.
+__device__ __forceinline__ piece best_of_pieces(const piece *of_row, int n, int vocab)
+{
+    piece best = {-INFINITY, 0, -INFINITY, -INFINITY, vocab - 1};
+    for (int i = threadIdx.x; i < n; i += 32) {
+        const volatile piece &o = of_row[i];
+        best.max = fmaxf(best.max, o.max);
+        better(best, o.score, o.z, o.token);
+    }
+    best.max = lanes_max(best.max);
+    lanes_best(best);
+    return best;
+}
+
+__device__ __forceinline__ sample_result result_of(int token, float z, const row_stats &s, bool cut)
+{
+    float logprob = (z - s.max) - logf(s.all);
+    if (!cut) return {token, logprob, logprob, 1.f};
+    return {token, logprob, logprob + logf(s.all) - logf(s.kept), fminf(s.kept / s.all, 1.f)};
+}
+
+// Block (piece, row).
 __global__ void __launch_bounds__(THREADS)
-    scan_kernel(sample_result *result, float2 *stats, piece *pieces, unsigned *tickets,
-                const float *logits, const sample_params *params, int vocab, bool in_fours)
+    scan_kernel(sample_result *result, row_stats *stats, piece *pieces, unsigned *tickets,
+                const row_set set)
 {
     grid_begin();
     __shared__ float shared[32];
-    const sample_params p = params[blockIdx.y];
-    const float *row = logits + (int64_t)blockIdx.y * vocab;
-    const bool greedy = p.temperature == 0.f;
+    const row_view r = row_of(set, blockIdx.y);
+    if (!r.logits) return;
+    const sample_params p = r.params;
+    const int vocab = r.vocab;
     const float scale = scale_of(p);
     int t0 = blockIdx.x * PIECE + threadIdx.x * 4;
 
     float z[GROUPS][4], max = -INFINITY, sum = 0;
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
-        load_scaled(z[j], row, t0 + j * THREADS * 4, vocab, scale, in_fours);
+        load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, r.in_fours);
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
 #pragma unroll
@@ -124,7 +196,7 @@ __global__ void __launch_bounds__(THREADS)
     sum = block_sum(sum, shared);
 
     piece best = {max, sum, -INFINITY, -INFINITY, vocab - 1};
-    const bool draws = !greedy && !has_cut(p, vocab);
+    const bool draws = r.draws && p.temperature != 0.f && !has_cut(p, vocab);
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         int t = t0 + j * THREADS * 4;
@@ -132,7 +204,7 @@ __global__ void __launch_bounds__(THREADS)
         // what could not win with the largest noise is passed over
         if (likeliest == -INFINITY || likeliest + GUMBEL_MAX < max + GUMBEL_MIN) continue;
         uint32_t bits[4];
-        if (draws) noise(bits, p, t);
+        if (draws) random_block(bits, p, t / 4, NOISE);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (z[j][i] > -INFINITY)
@@ -143,16 +215,8 @@ __global__ void __launch_bounds__(THREADS)
     if (!last_block(&tickets[blockIdx.y], gridDim.x) || threadIdx.x >= 32) return;
 
     const piece *of_row = pieces + (int64_t)blockIdx.y * gridDim.x;
-    best.score = -INFINITY;
-    best.token = vocab - 1;
-    max = -INFINITY;
-    for (int i = threadIdx.x; i < gridDim.x; i += 32) {
-        const volatile piece &o = of_row[i];
-        max = fmaxf(max, o.max);
-        better(best, o.score, o.z, o.token);
-    }
-    max = lanes_max(max);
-    lanes_best(best);
+    best = best_of_pieces(of_row, gridDim.x, vocab);
+    max = best.max;
     sum = 0;
     for (int i = threadIdx.x; i < gridDim.x; i += 32) {
         const volatile piece &o = of_row[i];
@@ -160,9 +224,9 @@ __global__ void __launch_bounds__(THREADS)
     }
     sum = lanes_sum(sum);
     if (threadIdx.x) return;
-    float logprob = (best.z - max) - logf(sum);
-    stats[blockIdx.y] = make_float2(max, sum);
-    result[blockIdx.y] = {best.token, logprob, logprob, 1.f};
+    const row_stats known = {max, sum, sum, 0};
+    stats[blockIdx.y] = known;
+    if (r.draws) result[blockIdx.y] = result_of(best.token, best.z, known, false);
 }
 
 // ---- the cut
@@ -196,6 +260,11 @@ __device__ __forceinline__ uint32_t order_of(float x)
 {
     uint32_t u = __float_as_uint(x);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+__device__ __forceinline__ bool is_kept(float z, float e, uint32_t floor, const sample_params &p)
+{
+    return order_of(z) >= floor && e >= p.min_p && z > -INFINITY;
 }
 
 // Calls f(z, t) for every token of the row that is this thread's.
@@ -284,17 +353,20 @@ __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fou
 
 // Block: row.
 __global__ void __launch_bounds__(CUT_THREADS)
-    cut_kernel(sample_result *result, const float2 *stats, const float *logits,
-               const sample_params *params, int vocab, bool in_fours)
+    cut_kernel(sample_result *result, row_stats *stats, const row_set set)
 {
     grid_begin();
     __shared__ bins b;
     __shared__ float shared[32];
-    const sample_params p = params[blockIdx.x];
-    if (!has_cut(p, vocab)) return;
-    const float *row = logits + (int64_t)blockIdx.x * vocab;
-    const float scale = scale_of(p), max = stats[blockIdx.x].x, all = stats[blockIdx.x].y;
-    const bool greedy = p.temperature == 0.f;
+    const row_view r = row_of(set, blockIdx.x);
+    const sample_params p = r.params;
+    const float *row = r.logits;
+    const int vocab = r.vocab;
+    const bool in_fours = r.in_fours;
+    if (!row || !has_cut(p, vocab)) return;
+    row_stats known = stats[blockIdx.x];
+    const float scale = scale_of(p), max = known.max;
+    const bool draws = r.draws && p.temperature != 0.f;
 
     uint32_t floor = 0;
     if (p.top_k > 0 && p.top_k < vocab)
@@ -322,13 +394,13 @@ __global__ void __launch_bounds__(CUT_THREADS)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float e = expf(z[i] - max);
-            keeps[i] = t + i < vocab && order_of(z[i]) >= floor && e >= p.min_p && z[i] > -INFINITY;
+            keeps[i] = t + i < vocab && is_kept(z[i], e, floor, p);
             if (keeps[i]) kept += e;
             any |= keeps[i] && z[i] + GUMBEL_MAX >= best.score;
         }
-        if (greedy || !any) return;
+        if (!draws || !any) return;
         uint32_t bits[4];
-        noise(bits, p, t);
+        random_block(bits, p, t / 4, NOISE);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (keeps[i]) better(best, z[i] + gumbel(bits[i]), z[i], t + i);
@@ -336,34 +408,111 @@ __global__ void __launch_bounds__(CUT_THREADS)
     kept = block_sum(kept, shared);
     block_best(best);
     if (threadIdx.x) return;
-    sample_result r = result[blockIdx.x];
-    if (!greedy) {
-        r.token = best.token;
-        r.logprob = (best.z - max) - logf(all);
+    known.kept = kept;
+    known.floor = floor;
+    stats[blockIdx.x] = known;
+    if (!r.draws) return;
+    // a greedy row has its token, the likeliest, from the first kernel
+    if (draws)
+        result[blockIdx.x] = result_of(best.token, best.z, known, true);
+    else
+        result[blockIdx.x] = result_of(result[blockIdx.x].token, max, known, true);
+}
+
+// ---- drafts
+// -------------------------------------------------------------------------------------
+
+// The probability of a token after temperature and cuts.
+__device__ __forceinline__ float probability(float z, const row_stats &s, const sample_params &p)
+{
+    float e = expf(z - s.max);
+    return is_kept(z, e, s.floor, p) ? e / s.kept : 0.f;
+}
+
+// Block (piece, row), after the rows' statistics are known.
+__global__ void __launch_bounds__(THREADS)
+    judge_kernel(sample_result *result, const row_stats *stats, piece *pieces, unsigned *tickets,
+                 const row_set set)
+{
+    grid_begin();
+    const int i = blockIdx.y, draft = set.drafts[i].token;
+    const row_view target = row_of(set, i);
+    const sample_params p = target.params;
+    if (!is_judged(set, i, p)) return;
+    const row_view source = row_of(set, set.n + i);
+    const row_stats sp = stats[i], sq = stats[set.n + i];
+    const float scale = scale_of(p), z_draft = target.logits[draft] * scale;
+    const bool cut = has_cut(p, set.vocab);
+
+    uint32_t bits[4];
+    random_block(bits, p, 0, ACCEPTANCE);
+    double q_draft = probability(source.logits[draft] * scale, sq, p);
+    if ((double)rng_open01(bits[0]) * q_draft < (double)probability(z_draft, sp, p)) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) result[i] = result_of(draft, z_draft, sp, cut);
+        return;
     }
-    r.kept_mass = fminf(kept / all, 1.f);
-    r.cut_logprob = r.logprob + logf(all) - logf(kept);
-    result[blockIdx.x] = r;
+
+    piece best = {0, 0, -INFINITY, -INFINITY, set.vocab - 1};
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        int t = blockIdx.x * PIECE + (j * THREADS + threadIdx.x) * 4;
+        float z[4], z_source[4], rest[4];
+        load_scaled(z, target.logits, t, set.vocab, scale, target.in_fours);
+        load_scaled(z_source, source.logits, t, set.draft_vocab, scale, source.in_fours);
+        bool any = false;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            rest[k] = probability(z[k], sp, p) - probability(z_source[k], sq, p);
+            if (t + k == draft) rest[k] = 0.f; // however its two probabilities were rounded here
+            any |= rest[k] > 0.f;
+        }
+        if (!any) continue;
+        random_block(bits, p, t / 4, NOISE);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (rest[k] > 0.f) better(best, logf(rest[k]) + gumbel(bits[k]), z[k], t + k);
+    }
+    block_best(best);
+    if (threadIdx.x == 0) pieces[(int64_t)i * gridDim.x + blockIdx.x] = best;
+    if (!last_block(&tickets[i], gridDim.x) || threadIdx.x >= 32) return;
+    best = best_of_pieces(pieces + (int64_t)i * gridDim.x, gridDim.x, set.vocab);
+    // without a residual the plain draw stands
+    if (threadIdx.x == 0 && best.score > -INFINITY)
+        result[i] = result_of(best.token, best.z, sp, cut);
 }
 
 void cuda_sample(struct device *dev, struct sample_result *result, const float *logits,
-                 const struct sample_params *params, int n, int vocab)
+                 const struct sample_params *params, const struct sample_draft *drafts,
+                 const float *draft_logits, int n, int vocab, int draft_vocab)
 {
     if (n <= 0) return;
-    if (n > N_TICKETS - 1 || vocab < 1 || vocab > MAX_VOCAB) {
-        device_fail(dev, "sample: %d rows of %d logits; at most %d rows of %d", n, vocab,
-                    N_TICKETS - 1, MAX_VOCAB);
+    int rows = drafts ? 2 * n : n;
+    if (rows > N_TICKETS - 1 || vocab < 1 || vocab > MAX_VOCAB) {
+        device_fail(dev, "sample: %d rows of %d logits, drafts' rows among them; at most %d of %d",
+                    rows, vocab, N_TICKETS - 1, MAX_VOCAB);
+        return;
+    }
+    if (drafts && draft_vocab > vocab) {
+        device_fail(dev, "sample: a draft vocabulary of %d, larger than the %d of the logits",
+                    draft_vocab, vocab);
         return;
     }
     int n_pieces = ceil_div(vocab, PIECE);
-    size_t stats_at = (size_t)n * n_pieces * sizeof(struct piece);
+    size_t stats_at = (size_t)rows * n_pieces * sizeof(struct piece);
     stats_at = (stats_at + 255) / 256 * 256;
-    char *work = (char *)cuda_workspace(dev, stats_at + n * sizeof(float2));
+    char *work = (char *)cuda_workspace(dev, stats_at + rows * sizeof(struct row_stats));
     if (!work) return;
-    bool in_fours = aligned(16, {logits}, {(int64_t)vocab * 4});
-    cuda_launch(dev, "sample", scan_kernel, dim3(n_pieces, n), THREADS, 0, result,
-                (float2 *)(work + stats_at), (struct piece *)work, cuda_use(dev)->tickets, logits,
-                params, vocab, in_fours);
-    cuda_launch(dev, "sample", cut_kernel, n, CUT_THREADS, 0, result,
-                (const float2 *)(work + stats_at), logits, params, vocab, in_fours);
+    struct piece *pieces = (struct piece *)work;
+    struct row_stats *stats = (struct row_stats *)(work + stats_at);
+    unsigned *tickets = cuda_use(dev)->tickets;
+    struct row_set set = {logits, draft_logits, params, drafts, n,
+                          vocab,  draft_vocab,  false,  false};
+    set.in_fours = aligned(16, {logits}, {(int64_t)vocab * 4});
+    set.draft_in_fours = aligned(16, {draft_logits}, {(int64_t)draft_vocab * 4});
+    cuda_launch(dev, "sample", scan_kernel, dim3(n_pieces, rows), THREADS, 0, result, stats, pieces,
+                tickets, set);
+    cuda_launch(dev, "sample", cut_kernel, rows, CUT_THREADS, 0, result, stats, set);
+    if (drafts)
+        cuda_launch(dev, "sample", judge_kernel, dim3(n_pieces, n), THREADS, 0, result, stats,
+                    pieces, tickets, set);
 }

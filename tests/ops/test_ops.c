@@ -9,6 +9,7 @@
  *   test_ops [--device cuda:N] [FILTER]     FILTER: operations whose name contains it */
 #include "common/base/rng.h"
 #include "kernels/ops.h"
+#include "tests/support/sampling.h"
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -1469,6 +1470,73 @@ static void logprob_back_reference(struct test *t, double **v)
 static const struct op_def op_logprob_back = {"logprob_back", logprob_back_setup,
                                               logprob_back_launch, logprob_back_reference};
 
+// p: n vocab teacher_vocab temperature * 10, whether without gradient
+enum { DI_KL, DI_OVERLAP, DI_DSTUDENT, DI_STUDENT, DI_TEACHER };
+
+static const float distill_scale = 0.37f;
+
+static void distill_setup(struct test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "kl", OUT, F32, p[0], 1);
+    floats(t, "overlap", OUT, F32, p[0], 1);
+    floats(t, "dstudent", OUT, DATA, (int64_t)p[0] * p[1], 1);
+    float *student = floats(t, "student", IN, F32, (int64_t)p[0] * p[1], 1);
+    float *teacher = floats(t, "teacher", IN, F32, (int64_t)p[0] * p[2], 2);
+    for (int i = 0; i < p[0]; i++) {
+        for (int c = 0; c < p[1]; c++)
+            student[(int64_t)i * p[1] + c] += teacher[(int64_t)i * p[2] + c];
+        // of padding rows of an embedding anything may come
+        for (int c = p[1]; c < p[2]; c++) teacher[(int64_t)i * p[2] + c] = c % 2 ? 30 : NAN;
+    }
+    if (p[0] > 1) teacher[p[2] + 3] = -INFINITY; // a forbidden token
+}
+
+static void distill_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], p[4] ? NULL : d[DI_DSTUDENT], d[DI_STUDENT],
+                 d[DI_TEACHER], p[0], p[1], p[2], (float)p[3] / 10, distill_scale, t->dt);
+}
+
+static double divergence(const double *p, double p_lse, const double *q, double q_lse, int n,
+                         double temperature, double *ret_overlap)
+{
+    double kl = 0, overlap = 0;
+    for (int i = 0; i < n; i++) {
+        double log_p = p[i] / temperature - p_lse, log_q = q[i] / temperature - q_lse;
+        if (exp(log_p) > 0) kl += exp(log_p) * (log_p - log_q);
+        overlap += fmin(exp(log_p), exp(log_q));
+    }
+    if (ret_overlap) *ret_overlap = overlap;
+    return kl;
+}
+
+static double distill_loss(struct test *t, double **v)
+{
+    const int *p = t->c->p;
+    double temperature = (double)((float)p[3] / 10), loss = 0;
+    for (int i = 0; i < p[0]; i++) {
+        const double *teacher = v[DI_TEACHER] + (int64_t)i * p[2];
+        const double *student = v[DI_STUDENT] + (int64_t)i * p[1];
+        double kl = divergence(teacher, log_sum_exp(teacher, p[1], temperature, NULL), student,
+                               log_sum_exp(student, p[1], temperature, NULL), p[1], temperature,
+                               &t->a[DI_OVERLAP].expect[i]);
+        t->a[DI_KL].expect[i] = kl;
+        loss += (double)distill_scale * kl;
+    }
+    return loss;
+}
+
+static void distill_reference(struct test *t, double **v)
+{
+    if (!t->c->p[4]) differentiate(t, v, DI_DSTUDENT, DI_STUDENT, false, distill_loss);
+    distill_loss(t, v); // leaves the values at the inputs themselves
+}
+
+static const struct op_def op_distill = {"distill", distill_setup, distill_launch,
+                                         distill_reference};
+
 // ---- optimizer
 // ---------------------------------------------------------------------------------------
 // sum_squares: p: n.  adamw: p: n step
@@ -1709,6 +1777,13 @@ static const struct op_case cases[] = {
     {&op_logprob_back, "n4 vocab11", {4, 11, 10}, false},
     {&op_logprob_back, "n3 vocab1003 t0.7", {3, 1003, 7}, false},
     {&op_logprob_back, "n33 vocab50257", {33, 50257, 10}, true},
+    {&op_distill, "n4 vocab11", {4, 11, 11, 10, 0}, false},
+    {&op_distill, "n3 vocab44/64 t1.5", {3, 44, 64, 15, 0}, false},
+    {&op_distill, "n3 vocab1003/1024 t0.7", {3, 1003, 1024, 7, 0}, false},
+    {&op_distill, "n3 vocab1003 values", {3, 1003, 1003, 10, 1}, false},
+    {&op_distill, "n2 vocab151936 values", {2, 151936, 151936, 10, 1}, false},
+    {&op_distill, "n33 vocab50257/50304", {33, 50257, 50304, 10, 0}, true},
+    {&op_distill, "n5 vocab151936/152064 t0.7", {5, 151936, 152064, 7, 0}, true},
     {&op_squares, "n1", {1}, false},
     {&op_squares, "n1000003", {1000003}, false},
     {&op_adamw, "n5 step 1", {5, 1}, false},
@@ -1823,59 +1898,31 @@ static void from_device(struct device *dev, void *host, const void *d, size_t by
     sync_or_fail(dev);
 }
 
-// The specification of the cut in double, by sorting: kept[t], and the two masses.
-static void cut_formula(const float *logits, int vocab, const struct sample_params *s, bool *kept,
-                        double *ret_all, double *ret_kept)
+// drafts (n) or NULL, whose rows are of draft_logits (n, draft_vocab).
+static void judge_rows(struct device *dev, struct sample_result *result, const float *logits,
+                       const struct sample_params *params, const struct sample_draft *drafts,
+                       const float *draft_logits, int n, int vocab, int draft_vocab)
 {
-    double t = s->temperature > 0 ? (double)s->temperature : 1, max = -INFINITY, all = 0, mass = 0;
-    int32_t *order = must(malloc((size_t)vocab * sizeof *order));
-    for (int i = 0; i < vocab; i++) max = fmax(max, logits[i] / t);
-    for (int i = 0; i < vocab; i++) {
-        all += exp(logits[i] / t - max);
-        int j = i; // insertion keeps it simple; vocabularies here are small
-        for (; j > 0 && logits[order[j - 1]] < logits[i]; j--) order[j] = order[j - 1];
-        order[j] = i;
+    float *d_logits = to_device(dev, logits, (size_t)n * vocab * sizeof *logits);
+    struct sample_params *d_params = to_device(dev, params, (size_t)n * sizeof *params);
+    struct sample_result *d_result = to_device(dev, NULL, (size_t)n * sizeof *result);
+    struct sample_draft *d_drafts = NULL;
+    float *d_draft_logits = NULL;
+    if (drafts) {
+        d_drafts = to_device(dev, drafts, (size_t)n * sizeof *drafts);
+        d_draft_logits = to_device(dev, draft_logits, (size_t)n * draft_vocab * sizeof(float));
     }
-    int n = vocab;
-    if (s->top_k > 0 && s->top_k < vocab) {
-        n = s->top_k;
-        while (n < vocab && logits[order[n]] == logits[order[n - 1]]) n++;
-    }
-    if (s->top_p < 1) {
-        double rest = 0, sum = 0;
-        for (int i = 0; i < n; i++) rest += exp(logits[order[i]] / t - max);
-        int last = 0;
-        for (; last < n; last++) {
-            sum += exp(logits[order[last]] / t - max);
-            if (sum >= s->top_p * rest) break;
-        }
-        int whole = n;
-        n = last + 1 < n ? last + 1 : n;
-        while (n < whole && logits[order[n]] == logits[order[n - 1]]) n++;
-    }
-    for (int i = 0; i < vocab; i++) kept[i] = false;
-    for (int i = 0; i < n; i++) {
-        double p = exp(logits[order[i]] / t - max);
-        if (p < s->min_p) continue;
-        kept[order[i]] = true;
-        mass += p;
-    }
-    *ret_all = all;
-    *ret_kept = mass;
-    free(order);
+    device_ops(dev)->sample(dev, d_result, d_logits, d_params, d_drafts, d_draft_logits, n, vocab,
+                            draft_vocab);
+    from_device(dev, result, d_result, (size_t)n * sizeof *result);
+    void *all[] = {d_logits, d_params, d_result, d_drafts, d_draft_logits};
+    for (int k = 0; k < (drafts ? 5 : 3); k++) device_release(dev, all[k]);
 }
 
 static void sample_rows(struct device *dev, struct sample_result *result, const float *logits,
                         const struct sample_params *params, int n, int vocab)
 {
-    float *d_logits = to_device(dev, logits, (size_t)n * vocab * sizeof *logits);
-    struct sample_params *d_params = to_device(dev, params, (size_t)n * sizeof *params);
-    struct sample_result *d_result = to_device(dev, NULL, (size_t)n * sizeof *result);
-    device_ops(dev)->sample(dev, d_result, d_logits, d_params, NULL, NULL, n, vocab, 0);
-    from_device(dev, result, d_result, (size_t)n * sizeof *result);
-    device_release(dev, d_logits);
-    device_release(dev, d_params);
-    device_release(dev, d_result);
+    judge_rows(dev, result, logits, params, NULL, NULL, n, vocab, 0);
 }
 
 static void sample_distribution(struct device *dev)
@@ -2008,12 +2055,173 @@ static void sample_greedy(struct device *dev)
     assert_true(fabs(result.kept_mass - 1) < 1e-6);
 }
 
+// A draft at one row of the test below.
+struct judged {
+    const float *logits;
+    const double *p, *q; // (vocab), q 0 from the draft's vocabulary on
+    const struct sample_params *params;
+    int vocab, draft;
+};
+
+/* The token that the rule gives in double, and how far the decision was from another: the distance
+ * of u q(d) from p(d) relative to the larger, and the winner's lead over the next. */
+static int judge_formula(const struct judged *j, bool *ret_accepted, double *ret_margin)
+{
+    const struct sample_params *s = j->params;
+    uint32_t key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)}, bits[4];
+    uint32_t counter[4] = {0, 1, (uint32_t)s->position, (uint32_t)(s->position >> 32)};
+    philox4x32(counter, key, bits);
+    double bar = (double)rng_open01(bits[0]) * j->q[j->draft], p = j->p[j->draft];
+    double margin = fabs(bar - p) / fmax(bar, p);
+    int token = j->draft;
+    *ret_accepted = bar < p;
+    if (bar >= p) {
+        double best = -INFINITY, second = -INFINITY;
+        counter[1] = 0;
+        for (int t = 0; t < j->vocab; t++) {
+            if (j->p[t] <= j->q[t]) continue;
+            counter[0] = (uint32_t)t / 4;
+            philox4x32(counter, key, bits);
+            double rest = j->p[t] - j->q[t], noise = -log(-log((double)rng_open01(bits[t % 4])));
+            double score = log(rest) + noise;
+            if (score > best) {
+                second = best;
+                best = score;
+                token = t;
+            } else {
+                second = fmax(second, score);
+            }
+        }
+        margin = fmin(margin, best - second);
+    }
+    *ret_margin = margin;
+    return token;
+}
+
+// Every judgement over a large vocabulary against the rule in double; p and q overlap by a half or
+// so. Draft rows are taken in another order than the rows they are for.
+static void sample_drafts(struct device *dev, int vocab, int draft_vocab)
+{
+    enum { ROWS = 48 };
+    struct rng rng;
+    rng_init(&rng, 77, (uint64_t)draft_vocab);
+    float *logits = must(calloc((size_t)vocab * ROWS, sizeof *logits));
+    float *draft_logits = must(calloc((size_t)draft_vocab * ROWS, sizeof *draft_logits));
+    double *p = must(calloc((size_t)vocab * 2, sizeof *p)), *q = p + vocab;
+    struct sample_params params[ROWS], draft_params[ROWS];
+    struct sample_draft drafts[ROWS];
+    struct sample_result result[ROWS], plain[ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        float *row = logits + (size_t)i * vocab;
+        float *draft_row = draft_logits + (size_t)(ROWS - 1 - i) * draft_vocab;
+        for (int c = 0; c < vocab; c++) {
+            row[c] = (i % 3 == 0 ? 0.1f : 4.0f) * rng_normal(&rng);
+            if (c < draft_vocab) draft_row[c] = row[c] + (i % 5 + 0.2f) * rng_normal(&rng);
+        }
+        params[i] = (struct sample_params){.temperature = i % 12 == 11 ? 0 : 0.6f + 0.1f * (i % 7),
+                                           .top_p = i % 4 == 1 ? 0.9f : 1,
+                                           .min_p = i % 6 == 3 ? 0.05f : 0,
+                                           .top_k = i % 4 >= 2 ? 50 * (i % 4) : 0,
+                                           .seed = rng_u64(&rng),
+                                           .position = ((uint64_t)i << 33) + 5};
+        draft_params[ROWS - 1 - i] = params[i];
+        draft_params[ROWS - 1 - i].seed = rng_u64(&rng);
+    }
+    sample_rows(dev, result, draft_logits, draft_params, ROWS, draft_vocab);
+    sample_rows(dev, plain, logits, params, ROWS, vocab);
+    for (int i = 0; i < ROWS; i++)
+        drafts[i] =
+            (struct sample_draft){i % 8 == 7 ? -1 : result[ROWS - 1 - i].token, ROWS - 1 - i};
+    judge_rows(dev, result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
+    int n_accepted = 0, n_refused = 0;
+    for (int i = 0; i < ROWS; i++) {
+        const struct sample_result *r = &result[i];
+        if (drafts[i].token < 0 || params[i].temperature == 0) {
+            if (memcmp(r, &plain[i], sizeof *r) != 0)
+                fail_msg("row %d: token %d; without drafts %d", i, r->token, plain[i].token);
+            continue;
+        }
+        const float *row = logits + (size_t)i * vocab;
+        distribution_formula(row, vocab, &params[i], p);
+        memset(q, 0, (size_t)vocab * sizeof *q);
+        distribution_formula(draft_logits + (size_t)drafts[i].row * draft_vocab, draft_vocab,
+                             &params[i], q);
+        struct judged judged = {row, p, q, &params[i], vocab, drafts[i].token};
+        bool accepted;
+        double margin;
+        int token = judge_formula(&judged, &accepted, &margin);
+        n_accepted += accepted;
+        n_refused += !accepted;
+        if (margin <= 1e-4) continue; // rounding decides
+        if (r->token != token)
+            fail_msg("row %d: token %d, want %d (draft %d, %s; margin %.3g)", i, r->token, token,
+                     drafts[i].token, accepted ? "accepted" : "refused", margin);
+        // the other fields, from those of the plain draw: the masses are the row's
+        double z = (row[token] - row[plain[i].token]) / (double)params[i].temperature;
+        if (fabs(r->logprob - (plain[i].logprob + z)) > 2e-5 ||
+            fabs(r->cut_logprob - log(p[token])) > 2e-5 || r->kept_mass != plain[i].kept_mass)
+            fail_msg("row %d: logprob %.7g cut %.7g mass %.7g; want %.7g %.7g %.7g", i, r->logprob,
+                     r->cut_logprob, r->kept_mass, plain[i].logprob + z, log(p[token]),
+                     plain[i].kept_mass);
+    }
+    if (n_accepted < 8 || n_refused < 8)
+        fail_msg("%d accepted and %d refused: too few to prove anything", n_accepted, n_refused);
+    // nothing to be judged: the same bits as without drafts
+    for (int i = 0; i < ROWS; i++) drafts[i].token = -1;
+    judge_rows(dev, result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
+    assert_memory_equal(result, plain, sizeof result);
+    free(logits);
+    free(draft_logits);
+    free(p);
+}
+
+static void sample_drafts_odd(struct device *dev)
+{
+    sample_drafts(dev, 5003, 5003);
+    sample_drafts(dev, 5003, 4801);
+}
+
+static void sample_drafts_aligned(struct device *dev)
+{
+    sample_drafts(dev, 8448, 8448);
+    sample_drafts(dev, 8448, 4000);
+}
+
+// Shapes and, where they can be read (on the CPU), drafts that make no sense are refused by name.
+static void sample_refuses(struct device *dev)
+{
+    enum { VOCAB = 8 };
+    static const struct sample_draft wrong[] = {{VOCAB - 1, 0}, {0, -1}};
+    const struct sample_params params = {.temperature = 1, .top_p = 1};
+    const struct ops *ops = device_ops(dev);
+    float *logits = to_device(dev, NULL, VOCAB * sizeof *logits);
+    void *d_params = to_device(dev, &params, sizeof params), *drafts = to_device(dev, NULL, 8);
+    void *result = to_device(dev, NULL, sizeof(struct sample_result));
+    ops->sample(dev, result, logits, d_params, drafts, logits, 1, VOCAB - 1, VOCAB);
+    assert_int_equal(device_sync(dev), ST_DEVICE);
+    assert_non_null(strstr(status_message(), "draft vocabulary of 8"));
+    ops->distill(dev, logits, logits, NULL, logits, logits, 1, VOCAB, VOCAB - 1, 1, 1, DT_F32);
+    assert_int_equal(device_sync(dev), ST_DEVICE);
+    assert_non_null(strstr(status_message(), "teacher vocabulary of 7"));
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0] && dev == cpu; i++) {
+        device_copy_in(dev, drafts, &wrong[i], sizeof wrong[i]);
+        ops->sample(dev, result, logits, d_params, drafts, logits, 1, VOCAB, VOCAB - 1);
+        assert_int_equal(device_sync(dev), ST_DEVICE);
+        assert_non_null(strstr(status_message(), "outside the vocabulary of 7"));
+    }
+    void *all[] = {logits, d_params, drafts, result};
+    for (int k = 0; k < 4; k++) device_release(dev, all[k]);
+}
+
 static void test_sample(void **state)
 {
     (void)state;
     on_each_device("sample greedy", sample_greedy);
     on_each_device("sample cuts", sample_distribution);
     on_each_device("sample draws", sample_large);
+    on_each_device("sample drafts", sample_drafts_odd);
+    on_each_device("sample drafts x4", sample_drafts_aligned);
+    on_each_device("sample refuses", sample_refuses);
 }
 
 // 1,000 steps: bf16 weights with their residuals hold the same bits as a plain f32 run.

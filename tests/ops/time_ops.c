@@ -494,6 +494,8 @@ struct vocabulary {
     int n;
     struct sample_params *params;
     struct sample_result *result;
+    struct sample_draft *drafts; // for run_judge
+    const float *other;          // rows to draft from or to be taught by
 };
 
 static void run_logprob(void *context)
@@ -515,6 +517,19 @@ static void run_sample(void *context)
     ops->sample(dev, v->result, v->logits, v->params, NULL, NULL, v->n, VOCAB, 0);
 }
 
+static void run_judge(void *context)
+{
+    struct vocabulary *v = context;
+    ops->sample(dev, v->result, v->logits, v->params, v->drafts, v->other, v->n, VOCAB, VOCAB);
+}
+
+static void run_distill(void *context)
+{
+    struct vocabulary *v = context;
+    ops->distill(dev, v->logprob, v->lse, v->dlogits, v->logits, v->other, v->n, VOCAB, VOCAB, 1, 1,
+                 DT_BF16);
+}
+
 static void time_vocabulary(void)
 {
     enum { N = 1024 };
@@ -527,6 +542,8 @@ static void time_vocabulary(void)
     v.target = take(N * 4);
     v.result = take(N * sizeof *v.result);
     v.params = take(N * sizeof *v.params);
+    v.drafts = take(64 * sizeof *v.drafts);
+    v.other = v.logits + (size_t)N / 2 * VOCAB;
     device_fill(dev, v.target, 0, N * 4);
     report("logprob, 1024 rows", run_logprob, &v, 2, 4.0 * N * VOCAB, 0);
     report("logprob gradient, 1024 rows", run_logprob_back, &v, 2, 6.0 * N * VOCAB, 0);
@@ -542,8 +559,16 @@ static void time_vocabulary(void)
             v.n = n;
             snprintf(name, sizeof name, "sample, %s, %d rows", names[k], n);
             report(name, run_sample, &v, 8, 4.0 * n * VOCAB, 0);
+            struct sample_draft drafts[64];
+            for (int i = 0; i < 64; i++) drafts[i] = (struct sample_draft){i * 1009, i};
+            device_copy_in(dev, v.drafts, drafts, sizeof drafts);
+            snprintf(name, sizeof name, "sample, %s, %d drafts", names[k], n);
+            report(name, run_judge, &v, 8, 8.0 * n * VOCAB, 0);
         }
-    void *all[] = {v.logits, v.dlogits, v.logprob, v.lse, v.entropy, v.target, v.result, v.params};
+    v.n = N / 2;
+    report("distill, 512 rows", run_distill, &v, 2, 10.0 * v.n * VOCAB, 0);
+    void *all[] = {v.logits, v.dlogits, v.logprob, v.lse,   v.entropy,
+                   v.target, v.result,  v.params,  v.drafts};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
