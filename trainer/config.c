@@ -70,13 +70,28 @@ const struct option_spec train_options[] = {
      "sequence: GSPO", 0, 0, "token|sequence"},
     {"epsilon", OPTION_DOUBLE, AT(epsilon), "0.2", "E", "clip the ratio below 1 - E", 0, 1, NULL},
     {"epsilon-high", OPTION_DOUBLE, AT(epsilon_high), "-1", "E",
-     "clip it above 1 + E; -1: as --epsilon", -1, 1e9, NULL},
+     "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5", -1, 1e9, NULL},
+    {"delta", OPTION_DOUBLE, AT(delta), "0", "D",
+     "dual clip: cap the ratio at D where the advantage is negative too; 0: off", 0, 1e9, NULL},
     {"beta", OPTION_DOUBLE, AT(beta), "0", "B",
      "weight of the KL divergence from the starting model, which then takes memory", 0, 1e6, NULL},
+    {"kl-estimator", OPTION_STRING, AT(kl_estimator), "k3", "NAME", "how that is estimated", 0, 0,
+     "k1|k2|k3"},
+    {"use-bias-correction-kl", OPTION_FLAG, AT(use_bias_correction_kl), "true", NULL,
+     "multiply it by the ratio, for an unbiased gradient", 0, 0, NULL},
     {"scale-rewards", OPTION_STRING, AT(scale_rewards), "group", "HOW",
      "what advantages are divided by", 0, 0, "group|batch|none"},
     {"num-iterations", OPTION_INT, AT(num_iterations), "1", "N", "updates on each rollout", 1, 1000,
      NULL},
+    {"importance-sampling-correction", OPTION_FLAG, AT(importance_sampling_correction), "true",
+     NULL, "weigh the loss by the trainer's over the daemon's probabilities", 0, 0, NULL},
+    {"importance-sampling-mode", OPTION_STRING, AT(importance_sampling_mode), "sequence_mask",
+     "MODE", "weights of tokens or whole sequences; beyond the bounds they are cut, or 0", 0, 0,
+     "token_truncate|token_mask|sequence_truncate|sequence_mask"},
+    {"importance-sampling-clip-max", OPTION_DOUBLE, AT(importance_sampling_clip_max), "3", "C",
+     "upper bound of these weights; 0: none", 0, 1e9, NULL},
+    {"importance-sampling-clip-min", OPTION_DOUBLE, AT(importance_sampling_clip_min), "0", "C",
+     "lower bound of these weights; 0: none", 0, 1e9, NULL},
     {"mask-truncated-completions", OPTION_FLAG, AT(mask_truncated_completions), NULL, NULL,
      "samples cut off at the token limit do not count", 0, 0, NULL},
 
@@ -117,18 +132,60 @@ const struct option_spec train_options[] = {
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
 
+#define CISPO_EPSILON_HIGH 5 // TRL's recommendation; --epsilon would cap every ratio below 1
+
+static enum status resolve_loss(const struct train_config *config, struct loss_config *ret)
+{
+    enum status st;
+    struct loss_config loss = {
+        .sequence_level = strcmp(config->importance_sampling_level, "sequence") == 0,
+        .epsilon = config->epsilon,
+        .epsilon_high = config->epsilon_high,
+        .delta = config->delta,
+        .beta = config->beta,
+        .bias_correction_kl = config->use_bias_correction_kl,
+        .max_completion_length = (int)config->max_completion_length,
+        .correction_min = config->importance_sampling_clip_min,
+        .correction_max = config->importance_sampling_clip_max,
+    };
+    CHECK(loss_type_from_name(config->loss_type, &loss.type));
+    CHECK(kl_estimator_from_name(config->kl_estimator, &loss.kl_estimator));
+    CHECK(correction_mode_from_name(config->importance_sampling_mode, &loss.correction));
+    if (config->epsilon_high < 0)
+        loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : config->epsilon;
+    if (!config->importance_sampling_correction) loss.correction = CORRECTION_OFF;
+    if (loss.delta > 0 && loss.delta <= 1) {
+        st = status_fail(ST_INVALID,
+                         "--delta %g would cut the ratio of an unchanged policy, which is 1; take "
+                         "one above 1 + --epsilon-high, or 0 for none",
+                         loss.delta);
+        goto out;
+    }
+    if (loss.correction_max > 0 && loss.correction_min >= loss.correction_max) {
+        st = status_fail(ST_INVALID,
+                         "--importance-sampling-clip-min %g is not below "
+                         "--importance-sampling-clip-max %g",
+                         loss.correction_min, loss.correction_max);
+        goto out;
+    }
+    bool truncates = loss.correction == CORRECTION_TOKEN_TRUNCATE ||
+                     loss.correction == CORRECTION_SEQUENCE_TRUNCATE;
+    if (truncates && loss.correction_min == 0 && loss.correction_max == 0) {
+        st = status_fail(ST_INVALID,
+                         "--importance-sampling-mode %s has no bound to truncate at: give "
+                         "--importance-sampling-clip-max or --importance-sampling-clip-min",
+                         config->importance_sampling_mode);
+        goto out;
+    }
+    *ret = loss;
+out:
+    return st;
+}
+
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret)
 {
     enum status st = ST_OK;
     struct train_resolved r = {
-        .loss =
-            {
-                .sequence_level = strcmp(config->importance_sampling_level, "sequence") == 0,
-                .epsilon = config->epsilon,
-                .epsilon_high = config->epsilon_high < 0 ? config->epsilon : config->epsilon_high,
-                .beta = config->beta,
-                .max_completion_length = (int)config->max_completion_length,
-            },
         .latency_modelled = strcmp(config->latency, "modelled") == 0,
         .normalise_terms = strcmp(config->reward_normalise, "terms") == 0,
         .schedule = {.peak = config->learning_rate, .warmup_steps = config->warmup_steps},
@@ -147,7 +204,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                      "which needs 2 samples or more");
         goto out;
     }
-    CHECK(loss_type_from_name(config->loss_type, &r.loss.type));
+    CHECK(resolve_loss(config, &r.loss));
     CHECK(advantage_scale_from_name(config->scale_rewards, &r.scale));
     CHECK(schedule_type_from_name(config->lr_scheduler_type, &r.schedule.type));
     *ret = r;

@@ -31,8 +31,13 @@ struct train_config {
     bool ignore_eos;
     // loss
     const char *loss_type, *importance_sampling_level, *scale_rewards;
-    double epsilon, epsilon_high, beta;
+    double epsilon, epsilon_high, delta, beta;
+    const char *kl_estimator;
+    bool use_bias_correction_kl;
     int64_t num_iterations;
+    bool importance_sampling_correction;
+    const char *importance_sampling_mode;
+    double importance_sampling_clip_min, importance_sampling_clip_max;
     bool mask_truncated_completions;
     // optimizer
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;

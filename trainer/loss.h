@@ -1,38 +1,71 @@
 /* loss.h: the policy-gradient losses, on host arrays, in double: from log-probabilities to the loss
  * and its derivative by each log-probability. No device, no model: small, exact, easy to check.
  * Formulas: GRPO (Shao et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025), GSPO (Zheng
- * et al. 2025), CISPO (MiniMax 2025), named and defaulted as in TRL's GRPOConfig. */
+ * et al. 2025), CISPO (MiniMax 2025), two-sided clipping (INTELLECT-2, 2025), KL estimators
+ * (Schulman 2020), truncated and masked importance sampling between sampler and trainer (Yao et al.
+ * 2025, Liu et al. 2025). Names and defaults are those of GRPOConfig in TRL's documentation (1.16);
+ * docs/numerics.md has the formulas and the few differences. */
 #ifndef TRAINER_LOSS_H
 #define TRAINER_LOSS_H
 
 #include "common/base/status.h"
 
 enum loss_type { LOSS_GRPO, LOSS_BNPO, LOSS_DAPO, LOSS_DR_GRPO, LOSS_CISPO };
+// With d = logprob of the reference - logprob: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
+enum kl_estimator { KL_K1, KL_K2, KL_K3 };
+// The weight w = exp(trainer's - sampler's logprob), of each token or of the whole sequence (the
+// product over its tokens): cut to [min, max], or 0 outside of it.
+enum correction_mode {
+    CORRECTION_OFF,
+    CORRECTION_TOKEN_TRUNCATE,
+    CORRECTION_TOKEN_MASK,
+    CORRECTION_SEQUENCE_TRUNCATE,
+    CORRECTION_SEQUENCE_MASK
+};
 
 struct loss_config {
     enum loss_type type;
     bool sequence_level; // importance ratio of the whole sequence (GSPO) instead of each token
-    double epsilon, epsilon_high; // ratio kept in [1 - epsilon, 1 + epsilon_high]
-    double beta;                  // weight of the k3 estimate of KL to the reference; 0: off
-    int max_completion_length;    // LOSS_DR_GRPO's constant
+    double epsilon;      // ratio kept in [1 - epsilon, 1 + epsilon_high];
+    double epsilon_high; // LOSS_CISPO: cap of the ratio itself
+    double delta;        // dual clip: cap of the unclipped ratio too; 0: off. Not LOSS_CISPO's.
+    double beta;         // weight of the KL divergence from the reference; 0: off
+    enum kl_estimator kl_estimator;
+    bool bias_correction_kl;   // the KL term times the ratio, which then has a gradient through it
+    int max_completion_length; // LOSS_DR_GRPO's constant
+    enum correction_mode correction;
+    double correction_min, correction_max; // 0: none
 };
 
 // The sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1.
 struct loss_batch {
     int n_seqs;
-    const int *first;          // (n_seqs + 1)
-    const float *logprobs;     // of the policy now
-    const float *old_logprobs; // of the sampler
-    const float *ref_logprobs; // of the reference; NULL where beta is 0
-    const float *advantages;   // (n_seqs)
+    const int *first;              // (n_seqs + 1)
+    const float *logprobs;         // of the policy now
+    const float *old_logprobs;     // by the trainer, of the policy before this step's first update
+    const float *sampler_logprobs; // by whoever drew the tokens; NULL where correction is off
+    const float *ref_logprobs;     // of the reference; NULL where beta is 0
+    const float *advantages;       // (n_seqs)
     // of the whole optimizer step that this micro-batch is a part of
     int step_seqs;
     long step_tokens;
 };
+
+struct range_stats { // sum / n is the mean; min and max are 0 where n is
+    double sum, min, max;
+    long n;
+};
 struct loss_stats { // sums, so that micro-batches add up; divide by tokens or seqs for means
     double loss;    // already normalised over the step
-    double kl, ratio, clip_low, clip_high; // sums over tokens
-    double ratio_min, ratio_max;
+    double kl;      // sum over tokens, as estimated, without the ratio
+    // One entry a token; a sequence with sequence_level.
+    struct range_stats ratio;
+    double clip_low, clip_high, clip_delta; // how many ratios were cut at that bound
+    // The clipped share of each sequence that has tokens.
+    struct range_stats seq_clip_low, seq_clip_high;
+    // Weights as used; one entry a token, or a sequence in the sequence_ modes.
+    struct range_stats correction;
+    double correction_cut; // how many weights were truncated or masked
     long tokens;
     int seqs;
 };
@@ -40,6 +73,11 @@ struct loss_stats { // sums, so that micro-batches add up; divide by tokens or s
 // one with a zero term, as in TRL.
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
                   struct loss_stats *stats, float *ret_dlogprobs);
+double range_mean(const struct range_stats *r); // 0 where it has no entry
+
 enum status loss_type_from_name(const char *name, enum loss_type *ret); // "gspo" is not a type
+enum status kl_estimator_from_name(const char *name, enum kl_estimator *ret);
+// "token_truncate", ...; off is not a mode.
+enum status correction_mode_from_name(const char *name, enum correction_mode *ret);
 
 #endif

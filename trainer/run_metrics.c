@@ -102,17 +102,33 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     metrics_put(metrics, "latency_model/r2", m->r2);
 }
 
+static void put_ratios(json_t *metrics, const struct run *run, const struct update_stats *u)
+{
+    const struct loss_config *loss = &run->resolved.loss;
+    metrics_put(metrics, "clip_ratio/low_mean", u->clip_low);
+    metrics_put(metrics, "clip_ratio/low_min", u->clip_low_min);
+    metrics_put(metrics, "clip_ratio/high_mean", u->clip_high);
+    metrics_put(metrics, "clip_ratio/high_max", u->clip_high_max);
+    metrics_put(metrics, "clip_ratio/region_mean", u->clip_low + u->clip_high);
+    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", u->clip_high);
+    if (loss->delta > 0) metrics_put(metrics, "clip_ratio/delta_mean", u->clip_delta);
+    metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
+    metrics_put(metrics, "importance_ratio/min", u->ratio_min);
+    metrics_put(metrics, "importance_ratio/max", u->ratio_max);
+    if (loss->correction == CORRECTION_OFF) return;
+    metrics_put(metrics, "sampling/importance_sampling_ratio/mean", u->correction_mean);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/min", u->correction_min);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/max", u->correction_max);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->correction_cut);
+}
+
 static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u,
                        double lr)
 {
     metrics_put(metrics, "loss", u->loss);
     if (run->config->beta > 0) metrics_put(metrics, "kl", u->kl);
     metrics_put(metrics, "entropy", u->entropy);
-    metrics_put(metrics, "clip_ratio/low_mean", u->clip_low);
-    metrics_put(metrics, "clip_ratio/high_mean", u->clip_high);
-    metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
-    metrics_put(metrics, "importance_ratio/min", u->ratio_min);
-    metrics_put(metrics, "importance_ratio/max", u->ratio_max);
+    put_ratios(metrics, run, u);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", lr);
     metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);

@@ -1,9 +1,11 @@
 /* update.c: from a rollout and its advantages to published weights. The trainer's thread.
  *
- * The importance ratio is taken against the daemon's log-probabilities: they are those of the
- * policy that drew the token, whatever version it was and whatever rounding its batch gave it.
- * Before the first update the trainer's own log-probabilities come from the same weights, so their
- * distance from the daemon's is the error of one of the two, and is reported every step.
+ * The first iteration's log-probabilities, before any update, are kept: the importance ratio of all
+ * iterations is taken against them, so it is exactly 1 in the first and moves with the updates
+ * only. What lies between them and the daemon's (rounding of another batch shape, weights that
+ * changed while a sample was in flight) is a weight of its own in the loss (loss.h, correction).
+ * Tokens that the present weights drew show the error of one of the two, which is reported every
+ * step.
  */
 #include "trainer/update.h"
 
@@ -15,10 +17,12 @@ struct update { // what the loss function works on
     const struct update_config *config;
     const struct rollout *rollout;
     const float *advantages;
-    int n_samples; // that the means over sequences divide by
+    float *old_logprobs; // of all samples, by the trainer, before the first update
+    long *first;         // (n_samples + 1) where each sample's begin
+    int n_samples;       // that the means over sequences divide by
     long n_tokens;
     uint64_t version;
-    bool first; // iteration
+    bool first_iteration;
     struct loss_stats loss;
     double entropy, first_loss, first_kl;
     double delta_sum, delta_max, k3;
@@ -46,7 +50,9 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
     for (int s = 0; s < mb->n_seqs; s++) {
         const struct sample *sample = &u->rollout->samples[mb->sample[s]];
         int first = mb->first[s], n = sample->n;
-        if (u->first) {
+        float *old = u->old_logprobs + u->first[mb->sample[s]];
+        if (u->first_iteration) {
+            memcpy(old, rows->logprobs + first, (size_t)n * sizeof *old);
             compare_with_daemon(u, sample, rows->logprobs + first);
             for (int t = 0; t < n; t++) u->entropy += rows->entropy[first + t];
         }
@@ -56,7 +62,8 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .n_seqs = 1,
             .first = bounds,
             .logprobs = rows->logprobs + first,
-            .old_logprobs = sample->logprobs,
+            .old_logprobs = old,
+            .sampler_logprobs = sample->logprobs,
             .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
             .advantages = &u->advantages[mb->sample[s]],
             .step_seqs = u->n_samples,
@@ -121,19 +128,39 @@ static enum status publish(struct learner *l, struct bridge *bridge,
 static void fill_stats(const struct update *u, struct update_stats *stats)
 {
     double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
-    double tokens = u->loss.tokens > 0 ? (double)u->loss.tokens : 1; // over all iterations
+    const struct loss_stats *loss = &u->loss; // over all iterations
+    double ratios = loss->ratio.n > 0 ? (double)loss->ratio.n : 1;
+    double weights = loss->correction.n > 0 ? (double)loss->correction.n : 1;
     stats->loss = u->first_loss;
     stats->kl = u->first_kl;
     stats->entropy = u->entropy / all;
-    stats->ratio_mean = u->loss.ratio / tokens;
-    stats->ratio_min = u->loss.ratio_min;
-    stats->ratio_max = u->loss.ratio_max;
-    stats->clip_low = u->loss.clip_low / tokens;
-    stats->clip_high = u->loss.clip_high / tokens;
+    stats->ratio_mean = range_mean(&loss->ratio);
+    stats->ratio_min = loss->ratio.min;
+    stats->ratio_max = loss->ratio.max;
+    stats->clip_low = loss->clip_low / ratios;
+    stats->clip_high = loss->clip_high / ratios;
+    stats->clip_delta = loss->clip_delta / ratios;
+    stats->clip_low_min = loss->seq_clip_low.min;
+    stats->clip_high_max = loss->seq_clip_high.max;
+    stats->correction_mean = range_mean(&loss->correction);
+    stats->correction_min = loss->correction.min;
+    stats->correction_max = loss->correction.max;
+    stats->correction_cut = loss->correction_cut / weights;
     stats->mismatch_mean = u->delta_sum / all;
     stats->mismatch_max = u->delta_max;
     stats->mismatch_k3 = u->k3 / all;
     stats->tokens = u->n_tokens;
+}
+
+static enum status place_old_logprobs(struct update *u)
+{
+    size_t samples = (size_t)u->n_samples, tokens = (size_t)u->rollout->n_tokens;
+    u->first = calloc(samples + 1, sizeof *u->first);
+    u->old_logprobs = calloc(tokens + 1, sizeof *u->old_logprobs);
+    if (!u->first || !u->old_logprobs)
+        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", tokens);
+    for (int i = 0; i < u->n_samples; i++) u->first[i + 1] = u->first[i] + u->rollout->samples[i].n;
+    return ST_OK;
 }
 
 enum status update_policy(struct learner *l, struct bridge *bridge,
@@ -150,11 +177,12 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     u.version = control_version(bridge_control(bridge));
     for (int i = 0; i < u.n_samples; i++)
         if (counts(&u, &rollout->samples[i])) u.n_tokens += rollout->samples[i].n;
+    CHECK(place_old_logprobs(&u));
     CHECK(make_groups(rollout, &groups, &completions));
     for (int i = 0; i < config->num_iterations; i++) {
-        u.first = i == 0;
+        u.first_iteration = i == 0;
         CHECK(learner_gradients(l, groups, rollout->n_groups, policy_loss, &u));
-        if (u.first) {
+        if (u.first_iteration) {
             u.first_loss = u.loss.loss;
             u.first_kl = u.loss.tokens > 0 ? u.loss.kl / (double)u.loss.tokens : 0;
         }
@@ -173,6 +201,8 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     fill_stats(&u, &stats);
     *ret = stats;
 out:
+    free(u.old_logprobs);
+    free(u.first);
     free(groups);
     free(completions);
     return st;

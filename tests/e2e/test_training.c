@@ -204,6 +204,11 @@ static void trains_in_place(void **state)
         double mismatch = json_number_value(json_object_get(m, "sampler_mismatch/max"));
         assert_true(json_is_number(json_object_get(m, "sampler_mismatch/max")) && mismatch <= 1e-5);
         assert_true(json_number_value(json_object_get(m, "grad_norm")) > 0);
+        double weight =
+            json_number_value(json_object_get(m, "sampling/importance_sampling_ratio/mean"));
+        assert_true(fabs(weight - 1) < 1e-3);
+        // the second update found the policy where the first had moved it
+        assert_true(json_number_value(json_object_get(m, "importance_ratio/max")) > 1);
         assert_true(json_number_value(json_object_get(m, "entropy")) > 0);
         static const char *const keys[] = {"loss",
                                            "kl",
@@ -214,6 +219,14 @@ static void trains_in_place(void **state)
                                            "completions/mean_length",
                                            "completions/clipped_ratio",
                                            "clip_ratio/low_mean",
+                                           "clip_ratio/low_min",
+                                           "clip_ratio/high_mean",
+                                           "clip_ratio/high_max",
+                                           "clip_ratio/region_mean",
+                                           "importance_ratio/mean",
+                                           "sampling/importance_sampling_ratio/min",
+                                           "sampling/importance_sampling_ratio/max",
+                                           "sampling/importance_sampling_ratio/cut",
                                            "learning_rate",
                                            "publish/wait_ms",
                                            "publish/total_ms",
@@ -271,6 +284,7 @@ static void costs_of_inference(void **state)
     assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1")), 0);
     json_t *m = last_metrics(&s, "plain");
     assert_null(json_object_get(m, "rewards/cost"));
+    assert_true(metric(m, "importance_ratio/min") == 1 && metric(m, "importance_ratio/max") == 1);
     json_decref(m);
     assert_int_equal(
         train(&s, "run",
@@ -748,6 +762,12 @@ static void wrong_usage(void **state)
         {{"train", "--data", "x", "--reward", "nope"}, "\"nope\""},
         {{"train", "--data", "x", "--num-generations", "1"}, "--num-generations"},
         {{"train", "--data", "x", "--loss-type", "ppo"}, "loss-type"},
+        {{"train", "--data", "x", "--delta", "0.5"}, "--delta 0.5 would cut"},
+        {{"train", "--data", "x", "--kl-estimator", "k4"}, "kl-estimator"},
+        {{"train", "--data", "x", "--importance-sampling-clip-min", "4"}, "is not below"},
+        {{"train", "--data", "x", "--importance-sampling-mode", "token_truncate",
+          "--importance-sampling-clip-max", "0"},
+         "no bound to truncate at"},
         {{"train", "--data", "x", "--resume"}, "--run-dir"},
         {{"sft", "--data", "x"}, "--model"},
         {{"sft", "--init", "c", "--data", "x", "--out", "y"}, "--tokenizer"},

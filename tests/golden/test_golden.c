@@ -279,6 +279,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
                                  .epsilon = fact(g, "eps_low"),
                                  .epsilon_high = fact(g, "eps_high"),
                                  .beta = fact(g, "beta"),
+                                 .kl_estimator = KL_K3,
                                  .max_completion_length = g->completion};
     float logprobs[4096], old[4096], ref[4096], dlogprobs[4096];
     const float *all_old = value(g, "old_logprobs"), *all_ref = value(g, "ref_logprobs");
@@ -286,6 +287,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     void *x;
     enum status st;
     CHECK(loss_type_from_name(gspo ? "grpo" : name, &config.type));
+    if (config.type == LOSS_CISPO) config.epsilon_high += 1; // the cap of the ratio itself
     for (int s = 0; s < g->n_seqs; s++)
         for (int i = g->first[s]; i < g->first[s + 1]; i++) {
             old[i] = all_old[s * g->completion + i - g->first[s]];
@@ -294,8 +296,16 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     optimizer_clear_grads(g->optimizer);
     model_forward(g->model, batch_view(g->batch), NULL, g->tape, &x);
     CHECK(backward_logprobs(g->backward, g->batch, x, g->targets, 1.0f, logprobs, NULL));
-    struct loss_batch batch = {g->n_seqs, g->first, logprobs,  old, ref, value(g, "advantages"),
-                               g->n_seqs, g->first[g->n_seqs]};
+    struct loss_batch batch = {
+        .n_seqs = g->n_seqs,
+        .first = g->first,
+        .logprobs = logprobs,
+        .old_logprobs = old,
+        .ref_logprobs = ref,
+        .advantages = value(g, "advantages"),
+        .step_seqs = g->n_seqs,
+        .step_tokens = g->first[g->n_seqs],
+    };
     loss_compute(&config, &batch, &stats, dlogprobs);
     *ret_loss = stats.loss;
     st = backward_run(g->backward, g->batch, g->tape, dlogprobs, 1.0f);

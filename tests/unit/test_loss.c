@@ -1,5 +1,5 @@
-/* test_loss.c: trainer/loss against hand-computed values and finite differences, trainer/advantage,
- * and trainer/schedule. (tests/golden compares every loss with torch's.) */
+/* test_loss.c: trainer/loss against a table of torch's values (tests/golden/losses), hand-computed
+ * ones and finite differences, trainer/advantage, and trainer/schedule. */
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 #include "trainer/advantage.h"
@@ -7,6 +7,8 @@
 #include "trainer/schedule.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define SEQS 5
@@ -14,7 +16,7 @@ static const int first[SEQS + 1] = {0, 4, 4, 7, 8, 14}; // the second is empty
 #define TOKENS 14
 
 struct inputs {
-    float logprobs[TOKENS], old[TOKENS], ref[TOKENS], advantages[SEQS];
+    float logprobs[TOKENS], old[TOKENS], sampler[TOKENS], ref[TOKENS], advantages[SEQS];
 };
 
 static void make_inputs(uint64_t seed, struct inputs *in)
@@ -25,6 +27,7 @@ static void make_inputs(uint64_t seed, struct inputs *in)
         in->logprobs[i] = -0.2f - 2 * rng_uniform(&r);
         in->old[i] = in->logprobs[i] + 0.3f * rng_normal(&r);
         in->ref[i] = in->logprobs[i] + 0.2f * rng_normal(&r);
+        in->sampler[i] = in->old[i] + 0.4f * rng_normal(&r);
     }
     for (int s = 0; s < SEQS; s++) in->advantages[s] = rng_normal(&r);
     in->advantages[3] = 0;
@@ -37,6 +40,7 @@ static struct loss_batch batch_of(const struct inputs *in)
         .first = first,
         .logprobs = in->logprobs,
         .old_logprobs = in->old,
+        .sampler_logprobs = in->sampler,
         .ref_logprobs = in->ref,
         .advantages = in->advantages,
         .step_seqs = SEQS,
@@ -53,69 +57,98 @@ static double loss_of(const struct loss_config *config, const struct inputs *in,
     return stats.loss;
 }
 
-// The ratio's clip, and CISPO's weight, have kinks: a step must not cross one.
-static bool near_kink(const struct loss_config *config, const struct inputs *in, int seq,
-                      float margin)
+static const struct loss_config plain = {
+    .type = LOSS_DAPO,
+    .epsilon = 0.2,
+    .epsilon_high = 0.28,
+    .kl_estimator = KL_K3,
+    .max_completion_length = 10,
+};
+
+// Calls check() with every combination of settings: 700 of them.
+static void for_each_config(void (*check)(const struct loss_config *config))
 {
-    double mean = 0;
-    int n = first[seq + 1] - first[seq];
-    for (int t = first[seq]; t < first[seq + 1]; t++) {
-        double log_ratio = in->logprobs[t] - in->old[t];
-        mean += log_ratio / n;
-        if (!config->sequence_level && (fabs(exp(log_ratio) - 1 + config->epsilon) < margin ||
-                                        fabs(exp(log_ratio) - 1 - config->epsilon_high) < margin))
-            return true;
-    }
-    return config->sequence_level && (fabs(exp(mean) - 1 + config->epsilon) < margin ||
-                                      fabs(exp(mean) - 1 - config->epsilon_high) < margin);
+    for (int type = LOSS_GRPO; type <= LOSS_CISPO; type++)
+        for (int level = 0; level < 2; level++)
+            for (int kl = -2; kl < 2 * 3; kl++) // -2, -1: off
+                for (int dual = 0; dual < 2; dual++)
+                    for (int mode = CORRECTION_OFF; mode <= CORRECTION_SEQUENCE_MASK; mode++) {
+                        struct loss_config config = plain;
+                        if (kl == -1) continue;
+                        config.type = (enum loss_type)type;
+                        config.sequence_level = level;
+                        config.beta = kl < 0 ? 0 : 0.04;
+                        config.kl_estimator = kl < 0 ? KL_K3 : (enum kl_estimator)(kl / 2);
+                        config.bias_correction_kl = kl >= 0 && kl % 2;
+                        config.delta = dual ? 1.6 : 0;
+                        config.correction = (enum correction_mode)mode;
+                        config.correction_min = dual ? 0.5 : 0;
+                        config.correction_max = 1.5;
+                        if (type == LOSS_CISPO) config.epsilon_high = 1.2;
+                        check(&config);
+                    }
 }
 
-static const struct {
-    enum loss_type type;
-    bool sequence_level;
-} variants[] = {
-    {LOSS_GRPO, false}, {LOSS_BNPO, false},   {LOSS_DAPO, false}, {LOSS_DR_GRPO, false},
-    {LOSS_GRPO, true},  {LOSS_DR_GRPO, true}, {LOSS_DAPO, true},
-};
+// The ratio's clip, and CISPO's weight, have kinks: a step must not cross one.
+static bool near_kink(const struct loss_config *config, const struct inputs *in, int seq,
+                      double margin)
+{
+    const double kinks[] = {1 - config->epsilon, 1 + config->epsilon_high, config->delta};
+    double mean = 0;
+    int n = first[seq + 1] - first[seq];
+    for (int t = first[seq]; t < first[seq + 1]; t++)
+        mean += ((double)in->logprobs[t] - in->old[t]) / n;
+    for (int t = first[seq]; t < first[seq + 1]; t++)
+        for (size_t k = 0; k < sizeof kinks / sizeof *kinks; k++) {
+            double ratio = exp(config->sequence_level ? mean : in->logprobs[t] - in->old[t]);
+            if (fabs(ratio - kinks[k]) < margin) return true;
+        }
+    return false;
+}
+
+static int slopes_checked;
+
+static void check_slopes(const struct loss_config *config)
+{
+    const float h = 1.0f / 512;
+    if (config->type == LOSS_CISPO) return; // see cispo_weight_is_constant
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct inputs in;
+        float derivative[TOKENS];
+        make_inputs(seed, &in);
+        loss_of(config, &in, derivative);
+        for (int s = 0; s < SEQS; s++) {
+            if (near_kink(config, &in, s, 0.01)) continue;
+            for (int t = first[s]; t < first[s + 1]; t++) {
+                struct inputs up = in, down = in;
+                up.logprobs[t] += h;
+                down.logprobs[t] -= h;
+                // the distance that f32 really took
+                double step = (double)up.logprobs[t] - down.logprobs[t];
+                double slope = (loss_of(config, &up, NULL) - loss_of(config, &down, NULL)) / step;
+                assert_true(fabs(slope - derivative[t]) < 2e-5);
+                slopes_checked++;
+            }
+        }
+    }
+}
 
 static void derivatives_are_finite_differences(void **state)
 {
     (void)state;
-    int checked = 0;
-    for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
-        for (uint64_t seed = 1; seed <= 20; seed++) {
-            struct loss_config config = {
-                variants[v].type, variants[v].sequence_level, 0.2, 0.28, 0.04, 10};
-            struct inputs in;
-            float derivative[TOKENS];
-            const float h = 1.0f / 512;
-            make_inputs(seed, &in);
-            loss_of(&config, &in, derivative);
-            for (int s = 0; s < SEQS; s++) {
-                if (near_kink(&config, &in, s, 0.01f)) continue;
-                for (int t = first[s]; t < first[s + 1]; t++) {
-                    struct inputs up = in, down = in;
-                    up.logprobs[t] += h;
-                    down.logprobs[t] -= h;
-                    // the distance that f32 really took
-                    double step = (double)up.logprobs[t] - down.logprobs[t];
-                    double slope =
-                        (loss_of(&config, &up, NULL) - loss_of(&config, &down, NULL)) / step;
-                    assert_true(fabs(slope - derivative[t]) < 2e-5);
-                    checked++;
-                }
-            }
-        }
-    assert_true(checked > 1000);
+    for_each_config(check_slopes);
+    assert_true(slopes_checked > 10000);
 }
 
 // CISPO's weight is held fixed: its derivative is not that of its value, but weight * advantage.
 static void cispo_weight_is_constant(void **state)
 {
     (void)state;
-    struct loss_config config = {LOSS_CISPO, false, 0.2, 0.28, 0, 10};
+    struct loss_config config = plain;
     struct inputs in;
     float derivative[TOKENS];
+    config.type = LOSS_CISPO;
+    config.epsilon_high = 1.28; // the cap itself
     make_inputs(3, &in);
     loss_of(&config, &in, derivative);
     for (int s = 0; s < SEQS; s++)
@@ -134,7 +167,7 @@ static void values_by_hand(void **state)
     static const int bounds[3] = {0, 2, 3};
     static const float logprobs[3] = {-1.0f, -2.0f, -1.5f}, old[3] = {-1.5f, -2.0f, -1.0f};
     static const float advantages[2] = {1, -2};
-    struct loss_batch batch = {2, bounds, logprobs, old, NULL, advantages, 2, 3};
+    struct loss_batch batch = {2, bounds, logprobs, old, NULL, NULL, advantages, 2, 3};
     static const struct {
         enum loss_type type;
         double loss, slope[3];
@@ -148,9 +181,11 @@ static void values_by_hand(void **state)
          {-0.4, -1.0 / 3, 2 * 0.60653065971 / 3}},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        struct loss_config config = {wanted[i].type, false, 0.2, 0.2, 0, 10};
+        struct loss_config config = plain;
         struct loss_stats stats = {0};
         float slope[3];
+        config.type = wanted[i].type;
+        config.epsilon_high = config.type == LOSS_CISPO ? 1.2 : 0.2;
         loss_compute(&config, &batch, &stats, slope);
         assert_true(fabs(stats.loss - wanted[i].loss) < 1e-9);
         for (int t = 0; t < 3; t++) assert_true(fabs(slope[t] - wanted[i].slope[t]) < 1e-6);
@@ -158,68 +193,275 @@ static void values_by_hand(void **state)
         assert_int_equal(stats.seqs, 2);
         assert_true(stats.clip_high == 1);
         assert_true(stats.clip_low == (wanted[i].type == LOSS_CISPO ? 0 : 1));
-        assert_true(fabs(stats.ratio_min - exp(-0.5)) < 1e-9);
-        assert_true(fabs(stats.ratio_max - exp(0.5)) < 1e-9);
+        assert_true(fabs(stats.ratio.min - exp(-0.5)) < 1e-9);
+        assert_true(fabs(stats.ratio.max - exp(0.5)) < 1e-9);
+        assert_true(stats.seq_clip_high.max == 0.5 && stats.seq_clip_high.min == 0);
+        assert_true(stats.seq_clip_low.min == 0 && stats.seq_clip_low.n == 2);
+        assert_int_equal(stats.correction.n, 0);
     }
 }
 
-static void kl_is_k3(void **state)
+// One token with ratio 1 and d = 0.5 to the reference: the three estimates and their slopes. The
+// ratio as a factor leaves the value as it is and adds it to the slope.
+static void kl_by_hand(void **state)
 {
     (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, ref = -0.5f, zero = 0;
-    struct loss_batch batch = {1, bounds, &logprob, &logprob, &ref, &zero, 1, 1};
-    struct loss_config config = {LOSS_DAPO, false, 0.2, 0.2, 0.1, 1};
+    struct loss_batch batch = {1, bounds, &logprob, &logprob, NULL, &ref, &zero, 1, 1};
+    static const struct {
+        enum kl_estimator estimator;
+        double kl, slope;
+    } wanted[] = {{KL_K1, -0.5, 1}, {KL_K2, 0.125, -0.5}, {KL_K3, 0.14872127070, -0.64872127070}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        for (int bias = 0; bias < 2; bias++) {
+            struct loss_config config = plain;
+            struct loss_stats stats = {0};
+            float slope;
+            config.beta = 0.1;
+            config.kl_estimator = wanted[i].estimator;
+            config.bias_correction_kl = bias;
+            loss_compute(&config, &batch, &stats, &slope);
+            assert_true(fabs(stats.kl - wanted[i].kl) < 1e-9);
+            assert_true(fabs(stats.loss - 0.1 * wanted[i].kl) < 1e-10);
+            double by_ratio = bias ? wanted[i].kl : 0;
+            assert_true(fabs(slope - 0.1 * (wanted[i].slope + by_ratio)) < 1e-7);
+        }
+}
+
+// A ratio of e = 2.718 with advantage -1 has no bound from the clip; the dual clip is one.
+static void dual_clip_by_hand(void **state)
+{
+    (void)state;
+    static const int bounds[2] = {0, 1};
+    static const float logprob = -1, old = -2, down = -1, up = 1;
+    struct loss_batch batch = {1, bounds, &logprob, &old, NULL, NULL, &down, 1, 1};
+    struct loss_config config = plain;
     struct loss_stats stats = {0};
     float slope;
     loss_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.kl - (exp(0.5) - 0.5 - 1)) < 1e-9);
-    assert_true(fabs(stats.loss - 0.1 * stats.kl) < 1e-12);
-    assert_true(fabs(slope - 0.1 * (1 - exp(0.5))) < 1e-7);
+    assert_true(fabs(stats.loss - M_E) < 1e-9 && fabs(slope - M_E) < 1e-6);
+    assert_true(stats.clip_delta == 0);
+    config.delta = 2;
+    stats = (struct loss_stats){0};
+    loss_compute(&config, &batch, &stats, &slope);
+    assert_true(fabs(stats.loss - 2) < 1e-9 && slope == 0);
+    assert_true(stats.clip_delta == 1 && stats.clip_low == 0 && stats.clip_high == 0);
+    batch.advantages = &up; // here the clip is the lower bound of the two, as without it
+    stats = (struct loss_stats){0};
+    loss_compute(&config, &batch, &stats, &slope);
+    assert_true(fabs(stats.loss + 1.28) < 1e-9 && slope == 0);
+    assert_true(stats.clip_delta == 0 && stats.clip_high == 1);
+}
+
+// Where trainer and sampler agree to the bit, the correction changes no bit.
+static void correction_of_nothing(const struct loss_config *config)
+{
+    struct inputs in;
+    float with[TOKENS], without[TOKENS];
+    struct loss_config off = *config;
+    if (config->correction == CORRECTION_OFF) return;
+    make_inputs(5, &in);
+    memcpy(in.sampler, in.old, sizeof in.sampler);
+    off.correction = CORRECTION_OFF;
+    assert_true(loss_of(config, &in, with) == loss_of(&off, &in, without));
+    assert_memory_equal(with, without, sizeof with);
+}
+static void correction_is_exactly_one(void **state)
+{
+    (void)state;
+    for_each_config(correction_of_nothing);
 }
 
 // However a step is cut into micro-batches, loss and derivatives are the same.
+static void check_pieces(const struct loss_config *config)
+{
+    struct inputs in;
+    float whole[TOKENS], pieces[TOKENS];
+    struct loss_stats stats = {0};
+    make_inputs(7, &in);
+    double loss = loss_of(config, &in, whole);
+    for (int s = 0; s < SEQS; s++) {
+        struct loss_batch batch = batch_of(&in);
+        int bounds[2] = {0, first[s + 1] - first[s]};
+        batch.n_seqs = 1;
+        batch.first = bounds;
+        batch.logprobs += first[s];
+        batch.old_logprobs += first[s];
+        batch.sampler_logprobs += first[s];
+        batch.ref_logprobs += first[s];
+        batch.advantages += s;
+        loss_compute(config, &batch, &stats, pieces + first[s]);
+    }
+    assert_true(fabs(loss - stats.loss) < 1e-12);
+    assert_memory_equal(whole, pieces, sizeof whole);
+}
 static void micro_batches_add_up(void **state)
 {
     (void)state;
-    for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
-        struct loss_config config = {
-            variants[v].type, variants[v].sequence_level, 0.2, 0.28, 0.04, 10};
-        struct inputs in;
-        float whole[TOKENS], pieces[TOKENS];
-        struct loss_stats stats = {0};
-        make_inputs(7, &in);
-        double loss = loss_of(&config, &in, whole);
-        for (int s = 0; s < SEQS; s++) {
-            struct loss_batch batch = batch_of(&in);
-            int bounds[2] = {0, first[s + 1] - first[s]};
-            batch.n_seqs = 1;
-            batch.first = bounds;
-            batch.logprobs += first[s];
-            batch.old_logprobs += first[s];
-            batch.ref_logprobs += first[s];
-            batch.advantages += s;
-            loss_compute(&config, &batch, &stats, pieces + first[s]);
-        }
-        assert_true(fabs(loss - stats.loss) < 1e-12);
-        assert_memory_equal(whole, pieces, sizeof whole);
-    }
+    for_each_config(check_pieces);
 }
 
-static void empty_sequences_only(void **state)
+static void check_empty(const struct loss_config *config)
 {
-    (void)state;
     static const int bounds[3] = {0, 0, 0};
     static const float advantages[2] = {1, -1};
     float nothing = 0;
-    struct loss_batch batch = {2, bounds, &nothing, &nothing, &nothing, advantages, 2, 0};
-    for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
-        struct loss_config config = {
-            variants[v].type, variants[v].sequence_level, 0.2, 0.2, 0.1, 8};
-        struct loss_stats stats = {0};
-        loss_compute(&config, &batch, &stats, &nothing);
-        assert_true(stats.loss == 0 && stats.tokens == 0 && stats.seqs == 2);
+    struct loss_batch batch = {2, bounds, &nothing, &nothing, &nothing, &nothing, advantages, 2, 0};
+    struct loss_stats stats = {0};
+    loss_compute(config, &batch, &stats, &nothing);
+    assert_true(stats.loss == 0 && stats.tokens == 0 && stats.seqs == 2);
+    assert_true(stats.ratio.n == 0 && stats.correction.n == 0 && range_mean(&stats.ratio) == 0);
+}
+static void empty_sequences_only(void **state)
+{
+    (void)state;
+    for_each_config(check_empty);
+}
+
+// ---- torch's values -----------------------------------------------------------------------------
+
+#define TABLE         "tests/golden/losses/losses.txt"
+#define TABLE_ROOM    32
+#define BEFORE_SLOPES 8 // columns of a case between its settings and its derivatives
+
+struct table {
+    FILE *file;
+    float logprobs[TABLE_ROOM], old[TABLE_ROOM], sampler[TABLE_ROOM], ref[TABLE_ROOM];
+    float advantages[TABLE_ROOM];
+    int first[TABLE_ROOM], n_seqs, n_tokens;
+    double settings[TABLE_ROOM];
+    int n_cases, first_off; // first_off: 0: none
+    double worst;           // relative
+};
+
+static int read_numbers(char **rest, double *ret)
+{
+    int n = 0;
+    for (char *word; (word = strsep(rest, " \n"));)
+        if (*word) {
+            char *end;
+            assert_true(n < TABLE_ROOM);
+            ret[n++] = strtod(word, &end);
+            assert_true(*end == '\0');
+        }
+    return n;
+}
+
+static void read_floats(char **rest, int n, float *ret)
+{
+    double numbers[TABLE_ROOM];
+    assert_int_equal(read_numbers(rest, numbers), n);
+    for (int i = 0; i < n; i++) {
+        ret[i] = (float)numbers[i];
+        assert_true(ret[i] == numbers[i]); // the table holds what f32 holds
     }
+}
+
+static void compare(struct table *t, double have, double want)
+{
+    double off = fabs(have - want), relative = want != 0 ? off / fabs(want) : off;
+    if (relative > t->worst) t->worst = relative;
+    if (!(relative <= 1e-6) && !t->first_off) t->first_off = t->n_cases;
+}
+
+static struct loss_config table_config(const struct table *t, char **rest)
+{
+    struct loss_config config = {
+        .epsilon = t->settings[0],
+        .beta = t->settings[3],
+        .kl_estimator = KL_K3,
+        .max_completion_length = (int)t->settings[4],
+    };
+    assert_ok(loss_type_from_name(strsep(rest, " "), &config.type));
+    config.epsilon_high = t->settings[config.type == LOSS_CISPO ? 2 : 1];
+    config.sequence_level = strcmp(strsep(rest, " "), "sequence") == 0;
+    const char *kl = strsep(rest, " ");
+    if (strcmp(kl, "none") == 0)
+        config.beta = 0;
+    else
+        assert_ok(kl_estimator_from_name(kl, &config.kl_estimator));
+    config.bias_correction_kl = atoi(strsep(rest, " "));
+    config.delta = atof(strsep(rest, " "));
+    const char *mode = strsep(rest, " ");
+    if (strcmp(mode, "off") != 0) assert_ok(correction_mode_from_name(mode, &config.correction));
+    config.correction_min = atof(strsep(rest, " "));
+    config.correction_max = atof(strsep(rest, " "));
+    return config;
+}
+
+static void check_case(struct table *t, char *rest)
+{
+    struct loss_config config = table_config(t, &rest);
+    struct loss_batch batch = {
+        .n_seqs = t->n_seqs,
+        .first = t->first,
+        .logprobs = t->logprobs,
+        .old_logprobs = t->old,
+        .sampler_logprobs = config.correction == CORRECTION_OFF ? NULL : t->sampler,
+        .ref_logprobs = config.beta != 0 ? t->ref : NULL,
+        .advantages = t->advantages,
+        .step_seqs = t->n_seqs,
+        .step_tokens = t->n_tokens,
+    };
+    struct loss_stats stats = {0};
+    float slopes[TABLE_ROOM];
+    double want[TABLE_ROOM];
+    t->n_cases++;
+    loss_compute(&config, &batch, &stats, slopes);
+    assert_int_equal(read_numbers(&rest, want), BEFORE_SLOPES + t->n_tokens);
+    bool corrected = config.correction != CORRECTION_OFF;
+    compare(t, stats.loss, want[0]);
+    compare(t, stats.kl / (double)stats.tokens, want[1]);
+    compare(t, range_mean(&stats.ratio), want[2]);
+    compare(t, stats.clip_low / (double)stats.ratio.n, want[3]);
+    compare(t, stats.clip_high / (double)stats.ratio.n, want[4]);
+    compare(t, corrected ? range_mean(&stats.correction) : 1, want[5]);
+    compare(t, corrected ? stats.correction.min : 1, want[6]);
+    compare(t, corrected ? stats.correction.max : 1, want[7]);
+    for (int i = 0; i < t->n_tokens; i++) compare(t, slopes[i], want[BEFORE_SLOPES + i]);
+}
+
+static void read_batch(struct table *t, const char *key, char *rest)
+{
+    double numbers[TABLE_ROOM];
+    if (strcmp(key, "bounds") == 0) {
+        t->n_seqs = read_numbers(&rest, numbers) - 1;
+        for (int s = 0; s <= t->n_seqs; s++) t->first[s] = (int)numbers[s];
+        t->n_tokens = t->first[t->n_seqs];
+    } else if (strcmp(key, "settings") == 0) {
+        assert_int_equal(read_numbers(&rest, t->settings), 5);
+    } else {
+        float *values = strcmp(key, "logprobs") == 0  ? t->logprobs
+                        : strcmp(key, "old") == 0     ? t->old
+                        : strcmp(key, "sampler") == 0 ? t->sampler
+                        : strcmp(key, "ref") == 0     ? t->ref
+                                                      : t->advantages;
+        read_floats(&rest, values == t->advantages ? t->n_seqs : t->n_tokens, values);
+    }
+}
+
+static void torch_agrees(void **state)
+{
+    (void)state;
+    const char *path = test_path(test_root(), "tests/golden/losses/losses.txt");
+    struct table t = {.file = fopen(path, "r")};
+    char *line = NULL;
+    size_t room = 0;
+    if (!t.file) fail_msg("cannot open %s", path);
+    while (getline(&line, &room, t.file) > 0) {
+        char *rest = line, *key = strsep(&rest, " ");
+        if (*key == '#') continue;
+        if (strcmp(key, "case") == 0)
+            check_case(&t, rest);
+        else
+            read_batch(&t, key, rest);
+    }
+    free(line);
+    fclose(t.file);
+    assert_int_equal(t.n_cases, 5 * 2 * 7 * 2 * 5);
+    printf("%d cases, largest relative difference from torch %.1e\n", t.n_cases, t.worst);
+    if (t.first_off) fail_msg("case %d is the first that differs", t.first_off);
 }
 
 static void loss_names(void **state)
@@ -232,6 +474,16 @@ static void loss_names(void **state)
     assert_message("sequence");
     assert_status(loss_type_from_name("ppo", &type), ST_INVALID);
     assert_message("\"ppo\"");
+    enum kl_estimator estimator;
+    assert_ok(kl_estimator_from_name("k2", &estimator));
+    assert_int_equal(estimator, KL_K2);
+    assert_status(kl_estimator_from_name("k4", &estimator), ST_INVALID);
+    assert_message("\"k4\"");
+    enum correction_mode mode;
+    assert_ok(correction_mode_from_name("sequence_mask", &mode));
+    assert_int_equal(mode, CORRECTION_SEQUENCE_MASK);
+    assert_status(correction_mode_from_name("off", &mode), ST_INVALID);
+    assert_message("\"off\"");
 }
 
 // ---- advantages ---------------------------------------------------------------------------------
@@ -304,9 +556,12 @@ int main(void)
         cmocka_unit_test(derivatives_are_finite_differences),
         cmocka_unit_test(cispo_weight_is_constant),
         cmocka_unit_test(values_by_hand),
-        cmocka_unit_test(kl_is_k3),
+        cmocka_unit_test(kl_by_hand),
+        cmocka_unit_test(dual_clip_by_hand),
+        cmocka_unit_test(correction_is_exactly_one),
         cmocka_unit_test(micro_batches_add_up),
         cmocka_unit_test(empty_sequences_only),
+        cmocka_unit_test(torch_agrees),
         cmocka_unit_test(loss_names),
         cmocka_unit_test(advantages_by_hand),
         cmocka_unit_test(equal_rewards_give_zero),

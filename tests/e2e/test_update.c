@@ -1,0 +1,212 @@
+/* test_update.c: trainer/update on a real daemon's weights, with a rollout written here: which
+ * log-probabilities the importance ratio and the sampler's correction are taken from, over one and
+ * several iterations. */
+#include "bridge/attach.h"
+#include "tests/support/daemon.h"
+#include "tests/support/support.h"
+#include "trainer/update.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUPS    2
+#define PER_GROUP 2
+#define SAMPLES   (GROUPS * PER_GROUP)
+#define TOKENS    5 // of each sample
+
+struct scene {
+    struct daemon daemon;
+    struct bridge *bridge;
+    struct model_config *config;
+    struct weights *policy;
+    struct learner *learner;
+    pthread_mutex_t lock;
+    struct example prompts[GROUPS];
+    const struct example *examples[GROUPS];
+    struct sample samples[SAMPLES];
+    struct rollout rollout;
+};
+
+static int32_t prompt_ids[GROUPS][3] = {{5, 9, 11}, {40, 41, 42}};
+static const float advantages[SAMPLES] = {1, -1, 0.5, -0.5};
+
+static void write_rollout(struct scene *s)
+{
+    s->rollout = (struct rollout){.n_groups = GROUPS,
+                                  .n_per_group = PER_GROUP,
+                                  .examples = s->examples,
+                                  .samples = s->samples,
+                                  .n_tokens = SAMPLES * TOKENS};
+    for (int g = 0; g < GROUPS; g++) {
+        s->prompts[g].prompt_ids = (struct token_list){.ids = prompt_ids[g], .n = 3};
+        s->examples[g] = &s->prompts[g];
+    }
+    for (int i = 0; i < SAMPLES; i++) {
+        struct sample *sample = &s->samples[i];
+        sample->n = TOKENS;
+        sample->ids = calloc(TOKENS, sizeof *sample->ids);
+        sample->logprobs = calloc(TOKENS, sizeof *sample->logprobs);
+        sample->versions = calloc(TOKENS, sizeof *sample->versions);
+        for (int t = 0; t < TOKENS; t++) {
+            sample->ids[t] = 20 + 17 * i + 5 * t;
+            sample->versions[t] = control_version(bridge_control(s->bridge));
+        }
+    }
+}
+
+// The trainer's own log-probabilities, as the daemon's.
+static void agree(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct scene *s = context;
+    (void)ret_dlogprobs;
+    for (int i = 0; i < rows->mb->n_seqs; i++)
+        memcpy(s->samples[rows->mb->sample[i]].logprobs, rows->logprobs + rows->mb->first[i],
+               TOKENS * sizeof(float));
+}
+
+// The daemon found every token of sample i exp(by) times likelier than the trainer does.
+static void disagree(struct scene *s, int i, float by)
+{
+    for (int t = 0; t < TOKENS; t++) s->samples[i].logprobs[t] += by;
+}
+
+static void scene_open(struct scene *s)
+{
+    const struct learner_config options = {
+        .optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
+        .temperature = 1,
+        .token_budget = 16, // a micro-batch for each group
+        .head_rows = 16,
+        .max_seqs = SAMPLES + GROUPS,
+        .max_context = 16,
+    };
+    memset(s, 0, sizeof *s);
+    pthread_mutex_init(&s->lock, NULL);
+    const char *model = daemon_model(test_folder(), false, 3);
+    daemon_start(&s->daemon, model, NULL);
+    assert_ok(bridge_attach(s->daemon.bridge, NULL, &s->bridge));
+    assert_ok(bridge_become_writer(s->bridge));
+    assert_ok(model_config_load(model, &s->config));
+    assert_ok(weights_plan(s->config, DT_F32, &s->policy));
+    weights_bind(s->policy, bridge_base(s->bridge, "policy"));
+    assert_ok(
+        learner_new(bridge_device(s->bridge), s->config, s->policy, NULL, &options, &s->learner));
+    assert_ok(learner_prepare(s->learner));
+    write_rollout(s);
+    struct pack_completion completions[SAMPLES];
+    struct pack_group groups[GROUPS];
+    for (int i = 0; i < SAMPLES; i++)
+        completions[i] = (struct pack_completion){s->samples[i].ids, TOKENS};
+    for (int g = 0; g < GROUPS; g++)
+        groups[g] = (struct pack_group){prompt_ids[g], 3, completions + PER_GROUP * g, PER_GROUP};
+    assert_ok(learner_evaluate(s->learner, groups, GROUPS, agree, s));
+}
+
+static void scene_close(struct scene *s)
+{
+    for (int i = 0; i < SAMPLES; i++) {
+        free(s->samples[i].ids);
+        free(s->samples[i].logprobs);
+        free(s->samples[i].versions);
+    }
+    learner_free(s->learner);
+    weights_free(s->policy);
+    model_config_free(s->config);
+    bridge_detach(s->bridge);
+    assert_int_equal(daemon_stop(&s->daemon), 0);
+    daemon_kill(&s->daemon);
+}
+
+static const struct update_config plain = {
+    .loss =
+        {
+            .type = LOSS_DAPO,
+            .epsilon = 0.2,
+            .epsilon_high = 0.2,
+            .kl_estimator = KL_K3,
+            .correction_max = 3,
+        },
+    .num_iterations = 1,
+    .quiet_timeout_ms = 30000,
+};
+
+// At a learning rate of 0 the weights, and so the gradients of the next call, stay as they are.
+static struct update_stats update(struct scene *s, enum correction_mode mode, int iterations,
+                                  double lr)
+{
+    struct update_config config = plain;
+    struct update_stats stats;
+    config.loss.correction = mode;
+    config.num_iterations = iterations;
+    assert_ok(update_policy(s->learner, s->bridge, &config, &s->rollout, advantages, lr, &s->lock,
+                            &stats));
+    assert_int_equal(stats.applied, iterations);
+    return stats;
+}
+
+static bool near(double a, double b)
+{
+    return fabs(a - b) <= 1e-5 * fmax(1, fabs(b));
+}
+
+static void sampler_is_corrected(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    struct update_stats off = update(&s, CORRECTION_OFF, 1, 0);
+    struct update_stats on = update(&s, CORRECTION_SEQUENCE_MASK, 1, 0);
+    assert_true(off.grad_norm > 1e-3 && near(on.grad_norm, off.grad_norm));
+    assert_true(near(on.correction_mean, 1) && on.correction_cut == 0);
+
+    // All tokens likelier there by a half: weights of exp(-1/2), and the gradient with them.
+    for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
+    struct update_stats u = update(&s, CORRECTION_TOKEN_TRUNCATE, 1, 0);
+    assert_true(u.ratio_min == 1 && u.ratio_max == 1); // the policy has not moved
+    assert_true(near(u.correction_mean, exp(-0.5)) && near(u.mismatch_mean, 0.5));
+    assert_true(near(u.grad_norm, exp(-0.5) * off.grad_norm));
+    u = update(&s, CORRECTION_SEQUENCE_TRUNCATE, 1, 0); // the product over five tokens
+    assert_true(near(u.grad_norm, exp(-2.5) * off.grad_norm));
+    u = update(&s, CORRECTION_OFF, 1, 0);
+    assert_true(near(u.grad_norm, off.grad_norm) && u.correction_mean == 0);
+
+    // And less likely: beyond the cap of 3 for the sequence, not for a token.
+    for (int i = 0; i < SAMPLES; i++) disagree(&s, i, -1);
+    u = update(&s, CORRECTION_TOKEN_MASK, 1, 0);
+    assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) && u.correction_cut == 0);
+    u = update(&s, CORRECTION_SEQUENCE_TRUNCATE, 1, 0);
+    assert_true(near(u.grad_norm, 3 * off.grad_norm) && u.correction_cut == 1);
+    u = update(&s, CORRECTION_SEQUENCE_MASK, 1, 0);
+    assert_true(u.grad_norm == 0 && u.correction_max == 0 && u.correction_cut == 1);
+    disagree(&s, 2, 0.5f); // one sample of four agrees again
+    u = update(&s, CORRECTION_SEQUENCE_MASK, 1, 0);
+    assert_true(near(u.correction_mean, 0.25) && u.correction_cut == 0.75 && u.grad_norm > 0);
+    scene_close(&s);
+}
+
+static void ratio_is_to_the_first_iteration(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
+    struct update_stats u = update(&s, CORRECTION_TOKEN_TRUNCATE, 3, 0);
+    assert_true(near(u.ratio_min, 1) && near(u.ratio_max, 1)); // three times the same policy
+    assert_true(u.clip_low == 0 && u.clip_high == 0);
+    u = update(&s, CORRECTION_TOKEN_TRUNCATE, 3, 1e-2);
+    // what is better than its group became likelier, what is worse less so, past the bounds
+    assert_true(u.ratio_max > 1.2 && u.ratio_min < 0.8);
+    assert_true(u.clip_low > 0 && u.clip_high > 0 && u.clip_high_max > 0);
+    assert_true(near(u.correction_mean, exp(-0.5))); // the same in all three
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sampler_is_corrected),
+        cmocka_unit_test(ratio_is_to_the_first_iteration),
+    };
+    return cmocka_run_group_tests_name("update", tests, NULL, NULL);
+}
