@@ -449,7 +449,7 @@ static void test_draft_model(void **state)
     assert_int_equal(json_array_size(roles), 2);
     assert_string_equal(
         json_string_value(json_object_get(json_array_get(roles, 1), "role")), "draft");
-    struct test_child check;
+    struct test_child check = {0};
     const char *log = test_path(d.folder, "check.log");
     const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
     test_spawn(&check, log, argv);

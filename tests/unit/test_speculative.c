@@ -573,7 +573,7 @@ static void the_same_model_is_always_accepted(void **state)
     (void)state;
     static struct take takes[64][4];
     struct bench b;
-    bench_start(&b, model, model, 300); // with preemptions
+    bench_start(&b, model, model, 160); // with preemptions
     struct sampling s = plain_sampling();
     s.n = 4;
     s.temperature = 1;
