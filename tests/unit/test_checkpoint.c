@@ -23,11 +23,13 @@ struct fixture {
     struct weights *weights;
     void *memory;
     struct optimizer *optimizer;
+    const struct checkpoint_model *draft; // NULL: none
 };
 
 static void fixture_open(struct fixture *f)
 {
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0};
+    f->draft = NULL;
     f->source = test_folder();
     f->run = test_folder();
     assert_ok(tiny_model_write(f->source, 32, 2, 80, 4));
@@ -66,8 +68,9 @@ static enum status write_step(struct fixture *f, int64_t step, int keep, char **
 {
     json_t *state = json_pack("{s:s}", "note", "kept");
     struct checkpoint c = {.step = step, .data_index = 10 * step, .state = state};
+    struct checkpoint_model policy = {f->weights, f->optimizer, f->source};
     enum status st =
-        checkpoint_write(f->run, &c, f->dev, f->weights, f->optimizer, f->source, keep, ret_folder);
+        checkpoint_write(f->run, &c, f->dev, &policy, f->draft, keep, ret_folder);
     json_decref(state);
     return st;
 }
