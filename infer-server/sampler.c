@@ -143,7 +143,7 @@ enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_
         if (rows[i].no_stop) forbid_stops(s, logits + (size_t)i * (size_t)s->vocab, sampling);
     }
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
-    device_ops(s->dev)->sample(s->dev, s->results, logits, s->params, n, s->vocab);
+    device_ops(s->dev)->sample(s->dev, s->results, logits, s->params, NULL, NULL, n, s->vocab, 0);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     enum status st = device_sync(s->dev);
     if (st == ST_OK) st = list_most_likely(s, logits, rows, n, ret_top);

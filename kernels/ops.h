@@ -64,6 +64,11 @@ struct sample_params {
     uint64_t seed;     // the request's stream
     uint64_t position; // of the token to be drawn, in its sequence
 };
+// What is to be judged at a row, in device memory: a draft and the distribution it was drawn from.
+struct sample_draft {
+    int32_t token; // -1: nothing; the row is drawn plainly
+    int32_t row;   // of draft_logits: the draft was drawn from it, with this row's parameters
+};
 // What sampling one row gives, in device memory.
 struct sample_result {
     int32_t token;
@@ -183,14 +188,36 @@ struct ops {
     void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *logits,
                          const float *lse, const int32_t *target, int n, int vocab,
                          float temperature, enum dtype dt);
+    // Distillation at a row (Hinton et al. 2015): with p = softmax(teacher / temperature) over the
+    // first `vocab` entries of its teacher_vocab >= vocab (they differ by padding of the embedding)
+    // and q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q),
+    // the chance that a draft drawn from q is accepted; dstudent (n, vocab) of dtype dt =
+    // scale * (q - p) / temperature, the gradient of scale * kl, NULL to skip.
+    void (*distill)(struct device *, float *kl, float *overlap, void *dstudent,
+                    const float *student, const float *teacher, int n, int vocab, int teacher_vocab,
+                    float temperature, float scale, enum dtype dt);
 
     // Draws one token for each row of logits (n, vocab) f32. The cut is taken in this order: top-k,
     // then top-p over the renormalised rest, then min-p; tokens whose logit equals that of the last
     // kept one are kept too. The draw is the Gumbel-max trick: argmax over kept tokens t of
     // z[t] - log(-log(u)), where u is word t % 4 of the Philox block with key = seed and counter =
     // (t / 4, 0, position low word, position high word); lowest t wins a tie.
+    //
+    // drafts (n) NULL, with draft_logits NULL and draft_vocab 0: so for all rows. Else a row with a
+    // draft d (token in 0..draft_vocab-1) and a temperature > 0 is rejection sampling (Leviathan et
+    // al. 2023; Chen et al. 2023). p is the row's distribution after temperature and cuts, q that of
+    // the draft's row of draft_logits (.., draft_vocab) f32 after the same, 0 from draft_vocab <=
+    // vocab on. With u from word 0 of the Philox block with key = seed and counter = (0, 1, position
+    // low word, position high word), d is accepted iff u * q(d) < p(d). Else the residual
+    // max(p - q, 0), renormalised, is drawn from with the noise g of the plain draw: argmax over t
+    // with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where rounding leaves no
+    // such t, the plain draw. If d was drawn from q with noise of another seed, it is accepted with
+    // probability sum min(p, q), the token has exactly the distribution p, and it is d iff d was
+    // accepted. The result's other fields are of p, as for a plain draw of that token. Temperature 0
+    // takes no notice of drafts: a greedy draft is accepted where it is the row's token.
     void (*sample)(struct device *, struct sample_result *, const float *logits,
-                   const struct sample_params *, int n, int vocab);
+                   const struct sample_params *, const struct sample_draft *drafts,
+                   const float *draft_logits, int n, int vocab, int draft_vocab);
 
     // out[0] f64 = sum of squares of x (n) f32, in a fixed order
     void (*sum_squares)(struct device *, double *out, const float *x, int64_t n);

@@ -226,6 +226,7 @@ static const struct ops cpu_ops = {
     .softcap_back = cpu_softcap_back,
     .logprob = cpu_logprob,
     .logprob_back = cpu_logprob_back,
+    .distill = cpu_distill,
     .sample = cpu_sample,
     .sum_squares = cpu_sum_squares,
     .adamw = cpu_adamw,

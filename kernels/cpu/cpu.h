@@ -66,6 +66,14 @@ static inline float exp_f32(float x)
     return x < -87.3f ? 0.0f : e;
 }
 
+static inline float max_f32(const float *x, int n)
+{
+    float max = -INFINITY;
+#pragma omp simd reduction(max : max)
+    for (int i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
+    return max;
+}
+
 // The table's entries, one subject a file.
 void cpu_matmul(struct device *, void *, const void *, const void *, const void *,
                 const struct matmul *);
@@ -113,8 +121,11 @@ void cpu_logprob(struct device *, float *, float *, float *, const float *, cons
                  int, float);
 void cpu_logprob_back(struct device *, void *, const float *, const float *, const float *,
                       const int32_t *, int, int, float, enum dtype);
+void cpu_distill(struct device *, float *, float *, void *, const float *, const float *, int, int,
+                 int, float, float, enum dtype);
 void cpu_sample(struct device *, struct sample_result *, const float *,
-                const struct sample_params *, int, int);
+                const struct sample_params *, const struct sample_draft *, const float *, int, int,
+                int);
 void cpu_sum_squares(struct device *, double *, const float *, int64_t);
 void cpu_adamw(struct device *, void *, uint16_t *, float *, float *, const float *, const float *,
                int64_t, const struct adamw *, enum dtype);

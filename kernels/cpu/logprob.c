@@ -5,14 +5,6 @@
 
 enum { PIECE = 512 };
 
-static float row_max(const float *x, int n)
-{
-    float max = -INFINITY;
-#pragma omp simd reduction(max : max)
-    for (int i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
-    return max;
-}
-
 void cpu_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
                  const float *logits, const int32_t *target, int n, int vocab, float temperature)
 {
@@ -26,7 +18,7 @@ void cpu_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
         const float *row = logits + (int64_t)i * vocab;
-        const float max = row_max(row, vocab) * scale;
+        const float max = max_f32(row, vocab) * scale;
         double sum = 0, weighted = 0; // of e^(z - max), and of that times (z - max)
         for (int start = 0; start < vocab; start += PIECE) {
             int end = vocab - start < PIECE ? vocab : start + PIECE;

@@ -1,6 +1,7 @@
 /* sample.c: draws a token for each row of logits. Every cut (top-k, top-p, min-p) keeps the tokens
  * whose logit reaches a threshold, so the three come down to one number, found by partial selection
- * and never by sorting the vocabulary. Without a cut nothing is selected. A row is one thread's. */
+ * and never by sorting the vocabulary. Without a cut nothing is selected. The residual of a refused
+ * draft is drawn as a row of logits is, its logarithm taking their place. A row is one thread's. */
 #include "common/base/rng.h"
 #include "kernels/cpu/cpu.h"
 #include <omp.h>
@@ -97,11 +98,15 @@ static float gumbel(uint32_t bits)
     return -logf(-logf(rng_open01(bits)));
 }
 
-// The random words of tokens 4 * block .. 4 * block + 3.
-static void noise_block(const struct sample_params *params, int block, uint32_t bits[4])
+// What a position's random words are for: the second word of their counters.
+enum use { NOISE, ACCEPTANCE };
+
+// A block of random words; for NOISE those of tokens 4 * block .. 4 * block + 3.
+static void random_block(const struct sample_params *params, int block, enum use use,
+                         uint32_t bits[4])
 {
     const uint32_t key[2] = {(uint32_t)params->seed, (uint32_t)(params->seed >> 32)};
-    const uint32_t counter[4] = {(uint32_t)block, 0, (uint32_t)params->position,
+    const uint32_t counter[4] = {(uint32_t)block, use, (uint32_t)params->position,
                                  (uint32_t)(params->position >> 32)};
     philox4x32(counter, key, bits);
 }
@@ -113,16 +118,25 @@ static float least_u(float score, float max)
     return (float)(exp(-exp(-((double)score - max - 1e-3))) - 1e-6);
 }
 
-/* argmax over kept tokens of z + noise. The search starts from the likeliest token. Passed over are
- * tokens that could not win with the largest noise there is (most of a peaked vocabulary), and then
- * tokens whose noise would not do even for the likeliest (most of a flat one): both without a log.
- */
-static int draw(const float *z, int vocab, float max, float threshold,
-                const struct sample_params *params, int likeliest)
+// A row after temperature and cuts.
+struct distribution {
+    const float *z; // (vocab) scaled logits
+    int vocab, likeliest;
+    float max, threshold, min_p; // kept: z >= threshold and e^(z - max) >= min_p
+    double all, kept;            // sums of e^(z - max)
+};
+
+/* argmax over kept tokens of z + noise; the sums of `d` are not used. The search starts from the
+ * likeliest token. Passed over are tokens that could not win with the largest noise there is (most
+ * of a peaked vocabulary), and then tokens whose noise would not do even for the likeliest (most of
+ * a flat one): both without a log. */
+static int draw(const struct distribution *d, const struct sample_params *params)
 {
+    const float *z = d->z, max = d->max, threshold = d->threshold, min_p = d->min_p;
+    const int vocab = d->vocab;
     uint32_t bits[4];
-    noise_block(params, likeliest / 4, bits);
-    int best = likeliest;
+    int best = d->likeliest;
+    random_block(params, best / 4, NOISE, bits);
     float best_score = z[best] + gumbel(bits[best % 4]), u_bound = least_u(best_score, max);
     for (int start = 0; start < vocab; start += 4) {
         int end = vocab - start < 4 ? vocab : start + 4;
@@ -130,10 +144,10 @@ static int draw(const float *z, int vocab, float max, float threshold,
         for (int t = start; t < end; t++)
             possible |= z[t] >= threshold && z[t] + GUMBEL_MAX >= best_score;
         if (!possible) continue;
-        noise_block(params, start / 4, bits);
+        random_block(params, start / 4, NOISE, bits);
         for (int t = start; t < end; t++) {
             if (!(z[t] >= threshold) || rng_open01(bits[t - start]) < u_bound) continue;
-            if (params->min_p > 0 && probability(z[t], max) < params->min_p) continue;
+            if (min_p > 0 && probability(z[t], max) < min_p) continue;
             float score = z[t] + gumbel(bits[t - start]);
             if (score > best_score || (score == best_score && t < best)) {
                 best_score = score;
@@ -145,43 +159,116 @@ static int draw(const float *z, int vocab, float max, float threshold,
     return best;
 }
 
-// z: scaled logits, scratch: both (vocab)
-static struct sample_result sample_row(const float *logits, int vocab,
-                                       const struct sample_params *params, float *z, float *scratch)
+// z and scratch (vocab) are the caller's; the distribution refers to z.
+static struct distribution distribution_of(const float *logits, int vocab,
+                                           const struct sample_params *params, float *z,
+                                           float *scratch)
 {
-    const bool greedy = params->temperature == 0;
-    const float scale = greedy ? 1.0f : 1.0f / params->temperature;
+    const float scale = params->temperature == 0 ? 1.0f : 1.0f / params->temperature;
+    struct distribution d = {.z = z, .vocab = vocab, .min_p = params->min_p};
     float max = -INFINITY;
-    int likeliest = 0;
 #pragma omp simd reduction(max : max)
     for (int t = 0; t < vocab; t++) {
         z[t] = logits[t] * scale;
         max = z[t] > max ? z[t] : max;
     }
-    while (likeliest < vocab - 1 && z[likeliest] != max) likeliest++;
+    while (d.likeliest < vocab - 1 && z[d.likeliest] != max) d.likeliest++;
+    d.max = max;
+    d.threshold = cut_threshold(z, vocab, max, params, scratch);
+    d.all = d.kept = kept_sum(z, vocab, max, -INFINITY, 0);
+    if (d.threshold > -INFINITY || d.min_p > 0)
+        d.kept = kept_sum(z, vocab, max, d.threshold, d.min_p);
+    return d;
+}
 
-    float threshold = cut_threshold(z, vocab, max, params, scratch);
-    double all = kept_sum(z, vocab, max, -INFINITY, 0), kept = all;
-    if (threshold > -INFINITY || params->min_p > 0)
-        kept = kept_sum(z, vocab, max, threshold, params->min_p);
-    int token = greedy ? likeliest : draw(z, vocab, max, threshold, params, likeliest);
+static double probability_of(const struct distribution *d, int token)
+{
+    if (token >= d->vocab || !(d->z[token] >= d->threshold)) return 0;
+    float e = probability(d->z[token], d->max);
+    return e >= d->min_p ? (double)e / d->kept : 0;
+}
+
+// The token of a row whose draft, drawn from q, was refused. log_rest: (p->vocab) scratch.
+static int draw_residual(const struct distribution *p, const struct distribution *q,
+                         const struct sample_params *params, float *log_rest)
+{
+    struct distribution residual = {
+        .z = log_rest, .vocab = p->vocab, .max = -INFINITY, .threshold = -INFINITY};
+    for (int t = 0; t < p->vocab; t++) {
+        double rest = probability_of(p, t) - probability_of(q, t);
+        log_rest[t] = rest > 0 ? logf((float)rest) : -INFINITY;
+        if (log_rest[t] <= residual.max) continue;
+        residual.max = log_rest[t];
+        residual.likeliest = t;
+    }
+    return draw(residual.max > -INFINITY ? &residual : p, params);
+}
+
+static bool accepted(const struct distribution *p, const struct distribution *q, int draft,
+                     const struct sample_params *params)
+{
+    uint32_t bits[4];
+    random_block(params, 0, ACCEPTANCE, bits);
+    return (double)rng_open01(bits[0]) * probability_of(q, draft) < probability_of(p, draft);
+}
+
+// scratch: (3, stride) where `draft` is a token, whose distribution draft_logits (draft_vocab) are;
+// else (2, stride).
+static struct sample_result sample_row(const float *logits, int vocab,
+                                       const struct sample_params *params, int draft,
+                                       const float *draft_logits, int draft_vocab, float *scratch,
+                                       size_t stride)
+{
+    float *spare = scratch + stride;
+    const struct distribution p = distribution_of(logits, vocab, params, scratch, spare);
+    int token;
+    if (params->temperature == 0) {
+        token = p.likeliest;
+    } else if (draft < 0) {
+        token = draw(&p, params);
+    } else {
+        const struct distribution q =
+            distribution_of(draft_logits, draft_vocab, params, scratch + 2 * stride, spare);
+        token = accepted(&p, &q, draft, params) ? draft : draw_residual(&p, &q, params, spare);
+    }
     return (struct sample_result){
         .token = token,
-        .logprob = (float)((double)(z[token] - max) - log(all)),
-        .cut_logprob = (float)((double)(z[token] - max) - log(kept)),
-        .kept_mass = (float)(kept / all),
+        .logprob = (float)((double)(p.z[token] - p.max) - log(p.all)),
+        .cut_logprob = (float)((double)(p.z[token] - p.max) - log(p.kept)),
+        .kept_mass = (float)(p.kept / p.all),
     };
 }
 
-void cpu_sample(struct device *dev, struct sample_result *result, const float *logits,
-                const struct sample_params *params, int n, int vocab)
+static bool drafts_are_valid(struct device *dev, const struct sample_draft *drafts, int n,
+                             int vocab, int draft_vocab)
 {
-    size_t row = ((size_t)vocab + 15) / 16 * 16;
-    float *scratch = cpu_workspace(dev, (size_t)omp_get_max_threads() * 2 * row * sizeof *scratch);
+    if (draft_vocab > vocab) {
+        device_fail(dev, "sample: a draft vocabulary of %d, larger than the %d of the logits",
+                    draft_vocab, vocab);
+        return false;
+    }
+    for (int i = 0; i < n; i++) {
+        if (drafts[i].token < 0 || (drafts[i].token < draft_vocab && drafts[i].row >= 0)) continue;
+        device_fail(dev, "sample: draft %d from row %d, at row %d, is outside the vocabulary of %d",
+                    drafts[i].token, drafts[i].row, i, draft_vocab);
+        return false;
+    }
+    return true;
+}
+
+void cpu_sample(struct device *dev, struct sample_result *result, const float *logits,
+                const struct sample_params *params, const struct sample_draft *drafts,
+                const float *draft_logits, int n, int vocab, int draft_vocab)
+{
+    if (drafts && !drafts_are_valid(dev, drafts, n, vocab, draft_vocab)) return;
+    size_t stride = ((size_t)vocab + 15) / 16 * 16, each = (drafts ? 3 : 2) * stride;
+    float *scratch = cpu_workspace(dev, (size_t)omp_get_max_threads() * each * sizeof *scratch);
     if (!scratch) return;
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
-        float *z = scratch + (size_t)omp_get_thread_num() * 2 * row;
-        result[i] = sample_row(logits + (int64_t)i * vocab, vocab, &params[i], z, z + row);
+        const int draft = drafts ? drafts[i].token : -1;
+        const float *from = draft < 0 ? NULL : draft_logits + (int64_t)drafts[i].row * draft_vocab;
+        result[i] = sample_row(logits + (int64_t)i * vocab, vocab, &params[i], draft, from,
+                               draft_vocab, scratch + (size_t)omp_get_thread_num() * each, stride);
     }
 }

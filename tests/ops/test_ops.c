@@ -1871,7 +1871,7 @@ static void sample_rows(struct device *dev, struct sample_result *result, const 
     float *d_logits = to_device(dev, logits, (size_t)n * vocab * sizeof *logits);
     struct sample_params *d_params = to_device(dev, params, (size_t)n * sizeof *params);
     struct sample_result *d_result = to_device(dev, NULL, (size_t)n * sizeof *result);
-    device_ops(dev)->sample(dev, d_result, d_logits, d_params, n, vocab);
+    device_ops(dev)->sample(dev, d_result, d_logits, d_params, NULL, NULL, n, vocab, 0);
     from_device(dev, result, d_result, (size_t)n * sizeof *result);
     device_release(dev, d_logits);
     device_release(dev, d_params);

@@ -406,7 +406,8 @@ static void run_step(void *context)
     struct matmul head = {s->batch, VOCAB, HIDDEN, false, true, 0, DT_BF16, DT_F32};
     if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
     if (s->parts & HEAD) ops->matmul(dev, s->logits, s->normed, s->embed, NULL, &head);
-    if (s->parts & SAMPLE) ops->sample(dev, s->result, s->logits, s->params, s->batch, VOCAB);
+    if (s->parts & SAMPLE)
+        ops->sample(dev, s->result, s->logits, s->params, NULL, NULL, s->batch, VOCAB, 0);
 }
 
 static void time_step(int batch, int context)
@@ -511,7 +512,7 @@ static void run_logprob_back(void *context)
 static void run_sample(void *context)
 {
     struct vocabulary *v = context;
-    ops->sample(dev, v->result, v->logits, v->params, v->n, VOCAB);
+    ops->sample(dev, v->result, v->logits, v->params, NULL, NULL, v->n, VOCAB, 0);
 }
 
 static void time_vocabulary(void)

@@ -1,0 +1,66 @@
+/* distill.c: the divergence of a teacher's distribution from a student's, and its gradient: what a
+ * draft model is trained on. Summed as in logprob.c: a row is one thread's, f32 within a piece and
+ * double over pieces. */
+#include "kernels/cpu/cpu.h"
+
+enum { PIECE = 512 };
+
+// e^(z - max) for z = row * scale, times inverse_sum, is a row's softmax.
+struct softmax {
+    const float *row;
+    float scale, max, inverse_sum;
+    double log_sum;
+};
+
+static struct softmax softmax_of(const float *row, int vocab, float scale)
+{
+    struct softmax s = {.row = row, .scale = scale, .max = max_f32(row, vocab) * scale};
+    double sum = 0;
+    for (int start = 0; start < vocab; start += PIECE) {
+        int end = vocab - start < PIECE ? vocab : start + PIECE;
+        float part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int t = start; t < end; t++) part += exp_f32(row[t] * scale - s.max);
+        sum += part;
+    }
+    s.inverse_sum = (float)(1 / sum);
+    s.log_sum = log(sum);
+    return s;
+}
+
+void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
+                 const float *student, const float *teacher, int n, int vocab, int teacher_vocab,
+                 float temperature, float scale, enum dtype dt)
+{
+    if (dstudent && !cpu_is_f32(dev, "distill", dt)) return;
+    if (teacher_vocab < vocab) {
+        device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
+                    teacher_vocab, vocab);
+        return;
+    }
+    const float slope = scale / temperature;
+#pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
+    for (int i = 0; i < n; i++) {
+        const float inverse = 1.0f / temperature;
+        const struct softmax p = softmax_of(teacher + (int64_t)i * teacher_vocab, vocab, inverse);
+        const struct softmax q = softmax_of(student + (int64_t)i * vocab, vocab, inverse);
+        float *gradient = dstudent ? (float *)dstudent + (int64_t)i * vocab : NULL;
+        double weighted = 0, common = 0; // sums of p (z_p - z_q), from the maxima; and of min(p, q)
+        for (int start = 0; start < vocab; start += PIECE) {
+            int end = vocab - start < PIECE ? vocab : start + PIECE;
+            float part_weighted = 0, part_common = 0;
+#pragma omp simd reduction(+ : part_weighted, part_common)
+            for (int t = start; t < end; t++) {
+                float zp = p.row[t] * inverse - p.max, zq = q.row[t] * inverse - q.max;
+                float pt = exp_f32(zp) * p.inverse_sum, qt = exp_f32(zq) * q.inverse_sum;
+                part_weighted += pt > 0 ? pt * (zp - zq) : 0; // a logit of -inf adds nothing
+                part_common += pt < qt ? pt : qt;
+                if (gradient) gradient[t] = slope * (qt - pt);
+            }
+            weighted += part_weighted;
+            common += part_common;
+        }
+        kl[i] = (float)(weighted - p.log_sum + q.log_sum);
+        overlap[i] = (float)common;
+    }
+}
