@@ -180,10 +180,10 @@ static enum status write_draft(const struct trainer_files *files, const char *fo
 {
     const struct checkpoint_model *draft = files->draft;
     char *path = path_join(folder, CHECKPOINT_DRAFT);
-    enum status st = path ? model_folder_write(path, files->dev, draft->weights, draft->weights->dt,
-                                               draft->source_folder, write_optimizer,
-                                               draft->optimizer)
-                          : no_memory();
+    enum status st =
+        path ? model_folder_write(path, files->dev, draft->weights, draft->weights->dt,
+                                  draft->source_folder, write_optimizer, draft->optimizer)
+             : no_memory();
     free(path);
     return st;
 }

@@ -34,8 +34,8 @@ struct checkpoint_model { // one model of a checkpoint
     struct optimizer *optimizer;
     const char *source_folder; // of its tokenizer and generation files
 };
-// RUN/checkpoints/step-N, then `latest`; keeps the newest `keep` (0: all). draft: NULL where none is
-// trained. ret_folder: its absolute path, the caller's to free; may be NULL.
+// RUN/checkpoints/step-N, then `latest`; keeps the newest `keep` (0: all). draft: NULL where none
+// is trained. ret_folder: its absolute path, the caller's to free; may be NULL.
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder);

@@ -90,7 +90,8 @@ const struct option_spec train_options[] = {
 
     HEADING("Draft model"),
     {"train-draft", OPTION_FLAG, AT(train_draft), NULL, NULL,
-     "train the daemon's draft model (cw-infer-server --draft) to answer as the policy does, on the "
+     "train the daemon's draft model (cw-infer-server --draft) to answer as the policy does, on "
+     "the "
      "same rollouts",
      0, 0, NULL},
     {"draft-learning-rate", OPTION_DOUBLE, AT(draft_learning_rate), "2e-5", "LR",
@@ -144,8 +145,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
         .latency_modelled = strcmp(config->latency, "modelled") == 0,
         .normalise_terms = strcmp(config->reward_normalise, "terms") == 0,
         .schedule = {.peak = config->learning_rate, .warmup_steps = config->warmup_steps},
-        .draft_max_grad_norm = config->draft_max_grad_norm < 0 ? config->max_grad_norm
-                                                               : config->draft_max_grad_norm,
+        .draft_max_grad_norm =
+            config->draft_max_grad_norm < 0 ? config->max_grad_norm : config->draft_max_grad_norm,
     };
     if (!config->data) {
         st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");

@@ -59,7 +59,7 @@ struct train_resolved {
     struct loss_config loss;
     enum advantage_scale scale;
     bool latency_modelled, normalise_terms;
-    struct schedule schedule; // total_steps filled by train_steps()
+    struct schedule schedule;       // total_steps filled by train_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
 };

@@ -38,11 +38,11 @@ enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
-// A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al. 2024,
-// Online Speculative Decoding): a learner of its own (learner_clip, learner_apply, learner_optimizer)
-// whose gradients learner_gradients_with_draft() computes from the policy's passes. Before
-// learner_prepare(), which then takes its memory too. ST_MISMATCH where the draft's vocabulary is
-// larger than the policy's. The policy's learner owns it.
+// A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
+// 2024, Online Speculative Decoding): a learner of its own (learner_clip, learner_apply,
+// learner_optimizer) whose gradients learner_gradients_with_draft() computes from the policy's
+// passes. Before learner_prepare(), which then takes its memory too. ST_MISMATCH where the draft's
+// vocabulary is larger than the policy's. The policy's learner owns it.
 struct learner_draft_config {
     struct optimizer_config optimizer;
     float loss_weight;
@@ -69,8 +69,8 @@ typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                               learner_loss_fn loss, void *context);
 // The same, and the draft's gradients: of loss_weight times the mean over all targets of
-// KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this very
-// forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
+// KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this
+// very forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
 // vocabulary) is left out of the draft's mean.
 struct draft_stats {
     double kl, overlap; // means over targets; overlap: sum min(p, q), the acceptance to expect

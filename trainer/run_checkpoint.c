@@ -66,8 +66,8 @@ static enum status load_weights(void *context)
     return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
 }
 
-// The draft's part of resuming: its optimizer, and where its weights lie (the caller's to free; NULL:
-// it starts as the daemon serves it).
+// The draft's part of resuming: its optimizer, and where its weights lie (the caller's to free;
+// NULL: it starts as the daemon serves it).
 static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
                                 char **ret_draft_folder)
 {

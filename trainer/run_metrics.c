@@ -104,9 +104,10 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
 
 static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
 {
-    metrics_put(metrics, "draft_loss", u->draft.kl);
-    metrics_put(metrics, "draft_overlap", u->draft.overlap);
-    metrics_put(metrics, "draft_grad_norm", u->draft_skipped ? NAN : u->draft_grad_norm);
+    bool any = u->draft.targets > 0; // else null: nothing was compared
+    metrics_put(metrics, "draft_loss", any ? u->draft.kl : NAN);
+    metrics_put(metrics, "draft_overlap", any ? u->draft.overlap : NAN);
+    metrics_put(metrics, "draft_grad_norm", any && !u->draft_skipped ? u->draft_grad_norm : NAN);
     metrics_put(metrics, "draft_learning_rate", lr);
 }
 

@@ -46,7 +46,8 @@ static enum status note_draft(struct run *run, const struct update_stats *update
 {
     run->draft_skipped_in_a_row = update->draft_skipped ? run->draft_skipped_in_a_row + 1 : 0;
     if (update->draft_skipped)
-        log_warn("step %" PRId64 ": the draft model's gradient is not finite; its update is skipped",
+        log_warn("step %" PRId64
+                 ": the draft model's gradient is not finite; its update is skipped",
                  run->step + 1);
     if (run->draft_skipped_in_a_row == MAX_SKIPPED)
         return status_fail(ST_INVALID,

@@ -1,6 +1,6 @@
 /* update.h: one GRPO step on a rollout: the loss and its gradients over packed micro-batches, and
- * the published AdamW update; --num-iterations times. A draft model learns from the first of them and
- * is published with it. One thread. */
+ * the published AdamW update; --num-iterations times. A draft model learns from the first of them
+ * and is published with it. One thread. */
 #ifndef TRAINER_UPDATE_H
 #define TRAINER_UPDATE_H
 
