@@ -95,10 +95,12 @@ void handle_spec_decode_stats(void *server, struct exchange *x)
         rate = json_real((double)e.num_accepted_tokens / (double)e.num_draft_tokens);
     if (e.num_drafts > 0)
         length = json_real(1 + (double)e.num_accepted_tokens / (double)e.num_drafts);
+    char method[64];
+    speculative_write(e.speculative, method);
     exchange_reply_json(
         x, 200,
         json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
-                  speculative_name(e.speculative.method), "num_speculative_tokens", e.speculative.k,
+                  method, "num_speculative_tokens", speculative_most(e.speculative),
                   "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
                   (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
                   (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos", per_pos,

@@ -38,6 +38,21 @@ static enum status read_policy(const char *name, enum kv_policy *ret)
     return status_fail(ST_INVALID, "the KV policy \"%s\" is none of keep, recompute, drain", name);
 }
 
+static enum status check_choice(const struct engine_options *o, struct speculative_choice choice,
+                                const char *where)
+{
+    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+        if (choice.k[m] < 0 || choice.k[m] > SPECULATIVE_MOST)
+            return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
+                               SPECULATIVE_MOST);
+    if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
+        return status_fail(ST_INVALID,
+                           "%s: draft_model needs a draft model, and the server was started without "
+                           "one; start it with --draft DIR",
+                           where);
+    return ST_OK;
+}
+
 static enum status check_options(struct engine_options *o)
 {
     if (!o->max_batch) o->max_batch = DEFAULT_BATCH;
@@ -57,14 +72,27 @@ static enum status check_options(struct engine_options *o)
                            "--max-context, the queue and --kv-memory cannot be negative");
     if (!(o->kv_percent >= 0 && o->kv_percent <= 100))
         return status_fail(ST_INVALID, "--kv-memory %g%%: it must be 0%% to 100%%", o->kv_percent);
-    if (o->speculative.method > SPECULATIVE_OFF &&
-        (o->speculative.k < 1 || o->speculative.k > SPECULATIVE_MOST))
-        return status_fail(ST_INVALID, "--speculative: K is %d; it must be 1 to %d",
-                           o->speculative.k, SPECULATIVE_MOST);
+    enum status st = check_choice(o, o->speculative, "--speculative");
+    if (st != ST_OK) return st;
     if (!o->bridge_path || !o->bridge_path[0])
         return status_fail(ST_INVALID, "--bridge: a path is needed");
     if (!o->socket_path || !o->socket_path[0])
         return status_fail(ST_INVALID, "--socket: a path is needed");
+    return ST_OK;
+}
+
+static enum status load_draft_config(struct engine *e)
+{
+    const char *folder = e->options.draft_folder;
+    enum status st = model_config_load(folder, &e->draft_config);
+    if (st != ST_OK) return status_context(st, "--draft");
+    // A larger model's vocabulary may be padded further; the tokens are the same.
+    if (e->draft_config->vocab_size > e->config->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: its vocabulary of %d tokens is larger than the %d of %s; a "
+                           "draft model must be of the same tokenizer",
+                           folder, e->draft_config->vocab_size, e->config->vocab_size,
+                           e->options.model_folder);
     return ST_OK;
 }
 
@@ -73,6 +101,7 @@ static void engine_release(struct engine *e)
     pthread_cond_destroy(&e->changed);
     pthread_mutex_destroy(&e->lock);
     model_config_free(e->config);
+    model_config_free(e->draft_config);
     free(e);
 }
 
@@ -110,6 +139,7 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     CHECK(check_options(&e->options));
     CHECK(read_policy(options->kv_policy, &e->policy));
     CHECK(model_config_load(options->model_folder, &e->config));
+    if (options->draft_folder) CHECK(load_draft_config(e));
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);
@@ -170,7 +200,7 @@ static struct weights_owner *owner_of(struct engine *e)
 const struct weights *engine_weights(struct engine *e)
 {
     struct weights_owner *owner = owner_of(e);
-    return owner ? weights_owner_weights(owner) : NULL;
+    return owner ? weights_owner_weights(owner, WEIGHTS_POLICY) : NULL;
 }
 
 struct control *engine_control(struct engine *e)
@@ -213,10 +243,6 @@ static enum status check_sampling(const struct model_config *config, const struc
     if (s->logprobs > SAMPLER_MOST_TOP || s->logprobs > config->vocab_size)
         return status_fail(ST_INVALID, "logprobs is %d; at most %d can be listed", s->logprobs,
                            SAMPLER_MOST_TOP);
-    if (s->speculative.method > SPECULATIVE_OFF &&
-        (s->speculative.k < 1 || s->speculative.k > SPECULATIVE_MOST))
-        return status_fail(ST_INVALID, "speculative: K is %d; it must be 1 to %d", s->speculative.k,
-                           SPECULATIVE_MOST);
     const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
     if (s->n_stop_ids < 0 || s->n_stop_ids > most)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
@@ -262,6 +288,7 @@ enum status engine_submit(struct engine *e, struct request *r)
 {
     enum status st = check_ids(e->config, "prompt token", r->prompt, r->n_prompt);
     if (st == ST_OK) st = check_sampling(e->config, &r->sampling);
+    if (st == ST_OK) st = check_choice(&e->options, r->sampling.speculative, "speculative");
     if (st != ST_OK) return st;
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);

@@ -22,6 +22,7 @@ struct engine;
 
 struct engine_options {
     const char *model_folder; // borrowed for the engine's life
+    const char *draft_folder; // of a draft model; NULL: none
     const char *device;       // "auto", "cpu", "cuda:N"
     int dtype;                // enum dtype or -1: the device's default
     int max_batch;            // sequences decoded at once
@@ -34,7 +35,7 @@ struct engine_options {
     const char *bridge_path; // where to write the bridge file
     const char *socket_path; // stands in the bridge file
     const char *kv_policy;   // "keep", "recompute", "drain": requests in flight at an update
-    struct speculative_choice speculative; // of requests that do not choose; DEFAULT counts as OFF
+    struct speculative_choice speculative; // of requests that do not choose
     bool speculative_fixed;                // always as many drafts as there are, paying or not
 };
 
@@ -117,7 +118,7 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     uint64_t weight_version;
     int running, waiting;
     int kv_blocks_total, kv_blocks_used, kv_block_tokens;
-    int64_t kv_bytes_per_block, weight_bytes;
+    int64_t kv_bytes_per_block, weight_bytes, draft_weight_bytes;
     uint64_t requests_done[5]; // by finish_reason
     uint64_t prompt_tokens, generated_tokens, steps, preemptions, updates, restores;
     double last_pause_ms, busy_seconds;
@@ -158,7 +159,8 @@ enum status engine_reload(struct engine *e, const char *folder,
                           void *context);
 // Facts for GET /bridge/info, gathered on the engine thread at a step boundary: canary is the
 // 64-bit word found in the arena's canary (the engine then stores its complement beside it);
-// checksums, if wanted, is one ops.checksum value a tensor in arena order, all of one even version.
+// checksums, if wanted, is one ops.checksum value a tensor in arena order (the policy's, then the
+// draft's), all of one even version.
 // done() gets NULL facts where the engine fails or ends before it comes to that.
 struct engine_bridge_facts {
     uint64_t version, canary;
@@ -168,7 +170,7 @@ struct engine_bridge_facts {
 enum status engine_bridge_facts(struct engine *e, bool checksums,
                                 void (*done)(void *context, const struct engine_bridge_facts *),
                                 void *context);
-// Names for the above, in arena order (weights.h); valid from ENGINE_OK on.
+// Names for the above, in arena order (weights.h), of the policy; valid from ENGINE_OK on.
 const struct weights *engine_weights(struct engine *e); // NULL before
 const char *engine_bridge_path(const struct engine *e);
 struct control *engine_control(struct engine *e); // for control_facts(); NULL while loading

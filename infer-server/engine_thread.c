@@ -188,7 +188,7 @@ static void reload(struct engine *e, struct command *c)
 static void tell_facts(struct engine *e, struct command *c)
 {
     struct engine_bridge_facts facts = {.version = e->live.weight_version,
-                                        .n_tensors = weights_owner_weights(e->owner)->n_tensors};
+                                        .n_tensors = weights_owner_tensors(e->owner)};
     uint64_t *sums = NULL;
     enum status st = ST_OK;
     if (c->checksums) {
@@ -299,10 +299,14 @@ static enum status load(struct engine *e)
     struct weights_owner *owner = NULL;
     const struct engine_options *o = &e->options;
     const int64_t start_ns = clock_now_ns();
-    CHECK(weights_owner_new(e->dev, e->config, (enum dtype)o->dtype, o->model_folder,
-                            o->bridge_path, &owner));
-    CHECK(executor_new(e->dev, e->config, weights_owner_weights(owner), o, on_event, e,
-                       &e->executor));
+    const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
+                                                          {e->draft_config, o->draft_folder}};
+    CHECK(weights_owner_new(e->dev, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
+    const struct weights *policy = weights_owner_weights(owner, WEIGHTS_POLICY);
+    const struct weights *draft = weights_owner_weights(owner, WEIGHTS_DRAFT);
+    e->live.weight_bytes = (int64_t)policy->bytes;
+    e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
+    CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->executor));
     e->live.weight_version = control_version(weights_owner_control(owner));
     executor_update(e->executor, e->live.weight_version, false);
     CHECK(weights_owner_announce(owner, o->socket_path));
@@ -317,6 +321,9 @@ static enum status load(struct engine *e)
              (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
+    if (draft)
+        log_info("engine: draft model %s: %.1f MB of weights", o->draft_folder,
+                 (double)draft->bytes / 1e6);
     return ST_OK;
 out:
     executor_free(e->executor);

@@ -28,7 +28,7 @@ struct engine {
     enum kv_policy policy;
     engine_event_fn on_event;
     void *context;
-    struct model_config *config;
+    struct model_config *config, *draft_config; // draft_config: NULL without a draft model
     pthread_t thread;
 
     pthread_mutex_t lock;

@@ -5,10 +5,12 @@
  * is in flight on it, and the weights may change. A failed device ends everything, so the plan's
  * book-keeping is not undone.
  *
- * Drafts (speculative.h): before the plan every decoding sample gets a proposal; a step's rows are
- * then drawn like any others, and take_draws() keeps what agrees. */
+ * Drafts (speculative.h): before the plan every decoding sample gets a proposal, and the draft model,
+ * where that is the proposer, draws; a step's rows are then drawn with the drafts beside them, and
+ * take_draws() keeps what agrees. */
 #include "infer-server/executor.h"
 #include "common/base/clock.h"
+#include "infer-server/draft_model.h"
 #include "infer-server/kv_memory.h"
 #include "infer-server/sampler.h"
 #include "infer-server/speculative.h"
@@ -35,9 +37,11 @@ struct executor {
     struct scheduler *scheduler;
     struct sampler *sampler;
     struct speculative *speculative;
+    struct draft_model *draft_model;  // NULL: none
     struct speculative_choice choice; // of requests that do not choose
     int max_batch, draft_rows;
     struct draft **drafts;          // (max_batch) of one step
+    struct sample **drawing;        // (max_batch) for which the draft model draws
     int32_t *tokens;                // (prefill_chunk, or 1 + SPECULATIVE_MOST) of one item
     struct sampler_row *rows;       // (max_batch + draft_rows)
     const struct top_logprob **top; // (max_batch + draft_rows)
@@ -57,11 +61,23 @@ static enum status choose_context(const struct model_config *config, int wished,
     return ST_OK;
 }
 
-enum status executor_new(struct device *dev, const struct model_config *config,
-                         const struct weights *weights, const struct engine_options *options,
+static void plan_draft_rows(struct executor *x, const struct engine_options *options)
+{
+    const int k = speculative_most(options->speculative), max_batch = options->max_batch;
+    x->choice = options->speculative;
+    x->draft_rows = DRAFT_ROWS_OFF;
+    if (k > 0) x->draft_rows = max_batch < DRAFT_ROWS / k ? max_batch * k : DRAFT_ROWS;
+    if (x->draft_rows < DRAFT_ROWS_OFF) x->draft_rows = DRAFT_ROWS_OFF;
+    x->stats.draft_positions = k;
+    x->stats.speculative = x->choice;
+}
+
+enum status executor_new(struct device *dev, const struct weights *weights,
+                         const struct weights *draft, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct executor **ret)
 {
     enum status st = ST_OK;
+    const struct model_config *config = weights->config;
     const int max_batch = options->max_batch, chunk = options->prefill_chunk;
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
@@ -70,15 +86,7 @@ enum status executor_new(struct device *dev, const struct model_config *config,
     x->on_event = on_event;
     x->context = context;
     x->max_batch = max_batch;
-    x->choice = options->speculative;
-    if (x->choice.method == SPECULATIVE_DEFAULT) x->choice.method = SPECULATIVE_OFF;
-    x->draft_rows = DRAFT_ROWS_OFF;
-    if (x->choice.method != SPECULATIVE_OFF) {
-        x->draft_rows = max_batch < DRAFT_ROWS / x->choice.k ? max_batch * x->choice.k : DRAFT_ROWS;
-        if (x->draft_rows < DRAFT_ROWS_OFF) x->draft_rows = DRAFT_ROWS_OFF;
-        x->stats.draft_positions = x->choice.k;
-    }
-    x->stats.speculative = x->choice;
+    plan_draft_rows(x, options);
     const int max_rows = max_batch + x->draft_rows, max_tokens = max_rows + chunk;
     int wished = 0;
     CHECK(choose_context(config, options->max_context, &wished));
@@ -88,13 +96,21 @@ enum status executor_new(struct device *dev, const struct model_config *config,
     CHECK(speculative_new(options->speculative_fixed, x->draft_rows, &x->speculative));
     const int table_width = (wished + options->block_size - 1) / options->block_size;
     CHECK(batch_new(dev, max_tokens, max_batch, table_width, max_rows, &x->batch));
+    const struct draft_model_limits draft_limits = {.max_batch = max_batch,
+                                                    .prefill_chunk = chunk,
+                                                    .max_context = wished,
+                                                    .block_size = options->block_size,
+                                                    .max_drafts = x->draft_rows};
+    if (draft) CHECK(draft_model_new(dev, draft, &draft_limits, &x->draft_model));
     const struct kv_wish wish = {.bytes = options->kv_bytes,
                                  .percent = options->kv_percent,
                                  .block_size = options->block_size,
                                  .max_batch = max_batch,
                                  .max_context = wished,
-                                 .context_is_firm = options->max_context > 0};
+                                 .context_is_firm = options->max_context > 0,
+                                 .beside = draft ? draft_model_block_bytes(x->draft_model) : 0};
     CHECK(kv_memory_init(&x->kv, dev, config, weights->dt, &wish, &x->max_context));
+    if (draft) CHECK(draft_model_take_blocks(x->draft_model, x->kv.view.n_blocks));
     CHECK(kv_cache_new(x->kv.view.n_blocks, options->block_size, &x->cache));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->cache, &x->scheduler));
@@ -102,7 +118,8 @@ enum status executor_new(struct device *dev, const struct model_config *config,
     x->rows = malloc((size_t)max_rows * sizeof *x->rows);
     x->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
     x->drafts = malloc((size_t)max_batch * sizeof *x->drafts);
-    if (!x->tokens || !x->rows || !x->top || !x->drafts) {
+    x->drawing = malloc((size_t)max_batch * sizeof *x->drawing);
+    if (!x->tokens || !x->rows || !x->top || !x->drafts || !x->drawing) {
         st = status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_tokens);
         goto out;
     }
@@ -121,6 +138,8 @@ void executor_free(struct executor *x)
     free(x->rows);
     free(x->top);
     free(x->drafts);
+    free(x->drawing);
+    draft_model_free(x->draft_model);
     speculative_free(x->speculative);
     scheduler_free(x->scheduler);
     kv_cache_free(x->cache);
@@ -145,6 +164,12 @@ int executor_samples(const struct executor *x)
     return scheduler_running(x->scheduler) + scheduler_waiting(x->scheduler);
 }
 
+// Of a KV block, in the draft model's pool too.
+static int64_t block_bytes(const struct executor *x)
+{
+    return x->kv.bytes_per_block + (x->draft_model ? draft_model_block_bytes(x->draft_model) : 0);
+}
+
 void executor_stats(const struct executor *x, struct engine_stats *stats)
 {
     struct engine_stats mine = x->stats;
@@ -159,8 +184,9 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
     mine.kv_blocks_total = kv_cache_blocks(x->cache);
     mine.kv_blocks_used = kv_cache_used(x->cache);
     mine.kv_block_tokens = kv_cache_block_size(x->cache);
-    mine.kv_bytes_per_block = x->kv.bytes_per_block;
-    mine.weight_bytes = (int64_t)x->model->weights->bytes;
+    mine.kv_bytes_per_block = block_bytes(x);
+    mine.weight_bytes = stats->weight_bytes;
+    mine.draft_weight_bytes = stats->draft_weight_bytes;
     mine.preemptions = scheduler_preemptions(x->scheduler);
     *stats = mine;
 }
@@ -196,7 +222,7 @@ static void tell(struct executor *x, struct sample *sample, const struct token_r
         t->queue_ms = (double)(started - sample->queued_ns) / 1e6;
         t->latency_ms = (double)(end - sample->queued_ns) / 1e6;
         t->generated_tokens = sample->n_generated;
-        t->kv_bytes_peak = sample->peak_blocks * x->kv.bytes_per_block;
+        t->kv_bytes_peak = sample->peak_blocks * block_bytes(x);
         scheduler_remove(x->scheduler, sample);
         x->stats.requests_done[finish]++;
         event.telemetry = t;
@@ -261,6 +287,14 @@ out:
     return st;
 }
 
+// A one-hot draft has no part in its row's draw (speculative.h).
+static struct sample_draft drawn_draft(const struct sample *sample, int k)
+{
+    const struct draft *draft = &sample->draft;
+    if (draft->method != SPECULATIVE_DRAFT_MODEL) return SAMPLER_NO_DRAFT;
+    return (struct sample_draft){.token = draft->tokens[k], .row = draft->rows[k]};
+}
+
 static enum status draw_tokens(struct executor *x, const struct step *step,
                                const struct sample_result **ret_results)
 {
@@ -268,15 +302,22 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
     for (int i = 0; i < step->n_draws; i++) {
         const struct sample *sample = step->draws[i].sample;
         const struct sampling *sampling = &sample->request->sampling;
-        for (int k = 0; k <= step->items[step->draws[i].item].n_drafts; k++)
+        const int n_drafts = step->items[step->draws[i].item].n_drafts;
+        for (int k = 0; k <= n_drafts; k++)
             x->rows[n++] =
                 (struct sampler_row){.sampling = sampling,
                                      .stream = sample->stream,
                                      .position = (uint64_t)(sample_length(sample) + k),
-                                     .no_stop = sample->n_generated + k < sampling->min_tokens};
+                                     .no_stop = sample->n_generated + k < sampling->min_tokens,
+                                     .draft = k < n_drafts ? drawn_draft(sample, k)
+                                                           : SAMPLER_NO_DRAFT};
     }
     if (n == 0) return device_sync(x->dev);
-    return sampler_draw(x->sampler, x->model->logits, x->rows, n, ret_results, x->top);
+    struct sampler_drafts drafts = {0};
+    if (x->draft_model)
+        drafts = (struct sampler_drafts){.logits = draft_model_logits(x->draft_model),
+                                         .vocab = draft_model_vocab(x->draft_model)};
+    return sampler_draw(x->sampler, x->model->logits, x->rows, n, &drafts, ret_results, x->top);
 }
 
 static bool is_stop(const struct executor *x, const struct sampling *sampling, int32_t token)
@@ -313,7 +354,7 @@ static void take_token(struct executor *x, struct sample *sample, const struct t
 static struct speculative_choice choice_of(const struct executor *x, const struct sample *sample)
 {
     const struct speculative_choice own = sample->request->sampling.speculative;
-    return own.method == SPECULATIVE_DEFAULT ? x->choice : own;
+    return own.chosen ? own : x->choice;
 }
 
 static struct history history_of(const struct sample *sample)
@@ -326,23 +367,41 @@ static struct history history_of(const struct sample *sample)
                             .n_generated = sample->n_generated};
 }
 
-static void draft_step(struct executor *x)
+static void propose(struct executor *x, struct sample *sample)
 {
-    int n_seqs = 0, n = 0;
+    struct speculative_choice choice = choice_of(x, sample);
+    const struct history history = history_of(sample);
+    // The step gives one token more than it accepts.
+    const int room = sample->request->sampling.max_tokens - sample->n_generated - 1;
+    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL];
+    const int within = *k > 0 ? draft_model_room(x->draft_model, sample) : 0;
+    if (*k > within) *k = within > 0 ? within : 0;
+    speculative_propose(x->speculative, choice, &history, room, &sample->draft);
+}
+
+static enum status draft_step(struct executor *x)
+{
+    int n_seqs = 0, n = 0, n_drawing = 0;
     for (int i = 0; i < scheduler_running(x->scheduler); i++) {
         struct sample *sample = scheduler_at(x->scheduler, i);
-        const struct speculative_choice choice = choice_of(x, sample);
         sample->draft.n = sample->draft.n_verify = 0;
         if (!sample_is_decoding(sample)) continue;
         n_seqs++;
-        if (choice.method == SPECULATIVE_OFF) continue;
-        const struct history history = history_of(sample);
-        // The step gives one token more than it accepts.
-        const int room = sample->request->sampling.max_tokens - sample->n_generated - 1;
-        speculative_propose(x->speculative, choice, &history, room, &sample->draft);
+        if (speculative_most(choice_of(x, sample)) == 0) continue;
+        propose(x, sample);
         if (sample->draft.n > 0) x->drafts[n++] = &sample->draft;
     }
-    if (n > 0) speculative_plan(x->speculative, x->drafts, n, n_seqs);
+    if (n == 0) return ST_OK;
+    speculative_plan(x->speculative, x->drafts, n, n_seqs);
+    for (int i = 0; i < scheduler_running(x->scheduler); i++) {
+        struct sample *sample = scheduler_at(x->scheduler, i);
+        if (sample->draft.n_verify == 0) continue;
+        scheduler_hold_drafts(x->scheduler, sample);
+        if (sample->draft.n_verify > 0 && sample->draft.method == SPECULATIVE_DRAFT_MODEL)
+            x->drawing[n_drawing++] = sample;
+    }
+    if (n_drawing == 0) return ST_OK;
+    return draft_model_draw(x->draft_model, x->drawing, n_drawing, x->speculative);
 }
 
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
@@ -371,6 +430,7 @@ static void take_draws(struct executor *x, struct sample *sample,
 {
     const struct sampling *sampling = &sample->request->sampling;
     const struct speculative_choice choice = choice_of(x, sample);
+    const int length = sample_length(sample);
     enum finish_reason finish = FINISH_NONE;
     int n = 0, n_accepted = 0;
     for (bool agrees = true; agrees && finish == FINISH_NONE; n++) {
@@ -386,12 +446,13 @@ static void take_draws(struct executor *x, struct sample *sample,
             finish = FINISH_LENGTH;
     }
     if (sample->draft.n > 0)
-        speculative_judge(x->speculative, choice, &sample->draft, n_drafts,
+        speculative_judge(x->speculative, &sample->draft, n_drafts,
                           n_drafts > 0 ? n_accepted : results[0].token == sample->draft.tokens[0]);
     sample->draft.n = 0;
     if (n == n_accepted) n_drafts = n; // ended by a draft
     if (n_drafts > 0) count_drafts(x, sample, n_drafts, n_accepted);
     if (finish == FINISH_NONE) scheduler_settle(x->scheduler, sample, n_accepted);
+    if (x->draft_model) draft_model_settle(x->draft_model, sample, length + n_accepted);
     sample->n_generated -= n;
     for (int i = 0; i < n; i++) {
         const struct token_record record = {.token = results[i].token,
@@ -424,7 +485,8 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     enum status st = ST_OK;
     const int64_t start_ns = clock_now_ns();
     const struct sample_result *results = NULL;
-    draft_step(x);
+    CHECK(draft_step(x));
+    const int64_t drafted_ns = clock_now_ns();
     const struct step *step = scheduler_plan(x->scheduler, admit);
     *ret_stepped = step->n_items > 0;
     if (step->n_items == 0) return ST_OK;
@@ -433,6 +495,8 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     model_step(x->model, x->batch, &x->kv.view);
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
+    if (x->draft_model)
+        CHECK(draft_model_follow(x->draft_model, step, speculative_model_pays(x->speculative)));
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
     bool decode_only = true;
@@ -441,7 +505,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
                        step->items[i].sample->n_generated > 0;
     if (decode_only)
         speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
-                              (double)(now_ns - start_ns) / 1e6);
+                              (double)(now_ns - drafted_ns) / 1e6);
     for (int i = 0, row = 0; i < step->n_draws; i++) {
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
         take_draws(x, step->draws[i].sample, results + row, x->top + row, n_drafts, version,

@@ -15,9 +15,9 @@ struct executor;
 
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
 // kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
-// and the speculative ones.
-enum status executor_new(struct device *dev, const struct model_config *config,
-                         const struct weights *weights, const struct engine_options *options,
+// and the speculative ones. draft: the draft model's, or NULL.
+enum status executor_new(struct device *dev, const struct weights *weights,
+                         const struct weights *draft, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct executor **ret);
 void executor_free(struct executor *x); // no samples in it
 
@@ -39,7 +39,7 @@ void executor_end_all(struct executor *x, enum finish_reason reason, const char 
 
 int executor_samples(const struct executor *x);   // in it
 int executor_in_flight(const struct executor *x); // of these, started
-// Sets the fields that it knows: all but state, version, updates, restores, pause.
+// Sets the fields that it knows: all but state, version, updates, restores, pause, weight bytes.
 void executor_stats(const struct executor *x, struct engine_stats *stats);
 
 #endif

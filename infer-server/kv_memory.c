@@ -32,16 +32,51 @@ static enum status pool_bytes(struct device *dev, const struct kv_wish *wish, in
     return ST_OK;
 }
 
+int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size)
+{
+    return 2 * (int64_t)config->n_layers * block_size * config_kv_width(config) *
+           (int64_t)dtype_size(dt);
+}
+
+enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
+                            const struct model_config *config, enum dtype dt, int block_size,
+                            int n_blocks)
+{
+    enum status st = ST_OK;
+    const int64_t block_bytes = kv_memory_block_bytes(config, dt, block_size);
+    const size_t half = (size_t)n_blocks * (size_t)block_bytes / 2;
+    void *k = NULL, *v = NULL;
+    CHECK(device_alloc(dev, half, &k));
+    CHECK(device_alloc(dev, half, &v));
+    // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
+    // zeros keep NaN out of such sums.
+    device_fill(dev, k, 0, half);
+    device_fill(dev, v, 0, half);
+    m->dev = dev;
+    m->view = (struct kv_view){.k = k,
+                               .v = v,
+                               .layer_stride =
+                                   (int64_t)n_blocks * block_size * config_kv_width(config),
+                               .n_blocks = n_blocks,
+                               .block_size = block_size,
+                               .dt = dt};
+    m->n_layers = config->n_layers;
+    m->bytes_per_block = block_bytes;
+    return ST_OK;
+out:
+    device_release(dev, k);
+    device_release(dev, v);
+    return status_context(st, "KV cache");
+}
+
 enum status kv_memory_init(struct kv_memory *m, struct device *dev,
                            const struct model_config *config, enum dtype dt,
                            const struct kv_wish *wish, int *ret_context)
 {
     memset(m, 0, sizeof *m);
     enum status st = ST_OK;
-    const int64_t block_elements = (int64_t)wish->block_size * config_kv_width(config);
     const int64_t block_bytes =
-        2 * (int64_t)config->n_layers * block_elements * (int64_t)dtype_size(dt);
-    void *k = NULL, *v = NULL;
+        kv_memory_block_bytes(config, dt, wish->block_size) + wish->beside;
     int64_t bytes = 0;
     CHECK(pool_bytes(dev, wish, &bytes));
 
@@ -63,29 +98,10 @@ enum status kv_memory_init(struct kv_memory *m, struct device *dev,
         }
         context = (int)(n_blocks * wish->block_size);
     }
-
-    const size_t half = (size_t)n_blocks * (size_t)block_bytes / 2;
-    CHECK(device_alloc(dev, half, &k));
-    CHECK(device_alloc(dev, half, &v));
-    // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
-    // zeros keep NaN out of such sums.
-    device_fill(dev, k, 0, half);
-    device_fill(dev, v, 0, half);
-    m->dev = dev;
-    m->view = (struct kv_view){.k = k,
-                               .v = v,
-                               .layer_stride = n_blocks * block_elements,
-                               .n_blocks = (int)n_blocks,
-                               .block_size = wish->block_size,
-                               .dt = dt};
-    m->n_layers = config->n_layers;
-    m->bytes_per_block = block_bytes;
+    CHECK(kv_memory_alloc(m, dev, config, dt, wish->block_size, (int)n_blocks));
     *ret_context = context;
-    return ST_OK;
 out:
-    device_release(dev, k);
-    device_release(dev, v);
-    return st == ST_NO_MEMORY ? status_context(st, "KV cache") : st;
+    return st;
 }
 
 void kv_memory_release(struct kv_memory *m)

@@ -21,7 +21,15 @@ struct kv_wish {
     int max_batch;        // sequences
     int max_context;      // tokens a sequence, wished
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
+    int64_t beside;       // bytes of another pool for each block of this one
 };
+
+// Bytes of one block: keys and values of all layers.
+int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size);
+// Allocates a pool of so many blocks.
+enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
+                            const struct model_config *config, enum dtype dt, int block_size,
+                            int n_blocks);
 
 // Sizes the pool (never more than max_batch sequences of max_context can use) and allocates it.
 // *ret_context is the longest sequence that fits: max_context, or less where that is not firm.

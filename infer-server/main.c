@@ -50,9 +50,10 @@ static const struct option_spec table[] = {
          "family of the chat template, where it is not recognised"),
     TEXT("served-model-name", served_name, NULL, "NAME",
          "name in /v1/models (default: the folder's)"),
-    TEXT("draft", draft, NULL, "DIR", "draft model (not supported yet)"),
+    TEXT("draft", draft, NULL, "DIR", "folder of a smaller model of the same tokenizer, which drafts"),
     TEXT("speculative", speculative, "off", "METHOD:K",
-         "drafts of at most K tokens a step: off, ngram[:5], suffix[:8]"),
+         "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
+         "draft_model[:5] with commas between them"),
     HEADING("Sockets"),
     TEXT("socket", socket, NULL, "PATH",
          "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
@@ -106,10 +107,9 @@ static enum status check_usage(const struct config *c)
     struct speculative_choice choice;
     if (!c->model)
         return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
-    if (c->draft)
-        return status_fail(ST_UNSUPPORTED,
-                           "--draft: draft models are not supported yet; leave it out");
     enum status st = speculative_parse(c->speculative, &choice);
+    if (st == ST_OK && choice.k[SPECULATIVE_DRAFT_MODEL] && !c->draft)
+        st = status_fail(ST_INVALID, "draft_model needs --draft DIR, the draft model's folder");
     return st == ST_OK ? st : status_context(st, "--speculative");
 }
 
@@ -203,6 +203,7 @@ static enum status serve(const struct config *c)
     struct unix_listener socket = {.fd = -1, .lock_fd = -1};
     struct server_options o = {
         .engine = {.model_folder = c->model,
+                   .draft_folder = c->draft,
                    .device = c->device,
                    .dtype = strcmp(c->dtype, "auto") == 0 ? -1 : dtype_from_name(c->dtype),
                    .max_batch = (int)c->max_batch,

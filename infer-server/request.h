@@ -20,6 +20,7 @@ struct sample {
     int32_t *blocks; // its block table: (all blocks it can ever need), of which n_blocks are held
     int n_blocks, peak_blocks; // blocks shared with siblings count for each
     int computed;              // tokens from the front whose keys and values lie in its blocks
+    int draft_computed;        // the same in the draft model's pool (draft_model.h)
     uint64_t kv_version;       // that computed the prompt's part of them; 0: more than one did
     uint64_t stream;           // of its random draws
     int64_t queued_ns, started_ns, last_token_ns; // 0: not yet

@@ -16,6 +16,7 @@ struct sampler {
     int max_rows, vocab, n_eos;
     const int *eos_ids; // the model config's
     struct sample_params *params, *host_params;
+    struct sample_draft *drafts, *host_drafts;
     struct sample_result *results, *host_results;
     float *host_row;         // (vocab), once wanted
     struct top_logprob *top; // (max_rows, SAMPLER_MOST_TOP)
@@ -43,8 +44,10 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     s->n_eos = n_eos;
     const size_t n = (size_t)max_rows;
     CHECK(device_alloc(dev, n * sizeof *s->params, (void **)&s->params));
+    CHECK(device_alloc(dev, n * sizeof *s->drafts, (void **)&s->drafts));
     CHECK(device_alloc(dev, n * sizeof *s->results, (void **)&s->results));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_params, (void **)&s->host_params));
+    CHECK(device_host_alloc(dev, n * sizeof *s->host_drafts, (void **)&s->host_drafts));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_results, (void **)&s->host_results));
     s->top = malloc(n * SAMPLER_MOST_TOP * sizeof *s->top);
     if (!s->top) {
@@ -62,8 +65,10 @@ void sampler_free(struct sampler *s)
 {
     if (!s) return;
     device_release(s->dev, s->params);
+    device_release(s->dev, s->drafts);
     device_release(s->dev, s->results);
     device_host_release(s->dev, s->host_params);
+    device_host_release(s->dev, s->host_drafts);
     device_host_release(s->dev, s->host_results);
     device_host_release(s->dev, s->host_row);
     free(s->top);
@@ -129,9 +134,11 @@ static enum status list_most_likely(struct sampler *s, const float *logits,
 }
 
 enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
+                         const struct sampler_drafts *drafts,
                          const struct sample_result **ret_results,
                          const struct top_logprob **ret_top)
 {
+    bool judges = false;
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;
         s->host_params[i] = (struct sample_params){.temperature = sampling->temperature,
@@ -140,10 +147,15 @@ enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_
                                                    .top_k = sampling->top_k,
                                                    .seed = rows[i].stream,
                                                    .position = rows[i].position};
+        s->host_drafts[i] = rows[i].draft;
+        judges |= rows[i].draft.token >= 0;
         if (rows[i].no_stop) forbid_stops(s, logits + (size_t)i * (size_t)s->vocab, sampling);
     }
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
-    device_ops(s->dev)->sample(s->dev, s->results, logits, s->params, NULL, NULL, n, s->vocab, 0);
+    if (judges) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
+    device_ops(s->dev)->sample(s->dev, s->results, logits, s->params, judges ? s->drafts : NULL,
+                               judges ? drafts->logits : NULL, n, s->vocab,
+                               judges ? drafts->vocab : 0);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     enum status st = device_sync(s->dev);
     if (st == ST_OK) st = list_most_likely(s, logits, rows, n, ret_top);

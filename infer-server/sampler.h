@@ -19,6 +19,13 @@ struct sampler_row {
     uint64_t stream;
     uint64_t position; // of the token to be drawn
     bool no_stop;      // eos_ids and stop_ids cannot be drawn (min_tokens)
+    struct sample_draft draft; // that the draw judges, with its row of sampler_drafts.logits
+};
+#define SAMPLER_NO_DRAFT ((struct sample_draft){.token = -1})
+
+struct sampler_drafts { // what drafts were drawn from
+    const float *logits; // device; (.., vocab) f32
+    int vocab;           // at most the sampler's
 };
 
 struct sampler; // device and pinned host memory for max_rows rows
@@ -28,9 +35,10 @@ void sampler_free(struct sampler *s);
 
 // Enqueues drawing from the first n rows of logits (max_rows, vocab) f32 on the device, whose stop
 // tokens' entries are overwritten where no_stop; then waits. *ret_results (n) and the pointers of
-// ret_top stay valid until the next call. Row i lists its rows[i].sampling->logprobs most likely
+// ret_top stay valid until the next call. drafts NULL: no row has one. Row i lists its rows[i].sampling->logprobs most likely
 // tokens at ret_top[i], most likely first; NULL where it wants none. ST_DEVICE: nothing is valid.
 enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
+                         const struct sampler_drafts *drafts,
                          const struct sample_result **ret_results,
                          const struct top_logprob **ret_top);
 

@@ -144,7 +144,7 @@ static void drop_blocks(struct scheduler *s, struct sample *sample)
 {
     kv_cache_drop(s->cache, sample->blocks, sample->n_blocks);
     sample->n_blocks = 0;
-    sample->computed = 0;
+    sample->computed = sample->draft_computed = 0;
     sample->kv_version = 0;
     sample->draft.n_verify = 0;
 }
@@ -319,6 +319,13 @@ static int room_for_drafts(struct scheduler *s, struct sample *sample)
         hold_blocks(s, sample, wanted);
     const int room = sample->n_blocks * block_size - sample->computed - 1;
     return n < room ? n : room;
+}
+
+void scheduler_hold_drafts(struct scheduler *s, struct sample *sample)
+{
+    // Its own next token takes a block first: drafts behind it need that one too.
+    const int room = room_for_drafts(s, sample);
+    sample->draft.n_verify = room > 0 ? room : 0;
 }
 
 static void plan_decode(struct scheduler *s)

@@ -51,6 +51,10 @@ void scheduler_free(struct scheduler *s);
 // for want of memory.
 bool scheduler_add(struct scheduler *s, struct request *r);
 
+// Takes blocks for a decoding sample's drafts, ahead of the plan: n_verify becomes what they have
+// room for.
+void scheduler_hold_drafts(struct scheduler *s, struct sample *sample);
+
 // Plans one step; n_items is 0 when there is nothing to do. What it plans counts as computed from
 // here on. The step stays valid until the next call; samples of it must not be removed before its
 // draws were recorded with scheduler_drawn().

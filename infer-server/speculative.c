@@ -4,80 +4,104 @@
  * The plan is greedy over single drafts: the j-th draft of a sample whose drafts are accepted with
  * chance p yields p^j tokens, so the most promising next draft of the batch is the one with the
  * largest p^j. Drafts are added in that order, and the number of them with the most expected tokens
- * per millisecond is taken; it is compared with a plain step's. A cost that was measured at a bad
+ * per millisecond is taken; it is compared with a plain step's. The first draft of a draft model at
+ * some depth costs a pass of that model, the next ones at that depth make it a little wider. A cost that was measured at a bad
  * moment would be believed for ever once it keeps drafts out, so one refused step in PROBE_EVERY
  * verifies all the same, and one in PLAIN_EVERY that would verify is plain. */
 #include "infer-server/speculative.h"
 #include "infer-server/step_cost.h"
 #include "infer-server/suffix_memory.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MEMORY_BYTES    ((size_t)64 << 20)
 #define NGRAM_MOST      4
 #define NGRAM_REACH     8192 // tokens looked back
-#define DEFAULT_K_NGRAM 5
-#define DEFAULT_K_SUFF  8
 #define FIRST_GUESS     0.5  // acceptance before anything was measured
 #define WEIGHT_SAMPLE   0.1  // of a new measurement in a sample's average
 #define WEIGHT_ALL      0.01 // in that of its method, where new samples start
 #define LEAST_CHANCE    0.05 // a draft less likely than this is not worth its row
 #define PROBE_EVERY     256
 #define PLAIN_EVERY     32
+#define MODEL_UNUSED    64
 #define LEAST_GAIN      1.1 // expected, of verifying over a plain step: costs are only estimates
 
 struct speculative {
     bool fixed;
     int max_rows;
     struct suffix_memory *memory;
-    struct step_cost cost;
-    double acceptance[SPECULATIVE_SUFFIX + 1]; // by method
-    double by_match[SPECULATIVE_SUFFIX + 1][SUFFIX_DEPTH + 1];
-    int refused;  // steps whose drafts would not pay
-    int verified; // steps that did
+    struct step_cost cost, passes;          // of steps; of the draft model's passes
+    double acceptance[SPECULATIVE_METHODS]; // by method
+    double by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
+    int refused;      // steps whose drafts would not pay
+    int verified;     // steps that did
+    int model_unused; // plans since the draft model was in one
 };
 
 // ---- choices -----------------------------------------------------------------------------------
 
-const char *speculative_name(enum speculative_method method)
-{
-    static const char *const names[] = {"default", "off", "ngram", "suffix"};
-    return names[method];
-}
+static const struct {
+    const char *name;
+    int k; // where none is given
+} methods[SPECULATIVE_METHODS] = {{"ngram", 5}, {"suffix", 8}, {"draft_model", 5}};
 
-enum status speculative_parse(const char *text, struct speculative_choice *ret)
+static enum status parse_method(const char *text, size_t n, struct speculative_choice *choice)
 {
-    struct speculative_choice choice = {.method = SPECULATIVE_OFF};
-    const size_t n = strcspn(text, ":");
-    if (strcmp(text, "off") == 0) {
-        *ret = choice;
-        return ST_OK;
-    }
-    if (n == strlen("draft_model") && strncmp(text, "draft_model", n) == 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "speculative method \"%.40s\": a draft model is not supported yet; use "
-                           "suffix, ngram or off",
-                           text);
-    if (n == strlen("ngram") && strncmp(text, "ngram", n) == 0)
-        choice = (struct speculative_choice){SPECULATIVE_NGRAM, DEFAULT_K_NGRAM};
-    else if (n == strlen("suffix") && strncmp(text, "suffix", n) == 0)
-        choice = (struct speculative_choice){SPECULATIVE_SUFFIX, DEFAULT_K_SUFF};
-    else
-        return status_fail(
-            ST_INVALID, "speculative method \"%.40s\" is none of off, ngram[:K], suffix[:K]", text);
-    if (text[n] == ':') {
-        char *end;
-        const char *number = text + n + 1;
-        const long k = strtol(number, &end, 10);
-        if (number[0] < '0' || number[0] > '9' || *end || k < 1 || k > SPECULATIVE_MOST)
+    const size_t name = strcspn(text, ":,");
+    for (int m = 0; m < SPECULATIVE_METHODS; m++) {
+        if (name != strlen(methods[m].name) || strncmp(text, methods[m].name, name) != 0) continue;
+        char *end = (char *)text + name;
+        long k = methods[m].k;
+        if (text[name] == ':') k = strtol(text + name + 1, &end, 10);
+        const bool digits = text[name] != ':' || (text[name + 1] >= '0' && text[name + 1] <= '9');
+        if (!digits || end != text + n || k < 1 || k > SPECULATIVE_MOST)
             return status_fail(ST_INVALID,
                                "speculative method \"%.40s\": K, the most tokens drafted at once, "
                                "must be 1 to %d",
                                text, SPECULATIVE_MOST);
-        choice.k = (int)k;
+        if (choice->k[m])
+            return status_fail(ST_INVALID, "speculative method \"%s\" is named twice",
+                               methods[m].name);
+        choice->k[m] = (int)k;
+        return ST_OK;
+    }
+    return status_fail(ST_INVALID,
+                       "speculative method \"%.40s\" is none of off, ngram[:K], suffix[:K], "
+                       "draft_model[:K]",
+                       text);
+}
+
+enum status speculative_parse(const char *text, struct speculative_choice *ret)
+{
+    struct speculative_choice choice = {.chosen = true};
+    for (const char *at = text; strcmp(text, "off") != 0;) {
+        const size_t n = strcspn(at, ",");
+        enum status st = parse_method(at, n, &choice);
+        if (st != ST_OK) return st;
+        if (!at[n]) break;
+        at += n + 1;
     }
     *ret = choice;
     return ST_OK;
+}
+
+void speculative_write(struct speculative_choice choice, char ret[64])
+{
+    size_t n = 0;
+    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+        if (choice.k[m])
+            n += (size_t)snprintf(ret + n, 64 - n, "%s%s:%d", n ? "," : "", methods[m].name,
+                                  choice.k[m]);
+    if (n == 0) snprintf(ret, 64, "off");
+}
+
+int speculative_most(struct speculative_choice choice)
+{
+    int most = 0;
+    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+        if (choice.k[m] > most) most = choice.k[m];
+    return most;
 }
 
 // ---- life --------------------------------------------------------------------------------------
@@ -93,7 +117,7 @@ enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
     }
     s->fixed = fixed;
     s->max_rows = max_rows;
-    for (int i = 0; i <= SPECULATIVE_SUFFIX; i++) {
+    for (int i = 0; i < SPECULATIVE_METHODS; i++) {
         s->acceptance[i] = FIRST_GUESS;
         for (int k = 0; k <= SUFFIX_DEPTH; k++) s->by_match[i][k] = FIRST_GUESS;
     }
@@ -187,25 +211,45 @@ static int draft_suffix(const struct speculative *s, const struct history *h, do
     return drafted > 0 ? drafted : draft_ngram(h, most, ret_tokens, ret_matched);
 }
 
+static double expected_tokens(double chance, int n)
+{
+    double reached = 1, sum = 0;
+    for (int i = 0; i < n; i++) sum += reached *= chance;
+    return sum;
+}
+
 void speculative_propose(struct speculative *s, struct speculative_choice choice,
                          const struct history *history, int room, struct draft *draft)
 {
-    const int most = choice.k < room ? choice.k : room;
+    double best = 0;
     draft->n = draft->n_verify = 0;
-    if (most < 1 || choice.method < SPECULATIVE_NGRAM) return;
-    if (!draft->judged) draft->acceptance = s->acceptance[choice.method];
-    if (choice.method == SPECULATIVE_NGRAM)
-        draft->n = draft_ngram(history, most, draft->tokens, &draft->matched);
-    else
-        draft->n =
-            draft_suffix(s, history, draft->acceptance, most, draft->tokens, &draft->matched);
-    draft->chance = chance_of(s, choice.method, draft->acceptance, draft->matched);
+    for (int m = 0; m < SPECULATIVE_METHODS; m++) {
+        int32_t tokens[SPECULATIVE_MOST];
+        const int most = choice.k[m] < room ? choice.k[m] : room;
+        int n = most, matched = 0;
+        if (most < 1) continue;
+        if (!draft->by[m].judged) draft->by[m].acceptance = s->acceptance[m];
+        const double acceptance = draft->by[m].acceptance;
+        if (m == SPECULATIVE_NGRAM)
+            n = draft_ngram(history, most, tokens, &matched);
+        else if (m == SPECULATIVE_SUFFIX)
+            n = draft_suffix(s, history, acceptance, most, tokens, &matched);
+        const double chance = chance_of(s, (enum speculative_method)m, acceptance, matched);
+        const double expected = expected_tokens(chance, n);
+        if (expected <= best) continue;
+        best = expected;
+        draft->method = (enum speculative_method)m;
+        draft->n = n;
+        draft->matched = matched;
+        draft->chance = chance;
+        if (m != SPECULATIVE_DRAFT_MODEL) memcpy(draft->tokens, tokens, (size_t)n * sizeof *tokens);
+    }
 }
 
 void speculative_learn(struct speculative *s, struct speculative_choice choice,
                        const struct history *history)
 {
-    if (choice.method != SPECULATIVE_SUFFIX) return;
+    if (!choice.k[SPECULATIVE_SUFFIX]) return;
     int32_t tail[SUFFIX_DEPTH];
     const int before = history->n_prompt + history->n_generated - 1;
     const int n = before < SUFFIX_DEPTH ? before : SUFFIX_DEPTH;
@@ -215,29 +259,43 @@ void speculative_learn(struct speculative *s, struct speculative_choice choice,
 
 // ---- how many ----------------------------------------------------------------------------------
 
-// One more draft for the sample where it promises most; its chance, or 0 where none is left.
-static double take_best(struct draft *const *drafts, int n, double *chances)
+struct tally { // what is in the plan so far
+    int rows;
+    double tokens, pass_ms;      // expected beyond a plain step's; of the draft model
+    int passes[SPECULATIVE_MOST]; // its rows at each depth
+};
+
+static double pass_ms(const struct speculative *s, int rows)
+{
+    return rows > 0 ? step_cost_ms(&s->passes, rows, false) : 0;
+}
+
+// One more draft for the sample where it promises most; false where none is left.
+static bool take_best(const struct speculative *s, struct draft *const *drafts, int n,
+                      double *chances, struct tally *tally)
 {
     int best = -1;
     for (int i = 0; i < n; i++)
         if (drafts[i]->n_verify < drafts[i]->n && (best < 0 || chances[i] > chances[best]))
             best = i;
-    if (best < 0 || chances[best] < LEAST_CHANCE) return 0;
-    const double chance = chances[best];
-    drafts[best]->n_verify++;
-    chances[best] *= drafts[best]->chance;
-    return chance;
+    if (best < 0 || chances[best] < LEAST_CHANCE) return false;
+    struct draft *draft = drafts[best];
+    if (draft->method == SPECULATIVE_DRAFT_MODEL) {
+        int *rows = &tally->passes[draft->n_verify];
+        tally->pass_ms += pass_ms(s, *rows + 1) - pass_ms(s, *rows);
+        ++*rows;
+    }
+    tally->tokens += chances[best];
+    tally->rows++;
+    draft->n_verify++;
+    chances[best] *= draft->chance;
+    return true;
 }
 
-static int take_all(const struct speculative *s, struct draft *const *drafts, int n)
+static void take_all(const struct speculative *s, struct draft *const *drafts, int n)
 {
-    int rows = 0;
-    for (int i = 0; i < n; i++) {
-        drafts[i]->n_verify = drafts[i]->n;
-        if (drafts[i]->n_verify > s->max_rows - rows) drafts[i]->n_verify = s->max_rows - rows;
-        rows += drafts[i]->n_verify;
-    }
-    return rows;
+    for (int i = 0, rows = 0; i < n; rows += drafts[i++]->n_verify)
+        drafts[i]->n_verify = drafts[i]->n < s->max_rows - rows ? drafts[i]->n : s->max_rows - rows;
 }
 
 static void start_over(struct draft *const *drafts, int n, double *chances)
@@ -248,54 +306,73 @@ static void start_over(struct draft *const *drafts, int n, double *chances)
     }
 }
 
-void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
+static void plan_drafts(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
 {
-    if (s->fixed) {
-        take_all(s, drafts, n);
-        return;
-    }
     // Each of more sequences than rows for drafts could gain next to nothing.
     double chances[512];
     if (n == 0 || n > s->max_rows || n > (int)(sizeof chances / sizeof *chances)) return;
     const double plain_ms = step_cost_ms(&s->cost, n_seqs, false);
     if (plain_ms <= 0) return; // a plain step first
-    double best = LEAST_GAIN * n_seqs / plain_ms, tokens = n_seqs, chance;
-    int best_rows = 0, rows = 0;
+    struct tally tally = {0};
+    double best = LEAST_GAIN * n_seqs / plain_ms;
+    int best_rows = 0;
     start_over(drafts, n, chances);
-    while (rows < s->max_rows && (chance = take_best(drafts, n, chances)) > 0) {
-        tokens += chance;
-        rows++;
-        const double rate = tokens / step_cost_ms(&s->cost, n_seqs + rows, true);
+    while (tally.rows < s->max_rows && take_best(s, drafts, n, chances, &tally)) {
+        const double ms = step_cost_ms(&s->cost, n_seqs + tally.rows, true) + tally.pass_ms;
+        const double rate = (n_seqs + tally.tokens) / ms;
         if (rate <= best) continue;
         best = rate;
-        best_rows = rows;
+        best_rows = tally.rows;
     }
-    if (rows > 0 && best_rows == 0 && ++s->refused % PROBE_EVERY == 0)
-        best_rows = 1 + s->refused / PROBE_EVERY % rows;
+    if (tally.rows > 0 && best_rows == 0 && ++s->refused % PROBE_EVERY == 0)
+        best_rows = 1 + s->refused / PROBE_EVERY % tally.rows;
     else if (best_rows > 0 && ++s->verified % PLAIN_EVERY == 0)
         best_rows = 0;
-    if (best_rows > 0 && best_rows == rows) return;
+    if (best_rows > 0 && best_rows == tally.rows) return;
     start_over(drafts, n, chances);
-    for (int i = 0; i < best_rows; i++) take_best(drafts, n, chances);
+    for (int i = 0; i < best_rows; i++) take_best(s, drafts, n, chances, &tally);
 }
 
-void speculative_judge(struct speculative *s, struct speculative_choice choice, struct draft *draft,
-                       int n_verified, int n_accepted)
+void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
 {
+    if (s->fixed)
+        take_all(s, drafts, n);
+    else
+        plan_drafts(s, drafts, n, n_seqs);
+    s->model_unused++;
+    for (int i = 0; i < n; i++)
+        if (drafts[i]->n_verify > 0 && drafts[i]->method == SPECULATIVE_DRAFT_MODEL)
+            s->model_unused = 0;
+}
+
+void speculative_judge(struct speculative *s, struct draft *draft, int n_verified, int n_accepted)
+{
+    const enum speculative_method method = draft->method;
+    if (n_verified == 0 && method == SPECULATIVE_DRAFT_MODEL) return;
     // Drafts behind the first that was refused say nothing.
     const int trials = n_verified == 0 ? 1 : n_accepted < n_verified ? n_accepted + 1 : n_verified;
-    double *all = &s->acceptance[choice.method];
+    double *all = &s->acceptance[method], *own = &draft->by[method].acceptance;
     for (int i = 0; i < trials; i++) {
         const double hit = i < n_accepted ? 1 : 0;
-        draft->acceptance += WEIGHT_SAMPLE * (hit - draft->acceptance);
+        *own += WEIGHT_SAMPLE * (hit - *own);
         *all += WEIGHT_ALL * (hit - *all);
     }
-    double *like = &s->by_match[choice.method][draft->matched];
+    double *like = &s->by_match[method][draft->matched];
     *like += WEIGHT_ALL * ((n_accepted > 0 ? 1 : 0) - *like);
-    draft->judged = true;
+    draft->by[method].judged = true;
 }
 
 void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms)
 {
     step_cost_learn(&s->cost, n_rows, verified, ms);
+}
+
+void speculative_pass_took(struct speculative *s, int n_rows, double ms)
+{
+    step_cost_learn(&s->passes, n_rows, false, ms);
+}
+
+bool speculative_model_pays(const struct speculative *s)
+{
+    return s->fixed || s->model_unused < MODEL_UNUSED;
 }

@@ -1,52 +1,69 @@
 /* speculative.h: drafts of the tokens that may come next, and how many of them a step verifies.
  *
- * Drafters are "one-hot": they name one token a position, with no probabilities of their own.
- *   ngram   prompt look-up (Saxena 2023): the longest of the sequence's last 4..1 tokens that
- * stands earlier in prompt or completion; drafts what followed there suffix  what followed the same
- * last tokens in completions of the same prompt, by siblings of the group or by earlier requests
- * (suffix_memory.h); where nothing is known, as ngram
+ * Methods, of which a sample may use several at once: each step takes the proposal of the one that
+ * promises most.
+ *   ngram        prompt look-up (Saxena 2023): the longest of the sequence's last 4..1 tokens that
+ *                stands earlier in prompt or completion; drafts what followed there
+ *   suffix       what followed the same last tokens in completions of the same prompt, by siblings
+ *                of the group or by earlier requests (suffix_memory.h); where nothing is known, as
+ *                ngram
+ *   draft_model  what a smaller model of the same tokenizer draws (draft_model.h)
+ * The first two are "one-hot": they name one token a position, with no probabilities of their own.
  *
- * Exactness. A row's token is drawn by Gumbel-max with noise that is a function of the sample's
- * seed and the token's position alone (kernels/ops.h, sample). Verification puts the last token and
- * the drafts d_1..d_k into one batch as k + 1 rows of the sequence, draws every row with the
- * ordinary operation at its own position, and keeps draws while draw i equals d_i; the first that
- * differs is the token itself, and after k equal ones the last row's draw is one token more. Every
- * token kept is thus the draw that a run without drafts would have made from the same prefix: the
- * output is that run's, token for token, under any temperature and cut, up to the rounding of rows
- * computed in batches of other shapes (none on the CPU, where a row's bits do not depend on its
- * batch). It follows that d_i is accepted with exactly the target's probability p(d_i), which is
- * the optimal rule for a one-hot draft (Leviathan et al. 2023), and that log-probabilities are the
- * target's.
+ * Exactness. Verification puts the last token and the drafts d_1..d_k into one batch as k + 1 rows
+ * of the sequence and draws every row at its own position; draws are kept up to and with the first
+ * that differs from its draft, and after k equal ones the last row's draw is one token more.
  *
- * Draft length. Each sample carries a moving average of the chance that its next draft is accepted,
- * measured also on steps that verified nothing (the proposal is compared with what was drawn), and
- * the engine one for each length of the matched context; their mean is the chance counted on. With
- * the measured time of steps (step_cost.h) the plan takes the drafts, most promising first, that
- * maximise expected tokens per second over the whole batch: none where that does not pay.
+ * A one-hot draft has no part in the draw of its row: that is Gumbel-max with noise that is a
+ * function of the sample's seed and the token's position alone (kernels/ops.h, sample). Every token
+ * kept is thus the one that a run without drafts would have drawn from the same prefix: the output
+ * is that run's, token for token, under any temperature and cut, up to the rounding of rows computed
+ * in batches of other shapes (none on the CPU, where a row's bits do not depend on its batch). It
+ * follows that d_i is accepted with exactly the target's probability p(d_i), which is the optimal
+ * rule for a one-hot draft.
  *
- * The engine's thread, but for speculative_parse(). */
+ * A draft model draws d_i from a distribution q of its own, after the request's temperature and
+ * cuts, with noise of a stream of its own; its row is drawn by rejection (Leviathan et al. 2023; Chen
+ * et al. 2023): d_i with probability min(1, p(d_i) / q(d_i)), else a token of the residual
+ * max(p - q, 0). The output's distribution is the target's, and the chance of acceptance the
+ * largest there is, sum min(p, q). Greedy output is that of a run without drafts; sampled output
+ * has its distribution, but is another sample of it.
+ *
+ * Log-probabilities are the target's in all cases.
+ *
+ * Draft length. Each sample carries for each method a moving average of the chance that its next
+ * draft is accepted, measured for one-hot drafts also on steps that verified nothing (the proposal
+ * is compared with what was drawn), and the engine one for each length of the matched context; their
+ * mean is the chance counted on. With the measured time of steps and of the draft model's passes
+ * (step_cost.h) the plan takes the drafts, most promising first, that maximise expected tokens per
+ * second over the whole batch: none where that does not pay.
+ *
+ * The engine's thread, but for speculative_parse() and speculative_write(). */
 #ifndef INFER_SERVER_SPECULATIVE_H
 #define INFER_SERVER_SPECULATIVE_H
 
 #include "common/base/status.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 #define SPECULATIVE_MOST 16 // drafts of one sample in one step
 
 enum speculative_method {
-    SPECULATIVE_DEFAULT, // of a request: what the server does
-    SPECULATIVE_OFF,
     SPECULATIVE_NGRAM,
-    SPECULATIVE_SUFFIX
+    SPECULATIVE_SUFFIX,
+    SPECULATIVE_DRAFT_MODEL,
+    SPECULATIVE_METHODS
 };
 struct speculative_choice {
-    enum speculative_method method;
-    int k; // most drafts a step; 1..SPECULATIVE_MOST for a method that drafts
+    bool chosen;                // false, of a request: what the server does
+    int k[SPECULATIVE_METHODS]; // most drafts a step, 1..SPECULATIVE_MOST; 0: method not used
 };
 
-// "off", "ngram[:K]", "suffix[:K]". ST_INVALID; ST_UNSUPPORTED for "draft_model[:K]".
+// "off", or methods with commas between them: "ngram[:K]", "suffix[:K]", "draft_model[:K]".
+// ST_INVALID.
 enum status speculative_parse(const char *text, struct speculative_choice *ret);
-const char *speculative_name(enum speculative_method method);
+void speculative_write(struct speculative_choice choice, char ret[64]); // as parse() reads it
+int speculative_most(struct speculative_choice choice); // drafts a step by any method; 0: off
 
 // A sample's tokens, as drafters read them.
 struct history {
@@ -57,12 +74,17 @@ struct history {
 uint64_t speculative_prompt_key(const int32_t *prompt, int n);
 
 struct draft { // a sample's; all zero before its first
+    enum speculative_method method; // that proposed the present ones
     int32_t tokens[SPECULATIVE_MOST];
-    int n;        // proposed
-    int n_verify; // of these, wanted in the next step
-    int matched;  // tokens of the context that the first stands on: how sure it is
-    bool judged;  // acceptance was measured once
-    double acceptance, chance;
+    int32_t rows[SPECULATIVE_MOST]; // draft_model: of its logits; the distributions of the tokens
+    int n;                          // proposed; of a draft model: may be drafted, tokens to come
+    int n_verify;                   // of these, wanted in the next step
+    int matched; // tokens of the context that the first stands on: how sure it is
+    double chance;
+    struct {
+        bool judged; // acceptance was measured once
+        double acceptance;
+    } by[SPECULATIVE_METHODS];
 };
 
 struct speculative;
@@ -71,19 +93,22 @@ struct speculative;
 enum status speculative_new(bool fixed, int max_rows, struct speculative **ret);
 void speculative_free(struct speculative *s);
 
-// Proposes at most min(choice.k, room) tokens to follow; n may be 0.
+// Proposes at most `room` tokens to follow, by the method that promises most; n may be 0.
 void speculative_propose(struct speculative *s, struct speculative_choice choice,
                          const struct history *history, int room, struct draft *draft);
 // Sets n_verify of each of the drafts of one step; n_seqs: sequences that decode in it.
 void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs);
 // The step is over: of n_verified drafts the first n_accepted were drawn. With n_verified 0,
-// n_accepted says whether the first proposal (0 or 1) would have been.
-void speculative_judge(struct speculative *s, struct speculative_choice choice, struct draft *draft,
-                       int n_verified, int n_accepted);
+// n_accepted says whether the first proposal (0 or 1) would have been; a draft model's was never
+// made, and is not judged.
+void speculative_judge(struct speculative *s, struct draft *draft, int n_verified, int n_accepted);
 // The history's last token was just drawn.
 void speculative_learn(struct speculative *s, struct speculative_choice choice,
                        const struct history *history);
-// A step of decoding only took so long.
+// A step of decoding only took so long, drafting not counted; a pass of the draft model.
 void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms);
+void speculative_pass_took(struct speculative *s, int n_rows, double ms);
+// Whether the draft model is worth its prompts' passes: it was used lately, or not tried yet.
+bool speculative_model_pays(const struct speculative *s);
 
 #endif

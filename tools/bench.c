@@ -236,8 +236,9 @@ static enum status open_bench(struct bench *b, const struct bench_options *o, co
     if (b->o.sequence > b->o.tokens) b->o.sequence = b->o.tokens;
     CHECK(load_config(o, cuda, &b->config));
     if (bridge_path) {
-        CHECK(weights_owner_new(b->dev, b->config, b->dt, o->model, bridge_path, &b->owner));
-        b->weights = weights_owner_weights(b->owner);
+        const struct weights_source sources[WEIGHTS_ROLES] = {{b->config, o->model}};
+        CHECK(weights_owner_new(b->dev, sources, b->dt, bridge_path, &b->owner));
+        b->weights = weights_owner_weights(b->owner, WEIGHTS_POLICY);
     } else {
         CHECK(weights_plan(b->config, b->dt, &b->plan));
         CHECK(device_alloc(b->dev, b->plan->bytes, &b->arena));

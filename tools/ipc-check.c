@@ -160,23 +160,29 @@ static int by_offset(const void *a, const void *b)
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-struct sums { // of the policy's tensors in arena order
+struct sums { // of every role's tensors, each role's in arena order
     int n;
     struct bridge_tensor *tensors;
     uint64_t *offset, *bytes, *mine;
 };
 
-static enum status sums_init(struct sums *s, const struct bridge_role *role)
+static enum status sums_init(struct sums *s, const struct bridge_file *file)
 {
-    s->n = role->n_tensors;
-    s->tensors = calloc((size_t)s->n, sizeof *s->tensors);
-    s->offset = calloc((size_t)s->n, sizeof *s->offset);
-    s->bytes = calloc((size_t)s->n, sizeof *s->bytes);
-    s->mine = calloc((size_t)s->n, sizeof *s->mine);
+    size_t n = 0;
+    for (int i = 0; i < file->n_roles; i++) n += (size_t)file->roles[i].n_tensors;
+    s->tensors = calloc(n, sizeof *s->tensors);
+    s->offset = calloc(n, sizeof *s->offset);
+    s->bytes = calloc(n, sizeof *s->bytes);
+    s->mine = calloc(n, sizeof *s->mine);
     if (!s->tensors || !s->offset || !s->bytes || !s->mine)
-        return status_fail(ST_NO_MEMORY, "no memory for %d checksums", s->n);
-    memcpy(s->tensors, role->tensors, (size_t)s->n * sizeof *s->tensors);
-    qsort(s->tensors, (size_t)s->n, sizeof *s->tensors, by_offset);
+        return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", n);
+    for (int i = 0; i < file->n_roles; i++) {
+        const struct bridge_role *role = &file->roles[i];
+        struct bridge_tensor *tensors = s->tensors + s->n;
+        memcpy(tensors, role->tensors, (size_t)role->n_tensors * sizeof *tensors);
+        qsort(tensors, (size_t)role->n_tensors, sizeof *tensors, by_offset);
+        s->n += role->n_tensors;
+    }
     for (int i = 0; i < s->n; i++) {
         s->offset[i] = s->tensors[i].offset;
         s->bytes[i] = s->tensors[i].bytes;
@@ -205,8 +211,10 @@ static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_v
     enum status st;
     uint64_t version = control_version(control);
     if (version & 1) return ST_OK;
-    device_ops(dev)->checksum(dev, s->mine, bridge_base(c->bridge, "policy"), s->offset, s->bytes,
-                              s->n);
+    const struct bridge_file *file = bridge_file_of(c->bridge);
+    for (int i = 0, at = 0; i < file->n_roles; at += file->roles[i++].n_tensors)
+        device_ops(dev)->checksum(dev, s->mine + at, bridge_base(c->bridge, file->roles[i].role),
+                                  s->offset + at, s->bytes + at, file->roles[i].n_tensors);
     CHECK(device_sync(dev));
     CHECK(http_get_json(c->http, "/bridge/info?checksums=1", REQUEST_MS, &answer));
     CHECK(json_get_int("/bridge/info", answer, "weight_version", 0, INT64_MAX, &theirs));
@@ -237,7 +245,7 @@ static void check_sums(struct check *c)
     char detail[512];
     uint64_t version = 0;
     int differs = 0, first = 0;
-    enum status st = sums_init(&s, &bridge_file_of(c->bridge)->roles[0]);
+    enum status st = sums_init(&s, bridge_file_of(c->bridge));
     for (int i = 0; st == ST_OK && i < ATTEMPTS && version == 0; i++) {
         if (i > 0) clock_sleep_ms(RETRY_MS);
         st = compare_sums(c, &s, &version, &differs, &first);
