@@ -226,6 +226,14 @@ struct bench {
     int open; // requests
 };
 
+static void request_ended(struct bench *b)
+{
+    pthread_mutex_lock(&b->lock);
+    b->open--;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
 static void on_event(void *context, const struct engine_event *event)
 {
     struct bench *b = context;
@@ -237,15 +245,11 @@ static void on_event(void *context, const struct engine_event *event)
     if (event->finish == FINISH_NONE) return;
     take->finish = event->finish;
     take->telemetry = *event->telemetry;
-    if (!event->request_done) return;
-    pthread_mutex_lock(&b->lock);
-    b->open--;
-    pthread_cond_broadcast(&b->changed);
-    pthread_mutex_unlock(&b->lock);
+    if (event->request_done) request_ended(b);
 }
 
-static void bench_start(struct bench *b, const char *model_folder, const char *draft_folder,
-                        int kv_blocks)
+static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, const char *model_folder,
+                           const char *draft_folder, int kv_kib, int max_batch)
 {
     static int count;
     char name[32];
@@ -254,9 +258,9 @@ static void bench_start(struct bench *b, const char *model_folder, const char *d
                                            .draft_folder = draft_folder,
                                            .device = "cpu",
                                            .dtype = -1,
-                                           .max_batch = 32,
+                                           .max_batch = max_batch,
                                            .max_context = 64,
-                                           .kv_bytes = (int64_t)kv_blocks << 10,
+                                           .kv_bytes = (int64_t)kv_kib << 10,
                                            .block_size = 4,
                                            .prefill_chunk = 64,
                                            .max_queue = 8192,
@@ -267,13 +271,19 @@ static void bench_start(struct bench *b, const char *model_folder, const char *d
     memset(b, 0, sizeof *b);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);
-    assert_ok(engine_new(&options, on_event, b, &b->engine));
+    assert_ok(engine_new(&options, on_event_fn, b, &b->engine));
     struct engine_stats stats;
     for (int i = 0; i < WAIT_MS; i++, clock_sleep_ms(1)) {
         engine_stats(b->engine, &stats);
         if (stats.state != ENGINE_LOADING) break;
     }
     if (stats.state != ENGINE_OK) fail_msg("the engine: %s", stats.state_detail);
+}
+
+static void bench_start(struct bench *b, const char *model_folder, const char *draft_folder,
+                        int kv_kib)
+{
+    bench_start_as(b, on_event, model_folder, draft_folder, kv_kib, 32);
 }
 
 static void bench_end(struct bench *b)
@@ -353,14 +363,14 @@ static void check_telemetry(const struct take *take)
     }
 }
 
-static uint64_t compare(const struct sampling *sampling, int kv_blocks, const char *what)
+static uint64_t compare(const struct sampling *sampling, int kv_kib, const char *what)
 {
     static const char *const methods[] = {"ngram:4", "suffix:8", "suffix:16", "draft_model:4",
                                           "ngram:4,suffix:8,draft_model:5"};
     // A draft model's samples are others of the same distribution, unless they are greedy.
     const size_t n_methods = sampling->temperature > 0 ? 3 : 5;
     struct bench b;
-    bench_start(&b, model, draft, kv_blocks);
+    bench_start(&b, model, draft, kv_kib);
     struct take *plain = run_prompts(&b, "off", sampling);
     for (size_t m = 0; m < n_methods; m++) {
         struct take *takes = run_prompts(&b, methods[m], sampling);
@@ -445,7 +455,39 @@ static void the_same_under_preemption(void **state)
 
 // ---- the distribution --------------------------------------------------------------------------
 
-enum { DRAWS = 40000, GROUP = 400, LENGTH = 4 };
+enum { DRAWS = 1000000, GROUP = 500, GROUPS = 4, LENGTH = 4, PREFIXES = 216 };
+
+// What was drawn at each position after each prefix, the prefix read as a number of base
+// TINY_VOCAB; and the target's probabilities there.
+struct tally {
+    int seen[LENGTH][PREFIXES][TINY_VOCAB];
+    double p[LENGTH][PREFIXES][TINY_VOCAB];
+    int64_t accepted;
+};
+struct group { // a request's tag: the prefixes of its samples
+    struct take take; // first: its request
+    struct tally *tally;
+    int prefix[GROUP], n[GROUP];
+};
+
+static void on_draw(void *context, const struct engine_event *event)
+{
+    struct group *g = (struct group *)request_tag(event->request);
+    const int i = event->sample;
+    for (int k = 0; k < event->n_tokens; k++, g->n[i]++) {
+        const int position = g->n[i], prefix = g->prefix[i], token = event->tokens[k].token;
+        double *p = g->tally->p[position][prefix];
+        const struct top_logprob *top = event->top + (size_t)k * TINY_VOCAB;
+        const bool known = p[0] > 0;
+        for (int t = 0; !known && t < TINY_VOCAB; t++)
+            p[top[t].token] = exp((double)top[t].logprob);
+        g->tally->seen[position][prefix][token]++;
+        g->prefix[i] = prefix * TINY_VOCAB + token;
+    }
+    if (event->finish == FINISH_NONE) return;
+    g->tally->accepted += event->telemetry->num_accepted_tokens;
+    if (event->request_done) request_ended(context);
+}
 
 // Wilson and Hilferty 1931: chi-square with df degrees as a standard normal.
 static double normal_of(double chi2, int df)
@@ -454,66 +496,117 @@ static double normal_of(double chi2, int df)
     return (cbrt(chi2 / df) - (1 - v)) / sqrt(v);
 }
 
+static void draw_all(struct bench *b, const char *method, uint64_t seed, struct tally *tally)
+{
+    static struct group groups[GROUPS];
+    const int32_t prompt[] = {1, 2, 3, 1, 2, 3, 1};
+    struct sampling s = plain_sampling();
+    s.n = GROUP;
+    s.temperature = 1;
+    s.max_tokens = LENGTH;
+    s.logprobs = TINY_VOCAB;
+    assert_ok(speculative_parse(method, &s.speculative));
+    for (int i = 0; i < DRAWS; i += GROUPS * GROUP) {
+        memset(groups, 0, sizeof groups);
+        for (int g = 0; g < GROUPS; g++) {
+            groups[g].tally = tally;
+            s.seed = seed + (uint64_t)(i + g);
+            submit(b, prompt, 7, &s, &groups[g].take);
+        }
+        await_all(b);
+        for (int g = 0; g < GROUPS; g++) request_free(groups[g].take.request);
+    }
+}
+
 // At every position and after every prefix: how often each token was drawn against its probability.
+static void check_position(const struct tally *tally, const char *method, int position,
+                           int n_prefixes)
+{
+    double chi2 = 0;
+    int df = 0, counted = 0;
+    for (int prefix = 0; prefix < n_prefixes; prefix++) {
+        const int *seen = tally->seen[position][prefix];
+        const double *p = tally->p[position][prefix];
+        double least = 1;
+        int n = 0;
+        for (int t = 0; t < TINY_VOCAB; t++) {
+            n += seen[t];
+            least = p[t] < least ? p[t] : least;
+        }
+        if (n * least < 5) continue;
+        for (int t = 0; t < TINY_VOCAB; t++)
+            chi2 += (seen[t] - n * p[t]) * (seen[t] - n * p[t]) / (n * p[t]);
+        df += TINY_VOCAB - 1;
+        counted += n;
+    }
+    const double z = normal_of(chi2, df);
+    printf("%s, position %d: %d draws, chi-square %.1f, %d degrees, z %.2f\n", method, position,
+           counted, chi2, df, z);
+    assert_true(df > 0 && counted > DRAWS / 10 * 9);
+    assert_true(fabs(z) < 4);
+}
+
 static void draws_the_target_distribution(void **state)
 {
     (void)state;
-    static const char *const methods[] = {"off", "ngram:3", "suffix:3", "draft_model:3"};
-    static struct take takes[DRAWS];
+    static const char *const methods[] = {"ngram:3", "suffix:3", "draft_model:3"};
+    static struct tally tally;
     struct bench b;
-    bench_start(&b, tiny, tiny_draft, 8192);
+    bench_start_as(&b, on_draw, tiny, tiny_draft, 65536, GROUP * GROUPS / 4);
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
-        const int32_t prompt[] = {1, 2, 3, 1, 2, 3, 1};
-        struct sampling s = plain_sampling();
-        s.n = GROUP;
-        s.temperature = 1;
-        s.max_tokens = LENGTH;
-        s.logprobs = TINY_VOCAB;
-        assert_ok(speculative_parse(methods[m], &s.speculative));
-        memset(takes, 0, sizeof takes);
-        for (int i = 0; i < DRAWS; i += GROUP) {
-            s.seed = 77 + (uint64_t)i + m * DRAWS;
-            submit(&b, prompt, 7, &s, &takes[i]);
-            if (i % (GROUP * 16) == 0) await_all(&b);
-        }
-        await_all(&b);
-        int accepted = 0;
-        for (int i = 0; i < DRAWS; i++) accepted += takes[i].telemetry.num_accepted_tokens;
-        for (int i = 0; i < DRAWS; i += GROUP) request_free(takes[i].request);
-        for (int position = 0, n_prefixes = 1; position < LENGTH; position++) {
-            double chi2 = 0;
-            int df = 0;
-            for (int prefix = 0; prefix < n_prefixes; prefix++) {
-                double p[TINY_VOCAB];
-                int seen[TINY_VOCAB] = {0}, n = 0;
-                for (int i = 0; i < DRAWS; i++) {
-                    int own = 0;
-                    for (int k = 0; k < position; k++)
-                        own = own * TINY_VOCAB + takes[i].tokens[k].token;
-                    if (own != prefix) continue;
-                    for (int k = 0; n == 0 && k < TINY_VOCAB; k++)
-                        p[takes[i].top[position][k].token] =
-                            exp((double)takes[i].top[position][k].logprob);
-                    seen[takes[i].tokens[position].token]++;
-                    n++;
-                }
-                double least = 1;
-                for (int t = 0; n && t < TINY_VOCAB; t++) least = p[t] < least ? p[t] : least;
-                if (n * least < 5) continue;
-                for (int t = 0; t < TINY_VOCAB; t++)
-                    chi2 += (seen[t] - n * p[t]) * (seen[t] - n * p[t]) / (n * p[t]);
-                df += TINY_VOCAB - 1;
-            }
-            assert_true(df > 0);
-            const double z = normal_of(chi2, df);
-            printf("%s, position %d: chi-square %.1f, %d degrees, z %.2f\n", methods[m], position,
-                   chi2, df, z);
-            assert_true(fabs(z) < 4);
-            n_prefixes *= TINY_VOCAB;
-        }
-        printf("%s: %d drafts accepted\n", methods[m], accepted);
-        assert_true(m == 0 ? accepted == 0 : accepted > DRAWS / 20);
+        memset(&tally, 0, sizeof tally);
+        draw_all(&b, methods[m], 77 + (uint64_t)m * DRAWS, &tally);
+        for (int position = 0, n = 1; position < LENGTH; position++, n *= TINY_VOCAB)
+            check_position(&tally, methods[m], position, n);
+        printf("%s: %lld drafts accepted\n", methods[m], (long long)tally.accepted);
+        assert_true(tally.accepted > DRAWS / 20);
     }
+    bench_end(&b);
+}
+
+// ---- a draft model's keys and values -----------------------------------------------------------
+
+// A draft model with the policy's own weights draws from the distributions that judge it: one refused
+// draft would mean that one of them read keys or values of something else.
+static void the_same_model_is_always_accepted(void **state)
+{
+    (void)state;
+    static struct take takes[64][4];
+    struct bench b;
+    bench_start(&b, model, model, 300); // with preemptions
+    struct sampling s = plain_sampling();
+    s.n = 4;
+    s.temperature = 1;
+    s.top_p = 0.95f;
+    s.max_tokens = MOST_TOKENS;
+    int64_t drafted = 0, accepted = 0;
+    memset(takes, 0, sizeof takes);
+    for (int i = 0; i < 64; i++) {
+        int32_t prompt[30];
+        struct rng r;
+        rng_init(&r, (uint64_t)i / 2, 7); // every prompt twice
+        const int n = 1 + (int)rng_below(&r, 30);
+        for (int k = 0; k < n; k++) prompt[k] = (int32_t)rng_below(&r, 64);
+        s.seed = (uint64_t)i;
+        assert_ok(speculative_parse(i % 3 == 0 ? "draft_model:1" : "draft_model:5", &s.speculative));
+        submit(&b, prompt, n, &s, takes[i]);
+        if (i == 31) await_all(&b);
+    }
+    await_all(&b);
+    for (int i = 0; i < 64; i++) {
+        for (int k = 0; k < 4; k++) {
+            drafted += takes[i][k].telemetry.num_draft_tokens;
+            accepted += takes[i][k].telemetry.num_accepted_tokens;
+            check_telemetry(&takes[i][k]);
+        }
+        request_free(takes[i][0].request);
+    }
+    struct engine_stats stats;
+    engine_stats(b.engine, &stats);
+    printf("%lld of %lld drafts accepted, %llu preemptions\n", (long long)accepted,
+           (long long)drafted, (unsigned long long)stats.preemptions);
+    assert_true(drafted > 1000 && stats.preemptions > 0);
+    assert_int_equal(accepted, drafted);
     bench_end(&b);
 }
 
@@ -548,6 +641,7 @@ int main(void)
         cmocka_unit_test(cut_is_the_same),
         cmocka_unit_test(the_same_under_preemption),
         cmocka_unit_test(draws_the_target_distribution),
+        cmocka_unit_test(the_same_model_is_always_accepted),
     };
     return cmocka_run_group_tests_name("speculative", tests, NULL, NULL);
 }
