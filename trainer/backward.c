@@ -28,7 +28,8 @@ struct backward {
     float *dlogits_f32;  // the same before the soft cap's gradient, where there is one
     void *drows;         // (max_targets, hidden)
     int32_t *targets;    // (max_targets)
-    float *logprob, *lse, *entropy, *dlogprob; // (max_targets)
+    float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
+                                               // divergences, entropy the overlaps
     bool logits_kept;    // the last backward_logprobs left all its logits in model.logits
 };
 
@@ -163,21 +164,44 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
+// Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a teacher.
+struct head_loss {
+    float temperature;
+    const struct distillation *distillation; // NULL: dlogprob
+};
+
+// The logits of a chunk of wanted rows, in model.logits.
+static void head_chunk(struct backward *b, const struct batch *batch, const void *x, int at, int rows)
+{
+    if (!b->logits_kept) model_head(b->m, x, batch_rows_device(batch) + at, rows);
+}
+
 // dlogits of `rows` rows from `at` on, through the soft cap where there is one.
-static void logits_back(struct backward *b, int at, int rows, float temperature)
+static void logits_back(struct backward *b, const struct batch *batch, const struct head_loss *loss, int at,
+                        int rows)
 {
     struct model *m = b->m;
     int vocab = m->config->vocab_size;
     int64_t n = (int64_t)rows * vocab;
     bool capped = b->dlogits_f32 != NULL;
-    m->ops->logprob_back(m->dev, capped ? b->dlogits_f32 : b->dlogits, b->dlogprob + at, m->logits, b->lse + at,
-                         b->targets + at, rows, vocab, temperature, capped ? DT_F32 : m->dt);
+    void *dlogits = capped ? b->dlogits_f32 : b->dlogits;
+    enum dtype dt = capped ? DT_F32 : m->dt;
+    const struct distillation *d = loss->distillation;
+    if (d) {
+        head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows);
+        m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, m->logits, d->teacher->m->logits, rows,
+                        vocab, d->teacher->m->config->vocab_size, loss->temperature, d->scale, dt);
+    } else {
+        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, m->logits, b->lse + at, b->targets + at, rows,
+                             vocab, loss->temperature, dt);
+    }
     if (!capped) return;
     m->ops->softcap_back(m->dev, b->dlogits_f32, m->logits, n, m->config->logit_softcap);
     m->ops->convert(m->dev, b->dlogits, m->dt, b->dlogits_f32, DT_F32, n);
 }
 
-static void head_back(struct backward *b, const struct batch *batch, const struct tape *tape, float temperature)
+static void head_back(struct backward *b, const struct batch *batch, const struct tape *tape,
+                      const struct head_loss *loss)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
@@ -188,8 +212,8 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         int rows = n - at < m->max_rows ? n - at : m->max_rows;
         struct norm_shape shape = hidden_norm(m, rows);
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
-        if (!b->logits_kept) model_head(m, tape->x_final, batch_rows_device(batch) + at, rows);
-        logits_back(b, at, rows, temperature);
+        head_chunk(b, batch, tape->x_final, at, rows);
+        logits_back(b, batch, loss, at, rows);
         back_to_weight(m, g->head, g->head_bias, b->dlogits, m->row_normed, rows, c->vocab_size, c->hidden);
         back_to_input(m, drows, b->dlogits, w->head, rows, c->vocab_size, c->hidden);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, m->row_x, w->final_norm,
@@ -322,22 +346,54 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     if (c->parallel_block) m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }
 
-enum status backward_run(struct backward *b, const struct batch *batch, const struct tape *tape,
-                         const float *dlogprobs, float temperature)
+static enum status check_fits(const struct backward *b, const struct batch *batch)
+{
+    int tokens = batch_view(batch)->n_tokens, n = batch_rows(batch);
+    if (tokens > b->max_tokens || n > b->max_targets)
+        return status_fail(ST_INVALID, "a micro-batch of %d tokens and %d targets; there is room for %d and %d",
+                           tokens, n, b->max_tokens, b->max_targets);
+    return ST_OK;
+}
+
+// The whole walk, from the head's loss down to the embeddings.
+static void walk_back(struct backward *b, const struct batch *batch, const struct tape *tape,
+                      const struct head_loss *loss)
 {
     struct model *m = b->m;
     const struct batch_view *view = batch_view(batch);
-    int n = batch_rows(batch);
-    if (view->n_tokens > b->max_tokens || n > b->max_targets)
-        return status_fail(ST_INVALID, "a micro-batch of %d tokens and %d targets; there is room for %d and %d",
-                           view->n_tokens, n, b->max_tokens, b->max_targets);
-    device_copy_in(m->dev, b->dlogprob, dlogprobs, (size_t)n * sizeof *dlogprobs);
-    head_back(b, batch, tape, temperature);
+    head_back(b, batch, tape, loss);
     for (int l = m->config->n_layers - 1; l >= 0; l--) {
         mlp_back(b, l, view->n_tokens, &tape->layers[l]);
         attention_back(b, l, view, &tape->layers[l]);
     }
     m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, view->tokens, batch_tokens_order(batch),
                              view->n_tokens, m->config->hidden, model_embed_scale(m), m->dt, DT_F32);
-    return device_sync(m->dev);
+}
+
+enum status backward_run(struct backward *b, const struct batch *batch, const struct tape *tape,
+                         const float *dlogprobs, float temperature)
+{
+    struct head_loss loss = {temperature, NULL};
+    enum status st = check_fits(b, batch);
+    if (st != ST_OK) return st;
+    device_copy_in(b->m->dev, b->dlogprob, dlogprobs, (size_t)batch_rows(batch) * sizeof *dlogprobs);
+    walk_back(b, batch, tape, &loss);
+    return device_sync(b->m->dev);
+}
+
+enum status backward_distill(struct backward *b, const struct batch *batch, const struct tape *tape,
+                             const struct distillation *d, float *ret_kl, float *ret_overlap)
+{
+    struct head_loss loss = {d->temperature, d};
+    size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
+    enum status st = check_fits(b, batch);
+    if (st != ST_OK) return st;
+    if (b->m->max_rows != d->teacher->m->max_rows)
+        return status_fail(ST_INVALID, "the teacher's logits come %d rows at a time, the student's %d",
+                           d->teacher->m->max_rows, b->m->max_rows);
+    b->logits_kept = false;
+    walk_back(b, batch, tape, &loss);
+    device_copy_out(b->m->dev, ret_kl, b->logprob, bytes);
+    device_copy_out(b->m->dev, ret_overlap, b->entropy, bytes);
+    return device_sync(b->m->dev);
 }

@@ -1,5 +1,5 @@
-/* backward.h: the walk of common/model/model.h in reverse: from gradients of log-probabilities to
- * gradients of every weight. One thread. */
+/* backward.h: the walk of common/model/model.h in reverse: from gradients of log-probabilities, or
+ * from the distance to another model's distributions, to gradients of every weight. One thread. */
 #ifndef TRAINER_BACKWARD_H
 #define TRAINER_BACKWARD_H
 
@@ -23,5 +23,21 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
 // hold the batch's forward pass, and backward_logprobs must have run on it last.
 enum status backward_run(struct backward *b, const struct batch *batch, const struct tape *tape,
                          const float *dlogprobs, float temperature);
+
+// Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
+// as another model answers them. The teacher may have a larger vocabulary, of which the first
+// entries are shared.
+struct distillation {
+    struct backward *teacher;          // its head, chunk by chunk; nothing of it is trained
+    const struct tape *teacher_tape;   // the batch's forward pass
+    float temperature;                 // of both distributions
+    float scale;                       // of each row's KL divergence in the loss
+};
+// Adds to the gradients of b what scale * KL(teacher || b), summed over the rows, causes. The tape
+// must hold the batch's forward pass. Where backward_logprobs ran on the teacher last, it was of
+// this batch. Results are host arrays (n): the KL divergence of each row, and the chance that a
+// token drawn from b is accepted by the teacher. Waits.
+enum status backward_distill(struct backward *b, const struct batch *batch, const struct tape *tape,
+                             const struct distillation *d, float *ret_kl, float *ret_overlap);
 
 #endif

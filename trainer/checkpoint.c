@@ -156,34 +156,61 @@ out:
 
 // ---- checkpoints --------------------------------------------------------------------------------
 
+#define POLICY_STEPS "optimizer_steps" // in trainer_state.json
+#define DRAFT_STEPS  "draft_optimizer_steps"
+
 struct trainer_files {
     const struct checkpoint *checkpoint;
-    struct optimizer *optimizer;
+    struct device *dev;
+    const struct checkpoint_model *policy, *draft; // draft: may be NULL
 };
+
+// Before the first step the state is all zeros, which needs no file.
+static enum status write_optimizer(void *context, const char *folder)
+{
+    struct optimizer *optimizer = context;
+    if (optimizer_steps(optimizer) == 0) return ST_OK;
+    char *path = path_join(folder, "optimizer.safetensors");
+    enum status st = path ? optimizer_save(optimizer, path) : no_memory();
+    free(path);
+    return st;
+}
+
+static enum status write_draft(const struct trainer_files *files, const char *folder)
+{
+    const struct checkpoint_model *draft = files->draft;
+    char *path = path_join(folder, CHECKPOINT_DRAFT);
+    enum status st =
+        path ? model_folder_write(path, files->dev, draft->weights, draft->weights->dt,
+                                  draft->source_folder, write_optimizer, draft->optimizer)
+             : no_memory();
+    free(path);
+    return st;
+}
 
 static enum status write_trainer_files(void *context, const char *folder)
 {
     const struct trainer_files *files = context;
+    const struct checkpoint *c = files->checkpoint;
     enum status st = ST_OK;
     char *state_path = path_join(folder, "trainer_state.json");
-    char *optimizer_path = path_join(folder, "optimizer.safetensors");
-    json_t *state = files->checkpoint->state ? json_copy(files->checkpoint->state) : json_object();
-    if (!state_path || !optimizer_path || !state ||
-        json_object_set_new(state, "step", json_integer(files->checkpoint->step)) ||
-        json_object_set_new(state, "data_index", json_integer(files->checkpoint->data_index)) ||
-        json_object_set_new(state, "optimizer_steps",
-                            json_integer(optimizer_steps(files->optimizer)))) {
+    json_t *state = c->state ? json_copy(c->state) : json_object();
+    if (!state_path || !state || json_object_set_new(state, "step", json_integer(c->step)) ||
+        json_object_set_new(state, "data_index", json_integer(c->data_index)) ||
+        json_object_set_new(state, POLICY_STEPS,
+                            json_integer(optimizer_steps(files->policy->optimizer))) ||
+        (files->draft &&
+         json_object_set_new(state, DRAFT_STEPS,
+                             json_integer(optimizer_steps(files->draft->optimizer))))) {
         st = no_memory();
         goto out;
     }
     CHECK(json_write_file(state_path, 0644, state));
-    // Before the first step the state is all zeros, which needs no file.
-    if (optimizer_steps(files->optimizer) > 0)
-        CHECK(optimizer_save(files->optimizer, optimizer_path));
+    CHECK(write_optimizer(files->policy->optimizer, folder));
+    if (files->draft) CHECK(write_draft(files, folder));
 out:
     json_decref(state);
     free(state_path);
-    free(optimizer_path);
     return st;
 }
 
@@ -278,11 +305,11 @@ static enum status remove_leftovers(const char *checkpoints)
 }
 
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
-                             const struct weights *weights, struct optimizer *optimizer,
-                             const char *source_folder, int keep, char **ret_folder)
+                             const struct checkpoint_model *policy,
+                             const struct checkpoint_model *draft, int keep, char **ret_folder)
 {
     enum status st = ST_OK;
-    struct trainer_files files = {c, optimizer};
+    struct trainer_files files = {c, dev, policy, draft};
     char name[32], absolute[PATH_MAX];
     char *checkpoints = path_join(run_folder, "checkpoints"), *folder = NULL;
     snprintf(name, sizeof name, "step-%" PRId64, c->step);
@@ -292,8 +319,8 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
     }
     CHECK(file_make_folders(checkpoints));
     CHECK(remove_leftovers(checkpoints));
-    CHECK(model_folder_write(folder, dev, weights, weights->dt, source_folder, write_trainer_files,
-                             &files));
+    CHECK(model_folder_write(folder, dev, policy->weights, policy->weights->dt,
+                             policy->source_folder, write_trainer_files, &files));
     CHECK(swap_link(checkpoints, name));
     if (keep > 0) CHECK(remove_old(checkpoints, c->step, keep));
     if (ret_folder) {
@@ -347,13 +374,31 @@ out:
     return st;
 }
 
-enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
-                                      struct optimizer *optimizer)
+static enum status load_optimizer(const char *folder, const char *name, const struct checkpoint *c,
+                                  const char *steps, struct optimizer *optimizer)
 {
-    if (json_integer_value(json_object_get(c->state, "optimizer_steps")) == 0) return ST_OK;
-    char *path = path_join(folder, "optimizer.safetensors");
+    if (json_integer_value(json_object_get(c->state, steps)) == 0) return ST_OK;
+    char *path = path_join(folder, name);
     if (!path) return no_memory();
     enum status st = optimizer_load(optimizer, path);
     free(path);
     return st;
+}
+
+enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
+                                      struct optimizer *optimizer)
+{
+    return load_optimizer(folder, "optimizer.safetensors", c, POLICY_STEPS, optimizer);
+}
+
+bool checkpoint_has_draft(const struct checkpoint *c)
+{
+    return json_object_get(c->state, DRAFT_STEPS) != NULL;
+}
+
+enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
+                                            struct optimizer *optimizer)
+{
+    return load_optimizer(folder, CHECKPOINT_DRAFT "/optimizer.safetensors", c, DRAFT_STEPS,
+                          optimizer);
 }

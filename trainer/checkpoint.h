@@ -1,6 +1,7 @@
 /* checkpoint.h: checkpoints/step-N/: a Hugging Face folder that any loader opens (config.json,
  * model.safetensors, tokenizer and generation files), with the trainer's own state beside it
- * (trainer_state.json, optimizer.safetensors). One thread.
+ * (trainer_state.json, optimizer.safetensors). A draft model that is trained too has the same in
+ * step-N/draft/. One thread.
  *
  * A folder is written under a temporary name, synced, and renamed: step-N is whole or not there.
  * The link checkpoints/latest is swapped after it. A crash at any point leaves the one before. */
@@ -26,17 +27,28 @@ struct checkpoint {
     json_t *state;      // what trainer_state.json holds beyond these; borrowed on write
 };
 
-// RUN/checkpoints/step-N, then `latest`; keeps the newest `keep` (0: all). ret_folder: its absolute
-// path, the caller's to free; may be NULL.
+#define CHECKPOINT_DRAFT "draft" // the folder's name
+
+struct checkpoint_model { // one model of a checkpoint
+    const struct weights *weights;
+    struct optimizer *optimizer;
+    const char *source_folder; // of its tokenizer and generation files
+};
+// RUN/checkpoints/step-N, then `latest`; keeps the newest `keep` (0: all). draft: NULL where none
+// is trained. ret_folder: its absolute path, the caller's to free; may be NULL.
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
-                             const struct weights *weights, struct optimizer *optimizer,
-                             const char *source_folder, int keep, char **ret_folder);
+                             const struct checkpoint_model *policy,
+                             const struct checkpoint_model *draft, int keep, char **ret_folder);
 // The folder that `latest` points to; NULL where there is none yet. The caller's to free.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder);
 // trainer_state.json; ret->state is the caller's.
 enum status checkpoint_read(const char *folder, struct checkpoint *ret);
-// The optimizer's state of a checkpoint into a new optimizer. Its weights: weights_load().
+// The optimizer's state of a checkpoint into a new optimizer; checkpoint_load_draft_optimizer: that
+// of its draft model. The weights: weights_load() of the folder, and of folder/draft.
 enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
                                       struct optimizer *optimizer);
+bool checkpoint_has_draft(const struct checkpoint *c);
+enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
+                                            struct optimizer *optimizer);
 
 #endif

@@ -103,6 +103,19 @@ const struct option_spec train_options[] = {
      1e6, NULL},
     {"seed", OPTION_INT, AT(seed), "42", "N", "of the data order and of sampling", 0, 1e15, NULL},
 
+    HEADING("Draft model"),
+    {"train-draft", OPTION_FLAG, AT(train_draft), NULL, NULL,
+     "train the daemon's draft model (cw-infer-server --draft) to answer as the policy does, on "
+     "the "
+     "same rollouts",
+     0, 0, NULL},
+    {"draft-learning-rate", OPTION_DOUBLE, AT(draft_learning_rate), "2e-5", "LR",
+     "at its peak; schedule and AdamW as above", 0, 10, NULL},
+    {"draft-loss-weight", OPTION_DOUBLE, AT(draft_loss_weight), "1", "W",
+     "of the mean KL divergence of the draft from the policy", 0, 1e6, NULL},
+    {"draft-max-grad-norm", OPTION_DOUBLE, AT(draft_max_grad_norm), "-1", "N",
+     "gradient clipping of the draft; 0: off; -1: as --max-grad-norm", -1, 1e9, NULL},
+
     HEADING("Run"),
     {"logging-steps", OPTION_INT, AT(logging_steps), "10", "N",
      "steps between plain progress lines (metrics.jsonl has every step)", 1, 1e9, NULL},
@@ -189,6 +202,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
         .latency_modelled = strcmp(config->latency, "modelled") == 0,
         .normalise_terms = strcmp(config->reward_normalise, "terms") == 0,
         .schedule = {.peak = config->learning_rate, .warmup_steps = config->warmup_steps},
+        .draft_max_grad_norm =
+            config->draft_max_grad_norm < 0 ? config->max_grad_norm : config->draft_max_grad_norm,
     };
     if (!config->data) {
         st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");
@@ -207,6 +222,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(resolve_loss(config, &r.loss));
     CHECK(advantage_scale_from_name(config->scale_rewards, &r.scale));
     CHECK(schedule_type_from_name(config->lr_scheduler_type, &r.schedule.type));
+    r.draft_schedule = r.schedule;
+    r.draft_schedule.peak = config->draft_learning_rate;
     *ret = r;
 out:
     return st;

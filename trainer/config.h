@@ -45,6 +45,9 @@ struct train_config {
     int64_t warmup_steps, max_steps;
     double num_train_epochs;
     int64_t seed;
+    // draft model
+    bool train_draft;
+    double draft_learning_rate, draft_loss_weight, draft_max_grad_norm;
     // run
     int64_t logging_steps, save_steps, save_total_limit;
     bool log_completions;
@@ -61,7 +64,9 @@ struct train_resolved {
     struct loss_config loss;
     enum advantage_scale scale;
     bool latency_modelled, normalise_terms;
-    struct schedule schedule; // total_steps filled by train_steps()
+    struct schedule schedule;       // total_steps filled by train_steps()
+    struct schedule draft_schedule; // the same shape
+    double draft_max_grad_norm;
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
 // Steps of the whole run over n examples: --max-steps, else --num-train-epochs.

@@ -1,6 +1,9 @@
 /* learner.c: forward, log-probabilities, loss and backward over micro-batches. Owns the model's
- * scratch, the tape, the batch, the backward pass, the optimizer and, for a KL term, a frozen
- * second set of weights; the trainer's thread.
+ * scratch, the tape, the batch, the backward pass, the optimizer, for a KL term a frozen second set
+ * of weights, and for a draft model a second learner; the trainer's thread.
+ *
+ * The draft walks its policy's micro-batches, right after the policy's forward pass: what it is to
+ * imitate is then still on the policy's tape.
  *
  * All device memory is taken once, in learner_prepare(): a step that worked once does not fail for
  * memory later. The (rows, vocabulary) logits exist head_rows rows at a time, for the policy within
@@ -36,6 +39,11 @@ struct learner {
     // host, (max_targets)
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs;
+    // the draft model
+    struct learner *draft; // NULL: none
+    bool is_draft;         // it has no batch of its own
+    float loss_weight;     // of a draft
+    float *kl, *overlap;   // of a draft; host, (max_targets)
 };
 
 static void reference_release(struct device *dev, struct reference *ref)
@@ -52,6 +60,7 @@ static void reference_release(struct device *dev, struct reference *ref)
 void learner_free(struct learner *l)
 {
     if (!l) return;
+    learner_free(l->draft);
     optimizer_free(l->optimizer);
     backward_free(l->backward);
     tape_free(l->dev, l->tape);
@@ -63,6 +72,8 @@ void learner_free(struct learner *l)
     free(l->entropy);
     free(l->ref_logprobs);
     free(l->dlogprobs);
+    free(l->kl);
+    free(l->overlap);
     free(l->reference_folder);
     free(l);
 }
@@ -138,6 +149,33 @@ out:
     return st;
 }
 
+enum status learner_add_draft(struct learner *l, const struct model_config *config,
+                              const struct weights *draft,
+                              const struct learner_draft_config *options)
+{
+    enum status st;
+    struct learner_config draft_options = l->options;
+    draft_options.optimizer = options->optimizer;
+    if (config->vocab_size > l->config->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
+                           "draft cannot propose what its target does not know",
+                           config->vocab_size, l->config->vocab_size);
+    CHECK(learner_new(l->dev, config, draft, NULL, &draft_options, &l->draft));
+    l->draft->is_draft = true;
+    l->draft->loss_weight = options->loss_weight;
+    l->plan.draft = l->draft->plan.total;
+    l->plan.total += l->plan.draft;
+    st = check_room(&l->plan, l->dev);
+out:
+    return status_context(st, "training the draft model");
+}
+
+struct learner *learner_draft(struct learner *l)
+{
+    return l->draft;
+}
+
 void learner_memory(const struct learner *l, struct memory_plan *ret)
 {
     *ret = l->plan;
@@ -162,25 +200,41 @@ out:
     return status_context(st, "the KL term's reference model");
 }
 
-enum status learner_prepare(struct learner *l)
+// A draft's part of learner_prepare() ends where the policy's batch and losses begin.
+static enum status prepare_rows(struct learner *l)
 {
-    enum status st;
     size_t n = (size_t)l->max_targets;
-    CHECK(check_room(&l->plan, l->dev));
-    CHECK(optimizer_new(l->dev, l->policy, &l->options.optimizer, &l->optimizer));
-    CHECK(tape_new(l->model, l->options.token_budget, &l->tape));
-    CHECK(backward_new(l->model, optimizer_grads(l->optimizer), l->options.token_budget,
-                       l->max_targets, &l->backward));
-    CHECK(batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0, l->max_targets,
-                    &l->batch));
-    if (l->reference_folder) CHECK(reference_load(l));
+    if (l->is_draft) {
+        l->kl = malloc(n * sizeof *l->kl);
+        l->overlap = malloc(n * sizeof *l->overlap);
+        if (!l->kl || !l->overlap)
+            return status_fail(ST_NO_MEMORY, "no memory for %zu divergences", n);
+        return ST_OK;
+    }
+    enum status st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0,
+                               l->max_targets, &l->batch);
+    if (st != ST_OK) return st;
     l->targets = malloc(n * sizeof *l->targets);
     l->logprobs = malloc(n * sizeof *l->logprobs);
     l->entropy = malloc(n * sizeof *l->entropy);
     l->ref_logprobs = malloc(n * sizeof *l->ref_logprobs);
     l->dlogprobs = malloc(n * sizeof *l->dlogprobs);
     if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs)
-        st = status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
+        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
+    return ST_OK;
+}
+
+enum status learner_prepare(struct learner *l)
+{
+    enum status st;
+    CHECK(check_room(&l->plan, l->dev));
+    CHECK(optimizer_new(l->dev, l->policy, &l->options.optimizer, &l->optimizer));
+    CHECK(tape_new(l->model, l->options.token_budget, &l->tape));
+    CHECK(backward_new(l->model, optimizer_grads(l->optimizer), l->options.token_budget,
+                       l->max_targets, &l->backward));
+    CHECK(prepare_rows(l));
+    if (l->reference_folder) CHECK(reference_load(l));
+    if (l->draft) CHECK(status_context(learner_prepare(l->draft), "training the draft model"));
 out:
     return st;
 }
@@ -210,13 +264,60 @@ static bool all_zero(const float *x, int n)
     return true;
 }
 
+// What is done with every micro-batch beside the forward pass and the loss.
+struct passes {
+    bool backward;
+    float draft_scale;          // of each target in the draft's loss
+    struct draft_stats *distil; // sums; NULL: leave the draft alone
+};
+
+static bool ids_below(const int32_t *ids, int n, int vocab)
+{
+    for (int i = 0; i < n; i++)
+        if (ids[i] >= vocab) return false;
+    return true;
+}
+
+static bool draft_knows(const struct learner *draft, const struct micro_batch *mb,
+                        const struct pack_group *groups)
+{
+    int vocab = draft->config->vocab_size;
+    for (int i = 0; i < mb->n_parts; i++) {
+        const struct pack_part *part = &mb->parts[i];
+        const struct pack_group *group = &groups[part->group];
+        if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
+        for (int c = part->first; c < part->first + part->n; c++)
+            if (!ids_below(group->completions[c].ids, group->completions[c].n, vocab)) return false;
+    }
+    return true;
+}
+
+// The policy's forward pass of the batch is on its tape, and backward_logprobs() has run on it.
+static enum status distil(struct learner *l, int n, const struct passes *passes)
+{
+    struct learner *draft = l->draft;
+    struct draft_stats *sums = passes->distil;
+    struct distillation d = {l->backward, l->tape, l->options.temperature, passes->draft_scale};
+    void *x;
+    model_forward(draft->model, batch_view(l->batch), NULL, draft->tape, &x);
+    enum status st =
+        backward_distill(draft->backward, l->batch, draft->tape, &d, draft->kl, draft->overlap);
+    if (st != ST_OK) return st;
+    for (int i = 0; i < n; i++) {
+        sums->kl += draft->kl[i];
+        sums->overlap += draft->overlap[i];
+    }
+    return ST_OK;
+}
+
 static enum status run_micro_batch(struct learner *l, const struct micro_batch *mb,
                                    const struct pack_group *groups, learner_loss_fn loss,
-                                   void *context, bool backward)
+                                   void *context, const struct passes *passes)
 {
     enum status st = ST_OK;
     void *x;
     int n = mb->first[mb->n_seqs];
+    bool backward = passes->backward;
     struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL};
     if (n > 0) {
         batch_clear(l->batch);
@@ -226,6 +327,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,
                                 l->logprobs, l->entropy));
+        if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
     }
     loss(context, &rows, l->dlogprobs);
     // Groups without spread have no gradient to compute.
@@ -235,14 +337,28 @@ out:
     return st;
 }
 
+// Targets that the draft learns from; and with them the weight of each.
+static void plan_distillation(const struct learner *l, const struct packing *packing,
+                              const struct pack_group *groups, struct passes *passes)
+{
+    long targets = 0;
+    for (int i = 0; i < packing->n; i++) {
+        const struct micro_batch *mb = &packing->batches[i];
+        if (draft_knows(l->draft, mb, groups)) targets += mb->first[mb->n_seqs];
+    }
+    passes->distil->targets = targets;
+    passes->draft_scale = l->draft->loss_weight / (float)(targets > 0 ? targets : 1);
+}
+
 static enum status run_all(struct learner *l, const struct pack_group *groups, int n_groups,
-                           learner_loss_fn loss, void *context, bool backward)
+                           learner_loss_fn loss, void *context, struct passes passes)
 {
     struct packing *packing = NULL;
     enum status st;
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
+    if (passes.distil) plan_distillation(l, packing, groups, &passes);
     for (int i = 0; i < packing->n; i++)
-        CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, backward));
+        CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
 out:
     packing_free(packing);
     return st;
@@ -252,7 +368,25 @@ enum status learner_gradients(struct learner *l, const struct pack_group *groups
                               learner_loss_fn loss, void *context)
 {
     optimizer_clear_grads(l->optimizer);
-    return run_all(l, groups, n_groups, loss, context, true);
+    return run_all(l, groups, n_groups, loss, context, (struct passes){.backward = true});
+}
+
+enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
+                                         int n_groups, learner_loss_fn loss, void *context,
+                                         struct draft_stats *ret)
+{
+    struct draft_stats stats = {0};
+    optimizer_clear_grads(l->optimizer);
+    optimizer_clear_grads(l->draft->optimizer);
+    enum status st = run_all(l, groups, n_groups, loss, context,
+                             (struct passes){.backward = true, .distil = &stats});
+    if (st != ST_OK) return st;
+    if (stats.targets > 0) {
+        stats.kl /= (double)stats.targets;
+        stats.overlap /= (double)stats.targets;
+    }
+    *ret = stats;
+    return ST_OK;
 }
 
 enum status learner_clip(struct learner *l, double *ret_norm)
@@ -263,7 +397,7 @@ enum status learner_clip(struct learner *l, double *ret_norm)
 enum status learner_evaluate(struct learner *l, const struct pack_group *groups, int n_groups,
                              learner_loss_fn loss, void *context)
 {
-    return run_all(l, groups, n_groups, loss, context, false);
+    return run_all(l, groups, n_groups, loss, context, (struct passes){0});
 }
 
 enum status learner_apply(struct learner *l, double lr)

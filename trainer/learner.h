@@ -25,6 +25,7 @@ struct memory_plan {
     size_t activations; // tape
     size_t workspace;   // forward scratch and backward pass
     size_t reference;   // frozen copy for the KL term
+    size_t draft;       // all of the above for a draft model, but its weights
     size_t total;       // of what this process takes, from residual on
     size_t free;        // on the device before any of it was taken
 };
@@ -37,6 +38,19 @@ enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
+// A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
+// 2024, Online Speculative Decoding): a learner of its own (learner_clip, learner_apply,
+// learner_optimizer) whose gradients learner_gradients_with_draft() computes from the policy's
+// passes. Before learner_prepare(), which then takes its memory too. ST_MISMATCH where the draft's
+// vocabulary is larger than the policy's. The policy's learner owns it.
+struct learner_draft_config {
+    struct optimizer_config optimizer;
+    float loss_weight;
+};
+enum status learner_add_draft(struct learner *l, const struct model_config *config,
+                              const struct weights *draft,
+                              const struct learner_draft_config *options);
+struct learner *learner_draft(struct learner *l); // NULL: there is none
 // Takes all memory, once, and loads the reference. ST_NO_MEMORY, with the figures and the option
 // that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);
@@ -54,6 +68,17 @@ typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
 // Clears the gradients, then for every micro-batch: forward, log-probabilities, loss(), backward.
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                               learner_loss_fn loss, void *context);
+// The same, and the draft's gradients: of loss_weight times the mean over all targets of
+// KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this
+// very forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
+// vocabulary) is left out of the draft's mean.
+struct draft_stats {
+    double kl, overlap; // means over targets; overlap: sum min(p, q), the acceptance to expect
+    long targets;
+};
+enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
+                                         int n_groups, learner_loss_fn loss, void *context,
+                                         struct draft_stats *ret);
 // Norm of these gradients, and the clipping factor from it (optimizer_prepare). Waits. A norm that
 // is not finite is ST_INVALID: the step must be skipped, nothing was changed.
 enum status learner_clip(struct learner *l, double *ret_norm);

@@ -26,6 +26,10 @@ struct run {
     struct http_client *http;
     struct rollout_source source;
     struct learner *learner;
+    // the draft model, with --train-draft; NULL without
+    const char *draft_folder; // the bridge file's
+    struct model_config *draft_model;
+    struct weights *draft; // bound to its shared arena
     // the task
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
     struct data_order order;
@@ -35,12 +39,12 @@ struct run {
     // the state
     struct runlog *log;
     struct stop *stop;
-    int64_t step, total_steps; // step: done
-    int64_t data_index;        // of the next example
-    int64_t saved_step;        // of the last checkpoint; -1: none
-    int64_t skipped;           // updates whose gradient was not finite
-    int skipped_in_a_row;      // steps
-    struct spec_counters spec; // of the last rollout
+    int64_t step, total_steps;                    // step: done
+    int64_t data_index;                           // of the next example
+    int64_t saved_step;                           // of the last checkpoint; -1: none
+    int64_t skipped;                              // updates whose gradient was not finite
+    int skipped_in_a_row, draft_skipped_in_a_row; // steps
+    struct spec_counters spec;                    // of the last rollout
     bool said_undrafted;
 };
 
@@ -62,9 +66,10 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
                     const struct scores *scores, const struct update_stats *update, double lr,
                     double train_s, double step_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
-// Lines about the step just done, every --logging-steps: speculative decoding, the latency model.
-// Once in a run: that samples drafted nothing.
-void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores);
+// Lines about the step just done, every --logging-steps: speculative decoding, the draft model, the
+// latency model. Once in a run: that samples drafted nothing.
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                       const struct update_stats *update);
 // Evaluates on held-out prompts; adds the result to `metrics` and says it.
 enum status run_evaluate(struct run *run, json_t *metrics);
 // rollouts/step-N.jsonl

@@ -4,6 +4,7 @@
  * the seed, and a digest of the data. Taking it up with another data set or seed would silently be
  * another run, and is refused.
  */
+#include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/run.h"
@@ -31,9 +32,13 @@ enum status run_save(struct run *run)
         st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
         goto out;
     }
-    CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), run->policy,
-                           learner_optimizer(run->learner), run->model_folder,
-                           (int)run->config->save_total_limit, &folder));
+    struct checkpoint_model policy = {run->policy, learner_optimizer(run->learner),
+                                      run->model_folder};
+    struct checkpoint_model draft = {.weights = run->draft, .source_folder = run->draft_folder};
+    if (run->draft) draft.optimizer = learner_optimizer(learner_draft(run->learner));
+    CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
+                           run->draft ? &draft : NULL, (int)run->config->save_total_limit,
+                           &folder));
     run->saved_step = run->step;
     // What the daemon restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
@@ -50,13 +55,41 @@ out:
 
 struct restore {
     struct run *run;
-    const char *folder;
+    const char *folder, *draft_folder; // draft_folder: NULL where the draft stays as it is
 };
 
 static enum status load_weights(void *context)
 {
     struct restore *r = context;
-    return weights_load(r->run->policy, bridge_device(r->run->bridge), r->folder);
+    struct device *dev = bridge_device(r->run->bridge);
+    enum status st = weights_load(r->run->policy, dev, r->folder);
+    return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
+}
+
+// The draft's part of resuming: its optimizer, and where its weights lie (the caller's to free;
+// NULL: it starts as the daemon serves it).
+static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
+                                char **ret_draft_folder)
+{
+    char *draft_folder;
+    if (!checkpoint_has_draft(c)) {
+        if (run->draft)
+            log_info("%s holds no draft model: it starts as the daemon serves it", folder);
+        return ST_OK;
+    }
+    if (!run->draft) {
+        log_warn("%s holds a trained draft model, and the daemon keeps the one it serves; "
+                 "--train-draft goes on with it",
+                 folder);
+        return ST_OK;
+    }
+    enum status st =
+        checkpoint_load_draft_optimizer(folder, c, learner_optimizer(learner_draft(run->learner)));
+    if (st != ST_OK) return st;
+    if (!(draft_folder = path_join(folder, CHECKPOINT_DRAFT)))
+        return status_fail(ST_NO_MEMORY, "no memory to load the draft model");
+    *ret_draft_folder = draft_folder;
+    return ST_OK;
 }
 
 static enum status check_same_run(const struct run *run, const char *folder,
@@ -81,13 +114,15 @@ enum status run_resume(struct run *run, const char *folder)
 {
     enum status st;
     struct checkpoint c = {0};
-    struct restore restore = {run, folder};
+    char *draft_folder = NULL;
     struct publish_times times;
     CHECK(checkpoint_read(folder, &c));
     CHECK(check_same_run(run, folder, &c));
     if (run->scoring.latency && json_has(c.state, "latency_model"))
         CHECK(latency_model_from_json(json_object_get(c.state, "latency_model"), &run->latency));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
+    CHECK(resume_draft(run, folder, &c, &draft_folder));
+    struct restore restore = {run, folder, draft_folder};
     // First, so that a death in the middle of this very update is repaired from it as well.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
     pthread_mutex_lock(stop_publish_lock(run->stop));
@@ -101,5 +136,6 @@ enum status run_resume(struct run *run, const char *folder)
     log_info("resumed at step %" PRId64 " from %s", run->step, folder);
 out:
     json_decref(c.state);
+    free(draft_folder);
     return status_context(st, "resuming");
 }

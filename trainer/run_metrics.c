@@ -122,6 +122,15 @@ static void put_ratios(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->correction_cut);
 }
 
+static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
+{
+    bool any = u->draft.targets > 0; // else null: nothing was compared
+    metrics_put(metrics, "draft_loss", any ? u->draft.kl : NAN);
+    metrics_put(metrics, "draft_overlap", any ? u->draft.overlap : NAN);
+    metrics_put(metrics, "draft_grad_norm", any && !u->draft_skipped ? u->draft_grad_norm : NAN);
+    metrics_put(metrics, "draft_learning_rate", lr);
+}
+
 static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u,
                        double lr)
 {
@@ -155,6 +164,8 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     spec_counters_put(&run->spec, metrics);
     put_lengths(metrics, rollout);
     put_update(metrics, run, update, lr);
+    if (run->draft)
+        put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
     metrics_put(metrics, "rollout_s", rollout->seconds);
     metrics_put(metrics, "train_s", train_s);
     metrics_put(metrics, "step_s", step_s);
@@ -162,7 +173,8 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     return metrics;
 }
 
-void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s)
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s,
+                       const struct update_stats *update)
 {
     const struct train_config *c = run->config;
     const struct latency_model *m = run->scoring.latency;
@@ -180,6 +192,12 @@ void run_say_inference(struct run *run, const struct rollout *rollout, const str
         log_progress_end();
         log_info("%s", bytes_text(&line));
         bytes_release(&line);
+    }
+    if (run->draft) {
+        log_progress_end();
+        log_info("draft model: KL divergence %.4f from the policy, acceptance to expect %.1f%%, "
+                 "gradient norm %.4f",
+                 update->draft.kl, 100 * update->draft.overlap, update->draft_grad_norm);
     }
     if (m) {
         log_progress_end();

@@ -13,10 +13,51 @@
 #include <string.h>
 #include <time.h>
 
-static enum status open_policy(struct run *run)
+// The model of one role of the bridge, bound to its arena.
+static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
+                             struct model_config **ret_model, struct weights **ret_weights)
 {
     enum status st;
     char hash[65];
+    CHECK(model_config_load(role->model, ret_model));
+    CHECK(weights_plan(*ret_model, role->dt, ret_weights));
+    weights_layout_hash(*ret_weights, hash);
+    if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
+        st = status_fail(ST_MISMATCH,
+                         "%s: the daemon's layout of the weights differs from what %s gives here; "
+                         "daemon and trainer must be of one version, and the folder unchanged",
+                         bridge_file_of(bridge)->path, role->model);
+        goto out;
+    }
+    weights_bind(*ret_weights, bridge_base(bridge, role->role));
+out:
+    return st;
+}
+
+static enum status open_draft(struct run *run)
+{
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "draft");
+    if (!run->config->train_draft) return ST_OK;
+    if (!role)
+        return status_fail(ST_NOT_FOUND,
+                           "--train-draft: %s shares no draft model; start the daemon with one: "
+                           "cw-infer-server --draft DIR --speculative draft_model:5",
+                           file->path);
+    run->draft_folder = role->model;
+    enum status st = open_role(run->bridge, role, &run->draft_model, &run->draft);
+    if (st == ST_OK && run->draft_model->vocab_size > run->model->vocab_size)
+        st = status_fail(ST_MISMATCH,
+                         "--train-draft: the draft model %s has a vocabulary of %d tokens, the "
+                         "policy %s one of %d; take a draft of the same tokenizer",
+                         run->draft_folder, run->draft_model->vocab_size, run->model_folder,
+                         run->model->vocab_size);
+    return st;
+}
+
+static enum status open_policy(struct run *run)
+{
+    enum status st;
     CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role = bridge_file_role(file, "policy");
@@ -25,17 +66,7 @@ static enum status open_policy(struct run *run)
         goto out;
     }
     run->model_folder = role->model;
-    CHECK(model_config_load(role->model, &run->model));
-    CHECK(weights_plan(run->model, role->dt, &run->policy));
-    weights_layout_hash(run->policy, hash);
-    if (strcmp(hash, role->layout_hash) != 0 || run->policy->bytes > role->bytes) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: the daemon's layout of the weights differs from what %s gives here; "
-                         "daemon and trainer must be of one version, and the folder unchanged",
-                         file->path, role->model);
-        goto out;
-    }
-    weights_bind(run->policy, bridge_base(run->bridge, "policy"));
+    CHECK(open_role(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
     run->source = (struct rollout_source){
         .http = run->http,
@@ -51,6 +82,17 @@ out:
 static void warn_left_out(const char *path, int n)
 {
     if (n) log_warn("%s: %d prompts are longer than --max-prompt-length and left out", path, n);
+}
+
+static enum status check_context(const struct run *run, const struct model_config *model,
+                                 const char *which)
+{
+    int64_t completion = run->config->max_completion_length;
+    if (run->data->max_prompt + completion <= model->max_positions) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "the longest prompt (%d tokens) and --max-completion-length %" PRId64
+                       " are over the %s's context of %d; lower it or --max-prompt-length",
+                       run->data->max_prompt, completion, which, model->max_positions);
 }
 
 static enum status open_data(struct run *run)
@@ -75,13 +117,8 @@ static enum status open_data(struct run *run)
         warn_left_out(c->eval_data, left_out);
         CHECK(scoring_check(run->reward, run->eval_data));
     }
-    int64_t longest = run->data->max_prompt + c->max_completion_length;
-    if (longest > run->model->max_positions)
-        st =
-            status_fail(ST_INVALID,
-                        "the longest prompt (%d tokens) and --max-completion-length %" PRId64
-                        " are over the model's context of %d; lower it or --max-prompt-length",
-                        run->data->max_prompt, c->max_completion_length, run->model->max_positions);
+    CHECK(check_context(run, run->model, "model"));
+    if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
 out:
     return st;
 }
@@ -106,12 +143,13 @@ static void print_memory(const struct run *run)
     double mib = 1.0 / (1024 * 1024);
     learner_memory(run->learner, &plan);
     log_info("memory on %s (MiB): weights %.1f shared with the daemon (0 extra), residual %.1f, "
-             "moments %.1f, gradients %.1f, activations %.1f, workspace %.1f, reference %.1f; "
-             "total %.1f of %.1f free",
+             "moments %.1f, gradients %.1f, activations %.1f, workspace %.1f, reference %.1f, "
+             "draft %.1f; total %.1f of %.1f free",
              device_spec(bridge_device(run->bridge)), (double)plan.weights_shared * mib,
              (double)plan.residual * mib, (double)plan.moments * mib, (double)plan.gradients * mib,
              (double)plan.activations * mib, (double)plan.workspace * mib,
-             (double)plan.reference * mib, (double)plan.total * mib, (double)plan.free * mib);
+             (double)plan.reference * mib, (double)plan.draft * mib, (double)plan.total * mib,
+             (double)plan.free * mib);
 }
 
 static enum status open_learner(struct run *run)
@@ -149,6 +187,11 @@ static enum status open_learner(struct run *run)
     };
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
                       c->beta > 0 ? run->model_folder : NULL, &options, &run->learner));
+    if (run->draft) {
+        struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
+        draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
+        CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
+    }
     print_memory(run);
     CHECK(learner_prepare(run->learner));
 out:
@@ -207,13 +250,16 @@ enum status run_open(struct run *run)
     char *latest = NULL;
     run->saved_step = -1;
     CHECK(open_policy(run));
+    CHECK(open_draft(run));
     CHECK(open_data(run));
     plan_scoring(run);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(open_run_folder(run, &latest));
     CHECK(open_learner(run));
-    run->total_steps = run->resolved.schedule.total_steps = train_steps(run->config, run->data->n);
+    run->total_steps = train_steps(run->config, run->data->n);
+    run->resolved.schedule.total_steps = run->total_steps;
+    run->resolved.draft_schedule.total_steps = run->total_steps;
     CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
     if (latest) CHECK(run_resume(run, latest));
     CHECK(write_config(run));
@@ -234,6 +280,8 @@ void run_close(struct run *run)
     dataset_free(run->data);
     reward_free(run->reward);
     http_client_free(run->http);
+    weights_free(run->draft);
+    model_config_free(run->draft_model);
     weights_free(run->policy);
     model_config_free(run->model);
     bridge_detach(run->bridge);

@@ -41,6 +41,22 @@ out:
     return st;
 }
 
+// A draft whose gradient is not finite is left as it is; the policy goes on.
+static enum status note_draft(struct run *run, const struct update_stats *update)
+{
+    run->draft_skipped_in_a_row = update->draft_skipped ? run->draft_skipped_in_a_row + 1 : 0;
+    if (update->draft_skipped)
+        log_warn("step %" PRId64
+                 ": the draft model's gradient is not finite; its update is skipped",
+                 run->step + 1);
+    if (run->draft_skipped_in_a_row == MAX_SKIPPED)
+        return status_fail(ST_INVALID,
+                           "the draft model's gradient was not finite in %d steps in a row; lower "
+                           "--draft-learning-rate or go back to a checkpoint",
+                           MAX_SKIPPED);
+    return ST_OK;
+}
+
 static enum status learn(struct run *run, const struct rollout *rollout,
                          const struct scores *scores, double lr, struct update_stats *ret)
 {
@@ -50,6 +66,7 @@ static enum status learn(struct run *run, const struct rollout *rollout,
         .num_iterations = (int)c->num_iterations,
         .mask_truncated = c->mask_truncated_completions,
         .quiet_timeout_ms = (int64_t)(c->quiet_timeout * 1e3),
+        .draft_lr = schedule_at(&run->resolved.draft_schedule, run->step),
     };
     enum status st = update_policy(run->learner, run->bridge, &config, rollout, scores->advantages,
                                    lr, stop_publish_lock(run->stop), ret);
@@ -65,7 +82,7 @@ static enum status learn(struct run *run, const struct rollout *rollout,
             "the gradient was not finite in %d steps in a row; lower --learning-rate "
             "or go back to a checkpoint",
             MAX_SKIPPED);
-    return ST_OK;
+    return note_draft(run, ret);
 }
 
 // ---- the loop -----------------------------------------------------------------------------------
@@ -106,7 +123,7 @@ static enum status train_step(struct run *run)
         .tokens_per_s = (double)rollout->n_tokens / step_s,
     };
     runlog_progress(run->log, &progress);
-    run_say_inference(run, rollout, &scores);
+    run_say_inference(run, rollout, &scores, &update);
     if (run->config->log_completions) CHECK(run_log_rollout(run, rollout, &scores));
     if (run->eval_data && due(run->step, run->config->eval_steps, run->total_steps))
         CHECK(run_evaluate(run, metrics));

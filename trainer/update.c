@@ -99,30 +99,48 @@ static enum status make_groups(const struct rollout *r, struct pack_group **ret_
     return ST_OK;
 }
 
-struct apply {
-    struct learner *learner;
-    double lr;
+struct apply { // NULL: nothing to write there
+    struct learner *policy, *draft;
+    double lr, draft_lr;
 };
 
 static enum status apply_update(void *context)
 {
     struct apply *a = context;
-    return learner_apply(a->learner, a->lr);
+    enum status st = a->policy ? learner_apply(a->policy, a->lr) : ST_OK;
+    return st == ST_OK && a->draft ? learner_apply(a->draft, a->draft_lr) : st;
 }
 
-static enum status publish(struct learner *l, struct bridge *bridge,
-                           const struct update_config *config, double lr,
-                           pthread_mutex_t *publish_lock, struct update_stats *stats)
+static enum status publish(struct apply *apply, struct bridge *bridge,
+                           const struct update_config *config, pthread_mutex_t *publish_lock,
+                           struct update_stats *stats)
 {
-    struct apply apply = {l, lr};
     struct publish_times times = {0};
     pthread_mutex_lock(publish_lock);
-    enum status st = bridge_publish(bridge, config->quiet_timeout_ms, apply_update, &apply, &times);
+    enum status st = bridge_publish(bridge, config->quiet_timeout_ms, apply_update, apply, &times);
     pthread_mutex_unlock(publish_lock);
     stats->publish.wait_ms += times.wait_ms;
     stats->publish.write_ms += times.write_ms;
     stats->publish.total_ms += times.total_ms;
     return status_context(st, "publishing the update");
+}
+
+// Gradients of one iteration; the draft's in the first, while the policy is what drew the samples.
+static enum status gradients(struct learner *l, struct update *u, const struct pack_group *groups,
+                             struct update_stats *stats)
+{
+    int n = u->rollout->n_groups;
+    if (u->first_iteration && learner_draft(l))
+        return learner_gradients_with_draft(l, groups, n, policy_loss, u, &stats->draft);
+    return learner_gradients(l, groups, n, policy_loss, u);
+}
+
+// ret_skip: the gradient was not finite.
+static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
+{
+    enum status st = learner_clip(l, ret_norm);
+    *ret_skip = st == ST_INVALID;
+    return *ret_skip ? ST_OK : st;
 }
 
 static void fill_stats(const struct update *u, struct update_stats *stats)
@@ -181,20 +199,26 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     CHECK(make_groups(rollout, &groups, &completions));
     for (int i = 0; i < config->num_iterations; i++) {
         u.first_iteration = i == 0;
-        CHECK(learner_gradients(l, groups, rollout->n_groups, policy_loss, &u));
+        struct apply apply = {.policy = l, .lr = lr, .draft_lr = config->draft_lr};
+        bool skip;
+        CHECK(gradients(l, &u, groups, &stats));
         if (u.first_iteration) {
             u.first_loss = u.loss.loss;
             u.first_kl = u.loss.tokens > 0 ? u.loss.kl / (double)u.loss.tokens : 0;
         }
-        double norm;
-        st = learner_clip(l, &norm);
-        if (st == ST_INVALID) {
+        double norm = 0;
+        CHECK(clip(l, &norm, &skip));
+        if (skip) {
             stats.skipped++;
-            st = ST_OK;
-            continue;
+            apply.policy = NULL;
         }
-        if (st != ST_OK) goto out;
-        CHECK(publish(l, bridge, config, lr, publish_lock, &stats));
+        if (u.first_iteration && stats.draft.targets > 0) {
+            CHECK(clip(learner_draft(l), &stats.draft_grad_norm, &stats.draft_skipped));
+            if (!stats.draft_skipped) apply.draft = learner_draft(l);
+        }
+        if (!apply.policy && !apply.draft) continue;
+        CHECK(publish(&apply, bridge, config, publish_lock, &stats));
+        if (skip) continue;
         stats.grad_norm = norm;
         stats.applied++;
     }

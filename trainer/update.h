@@ -1,5 +1,6 @@
 /* update.h: one GRPO step on a rollout: the loss and its gradients over packed micro-batches, and
- * the published AdamW update; --num-iterations times. One thread. */
+ * the published AdamW update; --num-iterations times. A draft model learns from the first of them
+ * and is published with it. One thread. */
 #ifndef TRAINER_UPDATE_H
 #define TRAINER_UPDATE_H
 
@@ -14,6 +15,7 @@ struct update_config {
     int num_iterations;
     bool mask_truncated;      // samples that hit the token limit do not count
     int64_t quiet_timeout_ms; // longest wait for the engine's step boundary
+    double draft_lr;          // of a draft model, where the learner has one
 };
 
 struct update_stats {
@@ -31,6 +33,9 @@ struct update_stats {
     double mismatch_mean, mismatch_max, mismatch_k3;
     long tokens;                  // that count for the loss
     int applied, skipped;         // iterations; skipped: the gradient was not finite
+    struct draft_stats draft;     // of the first iteration, which is the draft's only one
+    double draft_grad_norm;       // before clipping
+    bool draft_skipped;           // its gradient was not finite
     struct publish_times publish; // summed over iterations
 };
 

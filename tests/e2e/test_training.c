@@ -127,17 +127,6 @@ static const char *latest(const struct scene *s, const char *run)
     return test_path(test_path(s->folder, run), "checkpoints/latest");
 }
 
-static void assert_same_file(const char *a, const char *b, const char *name)
-{
-    struct file_map x, y;
-    assert_ok(file_map_open(test_path(a, name), &x));
-    assert_ok(file_map_open(test_path(b, name), &y));
-    assert_int_equal(x.len, y.len);
-    assert_memory_equal(x.data, y.data, x.len);
-    file_map_release(&x);
-    file_map_release(&y);
-}
-
 // What a model folder holds, as one allocation.
 struct loaded {
     struct device *dev;
@@ -166,19 +155,7 @@ static void unload(struct loaded *l)
 // The daemon's arena holds exactly what the folder holds.
 static void assert_arena_is(const struct scene *s, const char *folder)
 {
-    struct bridge *bridge;
-    struct loaded l;
-    load(folder, &l);
-    assert_ok(bridge_attach(s->daemon.bridge, NULL, &bridge));
-    const size_t bytes = (size_t)l.weights->n_elements * sizeof(float);
-    void *arena = malloc(bytes); // the daemon's may lie on a GPU
-    assert_non_null(arena);
-    device_copy_out(bridge_device(bridge), arena, bridge_base(bridge, "policy"), bytes);
-    assert_ok(device_sync(bridge_device(bridge)));
-    assert_memory_equal(arena, l.memory, bytes);
-    free(arena);
-    bridge_detach(bridge);
-    unload(&l);
+    daemon_holds(&s->daemon, "policy", folder);
 }
 
 // ---- training -----------------------------------------------------------------------------------
@@ -413,8 +390,8 @@ static void resumes_to_the_bit(void **state)
     daemon_start(&s.daemon, s.model, NULL);
     assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "6", "--resume")), 0);
     assert_log(&s, "resumed at step 3");
-    assert_same_file(latest(&s, "whole"), latest(&s, "halves"), "model.safetensors");
-    assert_same_file(latest(&s, "whole"), latest(&s, "halves"), "optimizer.safetensors");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "model.safetensors");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "optimizer.safetensors");
     assert_int_equal(steps_done(&s, "halves"), 6);
     assert_arena_is(&s, latest(&s, "halves"));
     // with another seed it would be another run

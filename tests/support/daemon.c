@@ -1,7 +1,9 @@
 /* daemon.c: the daemon as a child process, and a plain HTTP client over its Unix socket. */
 #include "tests/support/daemon.h"
+#include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
+#include "tests/support/reference.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 
@@ -82,6 +84,28 @@ int daemon_stop(struct daemon *d)
 void daemon_kill(struct daemon *d)
 {
     test_end(&d->child);
+}
+
+void daemon_holds(const struct daemon *d, const char *role, const char *folder)
+{
+    struct bridge *bridge;
+    struct reference wanted;
+    reference_open(folder, "cpu", &wanted);
+    assert_ok(bridge_attach(d->bridge, NULL, &bridge));
+    const size_t bytes = (size_t)wanted.weights->n_elements * sizeof(float);
+    void *arena = malloc(bytes); // the daemon's may lie on a GPU
+    assert_non_null(arena);
+    device_copy_out(bridge_device(bridge), arena, bridge_base(bridge, role), bytes);
+    assert_ok(device_sync(bridge_device(bridge)));
+    for (int t = 0; t < wanted.weights->n_tensors; t++) {
+        const struct weight_tensor *tensor = &wanted.weights->tensors[t];
+        size_t at = (size_t)tensor->offset * sizeof(float);
+        assert_memory_equal((char *)arena + at, (char *)wanted.weights->base + at,
+                            (size_t)tensor->n * sizeof(float));
+    }
+    free(arena);
+    bridge_detach(bridge);
+    reference_close(&wanted);
 }
 
 int daemon_tcp_port(struct daemon *d)

@@ -24,6 +24,8 @@ void daemon_spawn(struct daemon *d, const char *model,
 void daemon_wait(struct daemon *d);             // until /health says ok
 int daemon_stop(struct daemon *d);              // SIGTERM; its exit status
 void daemon_kill(struct daemon *d);             // for teardowns: also when it never ran
+// The arena of a role ("policy", "draft") holds exactly what the model folder holds, in f32.
+void daemon_holds(const struct daemon *d, const char *role, const char *folder);
 int daemon_tcp_port(struct daemon *d);          // from its log
 
 struct wire_answer {

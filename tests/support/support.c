@@ -172,6 +172,17 @@ void test_write(const char *path, const void *data, size_t len)
     assert_int_equal(closed, 0);
 }
 
+void test_same_file(const char *folder_a, const char *folder_b, const char *name)
+{
+    struct file_map a, b;
+    assert_ok(file_map_open(test_path(folder_a, name), &a));
+    assert_ok(file_map_open(test_path(folder_b, name), &b));
+    assert_int_equal(a.len, b.len);
+    assert_memory_equal(a.data, b.data, a.len);
+    file_map_release(&a);
+    file_map_release(&b);
+}
+
 // ---- child processes ----------------------------------------------------------------------------
 
 static void print_log(const struct test_child *child)

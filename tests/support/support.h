@@ -57,6 +57,8 @@ const char *test_device(void);
 // Content of a file as a string, freed with free().
 char *test_read(const char *path);
 void test_write(const char *path, const void *data, size_t len);
+// Both folders' files of that name hold the same bytes.
+void test_same_file(const char *folder_a, const char *folder_b, const char *name);
 
 // ---- child processes ----------------------------------------------------------------------------
 

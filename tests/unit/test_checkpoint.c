@@ -23,11 +23,13 @@ struct fixture {
     struct weights *weights;
     void *memory;
     struct optimizer *optimizer;
+    const struct checkpoint_model *draft; // NULL: none
 };
 
 static void fixture_open(struct fixture *f)
 {
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0};
+    f->draft = NULL;
     f->source = test_folder();
     f->run = test_folder();
     assert_ok(tiny_model_write(f->source, 32, 2, 80, 4));
@@ -66,8 +68,8 @@ static enum status write_step(struct fixture *f, int64_t step, int keep, char **
 {
     json_t *state = json_pack("{s:s}", "note", "kept");
     struct checkpoint c = {.step = step, .data_index = 10 * step, .state = state};
-    enum status st =
-        checkpoint_write(f->run, &c, f->dev, f->weights, f->optimizer, f->source, keep, ret_folder);
+    struct checkpoint_model policy = {f->weights, f->optimizer, f->source};
+    enum status st = checkpoint_write(f->run, &c, f->dev, &policy, f->draft, keep, ret_folder);
     json_decref(state);
     return st;
 }
@@ -140,6 +142,75 @@ static void round_trip(void **state)
     free(folder);
     free(latest);
     fixture_close(&f);
+}
+
+// A draft model trained with the policy: a model folder and an optimizer's state of its own.
+static void draft_round_trip(void **state)
+{
+    (void)state;
+    struct fixture f, draft;
+    struct checkpoint c;
+    char *folder;
+    fixture_open(&f);
+    fixture_open(&draft);
+    assert_ok(write_step(&f, 1, 0, &folder));
+    assert_ok(checkpoint_read(folder, &c));
+    assert_false(checkpoint_has_draft(&c));
+    assert_false(file_exists(test_path(folder, CHECKPOINT_DRAFT)));
+    json_decref(c.state);
+    free(folder);
+
+    struct checkpoint_model model = {draft.weights, draft.optimizer, draft.source};
+    f.draft = &model;
+    train_one(&f, 0.5f);
+    assert_ok(write_step(&f, 2, 0, &folder)); // the draft has no step yet
+    assert_ok(checkpoint_read(folder, &c));
+    assert_true(checkpoint_has_draft(&c));
+    const char *inside = test_path(folder, CHECKPOINT_DRAFT);
+    assert_holds(&draft, inside, draft.memory);
+    assert_false(file_exists(test_path(inside, "optimizer.safetensors")));
+    assert_ok(checkpoint_load_draft_optimizer(folder, &c, draft.optimizer));
+    json_decref(c.state);
+    free(folder);
+
+    train_one(&draft, -0.25f);
+    train_one(&draft, 0.25f);
+    assert_ok(write_step(&f, 3, 1, &folder));
+    inside = test_path(folder, CHECKPOINT_DRAFT);
+    assert_holds(&f, folder, f.memory);
+    assert_holds(&draft, inside, draft.memory);
+    assert_int_equal(entries(inside), 4); // config, tokenizer, weights, optimizer
+    assert_int_equal(entries(test_path(f.run, "checkpoints")), 2);
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0};
+    struct optimizer *fresh[2];
+    assert_ok(optimizer_new(f.dev, f.weights, &adamw, &fresh[0]));
+    assert_ok(optimizer_new(draft.dev, draft.weights, &adamw, &fresh[1]));
+    assert_ok(checkpoint_read(folder, &c));
+    assert_ok(checkpoint_load_optimizer(folder, &c, fresh[0]));
+    assert_ok(checkpoint_load_draft_optimizer(folder, &c, fresh[1]));
+    assert_int_equal(optimizer_steps(fresh[0]), 1);
+    assert_int_equal(optimizer_steps(fresh[1]), 2);
+    // what was loaded is what was saved: the next step ends in the same bits
+    size_t bytes = (size_t)draft.weights->n_elements * sizeof(float);
+    void *before = malloc(bytes), *after = malloc(bytes);
+    memcpy(before, draft.memory, bytes);
+    train_one(&draft, 0.125f);
+    memcpy(after, draft.memory, bytes);
+    memcpy(draft.memory, before, bytes);
+    optimizer_free(draft.optimizer);
+    draft.optimizer = fresh[1];
+    train_one(&draft, 0.125f);
+    assert_memory_equal(after, draft.memory, bytes);
+    assert_int_equal(unlink(test_path(inside, "optimizer.safetensors")), 0);
+    assert_status(checkpoint_load_draft_optimizer(folder, &c, fresh[1]), ST_NOT_FOUND);
+    assert_message("draft/optimizer.safetensors");
+    json_decref(c.state);
+    optimizer_free(fresh[0]);
+    free(before);
+    free(after);
+    free(folder);
+    fixture_close(&f);
+    fixture_close(&draft);
 }
 
 // Before the first step there is no state but zeros, and no file for it.
@@ -246,7 +317,8 @@ static void crash_leaves_the_old_one(void **state)
     fixture_close(&f);
 }
 
-// From now on a file may be `bytes` long; what is longer is an error, as on a full disk. 0: no limit.
+// From now on a file may be `bytes` long; what is longer is an error, as on a full disk. 0: no
+// limit.
 static void limit_files(rlim_t bytes)
 {
     struct rlimit limit;
@@ -408,6 +480,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip),
+        cmocka_unit_test(draft_round_trip),
         cmocka_unit_test(step_zero),
         cmocka_unit_test(keeps_the_newest),
         cmocka_unit_test(crash_leaves_the_old_one),

@@ -1,0 +1,349 @@
+/* test_draft.c: a daemon that drafts with a second model, and a trainer that trains it along with
+ * the policy: what that does to acceptance, resuming, torn updates, and bridges without a draft. */
+#include "bridge/attach.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/rng.h"
+#include "tests/support/daemon.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/tiny_tokenizer.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LIMIT_MS     120000
+#define LETTERS      "24" // of a completion
+#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+struct scene { // a policy, a draft model, and data for both
+    const char *folder, *policy, *draft, *data, *log;
+    struct daemon daemon;
+};
+
+static const char *write_model(const struct scene *s, const char *name, int hidden, int layers,
+                               int intermediate, uint64_t seed)
+{
+    const char *folder = test_path(s->folder, name);
+    struct tiny_model shape = {.hidden = hidden,
+                               .layers = layers,
+                               .intermediate = intermediate,
+                               .vocab = 300,
+                               .eos_id = -1,
+                               .seed = seed};
+    assert_ok(tiny_model_write_as(folder, &shape));
+    assert_ok(tiny_tokenizer_write(folder));
+    return folder;
+}
+
+// Completions are letters drawn at random: a model of any size can learn their distribution, and
+// nothing more.
+static const char *write_data(const struct scene *s)
+{
+    static const char *const letters[] = {"a", "\u00e9", "\u00fc"};
+    const char *path = test_path(s->folder, "data.jsonl");
+    struct bytes lines = BYTES_INIT;
+    struct rng r;
+    rng_init(&r, 3, 0);
+    for (int i = 0; i < 200; i++) {
+        bytes_printf(&lines, "{\"prompt\": \"%d:\", \"completion\": \"", i % 10);
+        for (int t = 0; t < atoi(LETTERS); t++) bytes_puts(&lines, letters[rng_below(&r, 3)]);
+        bytes_puts(&lines, "\"}\n");
+    }
+    test_write(path, lines.data, lines.len);
+    bytes_release(&lines);
+    return path;
+}
+
+static void scene_open(struct scene *s, int hidden, int layers, int intermediate)
+{
+    memset(s, 0, sizeof *s);
+    s->folder = test_folder();
+    s->log = test_path(s->folder, "trainer.log");
+    s->policy = write_model(s, "policy", hidden, layers, intermediate, 11);
+    s->draft = write_model(s, "draft", 32, 1, 0, 12);
+    s->data = write_data(s);
+}
+
+static void assert_log(const struct scene *s, const char *part)
+{
+    char *log = test_read(s->log);
+    assert_contains(log, part);
+    free(log);
+}
+
+static const char *taught(const struct scene *s, const char *model, const char *name,
+                          const char *learning_rate)
+{
+    const char *out = test_path(s->folder, name);
+    assert_int_equal(
+        test_command(s->log, LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "sft", "--model", model, "--data", s->data,
+                             "--out", out, "--device", test_device(), "--dtype", "f32",
+                             "--learning-rate", learning_rate, "--max-steps", "60",
+                             "--examples-per-step", "16", "--token-budget", "800")),
+        0);
+    return out;
+}
+
+// cw-trainer train: the longer in characters, the better, at a fixed number of tokens: away with
+// the letters that take two.
+static int train(struct scene *s, const char *run, const char *const more[])
+{
+    const char *argv[64] = {test_binary("cw-trainer"),
+                            "train",
+                            "--bridge",
+                            s->daemon.bridge,
+                            "--data",
+                            s->data,
+                            "--reward",
+                            "length",
+                            "--length-target",
+                            "30",
+                            "--prompts-per-step",
+                            "4",
+                            "--num-generations",
+                            "8",
+                            "--max-completion-length",
+                            LETTERS,
+                            "--ignore-eos",
+                            "--lr-scheduler-type",
+                            "constant",
+                            "--run-dir",
+                            test_path(s->folder, run)};
+    struct test_child child = {0};
+    int n = 21;
+    for (int i = 0; more[i]; i++) argv[n++] = more[i];
+    test_spawn(&child, s->log, argv);
+    return test_wait(&child, LIMIT_MS);
+}
+
+static const char *latest(const struct scene *s, const char *run)
+{
+    return test_path(test_path(s->folder, run), "checkpoints/latest");
+}
+
+// ---- acceptance ---------------------------------------------------------------------------------
+
+struct run { // what metrics.jsonl says of steps first..last
+    double drafted, accepted, reward, overlap, loss;
+    int steps;
+};
+
+static struct run read_run(const struct scene *s, const char *name, int first, int last)
+{
+    char *text = test_read(test_path(test_path(s->folder, name), "metrics.jsonl")), *line = text;
+    struct run r = {0};
+    for (int step = 1; step <= last; step++) {
+        char *end = strchr(line, '\n');
+        json_t *m;
+        assert_non_null(end);
+        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
+        assert_int_equal(json_integer_value(json_object_get(m, "step")), step);
+        if (step >= first) {
+            r.drafted += json_number_value(json_object_get(m, "spec_decode/num_draft_tokens"));
+            r.accepted += json_number_value(json_object_get(m, "spec_decode/num_accepted_tokens"));
+            r.reward += json_number_value(json_object_get(m, "reward"));
+            r.overlap += json_number_value(json_object_get(m, "draft_overlap"));
+            r.loss += json_number_value(json_object_get(m, "draft_loss"));
+            r.steps++;
+        }
+        json_decref(m);
+        line = end + 1;
+    }
+    free(text);
+    r.reward /= r.steps;
+    r.overlap /= r.steps;
+    r.loss /= r.steps;
+    return r;
+}
+
+static double acceptance(const struct run *r)
+{
+    return r->drafted > 0 ? r->accepted / r->drafted : 0;
+}
+
+// Policy and draft are taught the same; then the policy moves away, alone or with its draft.
+static void acceptance_falls_or_holds(void **state)
+{
+    (void)state;
+    enum { STEPS = 14, WINDOW = 4, FIRST = 2 };
+    struct scene s;
+    struct run first[2], last[2];
+    scene_open(&s, 128, 4, 512); // so large that drafting pays
+    s.policy = taught(&s, s.policy, "taught-policy", "2e-3");
+    s.draft = taught(&s, s.draft, "taught-draft", "5e-3");
+    static const char *const names[] = {"alone", "together"};
+    for (int together = 0; together < 2; together++) {
+        // one sample at a time: where passes are small, drafts pay
+        daemon_start(
+            &s.daemon, s.policy,
+            OPTIONS("--draft", s.draft, "--speculative", "draft_model:4", "--max-batch", "1"));
+        assert_int_equal(train(&s, names[together],
+                               OPTIONS("--max-steps", "14", "--learning-rate", "3e-4",
+                                       together ? "--train-draft" : "--ignore-eos",
+                                       "--draft-learning-rate", "3e-3")),
+                         0);
+        assert_int_equal(daemon_stop(&s.daemon), 0);
+        first[together] = read_run(&s, names[together], 1, FIRST);
+        last[together] = read_run(&s, names[together], STEPS - WINDOW + 1, STEPS);
+        printf("%s: reward %.3f to %.3f, acceptance %.3f to %.3f (of %.0f and %.0f drafts)\n",
+               names[together], first[together].reward, last[together].reward,
+               acceptance(&first[together]), acceptance(&last[together]), first[together].drafted,
+               last[together].drafted);
+        assert_true(last[together].reward > first[together].reward + 0.1); // it did move
+    }
+    printf("together: KL divergence %.4f to %.4f, overlap %.3f to %.3f\n", first[1].loss,
+           last[1].loss, first[1].overlap, last[1].overlap);
+    // What is to be expected needs no drafts.
+    assert_true(first[1].overlap > 0.85 && last[1].overlap > 0.85);
+    // Where both set out from, measured over both.
+    struct run start = {.drafted = first[0].drafted + first[1].drafted,
+                        .accepted = first[0].accepted + first[1].accepted};
+    if (start.drafted < 20 || last[0].drafted < 5 || last[1].drafted < 20)
+        test_skip("the daemon's measured costs left too few drafts to judge by");
+    assert_true(acceptance(&start) > 0.7);
+    assert_true(acceptance(&last[0]) < acceptance(&start) - 0.3);
+    assert_true(acceptance(&last[1]) > acceptance(&start) - 0.05);
+    daemon_kill(&s.daemon);
+}
+
+// ---- its state ----------------------------------------------------------------------------------
+
+// Four steps, or two and two with another daemon between: the same bits, of both models. Without
+// drafts: when those are made is a matter of time, and a draft's sample is another draw.
+static void resumes_to_the_bit(void **state)
+{
+    (void)state;
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("on a GPU a row's last bit depends on the batch around it");
+    struct scene s;
+    scene_open(&s, 64, 2, 0);
+    const char *const daemon[] = {"--draft", s.draft, NULL};
+    daemon_start(&s.daemon, s.policy, daemon);
+    assert_int_equal(train(&s, "whole",
+                           OPTIONS("--train-draft", "--draft-learning-rate", "1e-3",
+                                   "--learning-rate", "1e-3", "--max-steps", "4")),
+                     0);
+    daemon_holds(&s.daemon, "policy", latest(&s, "whole"));
+    daemon_holds(&s.daemon, "draft", test_path(latest(&s, "whole"), "draft"));
+    struct run r = read_run(&s, "whole", 1, 4);
+    assert_true(r.loss > 0 && r.overlap > 0 && r.overlap < 1);
+    for (int half = 1; half <= 2; half++) {
+        daemon_kill(&s.daemon);
+        daemon_start(&s.daemon, s.policy, daemon);
+        assert_int_equal(
+            train(&s, "halves",
+                  OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--learning-rate",
+                          "1e-3", "--resume", "--max-steps", half == 1 ? "2" : "4")),
+            0);
+    }
+    static const char *const files[] = {"model.safetensors", "optimizer.safetensors",
+                                        "draft/model.safetensors", "draft/optimizer.safetensors"};
+    for (int i = 0; i < 4; i++) test_same_file(latest(&s, "whole"), latest(&s, "halves"), files[i]);
+    // and it is another draft than the one that was loaded
+    struct file_map before, after;
+    assert_ok(file_map_open(test_path(s.draft, "model.safetensors"), &before));
+    assert_ok(file_map_open(test_path(latest(&s, "whole"), "draft/model.safetensors"), &after));
+    assert_true(before.len != after.len || memcmp(before.data, after.data, before.len) != 0);
+    file_map_release(&before);
+    file_map_release(&after);
+
+    // Without the option the draft is left alone, and the user told.
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.policy, daemon);
+    assert_int_equal(train(&s, "halves", OPTIONS("--resume", "--max-steps", "5")), 0);
+    assert_log(&s, "--train-draft goes on with it");
+    daemon_holds(&s.daemon, "draft", s.draft);
+    assert_false(file_exists(test_path(latest(&s, "halves"), "draft")));
+    // With it again, there is none to go on from.
+    assert_int_equal(train(&s, "halves", OPTIONS("--resume", "--train-draft", "--max-steps", "6")),
+                     0);
+    assert_log(&s, "it starts as the daemon serves it");
+    assert_true(file_exists(test_path(latest(&s, "halves"), "draft/config.json")));
+    daemon_kill(&s.daemon);
+}
+
+static enum status scribble_and_die(void *context)
+{
+    float *const *arenas = context;
+    for (int a = 0; a < 2; a++)
+        for (int i = 0; i < 500; i++) arenas[a][i] = 1e9f;
+    raise(SIGKILL);
+    return ST_OK;
+}
+
+// A writer dies with both arenas half written: the daemon takes both back from the checkpoint.
+static void torn_draft_is_restored(void **state)
+{
+    (void)state;
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("it writes weights from a forked process, which a GPU does not allow");
+    struct scene s;
+    scene_open(&s, 64, 2, 0);
+    daemon_start(&s.daemon, s.policy,
+                 OPTIONS("--draft", s.draft, "--speculative", "draft_model:2"));
+    assert_int_equal(train(&s, "run",
+                           OPTIONS("--train-draft", "--draft-learning-rate", "1e-3",
+                                   "--learning-rate", "1e-3", "--max-steps", "2")),
+                     0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct bridge *bridge;
+        struct publish_times times;
+        if (bridge_attach(s.daemon.bridge, NULL, &bridge) == ST_OK &&
+            bridge_become_writer(bridge) == ST_OK) {
+            void *arenas[] = {bridge_base(bridge, "policy"), bridge_base(bridge, "draft")};
+            bridge_publish(bridge, 10000, scribble_and_die, arenas, &times);
+        }
+        fprintf(stderr, "%s\n", status_message());
+        _exit(1);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    int64_t deadline = clock_deadline_ns(20000);
+    for (json_int_t version = 0; version <= 6;) {
+        struct wire_answer a;
+        daemon_request(s.daemon.socket, "GET", "/health", "", NULL, &a);
+        if (a.status == 200)
+            version = json_integer_value(json_object_get(a.json, "weight_version"));
+        wire_answer_release(&a);
+        if (clock_ms_until(deadline) == 0) fail_msg("not restored: version %d", (int)version);
+        clock_sleep_ms(2);
+    }
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
+    assert_int_equal(train(&s, "run", OPTIONS("--train-draft", "--resume", "--max-steps", "3")), 0);
+    daemon_kill(&s.daemon);
+}
+
+static void no_draft_is_an_error(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s, 64, 2, 0);
+    daemon_start(&s.daemon, s.policy, NULL);
+    assert_int_equal(train(&s, "run", OPTIONS("--train-draft", "--max-steps", "1")), 1);
+    assert_log(&s, s.daemon.bridge);
+    assert_log(&s, "cw-infer-server --draft DIR --speculative draft_model:5");
+    assert_false(file_exists(test_path(s.folder, "run")));
+    daemon_kill(&s.daemon);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(acceptance_falls_or_holds),
+        cmocka_unit_test(resumes_to_the_bit),
+        cmocka_unit_test(torn_draft_is_restored),
+        cmocka_unit_test(no_draft_is_an_error),
+    };
+    return cmocka_run_group_tests_name("draft", tests, NULL, NULL);
+}

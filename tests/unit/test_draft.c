@@ -1,0 +1,427 @@
+/* test_draft.c: training of a draft model (trainer/learner, backward_distill): its loss against one
+ * computed from plain logits, its gradient against finite differences through the whole model, and
+ * that it comes closer to the policy; and the options' part of it (trainer/config). */
+#include "common/base/rng.h"
+#include "tests/support/reference.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "trainer/config.h"
+#include "trainer/learner.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUPS      3
+#define PER         3
+#define SAMPLES     (GROUPS * PER)
+#define LONGEST     7
+#define TEMPERATURE 0.8f
+#define SHARED      280 // tokens that both models of every test know
+static const int prompt_lengths[GROUPS] = {5, 1, 6};
+static const int lengths[SAMPLES] = {3, 1, 7, 2, 0, 4, 5, 1, 6};
+#define TARGETS 29
+
+struct step {
+    int32_t prompts[GROUPS][8], ids[SAMPLES][LONGEST];
+    struct pack_completion completions[SAMPLES];
+    struct pack_group groups[GROUPS];
+};
+
+static void make_step(struct step *s)
+{
+    struct rng r;
+    rng_init(&r, 5, 0);
+    for (int g = 0; g < GROUPS; g++) {
+        for (int i = 0; i < 8; i++) s->prompts[g][i] = (int32_t)rng_below(&r, SHARED);
+        s->groups[g] =
+            (struct pack_group){s->prompts[g], prompt_lengths[g], &s->completions[g * PER], PER};
+    }
+    for (int i = 0; i < SAMPLES; i++) {
+        for (int t = 0; t < LONGEST; t++) s->ids[i][t] = (int32_t)rng_below(&r, SHARED);
+        s->completions[i] = (struct pack_completion){s->ids[i], lengths[i]};
+    }
+}
+
+// ---- two models and a learner -------------------------------------------------------------------
+
+struct machine {
+    struct reference policy, draft; // the learner works on these weights
+    struct learner *learner;
+};
+
+static const char *tiny_folder(int hidden, int layers, int vocab, uint64_t seed)
+{
+    const char *folder = test_folder();
+    assert_ok(tiny_model_write(folder, hidden, layers, vocab, seed));
+    return folder;
+}
+
+// Gemma 2 of the golden tests: its logits are capped, and it knows 288 tokens.
+static const char *capped_folder(void)
+{
+    return test_path(test_root(), "tests/golden/gemma2");
+}
+
+static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1};
+
+static void machine_open(const char *draft, int budget, int head_rows, float loss_weight,
+                         struct machine *m)
+{
+    struct learner_config options = {
+        .optimizer = adamw,
+        .temperature = TEMPERATURE,
+        .token_budget = budget,
+        .head_rows = head_rows,
+        .max_seqs = SAMPLES + GROUPS,
+        .max_context = 32,
+    };
+    struct learner_draft_config draft_options = {adamw, loss_weight};
+    reference_open(tiny_folder(64, 2, 300, 3), "cpu", &m->policy);
+    reference_open(draft, "cpu", &m->draft);
+    if (m->draft.config->logit_softcap > 0) // larger logits, so that the cap bends them
+        for (int64_t i = 0; i < (int64_t)m->draft.config->vocab_size * m->draft.config->hidden; i++)
+            ((float *)m->draft.weights->embed)[i] *= 3;
+    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, NULL, &options,
+                          &m->learner));
+    assert_ok(learner_add_draft(m->learner, m->draft.config, m->draft.weights, &draft_options));
+    assert_ok(learner_prepare(m->learner));
+}
+
+static void machine_close(struct machine *m)
+{
+    learner_free(m->learner);
+    reference_close(&m->draft);
+    reference_close(&m->policy);
+}
+
+static const float *gradients_of(struct learner *l)
+{
+    return optimizer_grads(learner_optimizer(l))->base;
+}
+
+static void some_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    (void)context;
+    for (int i = 0; i < rows->mb->first[rows->mb->n_seqs]; i++)
+        ret_dlogprobs[i] = 0.01f * (float)(1 + i % 4);
+}
+
+static void no_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    (void)context;
+    memset(ret_dlogprobs, 0, (size_t)rows->mb->first[rows->mb->n_seqs] * sizeof *ret_dlogprobs);
+}
+
+// ---- the same from plain logits, in double ------------------------------------------------------
+
+static void softmax(const float *logits, int n, double *ret)
+{
+    double largest = logits[0], sum = 0;
+    for (int i = 1; i < n; i++) largest = fmax(largest, logits[i]);
+    for (int i = 0; i < n; i++) sum += ret[i] = exp((logits[i] - largest) / TEMPERATURE);
+    for (int i = 0; i < n; i++) ret[i] /= sum;
+}
+
+// One sequence at a time through both models; the policy's first tokens are those the draft knows.
+static struct draft_stats plain_stats(struct machine *m, const struct step *s)
+{
+    int wide = m->policy.config->vocab_size, vocab = m->draft.config->vocab_size;
+    float *teacher = malloc(32 * (size_t)wide * sizeof *teacher);
+    float *student = malloc(32 * (size_t)vocab * sizeof *student);
+    double *p = malloc((size_t)vocab * sizeof *p), *q = malloc((size_t)vocab * sizeof *q);
+    struct draft_stats stats = {0};
+    for (int i = 0; i < SAMPLES; i++) {
+        const struct pack_group *g = &s->groups[i / PER];
+        const struct pack_completion *c = &s->completions[i];
+        int32_t ids[32];
+        memcpy(ids, g->prompt, (size_t)g->n_prompt * sizeof *ids);
+        memcpy(ids + g->n_prompt, c->ids, (size_t)c->n * sizeof *ids);
+        reference_logits(&m->policy, ids, g->n_prompt + c->n, teacher);
+        reference_logits(&m->draft, ids, g->n_prompt + c->n, student);
+        for (int t = 0; t < c->n; t++) {
+            softmax(teacher + (size_t)(g->n_prompt + t - 1) * (size_t)wide, vocab, p);
+            softmax(student + (size_t)(g->n_prompt + t - 1) * (size_t)vocab, vocab, q);
+            for (int v = 0; v < vocab; v++) {
+                stats.kl += p[v] * log(p[v] / q[v]);
+                stats.overlap += fmin(p[v], q[v]);
+            }
+            stats.targets++;
+        }
+    }
+    stats.kl /= (double)stats.targets;
+    stats.overlap /= (double)stats.targets;
+    free(teacher);
+    free(student);
+    free(p);
+    free(q);
+    return stats;
+}
+
+static void loss_is_the_divergence(void **state)
+{
+    (void)state;
+    static const struct {
+        bool capped;
+        int budget, head_rows; // one micro-batch and chunk, or many
+    } cases[] = {{false, 70, 100}, {false, 13, 3}, {true, 70, 100}, {true, 13, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct step s;
+        struct machine m;
+        struct draft_stats stats;
+        make_step(&s);
+        machine_open(cases[i].capped ? capped_folder() : tiny_folder(32, 1, 300, 8),
+                     cases[i].budget, cases[i].head_rows, 3, &m);
+        assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+        struct draft_stats wanted = plain_stats(&m, &s);
+        assert_int_equal(stats.targets, TARGETS);
+        assert_int_equal(wanted.targets, TARGETS);
+        if (!(wanted.kl > 0.1 && wanted.overlap > 0.05 && wanted.overlap < 0.9))
+            fail_msg("case %zu says little: KL %g, overlap %g", i, wanted.kl, wanted.overlap);
+        // f32 logits and sums against double
+        if (fabs(stats.kl - wanted.kl) > 1e-5 * wanted.kl ||
+            fabs(stats.overlap - wanted.overlap) > 1e-5)
+            fail_msg("case %zu: KL %g, overlap %g; from the logits %g, %g", i, stats.kl,
+                     stats.overlap, wanted.kl, wanted.overlap);
+        machine_close(&m);
+    }
+}
+
+// The gradient by one tensor, against the slope of the loss along a direction that has a part of it
+// and a random part, both of length 1. Returns whether the tensor has a gradient worth the name.
+static bool check_tensor(struct machine *m, const struct step *s, const float *gradient, int tensor,
+                         double weight)
+{
+    const struct weight_tensor *t = &m->draft.weights->tensors[tensor];
+    float *w = (float *)m->draft.weights->base + t->offset;
+    const float *g = gradient + t->offset;
+    size_t n = (size_t)t->n;
+    float *saved = malloc(n * sizeof *saved);
+    double *direction = malloc(n * sizeof *direction), norm = 0, random = 0, expected = 0;
+    const double h = 4e-3;
+    struct rng r;
+    rng_init(&r, 17, (uint64_t)tensor);
+    memcpy(saved, w, n * sizeof *saved);
+    for (size_t i = 0; i < n; i++) {
+        norm += (double)g[i] * g[i];
+        direction[i] = rng_normal(&r);
+        random += direction[i] * direction[i];
+    }
+    norm = sqrt(norm);
+    for (size_t i = 0; i < n; i++) {
+        direction[i] /= sqrt(random);
+        if (norm > 0) direction[i] += g[i] / norm;
+        expected += direction[i] * g[i];
+    }
+    for (size_t i = 0; i < n; i++) w[i] = saved[i] + (float)(h * direction[i]);
+    double up = plain_stats(m, s).kl;
+    for (size_t i = 0; i < n; i++) w[i] = saved[i] - (float)(h * direction[i]);
+    double down = plain_stats(m, s).kl;
+    double slope = weight * (up - down) / (2 * h);
+    memcpy(w, saved, n * sizeof *saved);
+    // 1% for the curve's third order; 1e-4 for f32's rounding of a loss of about 1, over 2 h
+    if (fabs(slope - expected) > 0.01 * fabs(expected) + 1e-4 * weight)
+        fail_msg("%s: slope %g, expected %g (gradient norm %g)", t->name, slope, expected, norm);
+    free(saved);
+    free(direction);
+    return norm > 0.01;
+}
+
+static void gradient_is_a_slope(void **state)
+{
+    (void)state;
+    for (int capped = 0; capped < 2; capped++) {
+        struct step s;
+        struct machine m;
+        struct draft_stats stats;
+        const double weight = 1.5;
+        int n_large = 0;
+        make_step(&s);
+        machine_open(capped ? capped_folder() : tiny_folder(32, 2, 300, 8), 13, 3, (float)weight,
+                     &m);
+        assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+        const float *gradient = gradients_of(learner_draft(m.learner));
+        int n = m.draft.weights->n_tensors;
+        for (int t = 0; t < n; t++) n_large += check_tensor(&m, &s, gradient, t, weight);
+        assert_true(n_large > n / 2);
+        machine_close(&m);
+    }
+}
+
+// However a step is cut, the draft's gradient is the same, and the policy's is what it is without.
+static void neither_disturbs_the_other(void **state)
+{
+    (void)state;
+    struct step s;
+    struct machine whole, cut;
+    struct draft_stats a, b;
+    make_step(&s);
+    const char *draft = tiny_folder(32, 1, 288, 8);
+    machine_open(draft, 70, 100, 1, &whole);
+    machine_open(draft, 13, 3, 1, &cut);
+    struct machine *both[] = {&whole, &cut};
+    for (int i = 0; i < 2; i++) {
+        struct machine *m = both[i];
+        size_t bytes = (size_t)m->policy.weights->n_elements * sizeof(float);
+        float *alone = malloc(bytes);
+        assert_ok(learner_gradients(m->learner, s.groups, GROUPS, some_loss, NULL));
+        memcpy(alone, gradients_of(m->learner), bytes);
+        assert_ok(learner_gradients_with_draft(m->learner, s.groups, GROUPS, some_loss, NULL,
+                                               i ? &b : &a));
+        assert_memory_equal(alone, gradients_of(m->learner), bytes);
+        free(alone);
+    }
+    assert_true(fabs(a.kl - b.kl) < 1e-5 * a.kl && fabs(a.overlap - b.overlap) < 1e-5);
+    const float *ga = gradients_of(learner_draft(whole.learner));
+    const float *gb = gradients_of(learner_draft(cut.learner));
+    float largest = 0, difference = 0;
+    for (int64_t i = 0; i < whole.draft.weights->n_elements; i++) {
+        largest = fmaxf(largest, fabsf(ga[i]));
+        difference = fmaxf(difference, fabsf(ga[i] - gb[i]));
+    }
+    assert_true(largest > 1e-3f);
+    assert_true(difference < 1e-5f * largest);
+    machine_close(&whole);
+    machine_close(&cut);
+}
+
+// The policy may draw a token of its padding, which the draft has no row for.
+static void unknown_tokens_are_left_out(void **state)
+{
+    (void)state;
+    struct step s;
+    struct machine m;
+    struct draft_stats stats;
+    double norm;
+    make_step(&s);
+    machine_open(tiny_folder(32, 1, 288, 8), 13, 100, 1, &m);
+    s.ids[2][4] = 288; // one micro-batch of several
+    assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+    assert_true(stats.targets > 0 && stats.targets <= TARGETS - lengths[2]);
+    assert_true(isfinite(stats.kl) && stats.kl > 0);
+    assert_ok(learner_clip(learner_draft(m.learner), &norm));
+    assert_true(norm > 0);
+    for (int g = 0; g < GROUPS; g++) s.prompts[g][0] = 299; // all of them
+    assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+    assert_int_equal(stats.targets, 0);
+    assert_ok(learner_clip(learner_draft(m.learner), &norm));
+    assert_true(norm == 0);
+    machine_close(&m);
+}
+
+static void training_raises_the_overlap(void **state)
+{
+    (void)state;
+    struct step s;
+    struct machine m;
+    struct draft_stats first = {0}, last = {0};
+    make_step(&s);
+    machine_open(tiny_folder(32, 2, 300, 8), 30, 8, 1, &m);
+    size_t bytes = (size_t)m.policy.weights->n_elements * sizeof(float);
+    void *policy = malloc(bytes);
+    memcpy(policy, m.policy.weights->base, bytes);
+    for (int i = 0; i < 200; i++) {
+        double norm;
+        assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &last));
+        if (i == 0) first = last;
+        assert_ok(learner_clip(learner_draft(m.learner), &norm));
+        assert_ok(learner_apply(learner_draft(m.learner), 5e-3));
+    }
+    struct draft_stats wanted = plain_stats(&m, &s);
+    if (!(first.overlap < 0.6 && last.overlap > 0.9 && last.kl < 0.1 * first.kl))
+        fail_msg("overlap %g, then %g; KL %g, then %g", first.overlap, last.overlap, first.kl,
+                 last.kl);
+    assert_true(wanted.overlap > 0.9); // by the plain path as well
+    assert_memory_equal(policy, m.policy.weights->base, bytes);
+    free(policy);
+    machine_close(&m);
+}
+
+static void memory_is_planned(void **state)
+{
+    (void)state;
+    struct machine m;
+    struct memory_plan plan, draft;
+    machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
+    learner_memory(m.learner, &plan);
+    learner_memory(learner_draft(m.learner), &draft);
+    assert_int_equal(plan.draft, draft.total);
+    assert_int_equal(draft.weights_shared, m.draft.weights->bytes);
+    assert_true(draft.moments == 8 * (size_t)m.draft.weights->n_elements);
+    assert_true(draft.activations == tape_bytes(m.draft.config, DT_F32, 30));
+    assert_int_equal(draft.total, draft.residual + draft.moments + draft.gradients +
+                                      draft.activations + draft.workspace);
+    assert_int_equal(plan.total, plan.residual + plan.moments + plan.gradients + plan.activations +
+                                     plan.workspace + plan.draft);
+    machine_close(&m);
+}
+
+static void larger_vocabulary_is_refused(void **state)
+{
+    (void)state;
+    struct machine m;
+    struct reference large;
+    struct learner *l;
+    struct learner_config options = {
+        .temperature = 1, .token_budget = 30, .head_rows = 4, .max_seqs = 10, .max_context = 32};
+    struct learner_draft_config draft_options = {adamw, 1};
+    machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
+    reference_open(tiny_folder(32, 1, 301, 8), "cpu", &large);
+    assert_ok(learner_new(m.policy.dev, m.policy.config, m.policy.weights, NULL, &options, &l));
+    assert_status(learner_add_draft(l, large.config, large.weights, &draft_options), ST_MISMATCH);
+    assert_message("301 tokens");
+    assert_null(learner_draft(l));
+    learner_free(l);
+    reference_close(&large);
+    machine_close(&m);
+}
+
+// ---- options ------------------------------------------------------------------------------------
+
+static void resolve(const char *const more[], struct train_resolved *ret)
+{
+    char *argv[16] = {"train", "--data",         "x.jsonl", "--learning-rate",
+                      "1e-6",  "--warmup-steps", "4",       "--max-grad-norm",
+                      "0.5"};
+    int argc = 9;
+    struct train_config config = {0};
+    struct option_set *set = NULL;
+    for (int i = 0; more[i]; i++) argv[argc++] = (char *)more[i];
+    assert_int_equal(options_parse(train_options, "train", "", argc, argv, 0, &config, NULL, &set),
+                     OPTIONS_OK);
+    assert_ok(train_config_resolve(&config, ret));
+    options_free(set);
+}
+
+static void options_follow_the_policys(void **state)
+{
+    (void)state;
+    struct train_resolved r;
+    resolve((const char *const[]){"--train-draft", NULL}, &r);
+    assert_true(r.draft_max_grad_norm == 0.5);
+    assert_true(r.draft_schedule.peak == 2e-5 && r.schedule.peak == 1e-6);
+    r.schedule.total_steps = r.draft_schedule.total_steps = 10;
+    for (int step = 0; step < 10; step++)
+        assert_true(fabs(schedule_at(&r.draft_schedule, step) -
+                         20 * schedule_at(&r.schedule, step)) < 1e-12);
+    resolve(
+        (const char *const[]){"--draft-max-grad-norm", "0", "--draft-learning-rate", "0.25", NULL},
+        &r);
+    assert_true(r.draft_max_grad_norm == 0);
+    assert_true(r.draft_schedule.peak == 0.25);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loss_is_the_divergence),
+        cmocka_unit_test(gradient_is_a_slope),
+        cmocka_unit_test(neither_disturbs_the_other),
+        cmocka_unit_test(unknown_tokens_are_left_out),
+        cmocka_unit_test(training_raises_the_overlap),
+        cmocka_unit_test(memory_is_planned),
+        cmocka_unit_test(larger_vocabulary_is_refused),
+        cmocka_unit_test(options_follow_the_policys),
+    };
+    return cmocka_run_group_tests_name("draft", tests, NULL, NULL);
+}
