@@ -97,7 +97,7 @@ enum status runlog_write(struct runlog *log, json_t *metrics)
 {
     enum status st = ST_OK;
     struct bytes line = BYTES_INIT;
-    char *text = metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    char *text = metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(METRICS_DIGITS)) : NULL;
     if (!text) {
         st = status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
         goto out;

@@ -215,6 +215,13 @@ void tensorboard_free(struct tensorboard *tb)
     free(tb);
 }
 
+static float as_logged(double value)
+{
+    char text[40];
+    snprintf(text, sizeof text, "%.*g", METRICS_DIGITS, value);
+    return (float)strtod(text, NULL);
+}
+
 enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics)
 {
     enum status st = ST_OK;
@@ -223,7 +230,7 @@ enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics)
     const char *key;
     put_event_head(&event, (int64_t)json_integer_value(json_object_get(metrics, "step")));
     json_object_foreach ((json_t *)metrics, key, value) {
-        float scalar = (float)json_number_value(value);
+        float scalar = as_logged(json_number_value(value));
         if (json_is_number(value) && isfinite(scalar) && strcmp(key, "step") != 0)
             put_scalar(&summary, key, scalar);
     }

@@ -17,6 +17,10 @@ struct tensorboard;
 enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard **ret);
 void tensorboard_free(struct tensorboard *tb);
 
+// Significant digits of a number, in metrics.jsonl and so here: a scalar is the float nearest to
+// what the line says, not to what was rounded for the line.
+#define METRICS_DIGITS 9
+
 // One event: a scalar for each number of the object, at its "step". Booleans, nulls and what is not
 // finite as a float are left out. ST_IO where the file cannot take it.
 enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics);
