@@ -16,7 +16,7 @@
 #define WIDTH      560
 #define HEIGHT     230
 #define LEFT       58
-#define RIGHT      12
+#define RIGHT      20
 #define TOP        10
 #define BOTTOM     34
 #define N_COLORS   8

@@ -253,7 +253,7 @@ static const char style[] =
     "margin:.8rem 0}\n"
     "dl{display:flex;flex-wrap:wrap;gap:.1rem .4rem;margin:0;font-size:13px}dt{color:var(--dim)}"
     "dd{margin:0 .7rem 0 0;font-weight:600}mark{background:var(--mark);color:inherit;"
-    "border-radius:2px}summary{cursor:pointer}\n";
+    "border-radius:2px}summary{cursor:pointer}.clusters pre{line-height:1.15}\n";
 
 static void draw_head(const struct run_folder *run, struct bytes *to)
 {
@@ -380,7 +380,7 @@ static enum status draw_cluster_reports(const struct run_folder *run, struct byt
     struct bytes text = BYTES_INIT;
     int left_out = list->n > REPORTS_SHOWN ? list->n - REPORTS_SHOWN : 0;
     if (!list->n) return ST_OK;
-    bytes_puts(to, "<section id=\"clusters\"><h2>Cluster reports</h2>\n");
+    bytes_puts(to, "<section class=\"clusters\"><h2>Cluster reports</h2>\n");
     for (int i = 0; i < list->n; i++) {
         const struct numbered_file *file = &list->files[i];
         if (i > 0 && i <= left_out) continue;

@@ -226,10 +226,9 @@ enum status rollouts_draw(const struct run_folder *run, struct bytes *to)
     enum status st = ST_OK;
     const struct file_list *list = &run->rollouts;
     if (list->n == 0) return ST_OK;
-    bytes_puts(
-        to, "<section id=\"rollouts\"><h2>Rollouts</h2>\n<p>Samples of the first, the middle and "
-            "the last step whose text was logged. <mark>Marked</mark> text was drafted and "
-            "accepted.</p>\n");
+    bytes_puts(to, "<section><h2>Rollouts</h2>\n<p>Samples of the first, the middle and "
+                   "the last step whose text was logged. <mark>Marked</mark> text was drafted and "
+                   "accepted.</p>\n");
     for (int i = 0, last = -1; i < STEPS_SHOWN; i++) {
         int k = (list->n - 1) * i / (STEPS_SHOWN - 1);
         if (k != last) CHECK(draw_step(&list->files[k], to));
