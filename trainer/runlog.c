@@ -97,7 +97,8 @@ enum status runlog_write(struct runlog *log, json_t *metrics)
 {
     enum status st = ST_OK;
     struct bytes line = BYTES_INIT;
-    char *text = metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(METRICS_DIGITS)) : NULL;
+    char *text =
+        metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(METRICS_DIGITS)) : NULL;
     if (!text) {
         st = status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
         goto out;
@@ -163,11 +164,12 @@ void progress_line(const struct progress *p, int64_t total_steps, double seconds
 {
     char left[24];
     format_duration(seconds_left, left);
-    bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  reward %.3f", p->step, total_steps, p->reward);
+    bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  %s left  reward %.3f", p->step, total_steps,
+                 left, p->reward);
     if (p->accuracy >= 0) bytes_printf(ret, "  accuracy %.1f%%", 100 * p->accuracy);
     if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
-    bytes_printf(ret, "  %.0f tokens/s  %s left  loss %+.4f  length %.1f", p->tokens_per_s, left,
-                 p->loss, p->mean_length);
+    bytes_printf(ret, "  %.0f tokens/s  loss %+.4f  length %.1f", p->tokens_per_s, p->loss,
+                 p->mean_length);
 }
 
 void runlog_progress(struct runlog *log, const struct progress *p)

@@ -31,8 +31,8 @@ struct progress {
     double loss, mean_length;    // tokens of a completion
     double tokens_per_s;         // generated tokens over the whole step
 };
-// "step 3/200  reward 0.512  accuracy 51.2%  acceptance 63.0%  4200 tokens/s  1:04 left ...",
-// appended.
+// Appends "step 3/200  1:04 left  reward 0.512  accuracy 51.2%  acceptance 63.0%  4200 tokens/s
+// ...".
 void progress_line(const struct progress *progress, int64_t total_steps, double seconds_left,
                    struct bytes *ret);
 // The live line, or a plain one every logging_steps.

@@ -241,12 +241,12 @@ static void live_line(void **state)
                          .tokens_per_s = 4200.4};
     progress_line(&p, 200, 64.4, &text);
     assert_string_equal(bytes_text(&text),
-                        "step 3/200  reward 0.512  accuracy 50.0%  acceptance 63.1%  4200 tokens/s"
-                        "  1:04 left  loss -0.0100  length 12.2");
+                        "step 3/200  1:04 left  reward 0.512  accuracy 50.0%  acceptance 63.1%"
+                        "  4200 tokens/s  loss -0.0100  length 12.2");
     bytes_clear(&text);
     p.accuracy = p.acceptance = -1;
     progress_line(&p, 200, 3600 + 4 * 60 + 8.7, &text);
-    assert_string_equal(bytes_text(&text), "step 3/200  reward 0.512  4200 tokens/s  1:04:09 left"
+    assert_string_equal(bytes_text(&text), "step 3/200  1:04:09 left  reward 0.512  4200 tokens/s"
                                            "  loss -0.0100  length 12.2");
     bytes_release(&text);
 }

@@ -45,7 +45,23 @@ static const struct chart_spec specs[] = {
     {NULL, "Groups whose rewards are all the same", "%", {"frac_reward_zero_std"}, NULL},
     {NULL, "Advantages", "", {"advantage_mean", "advantage_std"}, NULL},
 
-    {"Curriculum", NULL, "", {"curriculum/*", "curriculum_*", "cluster/*"}, NULL},
+    {"Curriculum",
+     "Reward of an example",
+     "moving averages, and the buckets' boundaries",
+     {"curriculum/reward_*", "curriculum/boundary_*"},
+     NULL},
+    {NULL,
+     "Samples of a prompt",
+     "",
+     {"curriculum/rollouts", "curriculum/bucket_*/rollouts"},
+     NULL},
+    {NULL, "Mean reward of a bucket", "", {"curriculum/bucket_*/mean"}, NULL},
+    {NULL, "Standard deviation in a bucket", "", {"curriculum/bucket_*/std"}, NULL},
+    {NULL, "Examples in a bucket", "", {"curriculum/bucket_*/count"}, NULL},
+    {NULL, "Share of a bucket", "%", {"curriculum/bucket_*/share"}, NULL},
+    {NULL, "Spread of a bucket", "", {"curriculum/bucket_*/spread"}, NULL},
+    {NULL, "Balance of a bucket", "", {"curriculum/bucket_*/balance"}, NULL},
+    {NULL, NULL, "", {"curriculum/*"}, NULL},
 
     {"Inference",
      "Acceptance rate of drafts",
@@ -55,7 +71,8 @@ static const struct chart_spec specs[] = {
     {NULL, "Acceptance rate by position", "%", {"spec_decode/acceptance_rate_pos_*"}, NULL},
     {NULL, "Acceptance length", "tokens a verification", {"spec_decode/acceptance_length"}, NULL},
     {NULL, "Drafts", "a step", {"spec_decode/num_*"}, NULL},
-    {NULL, "Draft model's loss", "", {"draft_loss", "draft/loss", "draft*loss*"}, NULL},
+    {NULL, "Draft model's loss", "nats", {"draft_loss"}, NULL},
+    {NULL, "Draft model's overlap with the policy", "%", {"draft_overlap"}, NULL},
     {NULL, "Latency of a sample", "ms", {"inference/latency_ms"}, NULL},
     {NULL,
      "Tokens per answer",
@@ -71,10 +88,16 @@ static const struct chart_spec specs[] = {
     {"Update", "Loss", "", {"loss"}, NULL},
     {NULL, "KL divergence from the starting model", "nats", {"kl"}, NULL},
     {NULL, "Entropy", "nats", {"entropy"}, NULL},
-    {NULL, "Tokens whose ratio was clipped", "%", {"clip_ratio/*"}, NULL},
+    {NULL, "Tokens whose ratio was clipped", "%", {"clip_ratio/*", "cispo_clip_ratio"}, NULL},
     {NULL, "Importance ratio", "", {"importance_ratio/*"}, NULL},
-    {NULL, "Gradient norm", "", {"grad_norm"}, NULL},
-    {NULL, "Learning rate", "", {"learning_rate"}, NULL},
+    {NULL,
+     "Tokens whose sampler correction was cut",
+     "%",
+     {"sampling/importance_sampling_ratio/cut"},
+     NULL},
+    {NULL, "Sampler correction", "ratio", {"sampling/importance_sampling_ratio/*"}, NULL},
+    {NULL, "Gradient norm", "", {"grad_norm", "draft_grad_norm"}, NULL},
+    {NULL, "Learning rate", "", {"learning_rate", "draft_learning_rate"}, NULL},
     {NULL, "Sampler mismatch", "nats", {"sampler_mismatch/*"}, NULL},
 
     {"Time", "Time of a step", "s", {"step_s", "rollout_s", "train_s"}, NULL},
@@ -153,6 +176,7 @@ static const struct {
     {"eval/reward", BETTER_HIGH},
     {"spec_decode/acceptance_rate", BETTER_HIGH},
     {"spec_decode/acceptance_length", BETTER_HIGH},
+    {"draft_loss", BETTER_LOW},
     {"inference/latency_ms", BETTER_LOW},
     {"completions/mean_length", BETTER_NONE},
     {"kl", BETTER_NONE},
@@ -352,7 +376,8 @@ static void draw_facts(const struct run_folder *run, struct bytes *to)
     if (m->n_lines) {
         bytes_printf(to, "Steps %s", number_text((double)m->first_step, text));
         bytes_printf(to, " to %s", number_text((double)m->last_step, text));
-        bytes_printf(to, ", %s s of steps", number_text(sum_of(m, "step_s"), text));
+        if (metrics_find(m, "step_s"))
+            bytes_printf(to, ", %s s of steps", number_text(sum_of(m, "step_s"), text));
     } else {
         bytes_puts(to, "No step has been done yet");
     }

@@ -161,7 +161,7 @@ static enum status pick_group(const char *path, json_t **ret)
         goto out;
     }
     while (!p.differing && (len = getline(&line, &room, file)) > 0) {
-        json_t *sample = json_loadb(line, (size_t)len, 0, NULL);
+        json_t *sample = json_loadb(line, (size_t)len, JSON_ALLOW_NUL, NULL);
         const json_t *number = json_object_get(sample, "sample");
         bool good =
             json_is_string(json_object_get(sample, "completion")) && json_is_integer(number);
