@@ -37,7 +37,9 @@ LIB_SRC     := $(wildcard common/base/*.c common/model/*.c kernels/*.c kernels/c
 SERVER_SRC  := $(filter-out infer-server/main.c,$(wildcard infer-server/*.c))
 TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
-TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c))
+REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
+TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
+               $(patsubst tools/%/main.c,$(BUILD)/cw-%,$(wildcard tools/*/main.c))
 BINARIES    := $(if $(wildcard infer-server/main.c),$(BUILD)/cw-infer-server) \
                $(if $(wildcard trainer/main.c),$(BUILD)/cw-trainer) $(TOOLS)
 TEST_SUPPORT := $(wildcard tests/support/*.c)
@@ -77,6 +79,7 @@ $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
 $(BUILD)/libcommonweight.a: $(call obj,$(LIB_SRC) $(CUDA_SRC))
 $(BUILD)/libserver.a: $(call obj,$(SERVER_SRC))
 $(BUILD)/libtrainer.a: $(call obj,$(TRAINER_SRC))
+$(BUILD)/libreport.a: $(call obj,$(REPORT_SRC))
 $(BUILD)/libtest.a: $(call obj,$(TEST_SUPPORT))
 $(BUILD)/%.a:
 	$(Q)rm -f $@ && ar rcs $@ $^
@@ -91,9 +94,11 @@ $(BUILD)/cw-infer-server: $(BUILD)/obj/infer-server/main.o $(BUILD)/libserver.a 
 	$(LINK)
 $(BUILD)/cw-trainer: $(BUILD)/obj/trainer/main.o $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
+$(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(BUILD)/libreport.a $(BUILD)/libcommonweight.a
+	$(LINK)
 $(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
-$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
+$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libreport.a $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	@mkdir -p $(@D)
 	$(LINK) -lcmocka
 

@@ -60,6 +60,21 @@ static void put_cut(struct json_out *o, const struct generation_sample *s)
     json_out_close(o, ']');
 }
 
+// Which tokens were accepted drafts, and where each begins in the text.
+static void put_accepted(struct json_out *o, const struct answer *a,
+                         const struct generation_sample *s)
+{
+    json_out_key(o, "accepted");
+    json_out_open(o, '[');
+    for (int i = 0; i < s->n; i++) json_out_int(o, s->tokens[i].accepted_at);
+    json_out_close(o, ']');
+    if (!a->model->tokenizer) return;
+    json_out_key(o, "text_offset");
+    json_out_open(o, '[');
+    for (int i = 0; i < s->n; i++) json_out_int(o, s->text_at[i]);
+    json_out_close(o, ']');
+}
+
 static void put_text(struct json_out *o, const struct answer *a, const struct generation_sample *s)
 {
     json_out_key(o, "text");
@@ -90,6 +105,7 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
     json_out_key(o, "logprobs");
     put_logprobs(o, s);
     if (r->cut_active) put_cut(o, s);
+    if (s->telemetry.num_drafts > 0) put_accepted(o, a, s);
     json_out_key(o, "weight_versions");
     json_out_open(o, '[');
     for (int i = 0; i < s->n; i++) json_out_uint(o, s->tokens[i].weight_version);

@@ -32,6 +32,8 @@ static void sample_release(struct sample *s)
     free(s->logprobs);
     free(s->versions);
     free(s->text);
+    free(s->accepted);
+    free(s->text_offset);
     json_decref(s->telemetry);
     *s = (struct sample){0};
 }
@@ -148,6 +150,47 @@ out:
     return st;
 }
 
+// Entry t of a list of whole numbers from 0 to `max`.
+static enum status read_count(const char *where, const json_t *list, const char *key, int t,
+                              json_int_t max, json_int_t *ret)
+{
+    const json_t *entry = json_array_get(list, (size_t)t);
+    json_int_t count = json_is_integer(entry) ? json_integer_value(entry) : -1;
+    if (count < 0 || count > max)
+        return status_fail(ST_FORMAT,
+                           "%s: field \"%s\": entry %d is not a whole number from 0 to "
+                           "%" JSON_INTEGER_FORMAT,
+                           where, key, t, max);
+    *ret = count;
+    return ST_OK;
+}
+
+// For people only, nothing is computed from them; a daemon may leave them out.
+static enum status read_accepted(const char *where, const json_t *line, struct sample *s)
+{
+    enum status st = ST_OK;
+    const json_t *accepted = NULL, *offsets = NULL;
+    size_t room = s->n ? (size_t)s->n : 1;
+    json_int_t count;
+    if (json_has(line, "accepted")) CHECK(read_list(where, line, "accepted", s->n, &accepted));
+    if (json_has(line, "text_offset")) CHECK(read_list(where, line, "text_offset", s->n, &offsets));
+    if ((accepted && !(s->accepted = malloc(room * sizeof *s->accepted))) ||
+        (offsets && !(s->text_offset = malloc(room * sizeof *s->text_offset)))) {
+        st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
+        goto out;
+    }
+    for (int t = 0; accepted && t < s->n; t++) {
+        CHECK(read_count(where, accepted, "accepted", t, UINT8_MAX, &count));
+        s->accepted[t] = (uint8_t)count;
+    }
+    for (int t = 0; offsets && t < s->n; t++) {
+        CHECK(read_count(where, offsets, "text_offset", t, INT32_MAX, &count));
+        s->text_offset[t] = (int32_t)count;
+    }
+out:
+    return st;
+}
+
 static enum status read_sample(const char *where, const struct intake *in, const json_t *line,
                                struct sample *ret)
 {
@@ -164,6 +207,7 @@ static enum status read_sample(const char *where, const struct intake *in, const
     }
     s.truncated = strcmp(finish, "length") == 0;
     CHECK(read_tokens(where, in, line, &s));
+    CHECK(read_accepted(where, line, &s));
     const json_t *text = json_object_get(line, "text");
     s.text = strdup(json_is_string(text) ? json_string_value(text) : "");
     if (!s.text) {

@@ -14,7 +14,9 @@ struct sample {
     uint64_t *versions; // (n) of the weights that drew each token
     bool truncated;     // ended at the token limit
     char *text;         // as the daemon decoded it; "" where it has no tokenizer
-    json_t *telemetry;  // DESIGN, "Telemetry of one sample"; may be NULL
+    uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
+    int32_t *text_offset; // (n) characters of text before each token; NULL: not told
+    json_t *telemetry;    // DESIGN, "Telemetry of one sample"; may be NULL
 };
 struct rollout {
     int n_groups, n_per_group;

@@ -231,21 +231,69 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     return ST_OK;
 }
 
+// What sample i's reward is made of: the task's terms as they are, the costs with their weights.
+static json_t *reward_parts(const struct run *run, const struct scores *s, int i)
+{
+    json_t *parts = json_object();
+    for (int k = 0; parts && k < s->n_terms; k++)
+        metrics_put(parts, reward_term_name(run->reward, k),
+                    s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
+    for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
+        char key[64];
+        snprintf(key, sizeof key, "cost/%s", cost_term_name(k));
+        metrics_put(parts, key,
+                    cost_signed_weight(&run->scoring.weights, k) *
+                        s->costs[(size_t)k * (size_t)s->n + (size_t)i]);
+    }
+    return parts;
+}
+
+// The tokens' own entries of a sample that drafts were verified for.
+static bool put_accepted(json_t *object, const struct sample *s)
+{
+    bool ok = true;
+    json_t *accepted = json_array(), *offsets = json_array();
+    for (int t = 0; ok && t < s->n; t++) {
+        ok = json_array_append_new(accepted, json_integer(s->accepted[t])) == 0;
+        if (s->text_offset)
+            ok = ok && json_array_append_new(offsets, json_integer(s->text_offset[t])) == 0;
+    }
+    ok = ok && json_object_set(object, "accepted", accepted) == 0;
+    if (s->text_offset) ok = ok && json_object_set(object, "text_offset", offsets) == 0;
+    json_decref(accepted);
+    json_decref(offsets);
+    return ok;
+}
+
+// Rows of one prompt follow each other, so it stands on the first of them only.
+static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
+                            int i)
+{
+    const struct sample *sample = &r->samples[i];
+    const struct example *e = r->examples[i / r->n_per_group];
+    int number = i % r->n_per_group;
+    json_t *line = json_pack(
+        "{s:i, s:i, s:s*, s:s, s:f, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
+        "answer", e->answer, "completion", sample->text, "reward", s->rewards[i], "advantage",
+        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
+        "truncated", sample->truncated, "telemetry", sample->telemetry);
+    bool ok = line != NULL;
+    json_t *prompt = (json_t *)reward_prompt(e->row);
+    if (ok && number == 0 && prompt) ok = json_object_set(line, "prompt", prompt) == 0;
+    if (ok && sample->accepted) ok = put_accepted(line, sample);
+    if (ok) return line;
+    json_decref(line);
+    return NULL;
+}
+
 enum status run_log_rollout(struct run *run, const struct rollout *r, const struct scores *s)
 {
     json_t *samples = json_array();
-    for (int i = 0; samples && i < s->n; i++) {
-        const struct sample *sample = &r->samples[i];
-        const struct example *e = r->examples[i / r->n_per_group];
-        json_array_append_new(
-            samples,
-            json_pack("{s:i, s:i, s:s*, s:s, s:f, s:f, s:i, s:b, s:O*}", "line", e->line, "sample",
-                      i % r->n_per_group, "answer", e->answer, "completion", sample->text, "reward",
-                      s->rewards[i], "advantage", (double)s->advantages[i], "tokens", sample->n,
-                      "truncated", sample->truncated, "telemetry", sample->telemetry));
-    }
-    enum status st = samples ? runlog_rollouts(run->log, run->step, samples)
-                             : status_fail(ST_NO_MEMORY, "no memory to log rollouts");
+    bool ok = samples != NULL;
+    for (int i = 0; ok && i < s->n; i++)
+        ok = json_array_append_new(samples, rollout_line(run, r, s, i)) == 0;
+    enum status st = ok ? runlog_rollouts(run->log, run->step, samples)
+                        : status_fail(ST_NO_MEMORY, "no memory to log rollouts");
     json_decref(samples);
     return st;
 }

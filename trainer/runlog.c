@@ -1,5 +1,5 @@
-/* runlog.c: metrics.jsonl, rollouts/ and the progress line. Owns the open file; the trainer's
- * thread.
+/* runlog.c: metrics.jsonl, its copy for TensorBoard, rollouts/ and the progress line. Owns the open
+ * files; the trainer's thread.
  *
  * A line is written with one write(2) and is whole or, after a crash, the last and cut off:
  * resuming drops it with those of steps that were not checkpointed.
@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "trainer/tensorboard.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +22,7 @@
 struct runlog {
     char *folder, *path;
     int fd;
+    struct tensorboard *tensorboard;
     int64_t first_step, total_steps, logging_steps, start_ns;
 };
 
@@ -69,6 +71,7 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
         st = status_fail(ST_IO, "%s: %s", log->path, strerror(errno));
         goto out;
     }
+    CHECK(tensorboard_new(folder, step, &log->tensorboard));
     *ret = log;
 out:
     if (st != ST_OK) runlog_free(log);
@@ -79,6 +82,7 @@ void runlog_free(struct runlog *log)
 {
     if (!log) return;
     if (log->fd >= 0) close(log->fd);
+    tensorboard_free(log->tensorboard);
     free(log->folder);
     free(log->path);
     free(log);
@@ -93,15 +97,20 @@ enum status runlog_write(struct runlog *log, json_t *metrics)
 {
     enum status st = ST_OK;
     struct bytes line = BYTES_INIT;
-    char *text = metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(metrics);
-    if (!text) return status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
+    char *text =
+        metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(METRICS_DIGITS)) : NULL;
+    if (!text) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
+        goto out;
+    }
     bytes_puts(&line, text);
     bytes_puts(&line, "\n");
-    free(text);
     CHECK(bytes_status(&line));
-    st = file_write_all(log->fd, log->path, line.data, line.len);
+    CHECK(file_write_all(log->fd, log->path, line.data, line.len));
+    st = tensorboard_write(log->tensorboard, metrics);
 out:
+    json_decref(metrics);
+    free(text);
     bytes_release(&line);
     return st;
 }
@@ -139,20 +148,39 @@ out:
     return st;
 }
 
+// "4:09", "1:04:09"
+static void format_duration(double seconds, char ret[24])
+{
+    long s = (long)(seconds + 0.5);
+    if (s >= 3600)
+        snprintf(ret, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(ret, 24, "%ld:%02ld", s / 60, s % 60);
+}
+
+// What matters most comes first: a terminal cuts the line at its width.
+void progress_line(const struct progress *p, int64_t total_steps, double seconds_left,
+                   struct bytes *ret)
+{
+    char left[24];
+    format_duration(seconds_left, left);
+    bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  %s left  reward %.3f", p->step, total_steps,
+                 left, p->reward);
+    if (p->accuracy >= 0) bytes_printf(ret, "  accuracy %.1f%%", 100 * p->accuracy);
+    if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
+    bytes_printf(ret, "  %.0f tokens/s  loss %+.4f  length %.1f", p->tokens_per_s, p->loss,
+                 p->mean_length);
+}
+
 void runlog_progress(struct runlog *log, const struct progress *p)
 {
+    struct bytes line = BYTES_INIT;
     bool terminal = isatty(STDERR_FILENO);
     bool due = p->step % log->logging_steps == 0 || p->step == log->first_step + 1 ||
                p->step == log->total_steps;
     if (!terminal && !due) return;
-    double seconds = clock_ms_since(log->start_ns) / 1e3;
-    double per_step = seconds / (double)(p->step - log->first_step);
-    long left = (long)(per_step * (double)(log->total_steps - p->step) + 0.5);
-    char accuracy[32] = "";
-    if (p->accuracy >= 0)
-        snprintf(accuracy, sizeof accuracy, "  accuracy %.1f%%", 100 * p->accuracy);
-    log_progress("step %" PRId64 "/%" PRId64 "  reward %.3f%s  loss %+.4f  length %.1f  "
-                 "%.0f tokens/s  %ld:%02ld left",
-                 p->step, log->total_steps, p->reward, accuracy, p->loss, p->mean_length,
-                 p->tokens_per_s, left / 60, left % 60);
+    double per_step = clock_ms_since(log->start_ns) / 1e3 / (double)(p->step - log->first_step);
+    progress_line(p, log->total_steps, per_step * (double)(log->total_steps - p->step), &line);
+    log_progress("%s", bytes_text(&line));
+    bytes_release(&line);
 }

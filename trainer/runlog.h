@@ -1,31 +1,40 @@
-/* runlog.h: what a run leaves for people and plots: metrics.jsonl (one object a step), rollouts/
- * (the sampled text, on request) and the progress line. One thread. */
+/* runlog.h: what a run leaves for people and plots: metrics.jsonl (one object a step), the same as
+ * a TensorBoard event file, rollouts/ (the sampled text, on request) and the progress line. One
+ * thread. */
 #ifndef TRAINER_RUNLOG_H
 #define TRAINER_RUNLOG_H
 
-#include "common/base/status.h"
+#include "common/base/bytes.h"
 #include <jansson.h>
 #include <stdint.h>
 
 struct runlog;
 
 // folder: the run's, which exists. Resuming at `step`: lines of later steps, which will be run
-// again, are taken out first.
+// again, are taken out first; a new event file says so to TensorBoard.
 enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
                        struct runlog **ret);
 void runlog_free(struct runlog *log);
 
 // A number of such a line; null where it is not finite, which JSON cannot say.
 void metrics_put(json_t *metrics, const char *key, double value);
-// Appends one line and flushes it to the file; takes the reference to `metrics`, on failure too.
+// Appends one line and one event and flushes them to their files; takes the reference to `metrics`,
+// on failure too.
 enum status runlog_write(struct runlog *log, json_t *metrics);
 // rollouts/step-N.jsonl, atomically: an array of samples, one object a line.
 enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samples);
 
 struct progress {
-    int64_t step;                                             // steps done
-    double reward, accuracy, loss, mean_length, tokens_per_s; // accuracy < 0: there is none
+    int64_t step;                // steps done
+    double reward;               // mean over the step's samples
+    double accuracy, acceptance; // shares of 1; < 0: there is none
+    double loss, mean_length;    // tokens of a completion
+    double tokens_per_s;         // generated tokens over the whole step
 };
+// Appends "step 3/200  1:04 left  reward 0.512  accuracy 51.2%  acceptance 63.0%  4200 tokens/s
+// ...".
+void progress_line(const struct progress *progress, int64_t total_steps, double seconds_left,
+                   struct bytes *ret);
 // The live line, or a plain one every logging_steps.
 void runlog_progress(struct runlog *log, const struct progress *progress);
 

@@ -11,6 +11,7 @@
 #include "trainer/run.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 
 #define MAX_SKIPPED 3 // steps in a row whose gradient was not finite
@@ -114,10 +115,12 @@ static enum status train_step(struct run *run)
         st = status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
         goto out;
     }
+    double acceptance = spec_acceptance_rate(&run->spec);
     struct progress progress = {
         .step = run->step,
         .reward = scores.stats.reward_mean,
         .accuracy = run_accuracy(run, &scores),
+        .acceptance = run->spec.present && isfinite(acceptance) ? acceptance : -1,
         .loss = update.loss,
         .mean_length = (double)rollout->n_tokens / scores.n,
         .tokens_per_s = (double)rollout->n_tokens / step_s,

@@ -466,6 +466,29 @@ static void check_drafts(const json_t *o, json_int_t generated)
                      (double)accepted / (double)drafts) < 1e-9);
 }
 
+// A line of /v1/rollouts says of each token whether it was an accepted draft, if there were any.
+static void check_accepted(const json_t *line, json_int_t drafts, json_int_t accepted)
+{
+    const json_t *places = json_object_get(line, "accepted"), *place;
+    const json_t *offsets = json_object_get(line, "text_offset"), *offset;
+    const size_t n = json_array_size(json_object_get(line, "token_ids"));
+    json_int_t marked = 0, before = 0;
+    size_t i;
+    if (drafts == 0) {
+        assert_null(places);
+        assert_null(offsets);
+        return;
+    }
+    assert_int_equal(json_array_size(places), n);
+    json_array_foreach ((json_t *)places, i, place) marked += json_integer_value(place) > 0;
+    assert_int_equal(marked, accepted);
+    assert_int_equal(json_array_size(offsets), n);
+    json_array_foreach ((json_t *)offsets, i, offset) {
+        assert_true(json_integer_value(offset) >= before);
+        before = json_integer_value(offset);
+    }
+}
+
 // Which step drafts is the cost model's choice, but for probes. The suffix drafter has seen the
 // whole completion by its second turn.
 static void test_drafts(void **state)
@@ -524,6 +547,7 @@ static void test_drafts(void **state)
                             "\"speculative\":\"suffix:4\"}}");
     const json_t *drafts = json_object_get(a, "telemetry");
     if (int_of(drafts, "num_drafts") > 0) check_drafts(drafts, 40);
+    check_accepted(a, int_of(drafts, "num_drafts"), int_of(drafts, "num_accepted_tokens"));
     json_decref(a);
     snprintf(body, sizeof body, format, "suffix", "");
     a = daemon_post(d.socket, "/generate", 200, body);

@@ -308,6 +308,23 @@ static double telemetry_sum(const struct scene *s, const char *file, const char 
     return sum;
 }
 
+// Tokens that a step's rollouts mark as accepted drafts.
+static int marked_tokens(const struct scene *s, const char *file)
+{
+    int marked = 0;
+    char *text = test_read(test_path(s->folder, file));
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *sample, *entry;
+        size_t i;
+        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
+        json_array_foreach (json_object_get(sample, "accepted"), i, entry)
+            marked += json_integer_value(entry) > 0;
+        json_decref(sample);
+    }
+    free(text);
+    return marked;
+}
+
 // A step's speculative counters are the difference of the daemon's, and so the sum over its
 // samples.
 static void speculative_counters(void **state)
@@ -338,6 +355,7 @@ static void speculative_counters(void **state)
                 metric(m, "spec_decode/num_drafts"));
     assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_draft_tokens") == drafted);
     assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_accepted_tokens") == accepted);
+    assert_true(marked_tokens(&s, "on/rollouts/step-2.jsonl") == accepted);
     assert_true(fabs(metric(m, "spec_decode/acceptance_rate") - accepted / drafted) < 1e-6);
     assert_true(metric(m, "spec_decode/acceptance_length") >= 1);
     assert_true(metric(m, "spec_decode/acceptance_rate_pos_0") >= 0);

@@ -1,0 +1,264 @@
+/* test_tensorboard.c: trainer/tensorboard and the live line of trainer/runlog: checksums against
+ * known answers, and event files read back by a reader of their own. */
+#include "common/base/file.h"
+#include "tests/support/support.h"
+#include "trainer/runlog.h"
+#include "trainer/tensorboard.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <string.h>
+
+// ---- a reader -----------------------------------------------------------------------------------
+
+struct cursor {
+    const unsigned char *at, *end;
+};
+
+static uint64_t little(const unsigned char *at, int n_bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < n_bytes; i++) value |= (uint64_t)at[i] << (8 * i);
+    return value;
+}
+
+static uint64_t varint(struct cursor *c)
+{
+    uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+        assert_true(c->at < c->end && shift < 64);
+        value |= (uint64_t)(*c->at & 0x7f) << shift;
+        if (!(*c->at++ & 0x80)) return value;
+    }
+}
+
+struct field {
+    int number, wire;
+    uint64_t value;      // of a varint or fixed field
+    struct cursor bytes; // of a length-delimited one
+};
+static bool next_field(struct cursor *c, struct field *f)
+{
+    if (c->at == c->end) return false;
+    uint64_t key = varint(c);
+    size_t width = (key & 7) == 1 ? 8 : (key & 7) == 5 ? 4 : 0;
+    *f = (struct field){.number = (int)(key >> 3), .wire = key & 7};
+    if (f->wire == 0) {
+        f->value = varint(c);
+        return true;
+    }
+    if (f->wire == 2) width = varint(c);
+    assert_true(width <= (size_t)(c->end - c->at));
+    f->bytes = (struct cursor){c->at, c->at + width};
+    if (f->wire != 2) f->value = little(c->at, (int)width);
+    c->at += width;
+    return true;
+}
+
+struct scalar {
+    char tag[64];
+    float value;
+};
+struct event {
+    double wall_time;
+    int64_t step;
+    char version[32];
+    int session; // status; 0: no session log
+    int n_scalars;
+    struct scalar scalars[8];
+};
+
+static void read_text(const struct field *f, char *ret, size_t room)
+{
+    size_t len = (size_t)(f->bytes.end - f->bytes.at);
+    assert_true(f->wire == 2 && len < room);
+    memcpy(ret, f->bytes.at, len);
+    ret[len] = 0;
+}
+
+static void read_scalar(struct cursor message, struct scalar *ret)
+{
+    for (struct field f; next_field(&message, &f);) {
+        uint32_t bits = (uint32_t)f.value;
+        if (f.number == 1) read_text(&f, ret->tag, sizeof ret->tag);
+        if (f.number == 2) memcpy(&ret->value, &bits, sizeof bits);
+    }
+}
+
+static void read_event(struct cursor message, struct event *ret)
+{
+    *ret = (struct event){0};
+    for (struct field f, inner; next_field(&message, &f);) {
+        if (f.number == 1) memcpy(&ret->wall_time, &f.value, sizeof f.value);
+        if (f.number == 2) ret->step = (int64_t)f.value;
+        if (f.number == 3) read_text(&f, ret->version, sizeof ret->version);
+        if (f.number == 5)
+            while (next_field(&f.bytes, &inner)) {
+                assert_int_equal(inner.number, 1);
+                assert_true(ret->n_scalars < 8);
+                read_scalar(inner.bytes, &ret->scalars[ret->n_scalars++]);
+            }
+        if (f.number == 7 && next_field(&f.bytes, &inner)) ret->session = (int)inner.value;
+    }
+}
+
+// The records of a file, each framed and summed as it should be; returns how many.
+static int read_events(const char *path, struct event *ret, int room)
+{
+    struct bytes file = BYTES_INIT;
+    int n = 0;
+    assert_ok(file_read(path, 1 << 20, &file));
+    const unsigned char *at = (unsigned char *)file.data, *end = at + file.len;
+    while (at < end) {
+        assert_true(end - at >= 16);
+        uint64_t len = little(at, 8);
+        assert_int_equal(little(at + 8, 4), crc32c_masked(at, 8));
+        at += 12;
+        assert_true(len + 4 <= (uint64_t)(end - at));
+        assert_int_equal(little(at + len, 4), crc32c_masked(at, len));
+        assert_true(n < room);
+        read_event((struct cursor){at, at + len}, &ret[n++]);
+        at += len + 4;
+    }
+    bytes_release(&file);
+    return n;
+}
+
+// ---- tests --------------------------------------------------------------------------------------
+
+static void checksums(void **state)
+{
+    (void)state;
+    unsigned char block[32] = {0};
+    assert_int_equal(crc32c("123456789", 9), 0xe3069283u);
+    assert_int_equal(crc32c("", 0), 0);
+    // RFC 3720, appendix B.4
+    assert_int_equal(crc32c(block, 32), 0x8a9136aau);
+    memset(block, 0xff, 32);
+    assert_int_equal(crc32c(block, 32), 0x62a8ab43u);
+    for (int i = 0; i < 32; i++) block[i] = (unsigned char)i;
+    assert_int_equal(crc32c(block, 32), 0x46dd794eu);
+    for (int i = 0; i < 32; i++) block[i] = (unsigned char)(31 - i);
+    assert_int_equal(crc32c(block, 32), 0x113fdb5cu);
+    // rotated right by 15, plus 0xa282ead8
+    uint32_t crc = 0xe3069283u;
+    assert_int_equal(crc32c_masked("123456789", 9), (crc >> 15 | crc << 17) + 0xa282ead8u);
+}
+
+static json_t *line(int64_t step, double reward)
+{
+    return json_pack("{s:I, s:f, s:i, s:n, s:b, s:s, s:f}", "step", (json_int_t)step, "reward",
+                     reward, "weight_version", 12, "kl", "done", 1, "name", "x", "huge", 1e300);
+}
+
+static void a_scalar_for_each_number(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct tensorboard *tb;
+    struct event events[8];
+    assert_ok(tensorboard_new(folder, 0, &tb));
+    for (int64_t step = 1; step <= 2; step++) {
+        json_t *metrics = line(step == 2 ? 300 : step, -0.1 * (double)step);
+        assert_ok(tensorboard_write(tb, metrics));
+        json_decref(metrics);
+        // on disk at once
+        assert_int_equal(read_events(tensorboard_path(tb), events, 8), 2 + step);
+    }
+    assert_string_equal(events[0].version, "brain.Event:2");
+    assert_true(events[0].wall_time > 1.6e9);
+    assert_int_equal(events[1].session, 1);
+    assert_int_equal(events[1].step, 0);
+    assert_int_equal(events[2].step, 1);
+    assert_int_equal(events[3].step, 300);
+    assert_int_equal(events[3].n_scalars, 2);
+    assert_string_equal(events[3].scalars[0].tag, "reward");
+    assert_true(events[3].scalars[0].value == (float)-0.2);
+    assert_string_equal(events[3].scalars[1].tag, "weight_version");
+    assert_true(events[3].scalars[1].value == 12);
+    tensorboard_free(tb);
+}
+
+// A process that goes on with a run begins a file that sorts behind the others, also within the
+// same second, and says from which step on the others no longer count.
+static void resuming_begins_a_file(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct tensorboard *first, *second, *third;
+    struct event events[8];
+    assert_ok(tensorboard_new(folder, 0, &first));
+    assert_ok(tensorboard_new(folder, 10, &second));
+    assert_ok(tensorboard_new(folder, 20, &third));
+    assert_true(strcmp(tensorboard_path(first), tensorboard_path(second)) < 0);
+    assert_true(strcmp(tensorboard_path(second), tensorboard_path(third)) < 0);
+    assert_int_equal(read_events(tensorboard_path(second), events, 8), 2);
+    assert_int_equal(events[1].session, 1);
+    assert_int_equal(events[1].step, 11);
+    tensorboard_free(first);
+    tensorboard_free(second);
+    tensorboard_free(third);
+    struct tensorboard *none = NULL;
+    assert_status(tensorboard_new(test_path(folder, "missing"), 0, &none), ST_IO);
+    assert_message("missing");
+    assert_null(none);
+}
+
+static void the_run_log_writes_both(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct runlog *log;
+    struct event events[8];
+    int n_files = 0, n = 0;
+    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    assert_ok(runlog_write(log, line(1, 0.25)));
+    runlog_free(log);
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        if (!strstr(entry->d_name, "tfevents")) continue;
+        n_files++;
+        n = read_events(test_path(folder, entry->d_name), events, 8);
+    }
+    closedir(dir);
+    assert_int_equal(n_files, 1);
+    assert_int_equal(n, 3);
+    assert_true(events[2].scalars[0].value == 0.25f);
+    assert_true(file_exists(test_path(folder, "metrics.jsonl")));
+}
+
+static void live_line(void **state)
+{
+    (void)state;
+    struct bytes text = BYTES_INIT;
+    struct progress p = {.step = 3,
+                         .reward = 0.5124,
+                         .accuracy = 0.5,
+                         .acceptance = 0.631,
+                         .loss = -0.01,
+                         .mean_length = 12.25,
+                         .tokens_per_s = 4200.4};
+    progress_line(&p, 200, 64.4, &text);
+    assert_string_equal(bytes_text(&text),
+                        "step 3/200  1:04 left  reward 0.512  accuracy 50.0%  acceptance 63.1%"
+                        "  4200 tokens/s  loss -0.0100  length 12.2");
+    bytes_clear(&text);
+    p.accuracy = p.acceptance = -1;
+    progress_line(&p, 200, 3600 + 4 * 60 + 8.7, &text);
+    assert_string_equal(bytes_text(&text), "step 3/200  1:04:09 left  reward 0.512  4200 tokens/s"
+                                           "  loss -0.0100  length 12.2");
+    bytes_release(&text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(checksums),
+        cmocka_unit_test(a_scalar_for_each_number),
+        cmocka_unit_test(resuming_begins_a_file),
+        cmocka_unit_test(the_run_log_writes_both),
+        cmocka_unit_test(live_line),
+    };
+    return cmocka_run_group_tests_name("tensorboard", tests, NULL, NULL);
+}
