@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BAR 20 // columns of a histogram's bar
+#define BAR 12 // columns of a histogram's bar
 
 static const char *const marks[] = {"✓", "~", "✗"};
 
@@ -96,11 +96,11 @@ static void put_bucket(const struct cluster_report *r, int k, struct bytes *ret)
     int filled = (int)(share(b, k) * BAR + 0.5);
     if (filled == 0) filled = 1; // no bucket is empty
     snprintf(range, sizeof range, "[%.4g, %.4g%c", x->low, x->high, k + 1 < b->n ? ')' : ']');
-    bytes_printf(ret, "%6d  %-20s %7d %6.1f%% %9.4g  ", k + 1, range, x->n, 100 * share(b, k),
+    bytes_printf(ret, "%6d  %-18s %7d %6.1f%% %8.4g  ", k + 1, range, x->n, 100 * share(b, k),
                  r->rollouts[k]);
     repeat(ret, "█", filled);
     repeat(ret, "░", BAR - filled);
-    bytes_printf(ret, "  %9.4g %s  x%-5.2f %s\n", x->std, marks[spread_health], balance,
+    bytes_printf(ret, "  %8.4g %s  x%-5.2f %s\n", x->std, marks[spread_health], balance,
                  marks[balance_health]);
 }
 
@@ -116,7 +116,7 @@ void cluster_report_text(const struct cluster_report *r, struct bytes *ret)
         bytes_printf(&text, "boundary %-2d at %.4g: %s\n", k + 1, b->boundary[k].at,
                      boundary_origin_name(b->boundary[k].origin));
     if (b->n == 1) bytes_puts(&text, "no boundary\n");
-    bytes_printf(&text, "\n%6s  %-20s %7s %7s %9s  %-*s  %11s  %-8s\n\n", "bucket", "range",
+    bytes_printf(&text, "\n%6s  %-18s %7s %7s %8s  %-*s  %10s  %-8s\n\n", "bucket", "range",
                  "count", "share", "rollouts", BAR, "histogram", "spread", "balance");
     for (int k = 0; k < b->n; k++) put_bucket(r, k, &text);
     bytes_puts(&text, "\nrollouts: of each prompt in the next epoch\n"
