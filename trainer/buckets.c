@@ -185,9 +185,11 @@ enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_siz
     for (int i = 0; i < n; i++) normal[i] = range > 0 ? (sorted[i] - b.min) / range : 0.5;
     c.sorted = normal;
     if (range > 0) {
+        if (min_size < 1) min_size = 1;
         cut_valleys(&c, n_buckets - 1);
+        merge_small(&c, min_size); // first, so that what is merged makes room for the fallback
         cut_fallback(&c, n_buckets);
-        merge_small(&c, min_size > 1 ? min_size : 1);
+        merge_small(&c, min_size);
     }
     describe(&c, sorted, &b);
     for (int i = 0; i < n; i++) {

@@ -213,6 +213,21 @@ static void small_buckets_are_merged(void **state)
     assert_int_equal(b.bucket[0].n, 58);
     assert_int_equal(b.bucket[1].n, 50);
     assert_true(b.boundary[0].at == upper);
+    // a valley whose bucket is merged makes room for a boundary elsewhere
+    for (n = 0; n < 3; n++) x[n] = -200;
+    for (; n < 83; n++) x[n] = n;
+    cut(x, n, 2, 1, &b);
+    assert_int_equal(b.boundary[0].origin, BOUNDARY_VALLEY);
+    assert_int_equal(b.bucket[0].n, 3);
+    cut(x, n, 2, 4, &b);
+    assert_int_equal(b.n, 2);
+    assert_int_equal(b.boundary[0].origin, BOUNDARY_FALLBACK);
+    assert_in_range(b.bucket[0].n, 41, 42);
+
+    n = 0;
+    for (; n < 50; n++) x[n] = 0;
+    for (; n < 58; n++) x[n] = 0.4;
+    for (; n < 108; n++) x[n] = 1;
     cut(x, n, 3, 55, &b);
     assert_int_equal(b.n, 1); // 50 are too few also for what is left
     assert_int_equal(b.bucket[0].n, n);
