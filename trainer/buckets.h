@@ -1,11 +1,12 @@
 /* buckets.h: sorts rewards into buckets, cut where their density has valleys. Pure functions, in
  * double.
  *
- * Rewards are min-max normalised to 0..1, their density is estimated (kde.h), and its most prominent
- * valleys, up to n_buckets - 1, become boundaries ("valley"). A bucket below the least size goes to
- * the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the largest are
- * divided into parts of equal count ("fallback"; without any valley these are the quantiles), and
- * what is too small is merged again. A reward on a boundary belongs to the bucket above it. */
+ * Rewards are min-max normalised to 0..1, their density is estimated (kde.h), and its most
+ * prominent valleys, up to n_buckets - 1, become boundaries ("valley"). A bucket below the least
+ * size goes to the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the
+ * largest are divided into parts of equal count ("fallback"; without any valley these are the
+ * quantiles), and what is too small is merged again. A reward on a boundary belongs to the bucket
+ * above it. */
 #ifndef TRAINER_BUCKETS_H
 #define TRAINER_BUCKETS_H
 

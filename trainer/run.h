@@ -29,7 +29,7 @@ struct run {
     struct learner *learner;
     // the task
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
-    struct curriculum *curriculum; // what the next step takes
+    struct curriculum *curriculum;    // what the next step takes
     struct reward *reward;
     struct scoring scoring;       // how rollouts are scored
     struct latency_model latency; // with --latency modelled
@@ -57,7 +57,7 @@ enum status run_save(struct run *run);
 // step.
 enum status run_resume(struct run *run, const char *folder);
 
-// run_curriculum.c
+// run_curriculum.c: the order of the data and the number of samples, as the options say.
 struct curriculum_options run_curriculum_options(const struct train_config *config,
                                                  enum curriculum_mode mode);
 // Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.

@@ -1,8 +1,8 @@
 /* run_checkpoint.c: saving a run and taking it up again. The main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
- * the seed, the curriculum, and a digest of the data. Taking it up with another data set or seed would silently be
- * another run, and is refused.
+ * the seed, the curriculum, and a digest of the data. Taking it up with another data set or seed
+ * would silently be another run, and is refused.
  */
 #include "common/base/json.h"
 #include "common/base/log.h"
@@ -88,9 +88,9 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(check_same_run(run, folder, &c));
     if (run->scoring.latency && json_has(c.state, "latency_model"))
         CHECK(latency_model_from_json(json_object_get(c.state, "latency_model"), &run->latency));
-    CHECK(status_context(curriculum_from_json(run->curriculum,
-                                              json_object_get(c.state, "curriculum"), c.data_index),
-                         "%s", folder));
+    CHECK(status_context(
+        curriculum_from_json(run->curriculum, json_object_get(c.state, "curriculum"), c.data_index),
+        "%s", folder));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     // First, so that a death in the middle of this very update is repaired from it as well.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));

@@ -425,8 +425,8 @@ static int column(const struct scene *s, const char *run, const char *key, doubl
     return n;
 }
 
-// With a curriculum: 20 steps, and 10 that another trainer with another daemon takes to 20. An epoch
-// is 20 examples in 7 steps at first, so that both halves end in the middle of one.
+// With a curriculum: 20 steps, and 10 that another trainer with another daemon takes to 20. An
+// epoch is 20 examples in 7 steps at first, so that both halves end in the middle of one.
 static void curriculum_resumes_to_the_bit(void **state)
 {
     (void)state;

@@ -312,7 +312,8 @@ static double reward_of(int example, int64_t step)
     return example % 3 + 0.2 * sin(example * 1.7 + (double)step);
 }
 
-// Takes a step; returns its batch in ret. Its examples are freed by nobody, so look at them before.
+// Takes a step: its batch into ret, and a copy of its examples, which recording may move, into
+// ret_examples. What curriculum_record() gives.
 static const struct buckets *take(struct curriculum *c, int64_t step, struct curriculum_batch *ret,
                                   int *ret_examples)
 {
@@ -476,7 +477,7 @@ static void off_is_the_plain_order(void **state)
     curriculum_free(c);
 }
 
-// By epochs: the estimate counts full batches for epochs to come, and is exact at the end.
+// By epochs: the estimate counts full batches for epochs to come, and moves only between epochs.
 static void steps_left(void **state)
 {
     (void)state;
@@ -490,7 +491,7 @@ static void steps_left(void **state)
         struct curriculum_batch batch;
         int64_t left = curriculum_steps_left(c, 250);
         take(c, step++, &batch, examples);
-        if (curriculum_taken(c) > 200) // nothing is estimated
+        if (curriculum_taken(c) % 100 != 0) // within an epoch a resumed run finds the same total
             assert_int_equal(curriculum_steps_left(c, 250), left - 1);
     }
     assert_in_range(step, 33, 33 + 2 * 2);

@@ -327,8 +327,8 @@ static void graded_plugin(void **state)
     static const struct {
         const char *text;
         double score;
-    } cases[] = {
-        {"122", 1}, {"112", 2.0 / 3}, {"22", 2.0 / 3}, {"0122", 3.0 / 4}, {"x", 0}, {"", 0}};
+    } cases[] = {{"122", 1},        {"112", 2.0 / 3}, {"22", 2.0 / 3},
+                 {"0122", 3.0 / 4}, {"x", 0},         {"", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct reward_input input = {.text = cases[i].text, .answer = "122", .row = row};
         double x;
