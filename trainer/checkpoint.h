@@ -23,7 +23,7 @@ enum status model_folder_write(const char *folder, struct device *dev,
 
 struct checkpoint {
     int64_t step;       // steps done
-    int64_t data_index; // of the next example (data.h, data_order_at)
+    int64_t data_index; // examples taken (curriculum.h)
     json_t *state;      // what trainer_state.json holds beyond these; borrowed on write
 };
 

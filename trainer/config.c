@@ -2,7 +2,6 @@
 #include "trainer/config.h"
 #include "trainer/options_shared.h"
 
-#include <math.h>
 #include <string.h>
 
 #define AT(field) offsetof(struct train_config, field)
@@ -48,8 +47,8 @@ const struct option_spec train_options[] = {
     HEADING("Rollouts"),
     {"prompts-per-step", OPTION_INT, AT(prompts_per_step), "8", "N", "groups in one step", 1, 1e6,
      NULL},
-    {"num-generations", OPTION_INT, AT(num_generations), "8", "N", "samples of each prompt", 1,
-     4096, NULL},
+    {"num-generations", OPTION_INT, AT(num_generations), "8", "N",
+     "samples of each prompt, without a curriculum", 1, 4096, NULL},
     {"max-completion-length", OPTION_INT, AT(max_completion_length), "256", "TOKENS",
      "of one sample", 1, 1e7, NULL},
     {"temperature", OPTION_DOUBLE, AT(temperature), "1", "T", "of sampling and of the loss", 1e-3,
@@ -62,6 +61,22 @@ const struct option_spec train_options[] = {
     {"stop", OPTION_STRING, AT(stop), NULL, "TEXT", "text that ends a sample", 0, 0, NULL},
     {"ignore-eos", OPTION_FLAG, AT(ignore_eos), NULL, NULL, "sample on past the end token", 0, 0,
      NULL},
+
+    HEADING("Curriculum"),
+    {"curriculum", OPTION_STRING, AT(curriculum), "off", "NAME",
+     "kde: more samples of prompts whose rewards are low, by valleys in their density; uniform: "
+     "its control, as many samples spread evenly",
+     0, 0, "off|uniform|kde"},
+    {"n-buckets", OPTION_INT, AT(n_buckets), "3", "N", "into which prompts are sorted, at most", 1,
+     BUCKETS_MAX, NULL},
+    {"min-bucket-size", OPTION_INT, AT(min_bucket_size), "0", "N",
+     "prompts; a smaller bucket goes to a neighbour; 0: as --prompts-per-step", 0, 1e9, NULL},
+    {"rollout-base", OPTION_INT, AT(rollout_base), "4", "N",
+     "samples of a prompt of the highest rewards; in place of --num-generations", 2, 4096, NULL},
+    {"rollout-alpha", OPTION_DOUBLE, AT(rollout_alpha), "1.5", "A",
+     "the lowest get 1 + A times as many", 0, 1000, NULL},
+    {"curriculum-ema", OPTION_DOUBLE, AT(curriculum_ema), "0.7", "W",
+     "weight of a prompt's average reward so far beside its new one", 0, 0.999999, NULL},
 
     HEADING("Loss"),
     {"loss-type", OPTION_STRING, AT(loss_type), "dapo", "NAME", "how tokens are averaged", 0, 0,
@@ -219,6 +234,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                      "which needs 2 samples or more");
         goto out;
     }
+    CHECK(curriculum_mode_from_name(config->curriculum, &r.curriculum));
     CHECK(resolve_loss(config, &r.loss));
     CHECK(advantage_scale_from_name(config->scale_rewards, &r.scale));
     CHECK(schedule_type_from_name(config->lr_scheduler_type, &r.schedule.type));
@@ -227,10 +243,4 @@ enum status train_config_resolve(const struct train_config *config, struct train
     *ret = r;
 out:
     return st;
-}
-
-int64_t train_steps(const struct train_config *config, int n_examples)
-{
-    if (config->max_steps >= 0) return config->max_steps;
-    return (int64_t)ceil(config->num_train_epochs * n_examples / (double)config->prompts_per_step);
 }

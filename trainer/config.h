@@ -6,6 +6,7 @@
 #include "common/base/options.h"
 #include "trainer/advantage.h"
 #include "trainer/cost.h"
+#include "trainer/curriculum.h"
 #include "trainer/loss.h"
 #include "trainer/schedule.h"
 
@@ -29,6 +30,10 @@ struct train_config {
     double temperature, top_p, min_p;
     const char *stop;
     bool ignore_eos;
+    // curriculum
+    const char *curriculum;
+    int64_t n_buckets, min_bucket_size, rollout_base;
+    double rollout_alpha, curriculum_ema;
     // loss
     const char *loss_type, *importance_sampling_level, *scale_rewards;
     double epsilon, epsilon_high, delta, beta;
@@ -64,12 +69,10 @@ struct train_resolved {
     struct loss_config loss;
     enum advantage_scale scale;
     bool latency_modelled, normalise_terms;
-    struct schedule schedule;       // total_steps filled by train_steps()
+    enum curriculum_mode curriculum;
+    struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
-// Steps of the whole run over n examples: --max-steps, else --num-train-epochs.
-int64_t train_steps(const struct train_config *config, int n_examples);
-
 #endif

@@ -6,6 +6,7 @@
 #include "bridge/attach.h"
 #include "trainer/checkpoint.h"
 #include "trainer/config.h"
+#include "trainer/curriculum.h"
 #include "trainer/eval.h"
 #include "trainer/learner.h"
 #include "trainer/runlog.h"
@@ -32,7 +33,7 @@ struct run {
     struct weights *draft; // bound to its shared arena
     // the task
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
-    struct data_order order;
+    struct curriculum *curriculum;    // what the next step takes
     struct reward *reward;
     struct scoring scoring;       // how rollouts are scored
     struct latency_model latency; // with --latency modelled
@@ -40,7 +41,6 @@ struct run {
     struct runlog *log;
     struct stop *stop;
     int64_t step, total_steps;                    // step: done
-    int64_t data_index;                           // of the next example
     int64_t saved_step;                           // of the last checkpoint; -1: none
     int64_t skipped;                              // updates whose gradient was not finite
     int skipped_in_a_row, draft_skipped_in_a_row; // steps
@@ -60,6 +60,16 @@ enum status run_save(struct run *run);
 // Writes a checkpoint's weights into the shared arena under the publish protocol and takes over its
 // step.
 enum status run_resume(struct run *run, const char *folder);
+
+// run_curriculum.c: the order of the data and the number of samples, as the options say.
+struct curriculum_options run_curriculum_options(const struct train_config *config,
+                                                 enum curriculum_mode mode);
+// Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.
+void run_plan_steps(struct run *run);
+// Tells the curriculum what the step's rewards were, and `metrics` where it is; at an epoch's end
+// also writes and says the cluster report.
+enum status run_record(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                       json_t *metrics);
 
 // run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
 json_t *run_metrics(const struct run *run, const struct rollout *rollout,

@@ -1,8 +1,8 @@
 /* run_checkpoint.c: saving a run and taking it up again. The main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
- * the seed, and a digest of the data. Taking it up with another data set or seed would silently be
- * another run, and is refused.
+ * the seed, the curriculum, and a digest of the data. Taking it up with another data set or seed
+ * would silently be another run, and is refused.
  */
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -19,7 +19,7 @@ enum status run_save(struct run *run)
     enum status st = ST_OK;
     char *folder = NULL;
     if (run->saved_step == run->step) return ST_OK;
-    struct checkpoint c = {.step = run->step, .data_index = run->data_index};
+    struct checkpoint c = {.step = run->step, .data_index = curriculum_taken(run->curriculum)};
     // The digest goes as text: JSON numbers do not hold 64 bits everywhere.
     char digest[24];
     snprintf(digest, sizeof digest, "%016" PRIx64, run->data->digest);
@@ -27,6 +27,7 @@ enum status run_save(struct run *run)
                         "data_digest", digest, "skipped_updates", (json_int_t)run->skipped,
                         "version", COMMONWEIGHT_VERSION);
     if (!c.state ||
+        json_object_set_new(c.state, "curriculum", curriculum_to_json(run->curriculum)) != 0 ||
         (run->scoring.latency && json_object_set_new(c.state, "latency_model",
                                                      latency_model_to_json(&run->latency)) != 0)) {
         st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
@@ -120,6 +121,9 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(check_same_run(run, folder, &c));
     if (run->scoring.latency && json_has(c.state, "latency_model"))
         CHECK(latency_model_from_json(json_object_get(c.state, "latency_model"), &run->latency));
+    CHECK(status_context(
+        curriculum_from_json(run->curriculum, json_object_get(c.state, "curriculum"), c.data_index),
+        "%s", folder));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, &draft_folder));
     struct restore restore = {run, folder, draft_folder};
@@ -131,7 +135,6 @@ enum status run_resume(struct run *run, const char *folder)
     pthread_mutex_unlock(stop_publish_lock(run->stop));
     if (st != ST_OK) goto out;
     run->step = run->saved_step = c.step;
-    run->data_index = c.data_index;
     run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
     log_info("resumed at step %" PRId64 " from %s", run->step, folder);
 out:

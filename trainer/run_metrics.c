@@ -158,7 +158,6 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     json_t *metrics = json_object();
     if (!metrics) return NULL;
     json_object_set_new(metrics, "step", json_integer(run->step));
-    metrics_put(metrics, "epoch", (double)run->data_index / run->data->n);
     put_rewards(metrics, run, scores);
     put_costs(metrics, run, scores);
     spec_counters_put(&run->spec, metrics);

@@ -110,7 +110,8 @@ static enum status open_data(struct run *run)
                        &left_out));
     warn_left_out(c->data, left_out);
     CHECK(scoring_check(run->reward, run->data));
-    CHECK(data_order_init(&run->order, (uint64_t)c->seed, run->data->n));
+    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
     if (c->eval_data) {
         CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
                            &run->eval_data, &left_out));
@@ -157,7 +158,8 @@ static enum status open_learner(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     int64_t longest = run->data->max_prompt + c->max_completion_length;
-    int64_t samples = c->prompts_per_step * c->num_generations;
+    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    int64_t samples = c->prompts_per_step * curriculum_most_rollouts(&order);
     int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
     if (longest - 1 > c->token_budget)
         return status_fail(
@@ -167,7 +169,8 @@ static enum status open_learner(struct run *run)
             c->token_budget, run->data->max_prompt, c->max_completion_length, longest);
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
-                           "--prompts-per-step times --num-generations is %" PRId64
+                           "--prompts-per-step times --num-generations (with a curriculum: "
+                           "--rollout-base x (1 + --rollout-alpha)) is %" PRId64
                            ", over 1048576 samples a step",
                            samples);
     struct learner_config options = {
@@ -257,14 +260,12 @@ enum status run_open(struct run *run)
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(open_run_folder(run, &latest));
     CHECK(open_learner(run));
-    run->total_steps = train_steps(run->config, run->data->n);
-    run->resolved.schedule.total_steps = run->total_steps;
-    run->resolved.draft_schedule.total_steps = run->total_steps;
     CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
     if (latest) CHECK(run_resume(run, latest));
     CHECK(write_config(run));
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
+    run_plan_steps(run);
 out:
     free(latest);
     return st;
@@ -275,7 +276,7 @@ void run_close(struct run *run)
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);
-    data_order_release(&run->order);
+    curriculum_free(run->curriculum);
     dataset_free(run->eval_data);
     dataset_free(run->data);
     reward_free(run->reward);

@@ -88,6 +88,11 @@ void runlog_free(struct runlog *log)
     free(log);
 }
 
+void runlog_set_total(struct runlog *log, int64_t total_steps)
+{
+    log->total_steps = total_steps;
+}
+
 void metrics_put(json_t *metrics, const char *key, double value)
 {
     json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());

@@ -20,20 +20,18 @@
 static enum status pull_rollout(struct run *run, struct rollout **ret)
 {
     struct spec_counters before = {0}, after = {0};
-    int n = (int)run->config->prompts_per_step;
     struct sampling_options sampling = run_sampling(run);
-    const struct example **examples = malloc((size_t)n * sizeof *examples);
-    if (!examples) return status_fail(ST_NO_MEMORY, "no memory for %d prompts", n);
-    for (int i = 0; i < n; i++)
-        examples[i] = &run->data->examples[data_order_at(&run->order, run->data_index + i)];
+    struct curriculum_batch batch;
+    curriculum_next(run->curriculum, &batch);
+    const struct example **examples = malloc((size_t)batch.n * sizeof *examples);
+    if (!examples) return status_fail(ST_NO_MEMORY, "no memory for %d prompts", batch.n);
+    for (int i = 0; i < batch.n; i++) examples[i] = &run->data->examples[batch.examples[i]];
     struct rollout *rollout = NULL;
     enum status st;
     CHECK(spec_counters_scrape(run->http, &before));
-    CHECK(rollout_pull(&run->source, examples, n, (int)run->config->num_generations, &sampling,
-                       &rollout));
+    CHECK(rollout_pull(&run->source, examples, batch.n, batch.rollouts, &sampling, &rollout));
     CHECK(spec_counters_scrape(run->http, &after));
     run->spec = spec_counters_between(&before, &after);
-    run->data_index += n;
     *ret = rollout;
     rollout = NULL;
 out:
@@ -115,6 +113,7 @@ static enum status train_step(struct run *run)
         st = status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
         goto out;
     }
+    CHECK(run_record(run, rollout, &scores, metrics));
     double acceptance = spec_acceptance_rate(&run->spec);
     struct progress progress = {
         .step = run->step,
@@ -173,8 +172,11 @@ static enum status train(struct run *run)
     const struct train_config *c = run->config;
     enum status st = run_open(run);
     if (st != ST_OK) return st;
-    log_info("%" PRId64 " steps of %" PRId64 " prompts x %" PRId64 " samples from %s (%d examples)",
-             run->total_steps, c->prompts_per_step, c->num_generations, c->data, run->data->n);
+    struct curriculum_batch first;
+    curriculum_next(run->curriculum, &first);
+    log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
+             run->total_steps, c->prompts_per_step, first.rollouts,
+             run->resolved.curriculum == CURRICULUM_OFF ? "" : " at first", c->data, run->data->n);
     return train_loop(run);
 }
 

@@ -419,6 +419,103 @@ static void resumes_to_the_bit(void **state)
     scene_close(&s);
 }
 
+// Values of a key in the lines of metrics.jsonl, 0 where a line has none; up to `most`.
+static int column(const struct scene *s, const char *run, const char *key, double *ret, int most)
+{
+    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl")), *end;
+    int n = 0;
+    for (char *line = text; n < most && (end = strchr(line, '\n')); line = end + 1) {
+        json_t *m;
+        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
+        ret[n++] = json_number_value(json_object_get(m, key));
+        json_decref(m);
+    }
+    free(text);
+    return n;
+}
+
+// With a curriculum: 20 steps, and 10 that another trainer with another daemon takes to 20. An
+// epoch is 20 examples in 7 steps at first, so that both halves end in the middle of one.
+static void curriculum_resumes_to_the_bit(void **state)
+{
+    (void)state;
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("on a GPU a row's last bit depends on the batch around it");
+    struct scene s;
+    double buckets[20], rollouts[20], epochs[20], again[20];
+    scene_open(&s);
+    assert_int_equal(train(&s, "whole", OPTIONS("--max-steps", "20", "--curriculum", "kde")), 0);
+    assert_log(&s, "(cluster-report-epoch-2.txt)");
+    assert_int_equal(column(&s, "whole", "curriculum/rollouts", rollouts, 20), 20);
+    assert_int_equal(column(&s, "whole", "curriculum/bucket", buckets, 20), 20);
+    assert_int_equal(column(&s, "whole", "epoch", epochs, 20), 20);
+    bool varies = false;
+    for (int i = 0; i < 20; i++) {
+        assert_true(rollouts[i] >= 4 && rollouts[i] <= 10);
+        assert_true((buckets[i] == 0) == (i < 7)); // the first epoch knows no rewards
+        if (i < 7) assert_int_equal(rollouts[i], 7);
+        varies |= rollouts[i] != rollouts[i / 7 * 7];
+    }
+    assert_true(varies);
+    assert_true(epochs[6] == 1);
+
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, NULL);
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "10", "--curriculum", "kde")), 0);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, NULL);
+    assert_int_equal(
+        train(&s, "halves", OPTIONS("--max-steps", "20", "--curriculum", "kde", "--resume")), 0);
+    assert_log(&s, "resumed at step 10");
+    assert_same_file(latest(&s, "whole"), latest(&s, "halves"), "model.safetensors");
+    assert_same_file(latest(&s, "whole"), latest(&s, "halves"), "optimizer.safetensors");
+    assert_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer_state.json");
+    for (int epoch = 1; epoch <= 2; epoch++) {
+        char name[64];
+        snprintf(name, sizeof name, "cluster-report-epoch-%d.txt", epoch);
+        assert_same_file(test_path(s.folder, "whole"), test_path(s.folder, "halves"), name);
+    }
+    column(&s, "halves", "curriculum/rollouts", again, 20);
+    assert_memory_equal(rollouts, again, sizeof again);
+
+    // another order of the data would be another run
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "21", "--resume")), 1);
+    assert_log(&s, "--curriculum kde");
+    assert_int_equal(train(&s, "halves",
+                           OPTIONS("--max-steps", "21", "--resume", "--curriculum", "kde",
+                                   "--prompts-per-step", "4")),
+                     1);
+    assert_log(&s, "--prompts-per-step 3");
+    scene_close(&s);
+}
+
+// By epochs: each ends with its report, and the run with the last of them.
+static void uniform_curriculum(void **state)
+{
+    (void)state;
+    struct scene s;
+    double samples[32] = {0}, rollouts[32], epochs[32];
+    scene_open(&s);
+    assert_int_equal(
+        train(&s, "run", OPTIONS("--num-train-epochs", "2", "--curriculum", "uniform")), 0);
+    int n = column(&s, "run", "epoch", epochs, 32);
+    assert_in_range(n, 14, 16); // each bucket may end in a batch that is not full
+    assert_true(epochs[n - 1] == 2);
+    column(&s, "run", "curriculum/samples", samples, 32);
+    column(&s, "run", "curriculum/rollouts", rollouts, 32);
+    assert_true(samples[6] == 20 * 7 && rollouts[6] == 7);
+    double low = 10, high = 4;
+    for (int i = 7; i < n; i++) {
+        low = fmin(low, rollouts[i]);
+        high = fmax(high, rollouts[i]);
+    }
+    assert_true(high - low <= 1);
+    assert_true(file_exists(test_path(s.folder, "run/cluster-report-epoch-2.txt")));
+    assert_false(file_exists(test_path(s.folder, "run/cluster-report-epoch-3.txt")));
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 static void sft_then_eval(void **state)
 {
     (void)state;
@@ -764,6 +861,12 @@ static void wrong_usage(void **state)
           "--importance-sampling-clip-max", "0"},
          "no bound to truncate at"},
         {{"train", "--data", "x", "--resume"}, "--run-dir"},
+        {{"train", "--data", "x", "--curriculum", "easy"}, "curriculum"},
+        {{"train", "--data", "x", "--n-buckets", "17"}, "n-buckets"},
+        {{"train", "--data", "x", "--rollout-base", "1"}, "rollout-base"},
+        {{"train", "--data", "x", "--rollout-alpha", "-1"}, "rollout-alpha"},
+        {{"train", "--data", "x", "--min-bucket-size", "-1"}, "min-bucket-size"},
+        {{"train", "--data", "x", "--curriculum-ema", "1"}, "curriculum-ema"},
         {{"sft", "--data", "x"}, "--model"},
         {{"sft", "--init", "c", "--data", "x", "--out", "y"}, "--tokenizer"},
         {{"eval"}, "--data"},
@@ -792,6 +895,8 @@ int main(void)
         cmocka_unit_test(speculative_counters),
         cmocka_unit_test(command_that_fails),
         cmocka_unit_test(resumes_to_the_bit),
+        cmocka_unit_test(curriculum_resumes_to_the_bit),
+        cmocka_unit_test(uniform_curriculum),
         cmocka_unit_test(sft_then_eval),
         cmocka_unit_test(second_trainer_is_refused),
         cmocka_unit_test(sigterm_ends_after_the_step),

@@ -317,6 +317,31 @@ static void plugin(void **state)
     assert_message("x.so");
 }
 
+static void graded_plugin(void **state)
+{
+    (void)state;
+    char names[PATH_MAX + 16];
+    snprintf(names, sizeof names, "plugin:%s", test_binary("examples/reward_digits.so"));
+    struct reward *r = open_reward(names, NULL, 20);
+    json_t *row = json_pack("{s:s}", "prompt", "95+27=");
+    static const struct {
+        const char *text;
+        double score;
+    } cases[] = {{"122", 1},        {"112", 2.0 / 3}, {"22", 2.0 / 3},
+                 {"0122", 3.0 / 4}, {"x", 0},         {"", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct reward_input input = {.text = cases[i].text, .answer = "122", .row = row};
+        double x;
+        assert_ok(reward_score(r, &input, NULL, &x));
+        assert_true(fabs(x - cases[i].score) < 1e-12);
+    }
+    struct reward_input input = {.text = "1", .row = row};
+    assert_status(reward_score(r, &input, NULL, &(double){0}), ST_INVALID);
+    assert_message("no answer");
+    json_decref(row);
+    reward_free(r);
+}
+
 // ---- command ------------------------------------------------------------------------------------
 
 // A scorer whose program is a shell script of the given text; it sees its folder as $1.
@@ -512,6 +537,7 @@ int main(void)
         cmocka_unit_test(gsm8k_references),
         cmocka_unit_test(regex),
         cmocka_unit_test(plugin),
+        cmocka_unit_test(graded_plugin),
         cmocka_unit_test(command),
         cmocka_unit_test(command_failures),
         cmocka_unit_test(command_restarts_once),

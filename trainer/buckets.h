@@ -1,0 +1,44 @@
+/* buckets.h: sorts rewards into buckets, cut where their density has valleys. Pure functions, in
+ * double.
+ *
+ * Rewards are min-max normalised to 0..1, their density is estimated (kde.h), and its most
+ * prominent valleys, up to n_buckets - 1, become boundaries ("valley"). A bucket below the least
+ * size goes to the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the
+ * largest are divided into parts of equal count ("fallback"; without any valley these are the
+ * quantiles), and what is too small is merged again. A reward on a boundary belongs to the bucket
+ * above it. */
+#ifndef TRAINER_BUCKETS_H
+#define TRAINER_BUCKETS_H
+
+#include "common/base/status.h"
+#include <stdint.h>
+
+#define BUCKETS_MAX 16
+
+enum boundary_origin { BOUNDARY_VALLEY, BOUNDARY_FALLBACK };
+const char *boundary_origin_name(enum boundary_origin origin); // "valley", "fallback"
+
+struct bucket {
+    int n;            // rewards in it
+    double low, high; // its range: boundaries, or the least and greatest reward of all
+    double mean, std; // of the rewards in it; std with n - 1
+    double level;     // mean of the normalised rewards, 0..1; 0.5 where all rewards are equal
+};
+struct boundary {
+    double at; // in units of the reward
+    enum boundary_origin origin;
+};
+struct buckets {
+    int n;                                     // of buckets, 1..BUCKETS_MAX; 0 without rewards
+    int n_total;                               // of rewards
+    double mean, std, min, max;                // of all of them
+    struct bucket bucket[BUCKETS_MAX];         // by ascending reward
+    struct boundary boundary[BUCKETS_MAX - 1]; // (n - 1) between them
+};
+
+// n_buckets: 1..BUCKETS_MAX, at most. ret_of (n): the bucket of each reward. The only error is
+// ST_NO_MEMORY.
+enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_size,
+                        struct buckets *ret, int8_t *ret_of);
+
+#endif
