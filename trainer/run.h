@@ -40,11 +40,12 @@ struct run {
     // the state
     struct runlog *log;
     struct stop *stop;
-    int64_t step, total_steps;                    // step: done
-    int64_t saved_step;                           // of the last checkpoint; -1: none
-    int64_t skipped;                              // updates whose gradient was not finite
-    int skipped_in_a_row, draft_skipped_in_a_row; // steps
-    struct spec_counters spec;                    // of the last rollout
+    int64_t step, total_steps; // step: done
+    int64_t saved_step;        // of the last checkpoint; -1: none
+    int64_t skipped;           // updates whose gradient was not finite
+    int skipped_in_a_row;      // steps
+    int draft_skips_in_a_row;  // the same of the draft model
+    struct spec_counters spec; // of the last rollout
     bool said_undrafted;
 };
 

@@ -43,12 +43,12 @@ out:
 // A draft whose gradient is not finite is left as it is; the policy goes on.
 static enum status note_draft(struct run *run, const struct update_stats *update)
 {
-    run->draft_skipped_in_a_row = update->draft_skipped ? run->draft_skipped_in_a_row + 1 : 0;
+    run->draft_skips_in_a_row = update->draft_skipped ? run->draft_skips_in_a_row + 1 : 0;
     if (update->draft_skipped)
         log_warn("step %" PRId64
                  ": the draft model's gradient is not finite; its update is skipped",
                  run->step + 1);
-    if (run->draft_skipped_in_a_row == MAX_SKIPPED)
+    if (run->draft_skips_in_a_row == MAX_SKIPPED)
         return status_fail(ST_INVALID,
                            "the draft model's gradient was not finite in %d steps in a row; lower "
                            "--draft-learning-rate or go back to a checkpoint",

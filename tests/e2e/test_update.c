@@ -1,9 +1,11 @@
 /* test_update.c: trainer/update on a real daemon's weights, with a rollout written here: which
  * log-probabilities the importance ratio and the sampler's correction are taken from, over one and
- * several iterations. */
+ * several iterations, and what becomes of a draft model meanwhile. */
 #include "bridge/attach.h"
 #include "tests/support/daemon.h"
+#include "tests/support/reference.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
 #include "trainer/update.h"
 
 #include <math.h>
@@ -21,6 +23,7 @@ struct scene {
     struct model_config *config;
     struct weights *policy;
     struct learner *learner;
+    struct reference draft; // only its weights are used
     pthread_mutex_t lock;
     struct example prompts[GROUPS];
     const struct example *examples[GROUPS];
@@ -71,7 +74,17 @@ static void disagree(struct scene *s, int i, float by)
     for (int t = 0; t < TOKENS; t++) s->samples[i].logprobs[t] += by;
 }
 
-static void scene_open(struct scene *s)
+static void add_draft(struct scene *s)
+{
+    const struct learner_draft_config options = {
+        .optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}, .loss_weight = 1};
+    const char *folder = test_folder();
+    assert_ok(tiny_model_write(folder, 32, 1, 300, 8));
+    reference_open(folder, "cpu", &s->draft);
+    assert_ok(learner_add_draft(s->learner, s->draft.config, s->draft.weights, &options));
+}
+
+static void scene_open(struct scene *s, bool draft)
 {
     const struct learner_config options = {
         .optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
@@ -81,6 +94,8 @@ static void scene_open(struct scene *s)
         .max_seqs = SAMPLES + GROUPS,
         .max_context = 16,
     };
+    if (draft && strcmp(test_device(), "cpu") != 0)
+        test_skip("the draft of this test lies in CPU memory");
     memset(s, 0, sizeof *s);
     pthread_mutex_init(&s->lock, NULL);
     const char *model = daemon_model(test_folder(), false, 3);
@@ -92,6 +107,7 @@ static void scene_open(struct scene *s)
     weights_bind(s->policy, bridge_base(s->bridge, "policy"));
     assert_ok(
         learner_new(bridge_device(s->bridge), s->config, s->policy, NULL, &options, &s->learner));
+    if (draft) add_draft(s);
     assert_ok(learner_prepare(s->learner));
     write_rollout(s);
     struct pack_completion completions[SAMPLES];
@@ -111,6 +127,7 @@ static void scene_close(struct scene *s)
         free(s->samples[i].versions);
     }
     learner_free(s->learner);
+    if (s->draft.dev) reference_close(&s->draft);
     weights_free(s->policy);
     model_config_free(s->config);
     bridge_detach(s->bridge);
@@ -154,7 +171,7 @@ static void sampler_is_corrected(void **state)
 {
     (void)state;
     struct scene s;
-    scene_open(&s);
+    scene_open(&s, false);
     struct update_stats off = update(&s, CORRECTION_OFF, 1, 0);
     struct update_stats on = update(&s, CORRECTION_SEQUENCE_MASK, 1, 0);
     assert_true(off.grad_norm > 1e-3 && near(on.grad_norm, off.grad_norm));
@@ -189,7 +206,7 @@ static void ratio_is_to_the_first_iteration(void **state)
 {
     (void)state;
     struct scene s;
-    scene_open(&s);
+    scene_open(&s, false);
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
     struct update_stats u = update(&s, CORRECTION_TOKEN_TRUNCATE, 3, 0);
     assert_true(near(u.ratio_min, 1) && near(u.ratio_max, 1)); // three times the same policy
@@ -202,11 +219,58 @@ static void ratio_is_to_the_first_iteration(void **state)
     scene_close(&s);
 }
 
+static uint64_t version(const struct scene *s)
+{
+    return control_version(bridge_control(s->bridge));
+}
+
+// Of three iterations the draft learns from the first, and is published with it.
+static void draft_learns_once_a_step(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s, true);
+    struct optimizer *policy = learner_optimizer(s.learner);
+    struct optimizer *draft = learner_optimizer(learner_draft(s.learner));
+    uint64_t before = version(&s);
+    struct update_stats u = update(&s, CORRECTION_OFF, 3, 0);
+    assert_int_equal(version(&s), before + 6);
+    assert_int_equal(optimizer_steps(policy), 3);
+    assert_int_equal(optimizer_steps(draft), 1);
+    assert_int_equal(u.draft.targets, SAMPLES * TOKENS);
+    assert_true(u.draft.kl > 0 && u.draft.overlap > 0 && u.draft.overlap < 1);
+    assert_true(u.draft_grad_norm > 0 && !near(u.draft_grad_norm, u.grad_norm));
+    scene_close(&s);
+}
+
+// The policy goes on without a draft whose gradient is not finite.
+static void broken_draft_is_left_alone(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s, true);
+    float *w = s.draft.weights->base;
+    const size_t bytes = (size_t)s.draft.weights->n_elements * sizeof *w;
+    float *saved = malloc(bytes);
+    ((float *)s.draft.weights->final_norm)[3] = NAN;
+    memcpy(saved, w, bytes);
+    uint64_t before = version(&s);
+    struct update_stats u = update(&s, CORRECTION_OFF, 1, 0);
+    assert_true(u.draft_skipped && u.grad_norm > 0);
+    assert_int_equal(version(&s), before + 2);
+    assert_int_equal(optimizer_steps(learner_optimizer(learner_draft(s.learner))), 0);
+    assert_memory_equal(saved, w, bytes);
+    free(saved);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampler_is_corrected),
         cmocka_unit_test(ratio_is_to_the_first_iteration),
+        cmocka_unit_test(draft_learns_once_a_step),
+        cmocka_unit_test(broken_draft_is_left_alone),
     };
     return cmocka_run_group_tests_name("update", tests, NULL, NULL);
 }
