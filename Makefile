@@ -38,6 +38,7 @@ SERVER_SRC  := $(filter-out infer-server/main.c,$(wildcard infer-server/*.c))
 TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
+BENCH_SRC   := $(wildcard tools/bench/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
                $(patsubst tools/%/main.c,$(BUILD)/cw-%,$(wildcard tools/*/main.c))
 BINARIES    := $(if $(wildcard infer-server/main.c),$(BUILD)/cw-infer-server) \
@@ -95,6 +96,8 @@ $(BUILD)/cw-infer-server: $(BUILD)/obj/infer-server/main.o $(BUILD)/libserver.a 
 $(BUILD)/cw-trainer: $(BUILD)/obj/trainer/main.o $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
 $(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(BUILD)/libreport.a $(BUILD)/libcommonweight.a
+	$(LINK)
+$(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
 $(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)

@@ -1,0 +1,72 @@
+/* bench.h: what cw-bench's modes share: the options, the device and the weights they run on, the
+ * limits measured beside them, and the form of a report. One thread. */
+#ifndef TOOLS_BENCH_BENCH_H
+#define TOOLS_BENCH_BENCH_H
+
+#include "common/base/status.h"
+#include "common/model/config.h"
+#include "common/model/weights.h"
+#include "kernels/ops.h"
+#include <jansson.h>
+
+struct weights_owner;
+
+struct bench_options {
+    const char *model, *config, *device, *dtype;
+    int64_t batch, context, tokens, sequence, steps, warmup, seed;
+    const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
+    int64_t prompt_tokens, group, waves, rounds, warmup_rounds;
+    double temperature;
+    bool ignore_eos;
+    bool json;
+};
+
+struct bench {
+    struct bench_options o;
+    struct device *dev;
+    const struct ops *ops;
+    struct model_config *config;
+    const struct weights *weights;
+    struct weights *plan;        // all but sync: bound to
+    void *arena;                 // memory of this process
+    struct weights_owner *owner; // sync: shared with a second process
+    enum dtype dt;
+    double bandwidth;      // bytes/s, reading and writing
+    double read_bandwidth; // bytes/s, reading alone
+};
+
+// Opens the device and the weights; defaults that depend on the device are set in b->o. With a bridge
+// path the weights are shared as the daemon shares them. Release with bench_close(), whatever became
+// of it.
+enum status bench_open(struct bench *b, const struct bench_options *o, const char *bridge_path);
+void bench_close(struct bench *b);
+// The config of --model, of --config, or the built-in one for this kind of device.
+enum status bench_load_config(const struct bench_options *o, bool cuda, struct model_config **ret);
+// Weights in memory of this process, loaded from a folder (NULL: random, from the seed). The caller
+// frees both; they may be set on failure too.
+enum status bench_load_weights(struct device *dev, const struct model_config *config, enum dtype dt,
+                               const char *folder, uint64_t seed, struct weights **ret_weights,
+                               void **ret_arena);
+
+// Sets both bandwidths of `b`.
+enum status limits_bandwidth(struct bench *b);
+// Floating-point operations a second of one large product of random numbers, in the faster of the two
+// layouts that training uses (on the CPU they are different kernels).
+enum status limits_products(struct bench *b, double *ret_flops);
+
+double median(double *x, int n); // sorts x; n >= 1
+
+// The fields that every report begins with.
+json_t *bench_report(const struct bench *b, const char *what);
+void bench_print_json(json_t *report); // takes it over
+// The report with --json, else a line of text behind the device's and the model's names. Takes the
+// report over.
+void bench_print(const struct bench *b, json_t *report, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+enum status bench_decode(struct bench *b);
+enum status bench_train(struct bench *b);
+enum status bench_sync(const struct bench_options *o); // opens its own: it forks first
+enum status bench_speculative(struct bench *b);
+
+#endif

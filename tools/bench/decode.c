@@ -1,0 +1,144 @@
+/* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: as the
+ * engine has it, without the engine. */
+#include "tools/bench/decode.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "common/model/model.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCK 16
+
+static enum status decoder_prefill(struct decoder *d)
+{
+    int context = (int)d->b->o.context;
+    int32_t *prompt = malloc((size_t)context * sizeof *prompt);
+    struct rng r;
+    enum status st = ST_OK;
+    if (!prompt) return status_fail(ST_NO_MEMORY, "no memory for a prompt of %d tokens", context);
+    rng_init(&r, (uint64_t)d->b->o.seed, 99);
+    for (int s = 0; s < d->n; s++) {
+        for (int i = 0; i < context; i++) prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
+        for (int at = 0; at < context; at += d->model->max_tokens) {
+            int n = context - at < d->model->max_tokens ? context - at : d->model->max_tokens;
+            batch_clear(d->batch);
+            CHECK(batch_add_paged(d->batch, prompt + at, n, at, d->blocks + s * d->blocks_each, d->blocks_each, BLOCK));
+            CHECK(batch_commit(d->batch, 0));
+            model_step(d->model, d->batch, &d->kv);
+            CHECK(device_sync(d->b->dev));
+        }
+        d->tokens[s] = prompt[0];
+    }
+out:
+    free(prompt);
+    return st;
+}
+
+void decoder_close(struct decoder *d)
+{
+    if (!d->b) return;
+    struct device *dev = d->b->dev;
+    device_release(dev, d->kv.k);
+    device_release(dev, d->kv.v);
+    device_release(dev, d->params);
+    device_release(dev, d->results);
+    device_host_release(dev, d->host_params);
+    device_host_release(dev, d->host_results);
+    batch_free(d->batch);
+    model_free(d->model);
+    free(d->tokens);
+    free(d->blocks);
+}
+
+enum status decoder_open(struct decoder *d, struct bench *b)
+{
+    int last = (int)b->o.context + 2, chunk = (int)(b->o.batch > 512 ? b->o.batch : 512);
+    size_t bytes;
+    enum status st;
+    memset(d, 0, sizeof *d);
+    d->b = b;
+    d->n = (int)b->o.batch;
+    d->blocks_each = (last + BLOCK - 1) / BLOCK;
+    d->tokens = calloc((size_t)d->n, sizeof *d->tokens);
+    d->blocks = calloc((size_t)d->n * (size_t)d->blocks_each, sizeof *d->blocks);
+    if (!d->tokens || !d->blocks) return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
+    for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
+    d->kv = (struct kv_view){.n_blocks = d->n * d->blocks_each, .block_size = BLOCK, .dt = b->dt};
+    d->kv.layer_stride = (int64_t)d->kv.n_blocks * BLOCK * config_kv_width(b->config);
+    bytes = (size_t)d->kv.layer_stride * (size_t)b->config->n_layers * dtype_size(b->dt);
+    CHECK(device_alloc(b->dev, bytes, &d->kv.k));
+    CHECK(device_alloc(b->dev, bytes, &d->kv.v));
+    // room for padding a batch up to the next captured size
+    int rows = d->n < 32 ? d->n + 8 : d->n + 32;
+    CHECK(model_new(b->dev, b->config, b->weights, chunk + 32, rows, last, &d->model));
+    CHECK(batch_new(b->dev, chunk + 32, rows, d->blocks_each, rows, &d->batch));
+    CHECK(device_alloc(b->dev, (size_t)rows * sizeof *d->params, (void **)&d->params));
+    CHECK(device_alloc(b->dev, (size_t)rows * sizeof *d->results, (void **)&d->results));
+    CHECK(device_host_alloc(b->dev, (size_t)rows * sizeof *d->params, (void **)&d->host_params));
+    CHECK(device_host_alloc(b->dev, (size_t)rows * sizeof *d->results, (void **)&d->host_results));
+    for (int i = 0; i < rows; i++)
+        d->host_params[i] = (struct sample_params){1.0f, 1.0f, 0, 0, (uint64_t)i, (uint64_t)b->o.context};
+    st = decoder_prefill(d);
+out:
+    return st;
+}
+
+enum status decoder_step(struct decoder *d)
+{
+    struct bench *b = d->b;
+    int at = (int)b->o.context;
+    enum status st = ST_OK;
+    batch_clear(d->batch);
+    for (int s = 0; s < d->n; s++) {
+        CHECK(batch_add_paged(d->batch, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each, d->blocks_each, BLOCK));
+        CHECK(batch_want_row(d->batch, s));
+    }
+    CHECK(batch_commit(d->batch, model_decode_padding(d->model, d->n)));
+    device_copy_in(b->dev, d->params, d->host_params, (size_t)d->n * sizeof *d->params);
+    model_step(d->model, d->batch, &d->kv);
+    b->ops->sample(b->dev, d->results, d->model->logits, d->params, NULL, NULL, d->n,
+                   b->config->vocab_size, 0);
+    device_copy_out(b->dev, d->host_results, d->results, (size_t)d->n * sizeof *d->results);
+    CHECK(device_sync(b->dev));
+    for (int s = 0; s < d->n; s++) d->tokens[s] = d->host_results[s].token;
+out:
+    return st;
+}
+
+enum status bench_decode(struct bench *b)
+{
+    struct decoder d = {0};
+    int steps = (int)b->o.steps;
+    double *ms = calloc((size_t)steps, sizeof *ms);
+    const struct model_config *c = b->config;
+    enum status st;
+    if (!ms) return status_fail(ST_NO_MEMORY, "no memory for %d times", steps);
+    CHECK(limits_bandwidth(b));
+    CHECK(decoder_open(&d, b));
+    for (int i = -(int)b->o.warmup; i < steps; i++) {
+        int64_t start = clock_now_ns();
+        CHECK(decoder_step(&d));
+        if (i >= 0) ms[i] = clock_ms_since(start);
+    }
+    double step_ms = median(ms, steps);
+    // an untied input embedding is looked up, not read through
+    double read = (double)b->weights->n_parameters - (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
+    read += (double)d.n * (double)b->o.context * 2 * config_kv_width(c) * c->n_layers;
+    double floor_ms = 1e3 * read * (double)dtype_size(b->dt) / b->read_bandwidth;
+    json_t *report = bench_report(b, "decode");
+    json_object_set_new(report, "batch", json_integer(d.n));
+    json_object_set_new(report, "context", json_integer(b->o.context));
+    json_object_set_new(report, "ms_per_step", json_real(step_ms));
+    json_object_set_new(report, "tokens_per_s", json_real(d.n * 1e3 / step_ms));
+    json_object_set_new(report, "limit_ms", json_real(floor_ms));
+    json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / step_ms));
+    bench_print(b, report,
+                 "decode, batch %d, context %lld: %.3f ms a step, %.0f tokens/s; limit %.3f ms at %.1f GB/s, "
+                 "reached %.0f%%\n",
+                 d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, floor_ms, b->read_bandwidth / 1e9,
+                 100 * floor_ms / step_ms);
+out:
+    decoder_close(&d);
+    free(ms);
+    return st;
+}

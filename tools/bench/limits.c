@@ -1,0 +1,124 @@
+/* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large product; both
+ * the best of their repetitions. */
+#include "tools/bench/bench.h"
+#include "common/base/rng.h"
+#include <math.h>
+#include <stdlib.h>
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+double median(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof *x, compare_doubles);
+    return x[n / 2];
+}
+
+static double least(const double *x, int n)
+{
+    double min = x[0];
+    for (int i = 1; i < n; i++) min = x[i] < min ? x[i] : min;
+    return min;
+}
+
+// A pass that only reads host memory; the sum keeps the compiler from leaving it out.
+static float read_through(const float *x, int64_t n)
+{
+    enum { PIECE = 1 << 15 };
+    float total = 0;
+#pragma omp parallel for reduction(+ : total)
+    for (int64_t at = 0; at < n; at += PIECE) {
+        int64_t end = n - at < PIECE ? n : at + PIECE;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = at; i < end; i++) sum += x[i];
+        total += sum;
+    }
+    return total;
+}
+
+// Reading and writing: the better of a copy and a sum of two arrays, which differ in how many streams
+// the memory must follow. Reading alone: a pass of its own on the CPU, where it is slower a byte; on
+// CUDA it is taken to be the same.
+enum status limits_bandwidth(struct bench *b)
+{
+    bool cuda = device_kind(b->dev) == DEVICE_CUDA;
+    size_t bytes = cuda ? (size_t)4 << 30 : (size_t)256 << 20;
+    enum { REPEAT = 7 };
+    double copy_ms[REPEAT], read_ms[REPEAT], add_ms[REPEAT];
+    volatile float kept = 0;
+    void *from = NULL, *to = NULL;
+    enum status st;
+    CHECK(device_alloc(b->dev, bytes, &from));
+    CHECK(device_alloc(b->dev, bytes, &to));
+    device_fill(b->dev, from, 0x11, bytes);
+    device_fill(b->dev, to, 0x22, bytes);
+    for (int i = 0; i < REPEAT; i++) {
+        device_timer_start(b->dev);
+        device_copy(b->dev, to, from, bytes);
+        copy_ms[i] = device_timer_stop(b->dev);
+        device_timer_start(b->dev);
+        if (!cuda) kept = read_through(from, (int64_t)(bytes / sizeof(float)));
+        read_ms[i] = device_timer_stop(b->dev);
+        device_timer_start(b->dev);
+        b->ops->add(b->dev, to, from, (int64_t)(bytes / sizeof(float)), DT_F32);
+        add_ms[i] = device_timer_stop(b->dev);
+    }
+    CHECK(device_sync(b->dev));
+    (void)kept;
+    b->bandwidth = 1e3 * (double)bytes * fmax(2 / least(copy_ms, REPEAT), 3 / least(add_ms, REPEAT));
+    b->read_bandwidth = cuda ? b->bandwidth : 1e3 * (double)bytes / least(read_ms, REPEAT);
+out:
+    device_release(b->dev, to);
+    device_release(b->dev, from);
+    return st;
+}
+
+static void random_floats(struct device *dev, const struct ops *ops, void *to, enum dtype dt, int64_t n,
+                          void *staging_device, float *staging, uint64_t seed)
+{
+    struct rng r;
+    rng_init(&r, seed, 0);
+    for (int64_t i = 0; i < n; i++) staging[i] = rng_uniform(&r) - 0.5f;
+    device_copy_in(dev, staging_device, staging, (size_t)n * sizeof(float));
+    ops->convert(dev, to, dt, staging_device, DT_F32, n);
+}
+
+enum status limits_products(struct bench *b, double *ret_flops)
+{
+    bool cuda = device_kind(b->dev) == DEVICE_CUDA;
+    int size = cuda ? 8192 : 1024;
+    int64_t n = (int64_t)size * size;
+    enum { REPEAT = 7 };
+    double ms[2 * REPEAT];
+    void *x = NULL, *y = NULL, *z = NULL, *staging_device = NULL;
+    float *staging = malloc((size_t)n * sizeof *staging);
+    struct matmul shape = {size, size, size, false, true, 0, b->dt, b->dt};
+    enum status st;
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to measure products");
+    CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &x));
+    CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &y));
+    CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &z));
+    CHECK(device_alloc(b->dev, (size_t)n * sizeof(float), &staging_device));
+    random_floats(b->dev, b->ops, x, b->dt, n, staging_device, staging, 1);
+    random_floats(b->dev, b->ops, y, b->dt, n, staging_device, staging, 2);
+    for (int i = -2; i < 2 * REPEAT; i++) {
+        shape.trans_b = i % 2 == 0;
+        device_timer_start(b->dev);
+        b->ops->matmul(b->dev, z, x, y, NULL, &shape);
+        double took = device_timer_stop(b->dev);
+        if (i >= 0) ms[i] = took;
+    }
+    CHECK(device_sync(b->dev));
+    *ret_flops = 2e3 * (double)size * (double)size * (double)size / least(ms, 2 * REPEAT);
+out:
+    device_release(b->dev, x);
+    device_release(b->dev, y);
+    device_release(b->dev, z);
+    device_release(b->dev, staging_device);
+    free(staging);
+    return st;
+}

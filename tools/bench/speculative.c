@@ -1,0 +1,366 @@
+/* speculative.c: the speculative benchmark: what each method of speculative decoding gains over none,
+ * by batch size. One thread.
+ *
+ * Each method has an executor of its own (the engine without its thread and bridge: every difference
+ * between methods is in there), all on one copy of the weights, and keeps it over a batch size's
+ * rounds, so that it learns costs and acceptance as a daemon's does. A round gives every method the
+ * same rollouts: --waves times the batch, in groups as GRPO asks for them, all queued at the start,
+ * timed from there to the last one's end. Prompts and seeds change from round to round: what a method
+ * remembers of a prompt is of the same round's siblings, or of earlier passes over a --prompts file.
+ *
+ * The methods of a round run one after another, beginning with another one each round, and a
+ * method's time is compared with that of "off" in the same round: a machine that drifts or is shared
+ * hurts all alike. Reported are the median of these ratios and their quartiles. One-hot methods draw
+ * the tokens that "off" draws; a draft model's samples are others, of the same distribution, so the
+ * ratio is of tokens a second. */
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "infer-server/executor.h"
+#include "infer-server/kv_memory.h"
+#include "tools/bench/bench.h"
+#include "trainer/prompts.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_ARMS    24
+#define MOST_BATCHES 16
+#define NAME_BYTES   64
+#define BLOCK        16  // tokens
+#define CHUNK        512 // prompt tokens of a step
+#define FIXED        "fixed-"
+
+struct arm { // a method under measurement
+    char name[NAME_BYTES];
+    struct speculative_choice choice;
+    bool fixed;
+    struct executor *executor;
+    struct engine_stats before; // of the measured rounds at this batch size
+    double *tokens_per_s;       // (rounds)
+};
+struct comparison {
+    struct bench *b;
+    int n_arms, n_batches;
+    struct arm arms[MOST_ARMS]; // "off" is the first
+    int batches[MOST_BATCHES];
+    struct model_config *draft_config;
+    struct weights *draft; // NULL: none
+    void *draft_arena;
+    struct dataset *prompts; // NULL: random ones
+    int32_t *prompt;         // (prompt_tokens) a random one
+    int longest_prompt, tokens;
+    int requests_done;
+    bool failed; // a sample ended in an error
+    char error[256];
+    json_t *results;
+};
+
+// ---- what is asked for -------------------------------------------------------------------------
+
+static enum status add_arm(struct comparison *c, const char *text, size_t n)
+{
+    char choice[NAME_BYTES];
+    if (c->n_arms == MOST_ARMS)
+        return status_fail(ST_INVALID, "--methods: at most %d are taken", MOST_ARMS - 1);
+    if (n >= NAME_BYTES)
+        return status_fail(ST_INVALID, "--methods: \"%.*s\" is no method", (int)n, text);
+    struct arm *arm = &c->arms[c->n_arms];
+    *arm = (struct arm){0};
+    memcpy(arm->name, text, n);
+    arm->fixed = strncmp(arm->name, FIXED, strlen(FIXED)) == 0;
+    strcpy(choice, arm->name + (arm->fixed ? strlen(FIXED) : 0));
+    for (char *at = choice; *at; at++)
+        if (*at == '+') *at = ',';
+    enum status st = speculative_parse(choice, &arm->choice);
+    if (st != ST_OK) return status_context(st, "--methods");
+    if (arm->choice.k[SPECULATIVE_DRAFT_MODEL] && !c->draft)
+        return status_fail(ST_INVALID,
+                           "--methods: %s needs a draft model; give one with --draft or "
+                           "--draft-config",
+                           arm->name);
+    if (c->n_arms > 0 && speculative_most(arm->choice) == 0) return ST_OK; // "off" is there
+    c->n_arms++;
+    return ST_OK;
+}
+
+static enum status read_methods(struct comparison *c)
+{
+    const char *at = c->b->o.methods;
+    enum status st = add_arm(c, "off", 3);
+    if (!at) at = c->draft ? "ngram:5,suffix:8,draft_model:5" : "ngram:5,suffix:8";
+    while (st == ST_OK) {
+        const size_t n = strcspn(at, ",");
+        st = add_arm(c, at, n);
+        if (!at[n]) break;
+        at += n + 1;
+    }
+    return st;
+}
+
+static enum status read_batches(struct comparison *c)
+{
+    for (const char *at = c->b->o.batches;; at++) {
+        char *end;
+        const long batch = strtol(at, &end, 10);
+        if (end == at || batch < 1 || batch > 4096 || (*end && *end != ','))
+            return status_fail(ST_INVALID, "--batches %s: they must be 1 to 4096, with commas between "
+                                           "them",
+                               c->b->o.batches);
+        if (c->n_batches == MOST_BATCHES)
+            return status_fail(ST_INVALID, "--batches: at most %d are taken", MOST_BATCHES);
+        c->batches[c->n_batches++] = (int)batch;
+        if (!*end) return ST_OK;
+        at = end;
+    }
+}
+
+static enum status load_draft(struct comparison *c)
+{
+    const struct bench_options *o = &c->b->o;
+    enum status st = ST_OK;
+    if (!o->draft && !o->draft_config) return ST_OK;
+    if (o->draft)
+        CHECK(model_config_load(o->draft, &c->draft_config));
+    else
+        CHECK(model_config_load_file(o->draft_config, &c->draft_config));
+    if (c->draft_config->vocab_size > c->b->config->vocab_size) {
+        st = status_fail(ST_MISMATCH,
+                         "the draft model's vocabulary of %d tokens is larger than the %d of the "
+                         "model; it must be of the same tokenizer",
+                         c->draft_config->vocab_size, c->b->config->vocab_size);
+        goto out;
+    }
+    st = bench_load_weights(c->b->dev, c->draft_config, c->b->dt, o->draft, (uint64_t)o->seed + 1,
+                            &c->draft, &c->draft_arena);
+out:
+    return st;
+}
+
+static enum status load_prompts(struct comparison *c)
+{
+    const struct bench_options *o = &c->b->o;
+    const struct prompt_options options = {.end_id = -1};
+    int left_out;
+    c->longest_prompt = (int)o->prompt_tokens;
+    if (!o->prompts) {
+        c->prompt = malloc((size_t)c->longest_prompt * sizeof *c->prompt);
+        return c->prompt ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a prompt");
+    }
+    if (!o->model)
+        return status_fail(ST_INVALID, "--prompts needs --model, whose tokenizer reads them");
+    enum status st = prompts_load(o->prompts, o->model, c->b->config->vocab_size, &options,
+                                  &c->prompts, &left_out);
+    if (st == ST_OK) c->longest_prompt = c->prompts->max_prompt;
+    return st;
+}
+
+// ---- a round -----------------------------------------------------------------------------------
+
+static void on_event(void *context, const struct engine_event *event)
+{
+    struct comparison *c = context;
+    if (event->finish == FINISH_ERROR && !c->failed) {
+        c->failed = true;
+        snprintf(c->error, sizeof c->error, "%s", event->error);
+    }
+    if (!event->request_done) return;
+    request_free(event->request);
+    c->requests_done++;
+}
+
+static enum status new_request(struct comparison *c, int n, int64_t number, struct request **ret)
+{
+    const struct bench_options *o = &c->b->o;
+    const struct sampling sampling = {.n = n,
+                                      .max_tokens = c->tokens,
+                                      .temperature = (float)o->temperature,
+                                      .top_p = 1,
+                                      .seed = (uint64_t)(o->seed + number),
+                                      .logprobs = -1,
+                                      .ignore_eos = o->ignore_eos};
+    struct request *r = NULL;
+    enum status st;
+    if (c->prompts) {
+        const struct token_list *ids = &c->prompts->examples[number % c->prompts->n].prompt_ids;
+        st = request_new(ids->ids, ids->n, &sampling, NULL, &r);
+    } else {
+        struct rng rng;
+        rng_init(&rng, (uint64_t)o->seed, (uint64_t)number);
+        for (int i = 0; i < c->longest_prompt; i++)
+            c->prompt[i] = (int32_t)rng_below(&rng, (uint32_t)c->b->config->vocab_size);
+        st = request_new(c->prompt, c->longest_prompt, &sampling, NULL, &r);
+    }
+    if (st == ST_OK) st = request_prepare(r, BLOCK, 0);
+    if (st != ST_OK) {
+        request_free(r);
+        return st;
+    }
+    *ret = r;
+    return ST_OK;
+}
+
+static enum status run_round(struct comparison *c, struct arm *arm, int batch, int round,
+                             double *ret_tokens_per_s)
+{
+    const int group = c->b->o.group < batch ? (int)c->b->o.group : batch;
+    const int n_groups = (int)((c->b->o.waves * batch + group - 1) / group);
+    struct engine_stats before = {0}, after = {0};
+    enum status st = ST_OK;
+    bool stepped = true;
+    executor_stats(arm->executor, &before);
+    c->requests_done = 0;
+    for (int i = 0; i < n_groups; i++) {
+        struct request *r;
+        CHECK(new_request(c, group, (int64_t)round * n_groups + i, &r));
+        executor_add(arm->executor, r);
+    }
+    const int64_t start_ns = clock_now_ns();
+    while (c->requests_done < n_groups && stepped)
+        CHECK(executor_step(arm->executor, 2, ADMIT_ALL, &stepped));
+    const double ms = clock_ms_since(start_ns);
+    if (c->failed) st = status_fail(ST_DEVICE, "a sample failed: %s", c->error);
+    else if (!stepped) st = status_fail(ST_NO_MEMORY, "the engine cannot go on with its samples");
+    executor_stats(arm->executor, &after);
+    *ret_tokens_per_s = 1e3 * (double)(after.generated_tokens - before.generated_tokens) / ms;
+out:
+    executor_end_all(arm->executor, FINISH_CANCELLED, NULL);
+    return st;
+}
+
+// ---- a batch size ------------------------------------------------------------------------------
+
+static enum status open_executors(struct comparison *c, int batch)
+{
+    const struct bench *b = c->b;
+    const int context = c->longest_prompt + c->tokens;
+    // Refused drafts and groups that leave a block to the prefix cache take some beyond the samples'.
+    const int64_t n_blocks = (int64_t)(batch + batch / 4 + 2) * ((context + BLOCK - 1) / BLOCK + 2);
+    int64_t block_bytes = kv_memory_block_bytes(b->config, b->dt, BLOCK);
+    for (int i = 0; i < c->n_arms; i++) {
+        struct arm *arm = &c->arms[i];
+        // Only a method that uses it pays for a draft model.
+        const struct weights *draft = arm->choice.k[SPECULATIVE_DRAFT_MODEL] ? c->draft : NULL;
+        const int64_t draft_bytes = draft ? kv_memory_block_bytes(c->draft_config, b->dt, BLOCK) : 0;
+        const struct engine_options options = {.max_batch = batch,
+                                               .max_context = context,
+                                               .kv_bytes = n_blocks * (block_bytes + draft_bytes),
+                                               .block_size = BLOCK,
+                                               .prefill_chunk = CHUNK,
+                                               .speculative = arm->choice,
+                                               .speculative_fixed = arm->fixed};
+        enum status st =
+            executor_new(b->dev, b->weights, draft, &options, on_event, c, &arm->executor);
+        if (st != ST_OK) return st;
+        executor_update(arm->executor, 2, false);
+    }
+    return ST_OK;
+}
+
+static void close_executors(struct comparison *c)
+{
+    for (int i = 0; i < c->n_arms; i++) {
+        executor_free(c->arms[i].executor);
+        c->arms[i].executor = NULL;
+    }
+}
+
+// Sorts `ratios` and `rates`, both (rounds).
+static void report_arm(struct comparison *c, const struct arm *arm, int batch, double *ratios,
+                       double *rates)
+{
+    const int rounds = (int)c->b->o.rounds;
+    struct engine_stats now = {0};
+    executor_stats(arm->executor, &now);
+    const double steps = (double)(now.steps - arm->before.steps);
+    const double times = (double)(now.num_drafts - arm->before.num_drafts);
+    const double drafted = (double)(now.num_draft_tokens - arm->before.num_draft_tokens);
+    const double accepted = (double)(now.num_accepted_tokens - arm->before.num_accepted_tokens);
+    for (int i = 0; i < rounds; i++) {
+        rates[i] = arm->tokens_per_s[i];
+        ratios[i] = rates[i] / c->arms[0].tokens_per_s[i];
+    }
+    const double rate = median(rates, rounds), ratio = median(ratios, rounds);
+    const double low = ratios[rounds / 4], high = ratios[rounds - 1 - rounds / 4];
+    json_array_append_new(
+        c->results,
+        json_pack("{s:i, s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f}", "batch", batch, "method",
+                  arm->name, "tokens_per_s", rate, "ratio_to_off", ratio, "ratio_quartile_1", low,
+                  "ratio_quartile_3", high, "accept_rate",
+                  drafted > 0 ? json_real(accepted / drafted) : json_null(),
+                  "mean_acceptance_length", times > 0 ? json_real(1 + accepted / times) : json_null(),
+                  "draft_tokens_per_step", drafted / steps));
+    if (c->b->o.json) return;
+    char accept[16] = "-", length[16] = "-";
+    if (drafted > 0) snprintf(accept, sizeof accept, "%.1f%%", 100 * accepted / drafted);
+    if (times > 0) snprintf(length, sizeof length, "%.2f", 1 + accepted / times);
+    printf("%5d  %-24s %10.0f %7.3f  %.3f..%.3f %9s %7s %12.2f\n", batch, arm->name, rate, ratio,
+           low, high, accept, length, drafted / steps);
+    fflush(stdout);
+}
+
+static enum status compare_at(struct comparison *c, int batch, double *ratios, double *rates)
+{
+    const int warmup = (int)c->b->o.warmup_rounds, rounds = (int)c->b->o.rounds;
+    enum status st = ST_OK;
+    CHECK(open_executors(c, batch));
+    for (int round = 0; round < warmup + rounds; round++) {
+        for (int i = 0; i < c->n_arms; i++) {
+            struct arm *arm = &c->arms[(i + round) % c->n_arms];
+            double rate;
+            if (round == warmup) executor_stats(arm->executor, &arm->before);
+            CHECK(run_round(c, arm, batch, round, &rate));
+            if (round >= warmup) arm->tokens_per_s[round - warmup] = rate;
+        }
+    }
+    for (int i = 0; i < c->n_arms; i++) report_arm(c, &c->arms[i], batch, ratios, rates);
+out:
+    close_executors(c);
+    return st;
+}
+
+enum status bench_speculative(struct bench *b)
+{
+    struct comparison c = {.b = b, .tokens = b->o.tokens ? (int)b->o.tokens : 128};
+    const size_t rounds = (size_t)b->o.rounds;
+    double *figures = NULL; // (arms + 2, rounds): the arms' rates, and two lists to sort
+    enum status st = ST_OK;
+    CHECK(read_batches(&c));
+    CHECK(load_draft(&c));
+    CHECK(read_methods(&c));
+    CHECK(load_prompts(&c));
+    figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
+    c.results = json_array();
+    if (!figures || !c.results) {
+        st = status_fail(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
+        goto out;
+    }
+    for (int i = 0; i < c.n_arms; i++) c.arms[i].tokens_per_s = figures + (size_t)(i + 2) * rounds;
+    if (!b->o.json)
+        printf("%s, %.1f M parameters, %s: speculative, %d tokens at most behind %s of %d, groups of "
+               "%d, temperature %g, %d rounds\n"
+               "batch  %-24s %10s %7s  %-12s %9s %7s %12s\n",
+               device_name(b->dev), (double)b->weights->n_parameters / 1e6, dtype_name(b->dt),
+               c.tokens, c.prompts ? "prompts" : "random prompts", c.longest_prompt,
+               (int)b->o.group, b->o.temperature, (int)rounds, "method", "tokens/s", "to off",
+               "quartiles", "accepted", "length", "drafts/step");
+    for (int i = 0; i < c.n_batches; i++) CHECK(compare_at(&c, c.batches[i], figures, figures + rounds));
+    if (b->o.json) {
+        json_t *report = bench_report(b, "speculative");
+        json_object_set_new(report, "tokens", json_integer(c.tokens));
+        json_object_set_new(report, "prompt_tokens", json_integer(c.longest_prompt));
+        json_object_set_new(report, "group", json_integer(b->o.group));
+        json_object_set_new(report, "temperature", json_real(b->o.temperature));
+        json_object_set_new(report, "rounds", json_integer(b->o.rounds));
+        json_object_set(report, "results", c.results);
+        bench_print_json(report);
+    }
+out:
+    json_decref(c.results);
+    free(figures);
+    free(c.prompt);
+    dataset_free(c.prompts);
+    device_release(b->dev, c.draft_arena);
+    weights_free(c.draft);
+    model_config_free(c.draft_config);
+    return st;
+}

@@ -1,0 +1,174 @@
+/* sync.c: the sync benchmark: a second process publishes while this one decodes. */
+#include "bridge/attach.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "infer-server/weights_owner.h"
+#include "tools/bench/decode.h"
+#include "trainer/optimizer.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct publisher { // in the second process
+    struct optimizer *optimizer;
+    struct device *dev;
+    double adamw_ms;
+};
+
+static enum status publisher_update(void *context)
+{
+    struct publisher *p = context;
+    device_timer_start(p->dev);
+    enum status st = optimizer_apply(p->optimizer, 1e-9);
+    p->adamw_ms = device_timer_stop(p->dev);
+    return st;
+}
+
+struct publish_record {
+    double total_ms, wait_ms, write_ms, adamw_ms, pause_ms;
+};
+
+// The trainer's part: maps the weights through the bridge file and publishes. ret_records: (steps).
+static enum status publish_all(const struct bench_options *o, const char *bridge_path,
+                               struct publish_record *ret_records)
+{
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0};
+    struct bridge *bridge = NULL;
+    struct model_config *config = NULL;
+    struct weights *weights = NULL;
+    struct publisher p = {0};
+    enum status st = ST_OK;
+    int64_t deadline = clock_deadline_ns(300 * 1000);
+    while (!file_exists(bridge_path) && clock_now_ns() < deadline) clock_sleep_ms(20);
+    CHECK(bridge_attach(bridge_path, NULL, &bridge));
+    CHECK(bridge_become_writer(bridge));
+    p.dev = bridge_device(bridge);
+    CHECK(bench_load_config(o, device_kind(p.dev) == DEVICE_CUDA, &config));
+    CHECK(weights_plan(config, bridge_file_of(bridge)->roles[0].dt, &weights));
+    weights_bind(weights, bridge_base(bridge, "policy"));
+    CHECK(optimizer_new(p.dev, weights, &adamw, &p.optimizer));
+    for (int64_t i = 0; i < o->warmup + o->steps; i++) {
+        struct publish_times times;
+        struct control_facts facts;
+        double norm;
+        // gradients of 7e-4, so that the arithmetic is that of a real step
+        device_fill(p.dev, optimizer_grads(p.optimizer)->base, 0x3a, (size_t)weights->n_elements * sizeof(float));
+        CHECK(optimizer_prepare(p.optimizer, &norm));
+        CHECK(bridge_publish(bridge, 10000, publisher_update, &p, &times));
+        clock_sleep_ms(20); // generation goes on between updates; the engine notes the pause meanwhile
+        control_facts(bridge_control(bridge), &facts);
+        if (i >= o->warmup)
+            ret_records[i - o->warmup] = (struct publish_record){times.total_ms, times.wait_ms, times.write_ms,
+                                                                 p.adamw_ms, facts.last_pause_ms};
+    }
+out:
+    optimizer_free(p.optimizer);
+    weights_free(weights);
+    model_config_free(config);
+    bridge_detach(bridge);
+    return st;
+}
+
+// Decodes flat out until the publisher has ended, granting quiet between steps as the engine does.
+// The ended process is left to be waited for.
+static enum status decode_until_done(struct bench *b, struct control *control, pid_t child)
+{
+    struct decoder d = {0};
+    siginfo_t ended = {0};
+    enum status st;
+    CHECK(decoder_open(&d, b));
+    while (waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
+        CHECK(decoder_step(&d));
+        control_heartbeat(control);
+        if (control_quiet_requested(control) && control_grant_quiet(control) == CONTROL_TORN) {
+            st = status_fail(ST_TORN, "the publishing process died in an update");
+            goto out;
+        }
+    }
+    if (ended.si_code != CLD_EXITED || ended.si_status != 0)
+        st = status_fail(ST_PEER_GONE, "the publishing process failed (its error stands above)");
+out:
+    decoder_close(&d);
+    return st;
+}
+
+static enum status sync_owner(const struct bench_options *o, const char *bridge_path, pid_t child,
+                              const struct publish_record *records)
+{
+    struct bench b = {0};
+    int n = (int)o->steps;
+    double *column = calloc((size_t)n, sizeof *column), medians[5];
+    enum status st;
+    if (!column) return status_fail(ST_NO_MEMORY, "no memory for %d times", n);
+    CHECK(bench_open(&b, o, bridge_path));
+    CHECK(limits_bandwidth(&b));
+    CHECK(weights_owner_announce(b.owner, "/nonexistent")); // nobody asks for rollouts
+    CHECK(decode_until_done(&b, weights_owner_control(b.owner), child));
+    for (int i = 0; i < 5; i++) {
+        for (int k = 0; k < n; k++) {
+            const struct publish_record *r = &records[k];
+            const double values[5] = {r->total_ms, r->wait_ms, r->write_ms, r->adamw_ms, r->pause_ms};
+            column[k] = values[i];
+        }
+        medians[i] = median(column, n);
+    }
+    // gradient, both moments and the master read, all but the gradient written
+    double each = 4 + 2 * (8 + 4); // a master is 4 bytes: f32, or bf16 and its residual
+    double floor_ms = 1e3 * each * (double)b.weights->n_elements / b.bandwidth;
+    json_t *report = bench_report(&b, "sync");
+    json_object_set_new(report, "publishes", json_integer(n));
+    json_object_set_new(report, "pause_ms", json_real(medians[4]));
+    json_object_set_new(report, "adamw_ms", json_real(medians[3]));
+    json_object_set_new(report, "overhead_ms", json_real(medians[4] - medians[3]));
+    json_object_set_new(report, "wait_ms", json_real(medians[1]));
+    json_object_set_new(report, "write_ms", json_real(medians[2]));
+    json_object_set_new(report, "total_ms", json_real(medians[0]));
+    json_object_set_new(report, "bytes_copied", json_integer(0));
+    json_object_set_new(report, "limit_ms", json_real(floor_ms));
+    json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / medians[4]));
+    bench_print(&b, report,
+                 "sync, %d publishes under full generation: pause %.3f ms, of which AdamW %.3f ms and the rest %.3f ms; "
+                 "wait for the step in flight %.3f ms; limit %.3f ms at %.1f GB/s, reached %.0f%%; bytes copied 0\n",
+                 n, medians[4], medians[3], medians[4] - medians[3], medians[1], floor_ms, b.bandwidth / 1e9,
+                 100 * floor_ms / medians[4]);
+out:
+    bench_close(&b);
+    free(column);
+    return st;
+}
+
+enum status bench_sync(const struct bench_options *o)
+{
+    char folder[] = "/tmp/commonweight-bench-XXXXXX", path[64];
+    size_t bytes = (size_t)o->steps * sizeof(struct publish_record);
+    enum status st;
+    struct publish_record *records = // both processes' memory
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (records == MAP_FAILED) return status_fail(ST_NO_MEMORY, "no memory for %zu bytes of times", bytes);
+    if (!mkdtemp(folder)) {
+        st = status_fail(ST_IO, "cannot make a folder in /tmp: %m");
+        goto out;
+    }
+    snprintf(path, sizeof path, "%s/bridge.json", folder);
+    // the second process starts before either opens a device: a GPU does not survive a fork
+    pid_t child = fork();
+    if (child < 0) {
+        st = status_fail(ST_IO, "cannot start a second process: %m");
+    } else if (child == 0) {
+        st = publish_all(o, path, records);
+        if (st != ST_OK) log_error("publisher: %s", status_message());
+        _exit(st == ST_OK ? 0 : 1);
+    } else {
+        st = sync_owner(o, path, child, records);
+        kill(child, SIGKILL); // not waited for yet, so the number is still its own
+        waitpid(child, NULL, 0);
+    }
+    file_remove_tree(folder);
+out:
+    munmap(records, bytes);
+    return st;
+}
