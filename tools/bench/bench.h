@@ -12,7 +12,7 @@
 struct weights_owner;
 
 struct bench_options {
-    const char *model, *config, *device, *dtype;
+    const char *model, *config, *tokenizer, *device, *dtype;
     int64_t batch, context, tokens, sequence, steps, warmup, seed;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
     int64_t prompt_tokens, group, waves, rounds, warmup_rounds;
@@ -67,6 +67,7 @@ void bench_print(const struct bench *b, json_t *report, const char *format, ...)
 enum status bench_decode(struct bench *b);
 enum status bench_train(struct bench *b);
 enum status bench_sync(const struct bench_options *o); // opens its own: it forks first
+enum status bench_step(const struct bench_options *o); // opens its own: others need the device after it
 enum status bench_speculative(struct bench *b);
 
 #endif

@@ -7,6 +7,9 @@
  *           token. Limit: its floating-point operations at the measured rate of a large product.
  *   sync    publishes from a second process while this one decodes flat out. Limit: what AdamW must
  *           read and write at the measured bandwidth.
+ *   step    whole GRPO steps by the real server and trainer: --batch samples of --tokens tokens in groups
+ *           of --group (step.c). Limit: what decoding must read, what training must multiply, what AdamW
+ *           must read and write, at the rates measured for each.
  *   speculative
  *           rollouts of groups with each method of speculative decoding beside those without, at several
  *           batch sizes (speculative.c).
@@ -27,14 +30,16 @@ static const struct option_spec table[] = {
      "a config.json; its weights are random. Without --model and --config: a 100 M model on the CPU, one "
      "of Qwen2.5-1.5B's size on CUDA",
      0, 0, NULL},
+    {"tokenizer", OPTION_PATH, FIELD(tokenizer), NULL, "DIR", "folder with the tokenizer of random weights, for step",
+     0, 0, NULL},
     {"device", OPTION_STRING, FIELD(device), "auto", "SPEC", "auto, cpu or cuda:N", 0, 0, NULL},
     {"dtype", OPTION_STRING, FIELD(dtype), "auto", "TYPE", "of weights and activations", 0, 0, "auto|bf16|f32"},
     {"", OPTION_HEADING, 0, NULL, NULL, "Sizes", 0, 0, NULL},
-    {"batch", OPTION_INT, FIELD(batch), "0", "N", "sequences decoded at once (0: 1 on the CPU, 16 on CUDA)", 0,
+    {"batch", OPTION_INT, FIELD(batch), "0", "N", "sequences decoded at once (0: 1 on the CPU, 16 on CUDA); samples of a step (0: 16, 64 on CUDA)", 0,
      4096, NULL},
     {"context", OPTION_INT, FIELD(context), "256", "N", "tokens behind each decoded one", 1, 1 << 20, NULL},
     {"tokens", OPTION_INT, FIELD(tokens), "0", "N",
-     "tokens of a training pass (0: 512, 8192 on CUDA); most of a completion in speculative (0: 128)", 0, 1 << 20,
+     "tokens of a training pass (0: 512, 8192 on CUDA); most of a completion in speculative (0: 128); all of it in step (0: 32, 256 on CUDA)", 0, 1 << 20,
      NULL},
     {"sequence", OPTION_INT, FIELD(sequence), "0", "N", "tokens of a training sequence (0: 128, 512 on CUDA)", 0,
      1 << 20, NULL},
@@ -69,9 +74,13 @@ static const struct option_spec table[] = {
 
 static const struct {
     const char *name;
-    enum status (*run)(struct bench *b); // NULL: sync, which opens its own
-} modes[] = {
-    {"decode", bench_decode}, {"train", bench_train}, {"sync", NULL}, {"speculative", bench_speculative}};
+    enum status (*run)(struct bench *b);
+    enum status (*run_alone)(const struct bench_options *o); // opens the device itself
+} modes[] = {{"decode", bench_decode, NULL},
+             {"train", bench_train, NULL},
+             {"sync", NULL, bench_sync},
+             {"step", NULL, bench_step},
+             {"speculative", bench_speculative, NULL}};
 #define N_MODES (sizeof modes / sizeof modes[0])
 
 int main(int argc, char **argv)
@@ -84,7 +93,7 @@ int main(int argc, char **argv)
     size_t mode = 0;
     device_prepare_process(argv);
     log_open("cw-bench", LOG_INFO);
-    switch (options_parse(table, "cw-bench", "decode|train|sync|speculative [options]", argc, argv, 1, &o, &what,
+    switch (options_parse(table, "cw-bench", "decode|train|sync|step|speculative [options]", argc, argv, 1, &o, &what,
                           &set)) {
     case OPTIONS_DONE: return 0;
     case OPTIONS_BAD: log_error("%s", status_message()); return 2;
@@ -92,12 +101,12 @@ int main(int argc, char **argv)
     }
     while (what && mode < N_MODES && strcmp(what, modes[mode].name) != 0) mode++;
     if (!what || mode == N_MODES) {
-        log_error("say what to measure: decode, train, sync or speculative (--help lists the options)");
+        log_error("say what to measure: decode, train, sync, step or speculative (--help lists the options)");
         options_free(set);
         return 2;
     }
-    if (!modes[mode].run) {
-        st = bench_sync(&o);
+    if (modes[mode].run_alone) {
+        st = modes[mode].run_alone(&o);
     } else {
         st = bench_open(&b, &o, NULL);
         if (st == ST_OK) st = modes[mode].run(&b);

@@ -1,0 +1,343 @@
+/* step.c: the step benchmark: whole GRPO steps, by the real cw-infer-server and cw-trainer beside
+ * this program, on random prompts and with samples that all have --tokens tokens. What a step took
+ * stands in the run's metrics.jsonl.
+ *
+ * Everything lies in a temporary folder, which also holds the model where its weights are random.
+ * The limits are measured before the two programs start, with the device to ourselves. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/rng.h"
+#include "common/model/tokenizer.h"
+#include "tools/bench/bench.h"
+#include "trainer/checkpoint.h"
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LOADING_S  600
+#define TRAINING_S 3600
+#define STOPPING_S 60
+
+extern char **environ;
+
+struct step_bench {
+    struct bench b;
+    char folder[64];   // temporary
+    const char *model; // --model, or inside the folder
+    char model_path[96], bridge[96], log[96], data[96], run[96], socket[96];
+    double limit_ms;
+    pid_t server;
+};
+
+// ---- what the programs work on ------------------------------------------------------------------
+
+// Random tokens, as text: the trainer's prompts are text.
+static enum status write_prompts(const struct step_bench *s, int n)
+{
+    struct bytes lines = BYTES_INIT;
+    struct tokenizer *tokenizer = NULL;
+    int32_t *ids = malloc((size_t)s->b.o.prompt_tokens * sizeof *ids);
+    struct rng rng;
+    enum status st;
+    rng_init(&rng, (uint64_t)s->b.o.seed, 3);
+    if (!ids) return status_fail(ST_NO_MEMORY, "no memory for prompts");
+    CHECK(tokenizer_load(s->model, &tokenizer));
+    for (int i = 0; i < n; i++) {
+        struct bytes text = BYTES_INIT;
+        for (int64_t k = 0; k < s->b.o.prompt_tokens; k++) do
+                ids[k] = (int32_t)rng_below(&rng, (uint32_t)tokenizer_vocab_size(tokenizer));
+            while (tokenizer_is_special(tokenizer, ids[k]));
+        st = tokenizer_decode(tokenizer, ids, (int)s->b.o.prompt_tokens, true, &text);
+        json_t *line =
+            json_pack("{s:s%, s:s}", "prompt", bytes_text(&text), text.len, "answer", "0");
+        char *dump = line ? json_dumps(line, JSON_COMPACT) : NULL;
+        if (st == ST_OK && !dump) st = status_fail(ST_NO_MEMORY, "no memory for prompts");
+        if (st == ST_OK) bytes_printf(&lines, "%s\n", dump);
+        free(dump);
+        json_decref(line);
+        bytes_release(&text);
+        if (st != ST_OK) goto out;
+    }
+    st = file_write_atomic(s->data, 0644, bytes_text(&lines), lines.len);
+out:
+    tokenizer_free(tokenizer);
+    bytes_release(&lines);
+    free(ids);
+    return st;
+}
+
+// Reading for every token of a sample the weights and what lies behind it; then the products of the
+// prompts and of the training pass; then what AdamW reads and writes.
+static enum status measure_limit(struct step_bench *s)
+{
+    struct bench *b = &s->b;
+    const struct model_config *c = b->config;
+    double flops = 0;
+    enum status st = limits_bandwidth(b);
+    if (st == ST_OK) st = limits_products(b, &flops);
+    if (st != ST_OK) return st;
+    const double samples = (double)b->o.batch, prompts = samples / (double)b->o.group;
+    const double parameters = (double)b->weights->n_parameters, element = (double)dtype_size(b->dt);
+    const double context = (double)b->o.prompt_tokens + (double)b->o.tokens / 2;
+    const double kv = samples * context * 2 * config_kv_width(c) * c->n_layers;
+    const double prompt_rows = prompts * (double)b->o.prompt_tokens;
+    const double rows = prompt_rows + samples * (double)b->o.tokens;
+    const double decode = (double)b->o.tokens * (parameters + kv) * element / b->read_bandwidth;
+    const double adamw = 28.0 * (double)b->weights->n_elements / b->bandwidth;
+    s->limit_ms = 1e3 * (decode + (2 * prompt_rows + 6 * rows) * parameters / flops + adamw);
+    return ST_OK;
+}
+
+static enum status prepare(struct step_bench *s, const struct bench_options *o)
+{
+    enum status st;
+    struct bench *b = &s->b;
+    CHECK(bench_open(b, o, NULL));
+    const bool cuda = device_kind(b->dev) == DEVICE_CUDA;
+    if (o->batch == 0) b->o.batch = cuda ? 64 : 16;
+    if (b->o.group > b->o.batch) b->o.group = b->o.batch;
+    if (b->o.tokens == 0) b->o.tokens = cuda ? 256 : 32;
+    if (b->o.batch % b->o.group) {
+        st = status_fail(ST_INVALID, "--batch %lld is no multiple of --group %lld",
+                         (long long)b->o.batch, (long long)b->o.group);
+        goto out;
+    }
+    CHECK(measure_limit(s));
+    s->model = o->model;
+    if (!s->model) {
+        s->model = s->model_path;
+        CHECK(
+            model_folder_write(s->model_path, b->dev, b->weights, b->dt, o->tokenizer, NULL, NULL));
+    }
+    CHECK(write_prompts(s, (int)(b->o.batch / b->o.group)));
+    // the programs need the room; what describes the model stays
+    device_release(b->dev, b->arena);
+    b->arena = NULL;
+out:
+    return st;
+}
+
+// ---- the programs -------------------------------------------------------------------------------
+
+// A program of this build. Its output goes to the log.
+static enum status start(const struct step_bench *s, const char *const argv[], pid_t *ret)
+{
+    char path[PATH_MAX];
+    posix_spawn_file_actions_t actions;
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n < 0) return status_fail(ST_IO, "the folder of this program cannot be found: %m");
+    path[n] = 0;
+    char *name = strrchr(path, '/') + 1;
+    snprintf(name, sizeof path - (size_t)(name - path), "%s", argv[0]);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, s->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    posix_spawn_file_actions_adddup2(&actions, 1, 2);
+    int error = posix_spawn(ret, path, &actions, NULL, (char *const *)argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error) return status_fail(ST_NOT_FOUND, "%s cannot be started: %s", path, strerror(error));
+    return ST_OK;
+}
+
+static enum status program_failed(const struct step_bench *s, const char *name)
+{
+    struct bytes log = BYTES_INIT;
+    if (file_read(s->log, 16 << 20, &log) == ST_OK) fputs(bytes_text(&log), stderr);
+    bytes_release(&log);
+    return status_fail(ST_PEER_GONE, "%s failed; its output stands above", name);
+}
+
+// Kills it where the deadline passes. False: it failed, or was killed.
+static bool await_end(pid_t pid, int64_t seconds)
+{
+    const int64_t deadline = clock_deadline_ns(seconds * 1000);
+    int state = 0;
+    while (waitpid(pid, &state, WNOHANG) == 0) {
+        if (clock_now_ns() >= deadline) kill(pid, SIGKILL);
+        clock_sleep_ms(10);
+    }
+    return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+static enum status start_server(struct step_bench *s)
+{
+    char batch[16];
+    snprintf(batch, sizeof batch, "%d", (int)s->b.o.batch);
+    const char *const argv[] = {
+        "cw-infer-server", "--model",     s->model,   "--device", s->b.o.device,
+        "--dtype",         s->b.o.dtype,  "--socket", s->socket,  "--bridge",
+        s->bridge,         "--max-batch", batch,      NULL};
+    const int64_t deadline = clock_deadline_ns(LOADING_S * 1000);
+    enum status st = start(s, argv, &s->server);
+    if (st != ST_OK) return st;
+    while (!file_exists(s->bridge)) { // written when it serves
+        if (waitpid(s->server, NULL, WNOHANG) != 0) {
+            s->server = 0;
+            return program_failed(s, argv[0]);
+        }
+        if (clock_now_ns() >= deadline)
+            return status_fail(ST_TIMEOUT, "cw-infer-server has not loaded %s in %d s", s->model,
+                               LOADING_S);
+        clock_sleep_ms(20);
+    }
+    return ST_OK;
+}
+
+static void stop_server(struct step_bench *s)
+{
+    if (s->server <= 0) return;
+    kill(s->server, SIGTERM);
+    await_end(s->server, STOPPING_S);
+    s->server = 0;
+}
+
+static enum status run_trainer(const struct step_bench *s)
+{
+    const struct bench_options *o = &s->b.o;
+    char prompts[16], group[16], tokens[16], steps[16];
+    snprintf(prompts, sizeof prompts, "%d", (int)(o->batch / o->group));
+    snprintf(group, sizeof group, "%d", (int)o->group);
+    snprintf(tokens, sizeof tokens, "%d", (int)o->tokens);
+    snprintf(steps, sizeof steps, "%d", (int)(o->steps + o->warmup));
+    // So hot that texts are random, of which every second has an even number of characters: groups
+    // without a spread would have no gradient to compute.
+    const char *const argv[] = {"cw-trainer",
+                                "train",
+                                "--bridge",
+                                s->bridge,
+                                "--data",
+                                s->data,
+                                "--run-dir",
+                                s->run,
+                                "--reward",
+                                "regex",
+                                "--reward-pattern",
+                                "(?s)^(?:..)*+$",
+                                "--prompts-per-step",
+                                prompts,
+                                "--num-generations",
+                                group,
+                                "--max-completion-length",
+                                tokens,
+                                "--ignore-eos",
+                                "--temperature",
+                                "100",
+                                "--max-steps",
+                                steps,
+                                "--save-steps",
+                                "0",
+                                "--learning-rate",
+                                "1e-9",
+                                NULL};
+    pid_t pid;
+    enum status st = start(s, argv, &pid);
+    if (st != ST_OK) return st;
+    return await_end(pid, TRAINING_S) ? ST_OK : program_failed(s, argv[0]);
+}
+
+// ---- the report ---------------------------------------------------------------------------------
+
+enum { STEP_MS, ROLLOUT_MS, TRAIN_MS, PUBLISH_MS, NO_SPREAD, N_TIMES };
+static const struct {
+    const char *key;
+    double scale;
+} times[N_TIMES] = { // NO_SPREAD: share of groups whose backward pass is left out
+    {"step_s", 1e3},
+    {"rollout_s", 1e3},
+    {"train_s", 1e3},
+    {"publish/total_ms", 1},
+    {"frac_reward_zero_std", 1}};
+
+static enum status read_times(const struct step_bench *s, double *columns[N_TIMES])
+{
+    struct bytes text = BYTES_INIT;
+    char path[128], *save = NULL;
+    int64_t line = 0, n = 0;
+    enum status st;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", s->run);
+    CHECK(file_read(path, 64 << 20, &text));
+    for (char *at = strtok_r(text.data, "\n", &save); at;
+         at = strtok_r(NULL, "\n", &save), line++) {
+        json_t *metrics = NULL;
+        CHECK(json_parse(path, at, strlen(at), &metrics));
+        for (int i = 0; i < N_TIMES && line >= s->b.o.warmup && n < s->b.o.steps; i++)
+            columns[i][n] =
+                times[i].scale * json_number_value(json_object_get(metrics, times[i].key));
+        n += line >= s->b.o.warmup;
+        json_decref(metrics);
+    }
+    if (n != s->b.o.steps)
+        st = status_fail(ST_FORMAT, "%s: %lld steps instead of %lld", path, (long long)n,
+                         (long long)s->b.o.steps);
+out:
+    bytes_release(&text);
+    return st;
+}
+
+static enum status report_steps(struct step_bench *s)
+{
+    const struct bench_options *o = &s->b.o;
+    const int n = (int)o->steps;
+    double *all = calloc((size_t)n * N_TIMES, sizeof *all), *columns[N_TIMES], m[N_TIMES];
+    enum status st;
+    if (!all) return status_fail(ST_NO_MEMORY, "no memory for %d times", n);
+    for (int i = 0; i < N_TIMES; i++) columns[i] = all + (size_t)i * (size_t)n;
+    CHECK(read_times(s, columns));
+    for (int i = 0; i < N_TIMES; i++) m[i] = median(columns[i], n);
+    const double tokens = (double)o->batch * (double)o->tokens;
+    json_t *report = bench_report(&s->b, "step");
+    json_object_set_new(report, "samples", json_integer(o->batch));
+    json_object_set_new(report, "group", json_integer(o->group));
+    json_object_set_new(report, "tokens", json_integer(o->tokens));
+    json_object_set_new(report, "ms_per_step", json_real(m[STEP_MS]));
+    json_object_set_new(report, "rollout_ms", json_real(m[ROLLOUT_MS]));
+    json_object_set_new(report, "train_ms", json_real(m[TRAIN_MS]));
+    json_object_set_new(report, "publish_ms", json_real(m[PUBLISH_MS]));
+    json_object_set_new(report, "frac_reward_zero_std", json_real(m[NO_SPREAD]));
+    json_object_set_new(report, "tokens_per_s", json_real(tokens * 1e3 / m[STEP_MS]));
+    json_object_set_new(report, "limit_ms", json_real(s->limit_ms));
+    json_object_set_new(report, "ratio_to_limit", json_real(s->limit_ms / m[STEP_MS]));
+    bench_print(&s->b, report,
+                "step, %lld samples of %lld tokens in groups of %lld: %.1f ms, of which rollouts "
+                "%.1f and training "
+                "%.1f (publishing %.2f); %.0f tokens/s; limit %.1f ms, reached %.0f%%\n",
+                (long long)o->batch, (long long)o->tokens, (long long)o->group, m[STEP_MS],
+                m[ROLLOUT_MS], m[TRAIN_MS], m[PUBLISH_MS], tokens * 1e3 / m[STEP_MS], s->limit_ms,
+                100 * s->limit_ms / m[STEP_MS]);
+out:
+    free(all);
+    return st;
+}
+
+enum status bench_step(const struct bench_options *o)
+{
+    struct step_bench s = {.folder = "/tmp/commonweight-bench-XXXXXX"};
+    enum status st;
+    if (!o->model && !o->tokenizer)
+        return status_fail(ST_INVALID,
+                           "step needs --model DIR, or --tokenizer DIR for random weights: "
+                           "prompts are text");
+    if (!mkdtemp(s.folder)) return status_fail(ST_IO, "cannot make a folder in /tmp: %m");
+    snprintf(s.model_path, sizeof s.model_path, "%s/model", s.folder);
+    snprintf(s.bridge, sizeof s.bridge, "%s/bridge.json", s.folder);
+    snprintf(s.socket, sizeof s.socket, "%s/server.sock", s.folder);
+    snprintf(s.log, sizeof s.log, "%s/log", s.folder);
+    snprintf(s.data, sizeof s.data, "%s/prompts.jsonl", s.folder);
+    snprintf(s.run, sizeof s.run, "%s/run", s.folder);
+    CHECK(prepare(&s, o));
+    CHECK(start_server(&s));
+    CHECK(run_trainer(&s));
+    CHECK(report_steps(&s));
+out:
+    stop_server(&s);
+    bench_close(&s.b);
+    file_remove_tree(s.folder);
+    return st;
+}
