@@ -10,7 +10,7 @@
 
 static enum status parse(const char *text, struct dataset **ret)
 {
-    return dataset_parse("set.jsonl", text, strlen(text), ret);
+    return dataset_parse("set.jsonl", text, strlen(text), NULL, ret);
 }
 
 static void fields(void **state)
@@ -71,7 +71,7 @@ static void bad_lines(void **state)
         assert_null(d);
     }
     struct dataset *d = NULL;
-    assert_status(dataset_load(test_path(test_folder(), "none.jsonl"), &d), ST_NOT_FOUND);
+    assert_status(dataset_load(test_path(test_folder(), "none.jsonl"), NULL, &d), ST_NOT_FOUND);
     assert_message("none.jsonl");
 }
 
@@ -200,7 +200,7 @@ static void gsm8k(void **state)
     char folder[PATH_MAX];
     struct dataset *d;
     test_data_folder("gsm8k", folder);
-    assert_ok(dataset_load(test_path(folder, "test.jsonl"), &d));
+    assert_ok(dataset_load(test_path(folder, "test.jsonl"), NULL, &d));
     assert_int_equal(d->n, 1319);
     assert_ok(dataset_require_answers(d));
     for (int i = 0; i < d->n; i++) assert_non_null(strstr(d->examples[i].answer, "#### "));

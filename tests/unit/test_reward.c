@@ -187,7 +187,7 @@ static int check_gsm8k(const char *path)
 {
     struct dataset *d;
     struct reward *r = open_reward("gsm8k", NULL, 20);
-    assert_ok(dataset_load(path, &d));
+    assert_ok(dataset_load(path, NULL, &d));
     for (int i = 0; i < d->n; i++) {
         const char *own = d->examples[i].answer;
         char reference[64], other[64], said[160];
@@ -262,16 +262,16 @@ static void regex(void **state)
     assert_status(reward_score(r, &input, NULL, &x), ST_INVALID);
     assert_message("(a+)+");
     json_object_set_new(own, "pattern", json_string("(open"));
-    assert_status(reward_check_row(r, own), ST_INVALID);
+    assert_status(reward_check_row(r, NULL, own), ST_INVALID);
     assert_message("(open");
     json_object_set_new(own, "pattern", json_integer(3));
-    assert_status(reward_check_row(r, own), ST_INVALID);
-    assert_ok(reward_check_row(r, none));
+    assert_status(reward_check_row(r, NULL, own), ST_INVALID);
+    assert_ok(reward_check_row(r, NULL, none));
     reward_free(r);
 
     options.pattern = NULL;
     assert_ok(reward_new(&options, &r));
-    assert_status(reward_check_row(r, none), ST_INVALID);
+    assert_status(reward_check_row(r, NULL, none), ST_INVALID);
     assert_message("--reward-pattern");
     reward_free(r);
     r = NULL;
@@ -296,7 +296,13 @@ static void plugin(void **state)
     assert_int_equal(reward_terms(r), 3);
     assert_string_equal(reward_term_name(r, 1), "balanced");
     json_t *row = json_pack("{s:[{s:s, s:s}]}", "messages", "role", "user", "content", "x");
-    struct reward_input input = {.text = "(a[b])(", .answer = "?", .row = row, .telemetry = row};
+    struct reward_input input = {
+        .text = "(a[b])(",
+        .answer = "?",
+        .prompt = json_object_get(row, "messages"),
+        .row = row,
+        .telemetry = row,
+    };
     assert_ok(reward_score(r, &input, NULL, &x));
     assert_true(fabs(x - (1 + 4.0 / 5)) < 1e-12);
     char *deep = malloc(2001);
@@ -330,7 +336,10 @@ static void graded_plugin(void **state)
     } cases[] = {{"122", 1},        {"112", 2.0 / 3}, {"22", 2.0 / 3},
                  {"0122", 3.0 / 4}, {"x", 0},         {"", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct reward_input input = {.text = cases[i].text, .answer = "122", .row = row};
+        struct reward_input input = {.text = cases[i].text,
+                                     .answer = "122",
+                                     .prompt = json_object_get(row, "prompt"),
+                                     .row = row};
         double x;
         assert_ok(reward_score(r, &input, NULL, &x));
         assert_true(fabs(x - cases[i].score) < 1e-12);
@@ -360,7 +369,11 @@ static struct reward *open_script(const char *folder, const char *script, int ti
 static enum status ask(struct reward *r, const char *text, double *ret)
 {
     json_t *row = json_pack("{s:s, s:i}", "prompt", "P", "level", 3);
-    struct reward_input input = {.text = text, .answer = "A", .n_tokens = 2, .row = row};
+    struct reward_input input = {.text = text,
+                                 .answer = "A",
+                                 .n_tokens = 2,
+                                 .prompt = json_object_get(row, "prompt"),
+                                 .row = row};
     enum status st = reward_score(r, &input, NULL, ret);
     json_decref(row);
     return st;
