@@ -227,6 +227,25 @@ static void gsm8k_references(void **state)
     assert_int_equal(n, 8792);
 }
 
+// A reference that no answer could equal is refused before the first step; the reward says how its
+// form of answer is asked for.
+static void references_and_prompts(void **state)
+{
+    (void)state;
+    struct reward *r = open_reward("length,gsm8k,exact", NULL, 20);
+    assert_ok(reward_check_row(r, "6 * 7 = 42\n#### 42", NULL));
+    assert_ok(reward_check_row(r, NULL, NULL)); // dataset_require_answers() says that better
+    assert_status(reward_check_row(r, "42 ####", NULL), ST_FORMAT);
+    assert_message("\"42 ####\" holds no number");
+    assert_contains(reward_prompt_template(r), "{prompt}");
+    assert_contains(reward_prompt_template(r), "####");
+    reward_free(r);
+    r = open_reward("exact,numeric", NULL, 20);
+    assert_status(reward_check_row(r, "many", NULL), ST_FORMAT);
+    assert_null(reward_prompt_template(r));
+    reward_free(r);
+}
+
 // ---- regex --------------------------------------------------------------------------------------
 
 static void regex(void **state)
@@ -548,6 +567,7 @@ int main(void)
         cmocka_unit_test(terms_and_weights),
         cmocka_unit_test(bad_names),
         cmocka_unit_test(gsm8k_references),
+        cmocka_unit_test(references_and_prompts),
         cmocka_unit_test(regex),
         cmocka_unit_test(plugin),
         cmocka_unit_test(graded_plugin),
