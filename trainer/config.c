@@ -11,6 +11,7 @@ const struct option_spec train_options[] = {
     {"bridge", OPTION_STRING, AT(bridge), NULL, "PATH",
      "the daemon's bridge file (default: searched)", 0, 0, NULL},
     {"data", OPTION_STRING, AT(data), NULL, "FILE", "training prompts, JSONL", 0, 0, NULL},
+    MAX_SAMPLES_OPTION,
     {"run-dir", OPTION_STRING, AT(run_dir), NULL, "DIR", "run folder (default: runs/DATE-TIME)", 0,
      0, NULL},
     {"resume", OPTION_FLAG, AT(resume), NULL, NULL,
@@ -224,6 +225,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
         st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");
         goto out;
     }
+    CHECK(prompts_check(&config->prompts));
     if (config->resume && !config->run_dir) {
         st = status_fail(ST_INVALID,
                          "--resume needs --run-dir, the folder of the run to go on with");

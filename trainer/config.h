@@ -8,15 +8,14 @@
 #include "trainer/cost.h"
 #include "trainer/curriculum.h"
 #include "trainer/loss.h"
+#include "trainer/prompts.h"
 #include "trainer/schedule.h"
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
     bool resume;
     // prompts
-    bool chat;
-    const char *chat_template, *system_prompt;
-    int64_t max_prompt_length;
+    struct prompt_options prompts;
     // reward
     const char *reward, *reward_weights;
     const char *reward_pattern;

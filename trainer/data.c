@@ -40,8 +40,7 @@ static enum status check_messages(const char *where, const char *key, const json
     const json_t *message;
     if (json_array_size(messages) == 0)
         return status_fail(ST_FORMAT, "%s: field \"%s\" is an empty list", where, key);
-    json_array_foreach(messages, i, message)
-    {
+    json_array_foreach (messages, i, message) {
         if (!json_is_string(json_object_get(message, "role")) || !json_has(message, "content"))
             return status_fail(ST_FORMAT,
                                "%s: field \"%s\", entry %zu is not an object with \"role\" and "
@@ -51,40 +50,70 @@ static enum status check_messages(const char *where, const char *key, const json
     return ST_OK;
 }
 
-static enum status read_prompt(const char *where, struct example *e)
+struct prompt_key {
+    const char *name;
+    bool text, messages, question; // what it may hold; example.question
+};
+
+static enum status read_prompt_key(const char *where, const struct prompt_key *key,
+                                   struct example *e)
 {
-    static const char *const keys[] = {"prompt", "messages", "question"};
-    for (int k = 0; k < 3; k++) {
-        if (!json_has(e->row, keys[k])) continue;
-        const json_t *value = json_object_get(e->row, keys[k]);
-        if (json_is_array(value) && k < 2) {
-            e->messages = value;
-            return check_messages(where, keys[k], value);
-        }
-        if (!json_is_string(value) || k == 1)
-            return status_fail(ST_FORMAT, "%s: field \"%s\" must be %s", where, keys[k],
-                               k == 0   ? "text or a list of messages"
-                               : k == 1 ? "a list of messages"
-                                        : "text");
-        e->prompt = json_string_value(value);
-        e->prompt_len = json_string_length(value);
-        if (e->prompt_len == 0)
-            return status_fail(ST_FORMAT, "%s: field \"%s\" is empty", where, keys[k]);
-        return ST_OK;
+    const json_t *value = json_object_get(e->row, key->name);
+    e->said = value;
+    if (json_is_array(value) && key->messages) {
+        e->messages = value;
+        return check_messages(where, key->name, value);
     }
-    return status_fail(ST_FORMAT, "%s: no field \"prompt\", \"messages\" or \"question\"", where);
+    if (!json_is_string(value) || !key->text)
+        return status_fail(ST_FORMAT, "%s: field \"%s\" must be %s", where, key->name,
+                           !key->text      ? "a list of messages"
+                           : key->messages ? "text or a list of messages"
+                                           : "text");
+    e->prompt = json_string_value(value);
+    e->prompt_len = json_string_length(value);
+    e->question = key->question;
+    if (e->prompt_len == 0)
+        return status_fail(ST_FORMAT, "%s: field \"%s\" is empty", where, key->name);
+    return ST_OK;
 }
 
-static enum status read_answer(const char *where, struct example *e)
+static enum status no_field(const char *where, const char *name, const char *option)
+{
+    return status_fail(ST_FORMAT, "%s: no field \"%s\" (--%s)", where, name, option);
+}
+
+static enum status read_prompt(const char *where, const char *field, struct example *e)
+{
+    static const struct prompt_key keys[] = {
+        {"prompt", true, true, false},
+        {"messages", false, true, false},
+        {"question", true, false, true},
+    };
+    if (field) {
+        const struct prompt_key named = {field, true, true, true};
+        return json_has(e->row, field) ? read_prompt_key(where, &named, e)
+                                       : no_field(where, field, "prompt-field");
+    }
+    for (int k = 0; k < 3; k++)
+        if (json_has(e->row, keys[k].name)) return read_prompt_key(where, &keys[k], e);
+    return status_fail(ST_FORMAT,
+                       "%s: no field \"prompt\", \"messages\" or \"question\"; name another with "
+                       "--prompt-field",
+                       where);
+}
+
+static enum status read_answer(const char *where, const char *field, struct example *e)
 {
     enum status st = json_get_string(where, e->row, "completion", &e->completion);
     if (st != ST_OK) return st;
-    const json_t *answer = json_object_get(e->row, "answer");
+    const char *name = field ? field : "answer";
+    const json_t *answer = json_object_get(e->row, name);
+    if (field && !json_has(e->row, field)) return no_field(where, field, "answer-field");
     if (json_is_number(answer)) {
         e->number = json_dumps(answer, JSON_ENCODE_ANY);
         if (!e->number) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
         e->answer = e->number;
-    } else if ((st = json_get_string(where, e->row, "answer", &e->answer)) != ST_OK) {
+    } else if ((st = json_get_string(where, e->row, name, &e->answer)) != ST_OK) {
         return st;
     }
     if (!e->answer) e->answer = e->completion;
@@ -92,7 +121,8 @@ static enum status read_answer(const char *where, struct example *e)
     return ST_OK;
 }
 
-static enum status read_line(struct dataset *d, int line, const char *text, size_t len)
+static enum status read_line(struct dataset *d, int line, const char *text, size_t len,
+                             const struct dataset_options *options)
 {
     char where[512];
     struct example e = {.line = line};
@@ -109,8 +139,8 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
         st = status_fail(ST_FORMAT, "%s: not a JSON object", where);
         goto out;
     }
-    CHECK(read_prompt(where, &e));
-    CHECK(read_answer(where, &e));
+    CHECK(read_prompt(where, options->prompt_field, &e));
+    CHECK(read_answer(where, options->answer_field, &e));
     d->examples[d->n++] = e;
 out:
     if (st != ST_OK) example_release(&e);
@@ -129,27 +159,31 @@ static uint64_t fnv1a(const char *text, size_t len)
     return h;
 }
 
-enum status dataset_parse(const char *where, const char *text, size_t len, struct dataset **ret)
+enum status dataset_parse(const char *where, const char *text, size_t len,
+                          const struct dataset_options *options, struct dataset **ret)
 {
+    static const struct dataset_options plain;
     enum status st = ST_OK;
     int line = 0;
+    size_t read = 0;
     struct bytes copy = BYTES_INIT; // a line with a NUL behind it
     struct dataset *d = calloc(1, sizeof *d);
     if (!d || !(d->path = strdup(where))) {
         st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
         goto out;
     }
-    d->digest = fnv1a(text, len);
-    for (size_t start = 0; start < len;) {
-        const char *newline = memchr(text + start, '\n', len - start);
-        size_t n = newline ? (size_t)(newline - (text + start)) : len - start;
+    if (!options) options = &plain;
+    while (read < len && (!options->max_samples || d->n < options->max_samples)) {
+        const char *start = text + read, *newline = memchr(start, '\n', len - read);
+        size_t n = newline ? (size_t)(newline - start) : len - read;
         line++;
         bytes_clear(&copy);
-        bytes_append(&copy, text + start, n);
+        bytes_append(&copy, start, n);
         CHECK(bytes_status(&copy));
-        if (!blank(bytes_text(&copy), n)) CHECK(read_line(d, line, bytes_text(&copy), n));
-        start += n + 1;
+        if (!blank(bytes_text(&copy), n)) CHECK(read_line(d, line, bytes_text(&copy), n, options));
+        read += n + 1;
     }
+    d->digest = fnv1a(text, read < len ? read : len);
     if (d->n == 0) {
         st = status_fail(ST_FORMAT, "%s: holds no example", where);
         goto out;
@@ -161,14 +195,22 @@ out:
     return st;
 }
 
-enum status dataset_load(const char *path, struct dataset **ret)
+enum status dataset_load(const char *path, const struct dataset_options *options,
+                         struct dataset **ret)
 {
     struct file_map map;
     enum status st = file_map_open(path, &map);
     if (st != ST_OK) return st;
-    st = dataset_parse(path, map.data ? (const char *)map.data : "", map.len, ret);
+    st = dataset_parse(path, map.data ? (const char *)map.data : "", map.len, options, ret);
     file_map_release(&map);
     return st;
+}
+
+bool dataset_has_questions(const struct dataset *d)
+{
+    for (int i = 0; i < d->n; i++)
+        if (d->examples[i].question) return true;
+    return false;
 }
 
 bool dataset_has_messages(const struct dataset *d)
@@ -206,17 +248,38 @@ static enum status encode(const struct dataset *d, const struct example *e,
     return ST_OK;
 }
 
+// The prompt is, or becomes, a chat.
+static bool is_chat(const struct example *e, const struct prompt_format *format)
+{
+    return e->messages || format->wrap || (format->wrap_questions && e->question);
+}
+
+// A text prompt with what the format puts around it.
+static void put_prompt(const struct example *e, const struct prompt_format *format,
+                       struct bytes *ret)
+{
+    const char *around =
+        e->question && format->around_questions ? format->around_questions : format->around;
+    const char *place = around ? strstr(around, PROMPT_PLACE) : NULL;
+    if (place) bytes_append(ret, around, (size_t)(place - around));
+    bytes_append(ret, e->prompt, e->prompt_len);
+    if (place) bytes_puts(ret, place + strlen(PROMPT_PLACE));
+}
+
 // Chat messages of an example: its own, or its text as a user's message. New reference.
 static json_t *example_messages(const struct example *e, const struct prompt_format *format)
 {
     if (e->messages) return json_incref((json_t *)e->messages);
-    json_t *messages = json_array();
+    struct bytes text = BYTES_INIT;
+    put_prompt(e, format, &text);
+    json_t *messages = text.failed ? NULL : json_array();
     if (messages && format->system)
         json_array_append_new(messages,
                               json_pack("{s:s, s:s}", "role", "system", "content", format->system));
     if (messages)
         json_array_append_new(messages, json_pack("{s:s, s:s%}", "role", "user", "content",
-                                                  e->prompt, e->prompt_len));
+                                                  bytes_text(&text), text.len));
+    bytes_release(&text);
     return messages;
 }
 
@@ -247,7 +310,7 @@ static enum status tokenize_prompt(const struct dataset *d, struct example *e,
     struct bytes text = BYTES_INIT;
     json_t *messages = NULL;
     e->prompt_ids.n = 0;
-    if (e->messages || format->wrap) {
+    if (is_chat(e, format)) {
         messages = example_messages(e, format);
         if (messages && e->messages &&
             ends_on_assistant(messages)) { // supervised: without the answer
@@ -263,7 +326,9 @@ static enum status tokenize_prompt(const struct dataset *d, struct example *e,
         CHECK(render(d, e, format, messages, true, &text));
         CHECK(encode(d, e, format, bytes_text(&text), text.len, false, &e->prompt_ids));
     } else {
-        CHECK(encode(d, e, format, e->prompt, e->prompt_len, true, &e->prompt_ids));
+        put_prompt(e, format, &text);
+        CHECK(bytes_status(&text));
+        CHECK(encode(d, e, format, bytes_text(&text), text.len, true, &e->prompt_ids));
     }
     if (e->prompt_ids.n == 0)
         st = status_fail(ST_FORMAT, "%s, line %d: the prompt has no tokens", d->path, e->line);
@@ -363,7 +428,7 @@ enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_
         struct example *e = &d->examples[i];
         enum status st;
         e->completion_ids.n = 0;
-        if (e->messages || format->wrap) {
+        if (is_chat(e, format)) {
             st = tokenize_chat_completion(d, e, format);
         } else if (!e->completion) {
             st = status_fail(ST_FORMAT,

@@ -1,10 +1,11 @@
 /* data.h: a data set: JSONL, one example a line, held whole in memory. One thread.
  *
  * Each line is an object with
- *   "prompt": text, or a list of chat messages   (else "messages": such a list; else "question":
- * text) "answer": text or number                     (else "completion": text); may be missing
- * Other keys are kept (`row`). In `sft`, messages that end on one of the assistant are prompt and
- * completion in one. Every error names the file and the line. */
+ *   "prompt"   text or a list of chat messages; else "messages", such a list; else "question", text
+ *   "answer"   text or number, else "completion", text; may be missing
+ * so that GSM8K's files are read as they are: a "question", and an "answer" that is worked out and
+ * ends on "#### N". Other keys are kept (`row`). In `sft`, messages that end on one of the
+ * assistant are prompt and completion in one. Every error names the file and the line. */
 #ifndef TRAINER_DATA_H
 #define TRAINER_DATA_H
 
@@ -16,6 +17,8 @@ struct chat_template;
 struct example {
     json_t *row;                      // owns the strings below
     int line;                         // 1-based
+    const json_t *said;               // the prompt as it stands in the row
+    bool question;                    // text from "question", or the field named for prompts
     const char *prompt;               // NULL where it is a list of messages
     size_t prompt_len;                // bytes; a prompt may hold U+0000
     const json_t *messages;           // NULL where it is text
@@ -30,21 +33,34 @@ struct dataset {
     struct example *examples;
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
-    uint64_t digest;                // of the content, to notice on resume that it changed
+    uint64_t digest;                // of what was read, to notice on resume that it changed
+    bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
 };
 
-enum status dataset_load(const char *path, struct dataset **ret);
+struct dataset_options {                     // NULL, or all zero: as above
+    const char *prompt_field, *answer_field; // names in place of those above
+    int64_t max_samples;                     // the first of them; 0: all
+};
+enum status dataset_load(const char *path, const struct dataset_options *options,
+                         struct dataset **ret);
 // The same from a file's bytes; `where` names it in errors.
-enum status dataset_parse(const char *where, const char *text, size_t len, struct dataset **ret);
+enum status dataset_parse(const char *where, const char *text, size_t len,
+                          const struct dataset_options *options, struct dataset **ret);
 void dataset_free(struct dataset *d);
-bool dataset_has_messages(const struct dataset *d); // at least one prompt is a chat
+bool dataset_has_messages(const struct dataset *d);  // at least one prompt is a chat
+bool dataset_has_questions(const struct dataset *d); // at least one is a question
+
+#define PROMPT_PLACE "{prompt}"
 
 struct prompt_format {
     const struct tokenizer *tokenizer;
     const struct chat_template *chat; // NULL: the model has none; messages are then refused
     bool wrap;                        // text prompts become a user's message in that template
-    const char *system;               // system message put before such a prompt; NULL: none
-    int vocab_size;                   // of the model: an id beyond it is refused
+    bool wrap_questions;              // those of example.question do
+    // Put around a text prompt, for which PROMPT_PLACE stands in it; NULL: nothing.
+    const char *around, *around_questions;
+    const char *system; // system message put before such a prompt; NULL: none
+    int vocab_size;     // of the model: an id beyond it is refused
 };
 // Fills prompt_ids. max_prompt > 0: examples with longer prompts are left out; ret_left_out counts
 // them. Leaving out all is an error.

@@ -78,11 +78,12 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
 // ---- the command --------------------------------------------------------------------------------
 
 struct eval_config {
-    const char *bridge, *data, *config, *reward, *reward_weights, *chat_template, *system_prompt;
+    const char *bridge, *data, *config, *reward, *reward_weights;
     const char *stop, *reward_pattern;
-    bool chat, json;
+    struct prompt_options prompts;
+    bool json;
     double length_target, reward_timeout, temperature, rollout_timeout;
-    int64_t max_prompt_length, max_completion_length, limit, seed;
+    int64_t max_completion_length, limit, seed;
 };
 
 #define AT(field) offsetof(struct eval_config, field)
@@ -154,12 +155,8 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     CHECK(control_open(file->control_page, file->roles[0].layout_hash, &control));
     CHECK(http_client_new(file->socket, &http));
     CHECK(model_config_load(policy->model, &model));
-    struct prompt_options options = {
-        .chat = config->chat,
-        .chat_template = config->chat_template,
-        .system_prompt = config->system_prompt,
-        .max_prompt_length = (int)config->max_prompt_length,
-    };
+    struct prompt_options options = config->prompts;
+    options.question_template = reward_prompt_template(reward);
     CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data, &left_out));
     if (left_out) log_warn("%d prompts are longer than --max-prompt-length and left out", left_out);
     CHECK(scoring_check(reward, data));
@@ -226,7 +223,7 @@ int eval_main(int argc, char **argv)
     if (!config.data) {
         log_error("--data is missing: a JSONL file of prompts");
         exit_status = 2;
-    } else if (open_reward(&config, &reward) != ST_OK) {
+    } else if (prompts_check(&config.prompts) != ST_OK || open_reward(&config, &reward) != ST_OK) {
         log_error("%s", status_message());
         exit_status = 2;
     } else if (run_eval(&config, reward) != ST_OK) {

@@ -8,14 +8,38 @@
         "", OPTION_HEADING, 0, NULL, NULL, text, 0, 0, NULL                                        \
     }
 
-// How lines of data become prompts (prompts.h).
+// How lines of data become prompts: a struct prompt_options (prompts.h) called `prompts`.
 #define PROMPT_OPTIONS                                                                             \
-    {"chat", OPTION_FLAG, AT(chat),                                                                \
-     NULL,   NULL,        "put text prompts into the model's chat template, as a user's message",  \
-     0,      0,           NULL},                                                                   \
+    {"prompt-field",                                                                               \
+     OPTION_STRING,                                                                                \
+     AT(prompts.prompt_field),                                                                     \
+     NULL,                                                                                         \
+     "NAME",                                                                                       \
+     "field of a line that holds the prompt (default: prompt, messages or question)",              \
+     0,                                                                                            \
+     0,                                                                                            \
+     NULL},                                                                                        \
+        {"answer-field",                                                                           \
+         OPTION_STRING,                                                                            \
+         AT(prompts.answer_field),                                                                 \
+         NULL,                                                                                     \
+         "NAME",                                                                                   \
+         "field that holds the answer (default: answer or completion)",                            \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
+        {"chat",                                                                                   \
+         OPTION_FLAG,                                                                              \
+         AT(prompts.chat),                                                                         \
+         NULL,                                                                                     \
+         NULL,                                                                                     \
+         "put text prompts into the model's chat template, as a user's message",                   \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
         {"chat-template",                                                                          \
          OPTION_STRING,                                                                            \
-         AT(chat_template),                                                                        \
+         AT(prompts.chat_template),                                                                \
          NULL,                                                                                     \
          "NAME",                                                                                   \
          "chat template to use instead of the model folder's",                                     \
@@ -24,16 +48,34 @@
          NULL},                                                                                    \
         {"system-prompt",                                                                          \
          OPTION_STRING,                                                                            \
-         AT(system_prompt),                                                                        \
+         AT(prompts.system_prompt),                                                                \
          NULL,                                                                                     \
          "TEXT",                                                                                   \
          "system message before prompts put into the chat template",                               \
          0,                                                                                        \
          0,                                                                                        \
          NULL},                                                                                    \
+        {"prompt-template",                                                                        \
+         OPTION_STRING,                                                                            \
+         AT(prompts.prompt_template),                                                              \
+         "auto",                                                                                   \
+         "TEXT",                                                                                   \
+         "put around text prompts, {prompt} in it; none: as they are; auto: questions for the "    \
+         "reward gsm8k go into the chat template, if the model has one, with a request for the "   \
+         "form of answer it reads",                                                                \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
     {                                                                                              \
-        "max-prompt-length", OPTION_INT, AT(max_prompt_length), "0", "TOKENS",                     \
+        "max-prompt-length", OPTION_INT, AT(prompts.max_prompt_length), "0", "TOKENS",             \
             "leave out longer prompts; 0: none", 0, 1e9, NULL                                      \
+    }
+
+// For --data: a part of it.
+#define MAX_SAMPLES_OPTION                                                                         \
+    {                                                                                              \
+        "max-samples", OPTION_INT, AT(prompts.max_samples), "0", "N",                              \
+            "first N lines of --data; 0: all", 0, 1e15, NULL                                       \
     }
 
 // What scores completions (reward.h).

@@ -40,13 +40,26 @@ static enum status score_exact(void *state, const struct reward_input *input, do
     return ST_OK;
 }
 
+static enum status read_reference(const char *answer, double *ret_number)
+{
+    if (number_answer(answer, ret_number)) return ST_OK;
+    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no number", answer);
+}
+
+static enum status check_reference(void *state, const char *answer, const json_t *row)
+{
+    (void)state;
+    (void)row;
+    double number;
+    return answer ? read_reference(answer, &number) : ST_OK;
+}
+
 static enum status score_number(const struct reward_input *input, bool found, double got,
                                 double *ret_score)
 {
     double wanted;
-    if (!number_answer(input->answer, &wanted))
-        return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no number",
-                           input->answer);
+    enum status st = read_reference(input->answer, &wanted);
+    if (st != ST_OK) return st;
     *ret_score = found && number_same(got, wanted);
     return ST_OK;
 }
@@ -109,6 +122,7 @@ static const struct scorer scorer_numeric = {
     .binary = true,
     .needs_answer = true,
     .help = "1 where the last number of the text is the answer",
+    .check_row = check_reference,
     .score = score_numeric,
 };
 static const struct scorer scorer_gsm8k = {
@@ -117,6 +131,9 @@ static const struct scorer scorer_gsm8k = {
     .needs_answer = true,
     .help = "1 where the number after \"####\", \"the answer is\", in \\boxed{}, or else the last "
             "one is the answer",
+    .prompt_template =
+        "{prompt} Let's think step by step and output the final answer after \"####\".",
+    .check_row = check_reference,
     .score = score_gsm8k,
 };
 static const struct scorer scorer_length = {
@@ -271,11 +288,18 @@ int reward_accuracy_term(const struct reward *r)
     return -1;
 }
 
-enum status reward_check_row(struct reward *r, const json_t *row)
+const char *reward_prompt_template(const struct reward *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->prompt_template) return r->terms[i].scorer->prompt_template;
+    return NULL;
+}
+
+enum status reward_check_row(struct reward *r, const char *answer, const json_t *row)
 {
     for (int i = 0; i < r->n; i++) {
         const struct term *t = &r->terms[i];
-        enum status st = t->scorer->check_row ? t->scorer->check_row(t->state, row) : ST_OK;
+        enum status st = t->scorer->check_row ? t->scorer->check_row(t->state, answer, row) : ST_OK;
         if (st != ST_OK) return st;
     }
     return ST_OK;
@@ -294,14 +318,4 @@ enum status reward_score(struct reward *r, const struct reward_input *input, dou
     if (ret_terms) memcpy(ret_terms, scores, (size_t)r->n * sizeof *scores);
     *ret_sum = sum;
     return ST_OK;
-}
-
-const json_t *reward_prompt(const json_t *row)
-{
-    static const char *const keys[] = {"prompt", "messages", "question"};
-    for (int k = 0; k < 3; k++) {
-        const json_t *value = json_object_get(row, keys[k]);
-        if (value && !json_is_null(value)) return value;
-    }
-    return NULL;
 }

@@ -16,6 +16,7 @@ struct reward_input {
     int n_tokens;            // of the completion
     bool truncated;          // it ended at the token limit
     const json_t *telemetry; // of this sample (DESIGN, "Telemetry of one sample"); may be NULL
+    const json_t *prompt;    // text or messages, as the data set has it; may be NULL
     const json_t *row;       // the data set's line; may be NULL
 };
 
@@ -39,8 +40,11 @@ double reward_term_weight(const struct reward *r, int term);
 bool reward_needs_answer(const struct reward *r);
 // The first term that is 0 or 1 (its mean is the accuracy); -1: none is.
 int reward_accuracy_term(const struct reward *r);
-// ST_INVALID where a scorer could not score samples of this line of the data set.
-enum status reward_check_row(struct reward *r, const json_t *row);
+// What stands around a question (prompts.h, PROMPT_PLACE in it) so that an instruct model ends on
+// the form of answer that is read; NULL where no term reads a certain one.
+const char *reward_prompt_template(const struct reward *r);
+// Refuses a line of the data set whose samples a scorer could not score. `answer` may be NULL.
+enum status reward_check_row(struct reward *r, const char *answer, const json_t *row);
 // ret_terms: (reward_terms) unweighted scores, may be NULL. ret_sum: weighted. A scorer that cannot
 // tell is an error, never a 0.
 enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
@@ -48,8 +52,5 @@ enum status reward_score(struct reward *r, const struct reward_input *input, dou
 
 // One line about each scorer, each after a newline, for --help.
 void reward_describe_all(struct bytes *ret);
-
-// The prompt of a data set's line: its "prompt", "messages" or "question"; borrowed, NULL: none.
-const json_t *reward_prompt(const json_t *row);
 
 #endif

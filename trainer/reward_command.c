@@ -218,9 +218,8 @@ static enum status take_reply(struct command *c, double *ret_score)
 
 static enum status request_line(const struct reward_input *input, struct bytes *ret)
 {
-    const json_t *prompt = reward_prompt(input->row);
     json_t *request =
-        json_pack("{s:O*, s:s, s:s*, s:i, s:b, s:O*, s:O*}", "prompt", prompt, "completion",
+        json_pack("{s:O*, s:s, s:s*, s:i, s:b, s:O*, s:O*}", "prompt", input->prompt, "completion",
                   input->text, "answer", input->answer, "tokens", input->n_tokens, "truncated",
                   input->truncated, "telemetry", input->telemetry, "example", input->row);
     char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;

@@ -101,7 +101,7 @@ static enum status plugin_score(void *state, const struct reward_input *input, d
     enum status st = ST_OK;
     char error[ERROR_SIZE] = "";
     double score = NAN;
-    const json_t *prompt = reward_prompt(input->row);
+    const json_t *prompt = input->prompt;
     char *prompt_text = prompt && !json_is_string(prompt) ? json_dumps(prompt, JSON_COMPACT) : NULL;
     char *row = input->row ? json_dumps(input->row, JSON_COMPACT) : NULL;
     char *telemetry = input->telemetry ? json_dumps(input->telemetry, JSON_COMPACT) : NULL;

@@ -10,11 +10,12 @@ struct scorer {
     bool binary, needs_answer; // binary: 0 or 1
     bool takes_argument;       // written NAME:ARGUMENT
     const char *help;
+    const char *prompt_template; // reward_prompt_template(); NULL: none
     // Any of the next four may be NULL: no state; nothing to free; every line will do; `name`.
     enum status (*open)(const struct reward_options *options, const char *argument,
                         void **ret_state);
     void (*close)(void *state); // takes NULL
-    enum status (*check_row)(void *state, const json_t *row);
+    enum status (*check_row)(void *state, const char *answer, const json_t *row);
     const char *(*label)(const void *state); // its name in metrics
     enum status (*score)(void *state, const struct reward_input *input, double *ret_score);
 };

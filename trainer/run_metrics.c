@@ -277,8 +277,7 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
         (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
         "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
-    json_t *prompt = (json_t *)reward_prompt(e->row);
-    if (ok && number == 0 && prompt) ok = json_object_set(line, "prompt", prompt) == 0;
+    if (ok && number == 0) ok = json_object_set(line, "prompt", (json_t *)e->said) == 0;
     if (ok && sample->accepted) ok = put_accepted(line, sample);
     if (ok) return line;
     json_decref(line);

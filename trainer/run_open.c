@@ -100,19 +100,19 @@ static enum status open_data(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     int left_out;
-    struct prompt_options options = {
-        .chat = c->chat,
-        .chat_template = c->chat_template,
-        .system_prompt = c->system_prompt,
-        .max_prompt_length = (int)c->max_prompt_length,
-    };
+    struct prompt_options options = c->prompts;
+    options.question_template = reward_prompt_template(run->reward);
     CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
                        &left_out));
     warn_left_out(c->data, left_out);
+    if (run->data->asks)
+        log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
+                 c->data, options.question_template);
     CHECK(scoring_check(run->reward, run->data));
     struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
     if (c->eval_data) {
+        options.max_samples = 0;
         CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
                            &run->eval_data, &left_out));
         warn_left_out(c->eval_data, left_out);

@@ -29,8 +29,9 @@ enum status scoring_check(struct reward *reward, const struct dataset *data)
 {
     enum status st = reward_needs_answer(reward) ? dataset_require_answers(data) : ST_OK;
     for (int i = 0; st == ST_OK && i < data->n; i++) {
-        st = reward_check_row(reward, data->examples[i].row);
-        status_context(st, "%s, line %d", data->path, data->examples[i].line);
+        const struct example *e = &data->examples[i];
+        st = reward_check_row(reward, e->answer, e->row);
+        status_context(st, "%s, line %d", data->path, e->line);
     }
     return st;
 }
@@ -46,6 +47,7 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
         .n_tokens = sample->n,
         .truncated = sample->truncated,
         .telemetry = sample->telemetry,
+        .prompt = example->said,
         .row = example->row,
     };
     return at_sample(reward_score(reward, &input, ret_terms, ret_sum), data, r, i);

@@ -25,9 +25,9 @@
 
 struct sft_config {
     const char *model, *init, *tokenizer, *data, *out, *config, *device, *dtype;
-    const char *chat_template, *system_prompt, *lr_scheduler_type;
-    bool chat;
-    int64_t max_prompt_length, examples_per_step, warmup_steps, max_steps, seed, logging_steps;
+    const char *lr_scheduler_type;
+    struct prompt_options prompts;
+    int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, head_rows;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
     double num_train_epochs;
@@ -43,6 +43,7 @@ static const struct option_spec sft_options[] = {
     {"tokenizer", OPTION_STRING, AT(tokenizer), NULL, "DIR",
      "folder with the tokenizer (default: --model)", 0, 0, NULL},
     {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts and completions, JSONL", 0, 0, NULL},
+    MAX_SAMPLES_OPTION,
     {"out", OPTION_STRING, AT(out), NULL, "DIR", "model folder to write", 0, 0, NULL},
     {"dtype", OPTION_STRING, AT(dtype), "auto", "DTYPE", "of the folder written; auto: as trained",
      0, 0, "auto|f32|bf16"},
@@ -93,7 +94,7 @@ static enum status check_config(const struct sft_config *c)
     if (!c->out) return status_fail(ST_INVALID, "--out is missing: the model folder to write");
     if (!c->model && !c->tokenizer)
         return status_fail(ST_INVALID, "--init needs --tokenizer, a folder with tokenizer.json");
-    return ST_OK;
+    return prompts_check(&c->prompts);
 }
 
 static enum status open_model(struct sft *s)
@@ -122,14 +123,9 @@ static enum status open_data(struct sft *s)
     enum status st;
     const struct sft_config *c = s->config;
     int left_out;
-    struct prompt_options options = {
-        .chat = c->chat,
-        .chat_template = c->chat_template,
-        .system_prompt = c->system_prompt,
-        .max_prompt_length = (int)c->max_prompt_length,
-        .completions = true,
-        .end_id = s->model->n_eos ? s->model->eos_ids[0] : -1,
-    };
+    struct prompt_options options = c->prompts;
+    options.completions = true;
+    options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
     CHECK(prompts_load(c->data, c->tokenizer ? c->tokenizer : c->model, s->model->vocab_size,
                        &options, &s->data, &left_out));
     if (left_out)

@@ -416,7 +416,7 @@ enum status chat_template_parse(const char *where, const char *text, const char 
         goto out;
     }
     if (!name && !text) {
-        st = status_fail(ST_UNSUPPORTED,
+        st = status_fail(ST_NOT_FOUND,
                          "%s has no chat_template; pick one with --chat-template NAME (%s)", where,
                          chat_template_names());
         goto out;

@@ -2,8 +2,8 @@
  *
  * Templates are Jinja programs in tokenizer_config.json or chat_template.jinja. None is run here:
  * the template's family is recognised by what it must contain, and rendered by C code that gives
- * the same text. A template of no known family is ST_UNSUPPORTED, and --chat-template NAME picks
- * one. Immutable once found; any thread. */
+ * the same text. A template of no known family is ST_UNSUPPORTED, none at all ST_NOT_FOUND, and
+ * --chat-template NAME picks one. Immutable once found; any thread. */
 #ifndef COMMON_MODEL_CHAT_TEMPLATE_H
 #define COMMON_MODEL_CHAT_TEMPLATE_H
 

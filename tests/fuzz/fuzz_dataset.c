@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct dataset *d = NULL;
-    if (dataset_parse("fuzz", (const char *)data, size, &d) != ST_OK) return 0;
+    if (dataset_parse("fuzz", (const char *)data, size, NULL, &d) != ST_OK) return 0;
     if (d->n < 1) abort();
     for (int i = 0; i < d->n; i++) {
         const struct example *e = &d->examples[i];

@@ -1,4 +1,6 @@
 /* test_data.c: trainer/data: lines and their errors, tokenising, order. */
+#include "common/base/bytes.h"
+#include "common/base/json.h"
 #include "common/model/chat_template.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
@@ -10,7 +12,7 @@
 
 static enum status parse(const char *text, struct dataset **ret)
 {
-    return dataset_parse("set.jsonl", text, strlen(text), ret);
+    return dataset_parse("set.jsonl", text, strlen(text), NULL, ret);
 }
 
 static void fields(void **state)
@@ -71,7 +73,7 @@ static void bad_lines(void **state)
         assert_null(d);
     }
     struct dataset *d = NULL;
-    assert_status(dataset_load(test_path(test_folder(), "none.jsonl"), &d), ST_NOT_FOUND);
+    assert_status(dataset_load(test_path(test_folder(), "none.jsonl"), NULL, &d), ST_NOT_FOUND);
     assert_message("none.jsonl");
 }
 
@@ -166,6 +168,108 @@ static void chats(void **state)
     bytes_release(&text);
 }
 
+// What a data set of GSM8K's form becomes: a chat with the reward's request where there is a chat
+// template, the question as it is where there is none, and what was asked for where it was.
+static void questions(void **state)
+{
+    (void)state;
+    struct dataset *d;
+    struct bytes text = BYTES_INIT;
+    int left_out;
+    static const char lines[] = "{\"question\": \"Q1?\", \"answer\": \"1 + 1 = 2\\n#### 2\"}\n"
+                                "{\"prompt\": \"P2\", \"answer\": \"3\"}\n";
+    struct prompt_options options = {.question_template = "Say: {prompt} End on ####."};
+    assert_ok(load(lines, &options, 300, &d, &left_out));
+    assert_true(d->asks);
+    assert_string_equal(text_of(&d->examples[0].prompt_ids, &text),
+                        "<260>user\nSay: Q1? End on ####.<261>\n<260>assistant\n");
+    assert_string_equal(text_of(&d->examples[1].prompt_ids, &text), "P2"); // not a question
+    assert_string_equal(json_string_value(d->examples[0].said), "Q1?");
+    assert_string_equal(d->examples[0].answer, "1 + 1 = 2\n#### 2");
+    dataset_free(d);
+
+    static const struct {
+        const char *template, *first, *second;
+        bool chat;
+    } cases[] = {
+        {"none", "Q1?", "P2", false},
+        {"Q: {prompt}\nA:", "Q: Q1?\nA:", "Q: P2\nA:", false},
+        {"{prompt}", "<260>user\nQ1?<261>\n<260>assistant\n",
+         "<260>user\nP2<261>\n<260>assistant\n", true},
+        {"auto", "<260>user\nSay: Q1? End on ####.<261>\n<260>assistant\n",
+         "<260>user\nP2<261>\n<260>assistant\n", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        options.prompt_template = cases[i].template;
+        options.chat = cases[i].chat;
+        assert_ok(load(lines, &options, 300, &d, &left_out));
+        assert_string_equal(text_of(&d->examples[0].prompt_ids, &text), cases[i].first);
+        assert_string_equal(text_of(&d->examples[1].prompt_ids, &text), cases[i].second);
+        dataset_free(d);
+    }
+    options = (struct prompt_options){.prompt_template = "Q: {question}"};
+    assert_status(load(lines, &options, 300, &d, &left_out), ST_INVALID);
+    assert_message("{prompt}");
+
+    // a model folder without a chat template: the question as it is, unless a chat is asked for
+    const char *folder = test_folder(), *path = test_path(folder, "set.jsonl");
+    json_t *tokenizer = NULL, *config = NULL;
+    assert_ok(tiny_tokenizer_json(&tokenizer, &config));
+    assert_ok(json_write_file(test_path(folder, "tokenizer.json"), 0644, tokenizer));
+    json_decref(tokenizer);
+    json_decref(config);
+    test_write(path, lines, strlen(lines));
+    options = (struct prompt_options){.question_template = "Say: {prompt}"};
+    assert_ok(prompts_load(path, folder, 300, &options, &d, &left_out));
+    assert_false(d->asks);
+    assert_string_equal(text_of(&d->examples[0].prompt_ids, &text), "Q1?");
+    dataset_free(d);
+    options.chat = true;
+    assert_status(prompts_load(path, folder, 300, &options, &d, &left_out), ST_NOT_FOUND);
+    assert_message("--chat-template");
+    options = (struct prompt_options){.question_template = "{prompt}!", .chat_template = "chatml"};
+    assert_ok(prompts_load(path, folder, 300, &options, &d, &left_out));
+    assert_contains(text_of(&d->examples[0].prompt_ids, &text), "Q1?!<261>");
+    dataset_free(d);
+    bytes_release(&text);
+}
+
+static void named_fields_and_limits(void **state)
+{
+    (void)state;
+    struct dataset *d, *first;
+    static const char lines[] = "{\"problem\": \"a\", \"prompt\": \"-\", \"solution\": 7}\n\n"
+                                "{\"problem\": \"b\", \"solution\": \"8\", \"answer\": \"-\"}\n"
+                                "{\"problem\": 3, \"solution\": \"9\"}\n";
+    struct dataset_options options = {
+        .prompt_field = "problem", .answer_field = "solution", .max_samples = 2};
+    assert_ok(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d));
+    assert_int_equal(d->n, 2);
+    assert_string_equal(d->examples[0].prompt, "a");
+    assert_string_equal(d->examples[0].answer, "7");
+    assert_true(d->examples[0].question && dataset_has_questions(d));
+    assert_string_equal(d->examples[1].answer, "8");
+    assert_int_equal(d->examples[1].line, 3);
+    options.max_samples = 1;
+    assert_ok(dataset_parse("set.jsonl", lines, strlen(lines), &options, &first));
+    assert_int_equal(first->n, 1);
+    assert_true(first->digest != d->digest); // another part of the file is another data set
+    dataset_free(first);
+    dataset_free(d);
+
+    options.max_samples = 0;
+    assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
+    assert_message("set.jsonl, line 4: field \"problem\" must be text or a list of messages");
+    options = (struct dataset_options){.prompt_field = "task"};
+    assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
+    assert_message("set.jsonl, line 1: no field \"task\" (--prompt-field)");
+    options = (struct dataset_options){.prompt_field = "problem", .answer_field = "answer"};
+    assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
+    assert_message("set.jsonl, line 1: no field \"answer\" (--answer-field)");
+    assert_status(parse("{\"text\": \"a\"}\n", &d), ST_FORMAT);
+    assert_message("--prompt-field");
+}
+
 static void order(void **state)
 {
     (void)state;
@@ -200,7 +304,7 @@ static void gsm8k(void **state)
     char folder[PATH_MAX];
     struct dataset *d;
     test_data_folder("gsm8k", folder);
-    assert_ok(dataset_load(test_path(folder, "test.jsonl"), &d));
+    assert_ok(dataset_load(test_path(folder, "test.jsonl"), NULL, &d));
     assert_int_equal(d->n, 1319);
     assert_ok(dataset_require_answers(d));
     for (int i = 0; i < d->n; i++) assert_non_null(strstr(d->examples[i].answer, "#### "));
@@ -210,8 +314,10 @@ static void gsm8k(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fields), cmocka_unit_test(bad_lines), cmocka_unit_test(tokens),
-        cmocka_unit_test(chats),  cmocka_unit_test(order),     cmocka_unit_test(gsm8k),
+        cmocka_unit_test(fields),    cmocka_unit_test(bad_lines),
+        cmocka_unit_test(tokens),    cmocka_unit_test(chats),
+        cmocka_unit_test(questions), cmocka_unit_test(named_fields_and_limits),
+        cmocka_unit_test(order),     cmocka_unit_test(gsm8k),
     };
     return cmocka_run_group_tests_name("data", tests, NULL, NULL);
 }

@@ -187,7 +187,7 @@ static int check_gsm8k(const char *path)
 {
     struct dataset *d;
     struct reward *r = open_reward("gsm8k", NULL, 20);
-    assert_ok(dataset_load(path, &d));
+    assert_ok(dataset_load(path, NULL, &d));
     for (int i = 0; i < d->n; i++) {
         const char *own = d->examples[i].answer;
         char reference[64], other[64], said[160];
@@ -227,6 +227,25 @@ static void gsm8k_references(void **state)
     assert_int_equal(n, 8792);
 }
 
+// A reference that no answer could equal is refused before the first step; the reward says how its
+// form of answer is asked for.
+static void references_and_prompts(void **state)
+{
+    (void)state;
+    struct reward *r = open_reward("length,gsm8k,exact", NULL, 20);
+    assert_ok(reward_check_row(r, "6 * 7 = 42\n#### 42", NULL));
+    assert_ok(reward_check_row(r, NULL, NULL)); // dataset_require_answers() says that better
+    assert_status(reward_check_row(r, "42 ####", NULL), ST_FORMAT);
+    assert_message("\"42 ####\" holds no number");
+    assert_contains(reward_prompt_template(r), "{prompt}");
+    assert_contains(reward_prompt_template(r), "####");
+    reward_free(r);
+    r = open_reward("exact,numeric", NULL, 20);
+    assert_status(reward_check_row(r, "many", NULL), ST_FORMAT);
+    assert_null(reward_prompt_template(r));
+    reward_free(r);
+}
+
 // ---- regex --------------------------------------------------------------------------------------
 
 static void regex(void **state)
@@ -262,16 +281,16 @@ static void regex(void **state)
     assert_status(reward_score(r, &input, NULL, &x), ST_INVALID);
     assert_message("(a+)+");
     json_object_set_new(own, "pattern", json_string("(open"));
-    assert_status(reward_check_row(r, own), ST_INVALID);
+    assert_status(reward_check_row(r, NULL, own), ST_INVALID);
     assert_message("(open");
     json_object_set_new(own, "pattern", json_integer(3));
-    assert_status(reward_check_row(r, own), ST_INVALID);
-    assert_ok(reward_check_row(r, none));
+    assert_status(reward_check_row(r, NULL, own), ST_INVALID);
+    assert_ok(reward_check_row(r, NULL, none));
     reward_free(r);
 
     options.pattern = NULL;
     assert_ok(reward_new(&options, &r));
-    assert_status(reward_check_row(r, none), ST_INVALID);
+    assert_status(reward_check_row(r, NULL, none), ST_INVALID);
     assert_message("--reward-pattern");
     reward_free(r);
     r = NULL;
@@ -296,7 +315,13 @@ static void plugin(void **state)
     assert_int_equal(reward_terms(r), 3);
     assert_string_equal(reward_term_name(r, 1), "balanced");
     json_t *row = json_pack("{s:[{s:s, s:s}]}", "messages", "role", "user", "content", "x");
-    struct reward_input input = {.text = "(a[b])(", .answer = "?", .row = row, .telemetry = row};
+    struct reward_input input = {
+        .text = "(a[b])(",
+        .answer = "?",
+        .prompt = json_object_get(row, "messages"),
+        .row = row,
+        .telemetry = row,
+    };
     assert_ok(reward_score(r, &input, NULL, &x));
     assert_true(fabs(x - (1 + 4.0 / 5)) < 1e-12);
     char *deep = malloc(2001);
@@ -330,7 +355,10 @@ static void graded_plugin(void **state)
     } cases[] = {{"122", 1},        {"112", 2.0 / 3}, {"22", 2.0 / 3},
                  {"0122", 3.0 / 4}, {"x", 0},         {"", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct reward_input input = {.text = cases[i].text, .answer = "122", .row = row};
+        struct reward_input input = {.text = cases[i].text,
+                                     .answer = "122",
+                                     .prompt = json_object_get(row, "prompt"),
+                                     .row = row};
         double x;
         assert_ok(reward_score(r, &input, NULL, &x));
         assert_true(fabs(x - cases[i].score) < 1e-12);
@@ -360,7 +388,11 @@ static struct reward *open_script(const char *folder, const char *script, int ti
 static enum status ask(struct reward *r, const char *text, double *ret)
 {
     json_t *row = json_pack("{s:s, s:i}", "prompt", "P", "level", 3);
-    struct reward_input input = {.text = text, .answer = "A", .n_tokens = 2, .row = row};
+    struct reward_input input = {.text = text,
+                                 .answer = "A",
+                                 .n_tokens = 2,
+                                 .prompt = json_object_get(row, "prompt"),
+                                 .row = row};
     enum status st = reward_score(r, &input, NULL, ret);
     json_decref(row);
     return st;
@@ -535,6 +567,7 @@ int main(void)
         cmocka_unit_test(terms_and_weights),
         cmocka_unit_test(bad_names),
         cmocka_unit_test(gsm8k_references),
+        cmocka_unit_test(references_and_prompts),
         cmocka_unit_test(regex),
         cmocka_unit_test(plugin),
         cmocka_unit_test(graded_plugin),

@@ -873,7 +873,7 @@ static void chat_recognised(void **state)
         ST_UNSUPPORTED);
     assert_message("--chat-template NAME");
     assert_message("chatml");
-    assert_status(chat_template_parse("F", NULL, NULL, NULL, NULL, &t), ST_UNSUPPORTED);
+    assert_status(chat_template_parse("F", NULL, NULL, NULL, NULL, &t), ST_NOT_FOUND);
     assert_message("--chat-template NAME");
     assert_status(chat_template_parse("F", NULL, "vicuna", NULL, NULL, &t), ST_INVALID);
     assert_message("vicuna");

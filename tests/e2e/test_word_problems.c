@@ -1,0 +1,311 @@
+/* test_word_problems.c: data of GSM8K's form, as cw-word-problems writes it, through the real
+ * programs: generated, learnt in part, and trained on by `--reward gsm8k`. */
+#include "common/base/bytes.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/model/tokenizer.h"
+#include "tests/support/daemon.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "trainer/data.h"
+#include "trainer/number.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LIMIT_MS 120000
+
+#define RUN(log, ...) test_command(log, LIMIT_MS, (const char *const[]){__VA_ARGS__, NULL})
+
+static void assert_log(const char *log, const char *part)
+{
+    char *text = test_read(log);
+    assert_contains(text, part);
+    free(text);
+}
+
+static struct dataset *problems(const char *folder, const char *name)
+{
+    struct dataset *d;
+    assert_ok(dataset_load(test_path(folder, name), NULL, &d));
+    return d;
+}
+
+static int compare(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+// Each "a + b = c" of a worked answer holds, and the last c is the answer.
+static void check_work(const struct dataset *d, const struct example *e)
+{
+    double last = NAN, said;
+    const char *text = e->answer, *equals;
+    while ((equals = strstr(text, " = "))) {
+        const char *start = equals;
+        double a, b, y;
+        char sign;
+        while (start > e->answer && strchr("0123456789 +-*/", start[-1])) start--;
+        assert_int_equal(sscanf(start, "%lf %c %lf = %lf", &a, &sign, &b, &y), 4);
+        double right = sign == '+' ? a + b : sign == '-' ? a - b : sign == '*' ? a * b : a / b;
+        if (right != y || y < 1) fail_msg("%s, line %d: %s", d->path, e->line, e->answer);
+        last = y;
+        text = equals + 3;
+    }
+    assert_true(number_answer(e->answer, &said));
+    if (said != last) fail_msg("%s, line %d: %s", d->path, e->line, e->answer);
+}
+
+static void generator(void **state)
+{
+    (void)state;
+    enum { TRAIN = 3000, HELDOUT = 200, SFT = 1000 };
+    const char *folder = test_folder(), *log = test_path(folder, "log");
+    const char *tool = test_binary("cw-word-problems");
+    assert_int_equal(RUN(log, tool, "--out", test_path(folder, "a"), "--count", "3000", "--heldout",
+                         "200", "--sft", "1000", "--careless", "0.5"),
+                     0);
+    static const char *const names[] = {"train.jsonl", "heldout.jsonl", "sft.jsonl"};
+    static const int sizes[] = {TRAIN, HELDOUT, SFT};
+    const char *prompts[TRAIN + HELDOUT + SFT];
+    struct dataset *sets[3];
+    struct tokenizer *tokenizer;
+    struct token_list ids = {0};
+    struct bytes back = BYTES_INIT;
+    int n = 0, steps[9] = {0}, careless = 0;
+    assert_ok(tokenizer_load(test_path(folder, "a/tokenizer"), &tokenizer));
+    for (int k = 0; k < 3; k++) {
+        sets[k] = problems(test_path(folder, "a"), names[k]);
+        assert_int_equal(sets[k]->n, sizes[k]);
+        for (int i = 0; i < sets[k]->n; i++) {
+            const struct example *e = &sets[k]->examples[i];
+            prompts[n++] = e->prompt;
+            assert_int_equal(e->question, k < 2);
+            if (k < 2) {
+                int of = (int)json_integer_value(json_object_get(e->row, "steps"));
+                assert_true(of >= 1 && of <= 4);
+                steps[of]++;
+                check_work(sets[k], e);
+            }
+            // words are single tokens: far fewer than letters
+            ids.n = 0;
+            assert_ok(tokenizer_encode(tokenizer, e->prompt, e->prompt_len, false, &ids));
+            assert_true(ids.n * 2 < (int)e->prompt_len);
+            bytes_clear(&back);
+            assert_ok(tokenizer_decode(tokenizer, ids.ids, ids.n, true, &back));
+            assert_string_equal(bytes_text(&back), e->prompt);
+        }
+    }
+    for (int of = 1; of <= 4; of++) assert_true(steps[of] > (TRAIN + HELDOUT) / 6);
+    qsort(prompts, (size_t)n, sizeof *prompts, compare);
+    for (int i = 1; i < n; i++) assert_string_not_equal(prompts[i - 1], prompts[i]);
+
+    // a careful teacher says the same but for the last step, which the careless one leaves out in
+    // half of the problems that have several: three in four
+    assert_int_equal(RUN(log, tool, "--out", test_path(folder, "c"), "--count", "1", "--heldout",
+                         "200", "--sft", "1000"),
+                     0);
+    struct dataset *careful = problems(test_path(folder, "c"), "sft.jsonl");
+    for (int i = 0; i < SFT; i++) {
+        const char *said = sets[2]->examples[i].completion, *mark = strstr(said, "####");
+        const char *right = careful->examples[i].completion;
+        assert_string_equal(sets[2]->examples[i].prompt, careful->examples[i].prompt);
+        assert_true(mark && mark > said); // some work is always shown
+        assert_memory_equal(said, right, (size_t)(mark - said));
+        careless += strcmp(said, right) != 0;
+    }
+    assert_true(careless > 300 && careless < 450);
+    dataset_free(careful);
+    for (int k = 0; k < 3; k++) dataset_free(sets[k]);
+
+    // the same seed gives the same problems, and a larger set begins with a smaller one
+    assert_int_equal(RUN(log, tool, "--out", test_path(folder, "b"), "--count", "2000", "--heldout",
+                         "200", "--sft", "1000", "--careless", "0.5"),
+                     0);
+    test_same_file(test_path(folder, "a"), test_path(folder, "b"), "heldout.jsonl");
+    test_same_file(test_path(folder, "a"), test_path(folder, "b"), "sft.jsonl");
+    char *large = test_read(test_path(folder, "a/train.jsonl"));
+    char *small = test_read(test_path(folder, "b/train.jsonl"));
+    assert_true(strlen(small) < strlen(large));
+    assert_memory_equal(large, small, strlen(small));
+    free(large);
+    free(small);
+    token_list_release(&ids);
+    bytes_release(&back);
+    tokenizer_free(tokenizer);
+}
+
+static void generator_says_what_is_wrong(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "log");
+    const char *tool = test_binary("cw-word-problems");
+    assert_int_equal(RUN(log, tool), 2);
+    assert_log(log, "--out is missing");
+    assert_int_equal(RUN(log, tool, "--out", folder, "--min-steps", "3", "--max-steps", "2"), 2);
+    assert_log(log, "--min-steps 3 is above --max-steps 2");
+    assert_int_equal(RUN(log, tool, "--out", "/proc/no"), 1);
+    assert_log(log, "/proc/no");
+}
+
+static double metric(const json_t *m, const char *key)
+{
+    if (!json_is_number(json_object_get(m, key))) fail_msg("no number %s in metrics.jsonl", key);
+    return json_number_value(json_object_get(m, key));
+}
+
+static json_t *json_line(const char *path, int line)
+{
+    json_t *ret;
+    char *text = test_read(path), *start = text;
+    for (int i = 1; i < line; i++) {
+        start = strchr(start, '\n');
+        assert_non_null(start);
+        start++;
+    }
+    assert_ok(json_parse(path, start, strcspn(start, "\n"), &ret));
+    free(text);
+    return ret;
+}
+
+static int train(const char *folder, const char *run, const struct daemon *daemon,
+                 const char *const more[])
+{
+    const char *argv[40] = {test_binary("cw-trainer"),
+                            "train",
+                            "--bridge",
+                            daemon->bridge,
+                            "--data",
+                            test_path(folder, "train.jsonl"),
+                            "--eval-data",
+                            test_path(folder, "heldout.jsonl"),
+                            "--reward",
+                            "gsm8k",
+                            "--max-completion-length",
+                            "12",
+                            "--run-dir",
+                            test_path(folder, run),
+                            "--max-steps",
+                            "2",
+                            "--prompts-per-step",
+                            "2",
+                            "--num-generations",
+                            "4",
+                            "--eval-limit",
+                            "4",
+                            "--log-completions"};
+    int n = 23;
+    while (more && *more) argv[n++] = *more++;
+    return test_command(test_path(folder, "trainer.log"), LIMIT_MS, argv);
+}
+
+// The one command on the files as they are, with an instruct model's folder: questions in its chat
+// template, the reward's request behind them.
+static void the_one_command(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
+    struct daemon daemon;
+    assert_int_equal(RUN(test_path(folder, "log"), test_binary("cw-word-problems"), "--out", folder,
+                         "--count", "40", "--heldout", "8"),
+                     0);
+    daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
+    assert_int_equal(
+        train(folder, "run", &daemon, (const char *const[]){"--max-samples", "12", NULL}), 0);
+    assert_log(log, "final answer after \"####\"");
+    assert_log(log, "(12 examples)");
+    json_t *m = json_line(test_path(folder, "run/metrics.jsonl"), 2);
+    double reward = metric(m, "rewards/gsm8k/mean");
+    assert_true(reward >= 0 && reward <= 1);
+    json_decref(m);
+    json_t *rollout = json_line(test_path(folder, "run/rollouts/step-2.jsonl"), 1);
+    const char *said = json_string_value(json_object_get(rollout, "prompt"));
+    assert_non_null(said);
+    assert_contains(json_string_value(json_object_get(rollout, "answer")), "#### ");
+    // tokens are bytes here, a few merges aside: the request is in the prompt, not in what was said
+    int tokens = (int)json_integer_value(
+        json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
+    assert_null(strstr(said, "####"));
+    assert_true(tokens > (int)strlen(said) + 40);
+    json_decref(rollout);
+
+    // as they are, on request
+    assert_int_equal(
+        train(folder, "plain", &daemon, (const char *const[]){"--prompt-template", "none", NULL}),
+        0);
+    rollout = json_line(test_path(folder, "plain/rollouts/step-1.jsonl"), 1);
+    said = json_string_value(json_object_get(rollout, "prompt"));
+    tokens = (int)json_integer_value(
+        json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
+    assert_true(tokens <= (int)strlen(said));
+    json_decref(rollout);
+
+    // a reference without a number is refused before the first step
+    static const char bad[] = "{\"question\": \"a\", \"answer\": \"#### 1\"}\n"
+                              "{\"question\": \"b\", \"answer\": \"#### none\"}\n";
+    test_write(test_path(folder, "train.jsonl"), bad, strlen(bad));
+    assert_int_equal(train(folder, "bad", &daemon, NULL), 1);
+    assert_log(log, "train.jsonl, line 2: the data set's answer \"#### none\" holds no number");
+    assert_int_equal(
+        train(folder, "bad", &daemon, (const char *const[]){"--prompt-template", "Q:", NULL}), 2);
+    assert_log(log, "--prompt-template \"Q:\" has no {prompt}");
+    assert_int_equal(daemon_stop(&daemon), 0);
+    daemon_kill(&daemon);
+}
+
+// The generator's own tokenizer, a model made for it by sft, and the same command without a chat
+// template.
+static void warm_start_and_train(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
+    const char *shape = test_path(folder, "shape.json"), *model = test_path(folder, "model");
+    struct daemon daemon;
+    assert_int_equal(RUN(test_path(folder, "log"), test_binary("cw-word-problems"), "--out", folder,
+                         "--count", "40", "--heldout", "8", "--sft", "40", "--careless", "1"),
+                     0);
+    json_t *config = json_pack(
+        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:b, s:i}", "architectures",
+        "Qwen2ForCausalLM", "model_type", "qwen2", "vocab_size", 1024, "hidden_size", 64,
+        "intermediate_size", 128, "num_hidden_layers", 2, "num_attention_heads", 4,
+        "num_key_value_heads", 2, "max_position_embeddings", 256, "rms_norm_eps", 1e-6,
+        "rope_theta", 10000.0, "hidden_act", "silu", "tie_word_embeddings", 1, "eos_token_id", 256);
+    assert_ok(json_write_file(shape, 0644, config));
+    json_decref(config);
+    assert_int_equal(RUN(log, test_binary("cw-trainer"), "sft", "--init", shape, "--tokenizer",
+                         test_path(folder, "tokenizer"), "--data", test_path(folder, "sft.jsonl"),
+                         "--out", model, "--max-steps", "3", "--logging-steps", "1", "--device",
+                         "cpu", "--max-samples", "24"),
+                     0);
+    daemon_start(&daemon, model, NULL);
+    assert_int_equal(train(folder, "run", &daemon, NULL), 0);
+    json_t *rollout = json_line(test_path(folder, "run/rollouts/step-1.jsonl"), 1);
+    const char *said = json_string_value(json_object_get(rollout, "prompt"));
+    int tokens = (int)json_integer_value(
+        json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
+    assert_true(tokens * 2 < (int)strlen(said)); // words, and nothing around them
+    json_decref(rollout);
+    assert_int_equal(RUN(log, test_binary("cw-trainer"), "eval", "--bridge", daemon.bridge,
+                         "--data", test_path(folder, "heldout.jsonl"), "--reward", "gsm8k",
+                         "--max-completion-length", "12"),
+                     0);
+    assert_log(log, "8 prompts");
+    // the same with a template needs a chat template, and says where from
+    assert_int_equal(train(folder, "chat", &daemon, (const char *const[]){"--chat", NULL}), 1);
+    assert_log(log, "pick one with --chat-template");
+    assert_int_equal(daemon_stop(&daemon), 0);
+    daemon_kill(&daemon);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(generator),
+        cmocka_unit_test(generator_says_what_is_wrong),
+        cmocka_unit_test(the_one_command),
+        cmocka_unit_test(warm_start_and_train),
+    };
+    return cmocka_run_group_tests_name("word_problems", tests, NULL, NULL);
+}
