@@ -383,13 +383,18 @@ static void propose(struct executor *x, struct sample *sample)
 
 static enum status draft_step(struct executor *x)
 {
-    int n_seqs = 0, n = 0, n_drawing = 0;
+    int n_seqs = 0, n_may = 0, n = 0, n_drawing = 0;
     for (int i = 0; i < scheduler_running(x->scheduler); i++) {
         struct sample *sample = scheduler_at(x->scheduler, i);
         sample->draft.n = sample->draft.n_verify = 0;
         if (!sample_is_decoding(sample)) continue;
         n_seqs++;
-        if (speculative_most(choice_of(x, sample)) == 0) continue;
+        n_may += speculative_most(choice_of(x, sample)) > 0;
+    }
+    if (n_may == 0 || !speculative_wants_drafts(x->speculative)) return ST_OK;
+    for (int i = 0; i < scheduler_running(x->scheduler); i++) {
+        struct sample *sample = scheduler_at(x->scheduler, i);
+        if (!sample_is_decoding(sample) || speculative_most(choice_of(x, sample)) == 0) continue;
         propose(x, sample);
         if (sample->draft.n > 0) x->drafts[n++] = &sample->draft;
     }

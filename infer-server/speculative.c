@@ -5,9 +5,16 @@
  * chance p yields p^j tokens, so the most promising next draft of the batch is the one with the
  * largest p^j. Drafts are added in that order, and the number of them with the most expected tokens
  * per millisecond is taken; it is compared with a plain step's. The first draft of a draft model at
- * some depth costs a pass of that model, the next ones at that depth make it a little wider. A cost that was measured at a bad
- * moment would be believed for ever once it keeps drafts out, so one refused step in PROBE_EVERY
- * verifies all the same, and one in PLAIN_EVERY that would verify is plain. */
+ * some depth costs a pass of that model, the next ones at that depth make it a little wider. Those
+ * that look best are partly those that were overrated, so what is expected is scaled by what such
+ * expectations came to lately.
+ *
+ * Costs are believed until they are measured again. So sizes grow from small ones, at most by
+ * doubling; one in PLAIN_EVERY steps that would verify is plain, and one verifies twice as many; and
+ * one refused plan in PROBE_EVERY verifies a few all the same.
+ *
+ * Where nothing pays, looking for drafts must not cost either: plans refused one after another are
+ * followed by more and more steps that propose nothing, up to MOST_IDLE. */
 #include "infer-server/speculative.h"
 #include "infer-server/step_cost.h"
 #include "infer-server/suffix_memory.h"
@@ -22,10 +29,14 @@
 #define WEIGHT_SAMPLE   0.1  // of a new measurement in a sample's average
 #define WEIGHT_ALL      0.01 // in that of its method, where new samples start
 #define LEAST_CHANCE    0.05 // a draft less likely than this is not worth its row
-#define PROBE_EVERY     256
+#define PROBE_EVERY     64
 #define PLAIN_EVERY     32
+#define MOST_IDLE       15
 #define MODEL_UNUSED    64
-#define LEAST_GAIN      1.1 // expected, of verifying over a plain step: costs are only estimates
+#define LEAST_GAIN      1.05 // expected, of verifying over a plain step: costs are only estimates
+#define MOST_DRAFTING   512  // samples of one plan
+#define TRUST_KEPT      0.98 // of the sums below, at each step that verifies
+#define TRUST_PRIOR     4.0  // tokens
 
 struct speculative {
     bool fixed;
@@ -34,9 +45,12 @@ struct speculative {
     struct step_cost cost, passes;          // of steps; of the draft model's passes
     double acceptance[SPECULATIVE_METHODS]; // by method
     double by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
-    int refused;      // steps whose drafts would not pay
-    int verified;     // steps that did
-    int model_unused; // plans since the draft model was in one
+    int refused;      // plans whose drafts would not pay
+    int in_a_row;     // of these, since the last that did
+    int idle;         // steps yet to come that propose nothing
+    int verified;     // plans that did
+    int model_unused; // steps since the draft model was in one
+    double expected, accepted; // tokens that verified drafts were to bring and brought, of late
 };
 
 // ---- choices -----------------------------------------------------------------------------------
@@ -259,37 +273,66 @@ void speculative_learn(struct speculative *s, struct speculative_choice choice,
 
 // ---- how many ----------------------------------------------------------------------------------
 
+bool speculative_wants_drafts(struct speculative *s)
+{
+    if (s->idle == 0) return true;
+    s->idle--;
+    s->model_unused++;
+    return false;
+}
+
 struct tally { // what is in the plan so far
     int rows;
-    double tokens, pass_ms;      // expected beyond a plain step's; of the draft model
+    double tokens, pass_ms;       // expected beyond a plain step's; of the draft model
     int passes[SPECULATIVE_MOST]; // its rows at each depth
 };
 
 static double pass_ms(const struct speculative *s, int rows)
 {
-    return rows > 0 ? step_cost_ms(&s->passes, rows, false) : 0;
+    return rows > 0 ? step_cost_plain_ms(&s->passes, rows) : 0;
 }
 
-// One more draft for the sample where it promises most; false where none is left.
-static bool take_best(const struct speculative *s, struct draft *const *drafts, int n,
-                      double *chances, struct tally *tally)
+struct candidates { // a heap of the samples that have a draft left, by the chance of the next one
+    int n;
+    struct {
+        double chance; // that this draft and those before it are accepted
+        struct draft *draft;
+    } at[MOST_DRAFTING];
+};
+
+static void sift_down(struct candidates *c, int i)
 {
-    int best = -1;
-    for (int i = 0; i < n; i++)
-        if (drafts[i]->n_verify < drafts[i]->n && (best < 0 || chances[i] > chances[best]))
-            best = i;
-    if (best < 0 || chances[best] < LEAST_CHANCE) return false;
-    struct draft *draft = drafts[best];
+    for (int child; (child = 2 * i + 1) < c->n; i = child) {
+        if (child + 1 < c->n && c->at[child + 1].chance > c->at[child].chance) child++;
+        if (c->at[i].chance >= c->at[child].chance) return;
+        const typeof(c->at[0]) moved = c->at[i];
+        c->at[i] = c->at[child];
+        c->at[child] = moved;
+    }
+}
+
+// The next draft of the sample where it promises most; NULL where none is left that may be worth it.
+static struct draft *take_best(struct candidates *c, double *ret_chance)
+{
+    if (c->n == 0 || c->at[0].chance < LEAST_CHANCE) return NULL;
+    struct draft *draft = c->at[0].draft;
+    *ret_chance = c->at[0].chance;
+    c->at[0].chance *= draft->chance;
+    if (++draft->n_verify == draft->n) c->at[0] = c->at[--c->n];
+    sift_down(c, 0);
+    return draft;
+}
+
+static void count(const struct speculative *s, const struct draft *draft, double chance,
+                  struct tally *tally)
+{
     if (draft->method == SPECULATIVE_DRAFT_MODEL) {
-        int *rows = &tally->passes[draft->n_verify];
+        int *rows = &tally->passes[draft->n_verify - 1];
         tally->pass_ms += pass_ms(s, *rows + 1) - pass_ms(s, *rows);
         ++*rows;
     }
-    tally->tokens += chances[best];
+    tally->tokens += chance;
     tally->rows++;
-    draft->n_verify++;
-    chances[best] *= draft->chance;
-    return true;
 }
 
 static void take_all(const struct speculative *s, struct draft *const *drafts, int n)
@@ -298,39 +341,74 @@ static void take_all(const struct speculative *s, struct draft *const *drafts, i
         drafts[i]->n_verify = drafts[i]->n < s->max_rows - rows ? drafts[i]->n : s->max_rows - rows;
 }
 
-static void start_over(struct draft *const *drafts, int n, double *chances)
+static double trust(const struct speculative *s)
 {
-    for (int i = 0; i < n; i++) {
-        drafts[i]->n_verify = 0;
-        chances[i] = drafts[i]->chance;
+    return (s->accepted + TRUST_PRIOR) / (s->expected + TRUST_PRIOR);
+}
+
+// How many rows a plan may verify, going by those that were measured.
+static int most_rows(const struct speculative *s, int n_seqs)
+{
+    const int reached = step_cost_reach(&s->cost) - n_seqs;
+    const int least = n_seqs > 8 ? n_seqs / 4 : 2, most = reached > least ? 2 * reached : 2 * least;
+    return most < s->max_rows ? most : s->max_rows;
+}
+
+// Of best_rows (0: none of n_rows pays) what is done: now and then something else, to measure it.
+static int explore(struct speculative *s, int best_rows, int n_rows, int n_seqs)
+{
+    if (n_rows == 0) return 0;
+    if (best_rows > 0) {
+        const int turn = ++s->verified % PLAIN_EVERY;
+        s->in_a_row = 0;
+        if (turn == PLAIN_EVERY / 2 && best_rows < n_rows)
+            return 2 * best_rows < n_rows ? 2 * best_rows : n_rows;
+        return turn > 0 ? best_rows : 0;
     }
+    s->in_a_row++;
+    s->idle = s->in_a_row / 4 < MOST_IDLE ? s->in_a_row / 4 : MOST_IDLE;
+    if (++s->refused % PROBE_EVERY > 0) return 0;
+    const int few = 1 + n_seqs / 4;
+    return few < n_rows ? few : n_rows;
 }
 
 static void plan_drafts(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
 {
     // Each of more sequences than rows for drafts could gain next to nothing.
-    double chances[512];
-    if (n == 0 || n > s->max_rows || n > (int)(sizeof chances / sizeof *chances)) return;
-    const double plain_ms = step_cost_ms(&s->cost, n_seqs, false);
-    if (plain_ms <= 0) return; // a plain step first
+    struct draft *order[MOST_DRAFTING];
+    double chances[MOST_DRAFTING];
+    struct candidates candidates = {.n = n};
     struct tally tally = {0};
-    double best = LEAST_GAIN * n_seqs / plain_ms;
+    if (n == 0 || n > s->max_rows || n > MOST_DRAFTING) return;
+    const double plain_ms = step_cost_plain_ms(&s->cost, n_seqs), trusted = trust(s);
+    if (plain_ms <= 0) return; // a plain step first
+    for (int i = 0; i < n; i++) {
+        candidates.at[i].chance = drafts[i]->chance;
+        candidates.at[i].draft = drafts[i];
+    }
+    for (int i = n / 2 - 1; i >= 0; i--) sift_down(&candidates, i);
+    double best = LEAST_GAIN * n_seqs / plain_ms, chance;
     int best_rows = 0;
-    start_over(drafts, n, chances);
-    while (tally.rows < s->max_rows && take_best(s, drafts, n, chances, &tally)) {
-        const double ms = step_cost_ms(&s->cost, n_seqs + tally.rows, true) + tally.pass_ms;
-        const double rate = (n_seqs + tally.tokens) / ms;
+    const int most = most_rows(s, n_seqs);
+    while (tally.rows < most && tally.rows < MOST_DRAFTING) {
+        struct draft *draft = take_best(&candidates, &chance);
+        if (!draft) break;
+        order[tally.rows] = draft;
+        chances[tally.rows] = chance;
+        count(s, draft, chance, &tally);
+        const double ms =
+            step_cost_verify_ms(&s->cost, n_seqs, n_seqs + tally.rows) + tally.pass_ms;
+        const double rate = (n_seqs + trusted * tally.tokens) / ms;
         if (rate <= best) continue;
         best = rate;
         best_rows = tally.rows;
     }
-    if (tally.rows > 0 && best_rows == 0 && ++s->refused % PROBE_EVERY == 0)
-        best_rows = 1 + s->refused / PROBE_EVERY % tally.rows;
-    else if (best_rows > 0 && ++s->verified % PLAIN_EVERY == 0)
-        best_rows = 0;
-    if (best_rows > 0 && best_rows == tally.rows) return;
-    start_over(drafts, n, chances);
-    for (int i = 0; i < best_rows; i++) take_best(s, drafts, n, chances, &tally);
+    best_rows = explore(s, best_rows, tally.rows, n_seqs);
+    for (int i = tally.rows - 1; i >= best_rows; i--) order[i]->n_verify--;
+    if (best_rows == 0) return;
+    s->expected *= TRUST_KEPT;
+    s->accepted *= TRUST_KEPT;
+    for (int i = 0; i < best_rows; i++) s->expected += chances[i];
 }
 
 void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
@@ -349,6 +427,7 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
 {
     const enum speculative_method method = draft->method;
     if (n_verified == 0 && method == SPECULATIVE_DRAFT_MODEL) return;
+    if (n_verified > 0) s->accepted += n_accepted;
     // Drafts behind the first that was refused say nothing.
     const int trials = n_verified == 0 ? 1 : n_accepted < n_verified ? n_accepted + 1 : n_verified;
     double *all = &s->acceptance[method], *own = &draft->by[method].acceptance;

@@ -93,6 +93,9 @@ struct speculative;
 enum status speculative_new(bool fixed, int max_rows, struct speculative **ret);
 void speculative_free(struct speculative *s);
 
+// Whether the next step is to look for drafts: where they do not pay, most steps are not. Once a step
+// with a sample that may draft.
+bool speculative_wants_drafts(struct speculative *s);
 // Proposes at most `room` tokens to follow, by the method that promises most; n may be 0.
 void speculative_propose(struct speculative *s, struct speculative_choice choice,
                          const struct history *history, int room, struct draft *draft);

@@ -1,11 +1,18 @@
-/* step_cost.c: a table of moving averages over sizes that grow by an eighth. A spike (a page fault,
- * a busy machine) is let in at twice the average at most, or one would silence drafts for long. */
+/* step_cost.c: a table of moving averages over sizes that grow by an eighth.
+ *
+ * What is compared is a plain step and a verifying one of the same moment, but one of the two kinds
+ * is seldom run while the other is, and a step's time changes as contexts grow, or with the machine's
+ * load, by more than drafts gain. Such changes move both kinds alike, so both tables are kept in
+ * units of a level that follows the plain steps quickly. A spike (a page fault, a busy machine) is
+ * let in at MOST_SPIKE times what was expected, or one would silence drafts for long; a time much
+ * shorter than expected says that what was believed was one. */
 #include "infer-server/step_cost.h"
 
-// Of a new measurement: one that is shorter weighs more, since what makes a step longer is often
-// not its own.
-#define WEIGHT_LONGER  0.05
-#define WEIGHT_SHORTER 0.3
+#define WEIGHT        0.1
+#define WEIGHT_LEVEL  0.2
+#define WEIGHT_SPIKED 0.5
+#define MOST_SPIKE    1.5
+#define SPIKED        0.75 // of what was believed
 
 // Sizes 1..16 have a bucket each; above, eight buckets to a doubling.
 static int bucket_of(int rows)
@@ -17,40 +24,64 @@ static int bucket_of(int rows)
     return b < STEP_COST_BUCKETS ? b : STEP_COST_BUCKETS - 1;
 }
 
-static int rows_of(int bucket) // the least of its sizes
+static double follow(double old, double measured, double weight)
 {
-    if (bucket < 16) return bucket + 1;
-    return (16 + (bucket - 16) % 8 * 2) << ((bucket - 16) / 8);
+    if (measured > MOST_SPIKE * old) measured = MOST_SPIKE * old;
+    if (measured < SPIKED * old) weight = WEIGHT_SPIKED;
+    return old + weight * (measured - old);
 }
 
 void step_cost_learn(struct step_cost *c, int rows, bool verifying, double ms)
 {
-    double *at = &c->kind[verifying].ms[bucket_of(rows)];
-    if (*at <= 0) {
-        *at = ms;
-        return;
-    }
-    if (ms > 2 * *at) ms = 2 * *at;
-    *at += (ms > *at ? WEIGHT_LONGER : WEIGHT_SHORTER) * (ms - *at);
-}
-
-static double estimate(const double *ms, int rows)
-{
     const int b = bucket_of(rows);
-    if (ms[b] > 0) return ms[b];
-    int below = b - 1, above = b + 1;
-    while (below >= 0 && ms[below] <= 0) below--;
-    while (above < STEP_COST_BUCKETS && ms[above] <= 0) above++;
-    const bool has_below = below >= 0, has_above = above < STEP_COST_BUCKETS;
-    if (has_below && has_above) {
-        const double share = (double)(rows - rows_of(below)) / (rows_of(above) - rows_of(below));
-        return ms[below] + share * (ms[above] - ms[below]);
-    }
-    return has_below ? ms[below] : has_above ? ms[above] : 0;
+    double *table_rows = &c->kind[verifying].rows[b], *table_ms = &c->kind[verifying].ms[b];
+    const double level = c->level > 0 ? c->level : 1, before = *table_ms;
+    const bool known = *table_rows > 0;
+    *table_rows += (known ? WEIGHT : 1) * (rows - *table_rows);
+    *table_ms = known ? follow(before, ms / level, WEIGHT) : ms / level;
+    if (!verifying) c->level = known ? follow(level, ms / before, WEIGHT_LEVEL) : level;
 }
 
-double step_cost_ms(const struct step_cost *c, int rows, bool verifying)
+struct point {
+    double rows, ms;
+};
+
+static double on_line(struct point a, struct point b, double rows)
 {
-    const double ms = estimate(c->kind[verifying].ms, rows);
-    return ms > 0 ? ms : estimate(c->kind[!verifying].ms, rows);
+    return a.ms + (b.ms - a.ms) * (rows - a.rows) / (b.rows - a.rows);
+}
+
+double step_cost_plain_ms(const struct step_cost *c, int rows)
+{
+    struct point below = {0, 0};
+    for (int b = 0; b < STEP_COST_BUCKETS; b++) {
+        const struct point at = {c->kind[0].rows[b], c->kind[0].ms[b]};
+        if (at.rows <= 0) continue;
+        if (at.rows < rows) below = at;
+        else return c->level * (below.rows > 0 ? on_line(below, at, rows) : at.ms);
+    }
+    return c->level * below.ms;
+}
+
+double step_cost_verify_ms(const struct step_cost *c, int n_seqs, int rows)
+{
+    struct point before, last = {n_seqs, step_cost_plain_ms(c, n_seqs)};
+    before = last;
+    if (last.ms <= 0) return 0;
+    for (int b = bucket_of(n_seqs); b < STEP_COST_BUCKETS; b++) {
+        const struct point at = {c->kind[1].rows[b], c->level * c->kind[1].ms[b]};
+        if (at.rows <= n_seqs) continue;
+        if (at.rows >= rows) return on_line(last, at, rows);
+        before = last;
+        last = at;
+    }
+    if (last.ms <= before.ms) return last.ms;
+    return on_line(before, last, rows);
+}
+
+int step_cost_reach(const struct step_cost *c)
+{
+    for (int b = STEP_COST_BUCKETS - 1; b >= 0; b--)
+        if (c->kind[1].rows[b] > 0) return (int)c->kind[1].rows[b];
+    return 0;
 }

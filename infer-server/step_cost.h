@@ -9,15 +9,22 @@
 #define STEP_COST_BUCKETS 64
 
 struct step_cost { // all zero: nothing known
+    double level;  // what plain steps take of late, in units of their table; 0: none was measured
     struct {
-        double ms[STEP_COST_BUCKETS]; // moving average; 0: not measured
-    } kind[2];                        // plain, verifying
+        double rows[STEP_COST_BUCKETS]; // moving average of the sizes measured; 0: none
+        double ms[STEP_COST_BUCKETS];   // and of their times, over the level
+    } kind[2];                          // plain, verifying
 };
 
 void step_cost_learn(struct step_cost *c, int rows, bool verifying, double ms);
-// Between measured sizes by interpolation; beyond them the nearest one's, which is too little for
-// larger steps: they are tried and then known. A kind never measured
-// counts as the other. 0 where nothing is known at all.
-double step_cost_ms(const struct step_cost *c, int rows, bool verifying);
+// Of a plain step: between measured sizes by interpolation, beyond them the nearest one's. 0 where
+// none was measured.
+double step_cost_plain_ms(const struct step_cost *c, int rows);
+// Of a step that verifies rows - n_seqs drafts of n_seqs sequences: between the plain step without
+// them and the measured sizes by interpolation, beyond those by the last slope; a plain step's where
+// none was measured. 0 where no plain step was.
+double step_cost_verify_ms(const struct step_cost *c, int n_seqs, int rows);
+// The largest size of a verifying step that was measured; 0: none.
+int step_cost_reach(const struct step_cost *c);
 
 #endif

@@ -4,6 +4,11 @@
  * up by two, and nothing is ever sorted. This is a suffix trie of depth SUFFIX_DEPTH whose edges
  * are found by hash; siblings share its nodes, which is what makes it small for a group.
  *
+ * A context that was seen once is a leaf: the longer ones that end in it were seen once too, with the
+ * same next token, so one entry with the tail it was seen behind stands for all of them. Only when
+ * it is seen again does the leaf move a token deeper. Most contexts are leaves, and a token costs a
+ * few look-ups in place of two for each length.
+ *
  * Tables double as they fill; one that has reached MOST_ENTRIES takes no new entries but goes on
  * counting. Prompts are found through chains of a fixed array of heads. */
 #include "infer-server/suffix_memory.h"
@@ -12,17 +17,24 @@
 
 #define HEADS         1024
 #define FIRST_ENTRIES 256
-#define MOST_ENTRIES  (1u << 17) // 2 MB a prompt
+#define MOST_ENTRIES  (1u << 17) // 2 MB a prompt, and its leaves
+#define LEAF          (1u << 31)
+#define NO_TOKEN      (-1)
 
 struct entry {
     uint64_t key; // 0: free
     int32_t token;
-    uint32_t count;
+    uint32_t count; // of a leaf: LEAF and the number of its tail
+};
+struct tail { // the tokens before a leaf's, the latest first; NO_TOKEN where there was none
+    int32_t tokens[SUFFIX_DEPTH];
 };
 struct prompt_memory {
     uint64_t key, used_at;
     uint32_t n, cap; // entries; cap is a power of two
+    uint32_t n_tails, tail_cap;
     struct entry *entries;
+    struct tail *tails;
     struct prompt_memory *next; // in its chain
 };
 struct suffix_memory {
@@ -43,7 +55,7 @@ enum status suffix_memory_new(size_t max_bytes, struct suffix_memory **ret)
 
 static size_t bytes_of(const struct prompt_memory *p)
 {
-    return sizeof *p + p->cap * sizeof *p->entries;
+    return sizeof *p + p->cap * sizeof *p->entries + p->tail_cap * sizeof *p->tails;
 }
 
 static void forget(struct suffix_memory *m, struct prompt_memory **at)
@@ -53,6 +65,7 @@ static void forget(struct suffix_memory *m, struct prompt_memory **at)
     m->bytes -= bytes_of(p);
     m->n_prompts--;
     free(p->entries);
+    free(p->tails);
     free(p);
 }
 
@@ -163,6 +176,50 @@ static struct entry *claim(struct suffix_memory *m, struct prompt_memory *p, uin
     return e;
 }
 
+// The number of a new tail; LEAF where there is no room for it.
+static uint32_t add_tail(struct suffix_memory *m, struct prompt_memory *p, const int32_t *tail,
+                         int n)
+{
+    if (p->n_tails == p->tail_cap) {
+        const uint32_t cap = p->tail_cap ? p->tail_cap * 2 : FIRST_ENTRIES / 4;
+        const size_t more = (cap - p->tail_cap) * sizeof *p->tails;
+        if (cap > MOST_ENTRIES || bytes_of(p) + more > m->max_bytes) return LEAF;
+        struct tail *tails = realloc(p->tails, cap * sizeof *tails);
+        if (!tails) return LEAF;
+        p->tails = tails;
+        p->tail_cap = cap;
+        m->bytes += more;
+        keep_within(m, p);
+    }
+    for (int i = 0; i < SUFFIX_DEPTH; i++)
+        p->tails[p->n_tails].tokens[i] = i < n ? tail[n - 1 - i] : NO_TOKEN;
+    return p->n_tails++;
+}
+
+static uint64_t pair_key(uint64_t context, int32_t next)
+{
+    return extend(context ^ 0x5bf0a8b1457695b3u, next);
+}
+
+// Seen again: the leaf's one occurrence is counted as a pair, and goes on as a leaf one token deeper.
+static bool open_leaf(struct suffix_memory *m, struct prompt_memory *p, uint64_t context, int length)
+{
+    struct entry *leaf = find(p, context);
+    const int32_t token = leaf->token;
+    const uint32_t tail = leaf->count;
+    struct entry *pair = claim(m, p, pair_key(context, token)); // the table may move
+    if (!pair) return false;
+    pair->count = 1;
+    find(p, context)->count = 1;
+    if (length == SUFFIX_DEPTH) return true;
+    const int32_t before = p->tails[tail & ~LEAF].tokens[length];
+    struct entry *deeper = before == NO_TOKEN ? NULL : claim(m, p, extend(context, before));
+    if (!deeper) return before == NO_TOKEN;
+    deeper->token = token;
+    deeper->count = tail;
+    return true;
+}
+
 void suffix_memory_add(struct suffix_memory *m, uint64_t prompt_key, const int32_t *tail, int n,
                        int32_t next)
 {
@@ -171,11 +228,20 @@ void suffix_memory_add(struct suffix_memory *m, uint64_t prompt_key, const int32
     uint64_t context = 0;
     for (int length = 1; p && length <= n; length++) {
         context = extend(context, tail[n - length]);
-        struct entry *pair = claim(m, p, extend(context ^ 0x5bf0a8b1457695b3u, next));
+        const struct entry *known = find(p, context);
+        if (!known->key) {
+            const uint32_t number = add_tail(m, p, tail, n);
+            struct entry *leaf = number == LEAF ? NULL : claim(m, p, context);
+            if (!leaf) return;
+            leaf->token = next;
+            leaf->count = LEAF | number;
+            return;
+        }
+        if (known->count & LEAF && !open_leaf(m, p, context, length)) return;
+        struct entry *pair = claim(m, p, pair_key(context, next));
         if (!pair) return;
-        const uint32_t count = ++pair->count; // the table may move below
-        struct entry *best = claim(m, p, context);
-        if (!best) return;
+        const uint32_t count = ++pair->count;
+        struct entry *best = find(p, context); // the table may have moved
         if (best->token != next && count < best->count) continue;
         best->token = next;
         best->count = count;
@@ -194,6 +260,10 @@ int suffix_memory_next(struct suffix_memory *m, uint64_t prompt_key, const int32
         if (!e->key) break;
         *ret_next = e->token;
         known = length;
+        if (!(e->count & LEAF)) continue;
+        const struct tail *seen = &p->tails[e->count & ~LEAF];
+        while (known < n && seen->tokens[known] == tail[n - 1 - known]) known++;
+        break;
     }
     return known;
 }
