@@ -39,10 +39,11 @@ struct executor {
     struct speculative *speculative;
     struct draft_model *draft_model;  // NULL: none
     struct speculative_choice choice; // of requests that do not choose
-    int max_batch, draft_rows;
+    int draft_rows;
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
-    int32_t *tokens;                // (prefill_chunk, or 1 + SPECULATIVE_MOST) of one item
+    int32_t *tokens;                // (prefill_chunk) of one item
+    int *item_end;                  // (max_batch) of a step: the row behind each item's last
     struct sampler_row *rows;       // (max_batch + draft_rows)
     const struct top_logprob **top; // (max_batch + draft_rows)
     struct engine_stats stats;      // the counters
@@ -85,7 +86,6 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     x->config = config;
     x->on_event = on_event;
     x->context = context;
-    x->max_batch = max_batch;
     plan_draft_rows(x, options);
     const int max_rows = max_batch + x->draft_rows, max_tokens = max_rows + chunk;
     int wished = 0;
@@ -95,7 +95,7 @@ enum status executor_new(struct device *dev, const struct weights *weights,
                       &x->sampler));
     CHECK(speculative_new(options->speculative_fixed, x->draft_rows, &x->speculative));
     const int table_width = (wished + options->block_size - 1) / options->block_size;
-    CHECK(batch_new(dev, max_tokens, max_batch, table_width, max_rows, &x->batch));
+    CHECK(batch_new(dev, max_tokens, max_rows, table_width, max_rows, &x->batch));
     const struct draft_model_limits draft_limits = {.max_batch = max_batch,
                                                     .prefill_chunk = chunk,
                                                     .max_context = wished,
@@ -114,12 +114,13 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     CHECK(kv_cache_new(x->kv.view.n_blocks, options->block_size, &x->cache));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->cache, &x->scheduler));
-    x->tokens = malloc((size_t)(chunk + 1 + SPECULATIVE_MOST) * sizeof *x->tokens);
+    x->tokens = malloc((size_t)chunk * sizeof *x->tokens);
+    x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
     x->rows = malloc((size_t)max_rows * sizeof *x->rows);
     x->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
     x->drafts = malloc((size_t)max_batch * sizeof *x->drafts);
     x->drawing = malloc((size_t)max_batch * sizeof *x->drawing);
-    if (!x->tokens || !x->rows || !x->top || !x->drafts || !x->drawing) {
+    if (!x->tokens || !x->item_end || !x->rows || !x->top || !x->drafts || !x->drawing) {
         st = status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_tokens);
         goto out;
     }
@@ -135,6 +136,7 @@ void executor_free(struct executor *x)
 {
     if (!x) return;
     free(x->tokens);
+    free(x->item_end);
     free(x->rows);
     free(x->top);
     free(x->drafts);
@@ -263,28 +265,49 @@ void executor_update(struct executor *x, uint64_t version, bool recompute)
 
 // ---- a step ------------------------------------------------------------------------------------
 
+// Every row of a step is one token behind which a token is drawn.
+static bool is_decode_only(const struct step *step)
+{
+    for (int i = 0; i < step->n_items; i++)
+        if (step->items[i].n != 1 + step->items[i].n_drafts ||
+            step->items[i].sample->n_generated == 0)
+            return false;
+    return step->n_draws == step->n_items;
+}
+
+/* The drafts of a decoding sample go in as sequences of one row each, with the sample's block table:
+ * each layer stores the keys of all rows before any row attends. A verifying step is thus a decode
+ * batch of more rows: it takes the same kernels and captured graphs. */
+static enum status add_item(struct executor *x, const struct step_item *item)
+{
+    enum status st = ST_OK;
+    const struct sample *sample = item->sample;
+    const int known = item->n - item->n_drafts;
+    sample_tokens(sample, item->first, known, x->tokens);
+    CHECK(batch_add_paged(x->batch, x->tokens, known, item->first, sample->blocks, sample->n_blocks,
+                          x->kv.view.block_size));
+    for (int k = 0; k < item->n_drafts; k++)
+        CHECK(batch_add_paged(x->batch, &sample->draft.tokens[k], 1, item->first + known + k,
+                              sample->blocks, sample->n_blocks, x->kv.view.block_size));
+out:
+    return st;
+}
+
 static enum status build_batch(struct executor *x, const struct step *step)
 {
     enum status st = ST_OK;
     batch_clear(x->batch);
     for (int i = 0; i < step->n_items; i++) {
-        const struct step_item *item = &step->items[i];
-        const struct sample *sample = item->sample;
-        const int known = item->n - item->n_drafts;
-        sample_tokens(sample, item->first, known, x->tokens);
-        memcpy(x->tokens + known, sample->draft.tokens, (size_t)item->n_drafts * sizeof *x->tokens);
-        CHECK(batch_add_paged(x->batch, x->tokens, item->n, item->first, sample->blocks,
-                              sample->n_blocks, x->kv.view.block_size));
+        CHECK(add_item(x, &step->items[i]));
+        x->item_end[i] = batch_tokens(x->batch);
     }
     for (int i = 0; i < step->n_draws; i++) {
-        const struct step_item *item = &step->items[step->draws[i].item];
-        const int end = batch_first_row(x->batch, step->draws[i].item) + item->n;
-        for (int row = end - 1 - item->n_drafts; row < end; row++)
+        const int item = step->draws[i].item, end = x->item_end[item];
+        for (int row = end - 1 - step->items[item].n_drafts; row < end; row++)
             CHECK(batch_want_row(x->batch, row));
     }
-    int padded = step->pure_decode ? model_decode_padding(x->model, step->n_items) : 0;
-    if (padded > x->max_batch) padded = step->n_items;
-    CHECK(batch_commit(x->batch, padded));
+    CHECK(batch_commit(x->batch,
+                       is_decode_only(step) ? model_decode_padding(x->model, step->n_tokens) : 0));
 out:
     return st;
 }
@@ -506,11 +529,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
         CHECK(draft_model_follow(x->draft_model, step, speculative_model_pays(x->speculative)));
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
-    bool decode_only = true;
-    for (int i = 0; i < step->n_items; i++)
-        decode_only &= step->items[i].n == 1 + step->items[i].n_drafts &&
-                       step->items[i].sample->n_generated > 0;
-    if (decode_only)
+    if (is_decode_only(step))
         speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
                               (double)(now_ns - drafted_ns) / 1e6);
     for (int i = 0, row = 0; i < step->n_draws; i++) {
