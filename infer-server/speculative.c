@@ -27,10 +27,11 @@
 #define NGRAM_REACH     8192 // tokens looked back
 #define FIRST_GUESS     0.5  // acceptance before anything was measured
 #define WEIGHT_SAMPLE   0.1  // of a new measurement in a sample's average
-#define WEIGHT_ALL      0.01 // in that of its method, where new samples start
+#define WEIGHT_ALL      0.01 // in that of its method, where new samples start, and of a match
 #define LEAST_CHANCE    0.05 // a draft less likely than this is not worth its row
 #define PROBE_EVERY     64
-#define PLAIN_EVERY     32
+#define PLAIN_EVERY     32 // twice that where verifying gains more than MUCH
+#define MUCH            1.5
 #define MOST_IDLE       15
 #define MODEL_UNUSED    64
 #define LEAST_GAIN      1.05 // expected, of verifying over a plain step: costs are only estimates
@@ -38,13 +39,18 @@
 #define TRUST_KEPT      0.98 // of the sums below, at each step that verifies
 #define TRUST_PRIOR     4.0  // tokens
 
+struct average {
+    double value;
+    int n; // of measurements, FIRST_GUESS being one
+};
+
 struct speculative {
     bool fixed;
     int max_rows;
     struct suffix_memory *memory;
     struct step_cost cost, passes;          // of steps; of the draft model's passes
-    double acceptance[SPECULATIVE_METHODS]; // by method
-    double by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
+    struct average acceptance[SPECULATIVE_METHODS]; // by method
+    struct average by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
     int refused;      // plans whose drafts would not pay
     int in_a_row;     // of these, since the last that did
     int idle;         // steps yet to come that propose nothing
@@ -132,8 +138,8 @@ enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
     s->fixed = fixed;
     s->max_rows = max_rows;
     for (int i = 0; i < SPECULATIVE_METHODS; i++) {
-        s->acceptance[i] = FIRST_GUESS;
-        for (int k = 0; k <= SUFFIX_DEPTH; k++) s->by_match[i][k] = FIRST_GUESS;
+        s->acceptance[i] = (struct average){FIRST_GUESS, 1};
+        for (int k = 0; k <= SUFFIX_DEPTH; k++) s->by_match[i][k] = s->acceptance[i];
     }
     *ret = s;
     return ST_OK;
@@ -190,7 +196,7 @@ static int draft_ngram(const struct history *h, int most, int32_t *ret_tokens, i
 static double chance_of(const struct speculative *s, enum speculative_method method,
                         double acceptance, int matched)
 {
-    return (acceptance + s->by_match[method][matched]) / 2;
+    return (acceptance + s->by_match[method][matched].value) / 2;
 }
 
 // Drafts beyond this the plan would not look at; finding them takes time.
@@ -242,7 +248,7 @@ void speculative_propose(struct speculative *s, struct speculative_choice choice
         const int most = choice.k[m] < room ? choice.k[m] : room;
         int n = most, matched = 0;
         if (most < 1) continue;
-        if (!draft->by[m].judged) draft->by[m].acceptance = s->acceptance[m];
+        if (!draft->by[m].judged) draft->by[m].acceptance = s->acceptance[m].value;
         const double acceptance = draft->by[m].acceptance;
         if (m == SPECULATIVE_NGRAM)
             n = draft_ngram(history, most, tokens, &matched);
@@ -354,14 +360,15 @@ static int most_rows(const struct speculative *s, int n_seqs)
     return most < s->max_rows ? most : s->max_rows;
 }
 
-// Of best_rows (0: none of n_rows pays) what is done: now and then something else, to measure it.
-static int explore(struct speculative *s, int best_rows, int n_rows, int n_seqs)
+// Of best_rows, which gain so much (0: none of n_rows pays), what is done: now and then something else,
+// to measure it.
+static int explore(struct speculative *s, int best_rows, double gain, int n_rows, int n_seqs)
 {
     if (n_rows == 0) return 0;
     if (best_rows > 0) {
-        const int turn = ++s->verified % PLAIN_EVERY;
+        const int every = gain > MUCH ? 2 * PLAIN_EVERY : PLAIN_EVERY, turn = ++s->verified % every;
         s->in_a_row = 0;
-        if (turn == PLAIN_EVERY / 2 && best_rows < n_rows)
+        if (turn == every / 2 && best_rows < n_rows)
             return 2 * best_rows < n_rows ? 2 * best_rows : n_rows;
         return turn > 0 ? best_rows : 0;
     }
@@ -387,7 +394,8 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
         candidates.at[i].draft = drafts[i];
     }
     for (int i = n / 2 - 1; i >= 0; i--) sift_down(&candidates, i);
-    double best = LEAST_GAIN * n_seqs / plain_ms, chance;
+    const double plain_rate = n_seqs / plain_ms;
+    double best = LEAST_GAIN * plain_rate, chance;
     int best_rows = 0;
     const int most = most_rows(s, n_seqs);
     while (tally.rows < most && tally.rows < MOST_DRAFTING) {
@@ -403,7 +411,7 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
         best = rate;
         best_rows = tally.rows;
     }
-    best_rows = explore(s, best_rows, tally.rows, n_seqs);
+    best_rows = explore(s, best_rows, best / plain_rate, tally.rows, n_seqs);
     for (int i = tally.rows - 1; i >= best_rows; i--) order[i]->n_verify--;
     if (best_rows == 0) return;
     s->expected *= TRUST_KEPT;
@@ -423,6 +431,15 @@ void speculative_plan(struct speculative *s, struct draft *const *drafts, int n,
             s->model_unused = 0;
 }
 
+// The mean of the first measurements, then a moving one.
+static void add_to(struct average *a, double measured)
+{
+    a->n++;
+    const double weight = 1.0 / a->n > WEIGHT_ALL ? 1.0 / a->n : WEIGHT_ALL;
+    a->value += weight * (measured - a->value);
+    if (weight == WEIGHT_ALL) a->n--;
+}
+
 void speculative_judge(struct speculative *s, struct draft *draft, int n_verified, int n_accepted)
 {
     const enum speculative_method method = draft->method;
@@ -430,14 +447,13 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
     if (n_verified > 0) s->accepted += n_accepted;
     // Drafts behind the first that was refused say nothing.
     const int trials = n_verified == 0 ? 1 : n_accepted < n_verified ? n_accepted + 1 : n_verified;
-    double *all = &s->acceptance[method], *own = &draft->by[method].acceptance;
+    double *own = &draft->by[method].acceptance;
     for (int i = 0; i < trials; i++) {
         const double hit = i < n_accepted ? 1 : 0;
         *own += WEIGHT_SAMPLE * (hit - *own);
-        *all += WEIGHT_ALL * (hit - *all);
+        add_to(&s->acceptance[method], hit);
     }
-    double *like = &s->by_match[method][draft->matched];
-    *like += WEIGHT_ALL * ((n_accepted > 0 ? 1 : 0) - *like);
+    add_to(&s->by_match[method][draft->matched], n_accepted > 0 ? 1 : 0);
     draft->by[method].judged = true;
 }
 

@@ -159,22 +159,29 @@ static void cost_of_steps(void **state)
 {
     (void)state;
     struct step_cost c = {0};
-    assert_true(step_cost_ms(&c, 4, true) == 0);
+    assert_true(step_cost_verify_ms(&c, 1, 4) == 0 && step_cost_reach(&c) == 0);
+    step_cost_learn(&c, 1, false, 1.0);
+    assert_true(step_cost_verify_ms(&c, 1, 4) == 1.0); // as far as anybody knows
     for (int i = 0; i < 100; i++) {
         step_cost_learn(&c, 1, false, 1.0);
         step_cost_learn(&c, 4, true, 2.0);
         step_cost_learn(&c, 8, true, 4.0);
     }
-    assert_float_equal(step_cost_ms(&c, 1, false), 1.0, 1e-9);
-    assert_float_equal(step_cost_ms(&c, 6, true), 3.0, 1e-9);
-    assert_float_equal(step_cost_ms(&c, 500, true), 4.0, 1e-9);
-    assert_float_equal(step_cost_ms(&c, 2, true), 2.0, 1e-9);
+    assert_int_equal(step_cost_reach(&c), 8);
+    assert_float_equal(step_cost_plain_ms(&c, 1), 1.0, 1e-9);
+    assert_float_equal(step_cost_verify_ms(&c, 1, 2), 1.0 + 1.0 / 3, 1e-9);
+    assert_float_equal(step_cost_verify_ms(&c, 1, 6), 3.0, 1e-9);
+    assert_float_equal(step_cost_verify_ms(&c, 1, 16), 8.0, 1e-9);
     step_cost_learn(&c, 8, true, 4000.0); // a spike
-    assert_true(step_cost_ms(&c, 8, true) < 5);
+    assert_true(step_cost_verify_ms(&c, 1, 8) < 5);
+    // Longer contexts: plain steps alone show it, and those that verify are known to have followed.
+    for (int i = 0; i < 100; i++) step_cost_learn(&c, 1, false, 3.0);
+    assert_float_equal(step_cost_plain_ms(&c, 1), 3.0, 0.1);
+    assert_float_equal(step_cost_verify_ms(&c, 1, 4), 6.0, 0.5);
     for (int rows = 1; rows < 9000; rows++) { // every size has its place
         struct step_cost one = {0};
-        step_cost_learn(&one, rows, true, 1.0);
-        assert_true(step_cost_ms(&one, rows, true) == 1.0);
+        step_cost_learn(&one, rows, false, 1.0);
+        assert_true(step_cost_plain_ms(&one, rows) == 1.0);
     }
 }
 

@@ -1,0 +1,91 @@
+/* test_bench.c: cw-bench speculative on a tiny model with a draft model: the form of its report, and
+ * what must hold of the figures whatever the machine; never a time. */
+#include "common/base/json.h"
+#include "tests/support/daemon.h"
+#include "tests/support/support.h"
+#include <string.h>
+
+#define LIMIT_MS 120000
+
+static int run(const char *log, const char *model, const char *draft, const char *methods)
+{
+    const char *const argv[] = {test_binary("cw-bench"),
+                                "speculative",
+                                "--model",
+                                model,
+                                "--draft",
+                                draft,
+                                "--methods",
+                                methods,
+                                "--batches",
+                                "1,6",
+                                "--group",
+                                "3",
+                                "--tokens",
+                                "12",
+                                "--rounds",
+                                "2",
+                                "--device",
+                                "cpu",
+                                "--json",
+                                NULL};
+    return test_command(log, LIMIT_MS, argv);
+}
+
+static void check_row(const json_t *row, int batch, const char *method)
+{
+    const double drafts = json_real_value(json_object_get(row, "draft_tokens_per_step"));
+    const json_t *rate = json_object_get(row, "accept_rate");
+    assert_int_equal(json_integer_value(json_object_get(row, "batch")), batch);
+    assert_string_equal(json_string_value(json_object_get(row, "method")), method);
+    assert_true(json_real_value(json_object_get(row, "tokens_per_s")) > 0);
+    const double low = json_real_value(json_object_get(row, "ratio_quartile_1"));
+    const double ratio = json_real_value(json_object_get(row, "ratio_to_off"));
+    assert_true(0 < low && low <= ratio);
+    assert_true(ratio <= json_real_value(json_object_get(row, "ratio_quartile_3")));
+    if (strcmp(method, "off") == 0) assert_true(drafts == 0 && ratio == 1);
+    if (strncmp(method, "fixed-", 6) == 0) assert_true(drafts > 0);
+    if (drafts == 0) {
+        assert_true(json_is_null(rate));
+        return;
+    }
+    assert_true(json_real_value(rate) >= 0 && json_real_value(rate) <= 1);
+    assert_true(json_real_value(json_object_get(row, "mean_acceptance_length")) >= 1);
+}
+
+static void methods_are_compared(void **state)
+{
+    static const char *const methods[] = {"off", "ngram:3", "fixed-draft_model:2", "suffix:8+ngram:2"};
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "bench.log");
+    const char *model = daemon_model(test_path(folder, "model"), true, 5);
+    assert_int_equal(run(log, model, model, "ngram:3,fixed-draft_model:2,suffix:8+ngram:2"), 0);
+    json_t *report = NULL;
+    assert_ok(json_read_file(log, 1 << 20, &report));
+    assert_string_equal(json_string_value(json_object_get(report, "benchmark")), "speculative");
+    assert_int_equal(json_integer_value(json_object_get(report, "tokens")), 12);
+    const json_t *results = json_object_get(report, "results");
+    assert_int_equal(json_array_size(results), 8);
+    for (size_t i = 0; i < 8; i++)
+        check_row(json_array_get(results, i), i < 4 ? 1 : 6, methods[i % 4]);
+    json_decref(report);
+}
+
+static void bad_methods_are_named(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "bench.log");
+    const char *model = daemon_model(test_path(folder, "model"), true, 5);
+    assert_int_equal(run(log, model, model, "ngram:3,guess:2"), 1);
+    char *said = test_read(log);
+    assert_contains(said, "--methods");
+    assert_contains(said, "guess:2");
+    free(said);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(methods_are_compared),
+                                       cmocka_unit_test(bad_methods_are_named)};
+    return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
+}
