@@ -303,7 +303,7 @@ static int n_sentences(const char *const *list, int most)
 // Draws the operand and fills y. False: the step does not fit this quantity.
 static bool take_step(struct story *s, const struct step *step, const struct config *c)
 {
-    long most = step->most ? step->most : c->max_number, limit = 10 * c->max_number;
+    long most = step->most ? step->most : c->max_number, limit = 5 * c->max_number;
     if (step->sign == '-' && most >= s->x) most = s->x - 1;
     if (most < step->least) return false;
     s->b = between(&s->rng, step->least, most);
@@ -712,8 +712,8 @@ static const struct option_spec options[] = {
      FIELD(max_number),
      .fallback = "99",
      .value_name = "N",
-     .help = "largest number in a problem; results go up to ten times that",
-     .min = 20,
+     .help = "largest number in a problem; results go up to five times that",
+     .min = 12,
      .max = 1e6},
     {.name = "asides",
      .type = OPTION_DOUBLE,
