@@ -6,11 +6,13 @@
  * is the one that feeds its last token anyway. `filled` says of each block whether its keys and
  * values are those of the tokens the policy has in it, so that a sample that shares blocks need not
  * compute them again: the policy's writing into a block clears it, and it is set once both have
- * computed the block's last token. A wrong key here could not make the output wrong, only the drafts bad.
+ * computed the block's last token. A wrong key here could not make the output wrong, only the
+ * drafts bad.
  *
  * Drawing. One pass a depth, over the samples that want a draft that deep, most of them captured
  * decode steps on CUDA. Each pass waits for its tokens, which the next one feeds. The draws come
- * from a random stream of their own, derived from the sample's: acceptance must not know of them. */
+ * from a random stream of their own, derived from the sample's: acceptance must not know of them.
+ */
 #include "infer-server/draft_model.h"
 #include "common/base/clock.h"
 #include "common/model/model.h"
@@ -50,8 +52,8 @@ enum status draft_model_new(struct device *dev, const struct weights *weights,
     d->dev = dev;
     d->limits = *limits;
     d->max_tokens = batch + limits->prefill_chunk;
-    d->max_context = limits->max_context < config->max_positions ? limits->max_context
-                                                                 : config->max_positions;
+    d->max_context =
+        limits->max_context < config->max_positions ? limits->max_context : config->max_positions;
     CHECK(model_new(dev, config, weights, d->max_tokens, batch, d->max_context, &d->model));
     CHECK(batch_new(dev, d->max_tokens, batch, (limits->max_context + block - 1) / block, batch,
                     &d->batch));
@@ -208,7 +210,8 @@ void draft_model_settle(struct draft_model *d, struct sample *sample, int n_kept
 // ---- drafts ------------------------------------------------------------------------------------
 
 // The row of the sample's next draft: behind its last token, or behind its last draft.
-static enum status add_row(struct draft_model *d, struct sample *sample, int depth, bool *ret_single)
+static enum status add_row(struct draft_model *d, struct sample *sample, int depth,
+                           bool *ret_single)
 {
     const int length = sample_length(sample), before = batch_tokens(d->batch);
     enum status st = ST_OK;
@@ -242,8 +245,9 @@ static struct sampler_row row_of(const struct sample *sample, int depth)
 }
 
 // One more draft for every sample that wants one this deep; ret_rows: how many those were.
-static enum status draw_depth(struct draft_model *d, struct sample *const *samples, int n, int depth,
-                              int first_row, struct speculative *speculative, int *ret_rows)
+static enum status draw_depth(struct draft_model *d, struct sample *const *samples, int n,
+                              int depth, int first_row, struct speculative *speculative,
+                              int *ret_rows)
 {
     enum status st = ST_OK;
     const struct sample_result *results = NULL;
@@ -263,7 +267,7 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
     const int padded = single ? model_decode_padding(d->model, rows) : 0;
     CHECK(batch_commit(d->batch, padded <= d->limits.max_batch ? padded : rows));
     const int n_tokens = batch_tokens(d->batch);
-    model_step(d->model, d->batch, &d->kv.view);
+    const bool settled = model_step(d->model, d->batch, &d->kv.view);
     CHECK(sampler_draw(d->sampler, d->model->logits, d->rows, rows, NULL, &results, d->top));
     const size_t vocab = (size_t)draft_model_vocab(d);
     device_copy(d->dev, d->logits + (size_t)first_row * vocab, d->model->logits,
@@ -272,7 +276,8 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
         d->drawing[i]->draft.tokens[depth] = results[i].token;
         d->drawing[i]->draft.rows[depth] = first_row + i;
     }
-    speculative_pass_took(speculative, n_tokens, (double)(clock_now_ns() - start_ns) / 1e6);
+    if (settled)
+        speculative_pass_took(speculative, n_tokens, (double)(clock_now_ns() - start_ns) / 1e6);
 out:
     return st;
 }

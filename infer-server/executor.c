@@ -522,14 +522,14 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     if (step->n_items == 0) return ST_OK;
     note_starts(step, start_ns);
     CHECK(build_batch(x, step));
-    model_step(x->model, x->batch, &x->kv.view);
+    const bool settled = model_step(x->model, x->batch, &x->kv.view);
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     if (x->draft_model)
         CHECK(draft_model_follow(x->draft_model, step, speculative_model_pays(x->speculative)));
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
-    if (is_decode_only(step))
+    if (settled && is_decode_only(step))
         speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
                               (double)(now_ns - drafted_ns) / 1e6);
     for (int i = 0, row = 0; i < step->n_draws; i++) {

@@ -388,8 +388,9 @@ static struct decode_graph *find_graph(struct model *m, const struct batch *batc
     return &g->entry[g->n++];
 }
 
-void model_step(struct model *m, const struct batch *batch, const struct kv_view *kv)
+bool model_step(struct model *m, const struct batch *batch, const struct kv_view *kv)
 {
+    bool settled = true;
     struct batch_view view = *batch_view(batch);
     bool decode = view.max_query == 1 && !view.packed && batch_rows(batch) == view.n_seqs;
     struct decode_graph *g = NULL;
@@ -397,16 +398,18 @@ void model_step(struct model *m, const struct batch *batch, const struct kv_view
         view.max_context = round_context(m, view.max_context);
         g = find_graph(m, batch, kv, view.max_context);
     }
+    if (g && !g->graph) settled = false;
     if (g && !g->graph && g->warm && device_capture_begin(m->dev)) {
         run_step(m, &view, batch, kv);
         if (device_capture_end(m->dev, &g->graph) != ST_OK) g->graph = NULL; // the device has the failure
     }
     if (g && g->graph) {
         device_graph_launch(m->dev, g->graph);
-        return;
+        return settled;
     }
     run_step(m, &view, batch, kv);
     if (g) g->warm = true;
+    return settled;
 }
 
 // ---- the tape ------------------------------------------------------------------------------------------

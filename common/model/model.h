@@ -81,8 +81,9 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int n);
 float model_embed_scale(const struct model *m);
 
 // model_forward and model_head of one committed paged batch: what the engine calls each step.
-// Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket).
-void model_step(struct model *m, const struct batch *batch, const struct kv_view *kv);
+// Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket). False where
+// this one did not yet, because it is among the first of its shape: its time says nothing of the next.
+bool model_step(struct model *m, const struct batch *batch, const struct kv_view *kv);
 // What to pad a decode batch of n rows to (n itself where nothing is captured).
 int model_decode_padding(const struct model *m, int n);
 
