@@ -13,7 +13,7 @@
 #include <string.h>
 
 // ---- captured decode steps -----------------------------------------------------------------------------
-#define MAX_GRAPHS 96
+#define MAX_GRAPHS 256
 
 struct decode_graph { // one captured step; everything it froze is its key
     const struct batch *batch;
