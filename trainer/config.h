@@ -12,7 +12,7 @@
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
-    bool resume;
+    bool resume, exact;
     // prompts
     bool chat;
     const char *chat_template, *system_prompt;
@@ -57,7 +57,9 @@ struct train_config {
     int64_t logging_steps, save_steps, save_total_limit;
     bool log_completions;
     const char *eval_data;
-    int64_t eval_steps, eval_limit;
+    const char *eval_strategy;
+    int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
+    bool load_best_model_at_end;
     // machine
     int64_t token_budget, head_rows;
     double quiet_timeout, rollout_timeout;
@@ -70,6 +72,7 @@ struct train_resolved {
     enum advantage_scale scale;
     bool latency_modelled, normalise_terms;
     enum curriculum_mode curriculum;
+    bool eval_by_epoch;
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
