@@ -6,13 +6,14 @@
  * is the one that feeds its last token anyway. `filled` says of each block whether its keys and
  * values are those of the tokens the policy has in it, so that a sample that shares blocks need not
  * compute them again: the policy's writing into a block clears it, and it is set once both have
- * computed the block's last token. A wrong key here could not make the output wrong, only the drafts bad.
+ * computed the block's last token. A wrong key here could not make the output wrong, only the
+ * drafts bad.
  *
  * Drawing. One pass a depth, over the samples that want a draft that deep, most of them captured
  * decode steps on CUDA. Each pass waits for its tokens, which the next one feeds. The draws come
- * from a random stream of their own, derived from the sample's: acceptance by rejection must not know
- * of them. Coupled drafts, which are accepted where the policy draws the same, take the sample's
- * own: with the same noise, like distributions give like tokens. */
+ * from a random stream of their own, derived from the sample's: acceptance by rejection must not
+ * know of them. Coupled drafts, which are accepted where the policy draws the same, take the
+ * sample's own: with the same noise, like distributions give like tokens. */
 #include "infer-server/draft_model.h"
 #include "common/base/clock.h"
 #include "common/model/model.h"
@@ -237,13 +238,12 @@ static struct sampler_row row_of(const struct draft_model *d, const struct sampl
                                  int depth)
 {
     const struct sampling *sampling = &sample->request->sampling;
-    return (struct sampler_row){.sampling = sampling,
-                                .stream = d->limits.coupled
-                                              ? sample->stream
-                                              : sampler_stream(sample->stream, DRAFT_STREAM),
-                                .position = (uint64_t)(sample_length(sample) + depth),
-                                .no_stop = sample->n_generated + depth < sampling->min_tokens,
-                                .draft = SAMPLER_NO_DRAFT};
+    return (struct sampler_row){
+        .sampling = sampling,
+        .stream = d->limits.coupled ? sample->stream : sampler_stream(sample->stream, DRAFT_STREAM),
+        .position = (uint64_t)(sample_length(sample) + depth),
+        .no_stop = sample->n_generated + depth < sampling->min_tokens,
+        .draft = SAMPLER_NO_DRAFT};
 }
 
 // One more draft for every sample that wants one this deep; ret_rows: how many those were.

@@ -40,7 +40,7 @@ struct executor {
     struct draft_model *draft_model;  // NULL: none
     struct speculative_choice choice; // of requests that do not choose
     int max_batch, draft_rows;
-    bool exact; // draws do not know of drafts
+    bool exact;                     // draws do not know of drafts
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
     int32_t *tokens;                // (prefill_chunk, or 1 + SPECULATIVE_MOST) of one item
@@ -310,13 +310,12 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
         const struct sampling *sampling = &sample->request->sampling;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
         for (int k = 0; k <= n_drafts; k++)
-            x->rows[n++] =
-                (struct sampler_row){.sampling = sampling,
-                                     .stream = sample->stream,
-                                     .position = (uint64_t)(sample_length(sample) + k),
-                                     .no_stop = sample->n_generated + k < sampling->min_tokens,
-                                     .draft = k < n_drafts ? drawn_draft(x, sample, k)
-                                                           : SAMPLER_NO_DRAFT};
+            x->rows[n++] = (struct sampler_row){
+                .sampling = sampling,
+                .stream = sample->stream,
+                .position = (uint64_t)(sample_length(sample) + k),
+                .no_stop = sample->n_generated + k < sampling->min_tokens,
+                .draft = k < n_drafts ? drawn_draft(x, sample, k) : SAMPLER_NO_DRAFT};
     }
     if (n == 0) return device_sync(x->dev);
     struct sampler_drafts drafts = {0};

@@ -4,8 +4,8 @@
  * step-N/draft/. One thread.
  *
  * A folder is written under a temporary name, synced, and renamed: step-N is whole or not there.
- * The links checkpoints/best and checkpoints/latest are swapped after it. A crash at any point leaves
- * the one before. */
+ * The links checkpoints/best and checkpoints/latest are swapped after it. A crash at any point
+ * leaves the one before. */
 #ifndef TRAINER_CHECKPOINT_H
 #define TRAINER_CHECKPOINT_H
 
@@ -43,7 +43,8 @@ struct checkpoint_model { // one model of a checkpoint
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder);
-// The folder that `latest` points to, or `best`; NULL where there is none yet. The caller's to free.
+// The folder that `latest` points to, or `best`; NULL where there is none yet. The caller's to
+// free.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder);
 enum status checkpoint_best(const char *run_folder, char **ret_folder);
 // trainer_state.json; ret->state is the caller's.

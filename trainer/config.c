@@ -152,7 +152,8 @@ const struct option_spec train_options[] = {
     {"eval-limit", OPTION_INT, AT(eval_limit), "0", "N", "first N held-out prompts; 0: all", 0, 1e9,
      NULL},
     {"early-stop-patience", OPTION_INT, AT(early_stop_patience), "0", "N",
-     "end after N evaluations in a row without a better one than before them; 0: off", 0, 1e9, NULL},
+     "end after N evaluations in a row without a better one than before them; 0: off", 0, 1e9,
+     NULL},
     {"load-best-model-at-end", OPTION_FLAG, AT(load_best_model_at_end), NULL, NULL,
      "serve the weights of the best evaluation once the run is over", 0, 0, NULL},
 
@@ -222,8 +223,8 @@ out:
     return st;
 }
 
-// What a reward under --exact may not hold: all of it but the tokens follows the clock, or what else
-// is served, or was served before.
+// What a reward under --exact may not hold: all of it but the tokens follows the clock, or what
+// else is served, or was served before.
 static enum status check_exact(const struct train_config *config)
 {
     const struct {
@@ -241,10 +242,9 @@ static enum status check_exact(const struct train_config *config)
     if (!config->exact || !config->cost) return ST_OK;
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
         if (costs[i].weight != 0)
-            return status_fail(ST_INVALID,
-                               "--exact with --cost and --%s %g (--latency %s): %s; give --%s 0",
-                               costs[i].option, costs[i].weight, config->latency, costs[i].why,
-                               costs[i].option);
+            return status_fail(
+                ST_INVALID, "--exact with --cost and --%s %g (--latency %s): %s; give --%s 0",
+                costs[i].option, costs[i].weight, config->latency, costs[i].why, costs[i].option);
     return ST_OK;
 }
 
@@ -264,10 +264,9 @@ enum status train_config_resolve(const struct train_config *config, struct train
         goto out;
     }
     if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end)) {
-        st = status_fail(ST_INVALID,
-                         "--%s needs --eval-data, the held-out prompts that say what is better",
-                         config->early_stop_patience ? "early-stop-patience"
-                                                     : "load-best-model-at-end");
+        st = status_fail(
+            ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
+            config->early_stop_patience ? "early-stop-patience" : "load-best-model-at-end");
         goto out;
     }
     if (config->resume && !config->run_dir) {

@@ -116,8 +116,9 @@ static void print_result(const struct eval_config *config, const struct eval_res
     if (config->json) {
         json_t *json =
             json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:I}", "n", r->n, "reward", r->reward,
-                      "reward_standard_error", r->reward_standard_error, "mean_length", r->mean_length, "truncated", r->truncated, "seconds",
-                      r->seconds, "weight_version", (json_int_t)r->weight_version);
+                      "reward_standard_error", r->reward_standard_error, "mean_length",
+                      r->mean_length, "truncated", r->truncated, "seconds", r->seconds,
+                      "weight_version", (json_int_t)r->weight_version);
         if (json && r->accuracy >= 0) {
             json_object_set_new(json, "accuracy", json_real(r->accuracy));
             json_object_set_new(json, "standard_error", json_real(r->standard_error));
@@ -133,7 +134,8 @@ static void print_result(const struct eval_config *config, const struct eval_res
                100 * r->standard_error);
     printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, %.1f s, weight "
            "version %" PRIu64 "\n",
-           r->reward, r->reward_standard_error, r->n, r->mean_length, 100 * r->truncated, r->seconds, r->weight_version);
+           r->reward, r->reward_standard_error, r->n, r->mean_length, 100 * r->truncated,
+           r->seconds, r->weight_version);
 }
 
 static enum status run_eval(const struct eval_config *config, struct reward *reward)

@@ -1,8 +1,8 @@
 /* run_checkpoint.c: saving a run and taking it up again. The main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
- * the seed, the curriculum, the best evaluation, and a digest of the data. Taking it up with another
- * data set or seed would silently be another run, and is refused.
+ * the seed, the curriculum, the best evaluation, and a digest of the data. Taking it up with
+ * another data set or seed would silently be another run, and is refused.
  */
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -25,10 +25,10 @@ enum status run_save(struct run *run)
     // The digest goes as text: JSON numbers do not hold 64 bits everywhere.
     char digest[24];
     snprintf(digest, sizeof digest, "%016" PRIx64, run->data->digest);
-    c.state = json_pack("{s:I, s:s, s:I, s:s, s:s}", "seed", (json_int_t)run->config->seed,
-                        "data_digest", digest, "skipped_updates", (json_int_t)run->skipped,
-                        "version", COMMONWEIGHT_VERSION, "device",
-                        device_name(bridge_device(run->bridge)));
+    c.state =
+        json_pack("{s:I, s:s, s:I, s:s, s:s}", "seed", (json_int_t)run->config->seed, "data_digest",
+                  digest, "skipped_updates", (json_int_t)run->skipped, "version",
+                  COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)));
     if (!c.state ||
         json_object_set_new(c.state, "curriculum", curriculum_to_json(run->curriculum)) != 0 ||
         json_object_set_new(c.state, "best", best_to_json(&run->best)) != 0 ||
@@ -177,8 +177,8 @@ enum status run_serve_best(struct run *run)
         st = status_fail(ST_NO_MEMORY, "no memory to load the draft model");
         goto out;
     }
-    CHECK(push_weights(run, folder,
-                       draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
+    CHECK(
+        push_weights(run, folder, draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
     log_info("serving the weights of step %" PRId64 ", the best", run->best.step);
 out:
     free(folder);
