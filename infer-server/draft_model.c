@@ -11,8 +11,9 @@
  *
  * Drawing. One pass a depth, over the samples that want a draft that deep, most of them captured
  * decode steps on CUDA. Each pass waits for its tokens, which the next one feeds. The draws come
- * from a random stream of their own, derived from the sample's: acceptance must not know of them.
- */
+ * from a random stream of their own, derived from the sample's: acceptance by rejection must not
+ * know of them. Coupled drafts, which are accepted where the policy draws the same, take the
+ * sample's own: with the same noise, like distributions give like tokens. */
 #include "infer-server/draft_model.h"
 #include "common/base/clock.h"
 #include "common/model/model.h"
@@ -234,14 +235,16 @@ static enum status add_row(struct draft_model *d, struct sample *sample, int dep
     return batch_want_row(d->batch, now - 1);
 }
 
-static struct sampler_row row_of(const struct sample *sample, int depth)
+static struct sampler_row row_of(const struct draft_model *d, const struct sample *sample,
+                                 int depth)
 {
     const struct sampling *sampling = &sample->request->sampling;
-    return (struct sampler_row){.sampling = sampling,
-                                .stream = sampler_stream(sample->stream, DRAFT_STREAM),
-                                .position = (uint64_t)(sample_length(sample) + depth),
-                                .no_stop = sample->n_generated + depth < sampling->min_tokens,
-                                .draft = SAMPLER_NO_DRAFT};
+    return (struct sampler_row){
+        .sampling = sampling,
+        .stream = d->limits.coupled ? sample->stream : sampler_stream(sample->stream, DRAFT_STREAM),
+        .position = (uint64_t)(sample_length(sample) + depth),
+        .no_stop = sample->n_generated + depth < sampling->min_tokens,
+        .draft = SAMPLER_NO_DRAFT};
 }
 
 // One more draft for every sample that wants one this deep; ret_rows: how many those were.
@@ -259,7 +262,7 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
         if (samples[i]->draft.n_verify <= depth) continue;
         CHECK(add_row(d, samples[i], depth, &single));
         if (samples[i]->draft.n_verify == 0) continue;
-        d->rows[rows] = row_of(samples[i], depth);
+        d->rows[rows] = row_of(d, samples[i], depth);
         d->drawing[rows++] = samples[i];
     }
     *ret_rows = rows;

@@ -22,6 +22,7 @@ struct draft_model_limits {
     int max_context;   // of the policy; the model's own may be less
     int block_size;    // of the KV pool
     int max_drafts;    // of all samples in one step
+    bool coupled;      // drafts take the policy's own noise (speculative.h, "Exact mode")
 };
 
 // Allocates all but the KV pool.

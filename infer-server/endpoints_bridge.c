@@ -93,13 +93,14 @@ static json_t *info_json(struct server *s, uint64_t version)
     engine_stats(s->engine, &stats);
     const struct weights *w = engine_weights(s->engine);
     const char *state = server_state(s, &stats, &detail);
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:b, s:I, s:i, s:I, s:o}", "status", state,
-                     "state_detail", detail, "model", s->model.name, "bridge",
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status",
+                     state, "state_detail", detail, "model", s->model.name, "bridge",
                      engine_bridge_path(s->engine), "socket", s->options->socket_path,
                      "weight_version", (json_int_t)(version ? version : stats.weight_version),
-                     "paused", (int)s->paused, "weight_bytes", (json_int_t)stats.weight_bytes,
-                     "num_tensors", w ? w->n_tensors : 0, "num_parameters",
-                     (json_int_t)(w ? w->n_parameters : 0), "control", control_json(s->engine));
+                     "paused", (int)s->paused, "exact", (int)s->options->engine.exact,
+                     "weight_bytes", (json_int_t)stats.weight_bytes, "num_tensors",
+                     w ? w->n_tensors : 0, "num_parameters", (json_int_t)(w ? w->n_parameters : 0),
+                     "control", control_json(s->engine));
 }
 
 static json_t *hex_json(uint64_t x)

@@ -287,10 +287,16 @@ static enum status open_device(struct engine *e)
     enum status st = device_open(e->options.device, &e->dev);
     if (st != ST_OK) return st;
     if (e->options.dtype < 0) e->options.dtype = device_default_dtype(e->dev);
-    if (device_computes_in(e->dev, (enum dtype)e->options.dtype)) return ST_OK;
-    return status_fail(ST_UNSUPPORTED, "--dtype %s: %s computes in %s only",
-                       dtype_name((enum dtype)e->options.dtype), device_name(e->dev),
-                       dtype_name(device_default_dtype(e->dev)));
+    if (!device_computes_in(e->dev, (enum dtype)e->options.dtype))
+        return status_fail(ST_UNSUPPORTED, "--dtype %s: %s computes in %s only",
+                           dtype_name((enum dtype)e->options.dtype), device_name(e->dev),
+                           dtype_name(device_default_dtype(e->dev)));
+    if (e->options.exact && device_kind(e->dev) != DEVICE_CPU)
+        return status_fail(ST_UNSUPPORTED,
+                           "--exact: on %s (%s) the last bits of a row depend on the batch it is "
+                           "computed in; take --device cpu, or leave --exact away",
+                           device_name(e->dev), device_spec(e->dev));
+    return ST_OK;
 }
 
 static enum status load(struct engine *e)

@@ -40,6 +40,7 @@ struct executor {
     struct draft_model *draft_model;  // NULL: none
     struct speculative_choice choice; // of requests that do not choose
     int draft_rows;
+    bool exact;                     // draws do not know of drafts
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
     int32_t *tokens;                // (prefill_chunk) of one item
@@ -93,14 +94,17 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     CHECK(model_new(dev, config, weights, max_tokens, max_rows, wished, &x->model));
     CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
                       &x->sampler));
-    CHECK(speculative_new(options->speculative_fixed, x->draft_rows, &x->speculative));
+    x->exact = options->exact;
+    CHECK(speculative_new(options->speculative_fixed || options->exact, x->draft_rows,
+                          &x->speculative));
     const int table_width = (wished + options->block_size - 1) / options->block_size;
     CHECK(batch_new(dev, max_tokens, max_rows, table_width, max_rows, &x->batch));
     const struct draft_model_limits draft_limits = {.max_batch = max_batch,
                                                     .prefill_chunk = chunk,
                                                     .max_context = wished,
                                                     .block_size = options->block_size,
-                                                    .max_drafts = x->draft_rows};
+                                                    .max_drafts = x->draft_rows,
+                                                    .coupled = x->exact};
     if (draft) CHECK(draft_model_new(dev, draft, &draft_limits, &x->draft_model));
     const struct kv_wish wish = {.bytes = options->kv_bytes,
                                  .percent = options->kv_percent,
@@ -312,11 +316,11 @@ out:
     return st;
 }
 
-// A one-hot draft has no part in its row's draw (speculative.h).
-static struct sample_draft drawn_draft(const struct sample *sample, int k)
+// A one-hot or coupled draft has no part in its row's draw (speculative.h).
+static struct sample_draft drawn_draft(const struct executor *x, const struct sample *sample, int k)
 {
     const struct draft *draft = &sample->draft;
-    if (draft->method != SPECULATIVE_DRAFT_MODEL) return SAMPLER_NO_DRAFT;
+    if (draft->method != SPECULATIVE_DRAFT_MODEL || x->exact) return SAMPLER_NO_DRAFT;
     return (struct sample_draft){.token = draft->tokens[k], .row = draft->rows[k]};
 }
 
@@ -329,13 +333,12 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
         const struct sampling *sampling = &sample->request->sampling;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
         for (int k = 0; k <= n_drafts; k++)
-            x->rows[n++] =
-                (struct sampler_row){.sampling = sampling,
-                                     .stream = sample->stream,
-                                     .position = (uint64_t)(sample_length(sample) + k),
-                                     .no_stop = sample->n_generated + k < sampling->min_tokens,
-                                     .draft = k < n_drafts ? drawn_draft(sample, k)
-                                                           : SAMPLER_NO_DRAFT};
+            x->rows[n++] = (struct sampler_row){
+                .sampling = sampling,
+                .stream = sample->stream,
+                .position = (uint64_t)(sample_length(sample) + k),
+                .no_stop = sample->n_generated + k < sampling->min_tokens,
+                .draft = k < n_drafts ? drawn_draft(x, sample, k) : SAMPLER_NO_DRAFT};
     }
     if (n == 0) return device_sync(x->dev);
     struct sampler_drafts drafts = {0};

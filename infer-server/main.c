@@ -22,6 +22,7 @@ struct config {
     const char *prefix_cache, *log_level;
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
+    bool exact;
 };
 
 #define FIELD(name) offsetof(struct config, name)
@@ -91,6 +92,10 @@ static const struct option_spec table[] = {
            "what a weight update does to the KV cache of requests in flight"),
     CHOICE("prefix-cache", prefix_cache, "on", "on|off",
            "prompts begin with what earlier requests computed of the same tokens"),
+    {"exact", OPTION_FLAG, FIELD(exact), NULL, NULL,
+     "a request's tokens and log-probabilities have the same bits whatever else is served, drafted "
+     "or was before; CPU only, drafts then follow no clock",
+     0, 0, NULL},
     HEADING("General"),
     CHOICE("log-level", log_level, "info", "error|warn|info|debug", "what is logged"),
     TEXT("config", config, NULL, "FILE.json", "the same names with _ for -; a flag beats the file"),
@@ -215,7 +220,8 @@ static enum status serve(const struct config *c)
                    .prefill_chunk = (int)c->prefill_chunk,
                    .max_queue = (int)c->max_queue,
                    .kv_policy = c->kv_policy,
-                   .prefix_cache_off = strcmp(c->prefix_cache, "off") == 0},
+                   .prefix_cache_off = strcmp(c->prefix_cache, "off") == 0,
+                   .exact = c->exact},
         .model_name = c->served_name,
         .chat_template = c->chat_template,
         .unix_fd = -1,

@@ -29,6 +29,14 @@
  * largest there is, sum min(p, q). Greedy output is that of a run without drafts; sampled output
  * has its distribution, but is another sample of it.
  *
+ * Exact mode (engine_options.exact). Rejection makes a token depend on whether its position was
+ * drafted, and so on all that decides that: measured times, room in a batch and in the KV cache,
+ * preemption. There a draft model's drafts are coupled instead: they are drawn with the noise of
+ * the policy's own draw at that position, and accepted where the policy draws the same (Daliri,
+ * Musco and Suresh 2025, "drafter-invariant"). The row is drawn as for a one-hot draft, so that the
+ * output is that of a run without drafts, token for token, sampled too. Chance of acceptance: at
+ * least (1 - t) / (1 + t) where rejection has 1 - t, t being the total variation between p and q.
+ *
  * Log-probabilities are the target's in all cases.
  *
  * Draft length. Each sample carries for each method a moving average of the chance that its next

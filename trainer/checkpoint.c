@@ -214,10 +214,10 @@ out:
     return st;
 }
 
-static enum status swap_link(const char *checkpoints, const char *name)
+static enum status swap_link(const char *checkpoints, const char *link_name, const char *name)
 {
     enum status st = ST_OK;
-    char *link = path_join(checkpoints, "latest");
+    char *link = path_join(checkpoints, link_name);
     char *temporary = link ? beside(link) : NULL;
     if (!link || !temporary) {
         st = no_memory();
@@ -248,8 +248,28 @@ static int by_step(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-// Removes all but `newest`, the step just written, and the keep - 1 highest of the others.
-static enum status remove_old(const char *checkpoints, int64_t newest, int keep)
+#define STEP_NAME 32 // bytes of a folder's name
+
+static void step_name(int64_t step, char ret[STEP_NAME])
+{
+    snprintf(ret, STEP_NAME, "step-%" PRId64, step);
+}
+
+// Said anew at each checkpoint, so that a crash between a folder and its link mends itself. A best
+// checkpoint that somebody removed is no error.
+static enum status link_best(const char *checkpoints, int64_t step)
+{
+    char name[STEP_NAME];
+    step_name(step, name);
+    char *folder = path_join(checkpoints, name);
+    if (!folder) return no_memory();
+    enum status st = file_exists(folder) ? swap_link(checkpoints, "best", name) : ST_OK;
+    free(folder);
+    return st;
+}
+
+// Removes all but the step just written, the keep - 1 highest of the others, and the best.
+static enum status remove_old(const char *checkpoints, const struct checkpoint *c, int keep)
 {
     enum status st = ST_OK;
     int64_t *steps = NULL, step;
@@ -257,7 +277,7 @@ static enum status remove_old(const char *checkpoints, int64_t newest, int keep)
     DIR *dir = opendir(checkpoints);
     if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
     for (struct dirent *entry; (entry = readdir(dir));) {
-        if (!step_of(entry->d_name, &step) || step == newest) continue;
+        if (!step_of(entry->d_name, &step) || step == c->step) continue;
         int64_t *larger = realloc(steps, ((size_t)n + 1) * sizeof *steps);
         if (!larger) {
             st = no_memory();
@@ -268,8 +288,9 @@ static enum status remove_old(const char *checkpoints, int64_t newest, int keep)
     }
     if (n > 1) qsort(steps, (size_t)n, sizeof *steps, by_step);
     for (int i = 0; i < n - (keep - 1); i++) {
-        char name[32];
-        snprintf(name, sizeof name, "step-%" PRId64, steps[i]);
+        char name[STEP_NAME];
+        if (c->best_step && steps[i] == *c->best_step) continue;
+        step_name(steps[i], name);
         char *path = path_join(checkpoints, name);
         if (!path) {
             st = no_memory();
@@ -310,9 +331,9 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
 {
     enum status st = ST_OK;
     struct trainer_files files = {c, dev, policy, draft};
-    char name[32], absolute[PATH_MAX];
+    char name[STEP_NAME], absolute[PATH_MAX];
     char *checkpoints = path_join(run_folder, "checkpoints"), *folder = NULL;
-    snprintf(name, sizeof name, "step-%" PRId64, c->step);
+    step_name(c->step, name);
     if (!checkpoints || !(folder = path_join(checkpoints, name))) {
         st = no_memory();
         goto out;
@@ -321,8 +342,9 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
     CHECK(remove_leftovers(checkpoints));
     CHECK(model_folder_write(folder, dev, policy->weights, policy->weights->dt,
                              policy->source_folder, write_trainer_files, &files));
-    CHECK(swap_link(checkpoints, name));
-    if (keep > 0) CHECK(remove_old(checkpoints, c->step, keep));
+    if (c->best_step) CHECK(link_best(checkpoints, *c->best_step));
+    CHECK(swap_link(checkpoints, "latest", name));
+    if (keep > 0) CHECK(remove_old(checkpoints, c, keep));
     if (ret_folder) {
         if (!realpath(folder, absolute)) {
             st = status_fail(ST_IO, "%s: %s", folder, strerror(errno));
@@ -336,10 +358,10 @@ out:
     return st;
 }
 
-enum status checkpoint_latest(const char *run_folder, char **ret_folder)
+static enum status follow_link(const char *run_folder, const char *name, char **ret_folder)
 {
     char absolute[PATH_MAX];
-    char *link = path_join(run_folder, "checkpoints/latest"), *folder = NULL;
+    char *link = path_join(run_folder, name), *folder = NULL;
     if (!link) return no_memory();
     bool found = realpath(link, absolute) != NULL;
     int error = errno;
@@ -352,6 +374,16 @@ enum status checkpoint_latest(const char *run_folder, char **ret_folder)
         *ret_folder = folder;
     free(link);
     return st;
+}
+
+enum status checkpoint_latest(const char *run_folder, char **ret_folder)
+{
+    return follow_link(run_folder, "checkpoints/latest", ret_folder);
+}
+
+enum status checkpoint_best(const char *run_folder, char **ret_folder)
+{
+    return follow_link(run_folder, "checkpoints/best", ret_folder);
 }
 
 enum status checkpoint_read(const char *folder, struct checkpoint *ret)

@@ -4,7 +4,8 @@
  * step-N/draft/. One thread.
  *
  * A folder is written under a temporary name, synced, and renamed: step-N is whole or not there.
- * The link checkpoints/latest is swapped after it. A crash at any point leaves the one before. */
+ * The links checkpoints/best and checkpoints/latest are swapped after it. A crash at any point
+ * leaves the one before. */
 #ifndef TRAINER_CHECKPOINT_H
 #define TRAINER_CHECKPOINT_H
 
@@ -25,6 +26,8 @@ struct checkpoint {
     int64_t step;       // steps done
     int64_t data_index; // examples taken (curriculum.h)
     json_t *state;      // what trainer_state.json holds beyond these; borrowed on write
+    // On write: the step whose checkpoint is the best, this one or an earlier one; NULL: none is.
+    const int64_t *best_step;
 };
 
 #define CHECKPOINT_DRAFT "draft" // the folder's name
@@ -34,13 +37,16 @@ struct checkpoint_model { // one model of a checkpoint
     struct optimizer *optimizer;
     const char *source_folder; // of its tokenizer and generation files
 };
-// RUN/checkpoints/step-N, then `latest`; keeps the newest `keep` (0: all). draft: NULL where none
-// is trained. ret_folder: its absolute path, the caller's to free; may be NULL.
+// RUN/checkpoints/step-N, then `best` and `latest`; keeps the newest `keep` (0: all) and the best.
+// draft: NULL where none is trained. ret_folder: its absolute path, the caller's to free; may be
+// NULL.
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder);
-// The folder that `latest` points to; NULL where there is none yet. The caller's to free.
+// The folder that `latest` points to, or `best`; NULL where there is none yet. The caller's to
+// free.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder);
+enum status checkpoint_best(const char *run_folder, char **ret_folder);
 // trainer_state.json; ret->state is the caller's.
 enum status checkpoint_read(const char *folder, struct checkpoint *ret);
 // The optimizer's state of a checkpoint into a new optimizer; checkpoint_load_draft_optimizer: that

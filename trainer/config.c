@@ -143,13 +143,26 @@ const struct option_spec train_options[] = {
      "write the sampled text of each step into rollouts/", 0, 0, NULL},
     {"eval-data", OPTION_STRING, AT(eval_data), NULL, "FILE", "held-out prompts, JSONL", 0, 0,
      NULL},
-    {"eval-steps", OPTION_INT, AT(eval_steps), "500", "N",
-     "steps between evaluations; there is one before the first step and one at the end", 1, 1e9,
+    {"eval-strategy", OPTION_STRING, AT(eval_strategy), "steps", "HOW",
+     "what evaluations go by; there is one before the first step and one at the end", 0, 0,
+     "steps|epoch"},
+    {"eval-steps", OPTION_INT, AT(eval_steps), "500", "N", "steps between evaluations", 1, 1e9,
      NULL},
+    {"eval-epochs", OPTION_INT, AT(eval_epochs), "1", "N",
+     "epochs between them, with --eval-strategy epoch", 1, 1e6, NULL},
     {"eval-limit", OPTION_INT, AT(eval_limit), "0", "N", "first N held-out prompts; 0: all", 0, 1e9,
      NULL},
+    {"early-stop-patience", OPTION_INT, AT(early_stop_patience), "0", "N",
+     "end after N evaluations in a row without a better one than before them; 0: off", 0, 1e9,
+     NULL},
+    {"load-best-model-at-end", OPTION_FLAG, AT(load_best_model_at_end), NULL, NULL,
+     "serve the weights of the best evaluation once the run is over", 0, 0, NULL},
 
     HEADING("Machine"),
+    {"exact", OPTION_FLAG, AT(exact), NULL, NULL,
+     "no bit may depend on timing: wants cw-infer-server --exact, and ends where one of its "
+     "log-probabilities differs from the trainer's",
+     0, 0, NULL},
     {"token-budget", OPTION_INT, AT(token_budget), "8192", "ROWS",
      "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
     {"head-rows", OPTION_INT, AT(head_rows), "512", "ROWS",
@@ -211,12 +224,38 @@ out:
     return st;
 }
 
+// What a reward under --exact may not hold: all of it but the tokens follows the clock, or what
+// else is served, or was served before.
+static enum status check_exact(const struct train_config *config)
+{
+    const struct {
+        const char *option;
+        double weight;
+        const char *why;
+    } costs[] = {
+        {"cost-latency", config->cost_weights.latency, "latency is a clock reading, modelled too"},
+        {"cost-kv", config->cost_weights.kv, "blocks held depend on what else is served"},
+        {"gain-acceptance", config->cost_weights.acceptance,
+         "what is drafted depends on what else is served, and was before"},
+        {"gain-cache", config->cost_weights.cache,
+         "the prefix cache depends on what was served before"},
+    };
+    if (!config->exact || !config->cost) return ST_OK;
+    for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
+        if (costs[i].weight != 0)
+            return status_fail(
+                ST_INVALID, "--exact with --cost and --%s %g (--latency %s): %s; give --%s 0",
+                costs[i].option, costs[i].weight, config->latency, costs[i].why, costs[i].option);
+    return ST_OK;
+}
+
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret)
 {
     enum status st = ST_OK;
     struct train_resolved r = {
         .latency_modelled = strcmp(config->latency, "modelled") == 0,
         .normalise_terms = strcmp(config->reward_normalise, "terms") == 0,
+        .eval_by_epoch = strcmp(config->eval_strategy, "epoch") == 0,
         .schedule = {.peak = config->learning_rate, .warmup_steps = config->warmup_steps},
         .draft_max_grad_norm =
             config->draft_max_grad_norm < 0 ? config->max_grad_norm : config->draft_max_grad_norm,
@@ -226,6 +265,12 @@ enum status train_config_resolve(const struct train_config *config, struct train
         goto out;
     }
     CHECK(prompts_check(&config->prompts));
+    if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end)) {
+        st = status_fail(
+            ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
+            config->early_stop_patience ? "early-stop-patience" : "load-best-model-at-end");
+        goto out;
+    }
     if (config->resume && !config->run_dir) {
         st = status_fail(ST_INVALID,
                          "--resume needs --run-dir, the folder of the run to go on with");
@@ -236,6 +281,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                      "which needs 2 samples or more");
         goto out;
     }
+    CHECK(check_exact(config));
     CHECK(curriculum_mode_from_name(config->curriculum, &r.curriculum));
     CHECK(resolve_loss(config, &r.loss));
     CHECK(advantage_scale_from_name(config->scale_rewards, &r.scale));

@@ -13,7 +13,7 @@
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
-    bool resume;
+    bool resume, exact;
     // prompts
     struct prompt_options prompts;
     // reward
@@ -56,7 +56,9 @@ struct train_config {
     int64_t logging_steps, save_steps, save_total_limit;
     bool log_completions;
     const char *eval_data;
-    int64_t eval_steps, eval_limit;
+    const char *eval_strategy;
+    int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
+    bool load_best_model_at_end;
     // machine
     int64_t token_budget, head_rows;
     double quiet_timeout, rollout_timeout;
@@ -69,6 +71,7 @@ struct train_resolved {
     enum advantage_scale scale;
     bool latency_modelled, normalise_terms;
     enum curriculum_mode curriculum;
+    bool eval_by_epoch;
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;

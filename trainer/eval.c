@@ -22,7 +22,9 @@
 
 struct tally {
     struct reward *reward;
-    double reward_sum, correct, tokens, truncated;
+    int n;
+    double reward_mean, reward_squares; // of its deviations from the mean (Welford 1962)
+    double correct, tokens, truncated;
     uint64_t weight_version;
 };
 
@@ -34,7 +36,9 @@ static enum status count(struct tally *t, const char *data, const struct rollout
         const struct sample *s = &r->samples[g];
         enum status st = scoring_task(t->reward, data, r, g, terms, &reward);
         if (st != ST_OK) return st;
-        t->reward_sum += reward;
+        double delta = reward - t->reward_mean;
+        t->reward_mean += delta / ++t->n;
+        t->reward_squares += delta * (reward - t->reward_mean);
         if (accuracy >= 0) t->correct += terms[accuracy];
         t->tokens += s->n;
         t->truncated += s->truncated;
@@ -64,7 +68,8 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
     double accuracy = tally.correct / n;
     *ret = (struct eval_result){
         .n = n,
-        .reward = tally.reward_sum / n,
+        .reward = tally.reward_mean,
+        .reward_standard_error = sqrt(tally.reward_squares / n / n),
         .accuracy = reward_accuracy_term(reward) >= 0 ? accuracy : -1,
         .standard_error = sqrt(accuracy * (1 - accuracy) / n),
         .mean_length = tally.tokens / n,
@@ -111,9 +116,10 @@ static void print_result(const struct eval_config *config, const struct eval_res
 {
     if (config->json) {
         json_t *json =
-            json_pack("{s:i, s:f, s:f, s:f, s:f, s:I}", "n", r->n, "reward", r->reward,
-                      "mean_length", r->mean_length, "truncated", r->truncated, "seconds",
-                      r->seconds, "weight_version", (json_int_t)r->weight_version);
+            json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:I}", "n", r->n, "reward", r->reward,
+                      "reward_standard_error", r->reward_standard_error, "mean_length",
+                      r->mean_length, "truncated", r->truncated, "seconds", r->seconds,
+                      "weight_version", (json_int_t)r->weight_version);
         if (json && r->accuracy >= 0) {
             json_object_set_new(json, "accuracy", json_real(r->accuracy));
             json_object_set_new(json, "standard_error", json_real(r->standard_error));
@@ -127,9 +133,10 @@ static void print_result(const struct eval_config *config, const struct eval_res
     if (r->accuracy >= 0)
         printf("accuracy %.2f%% +- %.2f%% (standard error), ", 100 * r->accuracy,
                100 * r->standard_error);
-    printf("reward %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, %.1f s, weight version "
-           "%" PRIu64 "\n",
-           r->reward, r->n, r->mean_length, 100 * r->truncated, r->seconds, r->weight_version);
+    printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, %.1f s, weight "
+           "version %" PRIu64 "\n",
+           r->reward, r->reward_standard_error, r->n, r->mean_length, 100 * r->truncated,
+           r->seconds, r->weight_version);
 }
 
 static enum status run_eval(const struct eval_config *config, struct reward *reward)

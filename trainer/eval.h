@@ -8,7 +8,7 @@
 
 struct eval_result {
     int n;                           // prompts
-    double reward;                   // mean
+    double reward, reward_standard_error; // mean
     double accuracy, standard_error; // of the reward's first 0/1 term; accuracy -1: it has none
     double mean_length, truncated;   // tokens; share
     double seconds;

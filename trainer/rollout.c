@@ -24,6 +24,7 @@ struct intake { // what the line function works on
     struct rollout *rollout;
     int n_taken;
     uint64_t version; // no token may be of a newer one
+    uint64_t oldest;  // ... nor of an older one
 };
 
 static void sample_release(struct sample *s)
@@ -135,11 +136,12 @@ static enum status read_tokens(const char *where, const struct intake *in, const
             st = status_fail(ST_FORMAT, "%s: log-probability of token %d is %g", where, t, p);
             goto out;
         }
-        if (v < 2 || v % 2 || (uint64_t)v > in->version) {
+        if (v < 2 || v % 2 || (uint64_t)v > in->version || (uint64_t)v < in->oldest) {
             st = status_fail(ST_MISMATCH,
                              "%s: token %d claims weight version %" JSON_INTEGER_FORMAT
-                             ", the weights are at %" PRIu64,
-                             where, t, v, in->version);
+                             ", the weights are at %" PRIu64 " and were at %" PRIu64
+                             " when it was asked for",
+                             where, t, v, in->version, in->oldest);
             goto out;
         }
         s->ids[t] = (int32_t)i;
@@ -285,7 +287,11 @@ enum status rollout_pull(const struct rollout_source *source, const struct examp
     enum status st = ST_OK;
     json_t *request = NULL;
     struct rollout *r = calloc(1, sizeof *r);
-    struct intake in = {.source = source, .sampling = sampling, .rollout = r};
+    // Even: an update that is being written just now may take some tokens of the weights before it.
+    struct intake in = {.source = source,
+                        .sampling = sampling,
+                        .rollout = r,
+                        .oldest = control_version(source->control) & ~(uint64_t)1};
     int64_t start = clock_now_ns();
     int wanted = n_groups * n_per_group;
     if (!r || !(r->samples = calloc((size_t)wanted, sizeof *r->samples)) ||

@@ -4,6 +4,7 @@
 #define TRAINER_RUN_H
 
 #include "bridge/attach.h"
+#include "trainer/best.h"
 #include "trainer/checkpoint.h"
 #include "trainer/config.h"
 #include "trainer/curriculum.h"
@@ -42,6 +43,7 @@ struct run {
     struct stop *stop;
     int64_t step, total_steps; // step: done
     int64_t saved_step;        // of the last checkpoint; -1: none
+    struct best best;          // of the evaluations
     int64_t skipped;           // updates whose gradient was not finite
     int skipped_in_a_row;      // steps
     int draft_skips_in_a_row;  // the same of the draft model
@@ -61,6 +63,8 @@ enum status run_save(struct run *run);
 // Writes a checkpoint's weights into the shared arena under the publish protocol and takes over its
 // step.
 enum status run_resume(struct run *run, const char *folder);
+// Writes the weights of the best checkpoint into the shared arena, where it is not the present one.
+enum status run_serve_best(struct run *run);
 
 // run_curriculum.c: the order of the data and the number of samples, as the options say.
 struct curriculum_options run_curriculum_options(const struct train_config *config,
@@ -81,7 +85,8 @@ double run_accuracy(const struct run *run, const struct scores *scores); // -1: 
 // latency model. Once in a run: that samples drafted nothing.
 void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
                        const struct update_stats *update);
-// Evaluates on held-out prompts; adds the result to `metrics` and says it.
+// Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
+// it.
 enum status run_evaluate(struct run *run, json_t *metrics);
 // rollouts/step-N.jsonl
 enum status run_log_rollout(struct run *run, const struct rollout *rollout,

@@ -1,8 +1,8 @@
 /* run_checkpoint.c: saving a run and taking it up again. The main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
- * the seed, the curriculum, and a digest of the data. Taking it up with another data set or seed
- * would silently be another run, and is refused.
+ * the seed, the curriculum, the best evaluation, and a digest of the data. Taking it up with
+ * another data set or seed would silently be another run, and is refused.
  */
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -19,15 +19,19 @@ enum status run_save(struct run *run)
     enum status st = ST_OK;
     char *folder = NULL;
     if (run->saved_step == run->step) return ST_OK;
-    struct checkpoint c = {.step = run->step, .data_index = curriculum_taken(run->curriculum)};
+    struct checkpoint c = {.step = run->step,
+                           .data_index = curriculum_taken(run->curriculum),
+                           .best_step = run->best.step >= 0 ? &run->best.step : NULL};
     // The digest goes as text: JSON numbers do not hold 64 bits everywhere.
     char digest[24];
     snprintf(digest, sizeof digest, "%016" PRIx64, run->data->digest);
-    c.state = json_pack("{s:I, s:s, s:I, s:s}", "seed", (json_int_t)run->config->seed,
-                        "data_digest", digest, "skipped_updates", (json_int_t)run->skipped,
-                        "version", COMMONWEIGHT_VERSION);
+    c.state =
+        json_pack("{s:I, s:s, s:I, s:s, s:s}", "seed", (json_int_t)run->config->seed, "data_digest",
+                  digest, "skipped_updates", (json_int_t)run->skipped, "version",
+                  COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)));
     if (!c.state ||
         json_object_set_new(c.state, "curriculum", curriculum_to_json(run->curriculum)) != 0 ||
+        json_object_set_new(c.state, "best", best_to_json(&run->best)) != 0 ||
         (run->scoring.latency && json_object_set_new(c.state, "latency_model",
                                                      latency_model_to_json(&run->latency)) != 0)) {
         st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
@@ -65,6 +69,20 @@ static enum status load_weights(void *context)
     struct device *dev = bridge_device(r->run->bridge);
     enum status st = weights_load(r->run->policy, dev, r->folder);
     return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
+}
+
+static enum status push_weights(struct run *run, const char *folder, const char *draft_folder)
+{
+    struct restore restore = {run, folder, draft_folder};
+    struct publish_times times;
+    // First, so that a death in the middle of this very update is repaired from it as well.
+    enum status st = control_set_snapshot(bridge_control(run->bridge), folder);
+    if (st != ST_OK) return st;
+    pthread_mutex_lock(stop_publish_lock(run->stop));
+    st = bridge_publish(run->bridge, (int64_t)(run->config->quiet_timeout * 1e3), load_weights,
+                        &restore, &times);
+    pthread_mutex_unlock(stop_publish_lock(run->stop));
+    return st;
 }
 
 // The draft's part of resuming: its optimizer, and where its weights lie (the caller's to free;
@@ -108,6 +126,13 @@ static enum status check_same_run(const struct run *run, const char *folder,
     if (seed != run->config->seed)
         return status_fail(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder,
                            seed);
+    const char *device = device_name(bridge_device(run->bridge));
+    const char *old_device = json_string_value(json_object_get(c->state, "device"));
+    if (run->config->exact && old_device && strcmp(device, old_device) != 0)
+        return status_fail(ST_MISMATCH,
+                           "--exact: %s was made on \"%s\", and this is \"%s\", whose sums have "
+                           "another order; set OMP_NUM_THREADS as it was, or leave --exact away",
+                           folder, old_device, device);
     return ST_OK;
 }
 
@@ -116,7 +141,6 @@ enum status run_resume(struct run *run, const char *folder)
     enum status st;
     struct checkpoint c = {0};
     char *draft_folder = NULL;
-    struct publish_times times;
     CHECK(checkpoint_read(folder, &c));
     CHECK(check_same_run(run, folder, &c));
     if (run->scoring.latency && json_has(c.state, "latency_model"))
@@ -124,21 +148,40 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(status_context(
         curriculum_from_json(run->curriculum, json_object_get(c.state, "curriculum"), c.data_index),
         "%s", folder));
+    CHECK(best_from_json(folder, json_object_get(c.state, "best"), &run->best));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, &draft_folder));
-    struct restore restore = {run, folder, draft_folder};
-    // First, so that a death in the middle of this very update is repaired from it as well.
-    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
-    pthread_mutex_lock(stop_publish_lock(run->stop));
-    st = bridge_publish(run->bridge, (int64_t)(run->config->quiet_timeout * 1e3), load_weights,
-                        &restore, &times);
-    pthread_mutex_unlock(stop_publish_lock(run->stop));
-    if (st != ST_OK) goto out;
+    CHECK(push_weights(run, folder, draft_folder));
     run->step = run->saved_step = c.step;
     run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
-    log_info("resumed at step %" PRId64 " from %s", run->step, folder);
+    log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
+             run->step, folder, control_version(bridge_control(run->bridge)));
 out:
     json_decref(c.state);
     free(draft_folder);
     return status_context(st, "resuming");
+}
+
+enum status run_serve_best(struct run *run)
+{
+    enum status st;
+    char *folder = NULL, *draft_folder = NULL;
+    if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
+    CHECK(checkpoint_best(run->folder, &folder));
+    if (!folder) {
+        st = status_fail(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
+                         run->folder);
+        goto out;
+    }
+    if (run->draft && !(draft_folder = path_join(folder, CHECKPOINT_DRAFT))) {
+        st = status_fail(ST_NO_MEMORY, "no memory to load the draft model");
+        goto out;
+    }
+    CHECK(
+        push_weights(run, folder, draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
+    log_info("serving the weights of step %" PRId64 ", the best", run->best.step);
+out:
+    free(folder);
+    free(draft_folder);
+    return status_context(st, "--load-best-model-at-end");
 }

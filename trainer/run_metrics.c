@@ -207,15 +207,28 @@ void run_say_inference(struct run *run, const struct rollout *rollout, const str
     }
 }
 
+// The end of an evaluation's line.
+static void say_best(const struct run *run, bool is_best, char ret[64])
+{
+    if (is_best || run->best.step < 0)
+        snprintf(ret, 64, "%s", is_best && run->step > 0 ? ", the best so far" : "");
+    else
+        snprintf(ret, 64, "; the best was at step %" PRId64, run->best.step);
+}
+
 enum status run_evaluate(struct run *run, json_t *metrics)
 {
     struct sampling_options sampling = run_sampling(run);
     struct eval_result r;
+    char best[64];
     sampling.temperature = 0;
     enum status st = evaluate(&run->source, run->eval_data, (int)run->config->eval_limit,
                               run->reward, &sampling, &r);
     if (st != ST_OK) return st;
+    say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
+             best);
     metrics_put(metrics, "eval/reward", r.reward);
+    metrics_put(metrics, "eval/reward_standard_error", r.reward_standard_error);
     metrics_put(metrics, "eval/mean_length", r.mean_length);
     if (r.accuracy >= 0) {
         metrics_put(metrics, "eval/accuracy", r.accuracy);
@@ -223,10 +236,11 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     }
     log_progress_end();
     if (r.accuracy >= 0)
-        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts", run->step,
-                 100 * r.accuracy, 100 * r.standard_error, r.n);
+        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
+                 100 * r.accuracy, 100 * r.standard_error, r.n, best);
     else
-        log_info("step %" PRId64 ": held-out reward %.4f on %d prompts", run->step, r.reward, r.n);
+        log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s", run->step,
+                 r.reward, r.reward_standard_error, r.n, best);
     return ST_OK;
 }
 

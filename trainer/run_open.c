@@ -13,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 
+#define INFO_MS 10000
+
 // The model of one role of the bridge, bound to its arena.
 static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
                              struct model_config **ret_model, struct weights **ret_weights)
@@ -76,6 +78,22 @@ static enum status open_policy(struct run *run)
         .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
     };
 out:
+    return st;
+}
+
+// The daemon must be in exact mode for --exact.
+static enum status check_exact(const struct run *run)
+{
+    json_t *info;
+    if (!run->config->exact) return ST_OK;
+    enum status st = http_get_json(run->http, "/bridge/info", INFO_MS, &info);
+    if (st != ST_OK) return status_context(st, "--exact");
+    if (!json_is_true(json_object_get(info, "exact")))
+        st = status_fail(ST_MISMATCH,
+                         "--exact: the daemon of %s was not started with it; start it as "
+                         "cw-infer-server --exact",
+                         bridge_file_of(run->bridge)->path);
+    json_decref(info);
     return st;
 }
 
@@ -252,7 +270,9 @@ enum status run_open(struct run *run)
     enum status st;
     char *latest = NULL;
     run->saved_step = -1;
+    run->best = BEST_NONE;
     CHECK(open_policy(run));
+    CHECK(check_exact(run));
     CHECK(open_draft(run));
     CHECK(open_data(run));
     plan_scoring(run);

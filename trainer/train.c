@@ -12,6 +12,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define MAX_SKIPPED 3 // steps in a row whose gradient was not finite
@@ -64,6 +65,7 @@ static enum status learn(struct run *run, const struct rollout *rollout,
         .loss = run->resolved.loss,
         .num_iterations = (int)c->num_iterations,
         .mask_truncated = c->mask_truncated_completions,
+        .exact = c->exact,
         .quiet_timeout_ms = (int64_t)(c->quiet_timeout * 1e3),
         .draft_lr = schedule_at(&run->resolved.draft_schedule, run->step),
     };
@@ -91,6 +93,27 @@ static bool due(int64_t step, int64_t every, int64_t total)
     return step == total || (every > 0 && step % every == 0);
 }
 
+static int64_t epochs_done(const struct run *run)
+{
+    return curriculum_taken(run->curriculum) / run->data->n;
+}
+
+// epochs_before: done before the step
+static bool evaluation_due(const struct run *run, int64_t epochs_before)
+{
+    const struct train_config *c = run->config;
+    if (!run->eval_data) return false;
+    if (!run->resolved.eval_by_epoch) return due(run->step, c->eval_steps, run->total_steps);
+    return run->step == run->total_steps ||
+           epochs_done(run) / c->eval_epochs > epochs_before / c->eval_epochs;
+}
+
+static bool out_of_patience(const struct run *run)
+{
+    const int64_t patience = run->config->early_stop_patience;
+    return patience > 0 && run->best.waited >= patience;
+}
+
 static enum status train_step(struct run *run)
 {
     enum status st;
@@ -98,7 +121,7 @@ static enum status train_step(struct run *run)
     struct scores scores = {0};
     struct update_stats update;
     json_t *metrics = NULL;
-    int64_t start = clock_now_ns();
+    int64_t start = clock_now_ns(), epochs_before = epochs_done(run);
     double lr = schedule_at(&run->resolved.schedule, run->step);
 
     CHECK(pull_rollout(run, &rollout));
@@ -127,8 +150,7 @@ static enum status train_step(struct run *run)
     runlog_progress(run->log, &progress);
     run_say_inference(run, rollout, &scores, &update);
     if (run->config->log_completions) CHECK(run_log_rollout(run, rollout, &scores));
-    if (run->eval_data && due(run->step, run->config->eval_steps, run->total_steps))
-        CHECK(run_evaluate(run, metrics));
+    if (evaluation_due(run, epochs_before)) CHECK(run_evaluate(run, metrics));
     st = runlog_write(run->log, metrics);
     metrics = NULL;
 out:
@@ -138,30 +160,52 @@ out:
     return st;
 }
 
+// Of the weights as they are found; written down with the first checkpoint.
+static enum status baseline(struct run *run)
+{
+    json_t *metrics = json_pack("{s:i}", "step", 0);
+    run->best = BEST_NONE; // also where a run is taken up that ended before its first step
+    enum status st =
+        metrics ? run_evaluate(run, metrics) : status_fail(ST_NO_MEMORY, "no memory to evaluate");
+    if (st == ST_OK) return runlog_write(run->log, metrics);
+    json_decref(metrics);
+    return st;
+}
+
+static void say_end(const struct run *run)
+{
+    char best[96] = "";
+    if (run->best.step >= 0)
+        snprintf(best, sizeof best, "; the best was step %" PRId64 " (%s %.4f): checkpoints/best",
+                 run->best.step, reward_accuracy_term(run->reward) >= 0 ? "accuracy" : "reward",
+                 run->best.score);
+    log_progress_end();
+    if (run->step < run->total_steps && out_of_patience(run))
+        log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
+                 " evaluations in a row were no better (--early-stop-patience)%s; run folder %s",
+                 run->step, run->total_steps, run->best.waited, best, run->folder);
+    else
+        log_info("%s at step %" PRId64 " of %" PRId64 "%s; run folder %s",
+                 run->step < run->total_steps ? "stopped" : "done", run->step, run->total_steps,
+                 best, run->folder);
+}
+
 static enum status train_loop(struct run *run)
 {
     enum status st = ST_OK;
     if (run->step == 0) {
+        if (run->eval_data) CHECK(baseline(run));
         CHECK(run_save(run)); // something to restore before the first update
-        if (run->eval_data) {
-            json_t *metrics = json_pack("{s:i}", "step", 0);
-            st = metrics ? run_evaluate(run, metrics) : status_fail(ST_NO_MEMORY, "no memory");
-            if (st != ST_OK) {
-                json_decref(metrics);
-                goto out;
-            }
-            CHECK(runlog_write(run->log, metrics));
-        }
     }
-    while (run->step < run->total_steps && !stop_requested()) {
+    while (run->step < run->total_steps && !stop_requested() && !out_of_patience(run)) {
         CHECK(train_step(run));
-        if (due(run->step, run->config->save_steps, run->total_steps)) CHECK(run_save(run));
+        if (due(run->step, run->config->save_steps, run->total_steps) ||
+            run->best.step == run->step)
+            CHECK(run_save(run));
     }
     CHECK(run_save(run));
-    log_progress_end();
-    log_info("%s at step %" PRId64 " of %" PRId64 "; run folder %s",
-             run->step < run->total_steps ? "stopped" : "done", run->step, run->total_steps,
-             run->folder);
+    say_end(run);
+    if (run->config->load_best_model_at_end && !stop_requested()) CHECK(run_serve_best(run));
 out:
     if (st != ST_OK) log_progress_end();
     return st;

@@ -9,9 +9,16 @@
  */
 #include "trainer/update.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct difference { // of the daemon's and the trainer's log-probability of a token
+    int sample, token;
+    float daemon, trainer;
+    uint64_t version; // that drew it
+};
 
 struct update { // what the loss function works on
     const struct update_config *config;
@@ -26,6 +33,8 @@ struct update { // what the loss function works on
     struct loss_stats loss;
     double entropy, first_loss, first_kl;
     double delta_sum, delta_max, k3;
+    long differing;        // log-probabilities that are not the daemon's to the bit
+    struct difference far; // the first of the farthest
 };
 
 static bool counts(const struct update *u, const struct sample *s)
@@ -33,10 +42,17 @@ static bool counts(const struct update *u, const struct sample *s)
     return !(u->config->mask_truncated && s->truncated);
 }
 
-static void compare_with_daemon(struct update *u, const struct sample *s, const float *logprobs)
+static void compare_with_daemon(struct update *u, int sample, const float *logprobs)
 {
+    const struct sample *s = &u->rollout->samples[sample];
     for (int t = 0; t < s->n; t++) {
         double delta = (double)logprobs[t] - s->logprobs[t];
+        if (logprobs[t] != s->logprobs[t]) {
+            double before = (double)u->far.trainer - u->far.daemon;
+            if (u->differing++ == 0 || fabs(delta) > fabs(before))
+                u->far =
+                    (struct difference){sample, t, s->logprobs[t], logprobs[t], s->versions[t]};
+        }
         u->delta_sum += fabs(delta);
         u->k3 += expm1(delta) - delta;
         if (s->versions[t] == u->version) u->delta_max = fmax(u->delta_max, fabs(delta));
@@ -53,7 +69,7 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
         float *old = u->old_logprobs + u->first[mb->sample[s]];
         if (u->first_iteration) {
             memcpy(old, rows->logprobs + first, (size_t)n * sizeof *old);
-            compare_with_daemon(u, sample, rows->logprobs + first);
+            compare_with_daemon(u, mb->sample[s], rows->logprobs + first);
             for (int t = 0; t < n; t++) u->entropy += rows->entropy[first + t];
         }
         // One sequence at a time: a masked one is an empty sequence.
@@ -170,6 +186,21 @@ static void fill_stats(const struct update *u, struct update_stats *stats)
     stats->tokens = u->n_tokens;
 }
 
+static enum status check_exact(const struct update *u)
+{
+    const struct difference *far = &u->far;
+    if (!u->config->exact || u->differing == 0) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "--exact: %ld of %ld log-probabilities of this step differ from the "
+                       "daemon's, most that of line %d, sample %d, token %d: %.9g there (weight "
+                       "version %" PRIu64 "), %.9g here (version %" PRIu64
+                       "); are both programs of one build, on one kind of processor?",
+                       u->differing, u->rollout->n_tokens,
+                       u->rollout->examples[far->sample / u->rollout->n_per_group]->line,
+                       far->sample % u->rollout->n_per_group, far->token, (double)far->daemon,
+                       far->version, (double)far->trainer, u->version);
+}
+
 static enum status place_old_logprobs(struct update *u)
 {
     size_t samples = (size_t)u->n_samples, tokens = (size_t)u->rollout->n_tokens;
@@ -203,6 +234,7 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
         bool skip;
         CHECK(gradients(l, &u, groups, &stats));
         if (u.first_iteration) {
+            CHECK(check_exact(&u));
             u.first_loss = u.loss.loss;
             u.first_kl = u.loss.tokens > 0 ? u.loss.kl / (double)u.loss.tokens : 0;
         }

@@ -14,6 +14,7 @@ struct update_config {
     struct loss_config loss;
     int num_iterations;
     bool mask_truncated;      // samples that hit the token limit do not count
+    bool exact; // a log-probability that differs from the daemon's by a bit is ST_MISMATCH
     int64_t quiet_timeout_ms; // longest wait for the engine's step boundary
     double draft_lr;          // of a draft model, where the learner has one
 };
@@ -39,6 +40,7 @@ struct update_stats {
     struct publish_times publish; // summed over iterations
 };
 
+// A failure leaves the weights as they are, but for those of earlier iterations.
 // advantages: one a sample. publish_lock is held while an update is published: whoever holds it may
 // end the process without tearing the weights.
 enum status update_policy(struct learner *l, struct bridge *bridge,

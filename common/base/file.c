@@ -107,6 +107,15 @@ enum status file_sync_folder(const char *path)
     return st;
 }
 
+static enum status sync_folder_of(const char *path)
+{
+    char *folder = folder_of(path);
+    if (!folder) return status_fail(ST_NO_MEMORY, "out of memory while making folder %s", path);
+    enum status st = file_sync_folder(folder);
+    free(folder);
+    return st;
+}
+
 enum status file_write_all(int fd, const char *path, const void *data, size_t len)
 {
     const char *at = data;
@@ -197,7 +206,9 @@ enum status file_make_folders(const char *path)
         char kept = *p;
         *p = 0;
         struct stat info;
-        if (mkdir(copy, 0755) != 0) {
+        if (mkdir(copy, 0755) == 0) {
+            st = sync_folder_of(copy);
+        } else {
             int error = errno == EEXIST ? ENOTDIR : errno; // a file stands in the way
             if (stat(copy, &info) != 0 || !S_ISDIR(info.st_mode)) {
                 errno = error;

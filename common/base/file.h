@@ -25,7 +25,7 @@ enum status file_map_open(const char *path, struct file_map *ret);
 void file_map_release(struct file_map *map);
 
 bool file_exists(const char *path);
-enum status file_make_folders(const char *path); // mkdir -p, 0755
+enum status file_make_folders(const char *path); // mkdir -p, 0755; new names are fsynced
 // fsyncs a folder, so that names created in it are durable
 enum status file_sync_folder(const char *path);
 enum status file_remove_tree(const char *path); // rm -r; a missing path is fine

@@ -47,11 +47,13 @@ static void scene_close(struct scene *s)
     daemon_kill(&s->daemon);
 }
 
-// cw-trainer train with small numbers; `more` (NULL-ended) comes last.
-static void start_trainer(struct scene *s, struct test_child *child, const char *run,
-                          const char *const more[])
+#define MOST_ARGS 80
+
+// cw-trainer train with small numbers, into `folder`; `more` (NULL-ended) comes last.
+static void trainer_command(struct scene *s, const char *folder, const char *const more[],
+                            const char *ret_argv[MOST_ARGS])
 {
-    const char *argv[64] = {
+    const char *argv[MOST_ARGS] = {
         test_binary("cw-trainer"),
         "train",
         "--bridge",
@@ -75,10 +77,18 @@ static void start_trainer(struct scene *s, struct test_child *child, const char 
         "--logging-steps",
         "1",
         "--run-dir",
-        test_path(s->folder, run),
+        folder,
     };
     int n = 24;
     for (int i = 0; more && more[i]; i++) argv[n++] = more[i];
+    memcpy(ret_argv, argv, sizeof argv);
+}
+
+static void start_trainer(struct scene *s, struct test_child *child, const char *run,
+                          const char *const more[])
+{
+    const char *argv[MOST_ARGS];
+    trainer_command(s, test_path(s->folder, run), more, argv);
     test_spawn(child, test_path(s->folder, "trainer.log"), argv);
 }
 
@@ -516,6 +526,221 @@ static void uniform_curriculum(void **state)
     scene_close(&s);
 }
 
+// ---- evaluation ---------------------------------------------------------------------------------
+
+// The lines of metrics.jsonl that have an evaluation: their steps, up to `most`.
+static int evaluated_steps(const struct scene *s, const char *run, int *ret, int most)
+{
+    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl")), *end;
+    int n = 0;
+    for (char *line = text; n < most && (end = strchr(line, '\n')); line = end + 1) {
+        json_t *m;
+        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
+        if (json_has(m, "eval/reward")) {
+            assert_true(metric(m, "eval/reward_standard_error") >= 0);
+            ret[n++] = (int)metric(m, "step");
+        }
+        json_decref(m);
+    }
+    free(text);
+    return n;
+}
+
+// Every evaluation is as good as the baseline, which nothing can beat, while weight decay alone
+// moves the weights: the run gives up, keeps step 0 as its best, and serves it.
+static void stops_early(void **state)
+{
+    (void)state;
+    struct scene s;
+    int steps[8];
+    char best[PATH_MAX], last[PATH_MAX];
+    scene_open(&s);
+    const char *const run[] = {"--max-steps",
+                               "100",
+                               "--reward",
+                               "constant",
+                               "--weight-decay",
+                               "0.1",
+                               "--learning-rate",
+                               "1e-2",
+                               "--eval-data",
+                               s.data,
+                               "--eval-limit",
+                               "4",
+                               "--eval-steps",
+                               "2",
+                               "--early-stop-patience",
+                               "3",
+                               "--save-total-limit",
+                               "1",
+                               NULL};
+    assert_int_equal(train(&s, "run", run), 0);
+    assert_int_equal(evaluated_steps(&s, "run", steps, 8), 4);
+    assert_int_equal(steps[0], 0);
+    assert_int_equal(steps[3], 6);
+    assert_log(&s, "stopped early at step 6 of 100: 3 evaluations in a row");
+    assert_log(&s, "the best was step 0 (reward 1.0000)");
+    assert_non_null(realpath(test_path(s.folder, "run/checkpoints/best"), best));
+    assert_non_null(realpath(latest(&s, "run"), last));
+    assert_contains(best, "/step-0");
+    assert_contains(last, "/step-6");
+    assert_arena_is(&s, last);
+
+    // Taken up again it has still had enough; with more patience it goes on, and serves the best.
+    assert_int_equal(
+        train(&s, "run",
+              OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay", "0.1",
+                      "--learning-rate", "1e-2", "--eval-data", s.data, "--eval-limit", "4",
+                      "--eval-steps", "2", "--early-stop-patience", "3", "--resume")),
+        0);
+    assert_int_equal(steps_done(&s, "run"), 7); // with the baseline's line
+    assert_int_equal(
+        train(&s, "run",
+              OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay", "0.1",
+                      "--learning-rate", "1e-2", "--eval-data", s.data, "--eval-limit", "4",
+                      "--eval-steps", "2", "--early-stop-patience", "4", "--resume",
+                      "--load-best-model-at-end")),
+        0);
+    assert_log(&s, "stopped early at step 8 of 100");
+    assert_log(&s, "serving the weights of step 0, the best");
+    assert_arena_is(&s, s.model);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+static void evaluates_by_epochs(void **state)
+{
+    (void)state;
+    struct scene s;
+    int steps[8];
+    scene_open(&s);
+    assert_int_equal(train(&s, "run",
+                           OPTIONS("--num-train-epochs", "5", "--eval-data", s.data, "--eval-limit",
+                                   "4", "--eval-strategy", "epoch", "--eval-epochs", "2")),
+                     0);
+    // 20 examples, 3 a step: epochs 2 and 4 end in steps 14 and 27, the run with step 34
+    assert_int_equal(evaluated_steps(&s, "run", steps, 8), 4);
+    assert_int_equal(steps[1], 14);
+    assert_int_equal(steps[2], 27);
+    assert_int_equal(steps[3], 34);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// ---- exact --------------------------------------------------------------------------------------
+
+static void same_column(const struct scene *s, const char *a, const char *b, const char *key, int n)
+{
+    double x[32], y[32];
+    assert_int_equal(column(s, a, key, x, 32), n);
+    assert_int_equal(column(s, b, key, y, 32), n);
+    for (int i = 0; i < n; i++)
+        if (x[i] != y[i])
+            fail_msg("line %d, %s: %.17g in %s, %.17g in %s", i + 1, key, x[i], a, y[i], b);
+}
+
+// 20 steps with a draft model that drafts and is trained, in one go; and the same with the trainer
+// killed after 10, and the daemon after 15.
+static void exact_run_survives_everything(void **state)
+{
+    (void)state;
+    if (strcmp(test_device(), "cpu") != 0) test_skip("exact mode is the CPU's");
+    struct scene s;
+    struct test_child trainer = {0};
+    double drafts[32], mismatch[32];
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    const char *draft = daemon_model(test_folder(), true, 12);
+    const char *const daemon[] = {"--exact",       "--draft",       draft,
+                                  "--speculative", "draft_model:3", NULL};
+    const char *const run[] = {"--exact",
+                               "--train-draft",
+                               "--draft-learning-rate",
+                               "1e-3",
+                               "--max-steps",
+                               "20",
+                               "--save-steps",
+                               "5",
+                               "--eval-data",
+                               s.data,
+                               "--eval-limit",
+                               "6",
+                               "--eval-steps",
+                               "4",
+                               "--early-stop-patience",
+                               "9",
+                               "--curriculum",
+                               "kde",
+                               "--resume",
+                               NULL};
+    daemon_start(&s.daemon, s.model, daemon);
+    assert_int_equal(train(&s, "whole", run), 0);
+    daemon_kill(&s.daemon);
+
+    daemon_start(&s.daemon, s.model, daemon);
+    start_trainer(&s, &trainer, "parts", run);
+    wait_for_steps(&s, "parts", 1 + 11, &trainer); // the first line is the baseline's
+    test_end(&trainer);                            // SIGKILL
+    daemon_wait(&s.daemon);
+    start_trainer(&s, &trainer, "parts", run);
+    wait_for_steps(&s, "parts", 1 + 16, &trainer);
+    test_kill(&s.daemon.child, SIGKILL);
+    assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, daemon);
+    assert_int_equal(train(&s, "parts", run), 0);
+    assert_log(&s, "resumed at step ");
+    daemon_holds(&s.daemon, "policy", latest(&s, "parts"));
+    daemon_holds(&s.daemon, "draft", test_path(latest(&s, "parts"), "draft"));
+
+    static const char *const files[] = {"model.safetensors", "optimizer.safetensors",
+                                        "trainer_state.json", "draft/model.safetensors",
+                                        "draft/optimizer.safetensors"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        test_same_file(latest(&s, "whole"), latest(&s, "parts"), files[i]);
+    static const char *const keys[] = {"loss",       "reward",     "grad_norm",
+                                       "entropy",    "draft_loss", "completions/mean_length",
+                                       "eval/reward"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        same_column(&s, "whole", "parts", keys[i], 21);
+    column(&s, "whole", "spec_decode/num_draft_tokens", drafts, 32);
+    for (int r = 0; r < 2; r++) {
+        column(&s, r ? "parts" : "whole", "sampler_mismatch/max", mismatch, 32);
+        for (int i = 1; i <= 20; i++) assert_true(mismatch[i] == 0);
+    }
+    for (int i = 1; i <= 20; i++) assert_true(drafts[i] > 0);
+
+    // Drafts leave no trace in what is drawn: without any the first step has the same samples.
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, OPTIONS("--exact"));
+    assert_int_equal(
+        train(&s, "undrafted",
+              OPTIONS("--exact", "--max-steps", "20", "--eval-data", s.data, "--eval-limit", "6",
+                      "--eval-steps", "4", "--curriculum", "kde")),
+        0);
+    test_same_file(latest(&s, "whole"), latest(&s, "undrafted"), "model.safetensors");
+
+    // Another number of threads divides the backward pass otherwise.
+    assert_int_equal(setenv("OMP_NUM_THREADS", "7", 1), 0);
+    int status = train(&s, "undrafted",
+                       OPTIONS("--exact", "--resume", "--max-steps", "21", "--curriculum", "kde"));
+    unsetenv("OMP_NUM_THREADS");
+    assert_int_equal(status, 1);
+    assert_log(&s, "set OMP_NUM_THREADS as it was");
+    scene_close(&s);
+}
+
+static void exact_wants_an_exact_daemon(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "run", OPTIONS("--exact", "--max-steps", "1")), 1);
+    assert_log(&s, "cw-infer-server --exact");
+    assert_false(file_exists(test_path(s.folder, "run")));
+    scene_close(&s);
+}
+
 static void sft_then_eval(void **state)
 {
     (void)state;
@@ -843,6 +1068,58 @@ static void full_disk_leaves_the_checkpoint_before(void **state)
     scene_close(&s);
 }
 
+// A disk that is really full, and one that takes no writes: small file systems of the test's own,
+// of which a copy is left to look at.
+static void full_and_read_only_disks(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct file_map model;
+    struct bytes script = BYTES_INIT;
+    const char *argv[MOST_ARGS + 4] = {"unshare", "-rm", "sh"};
+    scene_open(&s);
+    const char *log = test_path(s.folder, "trainer.log"), *path = test_path(s.folder, "on-disk.sh");
+    const char *disk = test_path(s.folder, "disk"), *copy = test_path(s.folder, "copy");
+    assert_ok(file_make_folders(disk));
+    if (test_command(test_path(s.folder, "try.log"), LIMIT_MS,
+                     OPTIONS("unshare", "-rm", "mount", "-t", "tmpfs", "none", disk)) != 0) {
+        scene_close(&s);
+        test_skip("this machine lets nobody mount a file system of his own (unshare -rm mount)");
+    }
+    assert_ok(file_map_open(test_path(s.model, "model.safetensors"), &model));
+    bytes_printf(&script,
+                 "mount -t tmpfs -o size=%zu none %s || exit 99\n"
+                 "\"$@\"; status=$?; cp -a %s/run %s || exit 98; exit $status\n",
+                 model.len * 5 / 2, disk, disk, copy);
+    file_map_release(&model);
+    test_write(path, script.data, script.len);
+    argv[3] = path;
+    trainer_command(&s, test_path(disk, "run"), OPTIONS("--max-steps", "2", "--save-steps", "1"),
+                    argv + 4);
+    assert_int_equal(test_command(log, LIMIT_MS, argv), 1);
+    assert_log(&s, "checkpoint of step 1 (that of step 0 is whole; --resume goes on from it)");
+    assert_log(&s, "checkpoints/.step-1.");
+    assert_log(&s, "No space left on device");
+    char *to = realpath(test_path(copy, "checkpoints/latest"), NULL);
+    assert_non_null(to);
+    assert_contains(to, "/step-0");
+    free(to);
+    struct loaded l;
+    load(test_path(copy, "checkpoints/latest"), &l);
+    unload(&l);
+
+    script.len = 0;
+    bytes_printf(&script, "mount -t tmpfs -o ro none %s || exit 99\nexec \"$@\"\n", disk);
+    test_write(path, script.data, script.len);
+    assert_int_equal(test_command(log, LIMIT_MS, argv), 1);
+    assert_log(&s, "disk/run");
+    assert_log(&s, "Read-only file system");
+    bytes_release(&script);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1")), 0); // and the daemon serves on
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 static void wrong_usage(void **state)
 {
     (void)state;
@@ -867,6 +1144,11 @@ static void wrong_usage(void **state)
         {{"train", "--data", "x", "--rollout-alpha", "-1"}, "rollout-alpha"},
         {{"train", "--data", "x", "--min-bucket-size", "-1"}, "min-bucket-size"},
         {{"train", "--data", "x", "--curriculum-ema", "1"}, "curriculum-ema"},
+        {{"train", "--data", "x", "--early-stop-patience", "2"}, "needs --eval-data"},
+        {{"train", "--data", "x", "--load-best-model-at-end"}, "needs --eval-data"},
+        {{"train", "--data", "x", "--eval-strategy", "no"}, "eval-strategy"},
+        {{"train", "--data", "x", "--exact", "--cost"}, "give --cost-latency 0"},
+        {{"train", "--data", "x", "--exact", "--cost", "--cost-latency", "0"}, "give --cost-kv 0"},
         {{"sft", "--data", "x"}, "--model"},
         {{"sft", "--init", "c", "--data", "x", "--out", "y"}, "--tokenizer"},
         {{"eval"}, "--data"},
@@ -897,6 +1179,10 @@ int main(void)
         cmocka_unit_test(resumes_to_the_bit),
         cmocka_unit_test(curriculum_resumes_to_the_bit),
         cmocka_unit_test(uniform_curriculum),
+        cmocka_unit_test(stops_early),
+        cmocka_unit_test(evaluates_by_epochs),
+        cmocka_unit_test(exact_run_survives_everything),
+        cmocka_unit_test(exact_wants_an_exact_daemon),
         cmocka_unit_test(sft_then_eval),
         cmocka_unit_test(second_trainer_is_refused),
         cmocka_unit_test(sigterm_ends_after_the_step),
@@ -905,6 +1191,7 @@ int main(void)
         cmocka_unit_test(torn_weights_are_restored),
         cmocka_unit_test(killed_trainer_in_an_update_is_undone),
         cmocka_unit_test(full_disk_leaves_the_checkpoint_before),
+        cmocka_unit_test(full_and_read_only_disks),
         cmocka_unit_test(wrong_usage),
     };
     return cmocka_run_group_tests_name("training", tests, NULL, NULL);

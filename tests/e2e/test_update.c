@@ -264,6 +264,39 @@ static void broken_draft_is_left_alone(void **state)
     scene_close(&s);
 }
 
+// A bit between daemon and trainer ends an exact step before anything is written.
+static void exact_wants_every_bit(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct update_config config = plain;
+    struct update_stats stats;
+    scene_open(&s, false);
+    config.exact = true;
+    assert_ok(
+        update_policy(s.learner, s.bridge, &config, &s.rollout, advantages, 1e-2, &s.lock, &stats));
+    assert_true(stats.mismatch_max == 0 && stats.applied == 1);
+    // what that update changed is no longer what the samples were drawn from
+    const uint64_t version = control_version(bridge_control(s.bridge));
+    assert_status(
+        update_policy(s.learner, s.bridge, &config, &s.rollout, advantages, 1e-2, &s.lock, &stats),
+        ST_MISMATCH);
+    assert_message("of 20 log-probabilities of this step differ");
+    assert_int_equal(control_version(bridge_control(s.bridge)), version);
+    scene_close(&s);
+
+    scene_open(&s, false);
+    s.prompts[1].line = 34;
+    float *one = &s.samples[3].logprobs[2];
+    *one = nextafterf(*one, 0);
+    assert_status(
+        update_policy(s.learner, s.bridge, &config, &s.rollout, advantages, 1e-2, &s.lock, &stats),
+        ST_MISMATCH);
+    assert_message("--exact: 1 of 20 log-probabilities");
+    assert_message("line 34, sample 1, token 2");
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -271,6 +304,7 @@ int main(void)
         cmocka_unit_test(ratio_is_to_the_first_iteration),
         cmocka_unit_test(draft_learns_once_a_step),
         cmocka_unit_test(broken_draft_is_left_alone),
+        cmocka_unit_test(exact_wants_every_bit),
     };
     return cmocka_run_group_tests_name("update", tests, NULL, NULL);
 }

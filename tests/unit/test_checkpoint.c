@@ -24,12 +24,14 @@ struct fixture {
     void *memory;
     struct optimizer *optimizer;
     const struct checkpoint_model *draft; // NULL: none
+    const int64_t *best;                  // NULL: none
 };
 
 static void fixture_open(struct fixture *f)
 {
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0};
     f->draft = NULL;
+    f->best = NULL;
     f->source = test_folder();
     f->run = test_folder();
     assert_ok(tiny_model_write(f->source, 32, 2, 80, 4));
@@ -67,7 +69,8 @@ static void train_one(struct fixture *f, float gradient)
 static enum status write_step(struct fixture *f, int64_t step, int keep, char **ret_folder)
 {
     json_t *state = json_pack("{s:s}", "note", "kept");
-    struct checkpoint c = {.step = step, .data_index = 10 * step, .state = state};
+    struct checkpoint c = {
+        .step = step, .data_index = 10 * step, .state = state, .best_step = f->best};
     struct checkpoint_model policy = {f->weights, f->optimizer, f->source};
     enum status st = checkpoint_write(f->run, &c, f->dev, &policy, f->draft, keep, ret_folder);
     json_decref(state);
@@ -255,6 +258,46 @@ static void keeps_the_newest(void **state)
     assert_ok(checkpoint_latest(f.run, &latest));
     assert_contains(latest, "/step-11");
     free(latest);
+    fixture_close(&f);
+}
+
+static void assert_best(const struct fixture *f, const char *name)
+{
+    char *best;
+    assert_ok(checkpoint_best(f->run, &best));
+    assert_non_null(best);
+    assert_contains(best, name);
+    free(best);
+}
+
+// It outlives all the newer ones, until another is better.
+static void keeps_the_best(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char *best = NULL;
+    int64_t best_step = 2;
+    fixture_open(&f);
+    const char *checkpoints = test_path(f.run, "checkpoints");
+    assert_ok(write_step(&f, 1, 1, NULL));
+    assert_ok(checkpoint_best(f.run, &best));
+    assert_null(best);
+    f.best = &best_step;
+    for (int64_t step = 2; step <= 5; step++) {
+        assert_ok(write_step(&f, step, 1, NULL));
+        assert_best(&f, "/step-2");
+    }
+    assert_int_equal(entries(checkpoints), 4); // the best, the newest, and the links to them
+    assert_int_equal(unlink(test_path(checkpoints, "best")), 0); // as if it had died before that
+    assert_ok(write_step(&f, 6, 1, NULL));
+    assert_best(&f, "/step-2");
+    best_step = 7;
+    assert_ok(write_step(&f, 7, 1, NULL));
+    assert_best(&f, "/step-7");
+    assert_int_equal(entries(checkpoints), 3);
+    best_step = 4; // somebody removed it
+    assert_ok(write_step(&f, 8, 2, NULL));
+    assert_best(&f, "/step-7");
     fixture_close(&f);
 }
 
@@ -483,6 +526,7 @@ int main(void)
         cmocka_unit_test(draft_round_trip),
         cmocka_unit_test(step_zero),
         cmocka_unit_test(keeps_the_newest),
+        cmocka_unit_test(keeps_the_best),
         cmocka_unit_test(crash_leaves_the_old_one),
         cmocka_unit_test(full_disk_is_a_clear_error),
         cmocka_unit_test(failure_cleans_up),

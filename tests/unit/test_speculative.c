@@ -256,7 +256,7 @@ static void on_event(void *context, const struct engine_event *event)
 }
 
 static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, const char *model_folder,
-                           const char *draft_folder, int kv_kib, int max_batch)
+                           const char *draft_folder, int kv_kib, int max_batch, bool exact)
 {
     static int count;
     char name[32];
@@ -274,7 +274,8 @@ static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, const c
                                            .bridge_path = test_path(folder, name),
                                            .socket_path = test_path(folder, "engine.sock"),
                                            .kv_policy = "keep",
-                                           .speculative_fixed = true};
+                                           .speculative_fixed = true,
+                                           .exact = exact};
     memset(b, 0, sizeof *b);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);
@@ -290,7 +291,7 @@ static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, const c
 static void bench_start(struct bench *b, const char *model_folder, const char *draft_folder,
                         int kv_kib)
 {
-    bench_start_as(b, on_event, model_folder, draft_folder, kv_kib, 32);
+    bench_start_as(b, on_event, model_folder, draft_folder, kv_kib, 32, false);
 }
 
 static void bench_end(struct bench *b)
@@ -370,14 +371,15 @@ static void check_telemetry(const struct take *take)
     }
 }
 
-static uint64_t compare(const struct sampling *sampling, int kv_kib, const char *what)
+static uint64_t compare_as(const struct sampling *sampling, int kv_kib, bool exact,
+                           const char *what)
 {
     static const char *const methods[] = {"ngram:4", "suffix:8", "suffix:16", "draft_model:4",
                                           "ngram:4,suffix:8,draft_model:5"};
-    // A draft model's samples are others of the same distribution, unless they are greedy.
-    const size_t n_methods = sampling->temperature > 0 ? 3 : 5;
+    // A draft model's samples are others of the same distribution, unless they are greedy or exact.
+    const size_t n_methods = sampling->temperature > 0 && !exact ? 3 : 5;
     struct bench b;
-    bench_start(&b, model, draft, kv_kib);
+    bench_start_as(&b, on_event, model, draft, kv_kib, 32, exact);
     struct take *plain = run_prompts(&b, "off", sampling);
     for (size_t m = 0; m < n_methods; m++) {
         struct take *takes = run_prompts(&b, methods[m], sampling);
@@ -414,6 +416,11 @@ static uint64_t compare(const struct sampling *sampling, int kv_kib, const char 
     free(plain);
     bench_end(&b);
     return stats.preemptions;
+}
+
+static uint64_t compare(const struct sampling *sampling, int kv_kib, const char *what)
+{
+    return compare_as(sampling, kv_kib, false, what);
 }
 
 static struct sampling plain_sampling(void)
@@ -458,6 +465,21 @@ static void the_same_under_preemption(void **state)
     struct sampling s = plain_sampling();
     s.temperature = 1;
     assert_true(compare(&s, 100, "few blocks") > 0);
+}
+
+// In exact mode a draft model's drafts leave no trace either, whatever they had room for.
+static void exact_is_the_same(void **state)
+{
+    (void)state;
+    struct sampling s = plain_sampling();
+    s.temperature = 1;
+    assert_true(compare_as(&s, 100, true, "exact, few blocks") > 0);
+    s.temperature = 0.7f;
+    s.top_p = 0.9f;
+    s.min_tokens = 4;
+    s.n_stop_ids = 1;
+    s.stop_ids[0] = 3;
+    compare_as(&s, 8192, true, "exact, top-p 0.9, stops");
 }
 
 // ---- the distribution --------------------------------------------------------------------------
@@ -559,7 +581,7 @@ static void draws_the_target_distribution(void **state)
     static const char *const methods[] = {"ngram:3", "suffix:3", "draft_model:3"};
     static struct tally tally;
     struct bench b;
-    bench_start_as(&b, on_draw, tiny, tiny_draft, 65536, GROUP * GROUPS / 4);
+    bench_start_as(&b, on_draw, tiny, tiny_draft, 65536, GROUP * GROUPS / 4, false);
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         memset(&tally, 0, sizeof tally);
         draw_all(&b, methods[m], 77 + (uint64_t)m * DRAWS, &tally);
@@ -647,6 +669,7 @@ int main(void)
         cmocka_unit_test(sampled_is_the_same),
         cmocka_unit_test(cut_is_the_same),
         cmocka_unit_test(the_same_under_preemption),
+        cmocka_unit_test(exact_is_the_same),
         cmocka_unit_test(draws_the_target_distribution),
         cmocka_unit_test(the_same_model_is_always_accepted),
     };

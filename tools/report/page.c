@@ -37,7 +37,7 @@ static const struct chart_spec specs[] = {
      "Reward",
      "mean over the step's samples",
      {"reward", "eval/reward", "rewards/task", "rewards/cost"},
-     NULL},
+     "eval/reward=eval/reward_standard_error"},
     {NULL, "Terms of the task's reward", "mean, unweighted", {"rewards/*/mean"}, NULL},
     {NULL, "Accuracy", "%", {"accuracy", "eval/accuracy"}, "eval/accuracy=eval/standard_error"},
     {NULL, "Spread of rewards", "standard deviation", {"reward_std", "rewards/*/std"}, NULL},
