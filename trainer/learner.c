@@ -83,13 +83,14 @@ static void plan_arrays(struct learner *l, size_t free_before)
 {
     struct memory_plan *plan = &l->plan;
     struct optimizer_memory o;
-    optimizer_memory(l->policy, &o);
+    optimizer_memory(l->policy, l->options.optimizer.moments, &o);
     plan->free = free_before;
     plan->weights_shared = l->policy->bytes;
     plan->residual = o.residual;
     plan->moments = o.moments;
     plan->gradients = o.grads;
-    plan->activations = tape_bytes(l->config, l->policy->dt, l->options.token_budget);
+    plan->activations = 
+        tape_bytes(l->config, l->policy->dt, l->options.token_budget, l->options.recompute);
     if (l->reference_folder)
         plan->reference =
             l->policy->bytes + (size_t)l->max_targets * (sizeof(int32_t) + 2 * sizeof(float));
@@ -229,7 +230,7 @@ enum status learner_prepare(struct learner *l)
     enum status st;
     CHECK(check_room(&l->plan, l->dev));
     CHECK(optimizer_new(l->dev, l->policy, &l->options.optimizer, &l->optimizer));
-    CHECK(tape_new(l->model, l->options.token_budget, &l->tape));
+    CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(backward_new(l->model, optimizer_grads(l->optimizer), l->options.token_budget,
                        l->max_targets, &l->backward));
     CHECK(prepare_rows(l));

@@ -181,12 +181,14 @@ static enum status open_learner(struct run *run)
                 .eps = c->adam_epsilon,
                 .weight_decay = c->weight_decay,
                 .max_grad_norm = c->max_grad_norm,
+                .moments = run->resolved.moments,
             },
         .temperature = (float)c->temperature,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .head_rows = (int)c->head_rows,
         .max_seqs = (int)(samples + c->prompts_per_step),
         .max_context = (int)longest,
+        .recompute = run->resolved.recompute,
     };
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
                       c->beta > 0 ? run->model_folder : NULL, &options, &run->learner));

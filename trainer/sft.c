@@ -29,6 +29,7 @@ struct sft_config {
     bool chat;
     int64_t max_prompt_length, examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, head_rows;
+    const char *recompute, *optim_moments;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
     double num_train_epochs;
 };
@@ -68,6 +69,7 @@ static const struct option_spec sft_options[] = {
      "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
     {"head-rows", OPTION_INT, AT(head_rows), "512", "ROWS",
      "whose vocabulary-wide logits exist at one time", 1, 1e6, NULL},
+    MEMORY_OPTIONS,
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
 
@@ -187,6 +189,8 @@ static enum status open_learner(struct sft *s)
     s->completions = calloc(n, sizeof *s->completions);
     if (!s->groups || !s->completions)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
+    CHECK(recompute_from_name(c->recompute, &options.recompute));
+    CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
     CHECK(learner_new(s->dev, s->model, s->weights, NULL, &options, &s->learner));
     learner_memory(s->learner, &plan);
     log_info("%" PRId64 " parameters on %s; memory %.1f MiB for weights, %.1f MiB for training",

@@ -127,8 +127,8 @@ void cpu_sample(struct device *, struct sample_result *, const float *,
                 const struct sample_params *, const struct sample_draft *, const float *, int, int,
                 int);
 void cpu_sum_squares(struct device *, double *, const float *, int64_t);
-void cpu_adamw(struct device *, void *, uint16_t *, float *, float *, const float *, const float *,
-               int64_t, const struct adamw *, enum dtype);
+void cpu_adamw(struct device *, void *, uint16_t *, const struct moments *, const float *,
+               const float *, int64_t, const struct adamw *, enum dtype);
 void cpu_checksum(struct device *, uint64_t *, const void *, const uint64_t *, const uint64_t *,
                   int);
 
