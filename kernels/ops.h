@@ -104,6 +104,15 @@ struct moments {
     float *m_scale, *v_scale; // (ceil(n / MOMENT_BLOCK)) of 8-bit codes, else NULL
 };
 
+struct scratch_shape { // of a training step
+    struct attn_shape attn;
+    int rows, max_context; // of packed batches, at most
+    int hidden, widest;    // width of the norms; columns of the widest product in a layer
+    int head_rows, vocab;  // of the logits that exist at one time
+    int64_t n_elements;    // gradients
+    enum dtype dt;
+};
+
 struct ops {
     void (*matmul)(struct device *, void *c, const void *a, const void *b, const void *bias,
                    const struct matmul *shape);
@@ -244,6 +253,9 @@ struct ops {
     // base + offset[i], bytes[i] long (host arrays); sums is host memory; waits.
     void (*checksum)(struct device *, uint64_t *sums, const void *base, const uint64_t *offset,
                      const uint64_t *bytes, int n);
+
+    // Scratch that the operations of a training step take at most (device_reserve).
+    size_t (*scratch_bytes)(struct device *, const struct scratch_shape *);
 };
 
 #ifdef __cplusplus

@@ -24,9 +24,9 @@ struct memory_plan {
     size_t weights_shared; // in the daemon's arena (or sft's own)
     size_t residual, moments, gradients;
     size_t activations; // tape
-    size_t workspace;   // forward scratch and backward pass
+    size_t workspace;   // forward scratch, backward pass, batch, the operations' own scratch
     size_t reference;   // frozen copy for the KL term
-    size_t draft;       // all of the above for a draft model, but its weights
+    size_t draft;       // all of the above for a draft model, but its weights and what it shares
     size_t total;       // of what this process takes, from residual on
     size_t free;        // on the device before any of it was taken
 };
@@ -39,6 +39,8 @@ enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
+// What was taken at most, since learner_new(): bytes to hold the plan's total against.
+size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
 // 2024, Online Speculative Decoding): a learner of its own (learner_clip, learner_apply,
 // learner_optimizer) whose gradients learner_gradients_with_draft() computes from the policy's

@@ -198,7 +198,7 @@ void optimizer_memory(const struct weights *policy, enum moments_kind moments,
     *ret = (struct optimizer_memory){
         .residual = policy->dt == DT_BF16 ? n * sizeof(uint16_t) : 0,
         .moments = 2 * (n * dtype_size(kinds[moments].dt) + scales),
-        .grads = n * sizeof(float) + WEIGHTS_CANARY_BYTES,
+        .grads = n * sizeof(float) + WEIGHTS_CANARY_BYTES + sizeof(double) + sizeof(float),
     };
 }
 

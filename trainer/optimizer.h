@@ -33,7 +33,7 @@ enum status optimizer_apply(struct optimizer *o, double lr);
 int64_t optimizer_steps(const struct optimizer *o);
 
 struct optimizer_memory {
-    size_t residual, moments, grads;
+    size_t residual, moments, grads; // grads: with their norm and its factor
 }; // bytes
 void optimizer_memory(const struct weights *policy, enum moments_kind moments,
                       struct optimizer_memory *ret);

@@ -128,12 +128,18 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
     }
 }
 
+enum { PIECE = 1 << 15 };
+
+size_t cpu_squares_scratch(int64_t n)
+{
+    return (size_t)((n + PIECE - 1) / PIECE + 1) * sizeof(double);
+}
+
 // Partial sums of fixed pieces, added in order: the same for any number of threads.
 void cpu_sum_squares(struct device *dev, double *out, const float *x, int64_t n)
 {
-    enum { PIECE = 1 << 15 };
     int64_t pieces = (n + PIECE - 1) / PIECE;
-    double *part = cpu_workspace(dev, (size_t)(pieces + 1) * sizeof *part);
+    double *part = cpu_workspace(dev, cpu_squares_scratch(n));
     if (!part) return;
 #pragma omp parallel for if (n > PARALLEL_WORK)
     for (int64_t p = 0; p < pieces; p++) {

@@ -17,6 +17,9 @@ struct cpu_state {
 
 // Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
 void *cpu_workspace(struct device *dev, size_t bytes);
+// What attention of packed batches, and the sum of squares, ask of it.
+size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
+size_t cpu_squares_scratch(int64_t n);
 // True for DT_F32; else records that operation `name` does not compute in `dt` here.
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt);
 
