@@ -216,6 +216,11 @@ struct learner *learner_draft(struct learner *l)
     return l->draft;
 }
 
+struct device *learner_device(const struct learner *l)
+{
+    return l->dev;
+}
+
 void learner_memory(const struct learner *l, struct memory_plan *ret)
 {
     *ret = l->plan;

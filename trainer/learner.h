@@ -54,6 +54,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                               const struct weights *draft,
                               const struct learner_draft_config *options);
 struct learner *learner_draft(struct learner *l); // NULL: there is none
+struct device *learner_device(const struct learner *l);
 // Takes all memory, once, and loads the reference. ST_NO_MEMORY, with the figures and the option
 // that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);

@@ -45,7 +45,7 @@ struct run {
     int64_t skipped;                              // updates whose gradient was not finite
     int skipped_in_a_row, draft_skipped_in_a_row; // steps
     struct spec_counters spec;                    // of the last rollout
-    bool said_undrafted;
+    bool said_undrafted, said_memory;
 };
 
 // run_open.c: config, resolved and reward are set. Attaches to the daemon, reads the data, prints

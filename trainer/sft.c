@@ -10,7 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "trainer/checkpoint.h"
-#include "trainer/learner.h"
+#include "trainer/memory.h"
 #include "trainer/prompts.h"
 #include "trainer/schedule.h"
 #include "trainer/stop.h"
@@ -164,7 +164,6 @@ static enum status open_learner(struct sft *s)
     int64_t longest = s->data->max_prompt + s->data->max_completion;
     int64_t most = c->examples_per_step * longest;
     size_t n = (size_t)c->examples_per_step;
-    struct memory_plan plan;
     struct learner_config options = {
         .optimizer =
             {
@@ -192,10 +191,8 @@ static enum status open_learner(struct sft *s)
     CHECK(recompute_from_name(c->recompute, &options.recompute));
     CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
     CHECK(learner_new(s->dev, s->model, s->weights, NULL, &options, &s->learner));
-    learner_memory(s->learner, &plan);
-    log_info("%" PRId64 " parameters on %s; memory %.1f MiB for weights, %.1f MiB for training",
-             s->weights->n_parameters, device_name(s->dev),
-             (double)plan.weights_shared / (1024 * 1024), (double)plan.total / (1024 * 1024));
+    log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
+    memory_say(s->learner, "of its own, beside what follows");
     CHECK(learner_prepare(s->learner));
 out:
     return st;
@@ -257,6 +254,7 @@ static enum status train_steps_all(struct sft *s)
         bool skip;
         enum status st = sft_step(s, step, &loss, &step_tokens, &skip);
         if (st != ST_OK) return st;
+        if (step == 0) memory_say_taken(s->learner);
         if (skip) {
             log_warn("step %" PRId64 ": %s", step + 1, status_message());
             if (++skipped == MAX_SKIPPED)
