@@ -19,6 +19,7 @@ struct backend {
     enum status (*alloc)(struct device *dev, size_t bytes, void **ret);
     void (*release)(struct device *dev, void *memory);
     enum status (*memory)(struct device *dev, size_t *ret_free, size_t *ret_total);
+    enum status (*reserve)(struct device *dev, size_t bytes);
     enum status (*host_alloc)(struct device *dev, size_t bytes, void **ret);
     void (*host_release)(struct device *dev, void *memory);
     void (*copy_in)(struct device *dev, void *to, const void *host, size_t bytes);
@@ -39,12 +40,20 @@ struct backend {
     double (*timer_stop)(struct device *dev);
 };
 
+struct device_block {
+    void *memory;
+    size_t bytes;
+};
+
 struct device {
     const struct backend *backend;
     int index;
     char spec[16], name[96], uuid[48];
     enum status failed;    // first failure of an enqueued operation since the last sync
     char failure[256];
+    struct device_block *blocks; // of device_alloc, n_blocks of max_blocks
+    int n_blocks, max_blocks;
+    size_t allocated, allocated_peak;
     void *state;           // the backend's own
 };
 
@@ -60,6 +69,10 @@ extern const struct backend backend_cpu;
 #if CW_CUDA
 extern const struct backend backend_cuda; // open() fails with ST_NOT_FOUND where there is no GPU
 #endif
+
+// Adds to (or takes from) what device_allocated() tells. Scratch that a backend takes for its
+// operations is counted by itself, device_alloc's memory by device.c.
+void device_count(struct device *dev, int64_t bytes);
 
 // Records the first failure of an enqueued operation.
 void device_fail(struct device *dev, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -65,6 +65,7 @@ void device_free(struct device *dev)
 {
     if (!dev) return;
     dev->backend->close(dev);
+    free(dev->blocks);
     free(dev);
 }
 
@@ -106,14 +107,49 @@ bool device_computes_in(const struct device *dev, enum dtype dt)
 // ---- memory
 // --------------------------------------------------------------------------------------
 
+void device_count(struct device *dev, int64_t bytes)
+{
+    dev->allocated += (size_t)bytes;
+    if (dev->allocated > dev->allocated_peak) dev->allocated_peak = dev->allocated;
+}
+
+void device_allocated(const struct device *dev, size_t *ret_now, size_t *ret_peak)
+{
+    *ret_now = dev->allocated;
+    *ret_peak = dev->allocated_peak;
+}
+
 enum status device_alloc(struct device *dev, size_t bytes, void **ret)
 {
-    return dev->backend->alloc(dev, bytes, ret);
+    if (dev->n_blocks == dev->max_blocks) {
+        int most = dev->max_blocks ? 2 * dev->max_blocks : 64;
+        struct device_block *blocks = realloc(dev->blocks, (size_t)most * sizeof *blocks);
+        if (!blocks) return status_fail(ST_NO_MEMORY, "no memory to note an allocation");
+        dev->blocks = blocks;
+        dev->max_blocks = most;
+    }
+    enum status st = dev->backend->alloc(dev, bytes, ret);
+    if (st != ST_OK) return st;
+    dev->blocks[dev->n_blocks++] = (struct device_block){*ret, bytes};
+    device_count(dev, (int64_t)bytes);
+    return ST_OK;
 }
 
 void device_release(struct device *dev, void *memory)
 {
-    if (memory) dev->backend->release(dev, memory);
+    if (!memory) return;
+    int i = dev->n_blocks - 1; // the youngest goes first as a rule
+    while (i >= 0 && dev->blocks[i].memory != memory) i--;
+    if (i >= 0) {
+        device_count(dev, -(int64_t)dev->blocks[i].bytes);
+        dev->blocks[i] = dev->blocks[--dev->n_blocks];
+    }
+    dev->backend->release(dev, memory);
+}
+
+enum status device_reserve(struct device *dev, size_t bytes)
+{
+    return dev->backend->reserve(dev, bytes);
 }
 
 enum status device_memory(struct device *dev, size_t *ret_free, size_t *ret_total)

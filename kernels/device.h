@@ -45,6 +45,13 @@ bool device_computes_in(const struct device *dev, enum dtype dt); // CPU: f32; C
 enum status device_alloc(struct device *dev, size_t bytes, void **ret);
 void device_release(struct device *dev, void *memory); // NULL is fine; waits for work that uses it
 enum status device_memory(struct device *dev, size_t *ret_free, size_t *ret_total);
+// Bytes held through dev now, and the most there ever were: memory of device_alloc and the scratch
+// that operations keep. Shared and pinned memory, and what a driver or library takes for itself, are
+// not among them.
+void device_allocated(const struct device *dev, size_t *ret_now, size_t *ret_peak);
+// Makes the operations' scratch (ops.h, scratch_bytes) at least this large: what needs no more will
+// take no memory while it runs.
+enum status device_reserve(struct device *dev, size_t bytes);
 
 // Host memory that copies to and from the device fast (pinned on CUDA).
 enum status device_host_alloc(struct device *dev, size_t bytes, void **ret);

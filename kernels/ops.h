@@ -94,6 +94,23 @@ struct moe_routing { // device memory; A = rows * top_k
 struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
     float bias_correction1, bias_correction2; // 1 - beta^step
+    uint32_t step; // seeds the rounding of moments that are not f32
+};
+// AdamW's m and v of n parameters, device memory. All zero bytes: all moments 0.
+enum moments_kind { MOMENTS_F32, MOMENTS_BF16, MOMENTS_8BIT };
+struct moments {
+    enum moments_kind kind;
+    void *m, *v;              // (n) f32, bf16 or 8-bit codes (kernels/moments.h)
+    float *m_scale, *v_scale; // (ceil(n / MOMENT_BLOCK)) of 8-bit codes, else NULL
+};
+
+struct scratch_shape { // of a training step
+    struct attn_shape attn;
+    int rows, max_context; // of packed batches, at most
+    int hidden, widest;    // width of the norms; columns of the widest product in a layer
+    int head_rows, vocab;  // of the logits that exist at one time
+    int64_t n_elements;    // gradients
+    enum dtype dt;
 };
 
 struct ops {
@@ -225,14 +242,20 @@ struct ops {
     //   p -= lr * wd * p; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
     //   p -= lr / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
     // with g = grad * grad_scale[0] (device f32: the clipping factor). w is f32, with low NULL; or
-    // bf16, where w and low (u16) are the two halves of the exact f32 master (base/dtype.h).
-    void (*adamw)(struct device *, void *w, uint16_t *low, float *m, float *v, const float *grad,
-                  const float *grad_scale, int64_t n, const struct adamw *, enum dtype w_dt);
+    // bf16, where w and low (u16) are the two halves of the exact f32 master (base/dtype.h). The
+    // weights move by m and v as computed, in f32; what is kept of these for the next step is
+    // rounded to the moments' kind.
+    void (*adamw)(struct device *, void *w, uint16_t *low, const struct moments *,
+                  const float *grad, const float *grad_scale, int64_t n, const struct adamw *,
+                  enum dtype w_dt);
     // sums[i] = sum over little-endian 32-bit words w_j of the i-th region, padded with zeros, of
     // mix(w_j + j * 0x9E3779B97F4A7C15) mod 2^64, mix being the splitmix64 finaliser. Regions are
     // base + offset[i], bytes[i] long (host arrays); sums is host memory; waits.
     void (*checksum)(struct device *, uint64_t *sums, const void *base, const uint64_t *offset,
                      const uint64_t *bytes, int n);
+
+    // Scratch that the operations of a training step take at most (device_reserve).
+    size_t (*scratch_bytes)(struct device *, const struct scratch_shape *);
 };
 
 #ifdef __cplusplus

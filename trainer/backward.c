@@ -356,21 +356,22 @@ static enum status check_fits(const struct backward *b, const struct batch *batc
 }
 
 // The whole walk, from the head's loss down to the embeddings.
-static void walk_back(struct backward *b, const struct batch *batch, const struct tape *tape,
+static void walk_back(struct backward *b, const struct batch *batch, struct tape *tape,
                       const struct head_loss *loss)
 {
     struct model *m = b->m;
     const struct batch_view *view = batch_view(batch);
     head_back(b, batch, tape, loss);
     for (int l = m->config->n_layers - 1; l >= 0; l--) {
-        mlp_back(b, l, view->n_tokens, &tape->layers[l]);
-        attention_back(b, l, view, &tape->layers[l]);
+        const struct layer_tape *layer = tape_layer(tape, m, l, view);
+        mlp_back(b, l, view->n_tokens, layer);
+        attention_back(b, l, view, layer);
     }
     m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, view->tokens, batch_tokens_order(batch),
                              view->n_tokens, m->config->hidden, model_embed_scale(m), m->dt, DT_F32);
 }
 
-enum status backward_run(struct backward *b, const struct batch *batch, const struct tape *tape,
+enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
                          const float *dlogprobs, float temperature)
 {
     struct head_loss loss = {temperature, NULL};
@@ -381,7 +382,7 @@ enum status backward_run(struct backward *b, const struct batch *batch, const st
     return device_sync(b->m->dev);
 }
 
-enum status backward_distill(struct backward *b, const struct batch *batch, const struct tape *tape,
+enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct distillation *d, float *ret_kl, float *ret_overlap)
 {
     struct head_loss loss = {d->temperature, d};

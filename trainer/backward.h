@@ -20,8 +20,9 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy);
 // Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause. The tape must
-// hold the batch's forward pass, and backward_logprobs must have run on it last.
-enum status backward_run(struct backward *b, const struct batch *batch, const struct tape *tape,
+// hold the batch's forward pass (layers that it does not keep are run again), and backward_logprobs
+// must have run on it last.
+enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
                          const float *dlogprobs, float temperature);
 
 // Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
@@ -37,7 +38,7 @@ struct distillation {
 // must hold the batch's forward pass. Where backward_logprobs ran on the teacher last, it was of
 // this batch. Results are host arrays (n): the KL divergence of each row, and the chance that a
 // token drawn from b is accepted by the teacher. Waits.
-enum status backward_distill(struct backward *b, const struct batch *batch, const struct tape *tape,
+enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct distillation *d, float *ret_kl, float *ret_overlap);
 
 #endif

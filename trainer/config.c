@@ -167,6 +167,7 @@ const struct option_spec train_options[] = {
      "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
     {"head-rows", OPTION_INT, AT(head_rows), "512", "ROWS",
      "whose vocabulary-wide logits exist at one time", 1, 1e6, NULL},
+    MEMORY_OPTIONS,
     {"quiet-timeout", OPTION_DOUBLE, AT(quiet_timeout), "30", "SECONDS",
      "longest wait for the daemon's step boundary", 0.01, 1e6, NULL},
     {"rollout-timeout", OPTION_DOUBLE, AT(rollout_timeout), "1800", "SECONDS",
@@ -283,6 +284,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
     }
     CHECK(check_exact(config));
     CHECK(curriculum_mode_from_name(config->curriculum, &r.curriculum));
+    CHECK(recompute_from_name(config->recompute, &r.recompute));
+    CHECK(moments_kind_from_name(config->optim_moments, &r.moments));
     CHECK(resolve_loss(config, &r.loss));
     CHECK(advantage_scale_from_name(config->scale_rewards, &r.scale));
     CHECK(schedule_type_from_name(config->lr_scheduler_type, &r.schedule.type));

@@ -4,10 +4,12 @@
 #define TRAINER_CONFIG_H
 
 #include "common/base/options.h"
+#include "common/model/model.h"
 #include "trainer/advantage.h"
 #include "trainer/cost.h"
 #include "trainer/curriculum.h"
 #include "trainer/loss.h"
+#include "trainer/optimizer.h"
 #include "trainer/prompts.h"
 #include "trainer/schedule.h"
 
@@ -61,6 +63,7 @@ struct train_config {
     bool load_best_model_at_end;
     // machine
     int64_t token_budget, head_rows;
+    const char *recompute, *optim_moments;
     double quiet_timeout, rollout_timeout;
 };
 extern const struct option_spec train_options[];
@@ -75,6 +78,8 @@ struct train_resolved {
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
+    enum recompute recompute;
+    enum moments_kind moments;
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
 #endif

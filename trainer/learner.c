@@ -30,6 +30,8 @@ struct learner {
     char *reference_folder;
     int max_targets;
     struct memory_plan plan;
+    size_t scratch;   // that the operations want, a draft's included
+    size_t allocated; // on the device before
     struct model *model;
     struct reference ref;
     struct tape *tape;
@@ -83,13 +85,14 @@ static void plan_arrays(struct learner *l, size_t free_before)
 {
     struct memory_plan *plan = &l->plan;
     struct optimizer_memory o;
-    optimizer_memory(l->policy, &o);
+    optimizer_memory(l->policy, l->options.optimizer.moments, &o);
     plan->free = free_before;
     plan->weights_shared = l->policy->bytes;
     plan->residual = o.residual;
     plan->moments = o.moments;
     plan->gradients = o.grads;
-    plan->activations = tape_bytes(l->config, l->policy->dt, l->options.token_budget);
+    plan->activations =
+        tape_bytes(l->config, l->policy->dt, l->options.token_budget, l->options.recompute);
     if (l->reference_folder)
         plan->reference =
             l->policy->bytes + (size_t)l->max_targets * (sizeof(int32_t) + 2 * sizeof(float));
@@ -97,11 +100,34 @@ static void plan_arrays(struct learner *l, size_t free_before)
         plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
 }
 
+static size_t operations_scratch(const struct learner *l)
+{
+    const struct model_config *c = l->config;
+    int up = config_up_width(c), qkv = config_qkv_width(c);
+    struct scratch_shape shape = {
+        .attn = l->model->attn[0],
+        .rows = l->options.token_budget,
+        .max_context = l->options.max_context,
+        .hidden = c->hidden,
+        .widest = up > qkv ? up : qkv,
+        .head_rows = l->options.head_rows,
+        .vocab = c->vocab_size,
+        .n_elements = l->policy->n_elements,
+        .dt = l->policy->dt,
+    };
+    return device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+}
+
+// A draft has no batch of its own, and shares the operations' scratch with its policy.
 static void plan_workspace(struct learner *l)
 {
     struct memory_plan *plan = &l->plan;
     size_t scratch = l->model->scratch_bytes, reference = l->reference_folder ? scratch : 0;
     plan->workspace = scratch + backward_bytes(l->model, l->options.token_budget, l->max_targets);
+    l->scratch = operations_scratch(l);
+    if (!l->is_draft)
+        plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
+                                                    l->max_targets);
     plan->reference += reference;
     plan->total += plan->workspace + reference;
 }
@@ -119,24 +145,27 @@ static enum status check_room(const struct memory_plan *plan, const struct devic
                            : "give the daemon a smaller --kv-memory or take a smaller model");
 }
 
-enum status learner_new(struct device *dev, const struct model_config *config,
-                        const struct weights *policy, const char *reference_folder,
-                        const struct learner_config *options, struct learner **ret)
+static enum status new_learner(struct device *dev, const struct model_config *config,
+                               const struct weights *policy, const char *reference_folder,
+                               const struct learner_config *options, bool is_draft,
+                               struct learner **ret)
 {
     enum status st = ST_OK;
-    size_t free_before, total;
+    size_t free_before, total, peak;
     struct learner *l = calloc(1, sizeof *l);
     if (!l) return status_fail(ST_NO_MEMORY, "no memory for the learner");
     l->dev = dev;
     l->config = config;
     l->policy = policy;
     l->options = *options;
+    l->is_draft = is_draft;
     l->max_targets = options->token_budget + options->max_seqs;
     if (l->options.head_rows > l->max_targets) l->options.head_rows = l->max_targets;
     if (reference_folder && !(l->reference_folder = strdup(reference_folder))) {
         st = status_fail(ST_NO_MEMORY, "no memory for the learner");
         goto out;
     }
+    device_allocated(dev, &l->allocated, &peak);
     CHECK(device_memory(dev, &free_before, &total));
     plan_arrays(l, free_before);
     CHECK(check_room(&l->plan, dev)); // before anything large is taken
@@ -147,6 +176,13 @@ enum status learner_new(struct device *dev, const struct model_config *config,
 out:
     if (st != ST_OK) learner_free(l);
     return st;
+}
+
+enum status learner_new(struct device *dev, const struct model_config *config,
+                        const struct weights *policy, const char *reference_folder,
+                        const struct learner_config *options, struct learner **ret)
+{
+    return new_learner(dev, config, policy, reference_folder, options, false, ret);
 }
 
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
@@ -161,11 +197,15 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
                            "draft cannot propose what its target does not know",
                            config->vocab_size, l->config->vocab_size);
-    CHECK(learner_new(l->dev, config, draft, NULL, &draft_options, &l->draft));
-    l->draft->is_draft = true;
+    CHECK(new_learner(l->dev, config, draft, NULL, &draft_options, true, &l->draft));
     l->draft->loss_weight = options->loss_weight;
     l->plan.draft = l->draft->plan.total;
     l->plan.total += l->plan.draft;
+    if (l->draft->scratch > l->scratch) {
+        l->plan.workspace += l->draft->scratch - l->scratch;
+        l->plan.total += l->draft->scratch - l->scratch;
+        l->scratch = l->draft->scratch;
+    }
     st = check_room(&l->plan, l->dev);
 out:
     return status_context(st, "training the draft model");
@@ -176,9 +216,21 @@ struct learner *learner_draft(struct learner *l)
     return l->draft;
 }
 
+struct device *learner_device(const struct learner *l)
+{
+    return l->dev;
+}
+
 void learner_memory(const struct learner *l, struct memory_plan *ret)
 {
     *ret = l->plan;
+}
+
+size_t learner_memory_taken(const struct learner *l)
+{
+    size_t now, peak;
+    device_allocated(l->dev, &now, &peak);
+    return peak - l->allocated;
 }
 
 static enum status reference_load(struct learner *l)
@@ -228,8 +280,9 @@ enum status learner_prepare(struct learner *l)
 {
     enum status st;
     CHECK(check_room(&l->plan, l->dev));
+    if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
     CHECK(optimizer_new(l->dev, l->policy, &l->options.optimizer, &l->optimizer));
-    CHECK(tape_new(l->model, l->options.token_budget, &l->tape));
+    CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(backward_new(l->model, optimizer_grads(l->optimizer), l->options.token_budget,
                        l->max_targets, &l->backward));
     CHECK(prepare_rows(l));

@@ -11,11 +11,12 @@
 struct learner;
 struct learner_config {
     struct optimizer_config optimizer;
-    float temperature; // log-probabilities are of logits / temperature
-    int token_budget;  // rows of a micro-batch, at most
-    int head_rows;     // rows whose logits exist at one time
-    int max_seqs;      // prompts and completions of a step
-    int max_context;   // longest prompt with its completion
+    float temperature;        // log-probabilities are of logits / temperature
+    int token_budget;         // rows of a micro-batch, at most
+    int head_rows;            // rows whose logits exist at one time
+    int max_seqs;             // prompts and completions of a step
+    int max_context;          // longest prompt with its completion
+    enum recompute recompute; // of activations, in the draft model's learner too
 };
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
@@ -23,9 +24,9 @@ struct memory_plan {
     size_t weights_shared; // in the daemon's arena (or sft's own)
     size_t residual, moments, gradients;
     size_t activations; // tape
-    size_t workspace;   // forward scratch and backward pass
+    size_t workspace;   // forward scratch, backward pass, batch, the operations' own scratch
     size_t reference;   // frozen copy for the KL term
-    size_t draft;       // all of the above for a draft model, but its weights
+    size_t draft;       // all of the above for a draft model, but its weights and what it shares
     size_t total;       // of what this process takes, from residual on
     size_t free;        // on the device before any of it was taken
 };
@@ -38,6 +39,8 @@ enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
+// What was taken at most, since learner_new(): bytes to hold the plan's total against.
+size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
 // 2024, Online Speculative Decoding): a learner of its own (learner_clip, learner_apply,
 // learner_optimizer) whose gradients learner_gradients_with_draft() computes from the policy's
@@ -51,6 +54,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                               const struct weights *draft,
                               const struct learner_draft_config *options);
 struct learner *learner_draft(struct learner *l); // NULL: there is none
+struct device *learner_device(const struct learner *l);
 // Takes all memory, once, and loads the reference. ST_NO_MEMORY, with the figures and the option
 // that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);

@@ -6,12 +6,14 @@
  * is never written. The clipping factor lies in device memory, so that between odd and even there
  * is nothing but the one kernel: the norm has been waited for before the engine is asked for quiet.
  *
- * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"): readable
- * by any safetensors loader, independent of padding, and bounded in host memory by the largest
- * tensor.
+ * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"; of 8-bit
+ * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block of the tensor):
+ * readable by any safetensors loader, independent of padding, and bounded in host memory by the
+ * largest tensor. Tensors begin at multiples of the block, so no scale belongs to two.
  */
 #include "trainer/optimizer.h"
 #include "common/model/safetensors.h"
+#include "kernels/moments.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -25,14 +27,38 @@ struct optimizer {
     const struct ops *ops;
     const struct weights *policy; // borrowed
     struct optimizer_config config;
-    struct weights *grads; // f32 plan
-    float *m, *v;          // (n_elements)
-    uint16_t *low;         // (n_elements); NULL for f32 weights
-    double *sum;           // (1), device
-    float *grad_scale;     // (1), device
+    struct weights *grads;  // f32 plan
+    struct moments moments; // of n_elements
+    uint16_t *low;          // (n_elements); NULL for f32 weights
+    double *sum;            // (1), device
+    float *grad_scale;      // (1), device
     bool prepared;
     int64_t steps;
 };
+
+static const struct {
+    const char *name;
+    enum dtype dt; // of one moment
+} kinds[] = {
+    [MOMENTS_F32] = {"f32", DT_F32},
+    [MOMENTS_BF16] = {"bf16", DT_BF16},
+    [MOMENTS_8BIT] = {"8bit", DT_U8},
+};
+
+enum status moments_kind_from_name(const char *name, enum moments_kind *ret)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(name, kinds[i].name) == 0) {
+            *ret = (enum moments_kind)i;
+            return ST_OK;
+        }
+    return status_fail(ST_INVALID, "--optim-moments \"%s\" is none of f32, bf16, 8bit", name);
+}
+
+static size_t blocks(int64_t n)
+{
+    return ((size_t)n + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
+}
 
 static enum status alloc_zeroed(struct device *dev, size_t bytes, const char *what, void **ret)
 {
@@ -42,6 +68,21 @@ static enum status alloc_zeroed(struct device *dev, size_t bytes, const char *wh
     device_fill(dev, memory, 0, bytes);
     *ret = memory;
     return ST_OK;
+}
+
+static enum status moments_new(struct device *dev, enum moments_kind kind, int64_t n,
+                               struct moments *m)
+{
+    enum status st;
+    size_t bytes = (size_t)n * dtype_size(kinds[kind].dt), scales = blocks(n) * sizeof(float);
+    m->kind = kind;
+    CHECK(alloc_zeroed(dev, bytes, "first moments", &m->m));
+    CHECK(alloc_zeroed(dev, bytes, "second moments", &m->v));
+    if (kind != MOMENTS_8BIT) goto out;
+    CHECK(alloc_zeroed(dev, scales, "their scales", (void **)&m->m_scale));
+    CHECK(alloc_zeroed(dev, scales, "their scales", (void **)&m->v_scale));
+out:
+    return st;
 }
 
 enum status optimizer_new(struct device *dev, const struct weights *policy,
@@ -65,8 +106,7 @@ enum status optimizer_new(struct device *dev, const struct weights *policy,
     }
     CHECK(alloc_zeroed(dev, o->grads->bytes, "gradients", &grads));
     weights_bind(o->grads, grads);
-    CHECK(alloc_zeroed(dev, n * sizeof *o->m, "first moments", (void **)&o->m));
-    CHECK(alloc_zeroed(dev, n * sizeof *o->v, "second moments", (void **)&o->v));
+    CHECK(moments_new(dev, config->moments, policy->n_elements, &o->moments));
     if (policy->dt == DT_BF16)
         CHECK(alloc_zeroed(dev, n * sizeof *o->low, "the master's residual", (void **)&o->low));
     CHECK(alloc_zeroed(dev, sizeof *o->sum, "the gradient norm", (void **)&o->sum));
@@ -84,8 +124,10 @@ void optimizer_free(struct optimizer *o)
     device_release(o->dev, o->grad_scale);
     device_release(o->dev, o->sum);
     device_release(o->dev, o->low);
-    device_release(o->dev, o->v);
-    device_release(o->dev, o->m);
+    device_release(o->dev, o->moments.v_scale);
+    device_release(o->dev, o->moments.m_scale);
+    device_release(o->dev, o->moments.v);
+    device_release(o->dev, o->moments.m);
     if (o->grads) device_release(o->dev, o->grads->base);
     weights_free(o->grads);
     free(o);
@@ -134,8 +176,9 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         .weight_decay = (float)o->config.weight_decay,
         .bias_correction1 = (float)(1 - pow(o->config.beta1, step)),
         .bias_correction2 = (float)(1 - pow(o->config.beta2, step)),
+        .step = (uint32_t)(o->steps + 1),
     };
-    o->ops->adamw(o->dev, o->policy->base, o->low, o->m, o->v, o->grads->base, o->grad_scale,
+    o->ops->adamw(o->dev, o->policy->base, o->low, &o->moments, o->grads->base, o->grad_scale,
                   o->policy->n_elements, &adamw, o->policy->dt);
     o->prepared = false;
     o->steps++;
@@ -147,13 +190,15 @@ int64_t optimizer_steps(const struct optimizer *o)
     return o->steps;
 }
 
-void optimizer_memory(const struct weights *policy, struct optimizer_memory *ret)
+void optimizer_memory(const struct weights *policy, enum moments_kind moments,
+                      struct optimizer_memory *ret)
 {
     size_t n = (size_t)policy->n_elements;
+    size_t scales = moments == MOMENTS_8BIT ? blocks(policy->n_elements) * sizeof(float) : 0;
     *ret = (struct optimizer_memory){
         .residual = policy->dt == DT_BF16 ? n * sizeof(uint16_t) : 0,
-        .moments = 2 * n * sizeof(float),
-        .grads = n * sizeof(float) + WEIGHTS_CANARY_BYTES,
+        .moments = 2 * (n * dtype_size(kinds[moments].dt) + scales),
+        .grads = n * sizeof(float) + WEIGHTS_CANARY_BYTES + sizeof(double) + sizeof(float),
     };
 }
 
@@ -161,24 +206,44 @@ void optimizer_memory(const struct weights *policy, struct optimizer_memory *ret
 
 #define STATE_FORMAT "commonweight-optimizer"
 
-// The arrays of the state: the i-th has this name and dtype, and its first element at *ret_base.
-// NULL once i is past the last.
-static const char *state_array(const struct optimizer *o, int i, enum dtype *ret_dt,
-                               char **ret_base)
+// An array of the state: one entry for each of the arena's elements, or for each block of them.
+struct state_array {
+    const char *name;
+    enum dtype dt;
+    char *base;
+    bool per_block;
+};
+#define MAX_ARRAYS 5
+
+static int state_arrays(const struct optimizer *o, struct state_array ret[MAX_ARRAYS])
 {
-    *ret_dt = i == 2 ? DT_U16 : DT_F32;
-    *ret_base = i == 0 ? (char *)o->m : i == 1 ? (char *)o->v : (char *)o->low;
-    static const char *const names[] = {"exp_avg", "exp_avg_sq", "residual"};
-    return i < (o->low ? 3 : 2) ? names[i] : NULL;
+    const struct moments *m = &o->moments;
+    enum dtype dt = kinds[m->kind].dt;
+    int n = 0;
+    ret[n++] = (struct state_array){"exp_avg", dt, m->m, false};
+    ret[n++] = (struct state_array){"exp_avg_sq", dt, m->v, false};
+    if (m->kind == MOMENTS_8BIT) {
+        ret[n++] = (struct state_array){"exp_avg_scale", DT_F32, (char *)m->m_scale, true};
+        ret[n++] = (struct state_array){"exp_avg_sq_scale", DT_F32, (char *)m->v_scale, true};
+    }
+    if (o->low) ret[n++] = (struct state_array){"residual", DT_U16, (char *)o->low, false};
+    return n;
 }
 
-static enum status state_name(const char *array, const struct weight_tensor *tensor, size_t size,
-                              char *ret_name)
+// A tensor's part of an array: as it is called and shaped on disk, and (tag) where it lies.
+static enum status state_part(const struct state_array *array, const struct weight_tensor *tensor,
+                              struct safetensors_source *ret)
 {
-    int len = snprintf(ret_name, size, "%s.%s", array, tensor->name);
-    if (len < 0 || (size_t)len >= size)
+    int len = snprintf(ret->name, sizeof ret->name, "%s.%s", array->name, tensor->name);
+    if (len < 0 || (size_t)len >= sizeof ret->name)
         return status_fail(ST_UNSUPPORTED, "tensor name \"%s\" is too long for optimizer state",
                            tensor->name);
+    int64_t at = array->per_block ? tensor->offset / MOMENT_BLOCK : tensor->offset;
+    ret->dt = array->dt;
+    ret->tag = array->base + (size_t)at * dtype_size(array->dt);
+    ret->n_dims = array->per_block ? 1 : tensor->n_dims;
+    if (array->per_block) ret->shape[0] = (int64_t)blocks(tensor->n);
+    for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = tensor->shape[d];
     return ST_OK;
 }
 
@@ -195,23 +260,16 @@ enum status optimizer_save(struct optimizer *o, const char *path)
     enum status st = ST_OK;
     const struct weights *w = o->policy;
     json_t *metadata = NULL;
-    enum dtype dt;
-    char *base, steps[24];
-    const char *array;
-    int n = 0;
-    struct safetensors_source *sources = calloc((size_t)w->n_tensors * 3, sizeof *sources);
+    char steps[24];
+    struct state_array arrays[MAX_ARRAYS];
+    int n = state_arrays(o, arrays) * w->n_tensors;
+    struct safetensors_source *sources = calloc((size_t)n, sizeof *sources);
     if (!sources) return status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
-    for (int i = 0; (array = state_array(o, i, &dt, &base)); i++)
-        for (int t = 0; t < w->n_tensors; t++, n++) {
-            const struct weight_tensor *tensor = &w->tensors[t];
-            CHECK(state_name(array, tensor, sizeof sources[n].name, sources[n].name));
-            sources[n].dt = dt;
-            sources[n].n_dims = tensor->n_dims;
-            for (int d = 0; d < tensor->n_dims; d++) sources[n].shape[d] = tensor->shape[d];
-            sources[n].tag = base + (size_t)tensor->offset * dtype_size(dt);
-        }
+    for (int i = 0; i < n; i++)
+        CHECK(state_part(&arrays[i / w->n_tensors], &w->tensors[i % w->n_tensors], &sources[i]));
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
-    metadata = json_pack("{s:s, s:s}", "format", STATE_FORMAT, "step", steps);
+    metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
+                         kinds[o->moments.kind].name);
     if (!metadata) {
         st = status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
         goto out;
@@ -224,15 +282,30 @@ out:
 }
 
 static enum status state_check(const char *path, const struct safetensors_entry *entry,
-                               const char *name, const struct weight_tensor *tensor, enum dtype dt)
+                               const struct safetensors_source *want)
 {
-    if (!entry) return status_fail(ST_MISMATCH, "%s: tensor %s is missing", path, name);
-    bool same = entry->dt == dt && entry->n_dims == tensor->n_dims;
-    for (int d = 0; same && d < tensor->n_dims; d++) same = entry->shape[d] == tensor->shape[d];
+    if (!entry) return status_fail(ST_MISMATCH, "%s: tensor %s is missing", path, want->name);
+    bool same = entry->dt == want->dt && entry->n_dims == want->n_dims;
+    for (int d = 0; same && d < want->n_dims; d++) same = entry->shape[d] == want->shape[d];
     if (!same)
         return status_fail(ST_MISMATCH, "%s: tensor %s has another shape or dtype than the model's",
-                           path, name);
+                           path, want->name);
     return ST_OK;
+}
+
+// States written before there was a choice say nothing of their moments: they are f32.
+static enum status moments_check(const struct optimizer *o, const char *path,
+                                 const struct safetensors *set)
+{
+    const json_t *metadata = safetensors_metadata(set);
+    const char *kind = json_string_value(json_object_get(metadata, "moments"));
+    const char *mine = kinds[o->moments.kind].name;
+    if (!kind) kind = kinds[MOMENTS_F32].name;
+    if (strcmp(kind, mine) == 0) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "%s holds moments in %s, this run keeps them in %s; go on with "
+                       "--optim-moments %s",
+                       path, kind, mine, kind);
 }
 
 static enum status read_steps(const char *path, const struct safetensors *set, int64_t *ret_steps)
@@ -258,26 +331,23 @@ enum status optimizer_load(struct optimizer *o, const char *path)
     enum status st = ST_OK;
     struct safetensors *set = NULL;
     const struct weights *w = o->policy;
+    struct state_array arrays[MAX_ARRAYS];
+    int n = state_arrays(o, arrays) * w->n_tensors;
     int64_t steps = 0;
     CHECK(safetensors_open_file(path, &set));
     CHECK(read_steps(path, set, &steps));
+    CHECK(moments_check(o, path, set));
     // Everything is checked before anything is written.
     for (int pass = 0; pass < 2; pass++) {
-        enum dtype dt;
-        char *base, name[160];
-        const char *array;
-        int n = 0;
-        for (int i = 0; (array = state_array(o, i, &dt, &base)); i++)
-            for (int t = 0; t < w->n_tensors; t++, n++) {
-                const struct weight_tensor *tensor = &w->tensors[t];
-                CHECK(state_name(array, tensor, sizeof name, name));
-                const struct safetensors_entry *entry = safetensors_find(set, name);
-                if (pass == 0)
-                    CHECK(state_check(path, entry, name, tensor, dt));
-                else
-                    device_copy_in(o->dev, base + (size_t)tensor->offset * dtype_size(dt),
-                                   entry->data, entry->bytes);
-            }
+        for (int i = 0; i < n; i++) {
+            struct safetensors_source part;
+            CHECK(state_part(&arrays[i / w->n_tensors], &w->tensors[i % w->n_tensors], &part));
+            const struct safetensors_entry *entry = safetensors_find(set, part.name);
+            if (pass == 0)
+                CHECK(state_check(path, entry, &part));
+            else
+                device_copy_in(o->dev, (void *)part.tag, entry->data, entry->bytes);
+        }
         if (n != safetensors_count(set)) {
             st = status_fail(ST_MISMATCH, "%s: holds %d tensors, this model's state has %d", path,
                              safetensors_count(set), n);

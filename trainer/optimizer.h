@@ -1,5 +1,6 @@
-/* optimizer.h: AdamW over a whole arena: gradients, moments and the 16-bit residual of the exact
- * fp32 master (docs/numerics.md), each laid out as the weights are. One thread. */
+/* optimizer.h: AdamW over a whole arena: gradients, moments (f32, bf16 or 8 bits) and the 16-bit
+ * residual of the exact fp32 master (docs/numerics.md), each laid out as the weights are. One
+ * thread. */
 #ifndef TRAINER_OPTIMIZER_H
 #define TRAINER_OPTIMIZER_H
 
@@ -10,7 +11,10 @@ struct optimizer;
 struct optimizer_config {
     double beta1, beta2, eps, weight_decay;
     double max_grad_norm; // 0: no clipping
+    enum moments_kind moments;
 };
+// "f32", "bf16", "8bit": ST_INVALID names --optim-moments.
+enum status moments_kind_from_name(const char *name, enum moments_kind *ret);
 
 // `policy` is bound to the shared arena (or, in sft, to the trainer's own). bf16 weights: the
 // residual starts at 0, the master is then exactly the weight.
@@ -29,11 +33,13 @@ enum status optimizer_apply(struct optimizer *o, double lr);
 int64_t optimizer_steps(const struct optimizer *o);
 
 struct optimizer_memory {
-    size_t residual, moments, grads;
+    size_t residual, moments, grads; // grads: with their norm and its factor
 }; // bytes
-void optimizer_memory(const struct weights *policy, struct optimizer_memory *ret);
+void optimizer_memory(const struct weights *policy, enum moments_kind moments,
+                      struct optimizer_memory *ret);
 
-// State for checkpoints: one safetensors file with residual, m, v and the step count.
+// State for checkpoints: one safetensors file with residual, m, v (as they are kept) and the step
+// count. ST_MISMATCH where the file's moments are of another kind than this optimizer's.
 enum status optimizer_save(struct optimizer *o, const char *path);
 enum status optimizer_load(struct optimizer *o, const char *path);
 

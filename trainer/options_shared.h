@@ -165,4 +165,20 @@
             0, 1e9, NULL                                                                             \
     }
 
+// What memory training takes, beside the size of its batches.
+#define MEMORY_OPTIONS                                                                             \
+    {"recompute",                                                                                  \
+     OPTION_STRING,                                                                                \
+     AT(recompute),                                                                                \
+     "none",                                                                                       \
+     "WHAT",                                                                                       \
+     "layer: keep each layer's input only, and run its forward pass again before its backward",    \
+     0,                                                                                            \
+     0,                                                                                            \
+     "none|layer"},                                                                                \
+    {                                                                                              \
+        "optim-moments", OPTION_STRING, AT(optim_moments), "f32", "KIND",                          \
+            "of AdamW's moments: 8, 4 or 2.1 bytes a parameter", 0, 0, "f32|bf16|8bit"             \
+    }
+
 #endif

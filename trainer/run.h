@@ -48,7 +48,7 @@ struct run {
     int skipped_in_a_row;      // steps
     int draft_skips_in_a_row;  // the same of the draft model
     struct spec_counters spec; // of the last rollout
-    bool said_undrafted;
+    bool said_undrafted, said_memory;
 };
 
 // run_open.c: config, resolved and reward are set. Attaches to the daemon, reads the data, prints

@@ -4,6 +4,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "trainer/memory.h"
 #include "trainer/prompts.h"
 #include "trainer/run.h"
 
@@ -156,21 +157,6 @@ static void plan_scoring(struct run *run)
     };
 }
 
-static void print_memory(const struct run *run)
-{
-    struct memory_plan plan;
-    double mib = 1.0 / (1024 * 1024);
-    learner_memory(run->learner, &plan);
-    log_info("memory on %s (MiB): weights %.1f shared with the daemon (0 extra), residual %.1f, "
-             "moments %.1f, gradients %.1f, activations %.1f, workspace %.1f, reference %.1f, "
-             "draft %.1f; total %.1f of %.1f free",
-             device_spec(bridge_device(run->bridge)), (double)plan.weights_shared * mib,
-             (double)plan.residual * mib, (double)plan.moments * mib, (double)plan.gradients * mib,
-             (double)plan.activations * mib, (double)plan.workspace * mib,
-             (double)plan.reference * mib, (double)plan.draft * mib, (double)plan.total * mib,
-             (double)plan.free * mib);
-}
-
 static enum status open_learner(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -199,12 +185,14 @@ static enum status open_learner(struct run *run)
                 .eps = c->adam_epsilon,
                 .weight_decay = c->weight_decay,
                 .max_grad_norm = c->max_grad_norm,
+                .moments = run->resolved.moments,
             },
         .temperature = (float)c->temperature,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .head_rows = (int)c->head_rows,
         .max_seqs = (int)(samples + c->prompts_per_step),
         .max_context = (int)longest,
+        .recompute = run->resolved.recompute,
     };
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
                       c->beta > 0 ? run->model_folder : NULL, &options, &run->learner));
@@ -213,7 +201,7 @@ static enum status open_learner(struct run *run)
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    print_memory(run);
+    memory_say(run->learner, "shared with the daemon (0 extra)");
     CHECK(learner_prepare(run->learner));
 out:
     return st;

@@ -10,7 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "trainer/checkpoint.h"
-#include "trainer/learner.h"
+#include "trainer/memory.h"
 #include "trainer/prompts.h"
 #include "trainer/schedule.h"
 #include "trainer/stop.h"
@@ -29,6 +29,7 @@ struct sft_config {
     struct prompt_options prompts;
     int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, head_rows;
+    const char *recompute, *optim_moments;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
     double num_train_epochs;
 };
@@ -69,6 +70,7 @@ static const struct option_spec sft_options[] = {
      "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
     {"head-rows", OPTION_INT, AT(head_rows), "512", "ROWS",
      "whose vocabulary-wide logits exist at one time", 1, 1e6, NULL},
+    MEMORY_OPTIONS,
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
 
@@ -158,7 +160,6 @@ static enum status open_learner(struct sft *s)
     int64_t longest = s->data->max_prompt + s->data->max_completion;
     int64_t most = c->examples_per_step * longest;
     size_t n = (size_t)c->examples_per_step;
-    struct memory_plan plan;
     struct learner_config options = {
         .optimizer =
             {
@@ -183,11 +184,11 @@ static enum status open_learner(struct sft *s)
     s->completions = calloc(n, sizeof *s->completions);
     if (!s->groups || !s->completions)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
+    CHECK(recompute_from_name(c->recompute, &options.recompute));
+    CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
     CHECK(learner_new(s->dev, s->model, s->weights, NULL, &options, &s->learner));
-    learner_memory(s->learner, &plan);
-    log_info("%" PRId64 " parameters on %s; memory %.1f MiB for weights, %.1f MiB for training",
-             s->weights->n_parameters, device_name(s->dev),
-             (double)plan.weights_shared / (1024 * 1024), (double)plan.total / (1024 * 1024));
+    log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
+    memory_say(s->learner, "of its own, beside what follows");
     CHECK(learner_prepare(s->learner));
 out:
     return st;
@@ -249,6 +250,7 @@ static enum status train_steps_all(struct sft *s)
         bool skip;
         enum status st = sft_step(s, step, &loss, &step_tokens, &skip);
         if (st != ST_OK) return st;
+        if (step == 0) memory_say_taken(s->learner);
         if (skip) {
             log_warn("step %" PRId64 ": %s", step + 1, status_message());
             if (++skipped == MAX_SKIPPED)

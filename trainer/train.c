@@ -8,6 +8,7 @@
 #include "trainer/train.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "trainer/memory.h"
 #include "trainer/run.h"
 
 #include <inttypes.h>
@@ -72,6 +73,8 @@ static enum status learn(struct run *run, const struct rollout *rollout,
     enum status st = update_policy(run->learner, run->bridge, &config, rollout, scores->advantages,
                                    lr, stop_publish_lock(run->stop), ret);
     if (st != ST_OK) return st;
+    if (!run->said_memory) memory_say_taken(run->learner);
+    run->said_memory = true;
     run->skipped += ret->skipped;
     run->skipped_in_a_row = ret->applied ? 0 : run->skipped_in_a_row + 1;
     if (ret->skipped)

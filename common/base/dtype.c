@@ -12,6 +12,7 @@ static const struct {
     [DT_F16] = {2, "f16", "torch.float16", "F16"},
     [DT_U16] = {2, "u16", "torch.uint16", "U16"},
     [DT_I32] = {4, "i32", "torch.int32", "I32"},
+    [DT_U8] = {1, "u8", "torch.uint8", "U8"},
 };
 
 size_t dtype_size(enum dtype dt)

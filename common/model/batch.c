@@ -49,12 +49,33 @@ static size_t list_length(const struct batch *b, enum list list)
     }
 }
 
+// Where each list begins in the one allocation; returns its bytes.
+static size_t lay_out(const struct batch *b, size_t ret_offset[LIST_COUNT])
+{
+    size_t total = 0;
+    for (int i = 0; i < LIST_COUNT; i++) {
+        ret_offset[i] = total;
+        total += (list_length(b, (enum list)i) * sizeof(int32_t) + 255) / 256 * 256;
+    }
+    return total;
+}
+
+size_t batch_bytes(int max_tokens, int max_seqs, int max_blocks, int max_rows)
+{
+    struct batch shape = {.max_tokens = max_tokens,
+                          .max_seqs = max_seqs,
+                          .max_blocks = max_blocks,
+                          .max_rows = max_rows};
+    size_t offset[LIST_COUNT];
+    return lay_out(&shape, offset);
+}
+
 enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks, int max_rows,
                       struct batch **ret)
 {
     struct batch *b = calloc(1, sizeof *b);
     void *host = NULL, *device = NULL;
-    size_t total = 0, offset[LIST_COUNT];
+    size_t total, offset[LIST_COUNT];
     enum status st = ST_OK;
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a batch");
     b->dev = dev;
@@ -62,11 +83,8 @@ enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_
     b->max_seqs = max_seqs;
     b->max_blocks = max_blocks;
     b->max_rows = max_rows;
-    for (int i = 0; i < LIST_COUNT; i++) {
-        offset[i] = total;
-        if (i == LIST_BLOCK_TABLE) b->bytes = total;
-        total += (list_length(b, (enum list)i) * sizeof(int32_t) + 255) / 256 * 256;
-    }
+    total = lay_out(b, offset);
+    b->bytes = offset[LIST_BLOCK_TABLE];
     int longest = max_tokens > max_rows ? max_tokens : max_rows;
     b->sort_keys = malloc((size_t)longest * sizeof *b->sort_keys);
     if (!b->sort_keys) {

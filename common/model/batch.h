@@ -12,6 +12,8 @@ struct batch; // opaque
 // batches only), and max_rows wanted rows.
 enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks, int max_rows,
                       struct batch **ret);
+// Device memory that batch_new() takes.
+size_t batch_bytes(int max_tokens, int max_seqs, int max_blocks, int max_rows);
 void batch_free(struct batch *b);
 void batch_clear(struct batch *b);
 

@@ -329,6 +329,20 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     add_contribution(m, rows, &down, x_mid, x_out);
 }
 
+// Layer l, from the residual stream at its entry (m->x, or on the tape) to that at its end, which is
+// returned.
+static void *run_layer(struct model *m, int l, const struct batch_view *batch, const struct kv_view *kv,
+                       struct tape *tape)
+{
+    struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
+    void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
+    void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
+    attention_block(m, l, batch, kv, lt, x, x_mid);
+    mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
+    if (tape) tape->held = l;
+    return x_out;
+}
+
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x)
 {
@@ -336,15 +350,15 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
     void *x = tape ? tape->layers[0].x : m->x;
     m->ops->gather_rows(m->dev, x, m->weights->embed, batch->tokens, batch->n_tokens, c->hidden,
                         model_embed_scale(m), m->dt);
-    for (int l = 0; l < c->n_layers; l++) {
-        struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
-        void *x_mid = tape ? lt->x_mid : x;
-        void *x_out = !tape ? x : l + 1 < c->n_layers ? tape->layers[l + 1].x : tape->x_final;
-        attention_block(m, l, batch, kv, lt, x, x_mid);
-        mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
-        x = x_out;
-    }
+    for (int l = 0; l < c->n_layers; l++) x = run_layer(m, l, batch, kv, tape);
     *ret_x = x;
+}
+
+const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
+                                    const struct batch_view *batch)
+{
+    if (tape->recompute == RECOMPUTE_LAYER && tape->held != l) run_layer(m, l, batch, NULL, tape);
+    return &tape->layers[l];
 }
 
 float model_embed_scale(const struct model *m)
@@ -422,7 +436,7 @@ static void tape_parts(const struct model_config *c, enum dtype dt, size_t t, st
     size_t qkv = t * (size_t)config_qkv_width(c) * e, a = mlp_rows(c, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
     struct part parts[N_TAPE - 5] = {
-        TAPE(x, hidden),
+        TAPE(x, hidden), // first: lay_out()
         TAPE(rstd1, stat),
         TAPE(mean1, mean),
         TAPE(qkv_raw, c->qk_norm ? qkv : 0),
@@ -445,29 +459,51 @@ static void tape_parts(const struct model_config *c, enum dtype dt, size_t t, st
     routing_parts(c, offsetof(struct layer_tape, routing), t, ret + N_TAPE - 5);
 }
 
+// Sets a part's pointer where there is a layer to set it in; returns where the next part begins.
+static size_t place_part(struct layer_tape *layer, const struct part *part, char *base, size_t at)
+{
+    if (layer && part->bytes > 0) *part_pointer(layer, part) = base + at;
+    return at + (part->bytes + 255) / 256 * 256;
+}
+
 // Visits every part of a tape in one fixed order: sums their sizes, and sets the pointers of `tape`.
-static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t, struct tape *tape)
+// x, the first part, of every layer comes first; with RECOMPUTE_LAYER all layers share the rest.
+static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t, enum recompute recompute,
+                      struct tape *tape)
 {
     struct part parts[N_TAPE];
     size_t at = 0;
     char *base = tape ? tape->memory : NULL;
     tape_parts(c, dt, t, parts);
+    for (int l = 0; l < c->n_layers; l++) at = place_part(tape ? &tape->layers[l] : NULL, &parts[0], base, at);
+    size_t rest = at;
     for (int l = 0; l < c->n_layers; l++) {
-        for (int i = 0; i < N_TAPE; i++) {
-            if (tape && parts[i].bytes > 0) *part_pointer(&tape->layers[l], &parts[i]) = base + at;
-            at += (parts[i].bytes + 255) / 256 * 256;
-        }
+        if (recompute == RECOMPUTE_LAYER) at = rest;
+        for (int i = 1; i < N_TAPE; i++) at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
     }
     if (tape) tape->x_final = base + at;
     return at + t * (size_t)c->hidden * dtype_size(dt);
 }
 
-size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens)
+size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens,
+                  enum recompute recompute)
 {
-    return lay_out(config, dt, (size_t)max_tokens, NULL);
+    return lay_out(config, dt, (size_t)max_tokens, recompute, NULL);
 }
 
-enum status tape_new(const struct model *m, int max_tokens, struct tape **ret)
+enum status recompute_from_name(const char *name, enum recompute *ret)
+{
+    static const char *const names[] = {[RECOMPUTE_NONE] = "none", [RECOMPUTE_LAYER] = "layer"};
+    for (int i = 0; i < 2; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *ret = (enum recompute)i;
+            return ST_OK;
+        }
+    return status_fail(ST_INVALID, "--recompute \"%s\" is none of none, layer", name);
+}
+
+enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,
+                     struct tape **ret)
 {
     enum status st = ST_OK;
     struct tape *tape = calloc(1, sizeof *tape);
@@ -477,13 +513,15 @@ enum status tape_new(const struct model *m, int max_tokens, struct tape **ret)
         goto out;
     }
     tape->max_tokens = max_tokens;
-    tape->bytes = tape_bytes(m->config, m->dt, max_tokens);
+    tape->recompute = recompute;
+    tape->held = -1;
+    tape->bytes = tape_bytes(m->config, m->dt, max_tokens, recompute);
     st = device_alloc(m->dev, tape->bytes, &tape->memory);
     if (st != ST_OK) {
         status_context(st, "activations of %d tokens", max_tokens);
         goto out;
     }
-    lay_out(m->config, m->dt, (size_t)max_tokens, tape);
+    lay_out(m->config, m->dt, (size_t)max_tokens, recompute, tape);
     *ret = tape;
     tape = NULL;
 out:

@@ -29,11 +29,16 @@ struct layer_tape {
     void *mlp_proj;     // (T, hidden) the MLP's contribution before its sandwich norm
     float *rstd_post2;  // (T)
 };
-// Activations of a packed batch, kept for the backward pass.
+// Activations of a packed batch, kept for the backward pass: all of them, or only the residual stream
+// at each layer's entry, the rest of a layer being computed again when its turn comes (Chen et al.
+// 2016, Training Deep Nets with Sublinear Memory Cost).
+enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYER };
 struct tape {
     int max_tokens;
+    enum recompute recompute;
+    int held; // RECOMPUTE_LAYER: the layer whose activations the shared memory holds; -1: none
     size_t bytes;
-    struct layer_tape *layers; // (n_layers)
+    struct layer_tape *layers; // (n_layers); RECOMPUTE_LAYER: all but x is one memory for all layers
     void *x_final;             // (T, hidden) residual stream after the last layer
     void *memory;              // the one allocation behind it all
 };
@@ -87,9 +92,17 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
 // What to pad a decode batch of n rows to (n itself where nothing is captured).
 int model_decode_padding(const struct model *m, int n);
 
-enum status tape_new(const struct model *m, int max_tokens, struct tape **ret);
+enum status recompute_from_name(const char *name, enum recompute *ret); // "none", "layer"
+enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,
+                     struct tape **ret);
 void tape_free(struct device *dev, struct tape *tape);
 // Bytes a tape for max_tokens would take, for the memory plan.
-size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens);
+size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens,
+                  enum recompute recompute);
+// All that layer l's backward pass needs; where the tape does not hold it, the layer is run again from
+// its input, by the walk that ran it first: the same bits. Valid until another layer is asked for.
+// batch: what model_forward() put on the tape last.
+const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
+                                    const struct batch_view *batch);
 
 #endif

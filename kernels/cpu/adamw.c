@@ -9,6 +9,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 #include "kernels/cpu/cpu.h"
+#include "kernels/moments.h"
 
 struct coefficients {
     float decay, beta1, rest1, beta2, rest2, step, root_correction2, eps, grad_scale;
@@ -23,8 +24,76 @@ static inline float adamw_step(float p, float *m, float *v, float grad, struct c
     return p - c.step * *m / (sqrtf(*v) / c.root_correction2 + c.eps);
 }
 
-void cpu_adamw(struct device *dev, void *w, uint16_t *low, float *m, float *v, const float *grad,
-               const float *grad_scale, int64_t n, const struct adamw *shape, enum dtype w_dt)
+// n parameters; low NULL: w is f32.
+static void step_range(void *w, uint16_t *low, float *m, float *v, const float *grad, int n,
+                       struct coefficients c)
+{
+    if (!low) {
+        float *p = w;
+#pragma omp simd
+        for (int i = 0; i < n; i++) p[i] = adamw_step(p[i], &m[i], &v[i], grad[i], c);
+        return;
+    }
+    uint16_t *high = w;
+#pragma omp simd
+    for (int i = 0; i < n; i++) {
+        float p = adamw_step(master_join(high[i], low[i]), &m[i], &v[i], grad[i], c);
+        high[i] = master_high(p);
+        low[i] = master_low(p);
+    }
+}
+
+// The moments of the n parameters from `at` on, in f32 and back; at: a multiple of MOMENT_BLOCK.
+static void unpack(const struct moments *from, int64_t at, int n, float *m, float *v)
+{
+    if (from->kind == MOMENTS_BF16) {
+        const uint16_t *from_m = (const uint16_t *)from->m + at;
+        const uint16_t *from_v = (const uint16_t *)from->v + at;
+        for (int i = 0; i < n; i++) {
+            m[i] = f32_from_bf16(from_m[i]);
+            v[i] = f32_from_bf16(from_v[i]);
+        }
+        return;
+    }
+    const uint8_t *from_m = (const uint8_t *)from->m + at, *from_v = (const uint8_t *)from->v + at;
+    float m_scale = from->m_scale[at / MOMENT_BLOCK], v_scale = from->v_scale[at / MOMENT_BLOCK];
+    for (int i = 0; i < n; i++) {
+        m[i] = moment_unpack_m(from_m[i], m_scale);
+        v[i] = moment_unpack_v(from_v[i], v_scale);
+    }
+}
+
+static void pack(const struct moments *to, int64_t at, int n, const float *m, const float *v,
+                 uint32_t step)
+{
+    if (to->kind == MOMENTS_BF16) {
+        uint16_t *to_m = (uint16_t *)to->m + at, *to_v = (uint16_t *)to->v + at;
+        for (int i = 0; i < n; i++) {
+            uint32_t noise = moment_noise((uint64_t)(at + i), step);
+            to_m[i] = moment_to_bf16(m[i], noise >> 16);
+            to_v[i] = moment_to_bf16(v[i], noise & 0xffff);
+        }
+        return;
+    }
+    uint8_t *to_m = (uint8_t *)to->m + at, *to_v = (uint8_t *)to->v + at;
+    float m_scale = 0, v_scale = 0;
+    for (int i = 0; i < n; i++) {
+        m_scale = fmaxf(m_scale, fabsf(m[i]));
+        v_scale = fmaxf(v_scale, v[i]);
+    }
+    float m_inverse = moment_inverse(m_scale), v_inverse = moment_inverse(v_scale);
+    for (int i = 0; i < n; i++) {
+        uint32_t noise = moment_noise((uint64_t)(at + i), step);
+        to_m[i] = moment_pack_m(m[i], m_inverse, noise >> 16);
+        to_v[i] = moment_pack_v(v[i], v_inverse, noise & 0xffff);
+    }
+    to->m_scale[at / MOMENT_BLOCK] = m_scale;
+    to->v_scale[at / MOMENT_BLOCK] = v_scale;
+}
+
+void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
+               const float *grad, const float *grad_scale, int64_t n, const struct adamw *shape,
+               enum dtype w_dt)
 {
     if (!(w_dt == DT_F32 && !low) && !(w_dt == DT_BF16 && low)) {
         device_fail(dev, "adamw: weights are f32, or bf16 with their lower halves; these are %s %s",
@@ -42,27 +111,35 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, float *m, float *v, c
         .eps = shape->eps,
         .grad_scale = grad_scale[0],
     };
-    if (w_dt == DT_F32) {
-        float *p = w;
-#pragma omp parallel for simd if (n > PARALLEL_WORK / 4)
-        for (int64_t i = 0; i < n; i++) p[i] = adamw_step(p[i], &m[i], &v[i], grad[i], c);
-    } else {
-        uint16_t *high = w;
-#pragma omp parallel for simd if (n > PARALLEL_WORK / 4)
-        for (int64_t i = 0; i < n; i++) {
-            float p = adamw_step(master_join(high[i], low[i]), &m[i], &v[i], grad[i], c);
-            high[i] = master_high(p);
-            low[i] = master_low(p);
+#pragma omp parallel for if (n > PARALLEL_WORK / 4)
+    for (int64_t at = 0; at < n; at += MOMENT_BLOCK) {
+        int count = n - at < MOMENT_BLOCK ? (int)(n - at) : MOMENT_BLOCK;
+        float m[MOMENT_BLOCK], v[MOMENT_BLOCK];
+        void *part = (char *)w + at * (int64_t)dtype_size(w_dt);
+        uint16_t *low_part = low ? low + at : NULL;
+        if (moments->kind == MOMENTS_F32) {
+            step_range(part, low_part, (float *)moments->m + at, (float *)moments->v + at,
+                       grad + at, count, c);
+            continue;
         }
+        unpack(moments, at, count, m, v);
+        step_range(part, low_part, m, v, grad + at, count, c);
+        pack(moments, at, count, m, v, shape->step);
     }
+}
+
+enum { PIECE = 1 << 15 };
+
+size_t cpu_squares_scratch(int64_t n)
+{
+    return (size_t)((n + PIECE - 1) / PIECE + 1) * sizeof(double);
 }
 
 // Partial sums of fixed pieces, added in order: the same for any number of threads.
 void cpu_sum_squares(struct device *dev, double *out, const float *x, int64_t n)
 {
-    enum { PIECE = 1 << 15 };
     int64_t pieces = (n + PIECE - 1) / PIECE;
-    double *part = cpu_workspace(dev, (size_t)(pieces + 1) * sizeof *part);
+    double *part = cpu_workspace(dev, cpu_squares_scratch(n));
     if (!part) return;
 #pragma omp parallel for if (n > PARALLEL_WORK)
     for (int64_t p = 0; p < pieces; p++) {

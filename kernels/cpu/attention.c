@@ -327,9 +327,9 @@ static int block_rows(const struct source *from, int row, int end)
 }
 
 // Floats of a scratch matrix of (queries, columns).
-static int64_t matrix_floats(const struct source *from, int64_t columns)
+static int64_t matrix_floats(const struct attn_shape *shape, int64_t columns)
 {
-    int group = from->shape->n_heads / from->shape->n_kv_heads;
+    int group = shape->n_heads / shape->n_kv_heads;
     int64_t queries = group > BLOCK_QUERIES ? group : BLOCK_QUERIES;
     return (queries * columns + 15) / 16 * 16;
 }
@@ -363,8 +363,8 @@ static bool contexts_fit(struct device *dev, const struct batch_view *batch)
 static void forward(struct device *dev, float *out, float *lse, const struct source *from)
 {
     const int kv_heads = from->shape->n_kv_heads, n_tokens = from->batch->n_tokens;
-    const int64_t wide = matrix_floats(from, from->batch->max_context);
-    const int64_t narrow = matrix_floats(from, from->shape->head_dim);
+    const int64_t wide = matrix_floats(from->shape, from->batch->max_context);
+    const int64_t narrow = matrix_floats(from->shape, from->shape->head_dim);
     const int64_t per_thread = wide + 2 * narrow;
     float *scratch =
         cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scratch);
@@ -486,17 +486,27 @@ static void attend_back(float *dqkv, const float *dout, const float *out, const 
     }
 }
 
+static int64_t back_floats(const struct attn_shape *shape, int max_context)
+{
+    return 2 * matrix_floats(shape, max_context) + 3 * matrix_floats(shape, shape->head_dim);
+}
+
+// The backward pass takes more than the forward pass.
+size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context)
+{
+    return (size_t)omp_get_max_threads() * (size_t)back_floats(shape, max_context) * sizeof(float);
+}
+
 void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
                           const float *lse, const void *qkv, const struct batch_view *batch,
                           const struct attn_shape *shape, enum dtype dt)
 {
     if (!cpu_is_f32(dev, "attn_packed_back", dt)) return;
     const struct source from = {qkv, NULL, 0, batch, shape};
-    const int64_t wide = matrix_floats(&from, batch->max_context);
-    const int64_t narrow = matrix_floats(&from, shape->head_dim),
-                  per_thread = 2 * wide + 3 * narrow;
-    float *scratch =
-        cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scratch);
+    const int64_t wide = matrix_floats(shape, batch->max_context);
+    const int64_t narrow = matrix_floats(shape, shape->head_dim),
+                  per_thread = back_floats(shape, batch->max_context);
+    float *scratch = cpu_workspace(dev, cpu_attn_scratch(shape, batch->max_context));
     if (!scratch || !contexts_fit(dev, batch)) return;
     memset(dqkv, 0, (size_t)batch->n_tokens * qkv_width(shape) * sizeof(float));
     const int units = batch->n_seqs * shape->n_kv_heads;

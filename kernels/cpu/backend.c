@@ -183,21 +183,37 @@ static double cpu_timer_stop(struct device *dev)
     return clock_ms_since(state->timer_start_ns);
 }
 
+static enum status cpu_reserve(struct device *dev, size_t bytes)
+{
+    struct cpu_state *state = dev->state;
+    if (bytes <= state->workspace_bytes) return ST_OK;
+    size_t whole = (bytes + 63) / 64 * 64;
+    void *memory = aligned_alloc(64, whole);
+    if (!memory) return status_fail(ST_NO_MEMORY, "no memory for a workspace of %zu bytes", whole);
+    free(state->workspace);
+    device_count(dev, (int64_t)whole - (int64_t)state->workspace_bytes);
+    state->workspace = memory;
+    state->workspace_bytes = whole;
+    return ST_OK;
+}
+
 void *cpu_workspace(struct device *dev, size_t bytes)
 {
     struct cpu_state *state = dev->state;
-    if (bytes > state->workspace_bytes) {
-        size_t whole = (bytes + bytes / 4 + 63) / 64 * 64; // room to grow, so that growth is rare
-        void *memory = aligned_alloc(64, whole);
-        if (!memory) {
-            device_fail(dev, "no memory for a workspace of %zu bytes", whole);
-            return NULL;
-        }
-        free(state->workspace);
-        state->workspace = memory;
-        state->workspace_bytes = whole;
+    if (bytes > state->workspace_bytes &&
+        cpu_reserve(dev, bytes + bytes / 4) != ST_OK) { // room to grow, so that growth is rare
+        device_fail(dev, "%s", status_message());
+        return NULL;
     }
     return state->workspace;
+}
+
+static size_t cpu_scratch_bytes(struct device *dev, const struct scratch_shape *shape)
+{
+    (void)dev;
+    size_t attention = cpu_attn_scratch(&shape->attn, shape->max_context);
+    size_t squares = cpu_squares_scratch(shape->n_elements);
+    return ((attention > squares ? attention : squares) + 63) / 64 * 64;
 }
 
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt)
@@ -238,6 +254,7 @@ static const struct ops cpu_ops = {
     .sum_squares = cpu_sum_squares,
     .adamw = cpu_adamw,
     .checksum = cpu_checksum,
+    .scratch_bytes = cpu_scratch_bytes,
 };
 
 const struct backend backend_cpu = {
@@ -249,6 +266,7 @@ const struct backend backend_cpu = {
     .alloc = cpu_alloc,
     .release = cpu_release,
     .memory = cpu_memory,
+    .reserve = cpu_reserve,
     .host_alloc = cpu_alloc,
     .host_release = cpu_release,
     .copy_in = cpu_copy,

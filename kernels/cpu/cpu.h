@@ -17,6 +17,9 @@ struct cpu_state {
 
 // Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
 void *cpu_workspace(struct device *dev, size_t bytes);
+// What attention of packed batches, and the sum of squares, ask of it.
+size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
+size_t cpu_squares_scratch(int64_t n);
 // True for DT_F32; else records that operation `name` does not compute in `dt` here.
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt);
 
@@ -127,8 +130,8 @@ void cpu_sample(struct device *, struct sample_result *, const float *,
                 const struct sample_params *, const struct sample_draft *, const float *, int, int,
                 int);
 void cpu_sum_squares(struct device *, double *, const float *, int64_t);
-void cpu_adamw(struct device *, void *, uint16_t *, float *, float *, const float *, const float *,
-               int64_t, const struct adamw *, enum dtype);
+void cpu_adamw(struct device *, void *, uint16_t *, const struct moments *, const float *,
+               const float *, int64_t, const struct adamw *, enum dtype);
 void cpu_checksum(struct device *, uint64_t *, const void *, const uint64_t *, const uint64_t *,
                   int);
 

@@ -399,6 +399,20 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
 }
 
+// Floats that a row of a part of dk and dv has.
+static int64_t part_width(const struct attn_shape *shape)
+{
+    return (int64_t)shape->n_kv_heads * 2 * shape->head_dim;
+}
+
+size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
+                         enum dtype dt)
+{
+    int64_t delta = ((int64_t)rows * shape->n_heads + 63) / 64 * 64;
+    int64_t part_rows = dt == DT_BF16 ? attn_tensor_back_rows(dev, rows, shape->n_kv_heads) : 0;
+    return (size_t)(delta + part_rows * part_width(shape)) * sizeof(float);
+}
+
 void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
                            const float *lse, const void *qkv, const struct batch_view *batch,
                            const struct attn_shape *shape, enum dtype dt)
@@ -408,10 +422,10 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
     with_type(dt, [&](auto t) {
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, NULL, const_cast<float *>(lse));
-        int64_t part = (int64_t)batch->n_tokens * shape->n_kv_heads * 2 * shape->head_dim;
-        int64_t parts_at = (n + 63) / 64 * 64;
+        int64_t part = batch->n_tokens * part_width(shape), parts_at = (n + 63) / 64 * 64;
         int n_parts = 0;
-        if constexpr (sizeof(T) == 2) n_parts = attn_tensor_back_parts(dev, a);
+        if constexpr (sizeof(T) == 2)
+            n_parts = attn_tensor_back_parts(dev, a.n_tokens, a.n_kv_heads);
         float *delta = (float *)cuda_workspace(dev, (parts_at + n_parts * part) * sizeof *delta);
         if (!delta) return;
         bool in_fours = shape->head_dim % 4 == 0 && aligned(4 * sizeof(T), {dout, out}, {});

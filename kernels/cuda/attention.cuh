@@ -150,7 +150,9 @@ __device__ __forceinline__ float softcap_log2(const attn_args<T> &a, float score
 // for it.
 bool attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
 // parts: workspace for n_parts of dk and dv, f32 (n_parts, T, n_kv_heads, 2, head_dim).
-int attn_tensor_back_parts(struct device *dev, const attn_args<bf16> &args);
+int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads);
+// The most that n_parts * n_tokens comes to in batches of at most this many tokens.
+int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads);
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query);
 // attn_decode.cu: one row a sequence, paged.

@@ -638,10 +638,20 @@ static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const
                     0, a, dqkv, (const float *)parts, n_parts);
 }
 
-int attn_tensor_back_parts(struct device *dev, const attn_args<bf16> &a)
+int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads)
 {
-    int blocks = ceil_div(a.n_tokens, ROWS) * a.n_kv_heads, sms = cuda_use(dev)->n_sms;
+    int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = cuda_use(dev)->n_sms;
     return blocks >= 6 * sms ? 1 : blocks >= sms ? 2 : 4;
+}
+
+int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads)
+{
+    int64_t most = 0;
+    for (int n = n_tokens; n > 0; n = (n - 1) / ROWS * ROWS) { // whole blocks, and the last
+        int64_t rows = (int64_t)attn_tensor_back_parts(dev, n, n_kv_heads) * n;
+        if (rows > most) most = rows;
+    }
+    return most;
 }
 
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,

@@ -253,11 +253,12 @@ __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
 #define CUDA_OPS(X)                                                                                \
     X(matmul)                                                                                      \
     X(gather_rows)                                                                                 \
-    X(scatter_add_rows) X(norm) X(norm_back) X(rope) X(kv_store) X(attn_paged) X(attn_packed)      \
-        X(attn_packed_back) X(act) X(act_back) X(moe_route) X(moe_route_back) X(matmul_experts)    \
-            X(matmul_experts_back) X(moe_combine) X(moe_combine_back) X(add) X(column_sum)         \
-                X(convert) X(softcap) X(softcap_back) X(logprob) X(logprob_back) X(distill)        \
-                    X(sample) X(sum_squares) X(adamw) X(checksum)
+    X(scatter_add_rows)                                                                            \
+    X(norm) X(norm_back) X(rope) X(kv_store) X(attn_paged) X(attn_packed) X(attn_packed_back)      \
+        X(act) X(act_back) X(moe_route) X(moe_route_back) X(matmul_experts) X(matmul_experts_back) \
+            X(moe_combine) X(moe_combine_back) X(add) X(column_sum) X(convert) X(softcap)          \
+                X(softcap_back) X(logprob) X(logprob_back) X(distill) X(sample) X(sum_squares)     \
+                    X(adamw) X(checksum) X(scratch_bytes)
 
 // cuda_<name> has the type of the field <name> of struct ops.
 template <typename T> struct pointee;
@@ -270,6 +271,12 @@ CUDA_OPS(X)
 
 // out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width);
+
+// What the operations of a training step ask of cuda_workspace(), at most.
+size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
+                         enum dtype dt);                 // attention.cu
+size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
+size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
 void matmul_state_free(struct matmul_state *state);

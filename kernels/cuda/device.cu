@@ -33,6 +33,27 @@ bool cuda_ok(struct device *dev, cudaError_t error, const char *what)
     return false;
 }
 
+static cudaError_t grow(struct device *dev, size_t bytes)
+{
+    struct cuda_state *state = cuda_use(dev);
+    size_t whole = (bytes + (1 << 20) - 1) >> 20 << 20;
+    void *memory = NULL;
+    cudaError_t error = cudaMalloc(&memory, whole);
+    if (error != cudaSuccess) return error;
+    if (state->workspace) state->outgrown[state->n_outgrown++] = state->workspace;
+    state->workspace = memory;
+    state->workspace_bytes = whole;
+    device_count(dev, (int64_t)whole);
+    return cudaSuccess;
+}
+
+static enum status reserve(struct device *dev, size_t bytes)
+{
+    if (bytes <= cuda_use(dev)->workspace_bytes) return ST_OK;
+    cudaError_t error = grow(dev, bytes);
+    return error == cudaSuccess ? ST_OK : fail(dev, error, "taking scratch memory");
+}
+
 void *cuda_workspace(struct device *dev, size_t bytes)
 {
     struct cuda_state *state = cuda_use(dev);
@@ -46,13 +67,7 @@ void *cuda_workspace(struct device *dev, size_t bytes)
     }
     // Twice the old size, so that what is outgrown never adds up to more than what is in use.
     size_t want = bytes > 2 * state->workspace_bytes ? bytes : 2 * state->workspace_bytes;
-    want = (want + (1 << 20) - 1) >> 20 << 20;
-    void *memory = NULL;
-    if (!cuda_ok(dev, cudaMalloc(&memory, want), "workspace")) return NULL;
-    if (state->workspace) state->outgrown[state->n_outgrown++] = state->workspace;
-    state->workspace = memory;
-    state->workspace_bytes = want;
-    return memory;
+    return cuda_ok(dev, grow(dev, want), "workspace") ? state->workspace : NULL;
 }
 
 // ---- opening
@@ -421,7 +436,7 @@ static double timer_stop(struct device *dev)
 
 const struct backend backend_cuda = {
     DEVICE_CUDA,  "cuda-ipc", &ops_cuda,     open_at,     device_close, alloc,         release,
-    memory,       host_alloc, host_release,  copy_in,     copy_out,     copy,          copy_2d,
-    fill,         sync,       shared_create, shared_open, shared_close, capture_begin, capture_end,
-    graph_launch, graph_free, timer_start,   timer_stop,
+    memory,       reserve,    host_alloc,    host_release, copy_in,     copy_out,      copy,
+    copy_2d,      fill,       sync,          shared_create, shared_open, shared_close, capture_begin,
+    capture_end,  graph_launch, graph_free,  timer_start,  timer_stop,
 };

@@ -160,6 +160,16 @@ void cuda_norm(struct device *dev, void *y, float *rstd, float *mean, const void
     cuda_use(dev)->activation = y;
 }
 
+static int most_blocks(struct device *dev)
+{
+    return 4 * cuda_use(dev)->n_sms;
+}
+
+size_t cuda_norm_scratch(struct device *dev, int width)
+{
+    return (size_t)most_blocks(dev) * width * 2 * sizeof(float); // of dw and db
+}
+
 void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
                     const void *x, const void *w, const float *rstd, const float *mean,
                     const struct norm_shape *shape, bool add, enum dtype dt)
@@ -169,7 +179,7 @@ void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const vo
     choose(dt, shape, aligned(16, {dx, dy, x, w}, {}), [&](auto t, auto v, auto group) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value, GROUP = decltype(group)::value;
-        int blocks = ceil_div(shape->rows, THREADS / GROUP), most = 4 * cuda_use(dev)->n_sms;
+        int blocks = ceil_div(shape->rows, THREADS / GROUP), most = most_blocks(dev);
         if (blocks > most) blocks = most;
         size_t part = (size_t)blocks * width,
                shared = (size_t)n_sums * (THREADS / GROUP) * width * 4;

@@ -157,12 +157,17 @@ void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, i
                 width);
 }
 
+size_t cuda_column_sum_scratch(int rows, int cols)
+{
+    return (size_t)ceil_div(rows, PART_ROWS) * cols * sizeof(float);
+}
+
 void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, int cols,
                      enum dtype dt)
 {
     if (rows <= 0 || cols <= 0) return;
     int n_parts = ceil_div(rows, PART_ROWS);
-    float *parts = (float *)cuda_workspace(dev, (size_t)n_parts * cols * sizeof *parts);
+    float *parts = (float *)cuda_workspace(dev, cuda_column_sum_scratch(rows, cols));
     if (!parts) return;
     bool fits = aligned(16, {x}, {(int64_t)(cols * dtype_size(dt))});
     with_type_wide(dt, fits, [&](auto t, auto v) {

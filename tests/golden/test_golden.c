@@ -32,6 +32,7 @@ struct result {
     int bf16_rows, bf16_flips; // flips: tokens that went to other experts than in f32
     double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off, adamw_losses;
     bool greedy;
+    bool recompute; // gradients with layers run again are the same bits
 };
 
 struct golden { // one folder, opened
@@ -129,7 +130,7 @@ static int longest_sequence(const struct golden *g)
 
 static enum status open_golden(struct golden *g)
 {
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0};
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
     int max_tokens;
     enum status st;
     CHECK(open_files(g));
@@ -143,7 +144,7 @@ static enum status open_golden(struct golden *g)
     // as many positions as are used: some rope kinds choose by that
     CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, longest_sequence(g), &g->model));
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
-    CHECK(tape_new(g->model, max_tokens, &g->tape));
+    CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
     CHECK(optimizer_new(g->dev, g->weights, &adamw, &g->optimizer));
     CHECK(backward_new(g->model, optimizer_grads(g->optimizer), max_tokens, max_tokens, &g->backward));
     CHECK(fill_batch(g));
@@ -256,7 +257,7 @@ static enum status check_bf16(struct golden *g, struct result *r)
     weights_bind(weights, arena);
     CHECK(weights_load(weights, g->dev, g->folder));
     CHECK(model_new(g->dev, g->config, weights, g->model->max_tokens, 16, longest_sequence(g), &model));
-    CHECK(tape_new(model, g->model->max_tokens, &tape));
+    CHECK(tape_new(model, g->model->max_tokens, RECOMPUTE_NONE, &tape));
     model_forward(g->model, batch_view(g->batch), NULL, g->tape, &x);
     model_forward(model, batch_view(g->batch), NULL, tape, &x);
     CHECK(mark_same_experts(g, g->tape, tape, same, &r->bf16_flips));
@@ -366,6 +367,31 @@ out:
     return st;
 }
 
+// The gradients of a loss once more, from a tape that keeps no more than each layer's input.
+static enum status check_recompute(struct golden *g, bool *ret_same)
+{
+    const struct weights *grads = optimizer_grads(g->optimizer);
+    struct tape *whole = g->tape, *inputs = NULL;
+    char *want = malloc(grads->bytes), *have = malloc(grads->bytes);
+    double loss, again;
+    enum status st;
+    CHECK(run_loss(g, "grpo", &loss));
+    device_copy_out(g->dev, want, grads->base, grads->bytes);
+    CHECK(tape_new(g->model, whole->max_tokens, RECOMPUTE_LAYER, &inputs));
+    g->tape = inputs;
+    CHECK(run_loss(g, "grpo", &again));
+    device_copy_out(g->dev, have, grads->base, grads->bytes);
+    CHECK(device_sync(g->dev));
+    *ret_same = loss == again && memcmp(want, have, grads->bytes) == 0 && inputs->held == 0 &&
+                inputs->bytes < whole->bytes;
+out:
+    g->tape = whole;
+    tape_free(g->dev, inputs);
+    free(want);
+    free(have);
+    return st;
+}
+
 static enum status check_adamw(struct golden *g, struct result *r)
 {
     const json_t *want = json_object_get(g->facts, "adamw_losses");
@@ -397,7 +423,8 @@ static enum status check_greedy(struct golden *g, bool *ret)
 
 static bool passed(const struct result *r)
 {
-    bool ok = r->logits <= 1e-4 && r->bf16_logits <= 2e-2 && r->grads <= 1e-4 && r->greedy && r->after3_rms < 2e-6 &&
+    bool ok = r->logits <= 1e-4 && r->bf16_logits <= 2e-2 && r->grads <= 1e-4 && r->greedy && r->recompute &&
+              r->after3_rms < 2e-6 &&
               r->after3_share_off <= 1e-3 && r->adamw_losses <= 1e-5;
     for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;
     return ok;
@@ -416,6 +443,7 @@ static bool run_folder(struct device *dev, const char *folder)
     CHECK(check_logits(g, g->model, NULL, &r.logits));
     CHECK(check_bf16(g, &r));
     CHECK(check_losses(g, &r));
+    CHECK(check_recompute(g, &r.recompute));
     CHECK(check_greedy(g, &r.greedy));
     CHECK(fill_batch(g));
     CHECK(check_adamw(g, &r));
@@ -426,6 +454,7 @@ out:
         printf("%s logits_max_rel=%.2e greedy=%s", name, r.logits, r.greedy ? "match" : "mismatch");
         for (int i = 0; i < N_LOSSES; i++) printf(" loss_%s_rel=%.2e", loss_names[i], r.losses[i]);
         for (int i = 0; i < N_LOSSES; i++) printf(" norm_%s_rel=%.2e", loss_names[i], r.norms[i]);
+        printf(" recompute=%s", r.recompute ? "same" : "differs");
         if (r.bf16_logits >= 0) printf(" bf16_logits_max_rel=%.2e", r.bf16_logits);
         if (r.bf16_flips > 0) printf(" bf16_expert_flips=%d bf16_rows=%d", r.bf16_flips, r.bf16_rows);
         printf(" adamw_loss_rel=%.2e grads_max_rel=%.2e after3_rms=%.2e after3_share_off=%.2e %s\n",

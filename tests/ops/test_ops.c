@@ -8,6 +8,7 @@
  *
  *   test_ops [--device cuda:N] [FILTER]     FILTER: operations whose name contains it */
 #include "common/base/rng.h"
+#include "kernels/moments.h"
 #include "kernels/ops.h"
 #include "tests/support/sampling.h"
 #include <float.h>
@@ -1566,6 +1567,7 @@ static struct adamw adamw_of(int step)
 {
     struct adamw a = {
         .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
+    a.step = (uint32_t)step;
     a.bias_correction1 = (float)(1 - pow((double)a.beta1, step));
     a.bias_correction2 = (float)(1 - pow((double)a.beta2, step));
     return a;
@@ -1585,7 +1587,8 @@ static void adamw_setup(struct test *t)
 static void adamw_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     struct adamw a = adamw_of(t->c->p[1]);
-    ops->adamw(dev, d[0], NULL, d[1], d[2], d[3], d[4], t->c->p[0], &a, DT_F32);
+    struct moments moments = {MOMENTS_F32, d[1], d[2], NULL, NULL};
+    ops->adamw(dev, d[0], NULL, &moments, d[3], d[4], t->c->p[0], &a, DT_F32);
 }
 
 static void adamw_reference(struct test *t, double **v)
@@ -2251,8 +2254,10 @@ static void adamw_exact(struct device *dev)
         a.lr = step % 100 < 50 ? 1e-6f : 1e-3f;
         for (int i = 0; i < N; i++) grad[i] = 1e-3f * ((float)rng_below(&rng, 2001) - 1000);
         device_copy_in(dev, g, grad, N * 4);
-        ops->adamw(dev, w32, NULL, moments[0], moments[1], g, scale, N, &a, DT_F32);
-        ops->adamw(dev, w16, residual, moments[2], moments[3], g, scale, N, &a, DT_BF16);
+        struct moments of32 = {MOMENTS_F32, moments[0], moments[1], NULL, NULL};
+        struct moments of16 = {MOMENTS_F32, moments[2], moments[3], NULL, NULL};
+        ops->adamw(dev, w32, NULL, &of32, g, scale, N, &a, DT_F32);
+        ops->adamw(dev, w16, residual, &of16, g, scale, N, &a, DT_BF16);
         sync_or_fail(dev);
     }
     float *start = must(malloc(N * sizeof *start));
@@ -2285,6 +2290,103 @@ static void test_adamw_exact(void **state)
 {
     (void)state;
     on_each_device("adamw exact", adamw_exact);
+}
+
+// ---- moments of fewer bits ----------------------------------------------------------------------
+
+struct narrow { // what a run of AdamW leaves: its arrays, guarded, one after the other
+    unsigned char *bytes;
+    size_t n;
+};
+
+// 30 steps over n weights. Gradients lie orders of magnitude apart, and some are always 0.
+static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum dtype w_dt, int n)
+{
+    size_t moment = kind == MOMENTS_F32 ? 4 : kind == MOMENTS_BF16 ? 2 : 1;
+    size_t scales = kind == MOMENTS_8BIT ? (size_t)(n + MOMENT_BLOCK - 1) / MOMENT_BLOCK * 4 : 0;
+    size_t part[6] = {(size_t)n * dtype_size(w_dt),
+                      w_dt == DT_BF16 ? (size_t)n * 2 : 0,
+                      (size_t)n * moment,
+                      (size_t)n * moment,
+                      scales,
+                      scales};
+    float clip = 0.7f, *grad = must(malloc((size_t)n * sizeof *grad)), *w = must(malloc((size_t)n * 4));
+    uint16_t *half = must(malloc((size_t)n * 2));
+    struct rng rng;
+    void *d[6];
+    struct narrow ret = {NULL, 0};
+    rng_init(&rng, 17, 0);
+    for (int i = 0; i < n; i++) {
+        half[i] = bf16_from_f32(0.02f * rng_normal(&rng));
+        w[i] = f32_from_bf16(half[i]);
+    }
+    for (int k = 0; k < 6; k++) {
+        d[k] = to_device(dev, NULL, part[k] + GUARD);
+        device_fill(dev, d[k], 0, part[k] + GUARD);
+        ret.n += part[k] + GUARD;
+    }
+    device_copy_in(dev, d[0], w_dt == DT_F32 ? (void *)w : (void *)half, part[0]);
+    void *g = to_device(dev, w, (size_t)n * 4), *scale = to_device(dev, &clip, 4);
+    struct moments m = {kind, d[2], d[3], scales ? d[4] : NULL, scales ? d[5] : NULL};
+    for (int step = 1; step <= 30; step++) {
+        struct adamw a = adamw_of(step);
+        for (int i = 0; i < n; i++)
+            grad[i] = i % 7 == 3 ? 0 : rng_normal(&rng) * powf(10, (float)(i % 5) - 6);
+        device_copy_in(dev, g, grad, (size_t)n * 4);
+        device_ops(dev)->adamw(dev, d[0], w_dt == DT_BF16 ? d[1] : NULL, &m, g, scale, n, &a, w_dt);
+        sync_or_fail(dev);
+    }
+    ret.bytes = must(malloc(ret.n));
+    unsigned char *at = ret.bytes;
+    for (int k = 0; k < 6; k++, at += GUARD) {
+        from_device(dev, at, d[k], part[k] + GUARD);
+        at += part[k];
+        for (int i = 0; i < GUARD; i++) assert_int_equal(at[i], 0);
+        device_release(dev, d[k]);
+    }
+    device_release(dev, g);
+    device_release(dev, scale);
+    free(grad);
+    free(w);
+    free(half);
+    return ret;
+}
+
+// bf16 and 8-bit moments: f32 weights and their two halves stay the same; CUDA and the CPU give the
+// same bits, of the weights, the moments and their scales.
+static void test_adamw_narrow(void **state)
+{
+    (void)state;
+    static const int sizes[] = {5, 128, 4099, 100000};
+    for (int k = 0; k < 8; k++) {
+        enum moments_kind kind = k < 4 ? MOMENTS_BF16 : MOMENTS_8BIT;
+        int n = sizes[k % 4];
+        struct narrow whole = narrow_run(cpu, kind, DT_F32, n);
+        struct narrow halves = narrow_run(cpu, kind, DT_BF16, n);
+        const float *w = (const float *)whole.bytes;
+        for (int i = 0; i < n; i++) {
+            uint16_t high, low;
+            memcpy(&high, halves.bytes + 2 * i, 2);
+            memcpy(&low, halves.bytes + 2 * n + GUARD + 2 * i, 2);
+            float joined = master_join(high, low);
+            assert_memory_equal(&joined, &w[i], 4);
+        }
+        for (int half = 0; cuda && half < 2; half++) {
+            const struct narrow *want = half ? &halves : &whole;
+            struct narrow have = narrow_run(cuda, kind, half ? DT_BF16 : DT_F32, n);
+            assert_int_equal(have.n, want->n);
+            for (size_t i = 0; i < have.n; i++)
+                if (have.bytes[i] != want->bytes[i])
+                    fail_msg("%s moments, %s weights, n %d: byte %zu of %zu is %02x on CUDA, %02x "
+                             "on the CPU",
+                             kind == MOMENTS_BF16 ? "bf16" : "8-bit", half ? "bf16" : "f32", n, i,
+                             have.n, have.bytes[i], want->bytes[i]);
+            free(have.bytes);
+        }
+        free(whole.bytes);
+        free(halves.bytes);
+    }
+    printf("adamw narrow moments: %s\n", cuda ? "CUDA as the CPU, to the bit" : "cpu only");
 }
 
 static void checksum_regions(struct device *dev)
@@ -2601,6 +2703,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_table),         cmocka_unit_test(test_attention_forms),
         cmocka_unit_test(test_matmul_rows),   cmocka_unit_test(test_moe_rows),
         cmocka_unit_test(test_sample),        cmocka_unit_test(test_adamw_exact),
+        cmocka_unit_test(test_adamw_narrow),
         cmocka_unit_test(test_checksum),      cmocka_unit_test(test_convert),
         cmocka_unit_test(test_cuda_compared),
     };

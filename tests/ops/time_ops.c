@@ -5,6 +5,7 @@
  *
  *   time_ops [--device cuda:N] [FILTER]     FILTER: lines whose name contains it */
 #include "common/base/rng.h"
+#include "kernels/moments.h"
 #include "kernels/ops.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -258,7 +259,8 @@ static void run_copy(void *context)
 struct adam {
     void *w;
     uint16_t *low;
-    float *m, *v, *grad, *clip;
+    struct moments moments;
+    float *grad, *clip;
     double *sum;
     int64_t n;
 };
@@ -266,8 +268,8 @@ struct adam {
 static void run_adam(void *context)
 {
     struct adam *a = context;
-    struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f};
-    ops->adamw(dev, a->w, a->low, a->m, a->v, a->grad, a->clip, a->n, &shape, DT_BF16);
+    struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f, 1};
+    ops->adamw(dev, a->w, a->low, &a->moments, a->grad, a->clip, a->n, &shape, DT_BF16);
 }
 
 static void run_squares(void *context)
@@ -281,19 +283,34 @@ static void time_optimizer(void)
     struct adam a = {.n = 500 << 20};
     a.w = random_bf16(a.n, 0.02f, 3);
     a.low = take(a.n * 2);
-    a.m = random_f32(a.n, 1e-3f, 4);
-    a.v = random_f32(a.n, 1e-3f, 4);
     a.grad = random_f32(a.n, 1e-3f, 5);
     a.clip = random_f32(1, 1, 6);
     a.sum = take(8);
     device_fill(dev, a.low, 0, a.n * 2);
-    device_fill(dev, a.v, 0, a.n * 4);
-    report("adamw, 524 M parameters", run_adam, &a, 1, 28.0 * a.n, 0);
+    for (int kind = MOMENTS_F32; kind <= MOMENTS_8BIT; kind++) {
+        static const char *const names[] = {"adamw, 524 M parameters", "adamw, bf16 moments",
+                                            "adamw, 8-bit moments"};
+        int64_t bytes = a.n * (kind == MOMENTS_F32 ? 4 : kind == MOMENTS_BF16 ? 2 : 1);
+        int64_t scales = kind == MOMENTS_8BIT ? a.n / MOMENT_BLOCK * 4 : 0;
+        a.moments = (struct moments){kind, take(bytes), take(bytes), NULL, NULL};
+        device_fill(dev, a.moments.m, 0, bytes);
+        device_fill(dev, a.moments.v, 0, bytes);
+        if (scales) {
+            a.moments.m_scale = take(scales);
+            a.moments.v_scale = take(scales);
+            device_fill(dev, a.moments.m_scale, 0, scales);
+            device_fill(dev, a.moments.v_scale, 0, scales);
+        }
+        // gradients, both halves of the weights and the moments, the last two read and written
+        report(names[kind], run_adam, &a, 1, 12.0 * a.n + 4.0 * bytes + 4.0 * scales, 0);
+        device_release(dev, a.moments.m);
+        device_release(dev, a.moments.v);
+        device_release(dev, a.moments.m_scale);
+        device_release(dev, a.moments.v_scale);
+    }
     report("sum of squares, 524 M", run_squares, &a, 1, 4.0 * a.n, 0);
     device_release(dev, a.w);
     device_release(dev, a.low);
-    device_release(dev, a.m);
-    device_release(dev, a.v);
     device_release(dev, a.grad);
     device_release(dev, a.clip);
     device_release(dev, a.sum);

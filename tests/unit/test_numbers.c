@@ -113,7 +113,7 @@ static void below_is_uniform(void **state)
 static void names(void **state)
 {
     (void)state;
-    static const size_t sizes[DT_COUNT] = {4, 2, 2, 2, 4};
+    static const size_t sizes[DT_COUNT] = {4, 2, 2, 2, 4, 1};
     for (int dt = 0; dt < DT_COUNT; dt++) {
         assert_int_equal(dtype_size(dt), sizes[dt]);
         assert_int_equal(dtype_from_name(dtype_name(dt)), dt);

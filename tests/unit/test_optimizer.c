@@ -2,6 +2,7 @@
  * master behind bf16 weights, clipping, state on disk. */
 #include "common/base/rng.h"
 #include "common/model/safetensors.h"
+#include "kernels/moments.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/optimizer.h"
@@ -69,7 +70,16 @@ static void fill_grads(struct optimizer *o, int step)
     }
 }
 
-static const struct optimizer_config defaults = {0.9, 0.999, 1e-8, 0.01, 1.0};
+static const struct optimizer_config defaults = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+
+static const char *const kind_names[] = {"f32", "bf16", "8bit"};
+
+static struct optimizer_config with_moments(enum moments_kind kind)
+{
+    struct optimizer_config config = defaults;
+    config.moments = kind;
+    return config;
+}
 
 static void one_step(struct optimizer *o, int step, double lr)
 {
@@ -123,9 +133,9 @@ static void equals_plain_loop(void **state)
 
 // 1,000 steps at a learning rate whose updates bf16 alone would round away: the two halves are the
 // fp32 weight to the bit.
-static void master_is_exact(void **state)
+static void check_master(enum moments_kind kind)
 {
-    (void)state;
+    const struct optimizer_config config = with_moments(kind);
     struct arena f32, bf16;
     struct optimizer *of, *ob;
     arena_open(DT_F32, 64, &f32);
@@ -136,8 +146,8 @@ static void master_is_exact(void **state)
     assert_int_equal(bf16.weights->n_elements, n);
     uint16_t *start = malloc(n * sizeof *start);
     memcpy(start, bf16.memory, n * sizeof *start);
-    assert_ok(optimizer_new(f32.dev, f32.weights, &defaults, &of));
-    assert_ok(optimizer_new(bf16.dev, bf16.weights, &defaults, &ob));
+    assert_ok(optimizer_new(f32.dev, f32.weights, &config, &of));
+    assert_ok(optimizer_new(bf16.dev, bf16.weights, &config, &ob));
     const char *path = test_path(test_folder(), "state.safetensors");
     for (int step = 1; step <= 1000; step++) {
         one_step(of, step, 1e-6);
@@ -145,7 +155,7 @@ static void master_is_exact(void **state)
         if (step == 500) { // and through a file
             assert_ok(optimizer_save(ob, path));
             optimizer_free(ob);
-            assert_ok(optimizer_new(bf16.dev, bf16.weights, &defaults, &ob));
+            assert_ok(optimizer_new(bf16.dev, bf16.weights, &config, &ob));
             assert_ok(optimizer_load(ob, path));
             assert_int_equal(optimizer_steps(ob), 500);
         }
@@ -181,9 +191,16 @@ static void master_is_exact(void **state)
     arena_close(&bf16);
 }
 
-static void resumes_to_the_bit(void **state)
+static void master_is_exact(void **state)
 {
     (void)state;
+    check_master(MOMENTS_F32);
+    check_master(MOMENTS_8BIT);
+}
+
+static void check_resume(enum moments_kind kind)
+{
+    const struct optimizer_config config = with_moments(kind);
     struct arena a;
     struct optimizer *o;
     arena_open(DT_F32, 64, &a);
@@ -191,7 +208,7 @@ static void resumes_to_the_bit(void **state)
     size_t bytes = a.weights->bytes;
     char *middle = malloc(bytes), *end = malloc(bytes);
     const char *path = test_path(test_folder(), "state.safetensors");
-    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
     for (int step = 1; step <= 10; step++) {
         one_step(o, step, 1e-3);
         if (step == 5) {
@@ -202,7 +219,7 @@ static void resumes_to_the_bit(void **state)
     memcpy(end, a.memory, bytes);
     optimizer_free(o);
     memcpy(a.memory, middle, bytes);
-    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
     assert_ok(optimizer_load(o, path));
     for (int step = 6; step <= 10; step++) one_step(o, step, 1e-3);
     assert_memory_equal(end, a.memory, bytes);
@@ -210,6 +227,158 @@ static void resumes_to_the_bit(void **state)
     free(middle);
     free(end);
     arena_close(&a);
+}
+
+static void resumes_to_the_bit(void **state)
+{
+    (void)state;
+    for (int kind = MOMENTS_F32; kind <= MOMENTS_8BIT; kind++)
+        check_resume((enum moments_kind)kind);
+}
+
+// A state of one kind of moments is not another's; the message names both and the option.
+static void moments_are_not_mixed(void **state)
+{
+    (void)state;
+    struct arena a;
+    const char *path = test_path(test_folder(), "state.safetensors");
+    arena_open(DT_F32, 64, &a);
+    fill_weights(&a);
+    for (int from = MOMENTS_F32; from <= MOMENTS_8BIT; from++) {
+        struct optimizer_config config = with_moments((enum moments_kind)from);
+        struct optimizer *o;
+        assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
+        one_step(o, 1, 1e-3);
+        assert_ok(optimizer_save(o, path));
+        optimizer_free(o);
+        for (int to = MOMENTS_F32; to <= MOMENTS_8BIT; to++) {
+            config = with_moments((enum moments_kind)to);
+            assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
+            assert_status(optimizer_load(o, path), from == to ? ST_OK : ST_MISMATCH);
+            assert_int_equal(optimizer_steps(o), from == to);
+            if (from != to) {
+                char wanted[64];
+                snprintf(wanted, sizeof wanted, "holds moments in %s, this run keeps them in %s",
+                         kind_names[from], kind_names[to]);
+                assert_message(wanted);
+                snprintf(wanted, sizeof wanted, "--optim-moments %s", kind_names[from]);
+                assert_message(wanted);
+                assert_message(path);
+            }
+            optimizer_free(o);
+        }
+    }
+    enum moments_kind kind = MOMENTS_F32;
+    for (int i = MOMENTS_F32; i <= MOMENTS_8BIT; i++) {
+        assert_ok(moments_kind_from_name(kind_names[i], &kind));
+        assert_int_equal(kind, i);
+    }
+    assert_status(moments_kind_from_name("4bit", &kind), ST_INVALID);
+    assert_message("--optim-moments \"4bit\"");
+    assert_int_equal(kind, MOMENTS_8BIT);
+    arena_close(&a);
+}
+
+// ---- moments of fewer bits ----------------------------------------------------------------------
+
+// Every code comes back as it is, whatever the noise: what is stored and not changed stays.
+static void codes_are_stable(void **state)
+{
+    (void)state;
+    static const float scales[] = {1, 0.3f, 7e-12f, 3e20f};
+    for (int s = 0; s < 4; s++)
+        for (int code = 0; code < 256; code++) {
+            float largest = scales[s], inverse = 1 / largest;
+            float m = moment_unpack_m((uint8_t)code, largest);
+            float v = moment_unpack_v((uint8_t)code, largest);
+            // a code's value is at the edge of the range that it stands for, and the inverse is
+            // rounded: half the noise is out of reach of that edge on both sides
+            int wanted = code == 128 ? 0 : code; // minus 0 is 0
+            assert_int_equal(moment_pack_m(m, inverse, 0x7fff), wanted);
+            assert_int_equal(moment_pack_v(v, inverse, 0x7fff), code);
+            assert_true(fabsf(m) <= largest && v >= 0 && v <= largest);
+            if (code > 0) assert_true(v > 0 && v > moment_unpack_v((uint8_t)(code - 1), largest));
+        }
+    assert_true(moment_unpack_m(127, 0.3f) == 0.3f && moment_unpack_m(255, 0.3f) == -0.3f);
+    assert_true(moment_unpack_v(255, 0.3f) == 0.3f);
+}
+
+// The mean over the noise is the value; v does not become 0, m does where it is negligible.
+static void rounding_has_no_bias(void **state)
+{
+    (void)state;
+    static const float values[] = {1, 0.97f, 0.5001f, 0.1234f, 3e-2f, 7.7e-4f, 5e-5f};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        double m = 0, v = 0, half = 0, x = values[i];
+        for (uint32_t noise = 0; noise < 65536; noise++) {
+            m += moment_unpack_m(moment_pack_m(-values[i], 1, noise), 1);
+            v += moment_unpack_v(moment_pack_v(values[i], 1, noise), 1);
+            half += f32_from_bf16(moment_to_bf16(values[i], noise));
+        }
+        // exact but for the bits that lie below the noise's
+        assert_true(fabs(m / 65536 + x) < 2e-5 * x);
+        assert_true(fabs(v / 65536 - x) < 2e-5 * x);
+        assert_true(fabs(half / 65536 - x) < 1e-6 * x);
+    }
+    for (uint32_t noise = 0; noise < 65536; noise += 5) {
+        assert_int_equal(moment_pack_v(1e-20f, 1, noise), 1);
+        assert_int_equal(moment_pack_m(1e-6f, 1, noise), 0);
+        assert_int_equal(moment_pack_v(0, 1, noise), 0);
+        assert_int_equal(moment_pack_m(0, 1, noise), 0);
+        assert_int_equal(moment_pack_v(0, moment_inverse(0), noise), 0);
+        assert_int_equal(moment_pack_m(1e-40f, moment_inverse(1e-40f), noise), 0);
+    }
+    double sum = 0, both = 0;
+    enum { N = 100000 };
+    for (int i = 0; i < N; i++) { // halves are uniform and independent of each other
+        uint32_t noise = moment_noise((uint64_t)i * 3 + ((uint64_t)i << 31), 7);
+        double upper = (noise >> 16) / 65535.0 - 0.5, lower = (noise & 0xffff) / 65535.0 - 0.5;
+        sum += upper + lower;
+        both += upper * lower;
+    }
+    assert_true(fabs(sum) < 5 * sqrt(N / 6.0));
+    assert_true(fabs(both) < 5 * sqrt(N / 144.0));
+}
+
+// After many steps of a constant gradient m is the gradient and v its square, for elements four
+// orders of magnitude apart in a block: the weights then move by lr a step. Rounding to nearest
+// would have stopped v at a fraction of that.
+static void small_steps_add_up(void **state)
+{
+    (void)state;
+    enum { N = MOMENT_BLOCK, STEPS = 4000 };
+    for (int kind = MOMENTS_BF16; kind <= MOMENTS_8BIT; kind++) {
+        struct device *dev;
+        assert_ok(device_open("cpu", &dev));
+        static uint16_t m[N], v[N]; // room for either kind
+        float w[N] = {0}, grad[N], scale = 1, m_scale = 0, v_scale = 0;
+        memset(m, 0, sizeof m);
+        memset(v, 0, sizeof v);
+        struct moments moments = {(enum moments_kind)kind, m, v, &m_scale, &v_scale};
+        for (int i = 0; i < N; i++) grad[i] = powf(10, (float)-(i % 5)) * (i % 2 ? 1 : -1);
+        double moved = 0;
+        for (int step = 1; step <= STEPS; step++) {
+            struct adamw a = {1e-3f,
+                              0.9f,
+                              0.999f,
+                              1e-12f,
+                              0,
+                              (float)(1 - pow(0.9, step)),
+                              (float)(1 - pow(0.999, step)),
+                              (uint32_t)step};
+            device_ops(dev)->adamw(dev, w, NULL, &moments, grad, &scale, N, &a, DT_F32);
+        }
+        for (int i = 0; i < N; i++) {
+            double way = fabs((double)w[i]) / (1e-3 * STEPS);
+            assert_true((w[i] > 0) == (grad[i] < 0));
+            if (!(fabs(way - 1) < 0.25))
+                fail_msg("%s: element %d went %g of its way", kind_names[kind], i, way);
+            moved += way / N;
+        }
+        if (!(fabs(moved - 1) < 0.03))
+            fail_msg("%s: %g of the way on average", kind_names[kind], moved);
+        device_free(dev);
+    }
 }
 
 static void bad_gradient_changes_nothing(void **state)
@@ -288,10 +457,14 @@ static void memory_is_what_it_says(void **state)
     struct arena a;
     struct optimizer_memory memory;
     arena_open(DT_BF16, 64, &a);
-    optimizer_memory(a.weights, &memory);
-    assert_int_equal(memory.residual, 2 * a.weights->n_elements);
-    assert_int_equal(memory.moments, 8 * a.weights->n_elements);
-    assert_true(memory.grads >= 4 * (size_t)a.weights->n_elements);
+    size_t n = (size_t)a.weights->n_elements;
+    const size_t moments[] = {8 * n, 4 * n, 2 * n + 2 * n / MOMENT_BLOCK * sizeof(float)};
+    for (int kind = MOMENTS_F32; kind <= MOMENTS_8BIT; kind++) {
+        optimizer_memory(a.weights, (enum moments_kind)kind, &memory);
+        assert_int_equal(memory.residual, 2 * n);
+        assert_int_equal(memory.moments, moments[kind]);
+        assert_true(memory.grads >= 4 * n);
+    }
     arena_close(&a);
 }
 
@@ -301,6 +474,8 @@ int main(void)
         cmocka_unit_test(equals_plain_loop),        cmocka_unit_test(master_is_exact),
         cmocka_unit_test(resumes_to_the_bit),       cmocka_unit_test(bad_gradient_changes_nothing),
         cmocka_unit_test(foreign_state_is_refused), cmocka_unit_test(memory_is_what_it_says),
+        cmocka_unit_test(moments_are_not_mixed),    cmocka_unit_test(codes_are_stable),
+        cmocka_unit_test(rounding_has_no_bias),     cmocka_unit_test(small_steps_add_up),
     };
     return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
 }

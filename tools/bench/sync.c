@@ -36,7 +36,7 @@ struct publish_record {
 static enum status publish_all(const struct bench_options *o, const char *bridge_path,
                                struct publish_record *ret_records)
 {
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0};
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0, MOMENTS_F32};
     struct bridge *bridge = NULL;
     struct model_config *config = NULL;
     struct weights *weights = NULL;
