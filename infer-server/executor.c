@@ -512,6 +512,16 @@ static void note_starts(const struct step *step, int64_t now_ns)
     }
 }
 
+// On CUDA the time is that of enqueueing: the passes run beside what comes next.
+static enum status follow_prompts(struct executor *x, const struct step *step)
+{
+    const int64_t start_ns = clock_now_ns();
+    const bool pays = speculative_model_pays(x->speculative);
+    enum status st = draft_model_follow(x->draft_model, step, pays);
+    if (pays) speculative_prompts_took(x->speculative, clock_ms_since(start_ns));
+    return st;
+}
+
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped)
 {
@@ -528,19 +538,23 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     const bool settled = model_step(x->model, x->batch, &x->kv.view);
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
-    if (x->draft_model)
-        CHECK(draft_model_follow(x->draft_model, step, speculative_model_pays(x->speculative)));
+    if (x->draft_model) CHECK(follow_prompts(x, step));
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
     if (settled && is_decode_only(step))
         speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
                               (double)(now_ns - drafted_ns) / 1e6);
+    const uint64_t tokens_before = x->stats.generated_tokens;
     for (int i = 0, row = 0; i < step->n_draws; i++) {
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
         take_draws(x, step->draws[i].sample, results + row, x->top + row, n_drafts, version,
                    now_ns);
         row += n_drafts + 1;
     }
+    if (decode_only && !step->pure_decode)
+        speculative_step_brought(x->speculative, step->n_items,
+                                 (int)(x->stats.generated_tokens - tokens_before),
+                                 (double)(now_ns - start_ns) / 1e6);
     x->stats.steps++;
     x->stats.busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
 out:

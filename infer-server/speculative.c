@@ -9,6 +9,10 @@
  * that look best are partly those that were overrated, so what is expected is scaled by what such
  * expectations came to lately.
  *
+ * What verifying steps took is also held against the plain steps that would have brought as many
+ * tokens, the draft model's prompts included: where they took longer all the same, more gain is asked
+ * for.
+ *
  * Costs are believed until they are measured again. So sizes grow from small ones, at most by
  * doubling; one in PLAIN_EVERY steps that would verify is plain, and one verifies twice as many; and
  * one refused plan in PROBE_EVERY verifies a few all the same.
@@ -38,6 +42,8 @@
 #define MOST_DRAFTING   512  // samples of one plan
 #define TRUST_KEPT      0.98 // of the sums below, at each step that verifies
 #define TRUST_PRIOR     4.0  // tokens
+#define TAKEN_KEPT      0.98 // of the times below, likewise
+#define TAKEN_PRIOR     8.0  // plain steps
 
 struct average {
     double value;
@@ -56,6 +62,8 @@ struct speculative {
     int idle;         // steps yet to come that propose nothing
     int verified;     // plans that did
     int model_unused; // steps since the draft model was in one
+    bool exploring;   // the last plan was not what promised most
+    double taken_ms, plain_ms; // of verifying steps of late, and of plain ones for as many tokens
     double expected, accepted; // tokens that verified drafts were to bring and brought, of late
 };
 
@@ -352,6 +360,26 @@ static double trust(const struct speculative *s)
     return (s->accepted + TRUST_PRIOR) / (s->expected + TRUST_PRIOR);
 }
 
+// The gain over a plain step that is asked for, of a step of plain_ms.
+static double least_gain(const struct speculative *s, double plain_ms)
+{
+    const double prior = TAKEN_PRIOR * plain_ms;
+    const double over = (s->taken_ms + prior) / (s->plain_ms + prior);
+    return over > 1 ? LEAST_GAIN * over : LEAST_GAIN;
+}
+
+void speculative_step_brought(struct speculative *s, int n_seqs, int n_tokens, double ms)
+{
+    if (s->exploring) return;
+    s->taken_ms = TAKEN_KEPT * s->taken_ms + ms;
+    s->plain_ms = TAKEN_KEPT * s->plain_ms + step_cost_plain_ms(&s->cost, n_seqs) * n_tokens / n_seqs;
+}
+
+void speculative_prompts_took(struct speculative *s, double ms)
+{
+    s->taken_ms += ms;
+}
+
 // How many rows a plan may verify, going by those that were measured.
 static int most_rows(const struct speculative *s, int n_seqs)
 {
@@ -395,7 +423,7 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
     }
     for (int i = n / 2 - 1; i >= 0; i--) sift_down(&candidates, i);
     const double plain_rate = n_seqs / plain_ms;
-    double best = LEAST_GAIN * plain_rate, chance;
+    double best = least_gain(s, plain_ms) * plain_rate, chance;
     int best_rows = 0;
     const int most = most_rows(s, n_seqs);
     while (tally.rows < most && tally.rows < MOST_DRAFTING) {
@@ -411,7 +439,9 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
         best = rate;
         best_rows = tally.rows;
     }
-    best_rows = explore(s, best_rows, best / plain_rate, tally.rows, n_seqs);
+    const int rows = explore(s, best_rows, best / plain_rate, tally.rows, n_seqs);
+    s->exploring = rows != best_rows;
+    best_rows = rows;
     for (int i = tally.rows - 1; i >= best_rows; i--) order[i]->n_verify--;
     if (best_rows == 0) return;
     s->expected *= TRUST_KEPT;

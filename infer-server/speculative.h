@@ -119,6 +119,9 @@ void speculative_learn(struct speculative *s, struct speculative_choice choice,
 // A step of decoding only took so long, drafting not counted; a pass of the draft model.
 void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms);
 void speculative_pass_took(struct speculative *s, int n_rows, double ms);
+// Such a step verified drafts and brought so many tokens; ms is all of it, drafting too.
+void speculative_step_brought(struct speculative *s, int n_seqs, int n_tokens, double ms);
+void speculative_prompts_took(struct speculative *s, double ms); // in the draft model
 // Whether the draft model is worth its prompts' passes: it was used lately, or not tried yet.
 bool speculative_model_pays(const struct speculative *s);
 

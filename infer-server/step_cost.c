@@ -3,12 +3,14 @@
  * What is compared is a plain step and a verifying one of the same moment, but one of the two kinds
  * is seldom run while the other is, and a step's time changes as contexts grow, or with the machine's
  * load, by more than drafts gain. Such changes move both kinds alike, so both tables are kept in
- * units of a level that follows the plain steps quickly. A spike (a page fault, a busy machine) is
+ * units of a level that follows the plain steps quickly; the table of plain steps moves slowly, as it
+ * only says how sizes differ. A spike (a page fault, a busy machine) is
  * let in at MOST_SPIKE times what was expected, or one would silence drafts for long; a time much
  * shorter than expected says that what was believed was one. */
 #include "infer-server/step_cost.h"
 
 #define WEIGHT        0.1
+#define WEIGHT_PLAIN  0.01
 #define WEIGHT_LEVEL  0.2
 #define WEIGHT_SPIKED 0.5
 #define MOST_SPIKE    1.5
@@ -35,11 +37,19 @@ void step_cost_learn(struct step_cost *c, int rows, bool verifying, double ms)
 {
     const int b = bucket_of(rows);
     double *table_rows = &c->kind[verifying].rows[b], *table_ms = &c->kind[verifying].ms[b];
-    const double level = c->level > 0 ? c->level : 1, before = *table_ms;
-    const bool known = *table_rows > 0;
-    *table_rows += (known ? WEIGHT : 1) * (rows - *table_rows);
-    *table_ms = known ? follow(before, ms / level, WEIGHT) : ms / level;
-    if (!verifying) c->level = known ? follow(level, ms / before, WEIGHT_LEVEL) : level;
+    if (c->level <= 0) c->level = 1;
+    if (*table_rows <= 0) {
+        *table_rows = rows;
+        *table_ms = ms / c->level;
+        return;
+    }
+    *table_rows += WEIGHT * (rows - *table_rows);
+    if (verifying) {
+        *table_ms = follow(*table_ms, ms / c->level, WEIGHT);
+        return;
+    }
+    c->level = follow(c->level, ms / *table_ms, WEIGHT_LEVEL);
+    *table_ms += WEIGHT_PLAIN * (ms / c->level - *table_ms);
 }
 
 struct point {

@@ -9,7 +9,7 @@
 #define STEP_COST_BUCKETS 64
 
 struct step_cost { // all zero: nothing known
-    double level;  // what plain steps take of late, in units of their table; 0: none was measured
+    double level;  // what plain steps take of late, in units of their table; 0: nothing known
     struct {
         double rows[STEP_COST_BUCKETS]; // moving average of the sizes measured; 0: none
         double ms[STEP_COST_BUCKETS];   // and of their times, over the level

@@ -10,13 +10,14 @@
  * few look-ups in place of two for each length.
  *
  * Tables double as they fill; one that has reached MOST_ENTRIES takes no new entries but goes on
- * counting. Prompts are found through chains of a fixed array of heads. */
+ * counting. Prompts are found through chains of a fixed array of heads, and stand in a list in the order
+ * of their last use. */
 #include "infer-server/suffix_memory.h"
 #include <stdlib.h>
 #include <string.h>
 
-#define HEADS         1024
-#define FIRST_ENTRIES 256
+#define HEADS         16384
+#define FIRST_ENTRIES 64
 #define MOST_ENTRIES  (1u << 17) // 2 MB a prompt, and its leaves
 #define LEAF          (1u << 31)
 #define NO_TOKEN      (-1)
@@ -30,17 +31,18 @@ struct tail { // the tokens before a leaf's, the latest first; NO_TOKEN where th
     int32_t tokens[SUFFIX_DEPTH];
 };
 struct prompt_memory {
-    uint64_t key, used_at;
+    uint64_t key;
     uint32_t n, cap; // entries; cap is a power of two
     uint32_t n_tails, tail_cap;
     struct entry *entries;
     struct tail *tails;
-    struct prompt_memory *next; // in its chain
+    struct prompt_memory *next;           // in its chain
+    struct prompt_memory *newer, *older; // in the list by use
 };
 struct suffix_memory {
     size_t max_bytes, bytes;
     int n_prompts;
-    uint64_t clock;
+    struct prompt_memory *newest, *oldest;
     struct prompt_memory *heads[HEADS];
 };
 
@@ -58,10 +60,33 @@ static size_t bytes_of(const struct prompt_memory *p)
     return sizeof *p + p->cap * sizeof *p->entries + p->tail_cap * sizeof *p->tails;
 }
 
-static void forget(struct suffix_memory *m, struct prompt_memory **at)
+static void leave_list(struct suffix_memory *m, struct prompt_memory *p)
 {
-    struct prompt_memory *p = *at;
+    *(p->newer ? &p->newer->older : &m->newest) = p->older;
+    *(p->older ? &p->older->newer : &m->oldest) = p->newer;
+}
+
+static void lead_list(struct suffix_memory *m, struct prompt_memory *p)
+{
+    p->newer = NULL;
+    p->older = m->newest;
+    *(m->newest ? &m->newest->newer : &m->oldest) = p;
+    m->newest = p;
+}
+
+static uint64_t mix(uint64_t z) // splitmix64's finaliser (Steele et al. 2014)
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static void forget(struct suffix_memory *m, struct prompt_memory *p)
+{
+    struct prompt_memory **at = &m->heads[mix(p->key) % HEADS];
+    while (*at != p) at = &(*at)->next;
     *at = p->next;
+    leave_list(m, p);
     m->bytes -= bytes_of(p);
     m->n_prompts--;
     free(p->entries);
@@ -72,8 +97,7 @@ static void forget(struct suffix_memory *m, struct prompt_memory **at)
 void suffix_memory_free(struct suffix_memory *m)
 {
     if (!m) return;
-    for (int i = 0; i < HEADS; i++)
-        while (m->heads[i]) forget(m, &m->heads[i]);
+    while (m->oldest) forget(m, m->oldest);
     free(m);
 }
 
@@ -84,13 +108,6 @@ size_t suffix_memory_bytes(const struct suffix_memory *m)
 int suffix_memory_prompts(const struct suffix_memory *m)
 {
     return m->n_prompts;
-}
-
-static uint64_t mix(uint64_t z) // splitmix64's finaliser (Steele et al. 2014)
-{
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
 }
 
 static uint64_t extend(uint64_t hash, int32_t token)
@@ -107,16 +124,10 @@ static struct entry *find(const struct prompt_memory *p, uint64_t key)
     return &p->entries[i];
 }
 
-// Makes room by forgetting others, the least recently used first.
-static void keep_within(struct suffix_memory *m, const struct prompt_memory *keep)
+// Makes room by forgetting others, the least recently used first. The newest is in use.
+static void keep_within(struct suffix_memory *m)
 {
-    while (m->bytes > m->max_bytes && m->n_prompts > 1) {
-        struct prompt_memory **oldest = NULL;
-        for (int i = 0; i < HEADS; i++)
-            for (struct prompt_memory **at = &m->heads[i]; *at; at = &(*at)->next)
-                if (*at != keep && (!oldest || (*at)->used_at < (*oldest)->used_at)) oldest = at;
-        forget(m, oldest);
-    }
+    while (m->bytes > m->max_bytes && m->n_prompts > 1) forget(m, m->oldest);
 }
 
 static bool grow(struct suffix_memory *m, struct prompt_memory *p)
@@ -132,7 +143,7 @@ static bool grow(struct suffix_memory *m, struct prompt_memory *p)
     m->bytes += (larger.cap - p->cap) * sizeof *p->entries;
     free(p->entries);
     *p = larger;
-    keep_within(m, p);
+    keep_within(m);
     return true;
 }
 
@@ -140,7 +151,10 @@ static struct prompt_memory *find_prompt(struct suffix_memory *m, uint64_t key)
 {
     struct prompt_memory *p = m->heads[mix(key) % HEADS];
     while (p && p->key != key) p = p->next;
-    if (p) p->used_at = ++m->clock;
+    if (p && p != m->newest) {
+        leave_list(m, p);
+        lead_list(m, p);
+    }
     return p;
 }
 
@@ -155,12 +169,12 @@ static struct prompt_memory *new_prompt(struct suffix_memory *m, uint64_t key)
     }
     p->cap = FIRST_ENTRIES;
     p->key = key;
-    p->used_at = ++m->clock;
+    lead_list(m, p);
     p->next = m->heads[mix(key) % HEADS];
     m->heads[mix(key) % HEADS] = p;
     m->n_prompts++;
     m->bytes += bytes_of(p);
-    keep_within(m, p);
+    keep_within(m);
     return p;
 }
 
@@ -181,7 +195,7 @@ static uint32_t add_tail(struct suffix_memory *m, struct prompt_memory *p, const
                          int n)
 {
     if (p->n_tails == p->tail_cap) {
-        const uint32_t cap = p->tail_cap ? p->tail_cap * 2 : FIRST_ENTRIES / 4;
+        const uint32_t cap = p->tail_cap ? p->tail_cap * 2 : FIRST_ENTRIES / 2;
         const size_t more = (cap - p->tail_cap) * sizeof *p->tails;
         if (cap > MOST_ENTRIES || bytes_of(p) + more > m->max_bytes) return LEAF;
         struct tail *tails = realloc(p->tails, cap * sizeof *tails);
@@ -189,7 +203,7 @@ static uint32_t add_tail(struct suffix_memory *m, struct prompt_memory *p, const
         p->tails = tails;
         p->tail_cap = cap;
         m->bytes += more;
-        keep_within(m, p);
+        keep_within(m);
     }
     for (int i = 0; i < SUFFIX_DEPTH; i++)
         p->tails[p->n_tails].tokens[i] = i < n ? tail[n - 1 - i] : NO_TOKEN;
