@@ -175,6 +175,8 @@ static int train(const char *folder, const char *run, const struct daemon *daemo
 {
     const char *argv[40] = {test_binary("cw-trainer"),
                             "train",
+                            "--config",
+                            test_path(test_root(), "trainer/examples/gsm8k.json"),
                             "--bridge",
                             daemon->bridge,
                             "--data",
@@ -196,13 +198,13 @@ static int train(const char *folder, const char *run, const struct daemon *daemo
                             "--eval-limit",
                             "4",
                             "--log-completions"};
-    int n = 23;
+    int n = 25;
     while (more && *more) argv[n++] = *more++;
     return test_command(test_path(folder, "trainer.log"), LIMIT_MS, argv);
 }
 
-// The one command on the files as they are, with an instruct model's folder: questions in its chat
-// template, the reward's request behind them.
+// The one command with its settings, made smaller, on the files as they are, with an instruct
+// model's folder: questions in its chat template, the reward's request behind them.
 static void the_one_command(void **state)
 {
     (void)state;
