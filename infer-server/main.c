@@ -19,7 +19,7 @@
 struct config {
     const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
     const char *socket, *listen, *api_key_file, *bridge, *kv_memory, *kv_policy;
-    const char *prefix_cache, *log_level;
+    const char *prefix_cache, *log_level, *draft_length;
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
     bool exact;
@@ -56,6 +56,9 @@ static const struct option_spec table[] = {
     TEXT("speculative", speculative, "off", "METHOD:K",
          "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
          "draft_model[:5] with commas between them"),
+    CHOICE("draft-length", draft_length, "adaptive", "adaptive|fixed",
+           "drafts of a step: as many as pay, by measured time and acceptance, or always as many as "
+           "there are: slower, but acceptance is then counted on all of a sample"),
     HEADING("Sockets"),
     TEXT("socket", socket, NULL, "PATH",
          "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
@@ -212,6 +215,7 @@ static enum status serve(const struct config *c)
     struct server_options o = {
         .engine = {.model_folder = c->model,
                    .draft_folder = c->draft,
+                   .speculative_fixed = strcmp(c->draft_length, "fixed") == 0,
                    .device = c->device,
                    .dtype = strcmp(c->dtype, "auto") == 0 ? -1 : dtype_from_name(c->dtype),
                    .max_batch = (int)c->max_batch,

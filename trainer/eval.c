@@ -7,10 +7,12 @@
 #include "trainer/eval.h"
 #include "bridge/bridge_file.h"
 #include "common/base/clock.h"
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/model/config.h"
 #include "trainer/prompts.h"
+#include "trainer/runlog.h"
 #include "trainer/scoring.h"
 
 #include <inttypes.h>
@@ -26,7 +28,19 @@ struct tally {
     double reward_mean, reward_squares; // of its deviations from the mean (Welford 1962)
     double correct, tokens, truncated;
     uint64_t weight_version;
+    struct spec_counters spec;
 };
+
+static void count_drafts(struct tally *t, const json_t *telemetry)
+{
+    struct spec_counters of_sample = {
+        .present = json_has(telemetry, "num_draft_tokens"),
+        .num_drafts = json_number_value(json_object_get(telemetry, "num_drafts")),
+        .num_draft_tokens = json_number_value(json_object_get(telemetry, "num_draft_tokens")),
+        .num_accepted_tokens = json_number_value(json_object_get(telemetry, "num_accepted_tokens")),
+    };
+    spec_counters_add(&t->spec, &of_sample);
+}
 
 static enum status count(struct tally *t, const char *data, const struct rollout *r)
 {
@@ -43,6 +57,7 @@ static enum status count(struct tally *t, const char *data, const struct rollout
         t->tokens += s->n;
         t->truncated += s->truncated;
         if (s->n) t->weight_version = s->versions[s->n - 1];
+        count_drafts(t, s->telemetry);
     }
     return ST_OK;
 }
@@ -76,6 +91,7 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
         .truncated = tally.truncated / n,
         .seconds = clock_ms_since(start) / 1e3,
         .weight_version = tally.weight_version,
+        .spec = tally.spec,
     };
     return ST_OK;
 }
@@ -124,6 +140,10 @@ static void print_result(const struct eval_config *config, const struct eval_res
             json_object_set_new(json, "accuracy", json_real(r->accuracy));
             json_object_set_new(json, "standard_error", json_real(r->standard_error));
         }
+        if (json && r->spec.num_draft_tokens > 0) {
+            metrics_put(json, "acceptance_rate", spec_acceptance_rate(&r->spec));
+            metrics_put(json, "acceptance_length", spec_acceptance_length(&r->spec));
+        }
         char *text = json ? json_dumps(json, JSON_REAL_PRECISION(9)) : NULL;
         if (text) puts(text);
         free(text);
@@ -133,10 +153,11 @@ static void print_result(const struct eval_config *config, const struct eval_res
     if (r->accuracy >= 0)
         printf("accuracy %.2f%% +- %.2f%% (standard error), ", 100 * r->accuracy,
                100 * r->standard_error);
-    printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, %.1f s, weight "
-           "version %" PRIu64 "\n",
-           r->reward, r->reward_standard_error, r->n, r->mean_length, 100 * r->truncated,
-           r->seconds, r->weight_version);
+    printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, ", r->reward,
+           r->reward_standard_error, r->n, r->mean_length, 100 * r->truncated);
+    if (r->spec.num_draft_tokens > 0)
+        printf("%.1f%% of drafts accepted, ", 100 * spec_acceptance_rate(&r->spec));
+    printf("%.1f s, weight version %" PRIu64 "\n", r->seconds, r->weight_version);
 }
 
 static enum status run_eval(const struct eval_config *config, struct reward *reward)

@@ -5,6 +5,7 @@
 
 #include "trainer/reward.h"
 #include "trainer/rollout.h"
+#include "trainer/spec_metrics.h"
 
 struct eval_result {
     int n;                           // prompts
@@ -13,6 +14,7 @@ struct eval_result {
     double mean_length, truncated;   // tokens; share
     double seconds;
     uint64_t weight_version; // of the last token
+    struct spec_counters spec; // of these answers alone, by their telemetry; without positions
 };
 // limit > 0: the first `limit` examples. sampling->temperature 0 is greedy.
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,

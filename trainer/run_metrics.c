@@ -234,6 +234,10 @@ enum status run_evaluate(struct run *run, json_t *metrics)
         metrics_put(metrics, "eval/accuracy", r.accuracy);
         metrics_put(metrics, "eval/standard_error", r.standard_error);
     }
+    if (r.spec.num_draft_tokens > 0) {
+        metrics_put(metrics, "eval/acceptance_rate", spec_acceptance_rate(&r.spec));
+        metrics_put(metrics, "eval/acceptance_length", spec_acceptance_length(&r.spec));
+    }
     log_progress_end();
     if (r.accuracy >= 0)
         log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
