@@ -5,9 +5,9 @@
  * is in flight on it, and the weights may change. A failed device ends everything, so the plan's
  * book-keeping is not undone.
  *
- * Drafts (speculative.h): before the plan every decoding sample gets a proposal, and the draft model,
- * where that is the proposer, draws; a step's rows are then drawn with the drafts beside them, and
- * take_draws() keeps what agrees. */
+ * Drafts (speculative.h): before the plan every decoding sample gets a proposal, and the draft
+ * model, where that is the proposer, draws; a step's rows are then drawn with the drafts beside
+ * them, and take_draws() keeps what agrees. */
 #include "infer-server/executor.h"
 #include "common/base/clock.h"
 #include "infer-server/draft_model.h"
@@ -279,9 +279,9 @@ static bool is_decode_only(const struct step *step)
     return step->n_draws == step->n_items;
 }
 
-/* The drafts of a decoding sample go in as sequences of one row each, with the sample's block table:
- * each layer stores the keys of all rows before any row attends. A verifying step is thus a decode
- * batch of more rows: it takes the same kernels and captured graphs. */
+/* The drafts of a decoding sample go in as sequences of one row each, with the sample's block
+ * table: each layer stores the keys of all rows before any row attends. A verifying step is thus a
+ * decode batch of more rows: it takes the same kernels and captured graphs. */
 static enum status add_item(struct executor *x, const struct step_item *item)
 {
     enum status st = ST_OK;
@@ -535,13 +535,14 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     if (step->n_items == 0) return ST_OK;
     note_starts(step, start_ns);
     CHECK(build_batch(x, step));
-    const bool settled = model_step(x->model, x->batch, &x->kv.view);
+    // Of which the next of this kind will take as long.
+    const bool decode_only = model_step(x->model, x->batch, &x->kv.view) && is_decode_only(step);
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     if (x->draft_model) CHECK(follow_prompts(x, step));
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
-    if (settled && is_decode_only(step))
+    if (decode_only)
         speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
                               (double)(now_ns - drafted_ns) / 1e6);
     const uint64_t tokens_before = x->stats.generated_tokens;
