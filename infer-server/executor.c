@@ -20,6 +20,7 @@
 #define DEFAULT_MOST_CONTEXT 32768
 #define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
 #define DRAFT_ROWS           512
+#define MOSTLY_DECODING      4 // tokens a sequence
 
 const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
@@ -519,7 +520,8 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     for (int i = 0; i < step->n_items; i++)
         decode_only &= step->items[i].n == 1 + step->items[i].n_drafts &&
                        step->items[i].sample->n_generated > 0;
-    if (decode_only)
+    // A few prompt tokens beside the decoding ones make a step as dear as so many drafts would.
+    if (decode_only || step->n_tokens <= MOSTLY_DECODING * step->n_items)
         speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
                               (double)(now_ns - drafted_ns) / 1e6);
     const uint64_t tokens_before = x->stats.generated_tokens;

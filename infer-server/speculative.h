@@ -108,7 +108,8 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
 // The history's last token was just drawn.
 void speculative_learn(struct speculative *s, struct speculative_choice choice,
                        const struct history *history);
-// A step of decoding only took so long, drafting not counted; a pass of the draft model.
+// A step took so long, drafting not counted; a pass of the draft model. verified: some sequence had
+// more than one row.
 void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms);
 void speculative_pass_took(struct speculative *s, int n_rows, double ms);
 // Such a step verified drafts and brought so many tokens; ms is all of it, drafting too.

@@ -237,9 +237,12 @@ out:
 static enum status open_executors(struct comparison *c, int batch)
 {
     const struct bench *b = c->b;
-    const int context = c->longest_prompt + c->tokens;
-    // Refused drafts and groups that leave a block to the prefix cache take some beyond the samples'.
-    const int64_t n_blocks = (int64_t)(batch + batch / 4 + 2) * ((context + BLOCK - 1) / BLOCK + 2);
+    // Room for drafts and for the block a running sample that admission keeps back: the batch is to be
+    // what is asked for.
+    const int wanted = c->longest_prompt + c->tokens, roomy = wanted + 4 * BLOCK;
+    const int most = b->config->max_positions;
+    const int context = wanted > most || roomy < most ? roomy : most;
+    const int64_t n_blocks = (int64_t)batch * ((context + BLOCK - 1) / BLOCK);
     int64_t block_bytes = kv_memory_block_bytes(b->config, b->dt, BLOCK);
     for (int i = 0; i < c->n_arms; i++) {
         struct arm *arm = &c->arms[i];
