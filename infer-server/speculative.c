@@ -33,7 +33,7 @@
 #define WEIGHT_SAMPLE   0.1  // of a new measurement in a sample's average
 #define WEIGHT_ALL      0.01 // in that of its method, where new samples start, and of a match
 #define LEAST_CHANCE    0.05 // a draft less likely than this is not worth its row
-#define PROBE_EVERY     64
+#define PROBE_EVERY     16
 #define PLAIN_EVERY     32 // twice that where verifying gains more than MUCH
 #define MUCH            1.5
 #define MOST_IDLE       15
