@@ -1,10 +1,10 @@
 /* step_cost.c: a table of moving averages over sizes that grow by an eighth.
  *
  * What is compared is a plain step and a verifying one of the same moment, but one of the two kinds
- * is seldom run while the other is, and a step's time changes as contexts grow, or with the machine's
- * load, by more than drafts gain. Such changes move both kinds alike, so both tables are kept in
- * units of a level that follows the plain steps quickly; the table of plain steps moves slowly, as it
- * only says how sizes differ.
+ * is seldom run while the other is, and a step's time changes as contexts grow, or with the
+ * machine's load, by more than drafts gain. Such changes move both kinds alike, so both tables are
+ * kept in units of a level that follows the plain steps quickly; the table of plain steps moves
+ * slowly, as it only says how sizes differ.
  *
  * On a busy machine some steps take several times what they should. A mean of one kind would follow
  * them otherwise than the other kind's, which has other weights and other moments, and drafts would
@@ -70,8 +70,10 @@ double step_cost_plain_ms(const struct step_cost *c, int rows)
     for (int b = 0; b < STEP_COST_BUCKETS; b++) {
         const struct point at = {c->kind[0].rows[b], c->kind[0].ms[b]};
         if (at.rows <= 0) continue;
-        if (at.rows < rows) below = at;
-        else return c->level * (below.rows > 0 ? on_line(below, at, rows) : at.ms);
+        if (at.rows < rows)
+            below = at;
+        else
+            return c->level * (below.rows > 0 ? on_line(below, at, rows) : at.ms);
     }
     return c->level * below.ms;
 }
