@@ -279,6 +279,7 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
         d->drawing[i]->draft.tokens[depth] = results[i].token;
         d->drawing[i]->draft.rows[depth] = first_row + i;
     }
+    *ret_settled &= settled;
     if (settled)
         speculative_pass_took(speculative, n_tokens, (double)(clock_now_ns() - start_ns) / 1e6);
 out:
@@ -286,11 +287,11 @@ out:
 }
 
 enum status draft_model_draw(struct draft_model *d, struct sample *const *samples, int n,
-                             struct speculative *speculative)
+                             struct speculative *speculative, bool *ret_settled)
 {
     enum status st = ST_OK;
     for (int depth = 0, rows, total = 0; depth < SPECULATIVE_MOST; depth++, total += rows) {
-        CHECK(draw_depth(d, samples, n, depth, total, speculative, &rows));
+        CHECK(draw_depth(d, samples, n, depth, total, speculative, ret_settled, &rows));
         if (rows == 0) break;
     }
 out:

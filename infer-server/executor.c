@@ -20,6 +20,7 @@
 #define DEFAULT_MOST_CONTEXT 32768
 #define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
 #define DRAFT_ROWS           512
+#define MOSTLY_DECODING      4 // tokens a sequence
 
 const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
@@ -407,7 +408,8 @@ static void propose(struct executor *x, struct sample *sample)
     speculative_propose(x->speculative, choice, &history, room, &sample->draft);
 }
 
-static enum status draft_step(struct executor *x)
+// ret_settled is cleared where the draft model's passes took longer than they will (model_step).
+static enum status draft_step(struct executor *x, bool *ret_settled)
 {
     int n_seqs = 0, n_may = 0, n = 0, n_drawing = 0;
     for (int i = 0; i < scheduler_running(x->scheduler); i++) {
@@ -434,7 +436,7 @@ static enum status draft_step(struct executor *x)
             x->drawing[n_drawing++] = sample;
     }
     if (n_drawing == 0) return ST_OK;
-    return draft_model_draw(x->draft_model, x->drawing, n_drawing, x->speculative);
+    return draft_model_draw(x->draft_model, x->drawing, n_drawing, x->speculative, ret_settled);
 }
 
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
@@ -528,21 +530,22 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     enum status st = ST_OK;
     const int64_t start_ns = clock_now_ns();
     const struct sample_result *results = NULL;
-    CHECK(draft_step(x));
+    bool draws_settled = true;
+    CHECK(draft_step(x, &draws_settled));
     const int64_t drafted_ns = clock_now_ns();
     const struct step *step = scheduler_plan(x->scheduler, admit);
     *ret_stepped = step->n_items > 0;
     if (step->n_items == 0) return ST_OK;
     note_starts(step, start_ns);
     CHECK(build_batch(x, step));
-    // Of which the next of this kind will take as long.
-    const bool decode_only = model_step(x->model, x->batch, &x->kv.view) && is_decode_only(step);
+    const bool settled = model_step(x->model, x->batch, &x->kv.view);
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     if (x->draft_model) CHECK(follow_prompts(x, step));
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
-    if (decode_only)
+    // A few prompt tokens beside the decoding ones make a step as dear as so many drafts would.
+    if (settled && step->n_tokens <= MOSTLY_DECODING * step->n_items)
         speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
                               (double)(now_ns - drafted_ns) / 1e6);
     const uint64_t tokens_before = x->stats.generated_tokens;
@@ -552,7 +555,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
                    now_ns);
         row += n_drafts + 1;
     }
-    if (decode_only && !step->pure_decode)
+    if (settled && draws_settled && !step->pure_decode && is_decode_only(step))
         speculative_step_brought(x->speculative, step->n_items,
                                  (int)(x->stats.generated_tokens - tokens_before),
                                  (double)(now_ns - start_ns) / 1e6);

@@ -10,12 +10,12 @@
  * expectations came to lately.
  *
  * What verifying steps took is also held against the plain steps that would have brought as many
- * tokens, the draft model's prompts included: where they took longer all the same, more gain is asked
- * for.
+ * tokens, the draft model's prompts included: where they took longer all the same, more gain is
+ * asked for.
  *
  * Costs are believed until they are measured again. So sizes grow from small ones, at most by
- * doubling; one in PLAIN_EVERY steps that would verify is plain, and one verifies twice as many; and
- * one refused plan in PROBE_EVERY verifies a few all the same.
+ * doubling; one in PLAIN_EVERY steps that would verify is plain, and one verifies twice as many;
+ * and one refused plan in PROBE_EVERY verifies a few all the same.
  *
  * Where nothing pays, looking for drafts must not cost either: plans refused one after another are
  * followed by more and more steps that propose nothing, up to MOST_IDLE. */
@@ -26,24 +26,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEMORY_BYTES    ((size_t)64 << 20)
-#define NGRAM_MOST      4
-#define NGRAM_REACH     8192 // tokens looked back
-#define FIRST_GUESS     0.5  // acceptance before anything was measured
-#define WEIGHT_SAMPLE   0.1  // of a new measurement in a sample's average
-#define WEIGHT_ALL      0.01 // in that of its method, where new samples start, and of a match
-#define LEAST_CHANCE    0.05 // a draft less likely than this is not worth its row
-#define PROBE_EVERY     64
-#define PLAIN_EVERY     32 // twice that where verifying gains more than MUCH
-#define MUCH            1.5
-#define MOST_IDLE       15
-#define MODEL_UNUSED    64
-#define LEAST_GAIN      1.05 // expected, of verifying over a plain step: costs are only estimates
-#define MOST_DRAFTING   512  // samples of one plan
-#define TRUST_KEPT      0.98 // of the sums below, at each step that verifies
-#define TRUST_PRIOR     4.0  // tokens
-#define TAKEN_KEPT      0.98 // of the times below, likewise
-#define TAKEN_PRIOR     8.0  // plain steps
+#define MEMORY_BYTES  ((size_t)64 << 20)
+#define NGRAM_MOST    4
+#define NGRAM_REACH   8192 // tokens looked back
+#define FIRST_GUESS   0.5  // acceptance before anything was measured
+#define WEIGHT_SAMPLE 0.1  // of a new measurement in a sample's average
+#define WEIGHT_ALL    0.01 // in that of its method, where new samples start, and of a match
+#define LEAST_CHANCE  0.05 // a draft less likely than this is not worth its row
+#define PROBE_EVERY   16
+#define PLAIN_EVERY   32 // twice that where verifying gains more than MUCH
+#define MUCH          1.5
+#define MOST_IDLE     15
+#define MODEL_UNUSED  64
+#define LEAST_GAIN    1.05 // expected, of verifying over a plain step: costs are only estimates
+#define MOST_DRAFTING 512  // samples of one plan
+#define TRUST_KEPT    0.98 // of the sums below, at each step that verifies
+#define TRUST_PRIOR   4.0  // tokens
+#define TAKEN_KEPT    0.98 // of the times below, likewise
+#define TAKEN_PRIOR   8.0  // plain steps
 
 struct average {
     double value;
@@ -54,15 +54,15 @@ struct speculative {
     bool fixed;
     int max_rows;
     struct suffix_memory *memory;
-    struct step_cost cost, passes;          // of steps; of the draft model's passes
+    struct step_cost cost, passes;                  // of steps; of the draft model's passes
     struct average acceptance[SPECULATIVE_METHODS]; // by method
     struct average by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
-    int refused;      // plans whose drafts would not pay
-    int in_a_row;     // of these, since the last that did
-    int idle;         // steps yet to come that propose nothing
-    int verified;     // plans that did
-    int model_unused; // steps since the draft model was in one
-    bool exploring;   // the last plan was not what promised most
+    int refused;               // plans whose drafts would not pay
+    int in_a_row;              // of these, since the last that did
+    int idle;                  // steps yet to come that propose nothing
+    int verified;              // plans that did
+    int model_unused;          // steps since the draft model was in one
+    bool exploring;            // the last plan was not what promised most
     double taken_ms, plain_ms; // of verifying steps of late, and of plain ones for as many tokens
     double expected, accepted; // tokens that verified drafts were to bring and brought, of late
 };
@@ -325,7 +325,8 @@ static void sift_down(struct candidates *c, int i)
     }
 }
 
-// The next draft of the sample where it promises most; NULL where none is left that may be worth it.
+// The next draft of the sample where it promises most; NULL where none is left that may be worth
+// it.
 static struct draft *take_best(struct candidates *c, double *ret_chance)
 {
     if (c->n == 0 || c->at[0].chance < LEAST_CHANCE) return NULL;
@@ -372,7 +373,8 @@ void speculative_step_brought(struct speculative *s, int n_seqs, int n_tokens, d
 {
     if (s->exploring) return;
     s->taken_ms = TAKEN_KEPT * s->taken_ms + ms;
-    s->plain_ms = TAKEN_KEPT * s->plain_ms + step_cost_plain_ms(&s->cost, n_seqs) * n_tokens / n_seqs;
+    s->plain_ms =
+        TAKEN_KEPT * s->plain_ms + step_cost_plain_ms(&s->cost, n_seqs) * n_tokens / n_seqs;
 }
 
 void speculative_prompts_took(struct speculative *s, double ms)
@@ -388,8 +390,8 @@ static int most_rows(const struct speculative *s, int n_seqs)
     return most < s->max_rows ? most : s->max_rows;
 }
 
-// Of best_rows, which gain so much (0: none of n_rows pays), what is done: now and then something else,
-// to measure it.
+// Of best_rows, which gain so much (0: none of n_rows pays), what is done: now and then something
+// else, to measure it.
 static int explore(struct speculative *s, int best_rows, double gain, int n_rows, int n_seqs)
 {
     if (n_rows == 0) return 0;

@@ -17,14 +17,14 @@
  * A one-hot draft has no part in the draw of its row: that is Gumbel-max with noise that is a
  * function of the sample's seed and the token's position alone (kernels/ops.h, sample). Every token
  * kept is thus the one that a run without drafts would have drawn from the same prefix: the output
- * is that run's, token for token, under any temperature and cut, up to the rounding of rows computed
- * in batches of other shapes (none on the CPU, where a row's bits do not depend on its batch). It
- * follows that d_i is accepted with exactly the target's probability p(d_i), which is the optimal
- * rule for a one-hot draft.
+ * is that run's, token for token, under any temperature and cut, up to the rounding of rows
+ * computed in batches of other shapes (none on the CPU, where a row's bits do not depend on its
+ * batch). It follows that d_i is accepted with exactly the target's probability p(d_i), which is
+ * the optimal rule for a one-hot draft.
  *
  * A draft model draws d_i from a distribution q of its own, after the request's temperature and
- * cuts, with noise of a stream of its own; its row is drawn by rejection (Leviathan et al. 2023; Chen
- * et al. 2023): d_i with probability min(1, p(d_i) / q(d_i)), else a token of the residual
+ * cuts, with noise of a stream of its own; its row is drawn by rejection (Leviathan et al. 2023;
+ * Chen et al. 2023): d_i with probability min(1, p(d_i) / q(d_i)), else a token of the residual
  * max(p - q, 0). The output's distribution is the target's, and the chance of acceptance the
  * largest there is, sum min(p, q). Greedy output is that of a run without drafts; sampled output
  * has its distribution, but is another sample of it.
@@ -41,10 +41,10 @@
  *
  * Draft length. Each sample carries for each method a moving average of the chance that its next
  * draft is accepted, measured for one-hot drafts also on steps that verified nothing (the proposal
- * is compared with what was drawn), and the engine one for each length of the matched context; their
- * mean is the chance counted on. With the measured time of steps and of the draft model's passes
- * (step_cost.h) the plan takes the drafts, most promising first, that maximise expected tokens per
- * second over the whole batch: none where that does not pay.
+ * is compared with what was drawn), and the engine one for each length of the matched context;
+ * their mean is the chance counted on. With the measured time of steps and of the draft model's
+ * passes (step_cost.h) the plan takes the drafts, most promising first, that maximise expected
+ * tokens per second over the whole batch: none where that does not pay.
  *
  * The engine's thread, but for speculative_parse() and speculative_write(). */
 #ifndef INFER_SERVER_SPECULATIVE_H
@@ -81,7 +81,7 @@ struct history {
 };
 uint64_t speculative_prompt_key(const int32_t *prompt, int n);
 
-struct draft { // a sample's; all zero before its first
+struct draft {                      // a sample's; all zero before its first
     enum speculative_method method; // that proposed the present ones
     int32_t tokens[SPECULATIVE_MOST];
     int32_t rows[SPECULATIVE_MOST]; // draft_model: of its logits; the distributions of the tokens
@@ -101,8 +101,8 @@ struct speculative;
 enum status speculative_new(bool fixed, int max_rows, struct speculative **ret);
 void speculative_free(struct speculative *s);
 
-// Whether the next step is to look for drafts: where they do not pay, most steps are not. Once a step
-// with a sample that may draft.
+// Whether the next step is to look for drafts: where they do not pay, most steps are not. Once a
+// step with a sample that may draft.
 bool speculative_wants_drafts(struct speculative *s);
 // Proposes at most `room` tokens to follow, by the method that promises most; n may be 0.
 void speculative_propose(struct speculative *s, struct speculative_choice choice,
@@ -116,7 +116,8 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
 // The history's last token was just drawn.
 void speculative_learn(struct speculative *s, struct speculative_choice choice,
                        const struct history *history);
-// A step of decoding only took so long, drafting not counted; a pass of the draft model.
+// A step took so long, drafting not counted; a pass of the draft model. verified: some sequence had
+// more than one row.
 void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms);
 void speculative_pass_took(struct speculative *s, int n_rows, double ms);
 // Such a step verified drafts and brought so many tokens; ms is all of it, drafting too.

@@ -1,20 +1,22 @@
 /* step_cost.c: a table of moving averages over sizes that grow by an eighth.
  *
  * What is compared is a plain step and a verifying one of the same moment, but one of the two kinds
- * is seldom run while the other is, and a step's time changes as contexts grow, or with the machine's
- * load, by more than drafts gain. Such changes move both kinds alike, so both tables are kept in
- * units of a level that follows the plain steps quickly; the table of plain steps moves slowly, as it
- * only says how sizes differ. A spike (a page fault, a busy machine) is
- * let in at MOST_SPIKE times what was expected, or one would silence drafts for long; a time much
- * shorter than expected says that what was believed was one. */
+ * is seldom run while the other is, and a step's time changes as contexts grow, or with the
+ * machine's load, by more than drafts gain. Such changes move both kinds alike, so both tables are
+ * kept in units of a level that follows the plain steps quickly; the table of plain steps moves
+ * slowly, as it only says how sizes differ.
+ *
+ * On a busy machine some steps take several times what they should. A mean of one kind would follow
+ * them otherwise than the other kind's, which has other weights and other moments, and drafts would
+ * seem to pay, or not to. So every measurement moves an average by a bounded share, up as well as
+ * down, which makes it near a median; the first few of a size count by the least of them. */
 #include "infer-server/step_cost.h"
 
-#define WEIGHT        0.1
-#define WEIGHT_PLAIN  0.01
-#define WEIGHT_LEVEL  0.2
-#define WEIGHT_SPIKED 0.5
-#define MOST_SPIKE    1.5
-#define SPIKED        0.75 // of what was believed
+#define WEIGHT       0.1
+#define WEIGHT_PLAIN 0.01
+#define WEIGHT_LEVEL 0.3
+#define MOST_OFF     0.2 // of an average, that a measurement counts as away from it
+#define FIRST        3   // measurements
 
 // Sizes 1..16 have a bucket each; above, eight buckets to a doubling.
 static int bucket_of(int rows)
@@ -28,28 +30,29 @@ static int bucket_of(int rows)
 
 static double follow(double old, double measured, double weight)
 {
-    if (measured > MOST_SPIKE * old) measured = MOST_SPIKE * old;
-    if (measured < SPIKED * old) weight = WEIGHT_SPIKED;
-    return old + weight * (measured - old);
+    double off = measured / old - 1;
+    if (off > MOST_OFF) off = MOST_OFF;
+    if (off < -MOST_OFF) off = -MOST_OFF;
+    return old * (1 + weight * off);
 }
 
 void step_cost_learn(struct step_cost *c, int rows, bool verifying, double ms)
 {
     const int b = bucket_of(rows);
     double *table_rows = &c->kind[verifying].rows[b], *table_ms = &c->kind[verifying].ms[b];
+    int *n = &c->kind[verifying].n[b];
     if (c->level <= 0) c->level = 1;
-    if (*table_rows <= 0) {
-        *table_rows = rows;
-        *table_ms = ms / c->level;
+    *table_rows += (*n == 0 ? 1 : WEIGHT) * (rows - *table_rows);
+    if (*n < FIRST) {
+        if (++*n == 1 || ms / c->level < *table_ms) *table_ms = ms / c->level;
         return;
     }
-    *table_rows += WEIGHT * (rows - *table_rows);
     if (verifying) {
         *table_ms = follow(*table_ms, ms / c->level, WEIGHT);
         return;
     }
     c->level = follow(c->level, ms / *table_ms, WEIGHT_LEVEL);
-    *table_ms += WEIGHT_PLAIN * (ms / c->level - *table_ms);
+    *table_ms = follow(*table_ms, ms / c->level, WEIGHT_PLAIN);
 }
 
 struct point {
@@ -67,8 +70,10 @@ double step_cost_plain_ms(const struct step_cost *c, int rows)
     for (int b = 0; b < STEP_COST_BUCKETS; b++) {
         const struct point at = {c->kind[0].rows[b], c->kind[0].ms[b]};
         if (at.rows <= 0) continue;
-        if (at.rows < rows) below = at;
-        else return c->level * (below.rows > 0 ? on_line(below, at, rows) : at.ms);
+        if (at.rows < rows)
+            below = at;
+        else
+            return c->level * (below.rows > 0 ? on_line(below, at, rows) : at.ms);
     }
     return c->level * below.ms;
 }
@@ -79,8 +84,9 @@ double step_cost_verify_ms(const struct step_cost *c, int n_seqs, int rows)
     before = last;
     if (last.ms <= 0) return 0;
     for (int b = bucket_of(n_seqs); b < STEP_COST_BUCKETS; b++) {
-        const struct point at = {c->kind[1].rows[b], c->level * c->kind[1].ms[b]};
+        struct point at = {c->kind[1].rows[b], c->level * c->kind[1].ms[b]};
         if (at.rows <= n_seqs) continue;
+        if (at.ms < last.ms) at.ms = last.ms;
         if (at.rows >= rows) return on_line(last, at, rows);
         before = last;
         last = at;

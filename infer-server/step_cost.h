@@ -13,6 +13,7 @@ struct step_cost { // all zero: nothing known
     struct {
         double rows[STEP_COST_BUCKETS]; // moving average of the sizes measured; 0: none
         double ms[STEP_COST_BUCKETS];   // and of their times, over the level
+        int n[STEP_COST_BUCKETS];       // measurements, up to a few
     } kind[2];                          // plain, verifying
 };
 
@@ -21,8 +22,8 @@ void step_cost_learn(struct step_cost *c, int rows, bool verifying, double ms);
 // none was measured.
 double step_cost_plain_ms(const struct step_cost *c, int rows);
 // Of a step that verifies rows - n_seqs drafts of n_seqs sequences: between the plain step without
-// them and the measured sizes by interpolation, beyond those by the last slope; a plain step's where
-// none was measured. 0 where no plain step was.
+// them and the measured sizes by interpolation, beyond those by the last slope, and never less than
+// a smaller one; a plain step's where none was measured. 0 where no plain step was.
 double step_cost_verify_ms(const struct step_cost *c, int n_seqs, int rows);
 // The largest size of a verifying step that was measured; 0: none.
 int step_cost_reach(const struct step_cost *c);

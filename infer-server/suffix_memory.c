@@ -4,14 +4,14 @@
  * up by two, and nothing is ever sorted. This is a suffix trie of depth SUFFIX_DEPTH whose edges
  * are found by hash; siblings share its nodes, which is what makes it small for a group.
  *
- * A context that was seen once is a leaf: the longer ones that end in it were seen once too, with the
- * same next token, so one entry with the tail it was seen behind stands for all of them. Only when
- * it is seen again does the leaf move a token deeper. Most contexts are leaves, and a token costs a
- * few look-ups in place of two for each length.
+ * A context that was seen once is a leaf: the longer ones that end in it were seen once too, with
+ * the same next token, so one entry with the tail it was seen behind stands for all of them. Only
+ * when it is seen again does the leaf move a token deeper. Most contexts are leaves, and a token
+ * costs a few look-ups in place of two for each length.
  *
  * Tables double as they fill; one that has reached MOST_ENTRIES takes no new entries but goes on
- * counting. Prompts are found through chains of a fixed array of heads, and stand in a list in the order
- * of their last use. */
+ * counting. Prompts are found through chains of a fixed array of heads, and stand in a list in the
+ * order of their last use. */
 #include "infer-server/suffix_memory.h"
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,7 @@ struct prompt_memory {
     uint32_t n_tails, tail_cap;
     struct entry *entries;
     struct tail *tails;
-    struct prompt_memory *next;           // in its chain
+    struct prompt_memory *next;          // in its chain
     struct prompt_memory *newer, *older; // in the list by use
 };
 struct suffix_memory {
@@ -215,8 +215,10 @@ static uint64_t pair_key(uint64_t context, int32_t next)
     return extend(context ^ 0x5bf0a8b1457695b3u, next);
 }
 
-// Seen again: the leaf's one occurrence is counted as a pair, and goes on as a leaf one token deeper.
-static bool open_leaf(struct suffix_memory *m, struct prompt_memory *p, uint64_t context, int length)
+// Seen again: the leaf's one occurrence is counted as a pair, and goes on as a leaf one token
+// deeper.
+static bool open_leaf(struct suffix_memory *m, struct prompt_memory *p, uint64_t context,
+                      int length)
 {
     struct entry *leaf = find(p, context);
     const int32_t token = leaf->token;

@@ -412,7 +412,7 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
         view.max_context = round_context(m, view.max_context);
         g = find_graph(m, batch, kv, view.max_context);
     }
-    if (g && !g->graph) settled = false;
+    if (m->graphs && !(g && g->graph)) settled = false;
     if (g && !g->graph && g->warm && device_capture_begin(m->dev)) {
         run_step(m, &view, batch, kv);
         if (device_capture_end(m->dev, &g->graph) != ST_OK) g->graph = NULL; // the device has the failure

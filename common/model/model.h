@@ -87,7 +87,8 @@ float model_embed_scale(const struct model *m);
 
 // model_forward and model_head of one committed paged batch: what the engine calls each step.
 // Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket). False where
-// this one did not yet, because it is among the first of its shape: its time says nothing of the next.
+// such were possible and this one did not, because it is among the first of its shape or holds prompts:
+// its time says nothing of a decode step's.
 bool model_step(struct model *m, const struct batch *batch, const struct kv_view *kv);
 // What to pad a decode batch of n rows to (n itself where nothing is captured).
 int model_decode_padding(const struct model *m, int n);

@@ -1,5 +1,5 @@
-/* test_bench.c: cw-bench speculative on a tiny model with a draft model: the form of its report, and
- * what must hold of the figures whatever the machine; never a time. */
+/* test_bench.c: cw-bench speculative on a tiny model with a draft model: the form of its report,
+ * and what must hold of the figures whatever the machine; never a time. */
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
@@ -55,7 +55,8 @@ static void check_row(const json_t *row, int batch, const char *method)
 
 static void methods_are_compared(void **state)
 {
-    static const char *const methods[] = {"off", "ngram:3", "fixed-draft_model:2", "suffix:8+ngram:2"};
+    static const char *const methods[] = {"off", "ngram:3", "fixed-draft_model:2",
+                                          "suffix:8+ngram:2"};
     (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "bench.log");
     const char *model = daemon_model(test_path(folder, "model"), true, 5);

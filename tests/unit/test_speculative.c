@@ -217,7 +217,7 @@ static void length_follows_cost_and_acceptance(void **state)
         verified += planned(s, 0.9, 1) > 0;
     }
     assert_true(looked < 1000); // a row costs a step: most do not even look for drafts
-    assert_true(verified > 0 && verified < 20); // only to measure again
+    assert_true(verified > 0 && verified < 50); // only to measure again
     speculative_free(s);
 }
 

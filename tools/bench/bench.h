@@ -35,9 +35,9 @@ struct bench {
     double read_bandwidth; // bytes/s, reading alone
 };
 
-// Opens the device and the weights; defaults that depend on the device are set in b->o. With a bridge
-// path the weights are shared as the daemon shares them. Release with bench_close(), whatever became
-// of it.
+// Opens the device and the weights; defaults that depend on the device are set in b->o. With a
+// bridge path the weights are shared as the daemon shares them. Release with bench_close(),
+// whatever became of it.
 enum status bench_open(struct bench *b, const struct bench_options *o, const char *bridge_path);
 void bench_close(struct bench *b);
 // The config of --model, of --config, or the built-in one for this kind of device.
@@ -50,8 +50,8 @@ enum status bench_load_weights(struct device *dev, const struct model_config *co
 
 // Sets both bandwidths of `b`.
 enum status limits_bandwidth(struct bench *b);
-// Floating-point operations a second of one large product of random numbers, in the faster of the two
-// layouts that training uses (on the CPU they are different kernels).
+// Floating-point operations a second of one large product of random numbers, in the faster of the
+// two layouts that training uses (on the CPU they are different kernels).
 enum status limits_products(struct bench *b, double *ret_flops);
 
 double median(double *x, int n); // sorts x; n >= 1

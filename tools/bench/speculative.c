@@ -1,18 +1,19 @@
-/* speculative.c: the speculative benchmark: what each method of speculative decoding gains over none,
- * by batch size. One thread.
+/* speculative.c: the speculative benchmark: what each method of speculative decoding gains over
+ * none, by batch size. One thread.
  *
- * Each method has an executor of its own (the engine without its thread and bridge: every difference
- * between methods is in there), all on one copy of the weights, and keeps it over a batch size's
- * rounds, so that it learns costs and acceptance as a daemon's does. A round gives every method the
- * same rollouts: --waves times the batch, in groups as GRPO asks for them, all queued at the start,
- * timed from there to the last one's end. Prompts and seeds change from round to round: what a method
- * remembers of a prompt is of the same round's siblings, or of earlier passes over a --prompts file.
+ * Each method has an executor of its own (the engine without its thread and bridge: every
+ * difference between methods is in there), all on one copy of the weights, and keeps it over a
+ * batch size's rounds, so that it learns costs and acceptance as a daemon's does. A round gives
+ * every method the same rollouts: --waves times the batch, in groups as GRPO asks for them, all
+ * queued at the start, timed from there to the last one's end. Prompts and seeds change from round
+ * to round: what a method remembers of a prompt is of the same round's siblings, or of earlier
+ * passes over a --prompts file.
  *
  * The methods of a round run one after another, beginning with another one each round, and a
- * method's time is compared with that of "off" in the same round: a machine that drifts or is shared
- * hurts all alike. Reported are the median of these ratios and their quartiles. One-hot methods draw
- * the tokens that "off" draws; a draft model's samples are others, of the same distribution, so the
- * ratio is of tokens a second. */
+ * method's time is compared with that of "off" in the same round: a machine that drifts or is
+ * shared hurts all alike. Reported are the median of these ratios and their quartiles. One-hot
+ * methods draw the tokens that "off" draws; a draft model's samples are others, of the same
+ * distribution, so the ratio is of tokens a second. */
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "infer-server/executor.h"
@@ -108,8 +109,9 @@ static enum status read_batches(struct comparison *c)
         char *end;
         const long batch = strtol(at, &end, 10);
         if (end == at || batch < 1 || batch > 4096 || (*end && *end != ','))
-            return status_fail(ST_INVALID, "--batches %s: they must be 1 to 4096, with commas between "
-                                           "them",
+            return status_fail(ST_INVALID,
+                               "--batches %s: they must be 1 to 4096, with commas between "
+                               "them",
                                c->b->o.batches);
         if (c->n_batches == MOST_BATCHES)
             return status_fail(ST_INVALID, "--batches: at most %d are taken", MOST_BATCHES);
@@ -223,8 +225,10 @@ static enum status run_round(struct comparison *c, struct arm *arm, int batch, i
     while (c->requests_done < n_groups && stepped)
         CHECK(executor_step(arm->executor, 2, ADMIT_ALL, &stepped));
     const double ms = clock_ms_since(start_ns);
-    if (c->failed) st = status_fail(ST_DEVICE, "a sample failed: %s", c->error);
-    else if (!stepped) st = status_fail(ST_NO_MEMORY, "the engine cannot go on with its samples");
+    if (c->failed)
+        st = status_fail(ST_DEVICE, "a sample failed: %s", c->error);
+    else if (!stepped)
+        st = status_fail(ST_NO_MEMORY, "the engine cannot go on with its samples");
     executor_stats(arm->executor, &after);
     *ret_tokens_per_s = 1e3 * (double)(after.generated_tokens - before.generated_tokens) / ms;
 out:
@@ -237,15 +241,19 @@ out:
 static enum status open_executors(struct comparison *c, int batch)
 {
     const struct bench *b = c->b;
-    const int context = c->longest_prompt + c->tokens;
-    // Refused drafts and groups that leave a block to the prefix cache take some beyond the samples'.
-    const int64_t n_blocks = (int64_t)(batch + batch / 4 + 2) * ((context + BLOCK - 1) / BLOCK + 2);
+    // Room for drafts and for the block a running sample that admission keeps back: the batch is to
+    // be what is asked for.
+    const int wanted = c->longest_prompt + c->tokens, roomy = wanted + 4 * BLOCK;
+    const int most = b->config->max_positions;
+    const int context = wanted > most || roomy < most ? roomy : most;
+    const int64_t n_blocks = (int64_t)batch * ((context + BLOCK - 1) / BLOCK);
     int64_t block_bytes = kv_memory_block_bytes(b->config, b->dt, BLOCK);
     for (int i = 0; i < c->n_arms; i++) {
         struct arm *arm = &c->arms[i];
         // Only a method that uses it pays for a draft model.
         const struct weights *draft = arm->choice.k[SPECULATIVE_DRAFT_MODEL] ? c->draft : NULL;
-        const int64_t draft_bytes = draft ? kv_memory_block_bytes(c->draft_config, b->dt, BLOCK) : 0;
+        const int64_t draft_bytes =
+            draft ? kv_memory_block_bytes(c->draft_config, b->dt, BLOCK) : 0;
         const struct engine_options options = {.max_batch = batch,
                                                .max_context = context,
                                                .kv_bytes = n_blocks * (block_bytes + draft_bytes),
@@ -287,13 +295,13 @@ static void report_arm(struct comparison *c, const struct arm *arm, int batch, d
     const double rate = median(rates, rounds), ratio = median(ratios, rounds);
     const double low = ratios[rounds / 4], high = ratios[rounds - 1 - rounds / 4];
     json_array_append_new(
-        c->results,
-        json_pack("{s:i, s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f}", "batch", batch, "method",
-                  arm->name, "tokens_per_s", rate, "ratio_to_off", ratio, "ratio_quartile_1", low,
-                  "ratio_quartile_3", high, "accept_rate",
-                  drafted > 0 ? json_real(accepted / drafted) : json_null(),
-                  "mean_acceptance_length", times > 0 ? json_real(1 + accepted / times) : json_null(),
-                  "draft_tokens_per_step", drafted / steps));
+        c->results, json_pack("{s:i, s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f}", "batch", batch,
+                              "method", arm->name, "tokens_per_s", rate, "ratio_to_off", ratio,
+                              "ratio_quartile_1", low, "ratio_quartile_3", high, "accept_rate",
+                              drafted > 0 ? json_real(accepted / drafted) : json_null(),
+                              "mean_acceptance_length",
+                              times > 0 ? json_real(1 + accepted / times) : json_null(),
+                              "draft_tokens_per_step", drafted / steps));
     if (c->b->o.json) return;
     char accept[16] = "-", length[16] = "-";
     if (drafted > 0) snprintf(accept, sizeof accept, "%.1f%%", 100 * accepted / drafted);
@@ -341,14 +349,16 @@ enum status bench_speculative(struct bench *b)
     }
     for (int i = 0; i < c.n_arms; i++) c.arms[i].tokens_per_s = figures + (size_t)(i + 2) * rounds;
     if (!b->o.json)
-        printf("%s, %.1f M parameters, %s: speculative, %d tokens at most behind %s of %d, groups of "
-               "%d, temperature %g, %d rounds\n"
-               "batch  %-24s %10s %7s  %-12s %9s %7s %12s\n",
-               device_name(b->dev), (double)b->weights->n_parameters / 1e6, dtype_name(b->dt),
-               c.tokens, c.prompts ? "prompts" : "random prompts", c.longest_prompt,
-               (int)b->o.group, b->o.temperature, (int)rounds, "method", "tokens/s", "to off",
-               "quartiles", "accepted", "length", "drafts/step");
-    for (int i = 0; i < c.n_batches; i++) CHECK(compare_at(&c, c.batches[i], figures, figures + rounds));
+        printf(
+            "%s, %.1f M parameters, %s: speculative, %d tokens at most behind %s of %d, groups of "
+            "%d, temperature %g, %d rounds\n"
+            "batch  %-24s %10s %7s  %-12s %9s %7s %12s\n",
+            device_name(b->dev), (double)b->weights->n_parameters / 1e6, dtype_name(b->dt),
+            c.tokens, c.prompts ? "prompts" : "random prompts", c.longest_prompt, (int)b->o.group,
+            b->o.temperature, (int)rounds, "method", "tokens/s", "to off", "quartiles", "accepted",
+            "length", "drafts/step");
+    for (int i = 0; i < c.n_batches; i++)
+        CHECK(compare_at(&c, c.batches[i], figures, figures + rounds));
     if (b->o.json) {
         json_t *report = bench_report(b, "speculative");
         json_object_set_new(report, "tokens", json_integer(c.tokens));
