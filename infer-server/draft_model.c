@@ -250,7 +250,7 @@ static struct sampler_row row_of(const struct draft_model *d, const struct sampl
 // One more draft for every sample that wants one this deep; ret_rows: how many those were.
 static enum status draw_depth(struct draft_model *d, struct sample *const *samples, int n,
                               int depth, int first_row, struct speculative *speculative,
-                              int *ret_rows)
+                              bool *ret_settled, int *ret_rows)
 {
     enum status st = ST_OK;
     const struct sample_result *results = NULL;
