@@ -403,6 +403,8 @@ static int explore(struct speculative *s, int best_rows, double gain, int n_rows
         return turn > 0 ? best_rows : 0;
     }
     s->in_a_row++;
+    s->taken_ms *= TAKEN_KEPT; // what was dear once is forgotten, or would keep drafts out for ever
+    s->plain_ms *= TAKEN_KEPT;
     s->idle = s->in_a_row / 4 < MOST_IDLE ? s->in_a_row / 4 : MOST_IDLE;
     if (++s->refused % PROBE_EVERY > 0) return 0;
     const int few = 1 + n_seqs / 4;
