@@ -276,8 +276,12 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
     device_copy(d->dev, d->logits + (size_t)first_row * vocab, d->model->logits,
                 (size_t)rows * vocab * sizeof *d->logits);
     for (int i = 0; i < rows; i++) {
-        d->drawing[i]->draft.tokens[depth] = results[i].token;
-        d->drawing[i]->draft.rows[depth] = first_row + i;
+        struct draft *draft = &d->drawing[i]->draft;
+        draft->tokens[depth] = results[i].token;
+        draft->rows[depth] = first_row + i;
+        // Behind an end nothing can be accepted; drafts there would only count as refused.
+        if (sampler_is_stop(d->sampler, d->rows[i].sampling, results[i].token))
+            draft->n_verify = depth + 1;
     }
     *ret_settled &= settled;
     if (settled)

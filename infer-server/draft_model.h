@@ -44,9 +44,9 @@ enum status draft_model_follow(struct draft_model *d, const struct step *step, b
 void draft_model_settle(struct draft_model *d, struct sample *sample, int n_kept);
 
 // Draws draft.n_verify tokens for each of n samples whose draft.method is the draft model, and tells
-// `speculative` what each pass took. A sample too far behind is brought nearer and drafts nothing
-// (n_verify 0). Their blocks must reach over what they draft. Waits. ret_settled is cleared where a
-// pass was among the first of its shape (model_step).
+// `speculative` what each pass took; n_verify becomes less where a draft ends the sample, and 0 where
+// a sample is too far behind and only brought nearer. Their blocks must reach over what they draft.
+// Waits. ret_settled is cleared where a pass was among the first of its shape (model_step).
 enum status draft_model_draw(struct draft_model *d, struct sample *const *samples, int n,
                              struct speculative *speculative, bool *ret_settled);
 

@@ -349,15 +349,6 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
     return sampler_draw(x->sampler, x->model->logits, x->rows, n, &drafts, ret_results, x->top);
 }
 
-static bool is_stop(const struct executor *x, const struct sampling *sampling, int32_t token)
-{
-    for (int i = 0; i < x->config->n_eos && !sampling->ignore_eos; i++)
-        if (x->config->eos_ids[i] == token) return true;
-    for (int i = 0; i < sampling->n_stop_ids; i++)
-        if (sampling->stop_ids[i] == token) return true;
-    return false;
-}
-
 // The sample is gone where the token ended it.
 static void take_token(struct executor *x, struct sample *sample, const struct token_record *record,
                        const struct top_logprob *top, enum finish_reason finish, int64_t now_ns)
@@ -475,7 +466,7 @@ static void take_draws(struct executor *x, struct sample *sample,
         scheduler_drawn(x->scheduler, sample, token);
         const struct history history = history_of(sample);
         speculative_learn(x->speculative, choice, &history);
-        if (is_stop(x, sampling, token))
+        if (sampler_is_stop(x->sampler, sampling, token))
             finish = FINISH_STOP;
         else if (sample->n_generated == sampling->max_tokens)
             finish = FINISH_LENGTH;

@@ -75,6 +75,15 @@ void sampler_free(struct sampler *s)
     free(s);
 }
 
+bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, int32_t token)
+{
+    for (int i = 0; i < s->n_eos && !sampling->ignore_eos; i++)
+        if (s->eos_ids[i] == token) return true;
+    for (int i = 0; i < sampling->n_stop_ids; i++)
+        if (sampling->stop_ids[i] == token) return true;
+    return false;
+}
+
 static void forbid(struct sampler *s, float *row, int32_t token)
 {
     static const float least = LEAST_LOGIT;

@@ -33,6 +33,9 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
                         struct sampler **ret);
 void sampler_free(struct sampler *s);
 
+// Whether a token ends a sample: one of eos_ids (unless ignore_eos) or stop_ids.
+bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, int32_t token);
+
 // Enqueues drawing from the first n rows of logits (max_rows, vocab) f32 on the device, whose stop
 // tokens' entries are overwritten where no_stop; then waits. *ret_results (n) and the pointers of
 // ret_top stay valid until the next call. drafts NULL: no row has one. Row i lists its rows[i].sampling->logprobs most likely

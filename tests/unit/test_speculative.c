@@ -644,6 +644,40 @@ static void the_same_model_is_always_accepted(void **state)
     bench_end(&b);
 }
 
+// A draft model that draws a stop token drafts nothing behind it: that could not be accepted, and
+// would count as refused.
+static void drafts_end_with_the_sample(void **state)
+{
+    (void)state;
+    enum { REQUESTS = 256, STOPS = 16 }; // of 64 tokens: one draft in four or so ends the sample
+    static struct take takes[REQUESTS];
+    struct bench b;
+    bench_start(&b, model, draft, 0);
+    struct sampling s = plain_sampling();
+    s.temperature = 1;
+    s.max_tokens = MOST_TOKENS;
+    for (int i = 0; i < STOPS; i++) s.stop_ids[s.n_stop_ids++] = i;
+    assert_ok(speculative_parse("draft_model:16", &s.speculative));
+    memset(takes, 0, sizeof takes);
+    for (int i = 0; i < REQUESTS; i++) {
+        const int32_t prompt[] = {20 + i % 40, 21 + i / 2};
+        s.seed = (uint64_t)i;
+        submit(&b, prompt, 2, &s, &takes[i]);
+    }
+    await_all(&b);
+    int64_t steps = 0, drafted = 0;
+    for (int i = 0; i < REQUESTS; i++) {
+        steps += takes[i].telemetry.num_drafts;
+        drafted += takes[i].telemetry.num_draft_tokens;
+        check_telemetry(&takes[i]);
+        request_free(takes[i].request);
+    }
+    printf("%lld drafts in %lld steps\n", (long long)drafted, (long long)steps);
+    assert_true(steps > 50);
+    assert_true(drafted < 8 * steps); // 16 a step, were they drafted to the end
+    bench_end(&b);
+}
+
 int main(void)
 {
     folder = test_folder();
@@ -677,6 +711,7 @@ int main(void)
         cmocka_unit_test(exact_is_the_same),
         cmocka_unit_test(draws_the_target_distribution),
         cmocka_unit_test(the_same_model_is_always_accepted),
+        cmocka_unit_test(drafts_end_with_the_sample),
     };
     return cmocka_run_group_tests_name("speculative", tests, NULL, NULL);
 }
