@@ -660,7 +660,7 @@ static void drafts_end_with_the_sample(void **state)
     assert_ok(speculative_parse("draft_model:16", &s.speculative));
     memset(takes, 0, sizeof takes);
     for (int i = 0; i < REQUESTS; i++) {
-        const int32_t prompt[] = {20 + i % 40, 21 + i / 2};
+        const int32_t prompt[] = {20 + i % 40, 21 + i / 2 % 40};
         s.seed = (uint64_t)i;
         submit(&b, prompt, 2, &s, &takes[i]);
     }
