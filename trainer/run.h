@@ -44,6 +44,7 @@ struct run {
     int64_t step, total_steps; // step: done
     int64_t saved_step;        // of the last checkpoint; -1: none
     struct best best;          // of the evaluations
+    json_t *best_of;           // what they were made of: run_checkpoint.c; NULL: not yet said
     int64_t skipped;           // updates whose gradient was not finite
     int skipped_in_a_row;      // steps
     int draft_skips_in_a_row;  // the same of the draft model

@@ -270,7 +270,9 @@ static void costs_of_inference(void **state)
     scene_open(&s);
     assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1")), 0);
     json_t *m = last_metrics(&s, "plain");
-    assert_null(json_object_get(m, "rewards/cost"));
+    assert_null(json_object_get(m, "rewards/cost")); // measured all the same
+    assert_true(metric(m, "inference/latency_ms") > 0 && metric(m, "inference/kv_memory_mb") > 0);
+    assert_true(metric(m, "inference/cache_reuse_ratio") >= 0);
     assert_true(metric(m, "importance_ratio/min") == 1 && metric(m, "importance_ratio/max") == 1);
     json_decref(m);
     assert_int_equal(
@@ -782,6 +784,83 @@ static void sft_then_eval(void **state)
     scene_close(&s);
 }
 
+// ---- options ------------------------------------------------------------------------------------
+
+// Every sample is cut off at the token limit: with the mask nothing is left to learn from.
+static void truncated_samples_are_masked(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    for (int masked = 0; masked < 2; masked++) {
+        const char *run = masked ? "masked" : "plain";
+        assert_int_equal(train(&s, run,
+                               OPTIONS("--max-steps", "1", "--ignore-eos",
+                                       masked ? "--mask-truncated-completions" : "--no-resume")),
+                         0);
+        json_t *m = last_metrics(&s, run);
+        assert_true(metric(m, "completions/clipped_ratio") == 1);
+        assert_true(masked == (metric(m, "grad_norm") == 0));
+        json_decref(m);
+        if (masked) assert_arena_is(&s, test_path(s.folder, "masked/checkpoints/step-0"));
+    }
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// A daemon may serve less context than its model has: that is said before the run has a folder.
+static void context_of_the_daemon(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, OPTIONS("--max-context", "16"));
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1")), 1);
+    assert_log(&s, "over the 16 tokens of context that the daemon serves");
+    assert_log(&s, "--max-context");
+    assert_false(file_exists(test_path(s.folder, "run")));
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--max-completion-length", "4")),
+                     0);
+    scene_close(&s);
+}
+
+// What a resumed run does otherwise is said, and a best that cannot be compared is not kept.
+static void resumes_with_other_options(void **state)
+{
+    (void)state;
+    struct scene s;
+    char to[512];
+    scene_open(&s);
+    const char *best = test_path(s.folder, "run/checkpoints/best");
+    // no weight moves: every evaluation is as good as the baseline
+    const char *still[] = {"--max-steps",     "2", "--eval-data", s.data, "--eval-steps", "1",
+                           "--learning-rate", "0", NULL};
+    assert_int_equal(train(&s, "run", still), 0);
+    ssize_t n = readlink(best, to, sizeof to);
+    assert_true(n == 6 && memcmp(to, "step-0", 6) == 0);
+
+    const char *same[] = {"--max-steps",     "3", "--eval-data", s.data, "--eval-steps", "1",
+                          "--learning-rate", "0", "--resume",    NULL};
+    assert_int_equal(train(&s, "run", same), 0);
+    char *log = test_read(test_path(s.folder, "trainer.log"));
+    assert_null(strstr(log, "warning"));
+    free(log);
+    assert_log(&s, "the best was at step 0");
+
+    const char *other[] = {"--max-steps",     "4",    "--eval-data",  s.data, "--eval-steps", "1",
+                           "--learning-rate", "1e-6", "--eval-limit", "5",    "--resume",     NULL};
+    assert_int_equal(train(&s, "run", other), 0);
+    assert_log(&s, "warning: the run goes on with other options: ");
+    assert_log(&s, "learning_rate 1e-6 (was 0.0)");
+    assert_log(&s, "eval_limit 5 (was 0)");
+    assert_log(&s, "their best, step 0, is not compared");
+    n = readlink(best, to, sizeof to);
+    assert_true(n == 6 && memcmp(to, "step-4", 6) == 0);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 // ---- ends ---------------------------------------------------------------------------------------
 
 static void second_trainer_is_refused(void **state)
@@ -813,6 +892,7 @@ static void sigterm_ends_after_the_step(void **state)
     wait_for_steps(&s, "run", 2, &trainer);
     test_kill(&trainer, SIGTERM);
     assert_int_equal(test_wait(&trainer, LIMIT_MS), 0);
+    assert_log(&s, ": stopped at step ");
     int steps = steps_done(&s, "run");
     assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer_state.json"), 1 << 20, &saved));
     assert_int_equal(json_integer_value(json_object_get(saved, "step")), steps);
@@ -1138,6 +1218,7 @@ static void wrong_usage(void **state)
           "--importance-sampling-clip-max", "0"},
          "no bound to truncate at"},
         {{"train", "--data", "x", "--resume"}, "--run-dir"},
+        {{"train", "--data", "x", "--run-dir", ""}, "--run-dir is empty"},
         {{"train", "--data", "x", "--curriculum", "easy"}, "curriculum"},
         {{"train", "--data", "x", "--n-buckets", "17"}, "n-buckets"},
         {{"train", "--data", "x", "--rollout-base", "1"}, "rollout-base"},
@@ -1184,6 +1265,9 @@ int main(void)
         cmocka_unit_test(exact_run_survives_everything),
         cmocka_unit_test(exact_wants_an_exact_daemon),
         cmocka_unit_test(sft_then_eval),
+        cmocka_unit_test(truncated_samples_are_masked),
+        cmocka_unit_test(context_of_the_daemon),
+        cmocka_unit_test(resumes_with_other_options),
         cmocka_unit_test(second_trainer_is_refused),
         cmocka_unit_test(sigterm_ends_after_the_step),
         cmocka_unit_test(killed_daemon_ends_the_trainer),
