@@ -902,6 +902,51 @@ static void sigterm_ends_after_the_step(void **state)
     scene_close(&s);
 }
 
+static void wait_for_log(const struct scene *s, const char *part)
+{
+    const char *path = test_path(s->folder, "trainer.log");
+    int64_t deadline = clock_deadline_ns(10000);
+    for (bool found = false; !found;) {
+        char *log = test_read(path);
+        found = strstr(log, part) != NULL;
+        if (!found && clock_ms_until(deadline) == 0) fail_msg("no \"%s\" in:\n%s", part, log);
+        free(log);
+        clock_sleep_ms(10);
+    }
+}
+
+// In a long step, here one whose scores are waited for, the first signal says what it waits for;
+// the second does not wait.
+static void second_signal_ends_at_once(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    char reward[PATH_MAX + 32];
+    static const char script[] = "read -r line && touch \"$0.asked\" && sleep 5\n";
+    scene_open(&s);
+    const char *scorer = test_path(s.folder, "scorer.sh");
+    test_write(scorer, script, strlen(script));
+    snprintf(reward, sizeof reward, "command:sh %s", scorer);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "9", "--reward", reward));
+    int64_t deadline = clock_deadline_ns(10000);
+    while (!file_exists(test_path(s.folder, "scorer.sh.asked")) && clock_ms_until(deadline) > 0)
+        clock_sleep_ms(10);
+    test_kill(&trainer, SIGINT);
+    wait_for_log(&s, "once this step is done");
+    assert_true(test_running(&trainer));
+    int64_t start = clock_now_ns();
+    test_kill(&trainer, SIGINT);
+    assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
+    assert_true(clock_ms_since(start) < 2000);
+    assert_log(&s, "second signal: ending at once");
+    struct loaded l;
+    load(latest(&s, "run"), &l); // the checkpoint before is whole
+    unload(&l);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--resume")), 0);
+    scene_close(&s);
+}
+
 static void killed_daemon_ends_the_trainer(void **state)
 {
     (void)state;
@@ -1270,6 +1315,7 @@ int main(void)
         cmocka_unit_test(resumes_with_other_options),
         cmocka_unit_test(second_trainer_is_refused),
         cmocka_unit_test(sigterm_ends_after_the_step),
+        cmocka_unit_test(second_signal_ends_at_once),
         cmocka_unit_test(killed_daemon_ends_the_trainer),
         cmocka_unit_test(killed_trainer_leaves_the_daemon_serving),
         cmocka_unit_test(torn_weights_are_restored),
