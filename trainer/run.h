@@ -20,6 +20,7 @@ struct run {
     const struct train_config *config;
     struct train_resolved resolved;
     char folder[512];
+    int folder_lock; // open while this process writes there; -1: none
     // the policy
     struct bridge *bridge;
     const char *model_folder; // the bridge file's

@@ -8,11 +8,15 @@
 #include "trainer/prompts.h"
 #include "trainer/run.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
+#include <unistd.h>
 
 #define INFO_MS    10000
 #define MAX_CONFIG ((size_t)1 << 20)
@@ -212,6 +216,18 @@ out:
     return st;
 }
 
+// Trainers of other daemons are kept out of the folder too. The lock ends with the process; a file
+// system without locks has none.
+static enum status lock_run_folder(struct run *run)
+{
+    run->folder_lock = open(run->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (run->folder_lock < 0) return status_fail(ST_IO, "%s: %s", run->folder, strerror(errno));
+    if (flock(run->folder_lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return status_fail(ST_BUSY, "%s: another trainer is writing there; take another --run-dir",
+                           run->folder);
+    return ST_OK;
+}
+
 // ret_latest: the checkpoint to go on from, NULL where there is none.
 static enum status open_run_folder(struct run *run, char **ret_latest)
 {
@@ -227,6 +243,7 @@ static enum status open_run_folder(struct run *run, char **ret_latest)
         strftime(run->folder, sizeof run->folder, "runs/%Y%m%d-%H%M%S", localtime_r(&now, &tm));
     }
     CHECK(file_make_folders(run->folder));
+    CHECK(lock_run_folder(run));
     CHECK(checkpoint_latest(run->folder, &latest));
     if (latest && !run->config->resume) {
         st = status_fail(ST_INVALID,
@@ -297,6 +314,7 @@ enum status run_open(struct run *run)
     char *latest = NULL;
     run->saved_step = -1;
     run->best = BEST_NONE;
+    run->folder_lock = -1;
     CHECK(open_policy(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
@@ -333,4 +351,5 @@ void run_close(struct run *run)
     model_config_free(run->model);
     bridge_detach(run->bridge);
     json_decref(run->best_of);
+    if (run->folder_lock >= 0) close(run->folder_lock);
 }

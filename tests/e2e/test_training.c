@@ -877,6 +877,15 @@ static void second_trainer_is_refused(void **state)
     assert_log(&s, pid);
     assert_true(test_running(&first));
     wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first); // undisturbed
+    // nor may that of another daemon write into its folder
+    struct daemon own = s.daemon, other = {0};
+    daemon_start(&other, s.model, NULL);
+    s.daemon = other;
+    assert_int_equal(train(&s, "first", OPTIONS("--max-steps", "1", "--resume")), 1);
+    assert_log(&s, "first: another trainer is writing there");
+    daemon_kill(&s.daemon);
+    s.daemon = own;
+    wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first);
     test_end(&first);
     scene_close(&s);
 }
