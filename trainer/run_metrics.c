@@ -57,6 +57,7 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
 {
     metrics_put(metrics, "reward", s->stats.reward_mean);
     metrics_put(metrics, "reward_std", s->stats.reward_std);
+    metrics_put(metrics, "reward_group_std", s->stats.group_std);
     metrics_put(metrics, "frac_reward_zero_std", s->stats.frac_zero_std);
     metrics_put(metrics, "advantage_mean", s->stats.mean);
     metrics_put(metrics, "advantage_std", s->stats.std);

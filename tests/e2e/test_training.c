@@ -201,6 +201,7 @@ static void trains_in_place(void **state)
                                            "kl",
                                            "reward",
                                            "reward_std",
+                                           "reward_group_std",
                                            "rewards/length/mean",
                                            "frac_reward_zero_std",
                                            "completions/mean_length",
