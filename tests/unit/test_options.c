@@ -168,7 +168,8 @@ static void wrong_files(void **state)
         {"{\"kv_memory\": -1}", "\"kv_memory\" is -1"},
         {"{\"config\": \"b.json\"}", "a config file cannot name another"},
         {"[]", "one JSON object"},
-        {"{\"model\": ", "line 1"},
+        {"{\"model\": ", "column 10"},
+        {"{\n\"model\": ", "line 2, column "},
     };
     const char *path = test_path(test_folder(), "c.json");
     struct config c;
