@@ -15,6 +15,7 @@
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
+    const char *also_count;
     bool resume, exact;
     // prompts
     struct prompt_options prompts;
