@@ -1,7 +1,9 @@
 /* test_spec_decode.c: what a daemon says of its drafts, over HTTP: the counts of a request up to
  * its stop string, the look-up by id and how long it lasts, a request's own method on every
  * endpoint, and the series of /metrics. The daemon drafts as much as it may (--draft-length fixed),
- * so that no count depends on the machine's speed. */
+ * so that no count depends on the machine's speed. And greedy answers of a
+ * trained model with drafts and without: equal in f32 on the CPU; in bf16 on a GPU they may part at
+ * near-ties, which are counted. */
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 
@@ -131,9 +133,12 @@ static void counts_end_at_the_stop(void **state)
     json_t *after = totals();
 
     const json_t *of_whole = json_object_get(whole, "telemetry");
-    assert_true(
-        json_equal(json_object_get(whole, "token_ids"), json_object_get(plain, "token_ids")));
-    assert_true(json_equal(json_object_get(whole, "logprobs"), json_object_get(plain, "logprobs")));
+    if (strcmp(test_device(), "cpu") == 0) { // elsewhere rows of other batches round otherwise
+        static const char *const same[] = {"token_ids", "logprobs"};
+        for (size_t k = 0; k < 2; k++)
+            assert_true(
+                json_equal(json_object_get(whole, same[k]), json_object_get(plain, same[k])));
+    }
     check_counts(of_whole, TOKENS);
     assert_true(int_of(of_whole, "num_accepted_tokens") > TOKENS / 2);
     assert_int_equal(int_of(between, "num_accepted_tokens") - int_of(before, "num_accepted_tokens"),
@@ -379,6 +384,96 @@ static void series_of_metrics(void **state)
     assert_int_equal(daemon_stop(&quiet), 0);
 }
 
+// ---- near-ties ----------------------------------------------------------------------------------
+
+enum { PROMPTS = 1000, AT_ONCE = 250, LENGTH = 24 };
+
+struct greedy {
+    json_int_t tokens[LENGTH];
+    double gap[LENGTH]; // log-probability of the likeliest above that of the second
+};
+
+static void read_greedy(const json_t *output, struct greedy *ret)
+{
+    const json_t *ids = json_object_get(output, "token_ids"), *step;
+    size_t t;
+    assert_int_equal(json_array_size(ids), LENGTH);
+    json_array_foreach (json_object_get(output, "logprobs"), t, step) {
+        const char *key;
+        json_t *entry;
+        double best = -INFINITY, second = -INFINITY;
+        json_object_foreach ((json_t *)step, key, entry) {
+            const double p = real_of(entry, "logprob");
+            second = fmax(second, fmin(p, best));
+            best = fmax(best, p);
+        }
+        ret->tokens[t] = json_integer_value(json_array_get(ids, t));
+        ret->gap[t] = best - second;
+    }
+    assert_int_equal(t, LENGTH);
+}
+
+// Greedy answers to PROMPTS sums, no two of them alike: (PROMPTS).
+static struct greedy *answer_sums(const struct daemon *daemon, const char *method)
+{
+    struct greedy *all = calloc(PROMPTS, sizeof *all);
+    assert_non_null(all);
+    for (int first = 0; first < PROMPTS; first += AT_ONCE) {
+        struct bytes body = BYTES_INIT;
+        for (int i = first; i < first + AT_ONCE; i++)
+            bytes_printf(&body, "%s\"%d+%d=\"", i == first ? "{\"prompts\":[" : ",", i % 100,
+                         i / 100 * 7 + 3);
+        bytes_printf(&body,
+                     "],\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true,\"logprobs\":2,"
+                     "\"speculative\":\"%s\"}",
+                     LENGTH, method);
+        json_t *a = daemon_post(daemon->socket, "/generate", 200, bytes_text(&body));
+        for (int i = 0; i < AT_ONCE; i++)
+            read_greedy(json_array_get(json_object_get(a, "outputs"), (size_t)i), &all[first + i]);
+        json_decref(a);
+        bytes_release(&body);
+    }
+    return all;
+}
+
+// Behind the first place where two answers part they are answers to other prompts.
+static void greedy_with_and_without(void **state)
+{
+    (void)state;
+    static const char *const methods[] = {"ngram:2,suffix:4,draft_model:5", "ngram:4", "suffix:8",
+                                          "draft_model:5"};
+    const bool cpu = strcmp(test_device(), "cpu") == 0;
+    struct daemon trained = {0};
+    daemon_start(&trained, test_path(test_root(), "tools/demo-model"),
+                 (const char *const[]){"--draft", test_path(test_root(), "tools/demo-draft"),
+                                       "--draft-length", "fixed", "--dtype", cpu ? "f32" : "bf16",
+                                       NULL});
+    struct greedy *plain = answer_sums(&trained, "off");
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
+        struct greedy *drafted = answer_sums(&trained, methods[m]);
+        double widest = 0;
+        int parted = 0;
+        for (int i = 0; i < PROMPTS; i++)
+            for (int t = 0; t < LENGTH; t++) {
+                if (drafted[i].tokens[t] == plain[i].tokens[t]) continue;
+                parted++;
+                widest = fmax(widest, plain[i].gap[t]);
+                break;
+            }
+        printf("%s, %s: %d of %d answers part, where the gap is at most %.4f\n",
+               cpu ? "f32" : "bf16", methods[m], parted, PROMPTS, widest);
+        if (cpu) assert_int_equal(parted, 0);
+        // bf16 has 8 bits: products of two shapes may make logits near 32 of it that are 1/4 apart
+        assert_true(widest <= 0.25 && parted < PROMPTS / 5);
+        free(drafted);
+    }
+    json_t *stats = daemon_get(trained.socket, "/v1/spec_decode_stats", 200);
+    assert_true(int_of(stats, "num_accepted_tokens") > PROMPTS * LENGTH / 2);
+    json_decref(stats);
+    free(plain);
+    assert_int_equal(daemon_stop(&trained), 0);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -400,7 +495,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counts_end_at_the_stop), cmocka_unit_test(methods_of_requests),
         cmocka_unit_test(look_up_by_id),          cmocka_unit_test(window_is_bounded),
-        cmocka_unit_test(series_of_metrics),
+        cmocka_unit_test(series_of_metrics),      cmocka_unit_test(greedy_with_and_without),
     };
     return cmocka_run_group_tests_name("spec_decode", tests, start, end);
 }
