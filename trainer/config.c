@@ -2,6 +2,7 @@
 #include "trainer/config.h"
 #include "trainer/options_shared.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define AT(field) offsetof(struct train_config, field)
@@ -177,6 +178,20 @@ const struct option_spec train_options[] = {
      "longest wait for a step's rollouts", 0.1, 1e6, NULL},
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
+
+const char *train_config_idle_cost(const struct train_config *config)
+{
+    static const char *const names[] = {"cost-latency", "cost-tokens", "cost-kv",
+                                        "gain-acceptance", "gain-cache"};
+    if (config->cost) return NULL;
+    if (strcmp(config->latency, "measured") != 0) return "latency";
+    for (const struct option_spec *o = train_options; o->name; o++)
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            if (strcmp(o->name, names[i]) == 0 &&
+                *(const double *)((const char *)config + o->offset) != strtod(o->fallback, NULL))
+                return o->name;
+    return NULL;
+}
 
 #define CISPO_EPSILON_HIGH 5 // TRL's recommendation; --epsilon would cap every ratio below 1
 

@@ -259,6 +259,8 @@ int train_main(int argc, char **argv)
         log_error("%s", status_message());
         exit_status = 2;
     } else {
+        const char *idle = train_config_idle_cost(&config);
+        if (idle) log_warn("--%s has no effect without --cost", idle);
         stop_catch_signals();
         if (train(&run) != ST_OK) {
             log_error("%s", status_message());

@@ -10,6 +10,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,7 +132,7 @@ static const char *latest(const struct scene *s, const char *run)
 // ---- acceptance ---------------------------------------------------------------------------------
 
 struct run { // what metrics.jsonl says of steps first..last
-    double drafted, accepted, reward, overlap, loss;
+    double drafted, accepted, reward, overlap, loss, grad_norm, learning_rate;
     int steps;
 };
 
@@ -151,6 +152,8 @@ static struct run read_run(const struct scene *s, const char *name, int first, i
             r.reward += json_number_value(json_object_get(m, "reward"));
             r.overlap += json_number_value(json_object_get(m, "draft_overlap"));
             r.loss += json_number_value(json_object_get(m, "draft_loss"));
+            r.grad_norm += json_number_value(json_object_get(m, "draft_grad_norm"));
+            r.learning_rate += json_number_value(json_object_get(m, "draft_learning_rate"));
             r.steps++;
         }
         json_decref(m);
@@ -160,6 +163,8 @@ static struct run read_run(const struct scene *s, const char *name, int first, i
     r.reward /= r.steps;
     r.overlap /= r.steps;
     r.loss /= r.steps;
+    r.grad_norm /= r.steps;
+    r.learning_rate /= r.steps;
     return r;
 }
 
@@ -232,7 +237,8 @@ static void resumes_to_the_bit(void **state)
     daemon_holds(&s.daemon, "policy", latest(&s, "whole"));
     daemon_holds(&s.daemon, "draft", test_path(latest(&s, "whole"), "draft"));
     struct run r = read_run(&s, "whole", 1, 4);
-    assert_true(r.loss > 0 && r.overlap > 0 && r.overlap < 1);
+    assert_true(r.loss > 0 && r.overlap > 0 && r.overlap < 1 && r.grad_norm > 0);
+    assert_true(fabs(r.learning_rate - 1e-3) < 1e-9);
     for (int half = 1; half <= 2; half++) {
         daemon_kill(&s.daemon);
         daemon_start(&s.daemon, s.policy, daemon);

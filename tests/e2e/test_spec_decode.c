@@ -275,7 +275,8 @@ static void look_up_by_id(void **state)
         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"};
     for (i = 0; i < sizeof unknown / sizeof *unknown; i++) {
         found = look_up(unknown[i], 404);
-        assert_true(json_is_object(json_object_get(found, "error")));
+        assert_string_equal(
+            json_string_value(json_object_get(json_object_get(found, "error"), "param")), "id");
         json_decref(found);
     }
 }

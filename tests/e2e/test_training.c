@@ -269,7 +269,9 @@ static void costs_of_inference(void **state)
     (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1")), 0);
+    assert_int_equal(
+        train(&s, "plain", OPTIONS("--max-steps", "1", "--gain-acceptance", "2")), 0);
+    assert_log(&s, "--gain-acceptance has no effect without --cost");
     json_t *m = last_metrics(&s, "plain");
     assert_null(json_object_get(m, "rewards/cost"));
     assert_true(metric(m, "importance_ratio/min") == 1 && metric(m, "importance_ratio/max") == 1);
