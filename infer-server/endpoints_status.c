@@ -89,7 +89,7 @@ static void answer_request_drafts(const struct server *s, struct exchange *x, co
     if (!e) {
         char sentence[160];
         snprintf(sentence, sizeof sentence,
-                 "none of the %d samples that ended last is of request \"%.48s\"",
+                 "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
                  SPEC_WINDOW_SAMPLES, id);
         exchange_fail(x, 404, "not_found_error", sentence);
         return;

@@ -2,6 +2,7 @@
 #include "trainer/config.h"
 #include "trainer/options_shared.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define AT(field) offsetof(struct train_config, field)
@@ -139,6 +140,9 @@ const struct option_spec train_options[] = {
      "steps between checkpoints; 0: at the end", 0, 1e9, NULL},
     {"save-total-limit", OPTION_INT, AT(save_total_limit), "0", "N", "checkpoints kept; 0: all", 0,
      1e9, NULL},
+    {"also-count", OPTION_STRING, AT(also_count), NULL, "BRIDGE,...",
+     "bridge files of further daemons, whose speculative decoding is added to spec_decode/*", 0, 0,
+     NULL},
     {"log-completions", OPTION_FLAG, AT(log_completions), NULL, NULL,
      "write the sampled text of each step into rollouts/", 0, 0, NULL},
     {"eval-data", OPTION_STRING, AT(eval_data), NULL, "FILE", "held-out prompts, JSONL", 0, 0,
@@ -174,6 +178,20 @@ const struct option_spec train_options[] = {
      "longest wait for a step's rollouts", 0.1, 1e6, NULL},
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
+
+const char *train_config_idle_cost(const struct train_config *config)
+{
+    static const char *const names[] = {"cost-latency", "cost-tokens", "cost-kv",
+                                        "gain-acceptance", "gain-cache"};
+    if (config->cost) return NULL;
+    if (strcmp(config->latency, "measured") != 0) return "latency";
+    for (const struct option_spec *o = train_options; o->name; o++)
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            if (strcmp(o->name, names[i]) == 0 &&
+                *(const double *)((const char *)config + o->offset) != strtod(o->fallback, NULL))
+                return o->name;
+    return NULL;
+}
 
 #define CISPO_EPSILON_HIGH 5 // TRL's recommendation; --epsilon would cap every ratio below 1
 

@@ -15,6 +15,7 @@
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
+    const char *also_count;
     bool resume, exact;
     // prompts
     struct prompt_options prompts;
@@ -82,4 +83,6 @@ struct train_resolved {
     enum moments_kind moments;
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
+// An option of the cost formula that was changed where --cost is not given; NULL: none was.
+const char *train_config_idle_cost(const struct train_config *config);
 #endif

@@ -12,7 +12,7 @@
 #include "trainer/learner.h"
 #include "trainer/runlog.h"
 #include "trainer/scoring.h"
-#include "trainer/spec_metrics.h"
+#include "trainer/spec_watch.h"
 #include "trainer/stop.h"
 #include "trainer/update.h"
 
@@ -49,6 +49,7 @@ struct run {
     int64_t skipped;           // updates whose gradient was not finite
     int skipped_in_a_row;      // steps
     int draft_skips_in_a_row;  // the same of the draft model
+    struct spec_watch *watch;  // the daemons that count drafts
     struct spec_counters spec; // of the last rollout
     bool said_undrafted, said_memory;
 };

@@ -76,6 +76,7 @@ static enum status open_policy(struct run *run)
     run->model_folder = role->model;
     CHECK(open_role(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
+    CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
     run->source = (struct rollout_source){
         .http = run->http,
         .control = bridge_control(run->bridge),
@@ -344,6 +345,7 @@ void run_close(struct run *run)
     dataset_free(run->eval_data);
     dataset_free(run->data);
     reward_free(run->reward);
+    spec_watch_free(run->watch);
     http_client_free(run->http);
     weights_free(run->draft);
     model_config_free(run->draft_model);

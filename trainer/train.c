@@ -21,7 +21,6 @@
 // Also counts what was drafted for it.
 static enum status pull_rollout(struct run *run, struct rollout **ret)
 {
-    struct spec_counters before = {0}, after = {0};
     struct sampling_options sampling = run_sampling(run);
     struct curriculum_batch batch;
     curriculum_next(run->curriculum, &batch);
@@ -30,10 +29,9 @@ static enum status pull_rollout(struct run *run, struct rollout **ret)
     for (int i = 0; i < batch.n; i++) examples[i] = &run->data->examples[batch.examples[i]];
     struct rollout *rollout = NULL;
     enum status st;
-    CHECK(spec_counters_scrape(run->http, &before));
+    CHECK(spec_watch_begin(run->watch));
     CHECK(rollout_pull(&run->source, examples, batch.n, batch.rollouts, &sampling, &rollout));
-    CHECK(spec_counters_scrape(run->http, &after));
-    run->spec = spec_counters_between(&before, &after);
+    CHECK(spec_watch_end(run->watch, &run->spec));
     *ret = rollout;
     rollout = NULL;
 out:
@@ -264,6 +262,8 @@ int train_main(int argc, char **argv)
         log_error("%s", status_message());
         exit_status = 2;
     } else {
+        const char *idle = train_config_idle_cost(&config);
+        if (idle) log_warn("--%s has no effect without --cost", idle);
         stop_catch_signals();
         if (train(&run) != ST_OK) {
             log_error("%s", status_message());

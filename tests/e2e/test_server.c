@@ -450,124 +450,6 @@ static void check_telemetry(const json_t *line, int prompt, int generated)
                 json_number_value(json_object_get(t, "latency_ms")));
 }
 
-static void check_drafts(const json_t *o, json_int_t generated)
-{
-    const json_t *per_pos = json_object_get(o, "num_accepted_tokens_per_pos"), *count;
-    const json_int_t drafts = int_of(o, "num_drafts"), drafted = int_of(o, "num_draft_tokens");
-    const json_int_t accepted = int_of(o, "num_accepted_tokens");
-    json_int_t sum = 0;
-    size_t i;
-    json_array_foreach (per_pos, i, count) sum += json_integer_value(count);
-    assert_true(drafts > 0 && accepted <= drafted && accepted <= generated && drafts <= generated);
-    assert_int_equal(sum, accepted);
-    assert_true(fabs(json_number_value(json_object_get(o, "accept_rate")) -
-                     (double)accepted / (double)drafted) < 1e-9);
-    assert_true(fabs(json_number_value(json_object_get(o, "mean_acceptance_length")) - 1 -
-                     (double)accepted / (double)drafts) < 1e-9);
-}
-
-// A line of /v1/rollouts says of each token whether it was an accepted draft, if there were any.
-static void check_accepted(const json_t *line, json_int_t drafts, json_int_t accepted)
-{
-    const json_t *places = json_object_get(line, "accepted"), *place;
-    const json_t *offsets = json_object_get(line, "text_offset"), *offset;
-    const size_t n = json_array_size(json_object_get(line, "token_ids"));
-    json_int_t marked = 0, before = 0;
-    size_t i;
-    if (drafts == 0) {
-        assert_null(places);
-        assert_null(offsets);
-        return;
-    }
-    assert_int_equal(json_array_size(places), n);
-    json_array_foreach ((json_t *)places, i, place) marked += json_integer_value(place) > 0;
-    assert_int_equal(marked, accepted);
-    assert_int_equal(json_array_size(offsets), n);
-    json_array_foreach ((json_t *)offsets, i, offset) {
-        assert_true(json_integer_value(offset) >= before);
-        before = json_integer_value(offset);
-    }
-}
-
-// Which step drafts is the cost model's choice, but for probes. The suffix drafter has seen the
-// whole completion by its second turn.
-static void test_drafts(void **state)
-{
-    (void)state;
-    static const char *const format =
-        "{\"prompt\":[5,6,7,5,6],\"max_tokens\":40,\"temperature\":0,\"ignore_eos\":true,"
-        "\"speculative\":\"%s\"%s}";
-    static const char *const methods[] = {"off", "ngram:3", "suffix", "suffix:16"};
-    char body[256];
-    json_t *plain = NULL;
-    for (size_t i = 0; i < 4; i++) {
-        snprintf(body, sizeof body, format, methods[i], "");
-        json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
-        const json_t *spec = json_object_get(a, "spec_decode"), *count;
-        if (i == 0) {
-            assert_true(json_is_null(spec));
-            plain = a;
-            continue;
-        }
-        assert_true(json_equal(json_object_get(choice_of(a, 0), "token_ids"),
-                               json_object_get(choice_of(plain, 0), "token_ids")));
-        json_int_t sum = 0;
-        size_t k;
-        // one refused step in 256 verifies all the same: 20 times 40 steps are enough
-        for (int again = 0; i == 3 && json_is_null(spec) && again < 20; again++) {
-            json_decref(a);
-            a = daemon_post(d.socket, "/v1/completions", 200, body);
-            spec = json_object_get(a, "spec_decode");
-        }
-        if (i < 3 && json_is_null(spec)) { // nothing came twice, so there was nothing to draft
-            json_decref(a);
-            continue;
-        }
-        check_drafts(spec, 40);
-        json_array_foreach (json_object_get(spec, "acceptance_histogram"), k, count) {
-            assert_true(json_integer_value(count) >= 0);
-            sum += json_integer_value(count);
-        }
-        assert_int_equal(sum, int_of(spec, "num_drafts"));
-        json_decref(a);
-    }
-    // a stop string takes the drafts behind it out of the counts
-    const json_t *text = json_object_get(choice_of(plain, 0), "text");
-    snprintf(body, sizeof body, format, "suffix:16", ",\"stop\":\" \"");
-    if (json_is_string(text)) {
-        json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
-        const json_t *spec = json_object_get(a, "spec_decode");
-        const size_t n = json_array_size(json_object_get(choice_of(a, 0), "token_ids"));
-        if (json_is_object(spec)) check_drafts(spec, (json_int_t)n);
-        json_decref(a);
-    }
-    json_t *a = daemon_post(d.socket, "/v1/rollouts", 200,
-                            "{\"groups\":[{\"prompt_token_ids\":[5,6,7,5,6]}],\"sampling\":"
-                            "{\"n\":1,\"max_tokens\":40,\"temperature\":0,\"ignore_eos\":true,"
-                            "\"speculative\":\"suffix:4\"}}");
-    const json_t *drafts = json_object_get(a, "telemetry");
-    if (int_of(drafts, "num_drafts") > 0) check_drafts(drafts, 40);
-    check_accepted(a, int_of(drafts, "num_drafts"), int_of(drafts, "num_accepted_tokens"));
-    json_decref(a);
-    snprintf(body, sizeof body, format, "suffix", "");
-    a = daemon_post(d.socket, "/generate", 200, body);
-    drafts = json_object_get(json_array_get(json_object_get(a, "outputs"), 0), "spec_decode");
-    if (!json_is_null(drafts)) check_drafts(drafts, 40);
-    json_decref(a);
-    json_t *stats = daemon_get(d.socket, "/v1/spec_decode_stats", 200);
-    assert_string_equal(text_of(stats, "method"), "off");
-    check_drafts(stats, int_of(stats, "generated_tokens"));
-    assert_true(number_in_metrics("vllm:spec_decode_num_drafts_total") ==
-                (double)int_of(stats, "num_drafts"));
-    assert_true(number_in_metrics("vllm:spec_decode_num_draft_tokens_total") ==
-                (double)int_of(stats, "num_draft_tokens"));
-    assert_true(number_in_metrics("vllm:spec_decode_num_accepted_tokens_total") ==
-                (double)int_of(stats, "num_accepted_tokens"));
-    number_in_metrics("vllm:spec_decode_num_accepted_tokens_per_pos_total");
-    json_decref(stats);
-    json_decref(plain);
-}
-
 static void test_rollouts(void **state)
 {
     (void)state;
@@ -1140,7 +1022,6 @@ int main(void)
         cmocka_unit_test(test_rollouts),
         cmocka_unit_test(test_rollouts_equal_completions),
         cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_too_long_prompt),
         cmocka_unit_test(test_methods),

@@ -2,6 +2,7 @@
  * term, the fit against latencies of known make, z-scored terms, and the daemon's counters. */
 #include "common/base/rng.h"
 #include "tests/support/support.h"
+#include "trainer/config.h"
 #include "trainer/scoring.h"
 #include "trainer/spec_metrics.h"
 
@@ -57,6 +58,28 @@ static void quantities(void **state)
     }
     assert_status(cost_read(NULL, &s), ST_FORMAT);
     json_decref(t);
+}
+
+// The formula's defaults, as an invocation without any of its options has them.
+static void default_weights(void **state)
+{
+    (void)state;
+    static char *argv[] = {"train", "--data", "d.jsonl", "--cost"};
+    static const double wanted[COST_TERMS] = {[COST_LATENCY] = -0.001,
+                                              [COST_TOKENS] = -0.001,
+                                              [COST_KV] = -0.01,
+                                              [COST_ACCEPTANCE] = 1,
+                                              [COST_CACHE] = 0.5};
+    struct train_config config = {0};
+    struct train_resolved resolved;
+    struct option_set *set = NULL;
+    assert_int_equal(options_parse(train_options, "train", "", 4, argv, 0, &config, NULL, &set),
+                     OPTIONS_OK);
+    assert_ok(train_config_resolve(&config, &resolved));
+    assert_true(config.cost && !resolved.latency_modelled && !resolved.normalise_terms);
+    for (int k = 0; k < COST_TERMS; k++)
+        assert_true(cost_signed_weight(&config.cost_weights, (enum cost_term)k) == wanted[k]);
+    options_free(set);
 }
 
 // ---- latency model ------------------------------------------------------------------------------
@@ -381,6 +404,7 @@ static void no_counters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(default_weights),
         cmocka_unit_test(quantities),       cmocka_unit_test(latency_of_known_make),
         cmocka_unit_test(degenerate_fits),  cmocka_unit_test(formula),
         cmocka_unit_test(modelled_latency), cmocka_unit_test(normalised_terms),
