@@ -14,13 +14,14 @@
 #include "infer-server/kv_memory.h"
 #include "infer-server/sampler.h"
 #include "infer-server/speculative.h"
+#include "infer-server/step_cost.h"
 #include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_MOST_CONTEXT 32768
 #define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
 #define DRAFT_ROWS           512
-#define MOSTLY_DECODING      4 // tokens a sequence
+#define TIME_PROMPTS         8 // steps that follow prompts, one of which is timed
 
 const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
@@ -41,6 +42,7 @@ struct executor {
     struct draft_model *draft_model;  // NULL: none
     struct speculative_choice choice; // of requests that do not choose
     int draft_rows;
+    unsigned n_followed;            // steps whose prompts the draft model followed
     bool exact;                     // draws do not know of drafts
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
@@ -73,6 +75,20 @@ static void plan_draft_rows(struct executor *x, const struct engine_options *opt
     if (x->draft_rows < DRAFT_ROWS_OFF) x->draft_rows = DRAFT_ROWS_OFF;
     x->stats.draft_positions = k;
     x->stats.speculative = x->choice;
+}
+
+// While the KV pools are empty.
+static enum status measure_costs(struct executor *x, int max_rows)
+{
+    enum status st = step_cost_measure(x->model, x->batch, x->sampler, &x->kv.view, max_rows,
+                                       speculative_step_cost(x->speculative));
+    if (st == ST_OK && x->draft_model) {
+        double prompt_ms, token_ms;
+        st = draft_model_measure(x->draft_model, speculative_pass_cost(x->speculative), &prompt_ms,
+                                 &token_ms);
+        if (st == ST_OK) speculative_set_prompt_cost(x->speculative, prompt_ms, token_ms);
+    }
+    return st;
 }
 
 enum status executor_new(struct device *dev, const struct weights *weights,
@@ -129,6 +145,8 @@ enum status executor_new(struct device *dev, const struct weights *weights,
         st = status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_tokens);
         goto out;
     }
+    if (speculative_most(options->speculative) > 0 && !options->speculative_fixed && !x->exact)
+        CHECK(measure_costs(x, max_rows));
     CHECK(device_sync(dev));
     *ret = x;
     return ST_OK;
@@ -270,13 +288,16 @@ void executor_update(struct executor *x, uint64_t version, bool recompute)
 
 // ---- a step ------------------------------------------------------------------------------------
 
-// Every row of a step is one token behind which a token is drawn.
-static bool is_decode_only(const struct step *step)
+static bool item_decodes(const struct step_item *item)
+{
+    return item->n == 1 + item->n_drafts && item->sample->n_generated > 0;
+}
+
+// Every row of the step is one token behind which a token is drawn.
+static bool step_decodes(const struct step *step)
 {
     for (int i = 0; i < step->n_items; i++)
-        if (step->items[i].n != 1 + step->items[i].n_drafts ||
-            step->items[i].sample->n_generated == 0)
-            return false;
+        if (!item_decodes(&step->items[i])) return false;
     return step->n_draws == step->n_items;
 }
 
@@ -312,7 +333,7 @@ static enum status build_batch(struct executor *x, const struct step *step)
             CHECK(batch_want_row(x->batch, row));
     }
     CHECK(batch_commit(x->batch,
-                       is_decode_only(step) ? model_decode_padding(x->model, step->n_tokens) : 0));
+                       step_decodes(step) ? model_decode_padding(x->model, step->n_tokens) : 0));
 out:
     return st;
 }
@@ -389,6 +410,7 @@ static struct history history_of(const struct sample *sample)
 
 static void propose(struct executor *x, struct sample *sample)
 {
+    struct draft *draft = &sample->draft;
     struct speculative_choice choice = choice_of(x, sample);
     const struct history history = history_of(sample);
     // The step gives one token more than it accepts.
@@ -396,18 +418,23 @@ static void propose(struct executor *x, struct sample *sample)
     int *k = &choice.k[SPECULATIVE_DRAFT_MODEL];
     const int within = *k > 0 ? draft_model_room(x->draft_model, sample) : 0;
     if (*k > within) *k = within > 0 ? within : 0;
-    speculative_propose(x->speculative, choice, &history, room, &sample->draft);
+    speculative_propose(x->speculative, choice, &history, room, draft);
+    draft->context = sample_length(sample);
+    draft->behind = x->draft_model ? draft_model_behind(x->draft_model, sample) : 0;
 }
 
-// ret_settled is cleared where the draft model's passes took longer than they will (model_step).
-static enum status draft_step(struct executor *x, bool *ret_settled)
+// Looks for drafts and draws those of the draft model. What it has to report of the step is set.
+static enum status draft_step(struct executor *x, struct step_report *report)
 {
+    const int64_t start_ns = clock_now_ns();
+    int64_t attended = 0;
     int n_seqs = 0, n_may = 0, n = 0, n_drawing = 0;
     for (int i = 0; i < scheduler_running(x->scheduler); i++) {
         struct sample *sample = scheduler_at(x->scheduler, i);
         sample->draft.n = sample->draft.n_verify = 0;
         if (!sample_is_decoding(sample)) continue;
         n_seqs++;
+        attended += sample_length(sample);
         n_may += speculative_most(choice_of(x, sample)) > 0;
     }
     if (n_may == 0 || !speculative_wants_drafts(x->speculative)) return ST_OK;
@@ -417,8 +444,7 @@ static enum status draft_step(struct executor *x, bool *ret_settled)
         propose(x, sample);
         if (sample->draft.n > 0) x->drafts[n++] = &sample->draft;
     }
-    if (n == 0) return ST_OK;
-    speculative_plan(x->speculative, x->drafts, n, n_seqs);
+    speculative_plan(x->speculative, x->drafts, n, n_seqs, attended);
     for (int i = 0; i < scheduler_running(x->scheduler); i++) {
         struct sample *sample = scheduler_at(x->scheduler, i);
         if (sample->draft.n_verify == 0) continue;
@@ -426,8 +452,13 @@ static enum status draft_step(struct executor *x, bool *ret_settled)
         if (sample->draft.n_verify > 0 && sample->draft.method == SPECULATIVE_DRAFT_MODEL)
             x->drawing[n_drawing++] = sample;
     }
+    report->looked = true;
+    report->look_ms = clock_ms_since(start_ns);
     if (n_drawing == 0) return ST_OK;
-    return draft_model_draw(x->draft_model, x->drawing, n_drawing, x->speculative, ret_settled);
+    enum status st = draft_model_draw(x->draft_model, x->drawing, n_drawing,
+                                      speculative_pass_cost(x->speculative), &report->settled);
+    report->draft_ms = clock_ms_since(start_ns) - report->look_ms;
+    return st;
 }
 
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
@@ -449,10 +480,11 @@ static void count_drafts(struct executor *x, struct sample *sample, int n_drafts
 }
 
 // One row's draw, or those of a row and the drafts behind it: kept up to and with the first that
-// differs from its draft, or that ends the sample. Drafts behind an end do not count.
-static void take_draws(struct executor *x, struct sample *sample,
-                       const struct sample_result *results, const struct top_logprob **top,
-                       int n_drafts, uint64_t version, int64_t now_ns)
+// differs from its draft, or that ends the sample. Drafts behind an end do not count. Returns how
+// many were kept.
+static int take_draws(struct executor *x, struct sample *sample,
+                      const struct sample_result *results, const struct top_logprob **top,
+                      int n_drafts, uint64_t version, int64_t now_ns)
 {
     const struct sampling *sampling = &sample->request->sampling;
     const struct speculative_choice choice = choice_of(x, sample);
@@ -491,6 +523,7 @@ static void take_draws(struct executor *x, struct sample *sample,
         sample->n_generated++;
         take_token(x, sample, &record, top[i], i + 1 < n ? FINISH_NONE : finish, now_ns);
     }
+    return n;
 }
 
 // A sibling that forks has waited for nothing but its leader: both left the queue together.
@@ -505,14 +538,34 @@ static void note_starts(const struct step *step, int64_t now_ns)
     }
 }
 
-// On CUDA the time is that of enqueueing: the passes run beside what comes next.
+// Waiting costs time on CUDA, where the passes else run beside what comes next.
 static enum status follow_prompts(struct executor *x, const struct step *step)
 {
-    const int64_t start_ns = clock_now_ns();
     const bool pays = speculative_model_pays(x->speculative);
-    enum status st = draft_model_follow(x->draft_model, step, pays);
-    if (pays) speculative_prompts_took(x->speculative, clock_ms_since(start_ns));
+    const bool timed = pays && !step_decodes(step) && x->n_followed++ % TIME_PROMPTS == 0;
+    int n_tokens = 0;
+    enum status st = ST_OK;
+    if (timed) CHECK(device_sync(x->dev));
+    const int64_t start_ns = clock_now_ns();
+    CHECK(draft_model_follow(x->draft_model, step, pays, &n_tokens));
+    if (n_tokens == 0) return ST_OK;
+    if (timed) CHECK(device_sync(x->dev));
+    speculative_prompts_took(x->speculative, n_tokens, timed ? clock_ms_since(start_ns) : 0);
+out:
     return st;
+}
+
+// What the step does beside prompts: its decoding sequences with their drafts.
+static void report_rows(const struct step *step, struct step_report *report)
+{
+    for (int i = 0; i < step->n_items; i++) {
+        const struct step_item *item = &step->items[i];
+        if (!item_decodes(item)) continue;
+        report->n_seqs++;
+        report->n_rows += item->n;
+        report->attended += item->first + 1;
+        for (int k = 0; k < item->n; k++) report->attended_by_all += item->first + k + 1;
+    }
 }
 
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
@@ -521,35 +574,32 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     enum status st = ST_OK;
     const int64_t start_ns = clock_now_ns();
     const struct sample_result *results = NULL;
-    bool draws_settled = true;
-    CHECK(draft_step(x, &draws_settled));
+    struct step_report report = {.settled = true};
+    CHECK(draft_step(x, &report));
     const int64_t drafted_ns = clock_now_ns();
     const struct step *step = scheduler_plan(x->scheduler, admit);
     *ret_stepped = step->n_items > 0;
     if (step->n_items == 0) return ST_OK;
     note_starts(step, start_ns);
     CHECK(build_batch(x, step));
+    report_rows(step, &report);
+    report.decodes = step_decodes(step);
     const bool settled = model_step(x->model, x->batch, &x->kv.view);
+    if (report.decodes) report.settled &= settled;
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     if (x->draft_model) CHECK(follow_prompts(x, step));
     CHECK(draw_tokens(x, step, &results));
     const int64_t now_ns = clock_now_ns();
-    // A few prompt tokens beside the decoding ones make a step as dear as so many drafts would.
-    if (settled && step->n_tokens <= MOSTLY_DECODING * step->n_items)
-        speculative_step_took(x->speculative, step->n_tokens, !step->pure_decode,
-                              (double)(now_ns - drafted_ns) / 1e6);
-    const uint64_t tokens_before = x->stats.generated_tokens;
     for (int i = 0, row = 0; i < step->n_draws; i++) {
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
-        take_draws(x, step->draws[i].sample, results + row, x->top + row, n_drafts, version,
-                   now_ns);
+        report.n_saved += take_draws(x, step->draws[i].sample, results + row, x->top + row,
+                                     n_drafts, version, now_ns) -
+                          1;
         row += n_drafts + 1;
     }
-    if (settled && draws_settled && !step->pure_decode && is_decode_only(step))
-        speculative_step_brought(x->speculative, step->n_items,
-                                 (int)(x->stats.generated_tokens - tokens_before),
-                                 (double)(now_ns - start_ns) / 1e6);
+    report.step_ms = (double)(now_ns - drafted_ns) / 1e6;
+    speculative_step_over(x->speculative, &report);
     x->stats.steps++;
     x->stats.busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
 out:

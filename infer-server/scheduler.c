@@ -362,7 +362,6 @@ static void plan_item(struct scheduler *s, struct sample *sample, int n)
         step->draws[step->n_draws++] = (struct step_draw){.sample = sample, .item = step->n_items};
     step->items[step->n_items++] =
         (struct step_item){.sample = sample, .first = sample->computed, .n = n};
-    if (n != 1 || !draws) step->pure_decode = false;
     step->n_tokens += n;
     sample->computed += n;
 }
@@ -411,7 +410,6 @@ static void plan_decode(struct scheduler *s)
         item->n_drafts = n_drafts;
         item->n += n_drafts;
         s->step.n_tokens += n_drafts;
-        s->step.pure_decode = false;
     }
 }
 
@@ -447,7 +445,6 @@ static bool fork_one(struct scheduler *s, const struct sample *leader, int item,
     sample->kv_version = leader->kv_version;
     start(s, sample);
     step->draws[step->n_draws++] = (struct step_draw){.sample = sample, .item = item};
-    step->pure_decode = false;
     return true;
 }
 
@@ -473,7 +470,6 @@ const struct step *scheduler_plan(struct scheduler *s, enum scheduler_admit admi
 {
     struct step *step = &s->step;
     step->n_items = step->n_draws = step->n_copies = step->n_tokens = 0;
-    step->pure_decode = true;
     admit_waiting(s, admit);
     plan_decode(s);
     plan_prefill(s);

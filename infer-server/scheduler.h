@@ -31,7 +31,6 @@ struct step {
     struct step_item *items; // oldest sample first, decoding ones before prompts
     struct step_draw *draws; // at most max_batch
     struct step_copy *copies;
-    bool pure_decode; // every item is one token and draws the token after it, in the items' order
 };
 
 struct scheduler_limits {

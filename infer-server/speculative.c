@@ -9,17 +9,15 @@
  * that look best are partly those that were overrated, so what is expected is scaled by what such
  * expectations came to lately.
  *
- * What verifying steps took is also held against the plain steps that would have brought as many
- * tokens, the draft model's prompts included: where they took longer all the same, more gain is
- * asked for.
- *
- * Costs are believed until they are measured again. So sizes grow from small ones, at most by
- * doubling; one in PLAIN_EVERY steps that would verify is plain, and one verifies twice as many;
- * and one refused plan in PROBE_EVERY verifies a few all the same.
- *
- * Where nothing pays, looking for drafts must not cost either: plans refused one after another are
- * followed by more and more steps that propose nothing, up to MOST_IDLE. */
+ * Whether it pays in the end is a matter of accounts, not of plans: what looking for drafts,
+ * drawing and verifying them cost is charged, with the draft model's prompts and the keeping of the
+ * suffix memory, and the plain steps that accepted drafts saved are credited. An account that is
+ * overdrawn by a small share of the time that went by closes, until enough more has gone by: so no
+ * mistake of the plan can cost more than that share. The draft model has an account of its own
+ * beside the common one. What is done only in order to know more has one too: verifying a few
+ * drafts though it does not seem to pay, and a plain step between those that verify. */
 #include "infer-server/speculative.h"
+#include "common/base/clock.h"
 #include "infer-server/step_cost.h"
 #include "infer-server/suffix_memory.h"
 #include <stdio.h>
@@ -28,22 +26,23 @@
 
 #define MEMORY_BYTES  ((size_t)64 << 20)
 #define NGRAM_MOST    4
-#define NGRAM_REACH   8192 // tokens looked back
-#define FIRST_GUESS   0.5  // acceptance before anything was measured
-#define WEIGHT_SAMPLE 0.1  // of a new measurement in a sample's average
-#define WEIGHT_ALL    0.01 // in that of its method, where new samples start, and of a match
-#define LEAST_CHANCE  0.05 // a draft less likely than this is not worth its row
-#define PROBE_EVERY   16
-#define PLAIN_EVERY   32 // twice that where verifying gains more than MUCH
-#define MUCH          1.5
-#define MOST_IDLE     15
-#define MODEL_UNUSED  64
-#define LEAST_GAIN    1.05 // expected, of verifying over a plain step: costs are only estimates
+#define NGRAM_REACH   8192   // tokens looked back
+#define FIRST_GUESS   0.5    // acceptance before anything was measured
+#define WEIGHT_SAMPLE 0.1    // of a new measurement in a sample's average
+#define WEIGHT_ALL    0.01   // in that of its method, where new samples start, and of a match
+#define LEAST_CHANCE  0.05   // a draft less likely than this is not worth its row
+#define LEAST_GAIN    1.06   // expected, of verifying over a plain step: costs are only estimates
+#define MODEL_UNUSED  64     // steps
+#define CATCH_UP_OVER 32     // steps that a sample's catching up in the draft model is spread over
+#define LOSS_SHARE    0.005  // of the time, by which an account may be overdrawn
+#define TRY_SHARE     0.0025 // likewise, by what is done to know more
+#define TIME_KEPT     0.999  // of the time and the accounts, at each step
+#define LOOK_WEIGHT   0.1
+#define TIME_LEARNING 16 // tokens, one of which is timed
+#define PROMPT_WEIGHT 0.1
 #define MOST_DRAFTING 512  // samples of one plan
 #define TRUST_KEPT    0.98 // of the sums below, at each step that verifies
 #define TRUST_PRIOR   4.0  // tokens
-#define TAKEN_KEPT    0.98 // of the times below, likewise
-#define TAKEN_PRIOR   8.0  // plain steps
 
 struct average {
     double value;
@@ -55,16 +54,19 @@ struct speculative {
     int max_rows;
     struct suffix_memory *memory;
     struct step_cost cost, passes;                  // of steps; of the draft model's passes
+    double prompt_ms, prompt_token_ms;              // of the draft model: of a pass, of a token
     struct average acceptance[SPECULATIVE_METHODS]; // by method
     struct average by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
-    int refused;               // plans whose drafts would not pay
-    int in_a_row;              // of these, since the last that did
-    int idle;                  // steps yet to come that propose nothing
-    int verified;              // plans that did
-    int model_unused;          // steps since the draft model was in one
-    bool exploring;            // the last plan was not what promised most
-    double taken_ms, plain_ms; // of verifying steps of late, and of plain ones for as many tokens
-    double expected, accepted; // tokens that verified drafts were to bring and brought, of late
+    double prompt_level; // what those take of late, over what was measured
+    bool exploring;      // the last plan was not what promised most
+    double gain;         // that it promised over a plain step
+    int model_unused;    // steps since the draft model was in one, because it pays
+    double look_ms;      // of looking for drafts
+    unsigned n_learned;  // tokens
+    double learning_ms;  // since the accounts were last settled
+    double total_ms;     // of late, by all steps
+    double lost_ms, model_lost_ms, tried_ms; // the accounts: of all, of the draft model, of trying
+    double expected, saved; // tokens that verified drafts were to bring and brought, of late
 };
 
 // ---- choices -----------------------------------------------------------------------------------
@@ -145,6 +147,8 @@ enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
     }
     s->fixed = fixed;
     s->max_rows = max_rows;
+    s->model_unused = MODEL_UNUSED;
+    s->prompt_level = 1;
     for (int i = 0; i < SPECULATIVE_METHODS; i++) {
         s->acceptance[i] = (struct average){FIRST_GUESS, 1};
         for (int k = 0; k <= SUFFIX_DEPTH; k++) s->by_match[i][k] = s->acceptance[i];
@@ -239,6 +243,16 @@ static int draft_suffix(const struct speculative *s, const struct history *h, do
     return drafted > 0 ? drafted : draft_ngram(h, most, ret_tokens, ret_matched);
 }
 
+static bool may_lose(const struct speculative *s)
+{
+    return s->fixed || s->lost_ms <= LOSS_SHARE * s->total_ms;
+}
+
+static bool model_may_draft(const struct speculative *s)
+{
+    return s->fixed || s->model_lost_ms <= LOSS_SHARE * s->total_ms;
+}
+
 static double expected_tokens(double chance, int n)
 {
     double reached = 1, sum = 0;
@@ -255,7 +269,7 @@ void speculative_propose(struct speculative *s, struct speculative_choice choice
         int32_t tokens[SPECULATIVE_MOST];
         const int most = choice.k[m] < room ? choice.k[m] : room;
         int n = most, matched = 0;
-        if (most < 1) continue;
+        if (most < 1 || (m == SPECULATIVE_DRAFT_MODEL && !model_may_draft(s))) continue;
         if (!draft->by[m].judged) draft->by[m].acceptance = s->acceptance[m].value;
         const double acceptance = draft->by[m].acceptance;
         if (m == SPECULATIVE_NGRAM)
@@ -274,10 +288,8 @@ void speculative_propose(struct speculative *s, struct speculative_choice choice
     }
 }
 
-void speculative_learn(struct speculative *s, struct speculative_choice choice,
-                       const struct history *history)
+static void learn(struct speculative *s, const struct history *history)
 {
-    if (!choice.k[SPECULATIVE_SUFFIX]) return;
     int32_t tail[SUFFIX_DEPTH];
     const int before = history->n_prompt + history->n_generated - 1;
     const int n = before < SUFFIX_DEPTH ? before : SUFFIX_DEPTH;
@@ -285,26 +297,35 @@ void speculative_learn(struct speculative *s, struct speculative_choice choice,
     suffix_memory_add(s->memory, history->prompt_key, tail, n, token_at(history, before));
 }
 
+void speculative_learn(struct speculative *s, struct speculative_choice choice,
+                       const struct history *history)
+{
+    if (!choice.k[SPECULATIVE_SUFFIX] || !may_lose(s)) return;
+    if (s->n_learned++ % TIME_LEARNING > 0) {
+        learn(s, history);
+        return;
+    }
+    const int64_t start_ns = clock_now_ns();
+    learn(s, history);
+    s->learning_ms += TIME_LEARNING * clock_ms_since(start_ns);
+}
+
 // ---- how many ----------------------------------------------------------------------------------
 
 bool speculative_wants_drafts(struct speculative *s)
 {
-    if (s->idle == 0) return true;
-    s->idle--;
+    if (may_lose(s)) return true;
     s->model_unused++;
     return false;
 }
 
 struct tally { // what is in the plan so far
     int rows;
-    double tokens, pass_ms;       // expected beyond a plain step's; of the draft model
-    int passes[SPECULATIVE_MOST]; // its rows at each depth
+    int64_t attended;                  // by the rows of the drafts
+    double tokens, pass_ms;            // expected beyond a plain step's; of the draft model
+    int passes[SPECULATIVE_MOST];      // its rows at each depth
+    int64_t reading[SPECULATIVE_MOST]; // and what these attend to
 };
-
-static double pass_ms(const struct speculative *s, int rows)
-{
-    return rows > 0 ? step_cost_plain_ms(&s->passes, rows) : 0;
-}
 
 struct candidates { // a heap of the samples that have a draft left, by the chance of the next one
     int n;
@@ -341,11 +362,19 @@ static struct draft *take_best(struct candidates *c, double *ret_chance)
 static void count(const struct speculative *s, const struct draft *draft, double chance,
                   struct tally *tally)
 {
+    const int depth = draft->n_verify - 1, context = draft->context + depth;
     if (draft->method == SPECULATIVE_DRAFT_MODEL) {
-        int *rows = &tally->passes[draft->n_verify - 1];
-        tally->pass_ms += pass_ms(s, *rows + 1) - pass_ms(s, *rows);
-        ++*rows;
+        int *rows = &tally->passes[depth];
+        int64_t *reading = &tally->reading[depth];
+        if (*rows > 0) tally->pass_ms -= step_cost_ms(&s->passes, *rows, *reading);
+        const int more = depth == 0 && draft->behind == 1 ? 2 : 1;
+        *rows += more;
+        *reading += (int64_t)more * context;
+        tally->pass_ms += step_cost_ms(&s->passes, *rows, *reading);
+        if (depth == 0 && draft->behind > 1)
+            tally->pass_ms += s->prompt_level * s->prompt_token_ms * draft->behind / CATCH_UP_OVER;
     }
+    tally->attended += context + 1;
     tally->tokens += chance;
     tally->rows++;
 }
@@ -358,68 +387,37 @@ static void take_all(const struct speculative *s, struct draft *const *drafts, i
 
 static double trust(const struct speculative *s)
 {
-    return (s->accepted + TRUST_PRIOR) / (s->expected + TRUST_PRIOR);
+    return (s->saved + TRUST_PRIOR) / (s->expected + TRUST_PRIOR);
 }
 
-// The gain over a plain step that is asked for, of a step of plain_ms.
-static double least_gain(const struct speculative *s, double plain_ms)
-{
-    const double prior = TAKEN_PRIOR * plain_ms;
-    const double over = (s->taken_ms + prior) / (s->plain_ms + prior);
-    return over > 1 ? LEAST_GAIN * over : LEAST_GAIN;
-}
-
-void speculative_step_brought(struct speculative *s, int n_seqs, int n_tokens, double ms)
-{
-    if (s->exploring) return;
-    s->taken_ms = TAKEN_KEPT * s->taken_ms + ms;
-    s->plain_ms =
-        TAKEN_KEPT * s->plain_ms + step_cost_plain_ms(&s->cost, n_seqs) * n_tokens / n_seqs;
-}
-
-void speculative_prompts_took(struct speculative *s, double ms)
-{
-    s->taken_ms += ms;
-}
-
-// How many rows a plan may verify, going by those that were measured.
+// How many rows a plan may verify, going by the sizes that were measured.
 static int most_rows(const struct speculative *s, int n_seqs)
 {
-    const int reached = step_cost_reach(&s->cost) - n_seqs;
-    const int least = n_seqs > 8 ? n_seqs / 4 : 2, most = reached > least ? 2 * reached : 2 * least;
+    const int reach = step_cost_reach(&s->cost);
+    const int most = 2 * (reach > n_seqs ? reach : n_seqs) - n_seqs;
     return most < s->max_rows ? most : s->max_rows;
 }
 
-// Of best_rows, which gain so much (0: none of n_rows pays), what is done: now and then something
-// else, to measure it.
-static int explore(struct speculative *s, int best_rows, double gain, int n_rows, int n_seqs)
+// Of best_rows (0: none of n_rows pays), what is done: now and then something else, to measure it.
+static int explore(const struct speculative *s, int best_rows, int n_rows, int n_seqs)
 {
-    if (n_rows == 0) return 0;
-    if (best_rows > 0) {
-        const int every = gain > MUCH ? 2 * PLAIN_EVERY : PLAIN_EVERY, turn = ++s->verified % every;
-        s->in_a_row = 0;
-        if (turn == every / 2 && best_rows < n_rows)
-            return 2 * best_rows < n_rows ? 2 * best_rows : n_rows;
-        return turn > 0 ? best_rows : 0;
-    }
-    s->in_a_row++;
-    s->taken_ms *= TAKEN_KEPT; // what was dear once is forgotten, or would keep drafts out for ever
-    s->plain_ms *= TAKEN_KEPT;
-    s->idle = s->in_a_row / 4 < MOST_IDLE ? s->in_a_row / 4 : MOST_IDLE;
-    if (++s->refused % PROBE_EVERY > 0) return 0;
     const int few = 1 + n_seqs / 4;
+    if (s->tried_ms >= TRY_SHARE * s->total_ms) return best_rows;
+    if (best_rows > 0) return 0;
     return few < n_rows ? few : n_rows;
 }
 
-static void plan_drafts(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
+static void plan_drafts(struct speculative *s, struct draft *const *drafts, int n, int n_seqs,
+                        int64_t attended)
 {
     // Each of more sequences than rows for drafts could gain next to nothing.
     struct draft *order[MOST_DRAFTING];
     double chances[MOST_DRAFTING];
     struct candidates candidates = {.n = n};
     struct tally tally = {0};
+    s->exploring = false;
     if (n == 0 || n > s->max_rows || n > MOST_DRAFTING) return;
-    const double plain_ms = step_cost_plain_ms(&s->cost, n_seqs), trusted = trust(s);
+    const double plain_ms = step_cost_ms(&s->cost, n_seqs, attended), trusted = trust(s);
     if (plain_ms <= 0) return; // a plain step first
     for (int i = 0; i < n; i++) {
         candidates.at[i].chance = drafts[i]->chance;
@@ -427,7 +425,7 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
     }
     for (int i = n / 2 - 1; i >= 0; i--) sift_down(&candidates, i);
     const double plain_rate = n_seqs / plain_ms;
-    double best = least_gain(s, plain_ms) * plain_rate, chance;
+    double best = LEAST_GAIN * plain_rate, chance;
     int best_rows = 0;
     const int most = most_rows(s, n_seqs);
     while (tally.rows < most && tally.rows < MOST_DRAFTING) {
@@ -436,34 +434,38 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
         order[tally.rows] = draft;
         chances[tally.rows] = chance;
         count(s, draft, chance, &tally);
-        const double ms =
-            step_cost_verify_ms(&s->cost, n_seqs, n_seqs + tally.rows) + tally.pass_ms;
+        const double ms = s->look_ms + tally.pass_ms +
+                          step_cost_ms(&s->cost, n_seqs + tally.rows, attended + tally.attended);
         const double rate = (n_seqs + trusted * tally.tokens) / ms;
         if (rate <= best) continue;
         best = rate;
         best_rows = tally.rows;
     }
-    const int rows = explore(s, best_rows, best / plain_rate, tally.rows, n_seqs);
+    s->gain = best / plain_rate;
+    const int rows = explore(s, best_rows, tally.rows, n_seqs);
     s->exploring = rows != best_rows;
-    best_rows = rows;
-    for (int i = tally.rows - 1; i >= best_rows; i--) order[i]->n_verify--;
-    if (best_rows == 0) return;
+    for (int i = tally.rows - 1; i >= rows; i--) order[i]->n_verify--;
+    if (rows == 0) return;
     s->expected *= TRUST_KEPT;
-    s->accepted *= TRUST_KEPT;
-    for (int i = 0; i < best_rows; i++) s->expected += chances[i];
+    s->saved *= TRUST_KEPT;
+    for (int i = 0; i < rows; i++) s->expected += chances[i];
 }
 
-void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs)
+void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs,
+                      int64_t attended)
 {
     if (s->fixed)
         take_all(s, drafts, n);
     else
-        plan_drafts(s, drafts, n, n_seqs);
+        plan_drafts(s, drafts, n, n_seqs, attended);
     s->model_unused++;
     for (int i = 0; i < n; i++)
-        if (drafts[i]->n_verify > 0 && drafts[i]->method == SPECULATIVE_DRAFT_MODEL)
+        if (!s->exploring && drafts[i]->n_verify > 0 &&
+            drafts[i]->method == SPECULATIVE_DRAFT_MODEL)
             s->model_unused = 0;
 }
+
+// ---- what came of it ---------------------------------------------------------------------------
 
 // The mean of the first measurements, then a moving one.
 static void add_to(struct average *a, double measured)
@@ -478,7 +480,6 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
 {
     const enum speculative_method method = draft->method;
     if (n_verified == 0 && method == SPECULATIVE_DRAFT_MODEL) return;
-    if (n_verified > 0) s->accepted += n_accepted;
     // Drafts behind the first that was refused say nothing.
     const int trials = n_verified == 0 ? 1 : n_accepted < n_verified ? n_accepted + 1 : n_verified;
     double *own = &draft->by[method].acceptance;
@@ -491,17 +492,79 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
     draft->by[method].judged = true;
 }
 
-void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms)
+// Against a plain step with the same sequences: what drafts cost, less the plain steps' time that
+// the tokens beyond its own saved.
+static double loss_of(const struct speculative *s, const struct step_report *r, double plain_ms)
 {
-    step_cost_learn(&s->cost, n_rows, verified, ms);
+    const double more_ms = step_cost_ms(&s->cost, r->n_rows, r->attended_by_all) - plain_ms;
+    return r->look_ms + r->draft_ms + more_ms - plain_ms * r->n_saved / r->n_seqs;
 }
 
-void speculative_pass_took(struct speculative *s, int n_rows, double ms)
+static void charge(double *account, double ms, double total_ms)
 {
-    step_cost_learn(&s->passes, n_rows, false, ms);
+    *account += ms;
+    // What was gained long ago is no leave to lose as much.
+    if (*account < -LOSS_SHARE * total_ms) *account = -LOSS_SHARE * total_ms;
+}
+
+static void settle_accounts(struct speculative *s, const struct step_report *r)
+{
+    const double plain_ms = step_cost_ms(&s->cost, r->n_seqs, r->attended);
+    const double loss_ms = loss_of(s, r, plain_ms);
+    if (!s->exploring) {
+        charge(&s->lost_ms, loss_ms, s->total_ms);
+        if (r->draft_ms > 0) charge(&s->model_lost_ms, loss_ms, s->total_ms);
+    } else if (r->n_rows > r->n_seqs) {
+        s->tried_ms += loss_ms > 0 ? loss_ms : 0;
+    } else {
+        s->tried_ms += (s->gain - 1) * plain_ms;
+    }
+}
+
+void speculative_step_over(struct speculative *s, const struct step_report *r)
+{
+    const double ms = r->look_ms + r->draft_ms + r->step_ms;
+    if (s->fixed || r->n_seqs == 0) return;
+    s->total_ms = TIME_KEPT * s->total_ms + ms;
+    s->lost_ms *= TIME_KEPT;
+    s->model_lost_ms *= TIME_KEPT;
+    s->tried_ms *= TIME_KEPT;
+    // As if steps like the first had always gone on: there is something to lose from the start.
+    if (s->total_ms <= ms)
+        s->total_ms = step_cost_ms(&s->cost, r->n_seqs, r->attended) / (1 - TIME_KEPT);
+    if (r->settled && r->decodes)
+        step_cost_learn(&s->cost, r->n_rows, r->attended_by_all, r->step_ms);
+    s->saved += r->n_saved;
+    charge(&s->lost_ms, s->learning_ms, s->total_ms);
+    s->learning_ms = 0;
+    if (!r->looked) return;
+    s->look_ms += LOOK_WEIGHT * (r->look_ms - s->look_ms);
+    if (r->settled) settle_accounts(s, r);
+}
+
+void speculative_prompts_took(struct speculative *s, int n_tokens, double ms)
+{
+    const double measured = s->prompt_ms + s->prompt_token_ms * n_tokens;
+    if (ms > 0 && measured > 0)
+        s->prompt_level += PROMPT_WEIGHT * (ms / measured - s->prompt_level);
+    charge(&s->model_lost_ms, s->prompt_level * measured, s->total_ms);
 }
 
 bool speculative_model_pays(const struct speculative *s)
 {
-    return s->fixed || s->model_unused < MODEL_UNUSED;
+    return s->fixed || (model_may_draft(s) && s->model_unused < MODEL_UNUSED);
+}
+
+struct step_cost *speculative_step_cost(struct speculative *s)
+{
+    return &s->cost;
+}
+struct step_cost *speculative_pass_cost(struct speculative *s)
+{
+    return &s->passes;
+}
+void speculative_set_prompt_cost(struct speculative *s, double ms, double token_ms)
+{
+    s->prompt_ms = ms;
+    s->prompt_token_ms = token_ms;
 }

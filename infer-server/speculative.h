@@ -42,9 +42,9 @@
  * Draft length. Each sample carries for each method a moving average of the chance that its next
  * draft is accepted, measured for one-hot drafts also on steps that verified nothing (the proposal
  * is compared with what was drawn), and the engine one for each length of the matched context;
- * their mean is the chance counted on. With the measured time of steps and of the draft model's
- * passes (step_cost.h) the plan takes the drafts, most promising first, that maximise expected
- * tokens per second over the whole batch: none where that does not pay.
+ * their mean is the chance counted on. With the time of steps and of the draft model's passes
+ * (step_cost.h) the plan takes the drafts, most promising first, that maximise expected tokens per
+ * second over the whole batch: none where that does not pay.
  *
  * The engine's thread, but for speculative_parse() and speculative_write(). */
 #ifndef INFER_SERVER_SPECULATIVE_H
@@ -53,6 +53,8 @@
 #include "common/base/status.h"
 #include <stdbool.h>
 #include <stdint.h>
+
+struct step_cost;
 
 #define SPECULATIVE_MOST 16 // drafts of one sample in one step
 
@@ -88,6 +90,8 @@ struct draft {                      // a sample's; all zero before its first
     int n;                          // proposed; of a draft model: may be drafted, tokens to come
     int n_verify;                   // of these, wanted in the next step
     int matched; // tokens of the context that the first stands on: how sure it is
+    int context; // the sample's tokens
+    int behind;  // draft_model: of these, not computed there, the last not counted
     double chance;
     struct {
         bool judged; // acceptance was measured once
@@ -101,14 +105,16 @@ struct speculative;
 enum status speculative_new(bool fixed, int max_rows, struct speculative **ret);
 void speculative_free(struct speculative *s);
 
-// Whether the next step is to look for drafts: where they do not pay, most steps are not. Once a
-// step with a sample that may draft.
+// Whether the next step is to look for drafts: where they do not pay, few are. Once a step with a
+// sample that may draft.
 bool speculative_wants_drafts(struct speculative *s);
 // Proposes at most `room` tokens to follow, by the method that promises most; n may be 0.
 void speculative_propose(struct speculative *s, struct speculative_choice choice,
                          const struct history *history, int room, struct draft *draft);
-// Sets n_verify of each of the drafts of one step; n_seqs: sequences that decode in it.
-void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs);
+// Sets n_verify of each of the drafts of one step. n_seqs: sequences that decode in it; attended:
+// the lengths of their contexts, summed.
+void speculative_plan(struct speculative *s, struct draft *const *drafts, int n, int n_seqs,
+                      int64_t attended);
 // The step is over: of n_verified drafts the first n_accepted were drawn. With n_verified 0,
 // n_accepted says whether the first proposal (0 or 1) would have been; a draft model's was never
 // made, and is not judged.
@@ -116,14 +122,28 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
 // The history's last token was just drawn.
 void speculative_learn(struct speculative *s, struct speculative_choice choice,
                        const struct history *history);
-// A step took so long, drafting not counted; a pass of the draft model. verified: some sequence had
-// more than one row.
-void speculative_step_took(struct speculative *s, int n_rows, bool verified, double ms);
-void speculative_pass_took(struct speculative *s, int n_rows, double ms);
-// Such a step verified drafts and brought so many tokens; ms is all of it, drafting too.
-void speculative_step_brought(struct speculative *s, int n_seqs, int n_tokens, double ms);
-void speculative_prompts_took(struct speculative *s, double ms); // in the draft model
-// Whether the draft model is worth its prompts' passes: it was used lately, or not tried yet.
+
+struct step_report {    // of a step
+    bool looked;        // for drafts
+    bool decodes;       // nothing but decoding sequences was in it
+    bool settled;       // no pass nor the step, if it decodes, was among the first of its shape
+    int n_seqs, n_rows; // decoding sequences; these and their drafts
+    int n_saved;        // tokens that it brought beyond one for each draw
+    int64_t attended;   // the sequences' contexts, summed
+    int64_t attended_by_all;  // and those of the drafts' rows
+    double look_ms;           // for proposals and the plan
+    double draft_ms, step_ms; // the draft model's passes; the rest
+};
+void speculative_step_over(struct speculative *s, const struct step_report *report);
+// The draft model computed so many tokens of prompts; ms: of that, where it was measured, else 0.
+void speculative_prompts_took(struct speculative *s, int n_tokens, double ms);
+// Whether the draft model is worth its prompts' passes: of late it was used because it pays.
 bool speculative_model_pays(const struct speculative *s);
+
+// What steps, the draft model's passes, and its prompts (a pass of them, each token) take: for
+// whoever measures.
+struct step_cost *speculative_step_cost(struct speculative *s);
+struct step_cost *speculative_pass_cost(struct speculative *s);
+void speculative_set_prompt_cost(struct speculative *s, double ms, double token_ms);
 
 #endif

@@ -126,7 +126,6 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
         w->admitted_at[step->draws[i].sample->order] =
             w->admitted_at[step->items[step->draws[i].item].sample->order];
     int n_prefill = 0, n_tokens = 0;
-    bool pure = true;
     // A prompt's blocks are written before siblings that fork become holders, in the engine by the
     // order of the device's work; here forks of this very step are told apart by their copies.
     for (int i = 0; i < step->n_items; i++) {
@@ -143,7 +142,6 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
         }
         n_tokens += item->n;
         if (item->n > 1 || s->n_generated == 0) n_prefill += item->n;
-        pure &= item->n == 1 && i < step->n_draws && step->draws[i].sample == s;
     }
     for (int i = 0; i < step->n_copies; i++) {
         const int to = step->copies[i].to * BLOCK, from = step->copies[i].from * BLOCK;
@@ -154,7 +152,6 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
     assert_true(n_prefill <= w->chunk);
     assert_true(step->n_items <= w->max_batch && step->n_draws <= w->max_batch);
     assert_true(scheduler_running(w->scheduler) <= w->max_batch);
-    if (step->n_items) assert_int_equal(step->pure_decode, pure && step->n_draws == step->n_items);
     if (scheduler_running(w->scheduler) > w->most_running)
         w->most_running = scheduler_running(w->scheduler);
     for (int i = 0; i < step->n_draws; i++) {

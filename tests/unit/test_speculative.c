@@ -14,7 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_PROMPTS = 1000, N_SAMPLED = 400, N_AGAIN = 250, MOST_TOKENS = 24, TINY_VOCAB = 6, MOST_TOP = 6, WAIT_MS = 120000 };
+enum {
+    N_PROMPTS = 1000,
+    N_SAMPLED = 400,
+    N_AGAIN = 250,
+    MOST_TOKENS = 24,
+    TINY_VOCAB = 6,
+    MOST_TOP = 6,
+    WAIT_MS = 120000
+};
 
 static const char *folder, *model, *draft, *tiny, *tiny_draft;
 
@@ -37,9 +45,10 @@ static void names_of_methods(void **state)
     assert_true(c.k[SPECULATIVE_DRAFT_MODEL] == 3 && speculative_most(c) == 16);
     speculative_write(c, text);
     assert_string_equal(text, "suffix:16,draft_model:3");
-    static const char *const bad[] = {"",          "on",       "ngram:",    "ngram:0",     "ngram:17",
-                                      "ngram:x",   "ngram:3x", "suffix:-1", "off:3",       "ngramm:3",
-                                      "off,ngram", "ngram,",   ",ngram",    "ngram,ngram", "ngram: 3"};
+    static const char *const bad[] = {"",         "on",          "ngram:",    "ngram:0",
+                                      "ngram:17", "ngram:x",     "ngram:3x",  "suffix:-1",
+                                      "off:3",    "ngramm:3",    "off,ngram", "ngram,",
+                                      ",ngram",   "ngram,ngram", "ngram: 3"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(speculative_parse(bad[i], &c), ST_INVALID);
     assert_int_equal(speculative_most(c), 16); // untouched
@@ -159,37 +168,45 @@ static void cost_of_steps(void **state)
 {
     (void)state;
     struct step_cost c = {0};
-    assert_true(step_cost_verify_ms(&c, 1, 4) == 0 && step_cost_reach(&c) == 0);
-    step_cost_learn(&c, 1, false, 1.0);
-    assert_true(step_cost_verify_ms(&c, 1, 4) == 1.0); // as far as anybody knows
+    assert_true(step_cost_ms(&c, 4, 0) == 0 && step_cost_reach(&c) == 0);
+    step_cost_learn(&c, 1, 0, 1.0);
+    assert_true(step_cost_ms(&c, 4, 0) == 1.0); // looks as cheap as what is known
     for (int i = 0; i < 100; i++) {
-        step_cost_learn(&c, 1, false, 1.0);
-        step_cost_learn(&c, 4, true, 2.0);
-        step_cost_learn(&c, 8, true, 4.0);
+        step_cost_learn(&c, 1, 0, 1.0);
+        step_cost_learn(&c, 4, 0, 2.0);
+        step_cost_learn(&c, 8, 0, 4.0);
     }
     assert_int_equal(step_cost_reach(&c), 8);
-    assert_float_equal(step_cost_plain_ms(&c, 1), 1.0, 1e-9);
-    assert_float_equal(step_cost_verify_ms(&c, 1, 2), 1.0 + 1.0 / 3, 1e-9);
-    assert_float_equal(step_cost_verify_ms(&c, 1, 6), 3.0, 1e-9);
-    assert_float_equal(step_cost_verify_ms(&c, 1, 16), 8.0, 1e-9);
-    step_cost_learn(&c, 8, true, 4000.0); // a spike
-    assert_true(step_cost_verify_ms(&c, 1, 8) < 5);
-    // Longer contexts: plain steps alone show it, and those that verify are known to have followed.
-    for (int i = 0; i < 100; i++) step_cost_learn(&c, 1, false, 3.0);
-    assert_float_equal(step_cost_plain_ms(&c, 1), 3.0, 0.1);
-    assert_float_equal(step_cost_verify_ms(&c, 1, 4), 6.0, 0.5);
+    assert_float_equal(step_cost_ms(&c, 1, 0), 1.0, 1e-9);
+    assert_float_equal(step_cost_ms(&c, 2, 0), 1.0 + 1.0 / 3, 1e-9);
+    assert_float_equal(step_cost_ms(&c, 6, 0), 3.0, 1e-9);
+    assert_float_equal(step_cost_ms(&c, 16, 0), 4.0, 1e-9);
+    step_cost_learn(&c, 8, 0, 4000.0); // a spike
+    assert_true(step_cost_ms(&c, 8, 0) < 5);
+    // A slower machine: one size alone shows it, and the others are known to have followed.
+    for (int i = 0; i < 100; i++) step_cost_learn(&c, 1, 0, 3.0);
+    assert_float_equal(step_cost_ms(&c, 1, 0), 3.0, 0.1);
+    assert_float_equal(step_cost_ms(&c, 4, 0), 5.5, 1.0);
+    // What was overrated once is not, when a larger size shows it.
+    for (int i = 0; i < 3; i++) step_cost_learn(&c, 6, 0, 500.0);
+    step_cost_learn(&c, 8, 0, 12.0);
+    assert_true(step_cost_ms(&c, 6, 0) <= step_cost_ms(&c, 8, 0));
     for (int rows = 1; rows < 9000; rows++) { // every size has its place
         struct step_cost one = {0};
-        step_cost_learn(&one, rows, false, 1.0);
-        assert_true(step_cost_plain_ms(&one, rows) == 1.0);
+        step_cost_learn(&one, rows, 0, 1.0);
+        assert_true(step_cost_ms(&one, rows, 0) == 1.0);
     }
+    struct step_cost long_ones = {.token_ms = 0.01};
+    for (int i = 0; i < 100; i++) step_cost_learn(&long_ones, 2, 100, 3.0);
+    assert_float_equal(step_cost_ms(&long_ones, 2, 100), 3.0, 1e-9);
+    assert_float_equal(step_cost_ms(&long_ones, 2, 300), 5.0, 1e-9);
 }
 
-static int planned(struct speculative *s, double acceptance, int n_seqs)
+static int planned(struct speculative *s, double chance, int n_seqs)
 {
-    struct draft d = {.n = 8, .chance = acceptance};
+    struct draft d = {.n = 8, .chance = chance};
     struct draft *list[] = {&d};
-    speculative_plan(s, list, 1, n_seqs);
+    speculative_plan(s, list, 1, n_seqs, 0);
     return d.n_verify;
 }
 
@@ -199,26 +216,84 @@ static void length_follows_cost_and_acceptance(void **state)
     struct speculative *s = NULL;
     assert_ok(speculative_new(false, 64, &s));
     assert_int_equal(planned(s, 0.9, 1), 0); // nothing measured: a plain step first
-    speculative_step_took(s, 1, false, 10);
-    for (int rows = 2; rows <= 9; rows++) speculative_step_took(s, rows, true, 10 + 0.1 * rows);
+    for (int rows = 1; rows <= 9; rows++)
+        step_cost_learn(speculative_step_cost(s), rows, 0, 10 + 0.1 * rows);
     assert_int_equal(planned(s, 0.95, 1), 8); // rows cost next to nothing
     const int middling = planned(s, 0.3, 1);
     assert_true(middling >= 1 && middling < 8);
     assert_int_equal(planned(s, 0.001, 1), 0);
     speculative_free(s);
+}
 
+// ---- accounts ----------------------------------------------------------------------------------
+
+struct world { // how things are, whatever the plan believes
+    double claimed, acceptance;
+    double row_ms, pass_ms, prompt_ms; // beside 1 ms of a plain step; the last once every 8 steps
+    double look_ms;
+    bool by_model;
+};
+
+// Milliseconds a token of one sequence, in 20,000 steps.
+static double run_world(const struct world *w)
+{
+    struct speculative *s = NULL;
+    struct rng rng;
+    double ms = 0;
+    int tokens = 0;
+    rng_init(&rng, 11, 0);
     assert_ok(speculative_new(false, 64, &s));
-    speculative_step_took(s, 1, false, 10);
-    for (int rows = 2; rows <= 9; rows++) speculative_step_took(s, rows, true, 10.0 * rows);
-    int looked = 0, verified = 0;
-    for (int i = 0; i < 10000; i++) {
-        if (!speculative_wants_drafts(s)) continue;
-        looked++;
-        verified += planned(s, 0.9, 1) > 0;
+    for (int rows = 1; rows <= 9; rows++)
+        step_cost_learn(speculative_step_cost(s), rows, 0, 1 + w->row_ms * (rows - 1));
+    if (w->by_model) step_cost_learn(speculative_pass_cost(s), 1, 0, w->pass_ms);
+    speculative_set_prompt_cost(s, w->prompt_ms, 0);
+    for (int i = 0; i < 20000; i++) {
+        struct step_report r = {.decodes = true, .settled = true, .n_seqs = 1, .n_rows = 1};
+        r.looked = speculative_wants_drafts(s);
+        if (r.looked) {
+            struct draft d = {.n = 8, .chance = w->claimed};
+            d.method = w->by_model ? SPECULATIVE_DRAFT_MODEL : SPECULATIVE_NGRAM;
+            struct draft *list[] = {&d};
+            speculative_plan(s, list, 1, 1, 0);
+            r.n_rows += d.n_verify;
+            r.look_ms = w->look_ms;
+            r.draft_ms = w->by_model ? d.n_verify * w->pass_ms : 0;
+            while (r.n_saved < d.n_verify && rng_uniform(&rng) < w->acceptance) r.n_saved++;
+        }
+        r.step_ms = 1 + w->row_ms * (r.n_rows - 1);
+        if (w->by_model && i % 8 == 0 && speculative_model_pays(s)) {
+            speculative_prompts_took(s, 1, w->prompt_ms);
+            ms += w->prompt_ms;
+        }
+        speculative_step_over(s, &r);
+        ms += r.look_ms + r.draft_ms + r.step_ms;
+        tokens += 1 + r.n_saved;
     }
-    assert_true(looked < 1000); // a row costs a step: most do not even look for drafts
-    assert_true(verified > 0 && verified < 50); // only to measure again
     speculative_free(s);
+    return ms / tokens;
+}
+
+static void wrong_plans_cost_little(void **state)
+{
+    (void)state;
+    static const struct world worlds[] = {
+        // claimed and true acceptance, a row, a pass, a prompt, a look
+        {0.9, 0.0, 0.01, 0.00, 0, 0.001, false}, // nothing of what is promised
+        {0.9, 0.3, 0.30, 0.00, 0, 0.001, false}, // a third of it, and rows cost
+        {0.5, 0.5, 0.60, 0.00, 0, 0.010, false}, // honest, and does not pay
+        {0.9, 0.9, 1.00, 0.00, 0, 0.200, false}, // looking costs a fifth of a step
+        {0.9, 0.1, 0.01, 0.10, 0, 0.001, true},  // a draft model that fell behind
+        {0.9, 0.9, 0.01, 0.10, 40, 0.001, true}, // good drafts; prompts eat up what they gain
+    };
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        const double ms = run_world(&worlds[i]);
+        printf("world %zu: %.4f ms a token\n", i, ms);
+        assert_true(ms < 1.02); // a plain step brings one in 1 ms
+    }
+    const struct world good = {0.8, 0.8, 0.02, 0.05, 0.1, 0.001, true};
+    const double ms = run_world(&good), fixed = (1 + 8 * 0.07) / 4.33 + 0.1 / 8 / 4.33;
+    printf("where drafts pay: %.4f ms a token, %.4f with all 8 drafts always\n", ms, fixed);
+    assert_true(ms < 1.05 * fixed);
 }
 
 // ---- engines -----------------------------------------------------------------------------------
@@ -500,7 +575,7 @@ struct tally {
     float logprobs[LENGTH][PREFIXES][TINY_VOCAB]; // 0: not known yet
     int64_t accepted, n_unlike;                   // draws whose log-probabilities were others
 };
-struct group { // a request's tag: the prefixes of its samples
+struct group {        // a request's tag: the prefixes of its samples
     struct take take; // first: its request
     struct tally *tally;
     int prefix[GROUP], n[GROUP];
@@ -534,8 +609,7 @@ static double normal_of(double chi2, int df)
     return (cbrt(chi2 / df) - (1 - v)) / sqrt(v);
 }
 
-static void draw_all(struct bench *b, const char *method, int n, uint64_t seed,
-                     struct tally *tally)
+static void draw_all(struct bench *b, const char *method, int n, uint64_t seed, struct tally *tally)
 {
     static struct group groups[GROUPS];
     const int32_t prompt[] = {1, 2, 3, 1, 2, 3, 1};
@@ -610,8 +684,8 @@ static void draws_the_target_distribution(void **state)
 
 // ---- a draft model's keys and values -----------------------------------------------------------
 
-// A draft model with the policy's own weights draws from the distributions that judge it: one refused
-// draft would mean that one of them read keys or values of something else.
+// A draft model with the policy's own weights draws from the distributions that judge it: one
+// refused draft would mean that one of them read keys or values of something else.
 static void the_same_model_is_always_accepted(void **state)
 {
     (void)state;
@@ -632,7 +706,8 @@ static void the_same_model_is_always_accepted(void **state)
         const int n = 1 + (int)rng_below(&r, 30);
         for (int k = 0; k < n; k++) prompt[k] = (int32_t)rng_below(&r, 64);
         s.seed = (uint64_t)i;
-        assert_ok(speculative_parse(i % 3 == 0 ? "draft_model:1" : "draft_model:5", &s.speculative));
+        assert_ok(
+            speculative_parse(i % 3 == 0 ? "draft_model:1" : "draft_model:5", &s.speculative));
         submit(&b, prompt, n, &s, takes[i]);
         if (i == 31) await_all(&b);
     }
@@ -714,6 +789,7 @@ int main(void)
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(cost_of_steps),
         cmocka_unit_test(length_follows_cost_and_acceptance),
+        cmocka_unit_test(wrong_plans_cost_little),
         cmocka_unit_test(greedy_is_the_same),
         cmocka_unit_test(sampled_is_the_same),
         cmocka_unit_test(cut_is_the_same),

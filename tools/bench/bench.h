@@ -15,7 +15,7 @@ struct bench_options {
     const char *model, *config, *tokenizer, *device, *dtype;
     int64_t batch, context, tokens, sequence, steps, warmup, seed;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
-    int64_t prompt_tokens, group, waves, rounds, warmup_rounds;
+    int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
     double temperature;
     bool ignore_eos;
     bool json;

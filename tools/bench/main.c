@@ -58,6 +58,8 @@ static const struct option_spec table[] = {
     {"batches", OPTION_STRING, FIELD(batches), "1,2,4,8,16,32,64", "LIST", "samples in flight", 0, 0, NULL},
     {"group", OPTION_INT, FIELD(group), "8", "N", "samples of a prompt, at most the batch", 1, 4096, NULL},
     {"waves", OPTION_INT, FIELD(waves), "1", "N", "how often a round fills the batch", 1, 100000, NULL},
+    {"repeats", OPTION_INT, FIELD(repeats), "3", "N",
+     "times that all rounds are done, each time with engines begun anew", 1, 1000, NULL},
     {"rounds", OPTION_INT, FIELD(rounds), "5", "N",
      "measured rounds, each with all methods in turn", 1, 100000, NULL},
     {"warmup-rounds", OPTION_INT, FIELD(warmup_rounds), "1", "N", "rounds before those, of each batch size", 0, 100000,

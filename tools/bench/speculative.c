@@ -9,6 +9,10 @@
  * to round: what a method remembers of a prompt is of the same round's siblings, or of earlier
  * passes over a --prompts file.
  *
+ * Where an executor's memory happens to lie is worth a few percent on a CPU, so all that is done
+ * again
+ * --repeats times with new ones.
+ *
  * The methods of a round run one after another, beginning with another one each round, and a
  * method's time is compared with that of "off" in the same round: a machine that drifts or is
  * shared hurts all alike. Reported are the median of these ratios and their quartiles. One-hot
@@ -36,8 +40,9 @@ struct arm { // a method under measurement
     struct speculative_choice choice;
     bool fixed;
     struct executor *executor;
-    struct engine_stats before; // of the measured rounds at this batch size
-    double *tokens_per_s;       // (rounds)
+    struct engine_stats before;             // the executor's, at its first measured round
+    double steps, times, drafted, accepted; // in the measured rounds at this batch size
+    double *tokens_per_s;                   // (repeats * rounds)
 };
 struct comparison {
     struct bench *b;
@@ -238,7 +243,8 @@ out:
 
 // ---- a batch size ------------------------------------------------------------------------------
 
-static enum status open_executors(struct comparison *c, int batch)
+// The first is another arm's each time.
+static enum status open_executors(struct comparison *c, int batch, int repeat)
 {
     const struct bench *b = c->b;
     // Room for drafts and for the block a running sample that admission keeps back: the batch is to
@@ -249,7 +255,7 @@ static enum status open_executors(struct comparison *c, int batch)
     const int64_t n_blocks = (int64_t)batch * ((context + BLOCK - 1) / BLOCK);
     int64_t block_bytes = kv_memory_block_bytes(b->config, b->dt, BLOCK);
     for (int i = 0; i < c->n_arms; i++) {
-        struct arm *arm = &c->arms[i];
+        struct arm *arm = &c->arms[(i + repeat) % c->n_arms];
         // Only a method that uses it pays for a draft model.
         const struct weights *draft = arm->choice.k[SPECULATIVE_DRAFT_MODEL] ? c->draft : NULL;
         const int64_t draft_bytes =
@@ -277,64 +283,83 @@ static void close_executors(struct comparison *c)
     }
 }
 
-// Sorts `ratios` and `rates`, both (rounds).
+static void count_arm(struct arm *arm)
+{
+    struct engine_stats now = {0};
+    executor_stats(arm->executor, &now);
+    arm->steps += (double)(now.steps - arm->before.steps);
+    arm->times += (double)(now.num_drafts - arm->before.num_drafts);
+    arm->drafted += (double)(now.num_draft_tokens - arm->before.num_draft_tokens);
+    arm->accepted += (double)(now.num_accepted_tokens - arm->before.num_accepted_tokens);
+}
+
+// Sorts `ratios` and `rates`, both (repeats * rounds).
 static void report_arm(struct comparison *c, const struct arm *arm, int batch, double *ratios,
                        double *rates)
 {
-    const int rounds = (int)c->b->o.rounds;
-    struct engine_stats now = {0};
-    executor_stats(arm->executor, &now);
-    const double steps = (double)(now.steps - arm->before.steps);
-    const double times = (double)(now.num_drafts - arm->before.num_drafts);
-    const double drafted = (double)(now.num_draft_tokens - arm->before.num_draft_tokens);
-    const double accepted = (double)(now.num_accepted_tokens - arm->before.num_accepted_tokens);
+    const int rounds = (int)(c->b->o.repeats * c->b->o.rounds);
     for (int i = 0; i < rounds; i++) {
         rates[i] = arm->tokens_per_s[i];
         ratios[i] = rates[i] / c->arms[0].tokens_per_s[i];
     }
     const double rate = median(rates, rounds), ratio = median(ratios, rounds);
     const double low = ratios[rounds / 4], high = ratios[rounds - 1 - rounds / 4];
+    const double acceptance = arm->accepted / arm->drafted, length = arm->accepted / arm->times;
     json_array_append_new(
-        c->results, json_pack("{s:i, s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f}", "batch", batch,
-                              "method", arm->name, "tokens_per_s", rate, "ratio_to_off", ratio,
-                              "ratio_quartile_1", low, "ratio_quartile_3", high, "accept_rate",
-                              drafted > 0 ? json_real(accepted / drafted) : json_null(),
-                              "mean_acceptance_length",
-                              times > 0 ? json_real(1 + accepted / times) : json_null(),
-                              "draft_tokens_per_step", drafted / steps));
+        c->results,
+        json_pack("{s:i, s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f}", "batch", batch, "method",
+                  arm->name, "tokens_per_s", rate, "ratio_to_off", ratio, "ratio_quartile_1", low,
+                  "ratio_quartile_3", high, "accept_rate",
+                  arm->drafted > 0 ? json_real(acceptance) : json_null(), "mean_acceptance_length",
+                  arm->times > 0 ? json_real(1 + length) : json_null(), "draft_tokens_per_step",
+                  arm->drafted / arm->steps));
     if (c->b->o.json) return;
-    char accept[16] = "-", length[16] = "-";
-    if (drafted > 0) snprintf(accept, sizeof accept, "%.1f%%", 100 * accepted / drafted);
-    if (times > 0) snprintf(length, sizeof length, "%.2f", 1 + accepted / times);
+    char accept_text[16] = "-", length_text[16] = "-";
+    if (arm->drafted > 0) snprintf(accept_text, sizeof accept_text, "%.1f%%", 100 * acceptance);
+    if (arm->times > 0) snprintf(length_text, sizeof length_text, "%.2f", 1 + length);
     printf("%5d  %-24s %10.0f %7.3f  %.3f..%.3f %9s %7s %12.2f\n", batch, arm->name, rate, ratio,
-           low, high, accept, length, drafted / steps);
+           low, high, accept_text, length_text, arm->drafted / arm->steps);
     fflush(stdout);
+}
+
+static enum status repeat_at(struct comparison *c, int batch, int repeat)
+{
+    const int warmup = (int)c->b->o.warmup_rounds, rounds = (int)c->b->o.rounds;
+    enum status st = ST_OK;
+    CHECK(open_executors(c, batch, repeat));
+    for (int round = 0; round < warmup + rounds; round++) {
+        for (int i = 0; i < c->n_arms; i++) {
+            struct arm *arm = &c->arms[(i + round) % c->n_arms];
+            const int number = repeat * (warmup + rounds) + round;
+            double rate;
+            if (round == warmup) executor_stats(arm->executor, &arm->before);
+            CHECK(run_round(c, arm, batch, number, &rate));
+            if (round >= warmup) arm->tokens_per_s[repeat * rounds + round - warmup] = rate;
+        }
+    }
+    for (int i = 0; i < c->n_arms; i++) count_arm(&c->arms[i]);
+out:
+    close_executors(c);
+    return st;
 }
 
 static enum status compare_at(struct comparison *c, int batch, double *ratios, double *rates)
 {
-    const int warmup = (int)c->b->o.warmup_rounds, rounds = (int)c->b->o.rounds;
     enum status st = ST_OK;
-    CHECK(open_executors(c, batch));
-    for (int round = 0; round < warmup + rounds; round++) {
-        for (int i = 0; i < c->n_arms; i++) {
-            struct arm *arm = &c->arms[(i + round) % c->n_arms];
-            double rate;
-            if (round == warmup) executor_stats(arm->executor, &arm->before);
-            CHECK(run_round(c, arm, batch, round, &rate));
-            if (round >= warmup) arm->tokens_per_s[round - warmup] = rate;
-        }
+    for (int i = 0; i < c->n_arms; i++) {
+        struct arm *arm = &c->arms[i];
+        arm->steps = arm->times = arm->drafted = arm->accepted = 0;
     }
+    for (int repeat = 0; repeat < c->b->o.repeats; repeat++) CHECK(repeat_at(c, batch, repeat));
     for (int i = 0; i < c->n_arms; i++) report_arm(c, &c->arms[i], batch, ratios, rates);
 out:
-    close_executors(c);
     return st;
 }
 
 enum status bench_speculative(struct bench *b)
 {
     struct comparison c = {.b = b, .tokens = b->o.tokens ? (int)b->o.tokens : 128};
-    const size_t rounds = (size_t)b->o.rounds;
+    const size_t rounds = (size_t)(b->o.repeats * b->o.rounds);
     double *figures = NULL; // (arms + 2, rounds): the arms' rates, and two lists to sort
     enum status st = ST_OK;
     CHECK(read_batches(&c));
