@@ -298,7 +298,10 @@ enum status generation_start(struct generation_host *host, struct api_request *r
 {
     enum status st;
     struct generation *g = calloc(1, sizeof *g);
-    if (!g) return status_fail(ST_NO_MEMORY, "out of memory");
+    if (!g) {
+        api_request_free(request);
+        return status_fail(ST_NO_MEMORY, "out of memory");
+    }
     g->host = host;
     g->request = request;
     g->notify = notify;

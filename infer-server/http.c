@@ -53,7 +53,7 @@ struct exchange {
     struct exchange *next, **link;
     const struct http_route *route;
     enum exchange_state state;
-    bool suspended, gone, expired, body_dropped, streaming, stream_ended, close_after;
+    bool suspended, gone, expired, streaming, stream_ended, close_after;
     struct bytes body; // the request's; later the part of a stream that is not sent yet
     size_t body_seen, sent;
     int64_t deadline_ns, since_ns;

@@ -424,8 +424,13 @@ static void test_stop_token(void **state)
     assert_int_equal(json_array_size(cut_ids), first + 1); // the token itself is the last
     assert_string_equal(text_of(choice_of(cut, 0), "finish_reason"), "stop");
     assert_int_equal(int_of(choice_of(cut, 0), "stop_reason"), stop_id);
+    json_t *same = daemon_post(d.socket, "/generate", 200, body);
+    const json_t *output = json_array_get(json_object_get(same, "outputs"), 0);
+    assert_true(json_equal(json_object_get(output, "token_ids"), cut_ids));
+    assert_int_equal(int_of(output, "stop_reason"), stop_id);
     json_decref(all);
     json_decref(cut);
+    json_decref(same);
 }
 
 // ---- rollouts and /generate
