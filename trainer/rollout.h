@@ -22,7 +22,7 @@ struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
     struct sample *samples;          // (n_groups, n_per_group)
-    long n_tokens, n_prompt_tokens;  // of the completions; of the prompts, once a group
+    long n_tokens;                   // of the completions
     double seconds;                  // request to last line
 };
 
