@@ -19,8 +19,7 @@ static void put_token_text(struct json_out *o, const struct answer *a, int32_t t
     bytes_release(&text);
 }
 
-// ---- log-probabilities
-// ------------------------------------------------------------------------------
+// ---- log-probabilities -------------------------------------------------------------------------
 
 static bool text_is_listed(const struct answer *a, const struct top_logprob *top, int n,
                            int32_t token)
@@ -136,8 +135,7 @@ static void put_chat_logprobs(struct json_out *o, const struct answer *a,
     json_out_close(o, '}');
 }
 
-// ---- a choice, whole or from where the last chunk ended
-// ---------------------------------------------------
+// ---- a choice, whole or from where the last chunk ended ----------------------------------------
 
 static void put_text(struct json_out *o, const struct answer *a, const char *key,
                      const struct generation_sample *s, size_t from, size_t to)
@@ -192,8 +190,7 @@ static void put_choice(struct json_out *o, const struct answer *a, struct genera
     s->sent_text = text_to;
 }
 
-// ---- objects
-// --------------------------------------------------------------------------------------------
+// ---- objects -----------------------------------------------------------------------------------
 
 static void put_head(struct json_out *o, const struct answer *a, bool chunk)
 {
@@ -284,8 +281,7 @@ void openai_answer(struct answer *a, struct bytes *to)
     bytes_puts(to, "\n");
 }
 
-// ---- streams
-// --------------------------------------------------------------------------------------------
+// ---- streams -----------------------------------------------------------------------------------
 
 static void put_chunk(struct answer *a, struct generation_sample *s, struct bytes *to)
 {

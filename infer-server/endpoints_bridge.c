@@ -66,8 +66,7 @@ static void answer_failure(struct job *j)
     job_free(j);
 }
 
-// ---- facts
-// ----------------------------------------------------------------------------------------
+// ---- facts -------------------------------------------------------------------------------------
 
 static json_t *control_json(struct engine *engine)
 {
@@ -183,8 +182,7 @@ void handle_bridge_info(void *server, struct exchange *x)
     job_free(j);
 }
 
-// ---- pause and resume
-// ---------------------------------------------------------------------------------
+// ---- pause and resume --------------------------------------------------------------------------
 
 static void answer_state(struct server *s, struct exchange *x, const char *status)
 {
@@ -244,8 +242,7 @@ void handle_bridge_resume(void *server, struct exchange *x)
     answer_state(s, x, "resumed");
 }
 
-// ---- reload
-// ---------------------------------------------------------------------------------------------
+// ---- reload ------------------------------------------------------------------------------------
 
 static void reload_deliver(struct inbox_message *message)
 {

@@ -30,8 +30,7 @@ struct generation {
     bool released;
 };
 
-// ---- the engine's thread
-// ---------------------------------------------------------------------------
+// ---- the engine's thread -----------------------------------------------------------------------
 
 struct event_message {
     struct inbox_message message;
@@ -78,8 +77,7 @@ void generation_on_event(void *host_, const struct engine_event *event)
     inbox_post(host->inbox, &m->message);
 }
 
-// ---- the loop's thread
-// -----------------------------------------------------------------------------
+// ---- the loop's thread -------------------------------------------------------------------------
 
 static void sample_release(struct generation_sample *s)
 {

@@ -104,8 +104,7 @@ bool device_computes_in(const struct device *dev, enum dtype dt)
     return dt == DT_F32 || (dt == DT_BF16 && dev->backend->kind == DEVICE_CUDA);
 }
 
-// ---- memory
-// --------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 
 void device_count(struct device *dev, int64_t bytes)
 {
@@ -213,8 +212,7 @@ enum status device_sync(struct device *dev)
     return st;
 }
 
-// ---- memory shared between processes
-// ---------------------------------------------------------------
+// ---- memory shared between processes -----------------------------------------------------------
 
 static enum status shared_new(struct device *dev, size_t bytes, const char *label,
                               struct shared_memory **ret)
@@ -289,8 +287,7 @@ void shared_memory_free(struct shared_memory *memory)
     free(memory);
 }
 
-// ---- captured work and time
-// ------------------------------------------------------------------------
+// ---- captured work and time --------------------------------------------------------------------
 
 /* A graph is opaque to this file and carries no device; its backend's graph_free knows what it is.
  * Only CUDA makes graphs. */

@@ -70,8 +70,7 @@ void *cuda_workspace(struct device *dev, size_t bytes)
     return cuda_ok(dev, grow(dev, want), "workspace") ? state->workspace : NULL;
 }
 
-// ---- opening
-// -------------------------------------------------------------------------------------
+// ---- opening -----------------------------------------------------------------------------------
 
 __global__ void probe() {}
 
@@ -148,8 +147,7 @@ static enum status open_at(int index, struct device *dev)
     return st;
 }
 
-// ---- memory
-// --------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 
 static enum status alloc(struct device *dev, size_t bytes, void **ret)
 {
@@ -363,8 +361,7 @@ static void shared_close(struct shared_memory *memory)
         cudaIpcCloseMemHandle(memory->data);
 }
 
-// ---- captured work
-// -------------------------------------------------------------------------------
+// ---- captured work -----------------------------------------------------------------------------
 
 static bool capture_begin(struct device *dev)
 {
@@ -415,8 +412,7 @@ static void graph_free(struct device_graph *graph)
     free(graph);
 }
 
-// ---- time
-// ----------------------------------------------------------------------------------------
+// ---- time --------------------------------------------------------------------------------------
 
 static void timer_start(struct device *dev)
 {

@@ -179,8 +179,7 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, in
     cuda_add_parts(dev, out, parts, n_parts, cols);
 }
 
-// ---- conversion
-// ----------------------------------------------------------------------------------
+// ---- conversion --------------------------------------------------------------------------------
 
 template <typename Y, typename X, int V> __global__ void convert_kernel(Y *y, const X *x, int64_t n)
 {

@@ -65,8 +65,7 @@ struct op_case {
 
 static struct device *cpu, *cuda;
 
-// ---- arrays
-// --------------------------------------------------------------------------------------
+// ---- arrays ------------------------------------------------------------------------------------
 
 static void *must(void *p)
 {
@@ -226,8 +225,7 @@ static double compare(struct test *t, const char *what, double **got, double **w
     return worst;
 }
 
-// ---- finite differences
-// --------------------------------------------------------------------------
+// ---- finite differences ------------------------------------------------------------------------
 
 /* Adds to expect (of the array `gradient`) the derivative of loss() by entries of input `input`,
  * through central differences in double. `base` is what the gradient is added to. Large inputs: a
@@ -286,8 +284,7 @@ static void matmul_reference(struct test *t, double **v)
 
 static const struct op_def op_matmul = {"matmul", matmul_setup, matmul_launch, matmul_reference};
 
-// ---- rows
-// ------------------------------------------------------------------------------------------
+// ---- rows --------------------------------------------------------------------------------------
 // gather_rows, scatter_add_rows: p: n width table_rows
 
 static void gather_setup(struct test *t)
@@ -708,8 +705,7 @@ static void softcap_back_reference(struct test *t, double **v)
 static const struct op_def op_softcap_back = {"softcap_back", softcap_back_setup,
                                               softcap_back_launch, softcap_back_reference};
 
-// ---- mixture of experts
-// ---------------------------------------------------------------------------------
+// ---- mixture of experts ------------------------------------------------------------------------
 // moe_route: p: rows n_experts top_k pattern of the logits
 
 enum logits { ANY, TIES, ONE, FEW }; // ONE: the last expert always; FEW: never every third one
@@ -1538,8 +1534,7 @@ static void distill_reference(struct test *t, double **v)
 static const struct op_def op_distill = {"distill", distill_setup, distill_launch,
                                          distill_reference};
 
-// ---- optimizer
-// ---------------------------------------------------------------------------------------
+// ---- optimizer ---------------------------------------------------------------------------------
 // sum_squares: p: n.  adamw: p: n step
 
 static void squares_setup(struct test *t)
@@ -1607,8 +1602,7 @@ static void adamw_reference(struct test *t, double **v)
 
 static const struct op_def op_adamw = {"adamw", adamw_setup, adamw_launch, adamw_reference};
 
-// ---- the table
-// ---------------------------------------------------------------------------------------
+// ---- the table ---------------------------------------------------------------------------------
 
 static const struct op_case cases[] = {
     {&op_matmul, "m1 n7 k5 NT", {1, 7, 5, 0, 1, 0, 0, 0}, false},
@@ -1869,8 +1863,7 @@ static void test_table(void **state)
     if (failed) fail_msg("%d comparisons failed; the lines above name them", failed);
 }
 
-// ---- operations with tests of their own
-// ----------------------------------------------------------------
+// ---- operations with tests of their own --------------------------------------------------------
 
 // Runs `body` on the CPU and, where there is one, on CUDA.
 static void on_each_device(const char *op, void (*body)(struct device *dev))
