@@ -146,6 +146,34 @@ void device_release(struct device *dev, void *memory)
     dev->backend->release(dev, memory);
 }
 
+size_t device_parts_bytes(const struct device_part *parts, int n)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) bytes += parts[i].bytes;
+    return bytes;
+}
+
+void **device_part_pointer(void *owner, const struct device_part *part)
+{
+    return (void **)((char *)owner + part->field);
+}
+
+enum status device_alloc_parts(struct device *dev, void *owner, const struct device_part *parts,
+                               int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (parts[i].bytes == 0) continue;
+        enum status st = device_alloc(dev, parts[i].bytes, device_part_pointer(owner, &parts[i]));
+        if (st != ST_OK) return st;
+    }
+    return ST_OK;
+}
+
+void device_release_parts(struct device *dev, void *owner, const struct device_part *parts, int n)
+{
+    for (int i = 0; i < n; i++) device_release(dev, *device_part_pointer(owner, &parts[i]));
+}
+
 enum status device_reserve(struct device *dev, size_t bytes)
 {
     return dev->backend->reserve(dev, bytes);
