@@ -15,7 +15,7 @@ struct reward_input {
     const char *answer;      // of the data set; NULL where it has none
     int n_tokens;            // of the completion
     bool truncated;          // it ended at the token limit
-    const json_t *telemetry; // of this sample (DESIGN, "Telemetry of one sample"); may be NULL
+    const json_t *telemetry; // of this sample (docs/protocol.md); may be NULL
     const json_t *prompt;    // text or messages, as the data set has it; may be NULL
     const json_t *row;       // the data set's line; may be NULL
 };

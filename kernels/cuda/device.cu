@@ -256,10 +256,10 @@ static enum status sync(struct device *dev)
     return error == cudaSuccess ? ST_OK : fail(dev, error, "waiting for enqueued work");
 }
 
-// ---- memory shared between processes
-// --------------------------------------------------------------- A shared allocation is rounded up
-// to whole 2 MiB pages: smaller ones may lie inside a page with others, and an IPC handle stands
-// for the page.
+// ---- memory shared between processes -----------------------------------------------------------
+
+// A shared allocation is rounded up to whole 2 MiB pages: smaller ones may lie inside a page with
+// others, and an IPC handle stands for the page.
 static size_t shared_size(size_t bytes)
 {
     return (bytes + (2u << 20) - 1) >> 21 << 21;

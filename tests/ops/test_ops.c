@@ -248,9 +248,9 @@ static void differentiate(struct test *t, double **v, int gradient, int input, b
     }
 }
 
-// ---- operations: matmul
-// --------------------------------------------------------------------------- p: m n k trans_a
-// trans_b beta bias out_f32
+// ---- operations: matmul ------------------------------------------------------------------------
+
+// p: m n k trans_a trans_b beta bias out_f32
 
 static void matmul_setup(struct test *t)
 {
@@ -397,9 +397,9 @@ static void column_reference(struct test *t, double **v)
 static const struct op_def op_column = {"column_sum", column_setup, column_launch,
                                         column_reference};
 
-// ---- norms
-// ----------------------------------------------------------------------------------------- p: kind
-// tokens width heads bias gap(elements between heads' end and the next token) add in_place
+// ---- norms -------------------------------------------------------------------------------------
+
+// p: kind tokens width heads bias gap(elements between heads' end and the next token) add in_place
 
 static struct norm_shape norm_shape_of(const int *p)
 {
@@ -536,9 +536,9 @@ static void norm_back_reference(struct test *t, double **v)
 static const struct op_def op_norm_back = {"norm_back", norm_back_setup, norm_back_launch,
                                            norm_back_reference};
 
-// ---- rope
-// ------------------------------------------------------------------------------------------ p:
-// rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign
+// ---- rope --------------------------------------------------------------------------------------
+
+// p: rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign
 
 static void rope_setup(struct test *t)
 {
@@ -579,9 +579,9 @@ static void rope_reference(struct test *t, double **v)
 
 static const struct op_def op_rope = {"rope", rope_setup, rope_launch, rope_reference};
 
-// ---- activations
-// ----------------------------------------------------------------------------------- p: rows width
-// kind gated
+// ---- activations -------------------------------------------------------------------------------
+
+// p: rows width kind gated
 
 static double act_formula(double x, int kind)
 {
@@ -1032,10 +1032,11 @@ static void experts_back_reference(struct test *t, double **v)
 static const struct op_def op_experts_back = {"matmul_experts_back", experts_back_setup,
                                               experts_back_launch, experts_back_reference};
 
-// ---- attention
-// ------------------------------------------------------------------------------------- p: n_heads
-// n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged) Packed
-// layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or -1}
+// ---- attention ---------------------------------------------------------------------------------
+
+// p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged)
+
+// Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or -1}
 struct layout_seq {
     int len, prefix;
 };
@@ -1367,9 +1368,9 @@ static void attn_paged_reference(struct test *t, double **v)
 static const struct op_def op_attn_paged = {"attn_paged", attn_paged_setup, attn_paged_launch,
                                             attn_paged_reference};
 
-// ---- log-probabilities
-// ----------------------------------------------------------------------------- p: n vocab
-// temperature(tenths)
+// ---- log-probabilities -------------------------------------------------------------------------
+
+// p: n vocab temperature(tenths)
 
 enum { LP_LOGPROB, LP_LSE, LP_ENTROPY, LP_LOGITS, LP_TARGET };
 
