@@ -56,13 +56,15 @@ static enum option_result parse(const char *const *words, struct config *config,
                          set);
 }
 
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
 static void defaults(void **state)
 {
     (void)state;
     struct config c;
     const char *positional[2] = {"x", "y"};
     struct option_set *set = NULL;
-    assert_int_equal(parse(OPTIONS(NULL), &c, positional, &set), OPTIONS_OK);
+    assert_int_equal(parse(WORDS(NULL), &c, positional, &set), OPTIONS_OK);
     assert_null(c.model);
     assert_string_equal(c.device, "auto");
     assert_int_equal(c.steps, 10);
@@ -83,7 +85,7 @@ static void command_line(void **state)
     struct config c;
     const char *positional[2];
     struct option_set *set = NULL;
-    assert_int_equal(parse(OPTIONS("--model", "dir", "one", "--learning-rate=-0", "--verbose",
+    assert_int_equal(parse(WORDS("--model", "dir", "one", "--learning-rate=-0", "--verbose",
                                  "--no-sync", "--", "--two"),
                            &c, positional, &set),
                      OPTIONS_OK);
@@ -98,7 +100,7 @@ static void command_line(void **state)
     options_free(set);
 
     // the later one wins; =false; an empty string and one that begins with dashes
-    assert_int_equal(parse(OPTIONS("--max-steps", "3", "--max-steps=4", "--verbose=false",
+    assert_int_equal(parse(WORDS("--max-steps", "3", "--max-steps=4", "--verbose=false",
                                  "--model=", "--model=--odd", "-"),
                            &c, positional, &set),
                      OPTIONS_OK);
@@ -121,7 +123,7 @@ static void file_under_flags(void **state)
     const char *positional[2];
     struct option_set *set = NULL;
     // the flag stands before --config and still beats the file
-    assert_int_equal(parse(OPTIONS("--max-steps", "30", "--config", path), &c, positional, &set),
+    assert_int_equal(parse(WORDS("--max-steps", "30", "--config", path), &c, positional, &set),
                      OPTIONS_OK);
     assert_int_equal(c.steps, 30);
     assert_true(c.rate == 1.0);
@@ -140,7 +142,7 @@ static void file_under_flags(void **state)
     assert_ok(json_write_file(path, 0600, resolved));
     struct config again;
     struct option_set *second = NULL;
-    assert_int_equal(parse(OPTIONS("--config", path), &again, positional, &second), OPTIONS_OK);
+    assert_int_equal(parse(WORDS("--config", path), &again, positional, &second), OPTIONS_OK);
     json_t *twice = options_to_json(table, &again);
     assert_true(json_equal(resolved, twice));
     assert_int_equal(again.steps, 30);
@@ -174,13 +176,13 @@ static void wrong_files(void **state)
     struct option_set *set = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_write(path, cases[i][0], strlen(cases[i][0]));
-        assert_int_equal(parse(OPTIONS("--config", path), &c, positional, &set), OPTIONS_BAD);
+        assert_int_equal(parse(WORDS("--config", path), &c, positional, &set), OPTIONS_BAD);
         assert_message(path);
         assert_message(cases[i][1]);
         assert_null(set);
         assert_null(c.device); // no string of the dead set is left behind
     }
-    assert_int_equal(parse(OPTIONS("--config", "/no/such.json"), &c, positional, &set), OPTIONS_BAD);
+    assert_int_equal(parse(WORDS("--config", "/no/such.json"), &c, positional, &set), OPTIONS_BAD);
     assert_message("/no/such.json");
 }
 
@@ -268,7 +270,7 @@ static void help_and_version(void **state)
     const char *positional[2];
     struct option_set *set = NULL;
     int saved = redirect_fd(STDOUT_FILENO, path);
-    enum option_result result = parse(OPTIONS("--verbose", "--help"), &c, positional, &set);
+    enum option_result result = parse(WORDS("--verbose", "--help"), &c, positional, &set);
     restore_fd(STDOUT_FILENO, saved);
     assert_int_equal(result, OPTIONS_DONE);
     assert_null(set);
@@ -287,7 +289,7 @@ static void help_and_version(void **state)
     free(text);
 
     saved = redirect_fd(STDOUT_FILENO, path);
-    result = parse(OPTIONS("--version"), &c, positional, &set);
+    result = parse(WORDS("--version"), &c, positional, &set);
     restore_fd(STDOUT_FILENO, saved);
     assert_int_equal(result, OPTIONS_DONE);
     text = test_read(path);
