@@ -41,13 +41,14 @@ void advantage_compute(const double *rewards, int n_groups, int n_per_group,
     double batch_std, squares = 0;
     struct advantage_stats stats = {0};
     mean_std(rewards, n, &stats.reward_mean, &batch_std);
+    stats.reward_std = batch_std;
     for (int g = 0; g < n_groups; g++) {
         const double *group = rewards + (size_t)g * n_per_group;
         float *advantages = ret_advantages + (size_t)g * n_per_group;
         bool flat = all_equal(group, n_per_group);
         double mean, std;
         mean_std(group, n_per_group, &mean, &std);
-        stats.reward_std += std / n_groups;
+        stats.group_std += std / n_groups;
         stats.frac_zero_std += (double)flat / n_groups;
         double divisor = scale == SCALE_GROUP   ? std + ADVANTAGE_EPS
                          : scale == SCALE_BATCH ? batch_std + ADVANTAGE_EPS

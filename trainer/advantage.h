@@ -11,7 +11,8 @@ enum status advantage_scale_from_name(const char *name, enum advantage_scale *re
 
 struct advantage_stats {
     double reward_mean;   // over all samples
-    double reward_std;    // mean over groups of the group's standard deviation, as TRL reports it
+    double reward_std;    // over all samples, as TRL reports it
+    double group_std;     // mean over groups of the group's own
     double frac_zero_std; // share of groups whose rewards are all equal: they teach nothing
     double mean, std;     // of the advantages
 };

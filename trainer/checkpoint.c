@@ -376,9 +376,24 @@ static enum status follow_link(const char *run_folder, const char *name, char **
     return st;
 }
 
+// A run whose last checkpoint was taken away would otherwise start over, on top of its records.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder)
 {
-    return follow_link(run_folder, "checkpoints/latest", ret_folder);
+    char target[PATH_MAX], *folder = NULL;
+    enum status st = follow_link(run_folder, "checkpoints/latest", &folder);
+    if (st != ST_OK) return st;
+    char *link = folder ? NULL : path_join(run_folder, "checkpoints/latest");
+    if (!folder && !link) return no_memory();
+    ssize_t len = folder ? -1 : readlink(link, target, sizeof target);
+    if (len > 0)
+        st = status_fail(ST_NOT_FOUND,
+                         "%s: it names %.*s, which is not there any more; let it name another "
+                         "(ln -sfn step-N %s), or remove it to start over",
+                         link, (int)len, target, link);
+    else
+        *ret_folder = folder;
+    free(link);
+    return st;
 }
 
 enum status checkpoint_best(const char *run_folder, char **ret_folder)

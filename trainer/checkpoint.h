@@ -44,7 +44,7 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder);
 // The folder that `latest` points to, or `best`; NULL where there is none yet. The caller's to
-// free.
+// free. ST_NOT_FOUND where `latest` points to one that was removed; `best` then counts as none.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder);
 enum status checkpoint_best(const char *run_folder, char **ret_folder);
 // trainer_state.json; ret->state is the caller's.

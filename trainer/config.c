@@ -50,7 +50,7 @@ const struct option_spec train_options[] = {
      NULL},
     {"num-generations", OPTION_INT, AT(num_generations), "8", "N",
      "samples of each prompt, without a curriculum", 1, 4096, NULL},
-    {"max-completion-length", OPTION_INT, AT(max_completion_length), "256", "TOKENS",
+    {"max-completion-length", OPTION_INT, AT(max_completion_length), "512", "TOKENS",
      "of one sample", 1, 1e7, NULL},
     {"temperature", OPTION_DOUBLE, AT(temperature), "1", "T", "of sampling and of the loss", 1e-3,
      100, NULL},
@@ -275,6 +275,11 @@ enum status train_config_resolve(const struct train_config *config, struct train
     if (config->resume && !config->run_dir) {
         st = status_fail(ST_INVALID,
                          "--resume needs --run-dir, the folder of the run to go on with");
+        goto out;
+    }
+    if (config->run_dir && !config->run_dir[0]) {
+        st = status_fail(ST_INVALID, "--run-dir is empty; name a folder, or leave it out for "
+                                     "runs/DATE-TIME");
         goto out;
     }
     if (config->num_generations < 2) {

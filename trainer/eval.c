@@ -116,7 +116,7 @@ static const struct option_spec eval_options[] = {
      NULL},
     REWARD_OPTIONS,
     PROMPT_OPTIONS,
-    {"max-completion-length", OPTION_INT, AT(max_completion_length), "256", "TOKENS",
+    {"max-completion-length", OPTION_INT, AT(max_completion_length), "512", "TOKENS",
      "of one answer", 1, 1e7, NULL},
     {"temperature", OPTION_DOUBLE, AT(temperature), "0", "T", "0: greedy", 0, 100, NULL},
     {"stop", OPTION_STRING, AT(stop), NULL, "TEXT", "text that ends an answer", 0, 0, NULL},
@@ -195,6 +195,7 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
         .timeout_ms = (int)(config->rollout_timeout * 1e3),
         .idle_timeout_ms = (int)(config->rollout_timeout * 1e3),
     };
+    CHECK(rollout_check_context(&source, data, config->limit, config->max_completion_length));
     struct sampling_options sampling = {
         .temperature = config->temperature,
         .top_p = 1,

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #define BUSY_RETRY_MS 200
+#define MODELS_MS     10000
 
 struct intake { // what the line function works on
     const struct rollout_source *source;
@@ -315,4 +316,28 @@ out:
     json_decref(request);
     if (st != ST_OK) rollout_free(r);
     return st;
+}
+
+// ---- the daemon's context -----------------------------------------------------------------------
+
+enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,
+                                  int64_t limit, int64_t max_completion_length)
+{
+    json_t *models;
+    int64_t n = limit > 0 && limit < data->n ? limit : data->n;
+    int longest = 0;
+    enum status st = http_get_json(source->http, "/v1/models", MODELS_MS, &models);
+    if (st != ST_OK) return st;
+    const json_t *model = json_array_get(json_object_get(models, "data"), 0);
+    int64_t context = json_integer_value(json_object_get(model, "max_model_len"));
+    json_decref(models);
+    for (int64_t i = 0; i < n; i++)
+        if (data->examples[i].prompt_ids.n > longest) longest = data->examples[i].prompt_ids.n;
+    if (longest + max_completion_length <= context) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "%s: the longest prompt (%d tokens) and --max-completion-length %" PRId64
+                       " are over the %" PRId64 " tokens of context that the daemon serves; lower "
+                       "it or --max-prompt-length, or start cw-infer-server with a larger "
+                       "--max-context",
+                       data->path, longest, max_completion_length, context);
 }

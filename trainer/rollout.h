@@ -49,4 +49,9 @@ enum status rollout_pull(const struct rollout_source *source, const struct examp
                          struct rollout **ret);
 void rollout_free(struct rollout *r);
 
+// ST_INVALID where a prompt with that many new tokens is over the context that the daemon serves
+// (its --max-context), which may be less than the model's. limit > 0: of the first `limit` prompts.
+enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,
+                                  int64_t limit, int64_t max_completion_length);
+
 #endif

@@ -20,6 +20,7 @@ struct run {
     const struct train_config *config;
     struct train_resolved resolved;
     char folder[512];
+    int folder_lock; // open while this process writes there; -1: none
     // the policy
     struct bridge *bridge;
     const char *model_folder; // the bridge file's
@@ -44,6 +45,7 @@ struct run {
     int64_t step, total_steps; // step: done
     int64_t saved_step;        // of the last checkpoint; -1: none
     struct best best;          // of the evaluations
+    json_t *best_of;           // what they were made of: run_checkpoint.c; NULL: not yet said
     int64_t skipped;           // updates whose gradient was not finite
     int skipped_in_a_row;      // steps
     int draft_skips_in_a_row;  // the same of the draft model

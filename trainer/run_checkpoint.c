@@ -1,8 +1,10 @@
 /* run_checkpoint.c: saving a run and taking it up again. The main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
- * the seed, the curriculum, the best evaluation, and a digest of the data. Taking it up with
- * another data set or seed would silently be another run, and is refused.
+ * the seed, the curriculum, the best evaluation and what it was of, and a digest of the data.
+ * Taking it up with another data set or seed would silently be another run, and is refused.
+ * Evaluations of other prompts or by another reward cannot be compared: there the best is looked
+ * for anew.
  */
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -14,6 +16,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+// The digest goes as text: JSON numbers do not hold 64 bits everywhere.
+#define DIGEST_ROOM 24 // bytes of it
+static const char *digest_text(const struct dataset *data, char ret[DIGEST_ROOM])
+{
+    snprintf(ret, DIGEST_ROOM, "%016" PRIx64, data->digest);
+    return ret;
+}
+
+// What the scores of evaluations depend on beside the weights. New reference; NULL: no memory.
+static json_t *evaluation_of(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    char digest[DIGEST_ROOM];
+    return json_pack("{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest",
+                     digest_text(run->eval_data, digest), "limit", (json_int_t)c->eval_limit,
+                     "reward", c->reward.names, "reward_weights", c->reward.weights,
+                     "reward_pattern", c->reward.pattern, "length_target", c->reward.length_target,
+                     "max_completion_length", (json_int_t)c->max_completion_length);
+}
+
 enum status run_save(struct run *run)
 {
     enum status st = ST_OK;
@@ -22,14 +44,14 @@ enum status run_save(struct run *run)
     struct checkpoint c = {.step = run->step,
                            .data_index = curriculum_taken(run->curriculum),
                            .best_step = run->best.step >= 0 ? &run->best.step : NULL};
-    // The digest goes as text: JSON numbers do not hold 64 bits everywhere.
-    char digest[24];
-    snprintf(digest, sizeof digest, "%016" PRIx64, run->data->digest);
-    c.state =
-        json_pack("{s:I, s:s, s:I, s:s, s:s}", "seed", (json_int_t)run->config->seed, "data_digest",
-                  digest, "skipped_updates", (json_int_t)run->skipped, "version",
-                  COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)));
-    if (!c.state ||
+    char digest[DIGEST_ROOM];
+    c.state = json_pack("{s:I, s:s, s:I, s:s, s:s}", "seed", (json_int_t)run->config->seed,
+                        "data_digest", digest_text(run->data, digest), "skipped_updates",
+                        (json_int_t)run->skipped, "version", COMMONWEIGHT_VERSION, "device",
+                        device_name(bridge_device(run->bridge)));
+    if (run->eval_data && !run->best_of) run->best_of = evaluation_of(run);
+    if (!c.state || (run->eval_data && !run->best_of) ||
+        (run->best_of && json_object_set(c.state, "best_of", run->best_of) != 0) ||
         json_object_set_new(c.state, "curriculum", curriculum_to_json(run->curriculum)) != 0 ||
         json_object_set_new(c.state, "best", best_to_json(&run->best)) != 0 ||
         (run->scoring.latency && json_object_set_new(c.state, "latency_model",
@@ -114,10 +136,9 @@ static enum status resume_draft(struct run *run, const char *folder, const struc
 static enum status check_same_run(const struct run *run, const char *folder,
                                   const struct checkpoint *c)
 {
-    char digest[24];
-    snprintf(digest, sizeof digest, "%016" PRIx64, run->data->digest);
+    char digest[DIGEST_ROOM];
     const char *old_digest = json_string_value(json_object_get(c->state, "data_digest"));
-    if (!old_digest || strcmp(digest, old_digest) != 0)
+    if (!old_digest || strcmp(digest_text(run->data, digest), old_digest) != 0)
         return status_fail(ST_MISMATCH,
                            "%s was made with another content of %s; take that one or another "
                            "--run-dir",
@@ -136,6 +157,26 @@ static enum status check_same_run(const struct run *run, const char *folder,
     return ST_OK;
 }
 
+static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)
+{
+    const json_t *old = json_object_get(c->state, "best_of");
+    enum status st = best_from_json(folder, json_object_get(c->state, "best"), &run->best);
+    if (st != ST_OK) return st;
+    if (!run->eval_data) {
+        run->best_of = json_incref((json_t *)old);
+        return ST_OK;
+    }
+    if (!(run->best_of = evaluation_of(run)))
+        return status_fail(ST_NO_MEMORY, "no memory to resume %s", folder);
+    if (run->best.step < 0 || !old || json_equal(old, run->best_of)) return ST_OK;
+    log_warn(
+        "the evaluations until now were of other held-out prompts, or by another reward: their "
+        "best, step %" PRId64 ", is not compared with those to come",
+        run->best.step);
+    run->best = BEST_NONE;
+    return ST_OK;
+}
+
 enum status run_resume(struct run *run, const char *folder)
 {
     enum status st;
@@ -148,7 +189,7 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(status_context(
         curriculum_from_json(run->curriculum, json_object_get(c.state, "curriculum"), c.data_index),
         "%s", folder));
-    CHECK(best_from_json(folder, json_object_get(c.state, "best"), &run->best));
+    CHECK(resume_best(run, folder, &c));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, &draft_folder));
     CHECK(push_weights(run, folder, draft_folder));

@@ -57,6 +57,7 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
 {
     metrics_put(metrics, "reward", s->stats.reward_mean);
     metrics_put(metrics, "reward_std", s->stats.reward_std);
+    metrics_put(metrics, "reward_group_std", s->stats.group_std);
     metrics_put(metrics, "frac_reward_zero_std", s->stats.frac_zero_std);
     metrics_put(metrics, "advantage_mean", s->stats.mean);
     metrics_put(metrics, "advantage_std", s->stats.std);
@@ -100,6 +101,28 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     metrics_put(metrics, "latency_model/ms_per_draft_token", m->ms_per[LATENCY_DRAFT]);
     metrics_put(metrics, "latency_model/ms_per_accepted_token", m->ms_per[LATENCY_ACCEPTED]);
     metrics_put(metrics, "latency_model/r2", m->r2);
+}
+
+// What serving took, as the daemon measured it. With --cost, put_costs() says it; tokens and
+// acceptance have keys of their own.
+static void put_inference(json_t *metrics, const struct rollout *r, const struct scores *s)
+{
+    static const enum cost_term told[] = {COST_LATENCY, COST_KV, COST_CACHE};
+    const int n = r->n_groups * r->n_per_group;
+    double means[COST_TERMS] = {0};
+    if (s->costs) return;
+    for (int i = 0; i < n; i++) {
+        struct cost_sample sample;
+        double quantities[COST_TERMS];
+        if (cost_read(r->samples[i].telemetry, &sample) != ST_OK) return; // not told: no metric
+        cost_quantities(&sample, sample.latency_ms, quantities);
+        for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
+    }
+    for (size_t k = 0; k < sizeof told / sizeof *told; k++) {
+        char key[64];
+        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(told[k]));
+        metrics_put(metrics, key, means[told[k]]);
+    }
 }
 
 static void put_ratios(json_t *metrics, const struct run *run, const struct update_stats *u)
@@ -160,6 +183,7 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     json_object_set_new(metrics, "step", json_integer(run->step));
     put_rewards(metrics, run, scores);
     put_costs(metrics, run, scores);
+    put_inference(metrics, rollout, scores);
     spec_counters_put(&run->spec, metrics);
     put_lengths(metrics, rollout);
     put_update(metrics, run, update, lr);

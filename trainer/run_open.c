@@ -8,13 +8,18 @@
 #include "trainer/prompts.h"
 #include "trainer/run.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
+#include <unistd.h>
 
-#define INFO_MS 10000
+#define INFO_MS    10000
+#define MAX_CONFIG ((size_t)1 << 20)
 
 // The model of one role of the bridge, bound to its arena.
 static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
@@ -138,6 +143,10 @@ static enum status open_data(struct run *run)
         CHECK(scoring_check(run->reward, run->eval_data));
     }
     CHECK(check_context(run, run->model, "model"));
+    CHECK(rollout_check_context(&run->source, run->data, 0, c->max_completion_length));
+    if (run->eval_data)
+        CHECK(rollout_check_context(&run->source, run->eval_data, c->eval_limit,
+                                    c->max_completion_length));
     if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
 out:
     return st;
@@ -207,6 +216,18 @@ out:
     return st;
 }
 
+// Trainers of other daemons are kept out of the folder too. The lock ends with the process; a file
+// system without locks has none.
+static enum status lock_run_folder(struct run *run)
+{
+    run->folder_lock = open(run->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (run->folder_lock < 0) return status_fail(ST_IO, "%s: %s", run->folder, strerror(errno));
+    if (flock(run->folder_lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return status_fail(ST_BUSY, "%s: another trainer is writing there; take another --run-dir",
+                           run->folder);
+    return ST_OK;
+}
+
 // ret_latest: the checkpoint to go on from, NULL where there is none.
 static enum status open_run_folder(struct run *run, char **ret_latest)
 {
@@ -222,6 +243,7 @@ static enum status open_run_folder(struct run *run, char **ret_latest)
         strftime(run->folder, sizeof run->folder, "runs/%Y%m%d-%H%M%S", localtime_r(&now, &tm));
     }
     CHECK(file_make_folders(run->folder));
+    CHECK(lock_run_folder(run));
     CHECK(checkpoint_latest(run->folder, &latest));
     if (latest && !run->config->resume) {
         st = status_fail(ST_INVALID,
@@ -237,17 +259,50 @@ out:
     return st;
 }
 
-static enum status write_config(const struct run *run)
+static void put_option(struct bytes *to, const json_t *value)
+{
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    bytes_puts(to, !text || json_is_null(value) ? "none" : text);
+    free(text);
+}
+
+// Says which options a resumed run goes on with that it did not have before. How a run is found and
+// how long it takes does not make another run of it.
+static void say_changes(const json_t *old, json_t *now)
+{
+    static const char *const free_to_change[] = {"bridge", "run_dir", "resume", "max_steps"};
+    struct bytes text = BYTES_INIT;
+    const char *key;
+    const json_t *value, *before;
+    json_object_foreach (now, key, value) {
+        bool said = (before = json_object_get(old, key)) && !json_equal(before, value);
+        for (size_t i = 0; i < sizeof free_to_change / sizeof *free_to_change; i++)
+            said = said && strcmp(key, free_to_change[i]) != 0;
+        if (!said) continue;
+        bytes_printf(&text, "%s%s ", text.len ? ", " : "", key);
+        put_option(&text, value);
+        bytes_puts(&text, " (was ");
+        put_option(&text, before);
+        bytes_puts(&text, ")");
+    }
+    if (text.len) log_warn("the run goes on with other options: %s", bytes_text(&text));
+    bytes_release(&text);
+}
+
+static enum status write_config(const struct run *run, bool resumed)
 {
     enum status st = ST_OK;
     char *path = path_join(run->folder, "config.json");
-    json_t *resolved = options_to_json(train_options, run->config);
+    json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
     if (!path || !resolved) {
         st = status_fail(ST_NO_MEMORY, "no memory for the run's config.json");
         goto out;
     }
+    // One that cannot be read is replaced.
+    if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
     CHECK(json_write_file(path, 0644, resolved));
 out:
+    json_decref(old);
     json_decref(resolved);
     free(path);
     return st;
@@ -259,6 +314,7 @@ enum status run_open(struct run *run)
     char *latest = NULL;
     run->saved_step = -1;
     run->best = BEST_NONE;
+    run->folder_lock = -1;
     CHECK(open_policy(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
@@ -270,7 +326,7 @@ enum status run_open(struct run *run)
     CHECK(open_learner(run));
     CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
     if (latest) CHECK(run_resume(run, latest));
-    CHECK(write_config(run));
+    CHECK(write_config(run, latest != NULL));
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
     run_plan_steps(run);
@@ -294,4 +350,6 @@ void run_close(struct run *run)
     weights_free(run->policy);
     model_config_free(run->model);
     bridge_detach(run->bridge);
+    json_decref(run->best_of);
+    if (run->folder_lock >= 0) close(run->folder_lock);
 }

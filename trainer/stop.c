@@ -48,8 +48,14 @@ bool stop_requested(void)
 static void *watch(void *context)
 {
     struct stop *s = context;
+    bool said = false;
     while (!s->ended) {
         clock_sleep_ms(WATCH_MS);
+        if (signals_seen == 1 && !said) { // a step may take minutes
+            log_info("signal: the run ends with a checkpoint once this step is done; a second one "
+                     "ends it at once");
+            said = true;
+        }
         if (signals_seen > 1) {
             pthread_mutex_lock(&s->publish_lock);
             if (s->ended) { // too late: it is ending already

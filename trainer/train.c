@@ -180,7 +180,10 @@ static void say_end(const struct run *run)
     char best[96] = "";
     if (run->best.step >= 0)
         snprintf(best, sizeof best, "; the best was step %" PRId64 " (%s %.4f): checkpoints/best",
-                 run->best.step, reward_accuracy_term(run->reward) >= 0 ? "accuracy" : "reward",
+                 run->best.step,
+                 !run->eval_data                          ? "score"
+                 : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
+                                                          : "reward",
                  run->best.score);
     log_progress_end();
     if (run->step < run->total_steps && out_of_patience(run))

@@ -13,10 +13,13 @@ enum status json_parse(const char *where, const char *text, size_t len, json_t *
     json_error_t error;
     // A sampled token may be the byte 0, so strings may hold NUL; json_get_string() refuses it.
     json_t *value = json_loadb(text, len, JSON_ALLOW_NUL, &error);
-    if (!value)
+    if (!value) {
+        char line[32] = ""; // of one line, `where` says which
+        if (len && memchr(text, '\n', len)) snprintf(line, sizeof line, "line %d, ", error.line);
         return status_fail(
             json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY : ST_FORMAT,
-            "%s: line %d, column %d: %s", where, error.line, error.column, error.text);
+            "%s: %scolumn %d: %s", where, line, error.column, error.text);
+    }
     *ret = value;
     return ST_OK;
 }

@@ -174,6 +174,7 @@ static void trains_in_place(void **state)
                                            "kl",
                                            "reward",
                                            "reward_std",
+                                           "reward_group_std",
                                            "rewards/length/mean",
                                            "frac_reward_zero_std",
                                            "completions/mean_length",
@@ -243,7 +244,9 @@ static void costs_of_inference(void **state)
     scene_open(&s);
     assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1")), 0);
     json_t *m = last_metrics(&s, "plain");
-    assert_null(json_object_get(m, "rewards/cost"));
+    assert_null(json_object_get(m, "rewards/cost")); // measured all the same
+    assert_true(metric(m, "inference/latency_ms") > 0 && metric(m, "inference/kv_memory_mb") > 0);
+    assert_true(metric(m, "inference/cache_reuse_ratio") >= 0);
     assert_true(metric(m, "importance_ratio/min") == 1 && metric(m, "importance_ratio/max") == 1);
     json_decref(m);
     assert_int_equal(
@@ -755,6 +758,83 @@ static void sft_then_eval(void **state)
     scene_close(&s);
 }
 
+// ---- options ------------------------------------------------------------------------------------
+
+// Every sample is cut off at the token limit: with the mask nothing is left to learn from.
+static void truncated_samples_are_masked(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    for (int masked = 0; masked < 2; masked++) {
+        const char *run = masked ? "masked" : "plain";
+        assert_int_equal(train(&s, run,
+                               OPTIONS("--max-steps", "1", "--ignore-eos",
+                                       masked ? "--mask-truncated-completions" : "--no-resume")),
+                         0);
+        json_t *m = last_metrics(&s, run);
+        assert_true(metric(m, "completions/clipped_ratio") == 1);
+        assert_true(masked == (metric(m, "grad_norm") == 0));
+        json_decref(m);
+        if (masked) assert_arena_is(&s, test_path(s.folder, "masked/checkpoints/step-0"));
+    }
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// A daemon may serve less context than its model has: that is said before the run has a folder.
+static void context_of_the_daemon(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, OPTIONS("--max-context", "16"));
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1")), 1);
+    assert_log(&s, "over the 16 tokens of context that the daemon serves");
+    assert_log(&s, "--max-context");
+    assert_false(file_exists(test_path(s.folder, "run")));
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--max-completion-length", "4")),
+                     0);
+    scene_close(&s);
+}
+
+// What a resumed run does otherwise is said, and a best that cannot be compared is not kept.
+static void resumes_with_other_options(void **state)
+{
+    (void)state;
+    struct scene s;
+    char to[512];
+    scene_open(&s);
+    const char *best = test_path(s.folder, "run/checkpoints/best");
+    // no weight moves: every evaluation is as good as the baseline
+    const char *still[] = {"--max-steps",     "2", "--eval-data", s.data, "--eval-steps", "1",
+                           "--learning-rate", "0", NULL};
+    assert_int_equal(train(&s, "run", still), 0);
+    ssize_t n = readlink(best, to, sizeof to);
+    assert_true(n == 6 && memcmp(to, "step-0", 6) == 0);
+
+    const char *same[] = {"--max-steps",     "3", "--eval-data", s.data, "--eval-steps", "1",
+                          "--learning-rate", "0", "--resume",    NULL};
+    assert_int_equal(train(&s, "run", same), 0);
+    char *log = test_read(test_path(s.folder, "trainer.log"));
+    assert_null(strstr(log, "warning"));
+    free(log);
+    assert_log(&s, "the best was at step 0");
+
+    const char *other[] = {"--max-steps",     "4",    "--eval-data",  s.data, "--eval-steps", "1",
+                           "--learning-rate", "1e-6", "--eval-limit", "5",    "--resume",     NULL};
+    assert_int_equal(train(&s, "run", other), 0);
+    assert_log(&s, "warning: the run goes on with other options: ");
+    assert_log(&s, "learning_rate 1e-6 (was 0.0)");
+    assert_log(&s, "eval_limit 5 (was 0)");
+    assert_log(&s, "their best, step 0, is not compared");
+    n = readlink(best, to, sizeof to);
+    assert_true(n == 6 && memcmp(to, "step-4", 6) == 0);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 // ---- ends ---------------------------------------------------------------------------------------
 
 static void second_trainer_is_refused(void **state)
@@ -771,6 +851,15 @@ static void second_trainer_is_refused(void **state)
     assert_log(&s, pid);
     assert_true(test_running(&first));
     wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first); // undisturbed
+    // nor may that of another daemon write into its folder
+    struct daemon own = s.daemon, other = {0};
+    daemon_start(&other, s.model, NULL);
+    s.daemon = other;
+    assert_int_equal(train(&s, "first", OPTIONS("--max-steps", "1", "--resume")), 1);
+    assert_log(&s, "first: another trainer is writing there");
+    daemon_kill(&s.daemon);
+    s.daemon = own;
+    wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first);
     test_end(&first);
     scene_close(&s);
 }
@@ -786,12 +875,58 @@ static void sigterm_ends_after_the_step(void **state)
     wait_for_steps(&s, "run", 2, &trainer);
     test_kill(&trainer, SIGTERM);
     assert_int_equal(test_wait(&trainer, LIMIT_MS), 0);
+    assert_log(&s, ": stopped at step ");
     int steps = steps_done(&s, "run");
     assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer_state.json"), 1 << 20, &saved));
     assert_int_equal(json_integer_value(json_object_get(saved, "step")), steps);
     json_decref(saved);
     assert_arena_is(&s, latest(&s, "run"));
     assert_int_equal(train(&s, "other", OPTIONS("--max-steps", "1")), 0); // the lease is free
+    scene_close(&s);
+}
+
+static void wait_for_log(const struct scene *s, const char *part)
+{
+    const char *path = test_path(s->folder, "trainer.log");
+    int64_t deadline = clock_deadline_ns(10000);
+    for (bool found = false; !found;) {
+        char *log = test_read(path);
+        found = strstr(log, part) != NULL;
+        if (!found && clock_ms_until(deadline) == 0) fail_msg("no \"%s\" in:\n%s", part, log);
+        free(log);
+        clock_sleep_ms(10);
+    }
+}
+
+// In a long step, here one whose scores are waited for, the first signal says what it waits for;
+// the second does not wait.
+static void second_signal_ends_at_once(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    char reward[PATH_MAX + 32];
+    static const char script[] = "read -r line && touch \"$0.asked\" && sleep 5\n";
+    scene_open(&s);
+    const char *scorer = test_path(s.folder, "scorer.sh");
+    test_write(scorer, script, strlen(script));
+    snprintf(reward, sizeof reward, "command:sh %s", scorer);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "9", "--reward", reward));
+    int64_t deadline = clock_deadline_ns(10000);
+    while (!file_exists(test_path(s.folder, "scorer.sh.asked")) && clock_ms_until(deadline) > 0)
+        clock_sleep_ms(10);
+    test_kill(&trainer, SIGINT);
+    wait_for_log(&s, "once this step is done");
+    assert_true(test_running(&trainer));
+    int64_t start = clock_now_ns();
+    test_kill(&trainer, SIGINT);
+    assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
+    assert_true(clock_ms_since(start) < 2000);
+    assert_log(&s, "second signal: ending at once");
+    struct loaded l;
+    load(latest(&s, "run"), &l); // the checkpoint before is whole
+    unload(&l);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--resume")), 0);
     scene_close(&s);
 }
 
@@ -1111,6 +1246,7 @@ static void wrong_usage(void **state)
           "--importance-sampling-clip-max", "0"},
          "no bound to truncate at"},
         {{"train", "--data", "x", "--resume"}, "--run-dir"},
+        {{"train", "--data", "x", "--run-dir", ""}, "--run-dir is empty"},
         {{"train", "--data", "x", "--curriculum", "easy"}, "curriculum"},
         {{"train", "--data", "x", "--n-buckets", "17"}, "n-buckets"},
         {{"train", "--data", "x", "--rollout-base", "1"}, "rollout-base"},
@@ -1157,8 +1293,12 @@ int main(void)
         cmocka_unit_test(exact_run_survives_everything),
         cmocka_unit_test(exact_wants_an_exact_daemon),
         cmocka_unit_test(sft_then_eval),
+        cmocka_unit_test(truncated_samples_are_masked),
+        cmocka_unit_test(context_of_the_daemon),
+        cmocka_unit_test(resumes_with_other_options),
         cmocka_unit_test(second_trainer_is_refused),
         cmocka_unit_test(sigterm_ends_after_the_step),
+        cmocka_unit_test(second_signal_ends_at_once),
         cmocka_unit_test(killed_daemon_ends_the_trainer),
         cmocka_unit_test(killed_trainer_leaves_the_daemon_serving),
         cmocka_unit_test(torn_weights_are_restored),

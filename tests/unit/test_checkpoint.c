@@ -258,6 +258,12 @@ static void keeps_the_newest(void **state)
     assert_ok(checkpoint_latest(f.run, &latest));
     assert_contains(latest, "/step-11");
     free(latest);
+    // one that somebody removes is not taken for a run that has not begun
+    assert_ok(file_remove_tree(test_path(checkpoints, "step-11")));
+    latest = NULL;
+    assert_status(checkpoint_latest(f.run, &latest), ST_NOT_FOUND);
+    assert_message("it names step-11, which is not there any more");
+    assert_null(latest);
     fixture_close(&f);
 }
 

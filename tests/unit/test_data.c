@@ -51,7 +51,7 @@ static void bad_lines(void **state)
     } cases[] = {
         {"", "holds no example"},
         {"\n \n", "holds no example"},
-        {"{\"prompt\": \"a\"}\n{\"prompt\": \"a\"", "line 2"},
+        {"{\"prompt\": \"a\"}\n{\"prompt\": \"a\"", "line 2: column "},
         {"[1]\n", "line 1: not a JSON object"},
         {"{}\n", "line 1: no field \"prompt\""},
         {"{\"prompt\": 3}\n", "\"prompt\" must be text or a list of messages"},

@@ -21,9 +21,11 @@ static void parse_errors(void **state)
     json_t *value = NULL;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_status(json_parse("request", bad[i], strlen(bad[i]), &value), ST_FORMAT);
-        assert_message("request: line ");
+        assert_message("request: column ");
         assert_null(value);
     }
+    assert_status(json_parse("file", "{\n\"a\":\n}", 8, &value), ST_FORMAT);
+    assert_message("file: line 3, column ");
     char deep[10000];
     memset(deep, '[', sizeof deep);
     assert_status(json_parse("request", deep, sizeof deep, &value), ST_FORMAT);

@@ -500,7 +500,11 @@ static void advantages_by_hand(void **state)
     assert_true(fabs(a[0] - 0.4375 / (std + 1e-4)) < 1e-6);
     assert_true(fabs(a[1] + 0.5625 / (std + 1e-4)) < 1e-6);
     for (int i = 4; i < 8; i++) assert_true(a[i] == 0);
-    assert_true(fabs(stats.reward_std - std / 2) < 1e-9);
+    assert_true(fabs(stats.group_std - std / 2) < 1e-9);
+    // deviations from 0.53125: .46875 -.53125 -.28125 .46875 and four times -.03125
+    assert_true(fabs(stats.reward_std - sqrt((2 * 0.46875 * 0.46875 + 0.53125 * 0.53125 +
+                                              0.28125 * 0.28125 + 4 * 0.03125 * 0.03125) /
+                                             7)) < 1e-9);
     assert_true(stats.frac_zero_std == 0.5);
     assert_true(fabs(stats.reward_mean - 0.53125) < 1e-12);
     assert_true(fabs(stats.mean) < 1e-7);

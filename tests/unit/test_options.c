@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 struct config {
@@ -168,7 +169,8 @@ static void wrong_files(void **state)
         {"{\"kv_memory\": -1}", "\"kv_memory\" is -1"},
         {"{\"config\": \"b.json\"}", "a config file cannot name another"},
         {"[]", "one JSON object"},
-        {"{\"model\": ", "line 1"},
+        {"{\"model\": ", "column 10"},
+        {"{\n\"model\": ", "line 2, column "},
     };
     const char *path = test_path(test_folder(), "c.json");
     struct config c;
@@ -326,6 +328,48 @@ static void log_lines(void **state)
     free(filler);
 }
 
+// What a terminal 20 columns wide is sent: one line that is written over, cut to its width, in the
+// way of no other.
+static void live_line_on_a_terminal(void **state)
+{
+    (void)state;
+    struct winsize size = {.ws_row = 5, .ws_col = 20};
+    char sent[1024];
+    ssize_t n;
+    int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    assert_true(master >= 0);
+    assert_int_equal(grantpt(master), 0);
+    assert_int_equal(unlockpt(master), 0);
+    assert_int_equal(ioctl(master, TIOCSWINSZ, &size), 0);
+    int terminal = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    assert_true(terminal >= 0);
+    fflush(stderr);
+    int saved = dup(STDERR_FILENO);
+    assert_true(saved >= 0 && dup2(terminal, STDERR_FILENO) >= 0);
+    log_open("cw-test", LOG_INFO);
+    log_progress("%s", "step 1/2  0:01 left  reward 0.500");
+    log_progress("%s", "\u00e4\u00f6\u00fc 2/2  0:00 left  reward 0.500");
+    log_info("hello");
+    log_progress("%s", "step 3");
+    log_progress_end();
+    log_progress_end(); // nothing more to end
+    restore_fd(STDERR_FILENO, saved);
+    log_open("cw-test", LOG_INFO);
+    close(terminal);
+    n = read(master, sent, sizeof sent - 1);
+    close(master);
+    assert_true(n > 0);
+    sent[n] = 0;
+    // the terminal makes "\r\n" of "\n"
+    static const char first[] = "\rstep 1/2  0:01 left\033[K"
+                                "\r\u00e4\u00f6\u00fc 2/2  0:00 left \033[K"
+                                "\r\033[K";
+    assert_int_equal(strncmp(sent, first, sizeof first - 1), 0);
+    const char *rest = strstr(sent, " cw-test: hello");
+    assert_non_null(rest);
+    assert_string_equal(rest, " cw-test: hello\r\n\rstep 3\033[K\r\n");
+}
+
 // A program whose --config is something else, a model's config.json, gets the path and nothing more.
 static void config_of_another_kind(void **state)
 {
@@ -348,10 +392,15 @@ static void config_of_another_kind(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),         cmocka_unit_test(command_line),
-        cmocka_unit_test(file_under_flags), cmocka_unit_test(wrong_files),
-        cmocka_unit_test(wrong_usage),      cmocka_unit_test(sizes),
-        cmocka_unit_test(help_and_version), cmocka_unit_test(log_lines),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(command_line),
+        cmocka_unit_test(file_under_flags),
+        cmocka_unit_test(wrong_files),
+        cmocka_unit_test(wrong_usage),
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(help_and_version),
+        cmocka_unit_test(log_lines),
+        cmocka_unit_test(live_line_on_a_terminal),
         cmocka_unit_test(config_of_another_kind),
     };
     return cmocka_run_group_tests_name("options", tests, NULL, NULL);

@@ -40,7 +40,11 @@ static const struct chart_spec specs[] = {
      "eval/reward=eval/reward_standard_error"},
     {NULL, "Terms of the task's reward", "mean, unweighted", {"rewards/*/mean"}, NULL},
     {NULL, "Accuracy", "%", {"accuracy", "eval/accuracy"}, "eval/accuracy=eval/standard_error"},
-    {NULL, "Spread of rewards", "standard deviation", {"reward_std", "rewards/*/std"}, NULL},
+    {NULL,
+     "Spread of rewards",
+     "standard deviation",
+     {"reward_std", "reward_group_std", "rewards/*/std"},
+     NULL},
     {NULL, "What inference adds to the reward", "weighted mean", {"rewards/cost/*"}, NULL},
     {NULL, "Groups whose rewards are all the same", "%", {"frac_reward_zero_std"}, NULL},
     {NULL, "Advantages", "", {"advantage_mean", "advantage_std"}, NULL},
@@ -272,16 +276,19 @@ static const char style[] =
     ".wide{overflow-x:auto;margin-top:1rem}table{border-collapse:collapse;font-variant-numeric:"
     "tabular-nums}"
     "th,td{padding:.2rem .8rem .2rem 0;text-align:right;border-bottom:1px solid var(--edge);"
-    "vertical-align:top}tbody th,thead th:first-child{text-align:left;font-weight:normal}.config "
+    "vertical-align:top}thead th{white-space:nowrap}tbody th,thead "
+    "th:first-child{text-align:left;font-weight:normal}.config "
     "td{text-align:left;overflow-wrap:anywhere}\n"
     "pre{background:var(--box);border-radius:4px;padding:.5rem .7rem;margin:.3rem 0;"
     "overflow-x:auto;font:13px/1.4 ui-monospace,monospace;unicode-bidi:isolate}.sample "
     "pre,.prompt{white-space:pre-wrap;overflow-wrap:anywhere}.prompt b{color:var(--dim);"
     "font-weight:normal}.sample{border-left:3px solid var(--edge);padding-left:.75rem;"
     "margin:.8rem 0}\n"
-    "dl{display:flex;flex-wrap:wrap;gap:.1rem .4rem;margin:0;font-size:13px}dt{color:var(--dim)}"
-    "dd{margin:0 .7rem 0 0;font-weight:600}mark{background:var(--mark);color:inherit;"
-    "border-radius:2px}summary{cursor:pointer}.clusters pre{line-height:1.15}\n";
+    "dl{display:flex;flex-wrap:wrap;gap:.1rem 1.1rem;margin:0;font-size:13px}dl div{display:flex;"
+    "gap:.4rem;min-width:0}dt{color:var(--dim)}dd{margin:0;font-weight:600;overflow-wrap:anywhere}"
+    "code{white-space:pre-wrap;overflow-wrap:anywhere}mark{background:var(--mark);color:inherit;"
+    "border-bottom:2px solid var(--s2)}summary{cursor:pointer}.clusters pre{line-height:1.15}\n"
+    "@media(max-width:600px){.axis text{font-size:15px}}\n";
 
 static void draw_head(const struct run_folder *run, struct bytes *to)
 {
@@ -328,11 +335,11 @@ static void draw_main_options(const json_t *config, struct bytes *to)
         const json_t *value = json_object_get(config, main_options[i]);
         char *text = value ? option_text(value) : NULL;
         if (text && text[0]) {
-            bytes_puts(to, "<dt>");
+            bytes_puts(to, "<div><dt>");
             html_puts(to, main_options[i]);
             bytes_puts(to, "</dt><dd>");
             html_puts(to, text);
-            bytes_puts(to, "</dd>");
+            bytes_puts(to, "</dd></div>");
         }
         free(text);
     }

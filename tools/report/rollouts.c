@@ -95,14 +95,14 @@ static double number_of(const json_t *object, const char *key)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-// "<dt>key</dt><dd>1.5 unit</dd>"; nothing where there is no such number.
+// "<div><dt>key</dt><dd>1.5 unit</dd></div>"; nothing where there is no such number.
 static void put_fact(const char *key, double value, const char *unit, struct bytes *to)
 {
     char text[NUMBER_ROOM];
     if (!isfinite(value)) return;
-    bytes_puts(to, "<dt>");
+    bytes_puts(to, "<div><dt>");
     html_puts(to, key);
-    bytes_printf(to, "</dt><dd>%s%s</dd>", number_text(value, text), unit);
+    bytes_printf(to, "</dt><dd>%s%s</dd></div>", number_text(value, text), unit);
 }
 
 static void draw_sample(const json_t *sample, struct bytes *to)
@@ -119,7 +119,7 @@ static void draw_sample(const json_t *sample, struct bytes *to)
     put_fact("latency", number_of(telemetry, "latency_ms"), " ms", to);
     put_fact("drafts accepted", number_of(telemetry, "accept_rate") * 100, "%", to);
     if (json_is_true(json_object_get(sample, "truncated")))
-        bytes_puts(to, "<dt>truncated</dt><dd>at the token limit</dd>");
+        bytes_puts(to, "<div><dt>truncated</dt><dd>at the token limit</dd></div>");
     bytes_puts(to, "</dl><pre>");
     completion_draw(json_string_value(text), json_string_length(text),
                     json_object_get(sample, "accepted"), json_object_get(sample, "text_offset"),

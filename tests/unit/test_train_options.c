@@ -1,0 +1,154 @@
+/* The options of cw-trainer train: names and defaults of TRL's GRPOConfig (1.16) and of the
+ * transformers.TrainingArguments beneath it, and how each option of the loss reaches it. */
+#include "trainer/config.h"
+#include "tests/support/support.h"
+
+#include <string.h>
+
+#define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
+
+// Parses `more` (NULL-ended) behind --data; the caller frees ret_set.
+static void parse(const char *const more[], struct train_config *config,
+                  struct option_set **ret_set)
+{
+    char *argv[48] = {"train", "--data", "x.jsonl"};
+    int argc = 3;
+    memset(config, 0, sizeof *config);
+    for (int i = 0; more[i]; i++) argv[argc++] = (char *)more[i];
+    assert_int_equal(
+        options_parse(train_options, "train", "", argc, argv, 0, config, NULL, ret_set),
+        OPTIONS_OK);
+}
+
+static struct loss_config loss_of(const char *const more[])
+{
+    struct train_config config;
+    struct train_resolved resolved;
+    struct option_set *set;
+    parse(more, &config, &set);
+    assert_ok(train_config_resolve(&config, &resolved));
+    options_free(set);
+    return resolved.loss;
+}
+#define NONE ((const char *const[]){NULL})
+
+// As the config is written to a run's folder. What TRL calls None is 0 here, -1 for epsilon_high.
+static void defaults_are_trls(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *value;
+    } defaults[] = {
+        {"learning_rate", "1e-6"},
+        {"num_generations", "8"},
+        {"max_completion_length", "512"},
+        {"temperature", "1.0"},
+        {"top_p", "1.0"},
+        {"top_k", "0"},
+        {"min_p", "0.0"},
+        {"beta", "0.0"},
+        {"num_iterations", "1"},
+        {"epsilon", "0.2"},
+        {"epsilon_high", "-1.0"},
+        {"delta", "0.0"},
+        {"importance_sampling_level", "\"token\""},
+        {"reward_weights", "null"},
+        {"scale_rewards", "\"group\""},
+        {"loss_type", "\"dapo\""},
+        {"mask_truncated_completions", "false"},
+        {"importance_sampling_correction", "true"},
+        {"importance_sampling_mode", "\"sequence_mask\""},
+        {"importance_sampling_clip_max", "3.0"},
+        {"importance_sampling_clip_min", "0.0"},
+        {"use_bias_correction_kl", "true"},
+        {"log_completions", "false"},
+        {"logging_steps", "10"},
+        {"lr_scheduler_type", "\"linear\""},
+        {"warmup_steps", "0"},
+        {"adam_beta1", "0.9"},
+        {"adam_beta2", "0.999"},
+        {"adam_epsilon", "1e-8"},
+        {"weight_decay", "0.0"},
+        {"max_grad_norm", "1.0"},
+        {"max_steps", "-1"},
+        {"num_train_epochs", "3.0"},
+        {"seed", "42"},
+        {"save_steps", "500"},
+        {"save_total_limit", "0"},
+        {"load_best_model_at_end", "false"},
+    };
+    struct train_config config;
+    struct option_set *set;
+    parse(NONE, &config, &set);
+    json_t *json = options_to_json(train_options, &config);
+    assert_non_null(json);
+    for (int i = 0; i < LENGTH(defaults); i++) {
+        json_t *wanted = json_loads(defaults[i].value, JSON_DECODE_ANY, NULL);
+        const json_t *value = json_object_get(json, defaults[i].name);
+        assert_non_null(wanted);
+        if (!value) fail_msg("there is no option %s", defaults[i].name);
+        if (!json_equal(value, wanted)) {
+            char *text = json_dumps(value, JSON_ENCODE_ANY);
+            fail_msg("%s is %s, not %s", defaults[i].name, text, defaults[i].value);
+        }
+        json_decref(wanted);
+    }
+    json_decref(json);
+    options_free(set);
+}
+
+static void options_reach_the_loss(void **state)
+{
+    (void)state;
+    struct loss_config l = loss_of(NONE);
+    assert_int_equal(l.type, LOSS_DAPO);
+    assert_false(l.sequence_level);
+    assert_true(l.epsilon == 0.2 && l.epsilon_high == 0.2);
+    assert_true(l.delta == 0 && l.beta == 0 && l.bias_correction_kl);
+    assert_int_equal(l.kl_estimator, KL_K3);
+    assert_int_equal(l.correction, CORRECTION_SEQUENCE_MASK);
+    assert_true(l.correction_min == 0 && l.correction_max == 3);
+    assert_int_equal(l.max_completion_length, 512);
+
+    l = loss_of(OPTIONS("--loss-type", "dr_grpo", "--importance-sampling-level", "sequence",
+                        "--epsilon", "0.1", "--epsilon-high", "0.3", "--delta", "1.5", "--beta",
+                        "0.04", "--kl-estimator", "k2", "--no-use-bias-correction-kl",
+                        "--max-completion-length", "77", "--importance-sampling-mode",
+                        "token_truncate", "--importance-sampling-clip-max", "4",
+                        "--importance-sampling-clip-min", "0.25"));
+    assert_int_equal(l.type, LOSS_DR_GRPO);
+    assert_true(l.sequence_level);
+    assert_true(l.epsilon == 0.1 && l.epsilon_high == 0.3);
+    assert_true(l.delta == 1.5 && l.beta == 0.04 && !l.bias_correction_kl);
+    assert_int_equal(l.kl_estimator, KL_K2);
+    assert_int_equal(l.correction, CORRECTION_TOKEN_TRUNCATE);
+    assert_true(l.correction_min == 0.25 && l.correction_max == 4);
+    assert_int_equal(l.max_completion_length, 77);
+
+    l = loss_of(OPTIONS("--epsilon", "0.1")); // clip-higher is off: both sides alike
+    assert_true(l.epsilon_high == 0.1);
+    l = loss_of(OPTIONS("--loss-type", "cispo")); // its epsilon_high is the cap itself
+    assert_true(l.epsilon_high == 5);
+    l = loss_of(OPTIONS("--no-importance-sampling-correction"));
+    assert_int_equal(l.correction, CORRECTION_OFF);
+
+    static const struct {
+        const char *name;
+        enum loss_type type;
+    } types[] = {{"grpo", LOSS_GRPO},
+                 {"bnpo", LOSS_BNPO},
+                 {"dapo", LOSS_DAPO},
+                 {"dr_grpo", LOSS_DR_GRPO},
+                 {"cispo", LOSS_CISPO}};
+    for (int i = 0; i < LENGTH(types); i++)
+        assert_int_equal(loss_of(OPTIONS("--loss-type", types[i].name)).type, types[i].type);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults_are_trls),
+        cmocka_unit_test(options_reach_the_loss),
+    };
+    return cmocka_run_group_tests_name("train options", tests, NULL, NULL);
+}
