@@ -39,6 +39,7 @@ TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 BENCH_SRC   := $(wildcard tools/bench/*.c)
+WORDS_SRC   := $(wildcard tools/word-problems/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
                $(patsubst tools/%/main.c,$(BUILD)/cw-%,$(wildcard tools/*/main.c))
 BINARIES    := $(if $(wildcard infer-server/main.c),$(BUILD)/cw-infer-server) \
@@ -98,6 +99,8 @@ $(BUILD)/cw-trainer: $(BUILD)/obj/trainer/main.o $(BUILD)/libtrainer.a $(BUILD)/
 $(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(BUILD)/libreport.a $(BUILD)/libcommonweight.a
 	$(LINK)
 $(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
+	$(LINK)
+$(BUILD)/cw-word-problems: $(call obj,$(WORDS_SRC)) $(BUILD)/libcommonweight.a
 	$(LINK)
 $(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)

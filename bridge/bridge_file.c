@@ -260,6 +260,30 @@ struct reader { // what the tensors of one role are held against
     const char *handle; // ipc_handle_b64 that follows from the segment
 };
 
+// Where it lies in its segment, offset being in elements.
+static enum status place_tensor(const char *where, const struct bridge_role *role,
+                                struct bridge_tensor *t, int n_strides, int64_t offset)
+{
+    // n_strides first: a list that is too short would leave strides unread
+    int64_t n = 1, bytes = 0, end = 0, element = (int64_t)dtype_size(t->dt);
+    bool contiguous = n_strides == t->n_dims, fits = true;
+    for (int d = t->n_dims - 1; d >= 0; d--) {
+        contiguous = contiguous && t->stride[d] == n;
+        fits = fits && !__builtin_mul_overflow(n, t->shape[d], &n);
+    }
+    fits = fits && !__builtin_mul_overflow(n, element, &bytes) &&
+           !__builtin_mul_overflow(offset, element, &offset) &&
+           !__builtin_add_overflow(offset, bytes, &end) && (uint64_t)end <= role->bytes;
+    if (!fits)
+        return status_fail(ST_FORMAT, "%s: it does not end within segment %s (%llu bytes)", where,
+                           role->role, (unsigned long long)role->bytes);
+    if (!contiguous)
+        return status_fail(ST_UNSUPPORTED, "%s: its stride is not that of contiguous rows", where);
+    t->offset = (uint64_t)offset;
+    t->bytes = (uint64_t)bytes;
+    return ST_OK;
+}
+
 static enum status read_tensor(const struct reader *r, const char *name, const json_t *mapping,
                                const json_t *handle, struct bridge_tensor *t)
 {
@@ -304,25 +328,7 @@ static enum status read_tensor(const struct reader *r, const char *name, const j
         return status_fail(ST_MISMATCH, "%s: storage_size is %lld, segment %s has %llu bytes",
                            where, (long long)storage, role->role, (unsigned long long)role->bytes);
     CHECK(need_int(where, handle, "storage_offset", 0, INT64_MAX, &offset));
-
-    // n_strides first: a list that is too short would leave strides unread
-    int64_t n = 1, bytes = 0, end = 0;
-    bool contiguous = n_strides == n_dims, fits = true;
-    for (int d = n_dims - 1; d >= 0; d--) {
-        contiguous = contiguous && t->stride[d] == n;
-        fits = fits && !__builtin_mul_overflow(n, t->shape[d], &n);
-    }
-    int64_t element = (int64_t)dtype_size(dt);
-    fits = fits && !__builtin_mul_overflow(n, element, &bytes) &&
-           !__builtin_mul_overflow(offset, element, &offset) &&
-           !__builtin_add_overflow(offset, bytes, &end) && (uint64_t)end <= role->bytes;
-    if (!fits)
-        return status_fail(ST_FORMAT, "%s: it does not end within segment %s (%llu bytes)", where,
-                           role->role, (unsigned long long)role->bytes);
-    if (!contiguous)
-        return status_fail(ST_UNSUPPORTED, "%s: its stride is not that of contiguous rows", where);
-    t->offset = (uint64_t)offset;
-    t->bytes = (uint64_t)bytes;
+    st = place_tensor(where, role, t, n_strides, offset);
 out:
     return st;
 }
@@ -534,33 +540,23 @@ out:
     return st;
 }
 
-static enum status from_json(const char *where, const json_t *json, struct bridge_file **ret)
+// What stands in the file before its roles.
+static enum status read_head(const char *where, const json_t *json, struct bridge_file *file)
 {
-    const json_t *roles = NULL, *segments = NULL;
     int64_t version = 0, pid = 0, start = 0;
     enum status st;
-    struct bridge_file *file = calloc(1, sizeof *file);
-    if (!file) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    if (!json_is_object(json)) {
-        st = status_fail(ST_FORMAT, "%s: it is not a JSON object", where);
-        goto out;
-    }
-    if (!json_has(json, "format_version")) {
-        st = status_fail(ST_FORMAT,
-                         "%s: \"format_version\" is missing: this bridge was not written by "
-                         "cw-infer-server and cannot be attached",
-                         where);
-        goto out;
-    }
+    if (!json_has(json, "format_version"))
+        return status_fail(ST_FORMAT,
+                           "%s: \"format_version\" is missing: this bridge was not written by "
+                           "cw-infer-server and cannot be attached",
+                           where);
     CHECK(need_int(where, json, "format_version", 0, INT64_MAX, &version));
-    if (version != BRIDGE_FORMAT_VERSION) {
-        st = status_fail(
+    if (version != BRIDGE_FORMAT_VERSION)
+        return status_fail(
             ST_UNSUPPORTED,
             "%s: \"format_version\" is %lld, this program reads %d: run daemon and client "
             "of the same version",
             where, (long long)version, BRIDGE_FORMAT_VERSION);
-        goto out;
-    }
     snprintf(file->path, sizeof file->path, "%s", where);
     CHECK(need_string(where, json, "boot_id", file->boot_id, sizeof file->boot_id));
     CHECK(need_int(where, json, "pid", 1, INT_MAX, &pid));
@@ -571,14 +567,27 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
     char device[32];
     snprintf(device, sizeof device, "cuda:%d", device_number(file->device));
     if (strcmp(file->device, "cpu") != 0 &&
-        (strcmp(file->device, device) != 0 || device_number(file->device) < 0)) {
-        st = status_fail(ST_FORMAT, "%s: \"device\" is \"%s\"; it must be cpu or cuda:N", where,
-                         file->device);
-        goto out;
-    }
+        (strcmp(file->device, device) != 0 || device_number(file->device) < 0))
+        return status_fail(ST_FORMAT, "%s: \"device\" is \"%s\"; it must be cpu or cuda:N", where,
+                           file->device);
     CHECK(need_string(where, json, "device_uuid", file->device_uuid, sizeof file->device_uuid));
     CHECK(need_string(where, json, "control_page", file->control_page, sizeof file->control_page));
     CHECK(need_string(where, json, "socket", file->socket, sizeof file->socket));
+out:
+    return st;
+}
+
+static enum status from_json(const char *where, const json_t *json, struct bridge_file **ret)
+{
+    const json_t *roles = NULL, *segments = NULL;
+    enum status st;
+    struct bridge_file *file = calloc(1, sizeof *file);
+    if (!file) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    if (!json_is_object(json)) {
+        st = status_fail(ST_FORMAT, "%s: it is not a JSON object", where);
+        goto out;
+    }
+    CHECK(read_head(where, json, file));
     CHECK(need_value(where, json, "segments", JSON_ARRAY, "a list", &segments));
     CHECK(need_value(where, json, "roles", JSON_ARRAY, "a list", &roles));
     size_t n = json_array_size(roles);

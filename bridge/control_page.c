@@ -130,6 +130,22 @@ bool control_sweep(const char *name)
     return removed;
 }
 
+// All else is zero.
+static void fill_page(struct page *page, const char *layout_hash)
+{
+    memcpy(page->magic, CONTROL_MAGIC, 8);
+    page->format = CONTROL_FORMAT;
+    page->bytes = CONTROL_BYTES;
+    snprintf(page->layout_hash, sizeof page->layout_hash, "%s", layout_hash);
+    page->owner_pid = getpid();
+    page->owner_start = process_start_time(getpid());
+    page->owner_namespace = process_namespace();
+    atomic_store(&page->version, 1);
+    atomic_store(&page->owner_updating, 1);
+    atomic_store(&page->owner_beat_ns, clock_now_ns());
+    atomic_store(&page->heartbeat_limit_ms, HEARTBEAT_LIMIT_MS);
+}
+
 enum status control_create(const char *name, const char *layout_hash, struct control **ret)
 {
     enum status st = check_name(name);
@@ -163,17 +179,7 @@ enum status control_create(const char *name, const char *layout_hash, struct con
         st = status_fail(ST_IO, "control page %s cannot be mapped: %s", fresh, strerror(errno));
         goto out;
     }
-    memcpy(page->magic, CONTROL_MAGIC, 8);
-    page->format = CONTROL_FORMAT;
-    page->bytes = CONTROL_BYTES;
-    snprintf(page->layout_hash, sizeof page->layout_hash, "%s", layout_hash);
-    page->owner_pid = getpid();
-    page->owner_start = process_start_time(getpid());
-    page->owner_namespace = process_namespace();
-    atomic_store(&page->version, 1);
-    atomic_store(&page->owner_updating, 1);
-    atomic_store(&page->owner_beat_ns, clock_now_ns());
-    atomic_store(&page->heartbeat_limit_ms, HEARTBEAT_LIMIT_MS);
+    fill_page(page, layout_hash);
 
     for (int attempt = 0;; attempt++) {
         if (link(fresh_path, path) == 0) break;

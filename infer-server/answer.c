@@ -26,10 +26,52 @@ void token_text(const struct api_model *model, int32_t token, struct bytes *to)
         bytes_printf(to, "token_id:%d", token);
 }
 
-const char *failure_sentence(const struct generation_sample *s)
+unsigned failure_code(const struct generation_sample *s, const char **ret_sentence)
 {
-    if (s->finish == FINISH_ERROR && s->error) return s->error;
-    return "generation was cancelled because the server is stopping";
+    bool cancelled = s->finish == FINISH_CANCELLED;
+    *ret_sentence = s->error && !cancelled
+                        ? s->error
+                        : "generation was cancelled because the server is stopping";
+    return cancelled ? 503 : 500;
+}
+
+enum stream_state stream_next(struct answer *a, bool overdue, const char *before, const char *after,
+                              struct bytes *to, struct generation_sample **ret)
+{
+    struct generation_sample *s = generation_next(a->generation);
+    const char *sentence = "the answer took longer than --request-timeout allows";
+    unsigned code = 504;
+    if (!overdue) {
+        if (!s) return STREAM_WAIT;
+        *ret = s;
+        if (s->finish != FINISH_ERROR && s->finish != FINISH_CANCELLED) return STREAM_MORE;
+        code = failure_code(s, &sentence);
+    }
+    bytes_puts(to, before);
+    http_error_object(to, code, code == 504 ? "timeout_error" : "server_error", sentence);
+    bytes_puts(to, after);
+    return STREAM_END;
+}
+
+void put_token_ids(struct json_out *o, const struct generation_sample *s, int from)
+{
+    json_out_open(o, '[');
+    for (int i = from; i < s->n; i++) json_out_int(o, s->tokens[i].token);
+    json_out_close(o, ']');
+}
+
+void put_stop_reason(struct json_out *o, const struct answer *a, const struct generation_sample *s)
+{
+    const struct sampling *sampling = &generation_request(a->generation)->sampling;
+    bool asked = false;
+    for (int i = 0; i < sampling->n_stop_ids; i++) asked |= sampling->stop_ids[i] == s->stop_token;
+    json_out_key(o, "stop_reason");
+    if (s->stop_string)
+        json_out_text(o, s->stop_string);
+    else if (asked)
+        json_out_int(o, s->stop_token);
+    else
+        json_out_null(o);
 }
 
 void put_draft_counts(struct json_out *o, const struct sample_telemetry *t)

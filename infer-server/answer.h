@@ -33,7 +33,17 @@ void token_text(const struct api_model *model, int32_t token, struct bytes *to);
 void put_spec_decode(struct json_out *o, const struct sample_telemetry *t);
 // The keys of that object that a rollout's telemetry has too, into an open object.
 void put_draft_counts(struct json_out *o, const struct sample_telemetry *t);
-// What to tell the client of a sample that failed or was cancelled by the engine.
-const char *failure_sentence(const struct generation_sample *s);
+// What to tell the client of a sample that failed (500) or was cancelled by the engine (503).
+unsigned failure_code(const struct generation_sample *s, const char **ret_sentence);
+// Token ids from number `from` on, as a list.
+void put_token_ids(struct json_out *o, const struct generation_sample *s, int from);
+// "stop_reason", vLLM's: the stop string or the asked-for stop token that ended it, else null.
+void put_stop_reason(struct json_out *o, const struct answer *a, const struct generation_sample *s);
+
+// How every stream goes on. STREAM_MORE: *ret is the next sample with something to say.
+// STREAM_WAIT: there is none. STREAM_END: the stream is overdue, or that sample failed; the error
+// object has been written, between `before` and `after`.
+enum stream_state stream_next(struct answer *a, bool overdue, const char *before, const char *after,
+                              struct bytes *to, struct generation_sample **ret);
 
 #endif

@@ -19,8 +19,7 @@ static void put_token_text(struct json_out *o, const struct answer *a, int32_t t
     bytes_release(&text);
 }
 
-// ---- log-probabilities
-// ------------------------------------------------------------------------------
+// ---- log-probabilities -------------------------------------------------------------------------
 
 static bool text_is_listed(const struct answer *a, const struct top_logprob *top, int n,
                            int32_t token)
@@ -136,16 +135,7 @@ static void put_chat_logprobs(struct json_out *o, const struct answer *a,
     json_out_close(o, '}');
 }
 
-// ---- a choice, whole or from where the last chunk ended
-// ---------------------------------------------------
-
-static void put_ids(struct json_out *o, const struct generation_sample *s, int from)
-{
-    json_out_key(o, "token_ids");
-    json_out_open(o, '[');
-    for (int i = from; i < s->n; i++) json_out_int(o, s->tokens[i].token);
-    json_out_close(o, ']');
-}
+// ---- a choice, whole or from where the last chunk ended ----------------------------------------
 
 static void put_text(struct json_out *o, const struct answer *a, const char *key,
                      const struct generation_sample *s, size_t from, size_t to)
@@ -155,21 +145,6 @@ static void put_text(struct json_out *o, const struct answer *a, const char *key
         json_out_string(o, bytes_text(&s->text) + from, to - from);
     else
         json_out_string(o, "", 0); // ids only; SDKs want a string here
-}
-
-static void put_stop_reason(struct json_out *o, const struct answer *a,
-                            const struct generation_sample *s)
-{
-    json_out_key(o, "stop_reason"); // vLLM's: the string or the asked-for token that ended it
-    const struct sampling *sampling = &generation_request(a->generation)->sampling;
-    bool asked = false;
-    for (int i = 0; i < sampling->n_stop_ids; i++) asked |= sampling->stop_ids[i] == s->stop_token;
-    if (s->stop_string)
-        json_out_text(o, s->stop_string);
-    else if (asked)
-        json_out_int(o, s->stop_token);
-    else
-        json_out_null(o);
 }
 
 static void put_choice(struct json_out *o, const struct answer *a, struct generation_sample *s,
@@ -207,15 +182,15 @@ static void put_choice(struct json_out *o, const struct answer *a, struct genera
     json_out_key(o, "finish_reason");
     json_out_text(o, ended ? finish_name(s->finish) : NULL);
     if (ended) put_stop_reason(o, a, s);
-    put_ids(o, s, from);
+    json_out_key(o, "token_ids");
+    put_token_ids(o, s, from);
     json_out_close(o, '}');
     s->sent_head = true;
     s->sent_tokens = s->n;
     s->sent_text = text_to;
 }
 
-// ---- objects
-// --------------------------------------------------------------------------------------------
+// ---- objects -----------------------------------------------------------------------------------
 
 static void put_head(struct json_out *o, const struct answer *a, bool chunk)
 {
@@ -306,8 +281,7 @@ void openai_answer(struct answer *a, struct bytes *to)
     bytes_puts(to, "\n");
 }
 
-// ---- streams
-// --------------------------------------------------------------------------------------------
+// ---- streams -----------------------------------------------------------------------------------
 
 static void put_chunk(struct answer *a, struct generation_sample *s, struct bytes *to)
 {
@@ -332,22 +306,11 @@ static void put_chunk(struct answer *a, struct generation_sample *s, struct byte
     bytes_puts(to, "\n\n");
 }
 
-static enum stream_state end_with_error(struct bytes *to, unsigned code, const char *sentence)
-{
-    bytes_puts(to, "data: ");
-    http_error_object(to, code, code == 504 ? "timeout_error" : "server_error", sentence);
-    bytes_puts(to, "\n\ndata: [DONE]\n\n");
-    return STREAM_END;
-}
-
 enum stream_state openai_stream(struct answer *a, bool overdue, struct bytes *to)
 {
-    struct generation_sample *s = generation_next(a->generation);
-    if (overdue)
-        return end_with_error(to, 504, "the answer took longer than --request-timeout allows");
-    if (!s) return STREAM_WAIT;
-    if (s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED)
-        return end_with_error(to, 500, failure_sentence(s));
+    struct generation_sample *s;
+    enum stream_state state = stream_next(a, overdue, "data: ", "\n\ndata: [DONE]\n\n", to, &s);
+    if (state != STREAM_MORE) return state;
     put_chunk(a, s, to);
     if (s->finish == FINISH_NONE || --a->unfinished > 0) return STREAM_MORE;
     if (generation_request(a->generation)->include_usage) put_chunk(a, NULL, to);

@@ -34,13 +34,6 @@ static void put_prompt_ids(struct json_out *o, const struct api_prompt *prompt)
     json_out_close(o, ']');
 }
 
-static void put_ids(struct json_out *o, const struct generation_sample *s)
-{
-    json_out_open(o, '[');
-    for (int i = 0; i < s->n; i++) json_out_int(o, s->tokens[i].token);
-    json_out_close(o, ']');
-}
-
 static void put_logprobs(struct json_out *o, const struct generation_sample *s)
 {
     json_out_open(o, '[');
@@ -101,7 +94,7 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
         put_prompt_ids(o, prompt);
     }
     json_out_key(o, "token_ids");
-    put_ids(o, s);
+    put_token_ids(o, s, 0);
     json_out_key(o, "logprobs");
     put_logprobs(o, s);
     if (r->cut_active) put_cut(o, s);
@@ -119,21 +112,11 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
     bytes_puts(to, "\n");
 }
 
-static enum stream_state end_with_error(struct bytes *to, unsigned code, const char *sentence)
-{
-    http_error_object(to, code, code == 504 ? "timeout_error" : "server_error", sentence);
-    bytes_puts(to, "\n");
-    return STREAM_END;
-}
-
 enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *to)
 {
-    struct generation_sample *s = generation_next(a->generation);
-    if (overdue)
-        return end_with_error(to, 504, "the answer took longer than --request-timeout allows");
-    if (!s) return STREAM_WAIT;
-    if (s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED)
-        return end_with_error(to, 500, failure_sentence(s));
+    struct generation_sample *s;
+    enum stream_state state = stream_next(a, overdue, "", "\n", to, &s);
+    if (state != STREAM_MORE) return state;
     put_line(a, s, to);
     generation_sample_clear(s);
     return --a->unfinished > 0 ? STREAM_MORE : STREAM_END;
@@ -186,7 +169,7 @@ static void put_output(struct json_out *o, const struct answer *a,
     json_out_int(o, s->prompt);
     put_text(o, a, s);
     json_out_key(o, "token_ids");
-    put_ids(o, s);
+    put_token_ids(o, s, 0);
     json_out_key(o, "cumulative_logprob");
     json_out_real(o, cumulative);
     json_out_key(o, "logprobs");
@@ -196,8 +179,7 @@ static void put_output(struct json_out *o, const struct answer *a,
         json_out_null(o);
     json_out_key(o, "finish_reason");
     json_out_text(o, finish_name(s->finish));
-    json_out_key(o, "stop_reason");
-    json_out_text(o, s->stop_string);
+    put_stop_reason(o, a, s);
     json_out_key(o, "spec_decode");
     put_spec_decode(o, &s->telemetry);
     json_out_close(o, '}');
@@ -216,7 +198,7 @@ void generate_answer(struct answer *a, struct bytes *to)
     json_out_close(o, ']');
     json_out_key(o, "completion_ids");
     json_out_open(o, '[');
-    for (int i = 0; i < r->n_samples; i++) put_ids(o, &samples[i]);
+    for (int i = 0; i < r->n_samples; i++) put_token_ids(o, &samples[i], 0);
     json_out_close(o, ']');
     json_out_key(o, "logprobs");
     if (r->want_logprobs) {

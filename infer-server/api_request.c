@@ -43,8 +43,7 @@ void api_request_free(struct api_request *r)
     free(r);
 }
 
-// ---- prompts
-// --------------------------------------------------------------------------------------
+// ---- prompts -----------------------------------------------------------------------------------
 
 static enum status make_prompts(struct api_request *r, size_t n, const char *field)
 {
@@ -228,8 +227,7 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
                        model, ret);
 }
 
-// ---- sampling
-// ---------------------------------------------------------------------------------------
+// ---- sampling ----------------------------------------------------------------------------------
 
 static enum status read_stop(const json_t *object, struct stop_set *ret)
 {
@@ -406,8 +404,7 @@ out:
     return st;
 }
 
-// ---- the four kinds
-// -----------------------------------------------------------------------------------
+// ---- the four kinds ----------------------------------------------------------------------------
 
 // max_tokens of an OpenAI request that does not say: the model's own, or as much as fits.
 static void default_length(struct api_request *r, const json_t *object,

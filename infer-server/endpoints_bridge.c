@@ -24,7 +24,7 @@ struct job {
     uint64_t version, canary;
     int n_checksums;
     uint64_t *checksums;
-    bool want_canary, want_checksums;
+    bool want_checksums;
 };
 
 static void on_close(void *attached, bool answered)
@@ -66,8 +66,7 @@ static void answer_failure(struct job *j)
     job_free(j);
 }
 
-// ---- facts
-// ----------------------------------------------------------------------------------------
+// ---- facts -------------------------------------------------------------------------------------
 
 static json_t *control_json(struct engine *engine)
 {
@@ -119,7 +118,7 @@ static void facts_deliver(struct inbox_message *message)
     }
     if (j->exchange) {
         json_t *info = info_json(j->server, j->version);
-        if (j->want_canary) json_object_set_new(info, "canary", hex_json(j->canary));
+        json_object_set_new(info, "canary", hex_json(j->canary));
         if (j->want_checksums) {
             json_t *sums = json_array();
             for (int i = 0; i < j->n_checksums; i++)
@@ -162,8 +161,8 @@ static bool asked(const struct exchange *x, const char *name)
 void handle_bridge_info(void *server, struct exchange *x)
 {
     struct server *s = server;
-    bool canary = asked(x, "canary"), checksums = asked(x, "checksums");
-    if (!canary && !checksums) {
+    bool checksums = asked(x, "checksums");
+    if (!checksums && !asked(x, "canary")) {
         exchange_reply_json(x, 200, info_json(s, 0));
         return;
     }
@@ -175,7 +174,6 @@ void handle_bridge_info(void *server, struct exchange *x)
     }
     struct job *j = job_new(s, x);
     if (!j) return;
-    j->want_canary = true;
     j->want_checksums = checksums;
     j->message.deliver = facts_deliver;
     enum status st = engine_bridge_facts(s->engine, checksums, facts_done, j);
@@ -184,8 +182,7 @@ void handle_bridge_info(void *server, struct exchange *x)
     job_free(j);
 }
 
-// ---- pause and resume
-// ---------------------------------------------------------------------------------
+// ---- pause and resume --------------------------------------------------------------------------
 
 static void answer_state(struct server *s, struct exchange *x, const char *status)
 {
@@ -245,8 +242,7 @@ void handle_bridge_resume(void *server, struct exchange *x)
     answer_state(s, x, "resumed");
 }
 
-// ---- reload
-// ---------------------------------------------------------------------------------------------
+// ---- reload ------------------------------------------------------------------------------------
 
 static void reload_deliver(struct inbox_message *message)
 {

@@ -35,13 +35,17 @@ static void on_progress(void *context)
 {
     struct text_exchange *t = context;
     const struct generation_sample *failure = generation_failure(t->answer.generation);
-    if (generation_request(t->answer.generation)->stream)
+    const char *sentence;
+    if (generation_request(t->answer.generation)->stream) {
         exchange_wake(t->exchange);
-    else if (failure && !exchange_answered(t->exchange))
-        exchange_fail(t->exchange, failure->finish == FINISH_CANCELLED ? 503 : 500, "server_error",
-                      failure_sentence(failure));
-    else if (generation_done(t->answer.generation) && !exchange_answered(t->exchange))
+    } else if (exchange_answered(t->exchange)) {
+        return;
+    } else if (failure) {
+        unsigned code = failure_code(failure, &sentence);
+        exchange_fail(t->exchange, code, "server_error", sentence);
+    } else if (generation_done(t->answer.generation)) {
         answer_whole(t);
+    }
 }
 
 static enum stream_state produce_events(void *attached, struct exchange *x, struct bytes *to)

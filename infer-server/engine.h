@@ -69,7 +69,7 @@ struct token_record {
     uint8_t drafted;     // on the first token of a step that verified drafts: how many
     uint8_t accepted_at; // where it is an accepted draft: its place among them, from 1
 };
-struct sample_telemetry { // DESIGN, "Telemetry of one sample"
+struct sample_telemetry { // docs/protocol.md, POST /v1/rollouts
     int prompt_tokens, cached_prompt_tokens, generated_tokens;
     double queue_ms, first_token_ms, latency_ms;
     int64_t kv_bytes_peak;

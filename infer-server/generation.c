@@ -30,8 +30,7 @@ struct generation {
     bool released;
 };
 
-// ---- the engine's thread
-// ---------------------------------------------------------------------------
+// ---- the engine's thread -----------------------------------------------------------------------
 
 struct event_message {
     struct inbox_message message;
@@ -78,8 +77,7 @@ void generation_on_event(void *host_, const struct engine_event *event)
     inbox_post(host->inbox, &m->message);
 }
 
-// ---- the loop's thread
-// -----------------------------------------------------------------------------
+// ---- the loop's thread -------------------------------------------------------------------------
 
 static void sample_release(struct generation_sample *s)
 {
@@ -298,7 +296,10 @@ enum status generation_start(struct generation_host *host, struct api_request *r
 {
     enum status st;
     struct generation *g = calloc(1, sizeof *g);
-    if (!g) return status_fail(ST_NO_MEMORY, "out of memory");
+    if (!g) {
+        api_request_free(request);
+        return status_fail(ST_NO_MEMORY, "out of memory");
+    }
     g->host = host;
     g->request = request;
     g->notify = notify;

@@ -53,7 +53,7 @@ struct exchange {
     struct exchange *next, **link;
     const struct http_route *route;
     enum exchange_state state;
-    bool suspended, gone, expired, body_dropped, streaming, stream_ended, close_after;
+    bool suspended, gone, expired, streaming, stream_ended, close_after;
     struct bytes body; // the request's; later the part of a stream that is not sent yet
     size_t body_seen, sent;
     int64_t deadline_ns, since_ns;
@@ -69,8 +69,7 @@ struct exchange {
     void (*on_close)(void *attached, bool answered);
 };
 
-// ---- running libmicrohttpd
-// ---------------------------------------------------------------------------
+// ---- running libmicrohttpd ---------------------------------------------------------------------
 
 static void on_timer(uv_timer_t *timer);
 
@@ -110,8 +109,7 @@ static void resume(struct exchange *x)
     uv_timer_start(&x->listener->timer, on_timer, 0, 0);
 }
 
-// ---- exchanges
-// -----------------------------------------------------------------------------------------
+// ---- exchanges ---------------------------------------------------------------------------------
 
 static struct exchange *exchange_new(struct listener *l, struct MHD_Connection *connection)
 {
@@ -295,8 +293,7 @@ void exchange_wake(struct exchange *x)
     if (x->streaming) resume(x);
 }
 
-// ---- libmicrohttpd's callbacks
-// ---------------------------------------------------------------------------
+// ---- libmicrohttpd's callbacks -----------------------------------------------------------------
 
 static ssize_t read_stream(void *context, uint64_t position, char *buffer, size_t max)
 {
@@ -461,8 +458,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     *con_cls = NULL;
 }
 
-// ---- clients that left, and answers overdue
-// ---------------------------------------------------------------
+// ---- clients that left, and answers overdue ----------------------------------------------------
 
 static void expire(struct exchange *x)
 {
@@ -520,8 +516,7 @@ static void on_sweep(uv_timer_t *timer)
         }
 }
 
-// ---- the whole
-// ---------------------------------------------------------------------------------------------
+// ---- the whole ---------------------------------------------------------------------------------
 
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret)
 {

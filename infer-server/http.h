@@ -40,8 +40,7 @@ int http_open_exchanges(const struct http *h);
 void http_close(
     struct http *h); // ends every connection; memory goes when the loop has run once more
 
-// ---- one exchange
-// -----------------------------------------------------------------------------------
+// ---- one exchange ------------------------------------------------------------------------------
 const char *exchange_body(const struct exchange *x, size_t *ret_len);
 const char *exchange_query(const struct exchange *x, const char *name); // NULL: not given
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the

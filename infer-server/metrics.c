@@ -114,10 +114,9 @@ static void put_drafts(struct page *p, const struct engine_stats *e)
     }
 }
 
-void metrics_write(const struct metrics *m, const struct metrics_facts *facts, struct bytes *ret)
+// What vLLM has too, under its names.
+static void put_usual(struct page *p, const struct metrics *m, const struct engine_stats *e)
 {
-    const struct engine_stats *e = facts->engine;
-    struct page page = {ret, facts->model}, *p = &page;
     double used = e->kv_blocks_total ? (double)e->kv_blocks_used / e->kv_blocks_total : 0;
 
     put_number(p, "vllm:num_requests_running", "gauge", "Sequences being generated.", e->running);
@@ -149,6 +148,13 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
                   m->queue.sum);
 
     put_drafts(p, e);
+}
+
+void metrics_write(const struct metrics *m, const struct metrics_facts *facts, struct bytes *ret)
+{
+    const struct engine_stats *e = facts->engine;
+    struct page page = {ret, facts->model}, *p = &page;
+    put_usual(p, m, e);
     put_number(p, "commonweight:weight_version", "gauge",
                "Even: whole; odd: being written or torn.", (double)e->weight_version);
     put_number(p, "commonweight:updates_total", "counter", "Weight updates taken up by the engine.",

@@ -6,14 +6,15 @@
  *     tokens they have so far. One block a running sample is kept back, so that an admission never
  *     makes the same step preempt. The first that does not fit stops the pass (no overtaking).
  *  2. decode: every sample whose tokens are all computed but the last feeds that one. Where it
- * needs a new block and none is free, the youngest running sample is preempted: it drops its blocks
- * and goes back to its place in the queue, and later computes its tokens again. The oldest one
- * always gets on, and fits alone (the engine refuses requests that never could), so all end.
+ *     needs a new block and none is free, the youngest running sample is preempted: it drops its
+ *     blocks and goes back to its place in the queue, and later computes its tokens again. The
+ *     oldest one always gets on, and fits alone (the engine refuses requests that never could), so
+ *     all end.
  *  3. prefill: the others, oldest first, feed up to prefill_chunk tokens in all.
  *  4. fork: a group's prompt is computed once, by its leader. Its siblings wait for that without
  *     holding up those behind them, but their places count as taken. When the leader's last prompt
  *     row is in the step, each new sibling becomes a holder of the prompt's full blocks, gets a
- * copy of the last, partly filled one, and draws its first token from the same row.
+ *     copy of the last, partly filled one, and draws its first token from the same row.
  *
  * Prefix cache. Blocks that a step fills get names at the end of the plan, those of prompts and of
  * answers alike (a chat's next turn begins with both); no plan before the next one can find them,

@@ -43,8 +43,7 @@ static const struct http_route routes[] = {
     {NULL, NULL, NULL, false},
 };
 
-// ---- the model's facts
-// ------------------------------------------------------------------------------
+// ---- the model's facts -------------------------------------------------------------------------
 
 // Sampling defaults of the OpenAI endpoints.
 static enum status read_generation_config(struct server *s, const char *folder)
@@ -142,8 +141,7 @@ out:
     return st;
 }
 
-// ---- the tick
-// -----------------------------------------------------------------------------------------
+// ---- the tick ----------------------------------------------------------------------------------
 
 // The engine goes round: it beats between steps, idle or not, and while it waits for a trainer's
 // update. It does not beat while it loads weights itself, which may take minutes: by its state, or
@@ -222,8 +220,7 @@ static void on_signal(uv_signal_t *handle, int number)
     begin_drain(s, 1000LL * s->options->drain_timeout_s);
 }
 
-// ---- start and stop
-// -------------------------------------------------------------------------------------
+// ---- start and stop ----------------------------------------------------------------------------
 
 static enum status start_http(struct server *s)
 {

@@ -104,8 +104,7 @@ bool device_computes_in(const struct device *dev, enum dtype dt)
     return dt == DT_F32 || (dt == DT_BF16 && dev->backend->kind == DEVICE_CUDA);
 }
 
-// ---- memory
-// --------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 
 void device_count(struct device *dev, int64_t bytes)
 {
@@ -145,6 +144,34 @@ void device_release(struct device *dev, void *memory)
         dev->blocks[i] = dev->blocks[--dev->n_blocks];
     }
     dev->backend->release(dev, memory);
+}
+
+size_t device_parts_bytes(const struct device_part *parts, int n)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) bytes += parts[i].bytes;
+    return bytes;
+}
+
+void **device_part_pointer(void *owner, const struct device_part *part)
+{
+    return (void **)((char *)owner + part->field);
+}
+
+enum status device_alloc_parts(struct device *dev, void *owner, const struct device_part *parts,
+                               int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (parts[i].bytes == 0) continue;
+        enum status st = device_alloc(dev, parts[i].bytes, device_part_pointer(owner, &parts[i]));
+        if (st != ST_OK) return st;
+    }
+    return ST_OK;
+}
+
+void device_release_parts(struct device *dev, void *owner, const struct device_part *parts, int n)
+{
+    for (int i = 0; i < n; i++) device_release(dev, *device_part_pointer(owner, &parts[i]));
 }
 
 enum status device_reserve(struct device *dev, size_t bytes)
@@ -213,8 +240,7 @@ enum status device_sync(struct device *dev)
     return st;
 }
 
-// ---- memory shared between processes
-// ---------------------------------------------------------------
+// ---- memory shared between processes -----------------------------------------------------------
 
 static enum status shared_new(struct device *dev, size_t bytes, const char *label,
                               struct shared_memory **ret)
@@ -289,8 +315,7 @@ void shared_memory_free(struct shared_memory *memory)
     free(memory);
 }
 
-// ---- captured work and time
-// ------------------------------------------------------------------------
+// ---- captured work and time --------------------------------------------------------------------
 
 /* A graph is opaque to this file and carries no device; its backend's graph_free knows what it is.
  * Only CUDA makes graphs. */

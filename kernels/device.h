@@ -53,6 +53,17 @@ void device_allocated(const struct device *dev, size_t *ret_now, size_t *ret_pea
 // take no memory while it runs.
 enum status device_reserve(struct device *dev, size_t bytes);
 
+// Buffers that a struct has pointers to: where each pointer stands in it, and the buffer's bytes (0:
+// not wanted, the pointer stays NULL). A list that was taken in part is released like a whole one.
+struct device_part {
+    size_t field, bytes;
+};
+enum status device_alloc_parts(struct device *dev, void *owner, const struct device_part *parts,
+                               int n);
+void device_release_parts(struct device *dev, void *owner, const struct device_part *parts, int n);
+size_t device_parts_bytes(const struct device_part *parts, int n);
+void **device_part_pointer(void *owner, const struct device_part *part);
+
 // Host memory that copies to and from the device fast (pinned on CUDA).
 enum status device_host_alloc(struct device *dev, size_t bytes, void **ret);
 void device_host_release(struct device *dev, void *memory);

@@ -33,20 +33,16 @@ struct backward {
     bool logits_kept;    // the last backward_logprobs left all its logits in model.logits
 };
 
-// Every scratch buffer: where its pointer stands, and its bytes.
-struct part {
-    size_t field, bytes;
-};
 #define N_PARTS 19
 #define PART(name, size) {offsetof(struct backward, name), (size)}
 
-static void list_parts(const struct model *m, int max_tokens, int max_targets, struct part ret[N_PARTS])
+static void list_parts(const struct model *m, int max_tokens, int max_targets, struct device_part ret[N_PARTS])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)max_tokens, n = (size_t)max_targets, h = (size_t)c->hidden;
     size_t a = c->n_experts > 0 ? t * (size_t)c->experts_per_token : t;
     size_t logits = (size_t)m->max_rows * (size_t)c->vocab_size;
-    struct part parts[N_PARTS] = {
+    struct device_part parts[N_PARTS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
         PART(dproj, c->sandwich_norm ? t * h * e : 0),
@@ -70,24 +66,17 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, s
     memcpy(ret, parts, sizeof parts);
 }
 
-static void **part_pointer(struct backward *b, const struct part *part)
-{
-    return (void **)((char *)b + part->field);
-}
-
 size_t backward_bytes(const struct model *m, int max_tokens, int max_targets)
 {
-    struct part parts[N_PARTS];
-    size_t total = 0;
+    struct device_part parts[N_PARTS];
     list_parts(m, max_tokens, max_targets, parts);
-    for (int i = 0; i < N_PARTS; i++) total += parts[i].bytes;
-    return total;
+    return device_parts_bytes(parts, N_PARTS);
 }
 
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens, int max_targets,
                          struct backward **ret)
 {
-    struct part parts[N_PARTS];
+    struct device_part parts[N_PARTS];
     enum status st = ST_OK;
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for the backward pass");
@@ -96,14 +85,8 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
     b->max_tokens = max_tokens;
     b->max_targets = max_targets;
     list_parts(m, max_tokens, max_targets, parts);
-    for (int i = 0; i < N_PARTS; i++) {
-        if (parts[i].bytes == 0) continue;
-        st = device_alloc(m->dev, parts[i].bytes, part_pointer(b, &parts[i]));
-        if (st != ST_OK) {
-            status_context(st, "backward scratch for %d tokens", max_tokens);
-            goto out;
-        }
-    }
+    CHECK(status_context(device_alloc_parts(m->dev, b, parts, N_PARTS), "backward scratch for %d tokens",
+                         max_tokens));
     *ret = b;
     b = NULL;
 out:
@@ -113,10 +96,10 @@ out:
 
 void backward_free(struct backward *b)
 {
-    struct part parts[N_PARTS];
+    struct device_part parts[N_PARTS];
     if (!b) return;
     list_parts(b->m, b->max_tokens, b->max_targets, parts);
-    for (int i = 0; i < N_PARTS; i++) device_release(b->m->dev, *part_pointer(b, &parts[i]));
+    device_release_parts(b->m->dev, b, parts, N_PARTS);
     free(b);
 }
 

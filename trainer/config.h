@@ -11,6 +11,7 @@
 #include "trainer/loss.h"
 #include "trainer/optimizer.h"
 #include "trainer/prompts.h"
+#include "trainer/reward.h"
 #include "trainer/schedule.h"
 
 struct train_config {
@@ -20,9 +21,7 @@ struct train_config {
     // prompts
     struct prompt_options prompts;
     // reward
-    const char *reward, *reward_weights;
-    const char *reward_pattern;
-    double length_target, reward_timeout;
+    struct reward_options reward;
     // cost of inference
     bool cost;
     struct cost_weights cost_weights;

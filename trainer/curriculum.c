@@ -52,11 +52,6 @@ enum status curriculum_mode_from_name(const char *name, enum curriculum_mode *re
     return status_fail(ST_INVALID, "curriculum \"%s\" is not one of off, uniform, kde", name);
 }
 
-const char *curriculum_mode_name(enum curriculum_mode mode)
-{
-    return mode_names[mode];
-}
-
 int curriculum_rollouts(const struct curriculum_options *o, double level)
 {
     return (int)lround(o->base * (1 + o->alpha * (1 - level)));

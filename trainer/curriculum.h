@@ -21,7 +21,6 @@
 
 enum curriculum_mode { CURRICULUM_OFF, CURRICULUM_UNIFORM, CURRICULUM_KDE };
 enum status curriculum_mode_from_name(const char *name, enum curriculum_mode *ret);
-const char *curriculum_mode_name(enum curriculum_mode mode);
 
 struct curriculum_options {
     enum curriculum_mode mode;

@@ -99,11 +99,11 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
 // ---- the command --------------------------------------------------------------------------------
 
 struct eval_config {
-    const char *bridge, *data, *config, *reward, *reward_weights;
-    const char *stop, *reward_pattern;
+    const char *bridge, *data, *config, *stop;
     struct prompt_options prompts;
+    struct reward_options reward;
     bool json;
-    double length_target, reward_timeout, temperature, rollout_timeout;
+    double temperature, rollout_timeout;
     int64_t max_completion_length, limit, seed;
 };
 
@@ -214,18 +214,6 @@ out:
     return st;
 }
 
-static enum status open_reward(const struct eval_config *c, struct reward **ret)
-{
-    struct reward_options options = {
-        .names = c->reward,
-        .weights = c->reward_weights,
-        .pattern = c->reward_pattern,
-        .length_target = c->length_target,
-        .timeout_ms = (int)(c->reward_timeout * 1e3),
-    };
-    return reward_new(&options, ret);
-}
-
 int eval_main(int argc, char **argv)
 {
     struct eval_config config = {0};
@@ -252,7 +240,8 @@ int eval_main(int argc, char **argv)
     if (!config.data) {
         log_error("--data is missing: a JSONL file of prompts");
         exit_status = 2;
-    } else if (prompts_check(&config.prompts) != ST_OK || open_reward(&config, &reward) != ST_OK) {
+    } else if (prompts_check(&config.prompts) != ST_OK ||
+               reward_new(&config.reward, &reward) != ST_OK) {
         log_error("%s", status_message());
         exit_status = 2;
     } else if (run_eval(&config, reward) != ST_OK) {

@@ -80,14 +80,18 @@
 
 // What scores completions (reward.h).
 #define REWARD_OPTIONS                                                                             \
-    {"reward",   OPTION_STRING,                                                                    \
-     AT(reward), "exact",                                                                          \
-     "NAME,...", "terms of the score (listed above)",                                              \
-     0,          0,                                                                                \
+    {"reward",                                                                                     \
+     OPTION_STRING,                                                                                \
+     AT(reward.names),                                                                             \
+     "exact",                                                                                      \
+     "NAME,...",                                                                                   \
+     "terms of the score (listed above)",                                                          \
+     0,                                                                                            \
+     0,                                                                                            \
      NULL},                                                                                        \
         {"reward-weights",                                                                         \
          OPTION_STRING,                                                                            \
-         AT(reward_weights),                                                                       \
+         AT(reward.weights),                                                                       \
          NULL,                                                                                     \
          "W,...",                                                                                  \
          "their weights (default: 1)",                                                             \
@@ -96,7 +100,7 @@
          NULL},                                                                                    \
         {"length-target",                                                                          \
          OPTION_DOUBLE,                                                                            \
-         AT(length_target),                                                                        \
+         AT(reward.length_target),                                                                 \
          "20",                                                                                     \
          "CHARS",                                                                                  \
          "of the reward \"length\"",                                                               \
@@ -105,7 +109,7 @@
          NULL},                                                                                    \
         {"reward-pattern",                                                                         \
          OPTION_STRING,                                                                            \
-         AT(reward_pattern),                                                                       \
+         AT(reward.pattern),                                                                       \
          NULL,                                                                                     \
          "REGEX",                                                                                  \
          "of the reward \"regex\", for lines without a \"pattern\"",                               \
@@ -113,7 +117,7 @@
          0,                                                                                        \
          NULL},                                                                                    \
     {                                                                                              \
-        "reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "30", "SECONDS",                      \
+        "reward-timeout", OPTION_DOUBLE, AT(reward.timeout_s), "30", "SECONDS",                    \
             "longest wait for a reply of the reward \"command\"", 0.01, 1e6, NULL                  \
     }
 

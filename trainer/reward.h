@@ -15,7 +15,7 @@ struct reward_input {
     const char *answer;      // of the data set; NULL where it has none
     int n_tokens;            // of the completion
     bool truncated;          // it ended at the token limit
-    const json_t *telemetry; // of this sample (DESIGN, "Telemetry of one sample"); may be NULL
+    const json_t *telemetry; // of this sample (docs/protocol.md); may be NULL
     const json_t *prompt;    // text or messages, as the data set has it; may be NULL
     const json_t *row;       // the data set's line; may be NULL
 };
@@ -29,7 +29,7 @@ struct reward_options {
     const char *weights;  // "1,0.1"; NULL or "": all 1
     const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none
     double length_target; // of `length`; characters
-    int timeout_ms;       // of `command`: longest wait for one sample's reply
+    double timeout_s;     // of `command`: longest wait for one sample's reply
 };
 // Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
 enum status reward_new(const struct reward_options *options, struct reward **ret);

@@ -250,7 +250,7 @@ static enum status command_open(const struct reward_options *options, const char
     struct command *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
     c->to = c->from = -1;
-    c->timeout_ms = options->timeout_ms;
+    c->timeout_ms = (int)(options->timeout_s * 1e3);
     if (strspn(argument, " ") == strlen(argument)) {
         st = status_fail(ST_INVALID, "reward \"command:\" names no program");
         goto out;

@@ -302,10 +302,7 @@ enum status rollout_pull(const struct rollout_source *source, const struct examp
     }
     r->n_groups = n_groups;
     r->n_per_group = n_per_group;
-    for (int g = 0; g < n_groups; g++) {
-        r->examples[g] = examples[g];
-        r->n_prompt_tokens += examples[g]->prompt_ids.n;
-    }
+    for (int g = 0; g < n_groups; g++) r->examples[g] = examples[g];
     CHECK(build_request(examples, n_groups, n_per_group, sampling, &request));
     CHECK(post(&in, request));
     if (in.n_taken != wanted) {

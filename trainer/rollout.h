@@ -16,13 +16,13 @@ struct sample {
     char *text;         // as the daemon decoded it; "" where it has no tokenizer
     uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
     int32_t *text_offset; // (n) characters of text before each token; NULL: not told
-    json_t *telemetry;    // DESIGN, "Telemetry of one sample"; may be NULL
+    json_t *telemetry;    // docs/protocol.md, POST /v1/rollouts; may be NULL
 };
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
     struct sample *samples;          // (n_groups, n_per_group)
-    long n_tokens, n_prompt_tokens;  // of the completions; of the prompts, once a group
+    long n_tokens;                   // of the completions
     double seconds;                  // request to last line
 };
 

@@ -31,9 +31,9 @@ static json_t *evaluation_of(const struct run *run)
     char digest[DIGEST_ROOM];
     return json_pack("{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest",
                      digest_text(run->eval_data, digest), "limit", (json_int_t)c->eval_limit,
-                     "reward", c->reward, "reward_weights", c->reward_weights, "reward_pattern",
-                     c->reward_pattern, "length_target", c->length_target, "max_completion_length",
-                     (json_int_t)c->max_completion_length);
+                     "reward", c->reward.names, "reward_weights", c->reward.weights,
+                     "reward_pattern", c->reward.pattern, "length_target", c->reward.length_target,
+                     "max_completion_length", (json_int_t)c->max_completion_length);
 }
 
 enum status run_save(struct run *run)

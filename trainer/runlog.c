@@ -153,24 +153,23 @@ out:
     return st;
 }
 
-// "4:09", "1:04:09"
-static void format_duration(double seconds, char ret[24])
+const char *duration_text(double seconds, char ret[DURATION_ROOM])
 {
     long s = (long)(seconds + 0.5);
     if (s >= 3600)
-        snprintf(ret, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+        snprintf(ret, DURATION_ROOM, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
     else
-        snprintf(ret, 24, "%ld:%02ld", s / 60, s % 60);
+        snprintf(ret, DURATION_ROOM, "%ld:%02ld", s / 60, s % 60);
+    return ret;
 }
 
 // What matters most comes first: a terminal cuts the line at its width.
 void progress_line(const struct progress *p, int64_t total_steps, double seconds_left,
                    struct bytes *ret)
 {
-    char left[24];
-    format_duration(seconds_left, left);
+    char left[DURATION_ROOM];
     bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  %s left  reward %.3f", p->step, total_steps,
-                 left, p->reward);
+                 duration_text(seconds_left, left), p->reward);
     if (p->accuracy >= 0) bytes_printf(ret, "  accuracy %.1f%%", 100 * p->accuracy);
     if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
     bytes_printf(ret, "  %.0f tokens/s  loss %+.4f  length %.1f", p->tokens_per_s, p->loss,

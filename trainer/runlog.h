@@ -32,6 +32,9 @@ struct progress {
     double loss, mean_length;    // tokens of a completion
     double tokens_per_s;         // generated tokens over the whole step
 };
+#define DURATION_ROOM 24
+const char *duration_text(double seconds, char ret[DURATION_ROOM]); // "4:09", "1:04:09"
+
 // Appends "step 3/200  1:04 left  reward 0.512  accuracy 51.2%  acceptance 63.0%  4200 tokens/s
 // ...".
 void progress_line(const struct progress *progress, int64_t total_steps, double seconds_left,

@@ -12,6 +12,7 @@
 #include "trainer/checkpoint.h"
 #include "trainer/memory.h"
 #include "trainer/prompts.h"
+#include "trainer/runlog.h"
 #include "trainer/schedule.h"
 #include "trainer/stop.h"
 
@@ -244,6 +245,7 @@ static enum status train_steps_all(struct sft *s)
     double recent = 0; // loss, over the last logging_steps
     long tokens = 0;
     int64_t n_recent = 0, step = 0;
+    char left[DURATION_ROOM];
     for (; step < total && !stop_requested(); step++) {
         double loss;
         long step_tokens;
@@ -266,10 +268,10 @@ static enum status train_steps_all(struct sft *s)
         tokens += step_tokens;
         if ((step + 1) % s->config->logging_steps == 0 || step + 1 == total) {
             double seconds = clock_ms_since(start) / 1e3;
-            long left = (long)(seconds / (double)(step + 1) * (double)(total - step - 1) + 0.5);
-            log_progress("step %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tokens/s  %ld:%02ld left",
+            double left_s = seconds / (double)(step + 1) * (double)(total - step - 1);
+            log_progress("step %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tokens/s  %s left",
                          step + 1, total, recent / (double)n_recent, (double)tokens / seconds,
-                         left / 60, left % 60);
+                         duration_text(left_s, left));
             recent = 0;
             n_recent = 0;
         }

@@ -228,18 +228,6 @@ static enum status train(struct run *run)
     return train_loop(run);
 }
 
-static enum status open_reward(const struct train_config *c, struct reward **ret)
-{
-    struct reward_options options = {
-        .names = c->reward,
-        .weights = c->reward_weights,
-        .pattern = c->reward_pattern,
-        .length_target = c->length_target,
-        .timeout_ms = (int)(c->reward_timeout * 1e3),
-    };
-    return reward_new(&options, ret);
-}
-
 int train_main(int argc, char **argv)
 {
     struct train_config config = {0};
@@ -258,7 +246,7 @@ int train_main(int argc, char **argv)
     if (parsed == OPTIONS_DONE) return 0;
     int exit_status = 0;
     if (parsed == OPTIONS_BAD || train_config_resolve(&config, &run.resolved) != ST_OK ||
-        open_reward(&config, &run.reward) != ST_OK) {
+        reward_new(&config.reward, &run.reward) != ST_OK) {
         log_error("%s", status_message());
         exit_status = 2;
     } else {

@@ -7,8 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-// ---- text, with the meaning of Python's methods
-// ---------------------------------------------------
+// ---- text, with the meaning of Python's methods ------------------------------------------------
 
 static bool is(const struct message *m, const char *role)
 {
@@ -277,8 +276,7 @@ enum status render_phi_medium(const struct chat_template *t, const struct chat *
     return ST_OK;
 }
 
-// ---- turns in fixed texts: Gemma, Mistral, zephyr and others
-// ---------------------------------------
+// ---- turns in fixed texts: Gemma, Mistral, zephyr and others -----------------------------------
 
 static void put_fixed(const struct chat_template *t, const char *text, struct bytes *ret)
 {

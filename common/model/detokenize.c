@@ -31,8 +31,7 @@ struct decoder {
     int strip_left;           // at most so many
 };
 
-// ---- loading
-// -------------------------------------------------------------------------------------
+// ---- loading -----------------------------------------------------------------------------------
 
 void decoder_free(struct decoder *d)
 {
@@ -155,8 +154,7 @@ enum status decoder_parse(const char *where, const json_t *section, struct decod
     return st;
 }
 
-// ---- decoding
-// ------------------------------------------------------------------------------------
+// ---- decoding ----------------------------------------------------------------------------------
 
 void decoding_reset(const struct decoder *d, struct decoding *state)
 {

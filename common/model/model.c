@@ -51,19 +51,14 @@ int model_decode_padding(const struct model *m, int n)
 }
 
 // ---- a model -------------------------------------------------------------------------------------------
-// A buffer of a list: where its pointer stands in its struct, and its bytes (0: not wanted).
-struct part {
-    size_t field, bytes;
-};
-
-static void routing_parts(const struct model_config *c, size_t base, size_t t, struct part ret[5])
+static void routing_parts(const struct model_config *c, size_t base, size_t t, struct device_part ret[5])
 {
     size_t a = t * (size_t)c->experts_per_token, i32 = sizeof(int32_t);
-    ret[0] = (struct part){base + offsetof(struct moe_routing, expert), a * i32};
-    ret[1] = (struct part){base + offsetof(struct moe_routing, weight), a * sizeof(float)};
-    ret[2] = (struct part){base + offsetof(struct moe_routing, row), a * i32};
-    ret[3] = (struct part){base + offsetof(struct moe_routing, place), a * i32};
-    ret[4] = (struct part){base + offsetof(struct moe_routing, offsets),
+    ret[0] = (struct device_part){base + offsetof(struct moe_routing, expert), a * i32};
+    ret[1] = (struct device_part){base + offsetof(struct moe_routing, weight), a * sizeof(float)};
+    ret[2] = (struct device_part){base + offsetof(struct moe_routing, row), a * i32};
+    ret[3] = (struct device_part){base + offsetof(struct moe_routing, place), a * i32};
+    ret[4] = (struct device_part){base + offsetof(struct moe_routing, offsets),
                            c->n_experts > 0 ? ((size_t)c->n_experts + 1) * i32 : 0};
 }
 
@@ -76,12 +71,12 @@ static size_t mlp_rows(const struct model_config *c, size_t t)
 #define N_SCRATCH 19
 #define SCRATCH(name, size) {offsetof(struct model, name), (size)}
 
-static void scratch_parts(const struct model *m, struct part ret[N_SCRATCH])
+static void scratch_parts(const struct model *m, struct device_part ret[N_SCRATCH])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows, h = (size_t)c->hidden;
     size_t a = mlp_rows(c, t), inner = (size_t)c->intermediate, expert = c->n_experts > 0 ? a * h * e : 0;
-    struct part parts[N_SCRATCH - 5] = {
+    struct device_part parts[N_SCRATCH - 5] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
         SCRATCH(qkv, t * (size_t)config_qkv_width(c) * e),
@@ -101,23 +96,15 @@ static void scratch_parts(const struct model *m, struct part ret[N_SCRATCH])
     routing_parts(c, offsetof(struct model, routing), t, ret + N_SCRATCH - 5);
 }
 
-static void **part_pointer(void *owner, const struct part *part)
-{
-    return (void **)((char *)owner + part->field);
-}
-
 static enum status alloc_scratch(struct model *m)
 {
-    struct part parts[N_SCRATCH];
+    struct device_part parts[N_SCRATCH];
     scratch_parts(m, parts);
-    for (int i = 0; i < N_SCRATCH; i++) {
-        if (parts[i].bytes == 0) continue;
-        enum status st = device_alloc(m->dev, parts[i].bytes, part_pointer(m, &parts[i]));
-        if (st != ST_OK)
-            return status_context(st, "model scratch for %d tokens and %d rows of logits", m->max_tokens,
-                                  m->max_rows);
-        m->scratch_bytes += parts[i].bytes;
-    }
+    enum status st = device_alloc_parts(m->dev, m, parts, N_SCRATCH);
+    if (st != ST_OK)
+        return status_context(st, "model scratch for %d tokens and %d rows of logits", m->max_tokens,
+                              m->max_rows);
+    m->scratch_bytes = device_parts_bytes(parts, N_SCRATCH);
     m->row_mean = m->row_rstd + m->max_rows;
     return ST_OK;
 }
@@ -183,9 +170,9 @@ void model_free(struct model *m)
     if (!m) return;
     for (int i = 0; m->graphs && i < m->graphs->n; i++) device_graph_free(m->graphs->entry[i].graph);
     free(m->graphs);
-    struct part parts[N_SCRATCH];
+    struct device_part parts[N_SCRATCH];
     scratch_parts(m, parts);
-    for (int i = 0; i < N_SCRATCH; i++) device_release(m->dev, *part_pointer(m, &parts[i]));
+    device_release_parts(m->dev, m, parts, N_SCRATCH);
     device_release(m->dev, m->rope);
     free(m->attn);
     free(m);
@@ -430,12 +417,12 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
 #define N_TAPE 23
 #define TAPE(name, size) {offsetof(struct layer_tape, name), (size)}
 
-static void tape_parts(const struct model_config *c, enum dtype dt, size_t t, struct part ret[N_TAPE])
+static void tape_parts(const struct model_config *c, enum dtype dt, size_t t, struct device_part ret[N_TAPE])
 {
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
     size_t qkv = t * (size_t)config_qkv_width(c) * e, a = mlp_rows(c, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
-    struct part parts[N_TAPE - 5] = {
+    struct device_part parts[N_TAPE - 5] = {
         TAPE(x, hidden), // first: lay_out()
         TAPE(rstd1, stat),
         TAPE(mean1, mean),
@@ -460,9 +447,9 @@ static void tape_parts(const struct model_config *c, enum dtype dt, size_t t, st
 }
 
 // Sets a part's pointer where there is a layer to set it in; returns where the next part begins.
-static size_t place_part(struct layer_tape *layer, const struct part *part, char *base, size_t at)
+static size_t place_part(struct layer_tape *layer, const struct device_part *part, char *base, size_t at)
 {
-    if (layer && part->bytes > 0) *part_pointer(layer, part) = base + at;
+    if (layer && part->bytes > 0) *device_part_pointer(layer, part) = base + at;
     return at + (part->bytes + 255) / 256 * 256;
 }
 
@@ -471,7 +458,7 @@ static size_t place_part(struct layer_tape *layer, const struct part *part, char
 static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t, enum recompute recompute,
                       struct tape *tape)
 {
-    struct part parts[N_TAPE];
+    struct device_part parts[N_TAPE];
     size_t at = 0;
     char *base = tape ? tape->memory : NULL;
     tape_parts(c, dt, t, parts);

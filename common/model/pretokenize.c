@@ -37,8 +37,7 @@ struct words {
     struct piece_list list;
 };
 
-// ---- the byte-level alphabet
-// ---------------------------------------------------------------------
+// ---- the byte-level alphabet -------------------------------------------------------------------
 
 // Printable bytes stand for themselves, the 68 others for U+0100 onwards, in their order.
 static bool stands_for_itself(int b)
@@ -68,8 +67,7 @@ int byte_level_byte(uint32_t c)
     return c == 0x100 + 67 ? 0xAD : -1;
 }
 
-// ---- loading
-// -------------------------------------------------------------------------------------
+// ---- loading -----------------------------------------------------------------------------------
 
 void pretokenizer_free(struct pretokenizer *p)
 {
@@ -210,8 +208,7 @@ enum status pretokenizer_parse(const char *where, const json_t *section, struct 
     return st;
 }
 
-// ---- splitting
-// -----------------------------------------------------------------------------------
+// ---- splitting ---------------------------------------------------------------------------------
 
 // A stretch of a word: pattern matches and what lies between them, in order.
 struct stretch {

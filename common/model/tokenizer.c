@@ -56,8 +56,7 @@ bool token_list_push(struct token_list *list, int32_t id)
     return true;
 }
 
-// ---- loading: added tokens
-// -----------------------------------------------------------------------
+// ---- loading: added tokens ---------------------------------------------------------------------
 
 // The JSON of one folder while it is taken in; config and map may be NULL.
 struct source {
@@ -208,8 +207,7 @@ static enum status load_named(struct tokenizer *t, const struct source *s)
     return ST_OK;
 }
 
-// ---- loading: the post-processor
-// -----------------------------------------------------------------
+// ---- loading: the post-processor ---------------------------------------------------------------
 
 static enum status add_template_token(const char *where, const json_t *processor,
                                       const json_t *name, struct token_list *list)
@@ -298,8 +296,7 @@ out:
     return st;
 }
 
-// ---- loading: text processing
-// --------------------------------------------------------------------
+// ---- loading: text processing ------------------------------------------------------------------
 
 // Must the prefix of SentencePiece-style files (a Prepend normalizer) go before the whole text
 // only? The file puts it before every stretch between added tokens. SentencePiece itself, and
@@ -439,8 +436,7 @@ void tokenizer_free(struct tokenizer *t)
     free(t);
 }
 
-// ---- encoding
-// ------------------------------------------------------------------------------------
+// ---- encoding ----------------------------------------------------------------------------------
 
 // Memory of one encoding.
 struct scratch {
@@ -535,8 +531,7 @@ out:
     return st;
 }
 
-// ---- decoding
-// ------------------------------------------------------------------------------------
+// ---- decoding ----------------------------------------------------------------------------------
 
 static const char *token_text(const struct tokenizer *t, int id, size_t *ret_len)
 {
@@ -600,8 +595,7 @@ enum status detokenizer_flush(struct detokenizer *d, struct bytes *ret_text)
     return decoding_flush(d->tokenizer->decoder, &d->state, ret_text);
 }
 
-// ---- queries
-// -------------------------------------------------------------------------------------
+// ---- queries -----------------------------------------------------------------------------------
 
 int tokenizer_vocab_size(const struct tokenizer *t)
 {

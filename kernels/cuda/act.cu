@@ -105,8 +105,7 @@ void cuda_act_back(struct device *dev, void *dx, const void *dy, const void *x, 
     });
 }
 
-// ---- the logits' soft cap
-// --------------------------------------------------------------------------
+// ---- the logits' soft cap ----------------------------------------------------------------------
 
 template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap)
 {

@@ -251,8 +251,7 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
     cuda_use(dev)->plain_next = true;
 }
 
-// ---- sum of squares
-// ------------------------------------------------------------------------------
+// ---- sum of squares ----------------------------------------------------------------------------
 
 #define SQUARE_BLOCKS 1024
 

@@ -170,10 +170,10 @@ void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv
     cuda_use(dev)->activation = out;
 }
 
-// ---- gradient
-// ------------------------------------------------------------------------------------ With p the
-// softmax and delta = dout . out:  ds_j = p_j (dout . v_j - delta) scale (times the slope of the
-// soft cap);  dq += ds_j k_j,  dk_j += ds_j q,  dv_j += p_j dout.
+// ---- gradient ----------------------------------------------------------------------------------
+
+// With p the softmax and delta = dout . out:  ds_j = p_j (dout . v_j - delta) scale (times the
+// slope of the soft cap);  dq += ds_j k_j,  dk_j += ds_j q,  dv_j += p_j dout.
 
 // delta (T, n_heads): a warp for each row and head, V dimensions a lane at a time
 template <typename T, int V>

@@ -120,8 +120,7 @@ __device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task 
         }
 }
 
-// ---- bf16
-// ----------------------------------------------------------------------------------------
+// ---- bf16 --------------------------------------------------------------------------------------
 
 #define UNIT  256 // keys
 #define HEADS 8   // of a block: half the rows of the left operand; the others are zeros
@@ -265,8 +264,7 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
     finish(p, w, a, parts, ends, tickets, max_chunks);
 }
 
-// ---- f32
-// -----------------------------------------------------------------------------------------
+// ---- f32 ---------------------------------------------------------------------------------------
 
 #define F32_WARPS 4
 #define AHEAD     4 // keys a set of lanes has in flight
@@ -375,8 +373,7 @@ __global__ void __launch_bounds__(F32_WARPS * 32)
     finish(shared, w, a, parts, ends, tickets, max_chunks);
 }
 
-// ---- launches
-// ------------------------------------------------------------------------------------
+// ---- launches ----------------------------------------------------------------------------------
 
 // Grid and workspace of a decode step whose blocks take `heads` query heads and chunks of `unit`
 // keys.

@@ -22,8 +22,7 @@
 // Blocks that registers are kept few enough for: loads of one run under the sums of the others.
 template <int HD> constexpr int blocks_per_sm = HD <= 64 ? 4 : HD <= 128 ? 3 : 2;
 
-// ---- pieces
-// --------------------------------------------------------------------------------------
+// ---- pieces ------------------------------------------------------------------------------------
 
 /* A tile is (rows, HD + PAD). Three ways to read it, each 16 x 16 elements at (row, col):
  *   left:   rows are the rows of an mma's left operand, columns its inner dimension;
@@ -189,8 +188,7 @@ __device__ __forceinline__ int64_t query_at(const attn_args<bf16> &a, place at)
     return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
 }
 
-// ---- forward
-// -------------------------------------------------------------------------------------
+// ---- forward -----------------------------------------------------------------------------------
 
 template <int HD, int KEYS> constexpr size_t forward_shared()
 {
@@ -343,8 +341,7 @@ bool attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bo
     return true;
 }
 
-// ---- gradient of the queries
-// -----------------------------------------------------------------------
+// ---- gradient of the queries -------------------------------------------------------------------
 
 #define KEYS_BACK 64
 
@@ -447,8 +444,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     });
 }
 
-// ---- gradient of the keys and values
-// -----------------------------------------------------------------
+// ---- gradient of the keys and values -----------------------------------------------------------
 
 template <int HD, int N> constexpr size_t dkv_shared()
 {

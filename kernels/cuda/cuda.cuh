@@ -83,8 +83,7 @@ void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim
     if (error != cudaSuccess) cuda_ok(dev, error, what);
 }
 
-// ---- order between kernels
-// -----------------------------------------------------------------------
+// ---- order between kernels ---------------------------------------------------------------------
 
 __device__ __forceinline__ void grid_wait()
 {
@@ -108,8 +107,7 @@ __device__ __forceinline__ void grid_begin()
     grid_release();
 }
 
-// ---- elements
-// ------------------------------------------------------------------------------------
+// ---- elements ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ float to_f32(float x)
 {
@@ -192,8 +190,7 @@ template <typename F> static inline void with_type_wide(enum dtype dt, bool fits
     });
 }
 
-// ---- reductions, in a fixed order
-// ------------------------------------------------------------------
+// ---- reductions, in a fixed order --------------------------------------------------------------
 
 template <int LANES = 32> __device__ __forceinline__ float lanes_sum(float x)
 {
@@ -247,8 +244,7 @@ __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
     return last;
 }
 
-// ---- entries of the table (ops.cu)
-// -----------------------------------------------------------------
+// ---- entries of the table (ops.cu) -------------------------------------------------------------
 
 #define CUDA_OPS(X)                                                                                \
     X(matmul)                                                                                      \

@@ -70,8 +70,7 @@ void *cuda_workspace(struct device *dev, size_t bytes)
     return cuda_ok(dev, grow(dev, want), "workspace") ? state->workspace : NULL;
 }
 
-// ---- opening
-// -------------------------------------------------------------------------------------
+// ---- opening -----------------------------------------------------------------------------------
 
 __global__ void probe() {}
 
@@ -148,8 +147,7 @@ static enum status open_at(int index, struct device *dev)
     return st;
 }
 
-// ---- memory
-// --------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 
 static enum status alloc(struct device *dev, size_t bytes, void **ret)
 {
@@ -258,10 +256,10 @@ static enum status sync(struct device *dev)
     return error == cudaSuccess ? ST_OK : fail(dev, error, "waiting for enqueued work");
 }
 
-// ---- memory shared between processes
-// --------------------------------------------------------------- A shared allocation is rounded up
-// to whole 2 MiB pages: smaller ones may lie inside a page with others, and an IPC handle stands
-// for the page.
+// ---- memory shared between processes -----------------------------------------------------------
+
+// A shared allocation is rounded up to whole 2 MiB pages: smaller ones may lie inside a page with
+// others, and an IPC handle stands for the page.
 static size_t shared_size(size_t bytes)
 {
     return (bytes + (2u << 20) - 1) >> 21 << 21;
@@ -363,8 +361,7 @@ static void shared_close(struct shared_memory *memory)
         cudaIpcCloseMemHandle(memory->data);
 }
 
-// ---- captured work
-// -------------------------------------------------------------------------------
+// ---- captured work -----------------------------------------------------------------------------
 
 static bool capture_begin(struct device *dev)
 {
@@ -415,8 +412,7 @@ static void graph_free(struct device_graph *graph)
     free(graph);
 }
 
-// ---- time
-// ----------------------------------------------------------------------------------------
+// ---- time --------------------------------------------------------------------------------------
 
 static void timer_start(struct device *dev)
 {

@@ -88,8 +88,7 @@ static void launch_tiles(struct device *dev, void (*kernel)(experts_args<T, U>),
                 shared, a);
 }
 
-// ---- plain tiles
-// ---------------------------------------------------------------------------------
+// ---- plain tiles -------------------------------------------------------------------------------
 
 #define PLAIN       64 // rows and columns of a tile; a thread sums 4 x 4 of it
 #define PLAIN_DEPTH 16 // of p at a time
@@ -166,8 +165,7 @@ __global__ void __launch_bounds__(THREADS) plain_kernel(experts_args<T, U> a)
         }
 }
 
-// ---- tiles on the tensor cores
-// -------------------------------------------------------------------
+// ---- tiles on the tensor cores -----------------------------------------------------------------
 
 #define WIDTH  128 // columns of a tile; 4 of the 8 warps lie side by side, 32 columns each
 #define DEPTH  32  // of p in a stage
@@ -309,8 +307,7 @@ __global__ void __launch_bounds__(THREADS, 2) tensor_kernel(experts_args<bf16, U
         }
 }
 
-// ---- launches
-// ------------------------------------------------------------------------------------
+// ---- launches ----------------------------------------------------------------------------------
 
 // Whether rows of n and of k elements of bf16 can be copied 16 bytes at a time.
 static bool for_tensor_cores(enum dtype dt, int n, int k, const void *c, const void *l,

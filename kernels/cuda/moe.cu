@@ -9,8 +9,7 @@
 #define SORT_WARPS 16
 #define THREADS    128
 
-// ---- routing
-// -------------------------------------------------------------------------------------
+// ---- routing -----------------------------------------------------------------------------------
 
 // A logit's rank among the others: NaN comes first, so that it shows in the weights.
 __device__ __forceinline__ float rank_of(float logit)
@@ -153,8 +152,7 @@ void cuda_moe_route_back(struct device *dev, void *dlogits, const float *dweight
     });
 }
 
-// ---- the weighted sum
-// ----------------------------------------------------------------------------
+// ---- the weighted sum --------------------------------------------------------------------------
 
 template <typename T, int V>
 __global__ void combine_kernel(T *y, const T *x, const int32_t *place, const float *weight,

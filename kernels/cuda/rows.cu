@@ -101,10 +101,10 @@ void cuda_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype 
     cuda_use(dev)->activation = y;
 }
 
-// ---- column sums
-// --------------------------------------------------------------------------------- Blocks of 32 x
-// 8 threads: a thread sums V columns over every eighth row of the block's rows; the eight are added
-// through shared memory, the blocks' parts by cuda_add_parts.
+// ---- column sums -------------------------------------------------------------------------------
+
+// Blocks of 32 x 8 threads: a thread sums V columns over every eighth row of the block's rows; the
+// eight are added through shared memory, the blocks' parts by cuda_add_parts.
 
 #define PART_ROWS 256
 
@@ -179,8 +179,7 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, in
     cuda_add_parts(dev, out, parts, n_parts, cols);
 }
 
-// ---- conversion
-// ----------------------------------------------------------------------------------
+// ---- conversion --------------------------------------------------------------------------------
 
 template <typename Y, typename X, int V> __global__ void convert_kernel(Y *y, const X *x, int64_t n)
 {

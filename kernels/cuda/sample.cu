@@ -229,8 +229,7 @@ __global__ void __launch_bounds__(THREADS)
     if (r.draws) result[blockIdx.y] = result_of(best.token, best.z, known, false);
 }
 
-// ---- the cut
-// -------------------------------------------------------------------------------------
+// ---- the cut -----------------------------------------------------------------------------------
 
 #define BINS 2048
 
@@ -419,8 +418,7 @@ __global__ void __launch_bounds__(CUT_THREADS)
         result[blockIdx.x] = result_of(result[blockIdx.x].token, max, known, true);
 }
 
-// ---- drafts
-// -------------------------------------------------------------------------------------
+// ---- drafts ------------------------------------------------------------------------------------
 
 // The probability of a token after temperature and cuts.
 __device__ __forceinline__ float probability(float z, const row_stats &s, const sample_params &p)

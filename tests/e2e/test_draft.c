@@ -18,9 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LIMIT_MS     120000
-#define LETTERS      "24" // of a completion
-#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define LIMIT_MS 120000
+#define LETTERS  "24" // of a completion
 
 struct scene { // a policy, a draft model, and data for both
     const char *folder, *policy, *draft, *data, *log;
@@ -96,32 +95,13 @@ static const char *taught(const struct scene *s, const char *model, const char *
 // the letters that take two.
 static int train(struct scene *s, const char *run, const char *const more[])
 {
-    const char *argv[64] = {test_binary("cw-trainer"),
-                            "train",
-                            "--bridge",
-                            s->daemon.bridge,
-                            "--data",
-                            s->data,
-                            "--reward",
-                            "length",
-                            "--length-target",
-                            "30",
-                            "--prompts-per-step",
-                            "4",
-                            "--num-generations",
-                            "8",
-                            "--max-completion-length",
-                            LETTERS,
-                            "--ignore-eos",
-                            "--lr-scheduler-type",
-                            "constant",
-                            "--run-dir",
-                            test_path(s->folder, run)};
-    struct test_child child = {0};
-    int n = 21;
-    for (int i = 0; more[i]; i++) argv[n++] = more[i];
-    test_spawn(&child, s->log, argv);
-    return test_wait(&child, LIMIT_MS);
+    const char *argv[TRAINER_WORDS];
+    daemon_trainer(&s->daemon, s->data, test_path(s->folder, run),
+                   OPTIONS("--reward", "length", "--length-target", "30", "--prompts-per-step", "4",
+                           "--num-generations", "8", "--max-completion-length", LETTERS,
+                           "--ignore-eos", "--lr-scheduler-type", "constant"),
+                   more, argv);
+    return test_command(s->log, LIMIT_MS, argv);
 }
 
 static const char *latest(const struct scene *s, const char *run)

@@ -22,37 +22,14 @@ static const char *train(const char *folder)
     test_write(data, lines.data, lines.len);
     bytes_release(&lines);
     daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
-    const char *const argv[] = {test_binary("cw-trainer"),
-                                "train",
-                                "--bridge",
-                                daemon.bridge,
-                                "--data",
-                                data,
-                                "--eval-data",
-                                data,
-                                "--reward",
-                                "exact,length",
-                                "--length-target",
-                                "10",
-                                "--prompts-per-step",
-                                "3",
-                                "--num-generations",
-                                "4",
-                                "--max-completion-length",
-                                "12",
-                                "--learning-rate",
-                                "1e-3",
-                                "--beta",
-                                "0.01",
-                                "--max-steps",
-                                "3",
-                                "--eval-steps",
-                                "2",
-                                "--log-completions",
-                                "--cost",
-                                "--run-dir",
-                                run,
-                                NULL};
+    const char *argv[TRAINER_WORDS];
+    daemon_trainer(&daemon, data, run,
+                   OPTIONS("--eval-data", data, "--reward", "exact,length", "--length-target", "10",
+                           "--prompts-per-step", "3", "--num-generations", "4",
+                           "--max-completion-length", "12", "--learning-rate", "1e-3", "--beta",
+                           "0.01", "--max-steps", "3", "--eval-steps", "2", "--log-completions",
+                           "--cost"),
+                   NULL, argv);
     assert_int_equal(test_command(test_path(folder, "trainer.log"), LIMIT_MS, argv), 0);
     assert_int_equal(daemon_stop(&daemon), 0);
     daemon_kill(&daemon);

@@ -65,8 +65,7 @@ static double number_in_metrics(const char *name)
     return x;
 }
 
-// ---- what is there
-// --------------------------------------------------------------------------------------
+// ---- what is there -----------------------------------------------------------------------------
 
 static void test_health_and_models(void **state)
 {
@@ -220,8 +219,7 @@ static void test_chat(void **state)
     json_decref(b);
 }
 
-// ---- streams
-// --------------------------------------------------------------------------------------------
+// ---- streams -----------------------------------------------------------------------------------
 
 struct joined { // what the chunks of a stream give together, by choice
     struct bytes text[4];
@@ -351,8 +349,7 @@ static void test_stream_equals_whole(void **state)
         2);
 }
 
-// ---- stop
-// -----------------------------------------------------------------------------------------------
+// ---- stop --------------------------------------------------------------------------------------
 
 static json_t *with_stop(const char *stop, const char *more)
 {
@@ -424,12 +421,16 @@ static void test_stop_token(void **state)
     assert_int_equal(json_array_size(cut_ids), first + 1); // the token itself is the last
     assert_string_equal(text_of(choice_of(cut, 0), "finish_reason"), "stop");
     assert_int_equal(int_of(choice_of(cut, 0), "stop_reason"), stop_id);
+    json_t *same = daemon_post(d.socket, "/generate", 200, body);
+    const json_t *output = json_array_get(json_object_get(same, "outputs"), 0);
+    assert_true(json_equal(json_object_get(output, "token_ids"), cut_ids));
+    assert_int_equal(int_of(output, "stop_reason"), stop_id);
     json_decref(all);
     json_decref(cut);
+    json_decref(same);
 }
 
-// ---- rollouts and /generate
-// -------------------------------------------------------------------------------
+// ---- rollouts and /generate --------------------------------------------------------------------
 
 static void check_telemetry(const json_t *line, int prompt, int generated)
 {
@@ -532,8 +533,7 @@ static void test_generate(void **state)
     json_decref(a);
 }
 
-// ---- what is refused
-// --------------------------------------------------------------------------------------
+// ---- what is refused ---------------------------------------------------------------------------
 
 static void test_refusals(void **state)
 {
@@ -724,8 +724,7 @@ static void test_broken_http(void **state)
     json_decref(daemon_get(d.socket, "/health", 200)); // still there
 }
 
-// ---- many, slow and leaving clients
-// -------------------------------------------------------------------------
+// ---- many, slow and leaving clients ------------------------------------------------------------
 
 struct crowd {
     pthread_t thread;
@@ -868,8 +867,7 @@ static void test_kept_connection(void **state)
     close(fd);
 }
 
-// ---- bridge and metrics
-// -------------------------------------------------------------------------------------
+// ---- bridge and metrics ------------------------------------------------------------------------
 
 static void test_bridge_info(void **state)
 {

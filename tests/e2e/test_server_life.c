@@ -262,8 +262,7 @@ static void test_stops_in_a_crowd(void **state)
     }
 }
 
-// ---- TCP
-// ------------------------------------------------------------------------------------------------
+// ---- TCP ---------------------------------------------------------------------------------------
 
 static int tcp_status(int port, const char *path, const char *headers)
 {
@@ -308,8 +307,7 @@ static void test_tcp_and_key(void **state)
     expect_refusal(1, "HOST:PORT", bad);
 }
 
-// ---- time-outs
-// --------------------------------------------------------------------------------------------
+// ---- time-outs ---------------------------------------------------------------------------------
 
 static void test_request_timeout(void **state)
 {
@@ -396,8 +394,7 @@ static void test_client_that_never_reads(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-// ---- without a tokenizer
-// ------------------------------------------------------------------------------------
+// ---- without a tokenizer -----------------------------------------------------------------------
 
 static void test_ids_only(void **state)
 {
@@ -427,8 +424,7 @@ static void test_ids_only(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-// ---- a draft model
-// -------------------------------------------------------------------------------------------
+// ---- a draft model -----------------------------------------------------------------------------
 
 static json_int_t integer(const json_t *object, const char *key)
 {
@@ -509,8 +505,7 @@ static void test_draft_model(void **state)
     expect_refusal(1, "vocabulary of 600 tokens is larger than the 300", larger);
 }
 
-// ---- systemd
-// ------------------------------------------------------------------------------------------------
+// ---- systemd -----------------------------------------------------------------------------------
 
 static bool heard(int fd, const char *word, int ms)
 {

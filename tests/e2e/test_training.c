@@ -48,47 +48,22 @@ static void scene_close(struct scene *s)
     daemon_kill(&s->daemon);
 }
 
-#define MOST_ARGS 80
-
 // cw-trainer train with small numbers, into `folder`; `more` (NULL-ended) comes last.
 static void trainer_command(struct scene *s, const char *folder, const char *const more[],
-                            const char *ret_argv[MOST_ARGS])
+                            const char *ret_argv[TRAINER_WORDS])
 {
-    const char *argv[MOST_ARGS] = {
-        test_binary("cw-trainer"),
-        "train",
-        "--bridge",
-        s->daemon.bridge,
-        "--data",
-        s->data,
-        "--reward",
-        "length",
-        "--length-target",
-        "10",
-        "--prompts-per-step",
-        "3",
-        "--num-generations",
-        "4",
-        "--max-completion-length",
-        "12",
-        "--learning-rate",
-        "1e-3",
-        "--lr-scheduler-type",
-        "constant",
-        "--logging-steps",
-        "1",
-        "--run-dir",
-        folder,
-    };
-    int n = 24;
-    for (int i = 0; more && more[i]; i++) argv[n++] = more[i];
-    memcpy(ret_argv, argv, sizeof argv);
+    daemon_trainer(&s->daemon, s->data, folder,
+                   OPTIONS("--reward", "length", "--length-target", "10", "--prompts-per-step", "3",
+                           "--num-generations", "4", "--max-completion-length", "12",
+                           "--learning-rate", "1e-3", "--lr-scheduler-type", "constant",
+                           "--logging-steps", "1"),
+                   more, ret_argv);
 }
 
 static void start_trainer(struct scene *s, struct test_child *child, const char *run,
                           const char *const more[])
 {
-    const char *argv[MOST_ARGS];
+    const char *argv[TRAINER_WORDS];
     trainer_command(s, test_path(s->folder, run), more, argv);
     test_spawn(child, test_path(s->folder, "trainer.log"), argv);
 }
@@ -99,8 +74,6 @@ static int train(struct scene *s, const char *run, const char *const more[])
     start_trainer(s, &child, run, more);
     return test_wait(&child, LIMIT_MS);
 }
-
-#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 static void assert_log(const struct scene *s, const char *part)
 {
@@ -1298,7 +1271,7 @@ static void full_and_read_only_disks(void **state)
     struct scene s;
     struct file_map model;
     struct bytes script = BYTES_INIT;
-    const char *argv[MOST_ARGS + 4] = {"unshare", "-rm", "sh"};
+    const char *argv[TRAINER_WORDS + 4] = {"unshare", "-rm", "sh"};
     scene_open(&s);
     const char *log = test_path(s.folder, "trainer.log"), *path = test_path(s.folder, "on-disk.sh");
     const char *disk = test_path(s.folder, "disk"), *copy = test_path(s.folder, "copy");

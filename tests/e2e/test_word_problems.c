@@ -17,7 +17,7 @@
 
 #define LIMIT_MS 120000
 
-#define RUN(log, ...) test_command(log, LIMIT_MS, (const char *const[]){__VA_ARGS__, NULL})
+#define RUN(log, ...) test_command(log, LIMIT_MS, OPTIONS(__VA_ARGS__))
 
 static void assert_log(const char *log, const char *part)
 {
@@ -173,33 +173,14 @@ static json_t *json_line(const char *path, int line)
 static int train(const char *folder, const char *run, const struct daemon *daemon,
                  const char *const more[])
 {
-    const char *argv[40] = {test_binary("cw-trainer"),
-                            "train",
-                            "--config",
-                            test_path(test_root(), "trainer/examples/gsm8k.json"),
-                            "--bridge",
-                            daemon->bridge,
-                            "--data",
-                            test_path(folder, "train.jsonl"),
-                            "--eval-data",
-                            test_path(folder, "heldout.jsonl"),
-                            "--reward",
-                            "gsm8k",
-                            "--max-completion-length",
-                            "12",
-                            "--run-dir",
-                            test_path(folder, run),
-                            "--max-steps",
-                            "2",
-                            "--prompts-per-step",
-                            "2",
-                            "--num-generations",
-                            "4",
-                            "--eval-limit",
-                            "4",
-                            "--log-completions"};
-    int n = 25;
-    while (more && *more) argv[n++] = *more++;
+    const char *argv[TRAINER_WORDS];
+    daemon_trainer(daemon, test_path(folder, "train.jsonl"), test_path(folder, run),
+                   OPTIONS("--config", test_path(test_root(), "trainer/examples/gsm8k.json"),
+                           "--eval-data", test_path(folder, "heldout.jsonl"), "--reward", "gsm8k",
+                           "--max-completion-length", "12", "--max-steps", "2",
+                           "--prompts-per-step", "2", "--num-generations", "4", "--eval-limit", "4",
+                           "--log-completions"),
+                   more, argv);
     return test_command(test_path(folder, "trainer.log"), LIMIT_MS, argv);
 }
 
@@ -214,8 +195,7 @@ static void the_one_command(void **state)
                          "--count", "40", "--heldout", "8"),
                      0);
     daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
-    assert_int_equal(
-        train(folder, "run", &daemon, (const char *const[]){"--max-samples", "12", NULL}), 0);
+    assert_int_equal(train(folder, "run", &daemon, OPTIONS("--max-samples", "12")), 0);
     assert_log(log, "final answer after \"####\"");
     assert_log(log, "(12 examples)");
     json_t *m = json_line(test_path(folder, "run/metrics.jsonl"), 2);
@@ -234,9 +214,7 @@ static void the_one_command(void **state)
     json_decref(rollout);
 
     // as they are, on request
-    assert_int_equal(
-        train(folder, "plain", &daemon, (const char *const[]){"--prompt-template", "none", NULL}),
-        0);
+    assert_int_equal(train(folder, "plain", &daemon, OPTIONS("--prompt-template", "none")), 0);
     rollout = json_line(test_path(folder, "plain/rollouts/step-1.jsonl"), 1);
     said = json_string_value(json_object_get(rollout, "prompt"));
     tokens = (int)json_integer_value(
@@ -250,8 +228,7 @@ static void the_one_command(void **state)
     test_write(test_path(folder, "train.jsonl"), bad, strlen(bad));
     assert_int_equal(train(folder, "bad", &daemon, NULL), 1);
     assert_log(log, "train.jsonl, line 2: the data set's answer \"#### none\" holds no number");
-    assert_int_equal(
-        train(folder, "bad", &daemon, (const char *const[]){"--prompt-template", "Q:", NULL}), 2);
+    assert_int_equal(train(folder, "bad", &daemon, OPTIONS("--prompt-template", "Q:")), 2);
     assert_log(log, "--prompt-template \"Q:\" has no {prompt}");
     assert_int_equal(daemon_stop(&daemon), 0);
     daemon_kill(&daemon);
@@ -295,7 +272,7 @@ static void warm_start_and_train(void **state)
                      0);
     assert_log(log, "8 prompts");
     // the same with a template needs a chat template, and says where from
-    assert_int_equal(train(folder, "chat", &daemon, (const char *const[]){"--chat", NULL}), 1);
+    assert_int_equal(train(folder, "chat", &daemon, OPTIONS("--chat")), 1);
     assert_log(log, "pick one with --chat-template");
     assert_int_equal(daemon_stop(&daemon), 0);
     daemon_kill(&daemon);

@@ -65,8 +65,7 @@ struct op_case {
 
 static struct device *cpu, *cuda;
 
-// ---- arrays
-// --------------------------------------------------------------------------------------
+// ---- arrays ------------------------------------------------------------------------------------
 
 static void *must(void *p)
 {
@@ -226,8 +225,7 @@ static double compare(struct test *t, const char *what, double **got, double **w
     return worst;
 }
 
-// ---- finite differences
-// --------------------------------------------------------------------------
+// ---- finite differences ------------------------------------------------------------------------
 
 /* Adds to expect (of the array `gradient`) the derivative of loss() by entries of input `input`,
  * through central differences in double. `base` is what the gradient is added to. Large inputs: a
@@ -250,9 +248,9 @@ static void differentiate(struct test *t, double **v, int gradient, int input, b
     }
 }
 
-// ---- operations: matmul
-// --------------------------------------------------------------------------- p: m n k trans_a
-// trans_b beta bias out_f32
+// ---- operations: matmul ------------------------------------------------------------------------
+
+// p: m n k trans_a trans_b beta bias out_f32
 
 static void matmul_setup(struct test *t)
 {
@@ -286,8 +284,7 @@ static void matmul_reference(struct test *t, double **v)
 
 static const struct op_def op_matmul = {"matmul", matmul_setup, matmul_launch, matmul_reference};
 
-// ---- rows
-// ------------------------------------------------------------------------------------------
+// ---- rows --------------------------------------------------------------------------------------
 // gather_rows, scatter_add_rows: p: n width table_rows
 
 static void gather_setup(struct test *t)
@@ -400,9 +397,9 @@ static void column_reference(struct test *t, double **v)
 static const struct op_def op_column = {"column_sum", column_setup, column_launch,
                                         column_reference};
 
-// ---- norms
-// ----------------------------------------------------------------------------------------- p: kind
-// tokens width heads bias gap(elements between heads' end and the next token) add in_place
+// ---- norms -------------------------------------------------------------------------------------
+
+// p: kind tokens width heads bias gap(elements between heads' end and the next token) add in_place
 
 static struct norm_shape norm_shape_of(const int *p)
 {
@@ -539,9 +536,9 @@ static void norm_back_reference(struct test *t, double **v)
 static const struct op_def op_norm_back = {"norm_back", norm_back_setup, norm_back_launch,
                                            norm_back_reference};
 
-// ---- rope
-// ------------------------------------------------------------------------------------------ p:
-// rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign
+// ---- rope --------------------------------------------------------------------------------------
+
+// p: rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign
 
 static void rope_setup(struct test *t)
 {
@@ -582,9 +579,9 @@ static void rope_reference(struct test *t, double **v)
 
 static const struct op_def op_rope = {"rope", rope_setup, rope_launch, rope_reference};
 
-// ---- activations
-// ----------------------------------------------------------------------------------- p: rows width
-// kind gated
+// ---- activations -------------------------------------------------------------------------------
+
+// p: rows width kind gated
 
 static double act_formula(double x, int kind)
 {
@@ -708,8 +705,7 @@ static void softcap_back_reference(struct test *t, double **v)
 static const struct op_def op_softcap_back = {"softcap_back", softcap_back_setup,
                                               softcap_back_launch, softcap_back_reference};
 
-// ---- mixture of experts
-// ---------------------------------------------------------------------------------
+// ---- mixture of experts ------------------------------------------------------------------------
 // moe_route: p: rows n_experts top_k pattern of the logits
 
 enum logits { ANY, TIES, ONE, FEW }; // ONE: the last expert always; FEW: never every third one
@@ -1036,10 +1032,11 @@ static void experts_back_reference(struct test *t, double **v)
 static const struct op_def op_experts_back = {"matmul_experts_back", experts_back_setup,
                                               experts_back_launch, experts_back_reference};
 
-// ---- attention
-// ------------------------------------------------------------------------------------- p: n_heads
-// n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged) Packed
-// layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or -1}
+// ---- attention ---------------------------------------------------------------------------------
+
+// p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged)
+
+// Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or -1}
 struct layout_seq {
     int len, prefix;
 };
@@ -1371,9 +1368,9 @@ static void attn_paged_reference(struct test *t, double **v)
 static const struct op_def op_attn_paged = {"attn_paged", attn_paged_setup, attn_paged_launch,
                                             attn_paged_reference};
 
-// ---- log-probabilities
-// ----------------------------------------------------------------------------- p: n vocab
-// temperature(tenths)
+// ---- log-probabilities -------------------------------------------------------------------------
+
+// p: n vocab temperature(tenths)
 
 enum { LP_LOGPROB, LP_LSE, LP_ENTROPY, LP_LOGITS, LP_TARGET };
 
@@ -1538,8 +1535,7 @@ static void distill_reference(struct test *t, double **v)
 static const struct op_def op_distill = {"distill", distill_setup, distill_launch,
                                          distill_reference};
 
-// ---- optimizer
-// ---------------------------------------------------------------------------------------
+// ---- optimizer ---------------------------------------------------------------------------------
 // sum_squares: p: n.  adamw: p: n step
 
 static void squares_setup(struct test *t)
@@ -1607,8 +1603,7 @@ static void adamw_reference(struct test *t, double **v)
 
 static const struct op_def op_adamw = {"adamw", adamw_setup, adamw_launch, adamw_reference};
 
-// ---- the table
-// ---------------------------------------------------------------------------------------
+// ---- the table ---------------------------------------------------------------------------------
 
 static const struct op_case cases[] = {
     {&op_matmul, "m1 n7 k5 NT", {1, 7, 5, 0, 1, 0, 0, 0}, false},
@@ -1869,8 +1864,7 @@ static void test_table(void **state)
     if (failed) fail_msg("%d comparisons failed; the lines above name them", failed);
 }
 
-// ---- operations with tests of their own
-// ----------------------------------------------------------------
+// ---- operations with tests of their own --------------------------------------------------------
 
 // Runs `body` on the CPU and, where there is one, on CUDA.
 static void on_each_device(const char *op, void (*body)(struct device *dev))

@@ -121,8 +121,7 @@ static double report(const char *name, work *run, void *context, int inner, doub
     return ms;
 }
 
-// ---- single operations
-// ----------------------------------------------------------------------------
+// ---- single operations -------------------------------------------------------------------------
 
 struct product {
     void *c, *a, *b, *bias;
@@ -501,8 +500,7 @@ static void time_step(int batch, int context)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
-// ---- the vocabulary
-// ---------------------------------------------------------------------------------
+// ---- the vocabulary ----------------------------------------------------------------------------
 
 struct vocabulary {
     float *logits, *logprob, *lse, *entropy;

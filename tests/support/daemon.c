@@ -86,6 +86,22 @@ void daemon_kill(struct daemon *d)
     test_end(&d->child);
 }
 
+void daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
+                    const char *const options[], const char *const more[],
+                    const char *ret_argv[TRAINER_WORDS])
+{
+    const char *const *parts[] = {OPTIONS(test_binary("cw-trainer"), "train", "--bridge", d->bridge,
+                                          "--data", data, "--run-dir", run_dir),
+                                  options, more};
+    int n = 0;
+    for (int k = 0; k < 3; k++)
+        for (const char *const *word = parts[k]; word && *word; word++) {
+            assert_true(n < TRAINER_WORDS - 1);
+            ret_argv[n++] = *word;
+        }
+    ret_argv[n] = NULL;
+}
+
 void daemon_holds(const struct daemon *d, const char *role, const char *folder)
 {
     struct bridge *bridge;
@@ -121,8 +137,7 @@ int daemon_tcp_port(struct daemon *d)
     }
 }
 
-// ---- HTTP
-// -------------------------------------------------------------------------------------------
+// ---- HTTP --------------------------------------------------------------------------------------
 
 void wire_answer_release(struct wire_answer *a)
 {

@@ -62,6 +62,9 @@ void test_same_file(const char *folder_a, const char *folder_b, const char *name
 
 // ---- child processes ----------------------------------------------------------------------------
 
+// The words of a command line, or a part of them, as a NULL-ended list.
+#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
 // Zero-initialise; test_end() may then be called at any time, also twice.
 struct test_child {
     pid_t pid;           // 0: none, or already waited for

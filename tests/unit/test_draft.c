@@ -2,6 +2,7 @@
  * computed from plain logits, its gradient against finite differences through the whole model, and
  * that it comes closer to the policy; and the options' part of it (trainer/config). */
 #include "common/base/rng.h"
+#include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
@@ -15,33 +16,13 @@
 #define GROUPS      3
 #define PER         3
 #define SAMPLES     (GROUPS * PER)
-#define LONGEST     7
 #define TEMPERATURE 0.8f
 #define SHARED      280 // tokens that both models of every test know
 static const int prompt_lengths[GROUPS] = {5, 1, 6};
 static const int lengths[SAMPLES] = {3, 1, 7, 2, 0, 4, 5, 1, 6};
 #define TARGETS 29
 
-struct step {
-    int32_t prompts[GROUPS][8], ids[SAMPLES][LONGEST];
-    struct pack_completion completions[SAMPLES];
-    struct pack_group groups[GROUPS];
-};
-
-static void make_step(struct step *s)
-{
-    struct rng r;
-    rng_init(&r, 5, 0);
-    for (int g = 0; g < GROUPS; g++) {
-        for (int i = 0; i < 8; i++) s->prompts[g][i] = (int32_t)rng_below(&r, SHARED);
-        s->groups[g] =
-            (struct pack_group){s->prompts[g], prompt_lengths[g], &s->completions[g * PER], PER};
-    }
-    for (int i = 0; i < SAMPLES; i++) {
-        for (int t = 0; t < LONGEST; t++) s->ids[i][t] = (int32_t)rng_below(&r, SHARED);
-        s->completions[i] = (struct pack_completion){s->ids[i], lengths[i]};
-    }
-}
+static const struct step_shape shape = {GROUPS, PER, prompt_lengths, lengths, SHARED, 5};
 
 // ---- two models and a learner -------------------------------------------------------------------
 
@@ -124,7 +105,7 @@ static void softmax(const float *logits, int n, double *ret)
 }
 
 // One sequence at a time through both models; the policy's first tokens are those the draft knows.
-static struct draft_stats plain_stats(struct machine *m, const struct step *s)
+static struct draft_stats plain_stats(struct machine *m, const struct random_step *s)
 {
     int wide = m->policy.config->vocab_size, vocab = m->draft.config->vocab_size;
     float *teacher = malloc(32 * (size_t)wide * sizeof *teacher);
@@ -166,10 +147,10 @@ static void loss_is_the_divergence(void **state)
         int budget, head_rows; // one micro-batch and chunk, or many
     } cases[] = {{false, 70, 100}, {false, 13, 3}, {true, 70, 100}, {true, 13, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct step s;
+        struct random_step s;
         struct machine m;
         struct draft_stats stats;
-        make_step(&s);
+        random_step_make(&shape, &s);
         machine_open(cases[i].capped ? capped_folder() : tiny_folder(32, 1, 300, 8),
                      cases[i].budget, cases[i].head_rows, 3, &m);
         assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
@@ -189,8 +170,8 @@ static void loss_is_the_divergence(void **state)
 
 // The gradient by one tensor, against the slope of the loss along a direction that has a part of it
 // and a random part, both of length 1. Returns whether the tensor has a gradient worth the name.
-static bool check_tensor(struct machine *m, const struct step *s, const float *gradient, int tensor,
-                         double weight)
+static bool check_tensor(struct machine *m, const struct random_step *s, const float *gradient,
+                         int tensor, double weight)
 {
     const struct weight_tensor *t = &m->draft.weights->tensors[tensor];
     float *w = (float *)m->draft.weights->base + t->offset;
@@ -231,12 +212,12 @@ static void gradient_is_a_slope(void **state)
 {
     (void)state;
     for (int capped = 0; capped < 2; capped++) {
-        struct step s;
+        struct random_step s;
         struct machine m;
         struct draft_stats stats;
         const double weight = 1.5;
         int n_large = 0;
-        make_step(&s);
+        random_step_make(&shape, &s);
         machine_open(capped ? capped_folder() : tiny_folder(32, 2, 300, 8), 13, 3, (float)weight,
                      &m);
         assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
@@ -252,10 +233,10 @@ static void gradient_is_a_slope(void **state)
 static void neither_disturbs_the_other(void **state)
 {
     (void)state;
-    struct step s;
+    struct random_step s;
     struct machine whole, cut;
     struct draft_stats a, b;
-    make_step(&s);
+    random_step_make(&shape, &s);
     const char *draft = tiny_folder(32, 1, 288, 8);
     machine_open(draft, 70, 100, 1, &whole);
     machine_open(draft, 13, 3, 1, &cut);
@@ -289,11 +270,11 @@ static void neither_disturbs_the_other(void **state)
 static void unknown_tokens_are_left_out(void **state)
 {
     (void)state;
-    struct step s;
+    struct random_step s;
     struct machine m;
     struct draft_stats stats;
     double norm;
-    make_step(&s);
+    random_step_make(&shape, &s);
     machine_open(tiny_folder(32, 1, 288, 8), 13, 100, 1, &m);
     s.ids[2][4] = 288; // one micro-batch of several
     assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
@@ -312,10 +293,10 @@ static void unknown_tokens_are_left_out(void **state)
 static void training_raises_the_overlap(void **state)
 {
     (void)state;
-    struct step s;
+    struct random_step s;
     struct machine m;
     struct draft_stats first = {0}, last = {0};
-    make_step(&s);
+    random_step_make(&shape, &s);
     machine_open(tiny_folder(32, 2, 300, 8), 30, 8, 1, &m);
     size_t bytes = (size_t)m.policy.weights->n_elements * sizeof(float);
     void *policy = malloc(bytes);

@@ -1,7 +1,7 @@
 /* test_memory.c: the memory plan of a training run (trainer/learner.h) against what a step takes,
  * as the device counts it, for every combination of the options that change it; and that these
  * options leave gradients as they are (--recompute) or training where it was (--optim-moments). */
-#include "common/base/rng.h"
+#include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
@@ -21,24 +21,13 @@
 static const char *const moments_names[] = {"f32", "bf16", "8bit"};
 static const char *const recompute_names[] = {"none", "layer"};
 
-struct step {
-    int32_t prompts[GROUPS][PROMPT], ids[SAMPLES][LENGTH];
-    struct pack_completion completions[SAMPLES];
-    struct pack_group groups[GROUPS];
-};
-
-static void make_step(struct step *s, uint64_t seed)
+static void make_step(struct random_step *s, uint64_t seed)
 {
-    struct rng r;
-    rng_init(&r, seed, 0);
-    for (int g = 0; g < GROUPS; g++) {
-        for (int i = 0; i < PROMPT; i++) s->prompts[g][i] = (int32_t)rng_below(&r, VOCAB);
-        s->groups[g] = (struct pack_group){s->prompts[g], PROMPT, &s->completions[g * PER], PER};
-    }
-    for (int i = 0; i < SAMPLES; i++) {
-        for (int t = 0; t < LENGTH; t++) s->ids[i][t] = (int32_t)rng_below(&r, VOCAB);
-        s->completions[i] = (struct pack_completion){s->ids[i], LENGTH};
-    }
+    int prompts[GROUPS], completions[SAMPLES];
+    for (int g = 0; g < GROUPS; g++) prompts[g] = PROMPT;
+    for (int i = 0; i < SAMPLES; i++) completions[i] = LENGTH;
+    const struct step_shape shape = {GROUPS, PER, prompts, completions, VOCAB, seed};
+    random_step_make(&shape, s);
 }
 
 static void cross_entropy(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
@@ -96,7 +85,7 @@ static void machine_close(const struct setting *s, struct machine *m)
     reference_close(&m->policy);
 }
 
-static double one_step(struct machine *m, const struct step *s, bool draft, double lr)
+static double one_step(struct machine *m, const struct random_step *s, bool draft, double lr)
 {
     double norm, loss = 0;
     struct draft_stats stats;
@@ -118,7 +107,7 @@ static double one_step(struct machine *m, const struct step *s, bool draft, doub
 static void plan_holds(void **state)
 {
     (void)state;
-    struct step step;
+    struct random_step step;
     make_step(&step, 5);
     size_t totals[2][3];
     for (int i = 0; i < 24; i++) {
@@ -165,7 +154,7 @@ static void recompute_changes_no_bit(void **state)
 {
     (void)state;
     static const int budgets[] = {40, 400};
-    struct step step;
+    struct random_step step;
     make_step(&step, 5);
     for (int b = 0; b < 2; b++) {
         char *policy[2], *draft[2];
@@ -196,7 +185,7 @@ static void recompute_changes_no_bit(void **state)
 
 // A task that generalises: each token is the one before plus 20, 21 or 22, by chance for one
 // completion of a prompt or the other. Every step has new prompts.
-static void make_lesson(struct step *s, int step)
+static void make_lesson(struct random_step *s, int step)
 {
     make_step(s, 100 + (uint64_t)step);
     for (int i = 0; i < SAMPLES; i++)
@@ -214,7 +203,7 @@ static void curve(enum moments_kind moments, double lr, double ret[STEPS / WINDO
 {
     struct setting s = {.moments = moments, .budget = 400, .head_rows = 128, .smallest = true};
     struct machine m;
-    struct step step;
+    struct random_step step;
     machine_open(&s, &m);
     memset(ret, 0, STEPS / WINDOW * sizeof *ret);
     for (int i = 0; i < STEPS; i++) {

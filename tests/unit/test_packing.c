@@ -1,6 +1,7 @@
 /* test_packing.c: trainer/packing (budgets, rows, targets) and trainer/learner: whatever the
  * packing, the same log-probabilities and gradients. */
-#include "common/base/rng.h"
+#include "tests/support/random_step.h"
+#include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learner.h"
@@ -17,26 +18,7 @@
 static const int prompt_lengths[GROUPS] = {5, 1, 7};
 static const int lengths[SAMPLES] = {3, 1, 9, 2, 0, 4, 5, 1, 2, 8, 0, 6};
 
-struct step {
-    int32_t prompts[GROUPS][8], ids[SAMPLES][LONGEST];
-    struct pack_completion completions[SAMPLES];
-    struct pack_group groups[GROUPS];
-};
-
-static void make_step(struct step *s)
-{
-    struct rng r;
-    rng_init(&r, 9, 0);
-    for (int g = 0; g < GROUPS; g++) {
-        for (int i = 0; i < 8; i++) s->prompts[g][i] = (int32_t)rng_below(&r, VOCAB);
-        s->groups[g] =
-            (struct pack_group){s->prompts[g], prompt_lengths[g], &s->completions[g * PER], PER};
-    }
-    for (int i = 0; i < SAMPLES; i++) {
-        for (int t = 0; t < LONGEST; t++) s->ids[i][t] = (int32_t)rng_below(&r, VOCAB);
-        s->completions[i] = (struct pack_completion){s->ids[i], lengths[i]};
-    }
-}
+static const struct step_shape shape = {GROUPS, PER, prompt_lengths, lengths, VOCAB, 9};
 
 static int rows_of(int n)
 {
@@ -46,8 +28,8 @@ static int rows_of(int n)
 static void covers_every_sample_within_budget(void **state)
 {
     (void)state;
-    struct step s;
-    make_step(&s);
+    struct random_step s;
+    random_step_make(&shape, &s);
     for (int budget = 15; budget <= 70; budget++) {
         struct packing *p;
         int next = 0;
@@ -84,9 +66,9 @@ static void covers_every_sample_within_budget(void **state)
 static void too_long_is_refused(void **state)
 {
     (void)state;
-    struct step s;
+    struct random_step s;
     struct packing *p = NULL;
-    make_step(&s);
+    random_step_make(&shape, &s);
     assert_status(packing_new(s.groups, GROUPS, 12, &p), ST_INVALID);
     assert_message("--token-budget");
     assert_message("5 tokens with a completion of 9");
@@ -96,14 +78,11 @@ static void too_long_is_refused(void **state)
 // ---- through a model ----------------------------------------------------------------------------
 
 struct machine {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-    void *memory;
+    struct reference policy; // the learner works on these weights
     struct learner *learner;
 };
 
-static void machine_open(int budget, int head_rows, const char *reference, struct machine *m)
+static void machine_open(int budget, int head_rows, bool reference, struct machine *m)
 {
     const char *folder = test_folder();
     struct learner_config options = {
@@ -115,25 +94,16 @@ static void machine_open(int budget, int head_rows, const char *reference, struc
         .max_context = 32,
     };
     assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
-    assert_ok(device_open("cpu", &m->dev));
-    assert_ok(model_config_load(folder, &m->config));
-    assert_ok(weights_plan(m->config, DT_F32, &m->weights));
-    assert_ok(device_alloc(m->dev, m->weights->bytes, &m->memory));
-    memset(m->memory, 0, m->weights->bytes);
-    weights_bind(m->weights, m->memory);
-    assert_ok(weights_load(m->weights, m->dev, folder));
-    assert_ok(learner_new(m->dev, m->config, m->weights, reference ? folder : NULL, &options,
-                          &m->learner));
+    reference_open(folder, "cpu", &m->policy);
+    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights,
+                          reference ? folder : NULL, &options, &m->learner));
     assert_ok(learner_prepare(m->learner));
 }
 
 static void machine_close(struct machine *m)
 {
     learner_free(m->learner);
-    weights_free(m->weights);
-    model_config_free(m->config);
-    device_release(m->dev, m->memory);
-    device_free(m->dev);
+    reference_close(&m->policy);
 }
 
 struct seen {
@@ -165,12 +135,12 @@ static void weighted_sum(void *context, const struct learner_rows *rows, float *
 static void packing_changes_nothing(void **state)
 {
     (void)state;
-    struct step s;
+    struct random_step s;
     struct machine whole, cut;
     struct seen a = {0}, b = {0};
-    make_step(&s);
-    machine_open(70, 100, "as policy", &whole);
-    machine_open(15, 3, NULL, &cut); // a prompt is computed again for nearly every completion
+    random_step_make(&shape, &s);
+    machine_open(70, 100, true, &whole);
+    machine_open(15, 3, false, &cut); // a prompt is computed again for nearly every completion
     assert_ok(learner_gradients(whole.learner, s.groups, GROUPS, weighted_sum, &a));
     assert_ok(learner_gradients(cut.learner, s.groups, GROUPS, weighted_sum, &b));
     for (int i = 0; i < SAMPLES; i++)
@@ -184,7 +154,7 @@ static void packing_changes_nothing(void **state)
     const float *ga = optimizer_grads(learner_optimizer(whole.learner))->base;
     const float *gb = optimizer_grads(learner_optimizer(cut.learner))->base;
     float largest = 0, difference = 0;
-    for (int64_t i = 0; i < whole.weights->n_elements; i++) {
+    for (int64_t i = 0; i < whole.policy.weights->n_elements; i++) {
         largest = fmaxf(largest, fabsf(ga[i]));
         difference = fmaxf(difference, fabsf(ga[i] - gb[i]));
     }
@@ -198,16 +168,17 @@ static void packing_changes_nothing(void **state)
 static void gradient_is_a_slope(void **state)
 {
     (void)state;
-    struct step s;
+    struct random_step s;
     struct machine m;
     struct seen seen = {0}, up = {0}, down = {0};
     double norm;
-    make_step(&s);
-    machine_open(30, 4, NULL, &m);
+    random_step_make(&shape, &s);
+    machine_open(30, 4, false, &m);
     assert_ok(learner_gradients(m.learner, s.groups, GROUPS, weighted_sum, &seen));
     assert_ok(learner_clip(m.learner, &norm));
-    size_t n = (size_t)m.weights->n_elements;
-    float *w = m.memory, *g = malloc(n * sizeof *g), *saved = malloc(n * sizeof *saved);
+    size_t n = (size_t)m.policy.weights->n_elements;
+    float *w = m.policy.weights->base, *g = malloc(n * sizeof *g),
+          *saved = malloc(n * sizeof *saved);
     memcpy(saved, w, n * sizeof *w);
     memcpy(g, optimizer_grads(learner_optimizer(m.learner))->base, n * sizeof *g);
     double h = 2e-3 / norm;
@@ -232,12 +203,12 @@ static void no_loss(void *context, const struct learner_rows *rows, float *ret_d
 static void no_signal_no_gradient(void **state)
 {
     (void)state;
-    struct step s;
+    struct random_step s;
     struct machine m;
     double norm = -1;
-    make_step(&s);
+    random_step_make(&shape, &s);
     for (int i = 0; i < SAMPLES; i++) s.completions[i].n = i < PER ? lengths[i] : 0;
-    machine_open(30, 4, NULL, &m);
+    machine_open(30, 4, false, &m);
     assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL));
     assert_ok(learner_clip(m.learner, &norm));
     assert_true(norm == 0);
@@ -249,12 +220,12 @@ static void memory_is_planned(void **state)
     (void)state;
     struct machine m;
     struct memory_plan plan;
-    machine_open(30, 4, "as policy", &m);
+    machine_open(30, 4, true, &m);
     learner_memory(m.learner, &plan);
-    assert_int_equal(plan.weights_shared, m.weights->bytes);
+    assert_int_equal(plan.weights_shared, m.policy.weights->bytes);
     assert_int_equal(plan.residual, 0);
-    assert_true(plan.activations >= tape_bytes(m.config, DT_F32, 30, RECOMPUTE_NONE));
-    assert_true(plan.reference > m.weights->bytes);
+    assert_true(plan.activations >= tape_bytes(m.policy.config, DT_F32, 30, RECOMPUTE_NONE));
+    assert_true(plan.reference > m.policy.weights->bytes);
     assert_int_equal(plan.total, plan.residual + plan.moments + plan.gradients + plan.activations +
                                      plan.workspace + plan.reference);
     machine_close(&m);
@@ -271,8 +242,9 @@ static void no_room_is_said(void **state)
                                      .head_rows = 4,
                                      .max_seqs = 10,
                                      .max_context = 32};
-    machine_open(30, 4, NULL, &m);
-    assert_status(learner_new(m.dev, m.config, m.weights, NULL, &options, &l), ST_NO_MEMORY);
+    machine_open(30, 4, false, &m);
+    assert_status(learner_new(m.policy.dev, m.policy.config, m.policy.weights, NULL, &options, &l),
+                  ST_NO_MEMORY);
     assert_message("--token-budget");
     assert_message("GiB are free");
     assert_null(l);

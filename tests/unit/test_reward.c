@@ -80,7 +80,7 @@ static struct reward *open_reward(const char *names, const char *weights, double
 {
     struct reward *r;
     struct reward_options options = {
-        .names = names, .weights = weights, .length_target = length_target, .timeout_ms = 20000};
+        .names = names, .weights = weights, .length_target = length_target, .timeout_s = 20};
     assert_ok(reward_new(&options, &r));
     return r;
 }
@@ -380,7 +380,7 @@ static struct reward *open_script(const char *folder, const char *script, int ti
     const char *path = test_path(folder, "scorer.sh");
     test_write(path, script, strlen(script));
     snprintf(names, sizeof names, "command:sh %s %s", path, folder);
-    struct reward_options options = {.names = names, .timeout_ms = timeout_ms};
+    struct reward_options options = {.names = names, .timeout_s = timeout_ms / 1e3};
     assert_ok(reward_new(&options, &r));
     return r;
 }

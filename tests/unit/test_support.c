@@ -12,28 +12,26 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define ARGV(...) ((const char *const[]){__VA_ARGS__, NULL})
-
 static void children(void **state)
 {
     (void)state;
     const char *log = test_path(test_folder(), "log");
-    assert_int_equal(test_command(log, 5000, ARGV("sh", "-c", "echo out; echo err >&2; exit 3")),
+    assert_int_equal(test_command(log, 5000, OPTIONS("sh", "-c", "echo out; echo err >&2; exit 3")),
                      3);
     char *text = test_read(log);
     assert_contains(text, "out\n");
     assert_contains(text, "err\n");
     free(text);
-    assert_int_equal(test_command(log, 5000, ARGV("/no/such/program")), 127);
+    assert_int_equal(test_command(log, 5000, OPTIONS("/no/such/program")), 127);
 
     struct test_child child = {0};
     test_end(&child); // nothing to end
-    test_spawn(&child, log, ARGV("sleep", "60"));
+    test_spawn(&child, log, OPTIONS("sleep", "60"));
     assert_true(test_running(&child));
     test_kill(&child, SIGTERM);
     assert_int_equal(test_wait(&child, 5000), 128 + SIGTERM);
     assert_false(test_running(&child));
-    test_spawn(&child, log, ARGV("sleep", "60"));
+    test_spawn(&child, log, OPTIONS("sleep", "60"));
     test_end(&child);
     assert_int_equal(child.exit_status, 128 + SIGKILL);
 }
@@ -44,7 +42,7 @@ static void waiting(void **state)
     const char *folder = test_folder(), *log = test_path(folder, "log");
     const char *path = test_path(folder, "made");
     struct test_child child = {0};
-    test_spawn(&child, log, ARGV("sh", "-c", "sleep 0.05; : > \"$0\"; sleep 60", path));
+    test_spawn(&child, log, OPTIONS("sh", "-c", "sleep 0.05; : > \"$0\"; sleep 60", path));
     test_wait_for_file(path, 5000, &child);
     assert_true(file_exists(path));
     test_end(&child);
@@ -100,7 +98,7 @@ static void run_counts(void **state)
     setenv("TEST_TIMEOUT", "1", 1);
     setenv("MARK", mark, 1);
 
-    assert_int_equal(test_command(log, 20000, ARGV(run, good, orphan)), 0);
+    assert_int_equal(test_command(log, 20000, OPTIONS(run, good, orphan)), 0);
     int64_t orphan_would_wake = clock_deadline_ns(1500);
     char *text = test_read(log);
     assert_contains(text, "skipped c\n    skipped: no moon\n");
@@ -109,7 +107,7 @@ static void run_counts(void **state)
     free(text);
 
     const char *log2 = test_path(build, "log2");
-    assert_int_equal(test_command(log2, 20000, ARGV(run, bad, crash, leak, slow, none)), 1);
+    assert_int_equal(test_command(log2, 20000, OPTIONS(run, bad, crash, leak, slow, none)), 1);
     text = test_read(log2);
     assert_contains(text, "failed b\n    x != y\n");
     assert_contains(text, "unit/test_bad: 1 passed, 2 failed");

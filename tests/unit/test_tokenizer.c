@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- helpers
-// -------------------------------------------------------------------------------------
+// ---- helpers -----------------------------------------------------------------------------------
 
 static struct tokenizer *parse(const json_t *json, const char *config)
 {
@@ -97,8 +96,7 @@ static json_t *json_of(const char *text)
     return value;
 }
 
-// ---- a byte-level tokenizer
-// ----------------------------------------------------------------------
+// ---- a byte-level tokenizer --------------------------------------------------------------------
 
 // Id of a byte is the byte. 256: "he", 257: "ll", 258: "hell", 259: "hello", 260: " hello",
 // 261: "lo"; added: 300 "<|end|>" special, 301 "<tool>", 302 "<pad>" taking white space on both
@@ -352,8 +350,7 @@ static void normalizers(void **state)
     }
 }
 
-// ---- SentencePiece style
-// -------------------------------------------------------------------------
+// ---- SentencePiece style -----------------------------------------------------------------------
 
 #define SPACE "\xe2\x96\x81"
 
@@ -504,8 +501,7 @@ static void threads(void **state)
     json_decref(json);
 }
 
-// ---- malformed files
-// -----------------------------------------------------------------------------
+// ---- malformed files ---------------------------------------------------------------------------
 
 static void malformed(void **state)
 {
@@ -613,8 +609,7 @@ static void truncated(void **state)
     json_decref(json);
 }
 
-// ---- chat templates
-// ------------------------------------------------------------------------------
+// ---- chat templates ----------------------------------------------------------------------------
 
 static void assert_chat(const struct chat_template *t, const char *messages, bool prompt,
                         const char *want)
@@ -953,8 +948,7 @@ static void chat_refused(void **state)
     chat_template_free(t);
 }
 
-// ---- reference vectors
-// ---------------------------------------------------------------------------
+// ---- reference vectors -------------------------------------------------------------------------
 
 // The lines of a file as JSON; ends the list with NULL.
 static json_t *read_lines(const char *path)

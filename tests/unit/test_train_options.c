@@ -30,8 +30,7 @@ static struct loss_config loss_of(const char *const more[])
     options_free(set);
     return resolved.loss;
 }
-#define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
-#define NONE         ((const char *const[]){NULL})
+#define NONE ((const char *const[]){NULL})
 
 // As the config is written to a run's folder. What TRL calls None is 0 here, -1 for epsilon_high.
 static void defaults_are_trls(void **state)

@@ -1,0 +1,39 @@
+/* random_step.c: draws the tokens of a step. Stateless; any thread. */
+#include "tests/support/random_step.h"
+#include "common/base/rng.h"
+#include "tests/support/support.h"
+
+static int longest(const int *lengths, int n)
+{
+    int most = 0;
+    for (int i = 0; i < n; i++)
+        if (lengths[i] > most) most = lengths[i];
+    return most;
+}
+
+// As many as the longest has, so that one length changes no other's tokens.
+static void draw(struct rng *rng, int vocab, int n, int32_t *ret)
+{
+    for (int i = 0; i < n; i++) ret[i] = (int32_t)rng_below(rng, (uint32_t)vocab);
+}
+
+void random_step_make(const struct step_shape *shape, struct random_step *ret)
+{
+    struct rng rng;
+    int n = shape->n_groups * shape->n_per_group;
+    int prompt = longest(shape->prompts, shape->n_groups);
+    int completion = longest(shape->completions, n);
+    assert_true(shape->n_groups <= STEP_MOST_GROUPS && n <= STEP_MOST_SAMPLES);
+    assert_true(prompt <= STEP_MOST_TOKENS && completion <= STEP_MOST_TOKENS);
+    rng_init(&rng, shape->seed, 0);
+    for (int g = 0; g < shape->n_groups; g++) {
+        draw(&rng, shape->vocab, prompt, ret->prompts[g]);
+        ret->groups[g] =
+            (struct pack_group){ret->prompts[g], shape->prompts[g],
+                                &ret->completions[g * shape->n_per_group], shape->n_per_group};
+    }
+    for (int i = 0; i < n; i++) {
+        draw(&rng, shape->vocab, completion, ret->ids[i]);
+        ret->completions[i] = (struct pack_completion){ret->ids[i], shape->completions[i]};
+    }
+}

@@ -1,0 +1,27 @@
+/* random_step.h: one step's groups of random prompts and completions, as trainer/packing.h and
+ * trainer/learner.h take them. The same shape gives the same tokens. */
+#ifndef TESTS_SUPPORT_RANDOM_STEP_H
+#define TESTS_SUPPORT_RANDOM_STEP_H
+
+#include "trainer/packing.h"
+#include <stdint.h>
+
+#define STEP_MOST_GROUPS  4
+#define STEP_MOST_SAMPLES 12
+#define STEP_MOST_TOKENS  12
+
+struct step_shape {
+    int n_groups, n_per_group;
+    const int *prompts;     // (n_groups) tokens of each
+    const int *completions; // (n_groups, n_per_group)
+    int vocab;
+    uint64_t seed;
+};
+struct random_step {
+    int32_t prompts[STEP_MOST_GROUPS][STEP_MOST_TOKENS], ids[STEP_MOST_SAMPLES][STEP_MOST_TOKENS];
+    struct pack_completion completions[STEP_MOST_SAMPLES];
+    struct pack_group groups[STEP_MOST_GROUPS]; // point into this struct
+};
+void random_step_make(const struct step_shape *shape, struct random_step *ret);
+
+#endif

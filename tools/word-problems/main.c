@@ -1,0 +1,265 @@
+/* main.c: cw-word-problems, grade-school word problems of GSM8K's form, as many as asked for. One
+ * thread.
+ *
+ * Problem i is drawn from its own random stream (seed, i) and the training problems come last, so a
+ * larger --count begins with the problems of a smaller one. No question is given out twice, over
+ * all files.
+ */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "tools/word-problems/problem.h"
+#include "tools/word-problems/tokenizer.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct config {
+    const char *out;
+    int64_t count, heldout, sft, seed;
+    double careless;
+    struct problem_options problem;
+};
+
+// ---- questions given out ------------------------------------------------------------------------
+
+struct seen { // hashes of questions; open addressing, 0: free
+    uint64_t *slots;
+    size_t mask;
+};
+
+static uint64_t hash_of(const struct bytes *text)
+{
+    uint64_t h = 0xcbf29ce484222325u; // FNV-1a, its bits then mixed for the table
+    for (size_t i = 0; i < text->len; i++) h = (h ^ (unsigned char)text->data[i]) * 0x100000001b3u;
+    h = (h ^ (h >> 32)) * 0x9e3779b97f4a7c15u;
+    return h ? h : 1;
+}
+
+static bool seen_before(struct seen *s, uint64_t hash) // and adds it
+{
+    size_t at = hash & s->mask;
+    for (; s->slots[at]; at = (at + 1) & s->mask)
+        if (s->slots[at] == hash) return true;
+    s->slots[at] = hash;
+    return false;
+}
+
+// ---- the files ----------------------------------------------------------------------------------
+
+struct source {
+    const struct config *config;
+    struct seen seen;
+    uint64_t next; // problem to draw
+    struct problem problem;
+};
+
+#define MAX_ATTEMPTS 1000
+
+static enum status next_problem(struct source *s)
+{
+    struct rng rng;
+    rng_init(&rng, (uint64_t)s->config->seed, s->next);
+    for (int attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
+        if (!problem_tell(&s->problem, &rng, &s->config->problem)) continue;
+        if (s->problem.question.failed || s->problem.answer.failed || s->problem.careless.failed)
+            return status_fail(ST_NO_MEMORY, "no memory for a problem");
+        if (seen_before(&s->seen, hash_of(&s->problem.question))) continue;
+        s->next++;
+        return ST_OK;
+    }
+    return status_fail(ST_INVALID,
+                       "no new problem after %" PRIu64 " of them; lower --count, or raise "
+                       "--max-number, --max-steps or --asides",
+                       s->next);
+}
+
+// A line for training or held out, in GSM8K's form; or, for the warm start, from a teacher who is
+// careless in a share of the problems.
+static json_t *line_of(const struct source *s, bool warm_start, bool careless)
+{
+    const struct problem *p = &s->problem;
+    if (!warm_start)
+        return json_pack("{s:s, s:s, s:i}", "question", p->question.data, "answer", p->answer.data,
+                         "steps", p->n_steps);
+    return json_pack("{s:s, s:s}", "prompt", p->question.data, "completion",
+                     careless ? p->careless.data : p->answer.data);
+}
+
+static enum status write_file(struct source *s, const char *name, int64_t count, bool warm_start)
+{
+    enum status st = ST_OK;
+    struct bytes text = BYTES_INIT;
+    struct rng teacher;
+    char *path = path_join(s->config->out, name);
+    rng_init(&teacher, (uint64_t)s->config->seed, UINT64_MAX);
+    for (int64_t i = 0; i < count; i++) {
+        CHECK(next_problem(s));
+        bool careless = rng_uniform(&teacher) < (float)s->config->careless;
+        json_t *line = line_of(s, warm_start, careless);
+        char *dumped = line ? json_dumps(line, JSON_COMPACT) : NULL;
+        if (dumped) bytes_puts(&text, dumped);
+        bytes_puts(&text, "\n");
+        free(dumped);
+        json_decref(line);
+        if (!dumped || text.failed) {
+            st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
+            goto out;
+        }
+    }
+    if (!path) {
+        st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
+        goto out;
+    }
+    CHECK(file_write_atomic(path, 0644, bytes_text(&text), text.len));
+    printf("%s: %" PRId64 " problems\n", path, count);
+out:
+    bytes_release(&text);
+    free(path);
+    return st;
+}
+
+static enum status write_all(const struct config *c)
+{
+    enum status st = ST_OK;
+    struct source s = {.config = c};
+    char *tokenizer = path_join(c->out, "tokenizer");
+    size_t slots = 16;
+    while (slots < 2 * (size_t)(c->count + c->heldout + c->sft)) slots *= 2;
+    s.seen.mask = slots - 1;
+    s.seen.slots = calloc(slots, sizeof *s.seen.slots);
+    if (!tokenizer || !s.seen.slots) {
+        st = status_fail(ST_NO_MEMORY, "no memory for %zu problems", slots / 2);
+        goto out;
+    }
+    CHECK(file_make_folders(tokenizer));
+    CHECK(word_tokenizer_write(tokenizer));
+    CHECK(write_file(&s, "heldout.jsonl", c->heldout, false));
+    if (c->sft) CHECK(write_file(&s, "sft.jsonl", c->sft, true));
+    CHECK(write_file(&s, "train.jsonl", c->count, false));
+out:
+    problem_release(&s.problem);
+    free(s.seen.slots);
+    free(tokenizer);
+    return st;
+}
+
+// ---- main ---------------------------------------------------------------------------------------
+
+#define FIELD(name) .offset = offsetof(struct config, name)
+static const struct option_spec options[] = {
+    {.name = "out",
+     .type = OPTION_PATH,
+     FIELD(out),
+     .value_name = "DIR",
+     .help = "folder to write into; made where needed"},
+    {.name = "count",
+     .type = OPTION_INT,
+     FIELD(count),
+     .fallback = "10000",
+     .value_name = "N",
+     .help = "problems in train.jsonl",
+     .min = 1,
+     .max = 1e7},
+    {.name = "heldout",
+     .type = OPTION_INT,
+     FIELD(heldout),
+     .fallback = "500",
+     .value_name = "N",
+     .help = "problems in heldout.jsonl",
+     .min = 1,
+     .max = 1e6},
+    {.name = "sft",
+     .type = OPTION_INT,
+     FIELD(sft),
+     .fallback = "0",
+     .value_name = "N",
+     .help = "problems in sft.jsonl, for a warm start; 0: no such file",
+     .min = 0,
+     .max = 1e7},
+    {.name = "careless",
+     .type = OPTION_DOUBLE,
+     FIELD(careless),
+     .fallback = "0",
+     .value_name = "SHARE",
+     .help = "of the problems of sft.jsonl with several steps: the last one is left out",
+     .min = 0,
+     .max = 1},
+    {.name = "min-steps",
+     .type = OPTION_INT,
+     FIELD(problem.min_steps),
+     .fallback = "1",
+     .value_name = "N",
+     .help = "steps to the answer, at least",
+     .min = 1,
+     .max = PROBLEM_MAX_STEPS},
+    {.name = "max-steps",
+     .type = OPTION_INT,
+     FIELD(problem.max_steps),
+     .fallback = "4",
+     .value_name = "N",
+     .help = "at most",
+     .min = 1,
+     .max = PROBLEM_MAX_STEPS},
+    {.name = "max-number",
+     .type = OPTION_INT,
+     FIELD(problem.max_number),
+     .fallback = "99",
+     .value_name = "N",
+     .help = "largest number in a problem; results go up to five times that",
+     .min = 12,
+     .max = 1e6},
+    {.name = "asides",
+     .type = OPTION_DOUBLE,
+     FIELD(problem.asides),
+     .fallback = "0.2",
+     .value_name = "SHARE",
+     .help = "of the steps that have a sentence before them which does not matter",
+     .min = 0,
+     .max = 1},
+    {.name = "seed",
+     .type = OPTION_INT,
+     FIELD(seed),
+     .fallback = "1",
+     .value_name = "N",
+     .help = "of all that is drawn",
+     .min = 0,
+     .max = 1e15},
+    {.name = NULL},
+};
+
+int main(int argc, char **argv)
+{
+    struct config config = {0};
+    struct option_set *set = NULL;
+    int exit_status = 0;
+    log_open("cw-word-problems", LOG_INFO);
+    enum option_result parsed = options_parse(
+        options, "cw-word-problems",
+        "--out DIR [options]\n\n"
+        "Writes word problems: train.jsonl and heldout.jsonl as GSM8K has them ({\"question\", "
+        "\"answer\"},\nthe answer worked out and ending on \"#### N\"), sft.jsonl for a warm start "
+        "({\"prompt\",\n\"completion\"}), no problem in two of them, and tokenizer/ for their "
+        "words.",
+        argc, argv, 0, &config, NULL, &set);
+    if (parsed == OPTIONS_DONE) return 0;
+    if (parsed == OPTIONS_OK && !config.out) {
+        status_fail(ST_INVALID, "--out is missing: the folder to write into");
+        parsed = OPTIONS_BAD;
+    } else if (parsed == OPTIONS_OK && config.problem.min_steps > config.problem.max_steps) {
+        status_fail(ST_INVALID, "--min-steps %" PRId64 " is above --max-steps %" PRId64,
+                    config.problem.min_steps, config.problem.max_steps);
+        parsed = OPTIONS_BAD;
+    }
+    if (parsed == OPTIONS_BAD) {
+        log_error("%s", status_message());
+        exit_status = 2;
+    } else if (write_all(&config) != ST_OK) {
+        log_error("%s", status_message());
+        exit_status = 1;
+    }
+    options_free(set);
+    return exit_status;
+}
