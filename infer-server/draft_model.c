@@ -216,14 +216,15 @@ static void skip_computed(struct draft_model *d, struct sample *sample)
         sample->draft_computed += block;
 }
 
-// Puts the sample's tokens up to `end` into the batch, as far as it has room for them.
-static enum status feed(struct draft_model *d, struct sample *sample, int end)
+// Puts the sample's tokens up to `end` into the batch, as far as *room, which becomes less,
+// reaches.
+static enum status feed(struct draft_model *d, struct sample *sample, int end, int *room)
 {
     const int block = d->limits.block_size, first = sample->draft_computed;
-    const int room = d->max_tokens - batch_tokens(d->batch);
     if (end > d->max_context) end = d->max_context;
-    if (end > first + room) end = first + room;
+    if (end > first + *room) end = first + *room;
     if (end <= first) return ST_OK;
+    *room -= end - first;
     sample_tokens(sample, first, end - first, d->tokens);
     enum status st = batch_add_paged(d->batch, d->tokens, end - first, first, sample->blocks,
                                      sample->n_blocks, block);
@@ -242,6 +243,7 @@ int draft_model_behind(const struct draft_model *d, const struct sample *sample)
 enum status draft_model_follow(struct draft_model *d, const struct step *step, bool prompts,
                                int *ret_tokens)
 {
+    int room = d->max_tokens;
     enum status st = ST_OK;
     batch_clear(d->batch);
     for (int i = 0; i < step->n_items; i++) note_written(d, &step->items[i]);
@@ -250,7 +252,7 @@ enum status draft_model_follow(struct draft_model *d, const struct step *step, b
         struct sample *sample = item->sample;
         if (item->first + 1 == sample_length(sample) && sample->n_generated > 0) continue;
         skip_computed(d, sample);
-        CHECK(feed(d, sample, item->first + item->n));
+        CHECK(feed(d, sample, item->first + item->n, &room));
     }
     *ret_tokens = batch_tokens(d->batch);
     CHECK(compute(d));
@@ -304,7 +306,8 @@ static void draw_for(struct draft_model *d, struct sample *sample, int depth, bo
 /* The tokens that lead to the sample's first draft: its last one, and those it is behind. Where
  * that is one, as it is when all drafts of the step before were accepted, it goes in as a row of
  * its own, whose draw nobody wants: the pass stays a decode step. */
-static enum status begin(struct draft_model *d, struct sample *sample, int *rows, bool *ret_decodes)
+static enum status begin(struct draft_model *d, struct sample *sample, int *rows, int *room,
+                         bool *ret_decodes)
 {
     const int length = sample_length(sample);
     enum status st = ST_OK;
@@ -322,7 +325,7 @@ static enum status begin(struct draft_model *d, struct sample *sample, int *rows
         return ST_OK;
     }
     *ret_decodes = false;
-    CHECK(feed(d, sample, length));
+    CHECK(feed(d, sample, length, room));
     if (sample->draft_computed < length) {
         sample->draft.n_verify = 0; // goes on with it in the next step
         return ST_OK;
@@ -345,25 +348,30 @@ static enum status go_on(struct draft_model *d, struct sample *sample, int depth
 
 // One more draft for every sample that wants one this deep; ret_rows: of logits.
 static enum status draw_depth(struct draft_model *d, struct sample *const *samples, int n,
-                              int depth, int first_row, struct step_cost *passes, bool *ret_settled,
-                              int *ret_rows)
+                              int depth, int first_row, struct step_cost *passes,
+                              struct step_report *report, int *ret_rows)
 {
     enum status st = ST_OK;
     const struct sample_result *results = NULL;
     const int64_t start_ns = clock_now_ns();
     int64_t attended = 0;
     bool decodes = true;
-    int rows = 0;
+    int rows = 0, room = d->limits.prefill_chunk; // beside one row or two of every sample
     batch_clear(d->batch);
     for (int i = 0; i < n; i++) {
         if (samples[i]->draft.n_verify <= depth) continue;
         const int before = rows;
-        CHECK(depth == 0 ? begin(d, samples[i], &rows, &decodes)
+        CHECK(depth == 0 ? begin(d, samples[i], &rows, &room, &decodes)
                          : go_on(d, samples[i], depth, &rows));
         attended += (int64_t)(rows - before) * (sample_length(samples[i]) + depth);
     }
     *ret_rows = rows;
-    if (rows == 0) return compute(d);
+    if (rows == 0) {
+        CHECK(compute(d));
+        CHECK(device_sync(d->dev));
+        report->catch_up_ms += clock_ms_since(start_ns);
+        return ST_OK;
+    }
     CHECK(batch_commit(d->batch, decodes ? model_decode_padding(d->model, rows) : 0));
     const bool settled = model_step(d->model, d->batch, &d->kv.view);
     CHECK(sampler_draw(d->sampler, d->model->logits, d->rows, rows, NULL, &results, d->top));
@@ -379,20 +387,20 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
         if (sampler_is_stop(d->sampler, d->rows[i].sampling, results[i].token))
             draft->n_verify = depth + 1;
     }
-    if (decodes && settled)
-        step_cost_learn(passes, rows, attended, clock_ms_since(start_ns));
-    else if (decodes)
-        *ret_settled = false;
+    const double ms = clock_ms_since(start_ns);
+    *(decodes ? &report->draft_ms : &report->catch_up_ms) += ms;
+    if (decodes) report->settled &= settled;
+    if (decodes && settled) step_cost_learn(passes, rows, attended, ms);
 out:
     return st;
 }
 
 enum status draft_model_draw(struct draft_model *d, struct sample *const *samples, int n,
-                             struct step_cost *passes, bool *ret_settled)
+                             struct step_cost *passes, struct step_report *report)
 {
     enum status st = ST_OK;
     for (int depth = 0, rows, total = 0; depth < SPECULATIVE_MOST; depth++, total += rows) {
-        CHECK(draw_depth(d, samples, n, depth, total, passes, ret_settled, &rows));
+        CHECK(draw_depth(d, samples, n, depth, total, passes, report, &rows));
         if (rows == 0) break;
     }
 out:

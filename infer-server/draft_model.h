@@ -57,9 +57,10 @@ void draft_model_settle(struct draft_model *d, struct sample *sample, int n_kept
 // Draws draft.n_verify tokens for each of n samples whose draft.method is the draft model, and
 // learns what the passes took; n_verify becomes less where a draft ends the sample, and 0 where a
 // sample is too far behind and only brought nearer. Their blocks must reach over what they draft.
-// Waits. ret_settled is cleared where a pass was among the first of its shape (model_step).
+// Waits. Reports draft_ms, catch_up_ms, and no `settled` where a pass was among the first of its
+// shape.
 enum status draft_model_draw(struct draft_model *d, struct sample *const *samples, int n,
-                             struct step_cost *passes, bool *ret_settled);
+                             struct step_cost *passes, struct step_report *report);
 
 // The logits that the tokens of the last draft_model_draw() were drawn from, by draft.rows:
 // (max_drafts + max_batch, vocab) f32, device.

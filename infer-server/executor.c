@@ -455,10 +455,8 @@ static enum status draft_step(struct executor *x, struct step_report *report)
     report->looked = true;
     report->look_ms = clock_ms_since(start_ns);
     if (n_drawing == 0) return ST_OK;
-    enum status st = draft_model_draw(x->draft_model, x->drawing, n_drawing,
-                                      speculative_pass_cost(x->speculative), &report->settled);
-    report->draft_ms = clock_ms_since(start_ns) - report->look_ms;
-    return st;
+    return draft_model_draw(x->draft_model, x->drawing, n_drawing,
+                            speculative_pass_cost(x->speculative), report);
 }
 
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)

@@ -9,13 +9,15 @@
  * that look best are partly those that were overrated, so what is expected is scaled by what such
  * expectations came to lately.
  *
- * Whether it pays in the end is a matter of accounts, not of plans: what looking for drafts,
- * drawing and verifying them cost is charged, with the draft model's prompts and the keeping of the
- * suffix memory, and the plain steps that accepted drafts saved are credited. An account that is
- * overdrawn by a small share of the time that went by closes, until enough more has gone by: so no
- * mistake of the plan can cost more than that share. The draft model has an account of its own
- * beside the common one. What is done only in order to know more has one too: verifying a few
- * drafts though it does not seem to pay, and a plain step between those that verify. */
+ * Whether it pays in the end is a matter of accounts, not of plans. An account earns a small share
+ * of the time that steps take, to spend on mistakes: what looking for drafts, drawing and verifying
+ * them cost is charged, and the plain steps are credited that accepted drafts saved. Where it is
+ * overdrawn it closes until it has earned that back, so that nothing can cost more than the share.
+ * There is one for steps in which the draft model drew, which pays for that model's prompts too;
+ * one for all else, the keeping of the suffix memory included; and one for what is done only in
+ * order to know more: verifying a few drafts though it does not seem to pay, and a plain step
+ * between those that verify. What the draft model computes of a sample's past is an investment: it
+ * is charged bit by bit while its drafts bring something in. */
 #include "infer-server/speculative.h"
 #include "common/base/clock.h"
 #include "infer-server/step_cost.h"
@@ -33,10 +35,11 @@
 #define LEAST_CHANCE  0.05   // a draft less likely than this is not worth its row
 #define LEAST_GAIN    1.06   // expected, of verifying over a plain step: costs are only estimates
 #define MODEL_UNUSED  64     // steps
-#define CATCH_UP_OVER 32     // steps that a sample's catching up in the draft model is spread over
-#define LOSS_SHARE    0.005  // of the time, by which an account may be overdrawn
-#define TRY_SHARE     0.0025 // likewise, by what is done to know more
-#define TIME_KEPT     0.999  // of the time and the accounts, at each step
+#define INVEST_OVER   32     // steps over which the computing of a sample's past is charged
+#define INVEST_SHARE  0.02   // of the time, that may be owed for it
+#define LOSS_SHARE    0.005  // of the time, that an account earns
+#define TRY_SHARE     0.0025 // and that for what is done to know more
+#define TIME_KEPT     0.999  // of the time, at each step
 #define LOOK_WEIGHT   0.1
 #define TIME_LEARNING 16 // tokens, one of which is timed
 #define PROMPT_WEIGHT 0.1
@@ -57,16 +60,17 @@ struct speculative {
     double prompt_ms, prompt_token_ms;              // of the draft model: of a pass, of a token
     struct average acceptance[SPECULATIVE_METHODS]; // by method
     struct average by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
-    double prompt_level; // what those take of late, over what was measured
-    bool exploring;      // the last plan was not what promised most
-    double gain;         // that it promised over a plain step
-    int model_unused;    // steps since the draft model was in one, because it pays
-    double look_ms;      // of looking for drafts
-    unsigned n_learned;  // tokens
-    double learning_ms;  // since the accounts were last settled
-    double total_ms;     // of late, by all steps
-    double lost_ms, model_lost_ms, tried_ms; // the accounts: of all, of the draft model, of trying
-    double expected, saved; // tokens that verified drafts were to bring and brought, of late
+    double prompt_level;         // what those take of late, over what was measured
+    bool exploring;              // the last plan was not what promised most
+    double gain;                 // that it promised over a plain step
+    int model_unused;            // steps since the draft model was in one, because it pays
+    double look_ms;              // of looking for drafts
+    unsigned n_learned;          // tokens
+    double learning_ms;          // since the accounts were last settled
+    double total_ms;             // of late, by all steps
+    double common, model, tries; // the accounts, in milliseconds
+    double owed_ms;              // by that of the model
+    double expected, saved;      // tokens that verified drafts were to bring and brought, of late
 };
 
 // ---- choices -----------------------------------------------------------------------------------
@@ -245,12 +249,12 @@ static int draft_suffix(const struct speculative *s, const struct history *h, do
 
 static bool may_lose(const struct speculative *s)
 {
-    return s->fixed || s->lost_ms <= LOSS_SHARE * s->total_ms;
+    return s->fixed || s->common >= 0;
 }
 
 static bool model_may_draft(const struct speculative *s)
 {
-    return s->fixed || s->model_lost_ms <= LOSS_SHARE * s->total_ms;
+    return s->fixed || (s->model >= 0 && s->owed_ms <= INVEST_SHARE * s->total_ms);
 }
 
 static double expected_tokens(double chance, int n)
@@ -372,7 +376,7 @@ static void count(const struct speculative *s, const struct draft *draft, double
         *reading += (int64_t)more * context;
         tally->pass_ms += step_cost_ms(&s->passes, *rows, *reading);
         if (depth == 0 && draft->behind > 1)
-            tally->pass_ms += s->prompt_level * s->prompt_token_ms * draft->behind / CATCH_UP_OVER;
+            tally->pass_ms += s->prompt_level * s->prompt_token_ms * draft->behind / INVEST_OVER;
     }
     tally->attended += context + 1;
     tally->tokens += chance;
@@ -402,7 +406,7 @@ static int most_rows(const struct speculative *s, int n_seqs)
 static int explore(const struct speculative *s, int best_rows, int n_rows, int n_seqs)
 {
     const int few = 1 + n_seqs / 4;
-    if (s->tried_ms >= TRY_SHARE * s->total_ms) return best_rows;
+    if (s->tries <= 0) return best_rows;
     if (best_rows > 0) return 0;
     return few < n_rows ? few : n_rows;
 }
@@ -500,43 +504,50 @@ static double loss_of(const struct speculative *s, const struct step_report *r, 
     return r->look_ms + r->draft_ms + more_ms - plain_ms * r->n_saved / r->n_seqs;
 }
 
-static void charge(double *account, double ms, double total_ms)
+// What was saved long ago is no leave to lose as much.
+static void pay_in(double *account, double ms, double most)
 {
     *account += ms;
-    // What was gained long ago is no leave to lose as much.
-    if (*account < -LOSS_SHARE * total_ms) *account = -LOSS_SHARE * total_ms;
+    if (*account > most) *account = most;
 }
 
 static void settle_accounts(struct speculative *s, const struct step_report *r)
 {
     const double plain_ms = step_cost_ms(&s->cost, r->n_seqs, r->attended);
-    const double loss_ms = loss_of(s, r, plain_ms);
-    if (!s->exploring) {
-        charge(&s->lost_ms, loss_ms, s->total_ms);
-        if (r->draft_ms > 0) charge(&s->model_lost_ms, loss_ms, s->total_ms);
-    } else if (r->n_rows > r->n_seqs) {
-        s->tried_ms += loss_ms > 0 ? loss_ms : 0;
-    } else {
-        s->tried_ms += (s->gain - 1) * plain_ms;
-    }
+    const double loss_ms = loss_of(s, r, plain_ms), most = LOSS_SHARE * s->total_ms;
+    if (!s->exploring)
+        pay_in(r->draft_ms + r->catch_up_ms > 0 ? &s->model : &s->common, -loss_ms, most);
+    else if (r->n_rows == r->n_seqs)
+        s->tries -= (s->gain - 1) * plain_ms;
+    else if (loss_ms > 0)
+        s->tries -= loss_ms;
+}
+
+static void earn(struct speculative *s, double ms)
+{
+    const double paid = s->owed_ms / INVEST_OVER;
+    s->owed_ms -= paid;
+    pay_in(&s->model, LOSS_SHARE * ms - paid, LOSS_SHARE * s->total_ms);
+    pay_in(&s->common, LOSS_SHARE * ms - s->learning_ms, LOSS_SHARE * s->total_ms);
+    pay_in(&s->tries, TRY_SHARE * ms, TRY_SHARE * s->total_ms);
+    s->learning_ms = 0;
 }
 
 void speculative_step_over(struct speculative *s, const struct step_report *r)
 {
-    const double ms = r->look_ms + r->draft_ms + r->step_ms;
+    const double ms = r->look_ms + r->draft_ms + r->catch_up_ms + r->step_ms;
     if (s->fixed || r->n_seqs == 0) return;
     s->total_ms = TIME_KEPT * s->total_ms + ms;
-    s->lost_ms *= TIME_KEPT;
-    s->model_lost_ms *= TIME_KEPT;
-    s->tried_ms *= TIME_KEPT;
-    // As if steps like the first had always gone on: there is something to lose from the start.
-    if (s->total_ms <= ms)
+    if (s->total_ms <= ms) { // as if steps like the first had always gone on
         s->total_ms = step_cost_ms(&s->cost, r->n_seqs, r->attended) / (1 - TIME_KEPT);
+        s->common = s->model = LOSS_SHARE * s->total_ms;
+        s->tries = TRY_SHARE * s->total_ms;
+    }
     if (r->settled && r->decodes)
         step_cost_learn(&s->cost, r->n_rows, r->attended_by_all, r->step_ms);
     s->saved += r->n_saved;
-    charge(&s->lost_ms, s->learning_ms, s->total_ms);
-    s->learning_ms = 0;
+    s->owed_ms += r->catch_up_ms;
+    earn(s, ms);
     if (!r->looked) return;
     s->look_ms += LOOK_WEIGHT * (r->look_ms - s->look_ms);
     if (r->settled) settle_accounts(s, r);
@@ -547,7 +558,7 @@ void speculative_prompts_took(struct speculative *s, int n_tokens, double ms)
     const double measured = s->prompt_ms + s->prompt_token_ms * n_tokens;
     if (ms > 0 && measured > 0)
         s->prompt_level += PROMPT_WEIGHT * (ms / measured - s->prompt_level);
-    charge(&s->model_lost_ms, s->prompt_level * measured, s->total_ms);
+    s->owed_ms += s->prompt_level * measured;
 }
 
 bool speculative_model_pays(const struct speculative *s)

@@ -130,9 +130,11 @@ struct step_report {    // of a step
     int n_seqs, n_rows; // decoding sequences; these and their drafts
     int n_saved;        // tokens that it brought beyond one for each draw
     int64_t attended;   // the sequences' contexts, summed
-    int64_t attended_by_all;  // and those of the drafts' rows
-    double look_ms;           // for proposals and the plan
-    double draft_ms, step_ms; // the draft model's passes; the rest
+    int64_t attended_by_all; // and those of the drafts' rows
+    double look_ms;          // for proposals and the plan
+    double draft_ms;         // for the draft model's passes
+    double catch_up_ms;      // for those, not counted there, that computed a sample's past
+    double step_ms;          // for the rest
 };
 void speculative_step_over(struct speculative *s, const struct step_report *report);
 // The draft model computed so many tokens of prompts; ms: of that, where it was measured, else 0.

@@ -335,31 +335,24 @@ static void on_event(void *context, const struct engine_event *event)
     if (event->request_done) request_ended(b);
 }
 
-static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, const char *model_folder,
-                           const char *draft_folder, int kv_kib, int max_batch, bool exact)
+// Of the options: folders, kv_bytes, max_batch, prefill_chunk, speculative_fixed, exact.
+static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, struct engine_options o)
 {
     static int count;
     char name[32];
     snprintf(name, sizeof name, "bridge-%d.json", count++);
-    const struct engine_options options = {.model_folder = model_folder,
-                                           .draft_folder = draft_folder,
-                                           .device = "cpu",
-                                           .dtype = -1,
-                                           .max_batch = max_batch,
-                                           .max_context = 64,
-                                           .kv_bytes = (int64_t)kv_kib << 10,
-                                           .block_size = 4,
-                                           .prefill_chunk = 64,
-                                           .max_queue = 8192,
-                                           .bridge_path = test_path(folder, name),
-                                           .socket_path = test_path(folder, "engine.sock"),
-                                           .kv_policy = "keep",
-                                           .speculative_fixed = true,
-                                           .exact = exact};
+    o.device = "cpu";
+    o.dtype = -1;
+    o.max_context = 64;
+    o.block_size = 4;
+    o.max_queue = 8192;
+    o.bridge_path = test_path(folder, name);
+    o.socket_path = test_path(folder, "engine.sock");
+    o.kv_policy = "keep";
     memset(b, 0, sizeof *b);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);
-    assert_ok(engine_new(&options, on_event_fn, b, &b->engine));
+    assert_ok(engine_new(&o, on_event_fn, b, &b->engine));
     struct engine_stats stats;
     for (int i = 0; i < WAIT_MS; i++, clock_sleep_ms(1)) {
         engine_stats(b->engine, &stats);
@@ -368,10 +361,21 @@ static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, const c
     if (stats.state != ENGINE_OK) fail_msg("the engine: %s", stats.state_detail);
 }
 
+static struct engine_options fixed_options(const char *model_folder, const char *draft_folder,
+                                           int kv_kib)
+{
+    return (struct engine_options){.model_folder = model_folder,
+                                   .draft_folder = draft_folder,
+                                   .max_batch = 32,
+                                   .kv_bytes = (int64_t)kv_kib << 10,
+                                   .prefill_chunk = 64,
+                                   .speculative_fixed = true};
+}
+
 static void bench_start(struct bench *b, const char *model_folder, const char *draft_folder,
                         int kv_kib)
 {
-    bench_start_as(b, on_event, model_folder, draft_folder, kv_kib, 32, false);
+    bench_start_as(b, on_event, fixed_options(model_folder, draft_folder, kv_kib));
 }
 
 static void bench_end(struct bench *b)
@@ -458,7 +462,9 @@ static uint64_t compare_as(const struct sampling *sampling, int n, int kv_kib, b
     static const char *const methods[] = {"ngram:4", "ngram:4,suffix:8,draft_model:5", "suffix:8",
                                           "suffix:16", "draft_model:4"};
     struct bench b;
-    bench_start_as(&b, on_event, model, draft, kv_kib, 32, exact);
+    struct engine_options options = fixed_options(model, draft, kv_kib);
+    options.exact = exact;
+    bench_start_as(&b, on_event, options);
     struct take *plain = run_prompts(&b, "off", sampling, n);
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         // A draft model's samples are others of the same distribution, unless greedy or exact.
@@ -666,7 +672,9 @@ static void draws_the_target_distribution(void **state)
                                           "ngram:1,suffix:2,draft_model:3"};
     static struct tally tally;
     struct bench b;
-    bench_start_as(&b, on_draw, tiny, tiny_draft, 65536, GROUP * GROUPS / 4, false);
+    struct engine_options options = fixed_options(tiny, tiny_draft, 65536);
+    options.max_batch = GROUP * GROUPS / 4;
+    bench_start_as(&b, on_draw, options);
     draw_all(&b, "off", DRAWS / 10, 7, &tally);
     assert_int_equal(tally.accepted, 0);
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
@@ -731,6 +739,35 @@ static void the_same_model_is_always_accepted(void **state)
 
 // A draft model that draws a stop token drafts nothing behind it: that could not be accepted, and
 // would count as refused.
+// Prompts are not followed before the draft model pays, so that its first tries find samples with
+// more to catch up on than a pass has room for.
+static void catches_up_in_small_steps(void **state)
+{
+    (void)state;
+    const struct sampling sampling = {
+        .n = 1, .max_tokens = MOST_TOKENS, .top_p = 1, .logprobs = -1};
+    struct bench b;
+    struct engine_options options = fixed_options(model, draft, 512);
+    options.speculative_fixed = false;
+    options.prefill_chunk = 4;
+    bench_start_as(&b, on_event, options);
+    struct take *plain = run_prompts(&b, "off", &sampling, 200);
+    struct take *takes = run_prompts(&b, "draft_model:4", &sampling, 200);
+    int64_t drafted = 0;
+    for (int i = 0; i < 200; i++) {
+        assert_int_equal(takes[i].finish, plain[i].finish);
+        assert_int_equal(takes[i].n, plain[i].n);
+        for (int k = 0; k < takes[i].n; k++)
+            assert_int_equal(takes[i].tokens[k].token, plain[i].tokens[k].token);
+        drafted += takes[i].telemetry.num_draft_tokens;
+    }
+    printf("%lld drafts\n", (long long)drafted);
+    assert_true(drafted > 0);
+    free(takes);
+    free(plain);
+    bench_end(&b);
+}
+
 static void drafts_end_with_the_sample(void **state)
 {
     (void)state;
@@ -797,6 +834,7 @@ int main(void)
         cmocka_unit_test(exact_is_the_same),
         cmocka_unit_test(draws_the_target_distribution),
         cmocka_unit_test(the_same_model_is_always_accepted),
+        cmocka_unit_test(catches_up_in_small_steps),
         cmocka_unit_test(drafts_end_with_the_sample),
     };
     return cmocka_run_group_tests_name("speculative", tests, NULL, NULL);
