@@ -366,6 +366,7 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
         attended += (int64_t)(rows - before) * (sample_length(samples[i]) + depth);
     }
     *ret_rows = rows;
+    if (!decodes) report->n_caught_up += d->limits.prefill_chunk - room;
     if (rows == 0) {
         CHECK(compute(d));
         CHECK(device_sync(d->dev));

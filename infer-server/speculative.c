@@ -13,11 +13,11 @@
  * of the time that steps take, to spend on mistakes: what looking for drafts, drawing and verifying
  * them cost is charged, and the plain steps are credited that accepted drafts saved. Where it is
  * overdrawn it closes until it has earned that back, so that nothing can cost more than the share.
- * There is one for steps in which the draft model drew, which pays for that model's prompts too;
- * one for all else, the keeping of the suffix memory included; and one for what is done only in
- * order to know more: verifying a few drafts though it does not seem to pay, and a plain step
- * between those that verify. What the draft model computes of a sample's past is an investment: it
- * is charged bit by bit while its drafts bring something in. */
+ * All goes through one account, the keeping of the suffix memory included; what has to do with the
+ * draft model through one of its own as well. What is done only in order to know more has a third:
+ * verifying a few drafts though it does not seem to pay, and a plain step between those that
+ * verify. What the draft model computes of a sample's past is an investment: it is charged bit by
+ * bit while its drafts bring something in. */
 #include "infer-server/speculative.h"
 #include "common/base/clock.h"
 #include "infer-server/step_cost.h"
@@ -30,6 +30,10 @@
 #define NGRAM_MOST    4
 #define NGRAM_REACH   8192   // tokens looked back
 #define FIRST_GUESS   0.5    // acceptance before anything was measured
+#define MODEL_GUESS   0.8    // of a draft model, which is there for it
+#define TESTS         32     // drafts of it that are judged before it is believed
+#define TEST_SAMPLES  4      // that it may draft for until then
+#define MODEL_STALE   2000   // steps without any of its drafts, after which it is tested anew
 #define WEIGHT_SAMPLE 0.1    // of a new measurement in a sample's average
 #define WEIGHT_ALL    0.01   // in that of its method, where new samples start, and of a match
 #define LEAST_CHANCE  0.05   // a draft less likely than this is not worth its row
@@ -43,6 +47,7 @@
 #define LOOK_WEIGHT   0.1
 #define TIME_LEARNING 16 // tokens, one of which is timed
 #define PROMPT_WEIGHT 0.1
+#define PROMPT_OFF    1.0
 #define MOST_DRAFTING 512  // samples of one plan
 #define TRUST_KEPT    0.98 // of the sums below, at each step that verifies
 #define TRUST_PRIOR   4.0  // tokens
@@ -60,17 +65,20 @@ struct speculative {
     double prompt_ms, prompt_token_ms;              // of the draft model: of a pass, of a token
     struct average acceptance[SPECULATIVE_METHODS]; // by method
     struct average by_match[SPECULATIVE_METHODS][SUFFIX_DEPTH + 1];
-    double prompt_level;         // what those take of late, over what was measured
-    bool exploring;              // the last plan was not what promised most
-    double gain;                 // that it promised over a plain step
-    int model_unused;            // steps since the draft model was in one, because it pays
-    double look_ms;              // of looking for drafts
-    unsigned n_learned;          // tokens
-    double learning_ms;          // since the accounts were last settled
-    double total_ms;             // of late, by all steps
-    double common, model, tries; // the accounts, in milliseconds
-    double owed_ms;              // by that of the model
-    double expected, saved;      // tokens that verified drafts were to bring and brought, of late
+    double prompt_level;      // what those take of late, over what was measured
+    bool exploring;           // the last plan was not what promised most
+    double gain;              // that it promised over a plain step
+    int model_unused;         // steps since the draft model was in one, because it pays
+    int tests;                // drafts of it yet to be judged before it is believed
+    int offered;              // samples that it was proposed for in this step
+    int untested;             // steps without any of its drafts
+    double look_ms;           // of looking for drafts
+    unsigned n_learned;       // tokens
+    double learning_ms;       // since the accounts were last settled
+    double total_ms;          // of late, by all steps
+    double all, model, tries; // the accounts, in milliseconds
+    double owed_ms;           // by that of the model
+    double expected, saved;   // tokens that verified drafts were to bring and brought, of late
 };
 
 // ---- choices -----------------------------------------------------------------------------------
@@ -140,6 +148,14 @@ int speculative_most(struct speculative_choice choice)
 
 // ---- life --------------------------------------------------------------------------------------
 
+static void forget_acceptance(struct speculative *s, enum speculative_method method)
+{
+    const bool model = method == SPECULATIVE_DRAFT_MODEL;
+    s->acceptance[method] = (struct average){model ? MODEL_GUESS : FIRST_GUESS, 1};
+    for (int k = 0; k <= SUFFIX_DEPTH; k++) s->by_match[method][k] = s->acceptance[method];
+    if (model) s->tests = TESTS;
+}
+
 enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
 {
     struct speculative *s = calloc(1, sizeof *s);
@@ -153,10 +169,7 @@ enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
     s->max_rows = max_rows;
     s->model_unused = MODEL_UNUSED;
     s->prompt_level = 1;
-    for (int i = 0; i < SPECULATIVE_METHODS; i++) {
-        s->acceptance[i] = (struct average){FIRST_GUESS, 1};
-        for (int k = 0; k <= SUFFIX_DEPTH; k++) s->by_match[i][k] = s->acceptance[i];
-    }
+    for (int m = 0; m < SPECULATIVE_METHODS; m++) forget_acceptance(s, (enum speculative_method)m);
     *ret = s;
     return ST_OK;
 }
@@ -249,12 +262,15 @@ static int draft_suffix(const struct speculative *s, const struct history *h, do
 
 static bool may_lose(const struct speculative *s)
 {
-    return s->fixed || s->common >= 0;
+    return s->fixed || s->all >= 0;
 }
 
+// Until it is believed, for a few samples only: their past has to be computed.
 static bool model_may_draft(const struct speculative *s)
 {
-    return s->fixed || (s->model >= 0 && s->owed_ms <= INVEST_SHARE * s->total_ms);
+    if (s->fixed) return true;
+    return s->model >= 0 && s->owed_ms <= INVEST_SHARE * s->total_ms &&
+           (s->tests == 0 || s->offered < TEST_SAMPLES);
 }
 
 static double expected_tokens(double chance, int n)
@@ -290,6 +306,7 @@ void speculative_propose(struct speculative *s, struct speculative_choice choice
         draft->chance = chance;
         if (m != SPECULATIVE_DRAFT_MODEL) memcpy(draft->tokens, tokens, (size_t)n * sizeof *tokens);
     }
+    s->offered += draft->n > 0 && draft->method == SPECULATIVE_DRAFT_MODEL;
 }
 
 static void learn(struct speculative *s, const struct history *history)
@@ -318,8 +335,11 @@ void speculative_learn(struct speculative *s, struct speculative_choice choice,
 
 bool speculative_wants_drafts(struct speculative *s)
 {
+    s->offered = 0;
+    if (s->tests == 0 && s->untested >= MODEL_STALE) forget_acceptance(s, SPECULATIVE_DRAFT_MODEL);
     if (may_lose(s)) return true;
     s->model_unused++;
+    s->untested++;
     return false;
 }
 
@@ -402,13 +422,31 @@ static int most_rows(const struct speculative *s, int n_seqs)
     return most < s->max_rows ? most : s->max_rows;
 }
 
-// Of best_rows (0: none of n_rows pays), what is done: now and then something else, to measure it.
-static int explore(const struct speculative *s, int best_rows, int n_rows, int n_seqs)
+// The samples that the draft model is tested on, where the plan has left them out; false: none.
+static bool test_model(const struct speculative *s, struct draft *const *drafts, int n)
+{
+    bool tested = false;
+    for (int i = 0; i < n && s->tests > 0; i++) {
+        if (drafts[i]->method != SPECULATIVE_DRAFT_MODEL) continue;
+        if (drafts[i]->n_verify > 0) return false;
+        drafts[i]->n_verify = drafts[i]->n;
+        tested = true;
+    }
+    return tested;
+}
+
+// Of the plan's rows (0: none of n_rows pays), what is done: now and then something else, to
+// measure it.
+static int explore(int best_rows, int n_rows, int n_seqs)
 {
     const int few = 1 + n_seqs / 4;
-    if (s->tries <= 0) return best_rows;
     if (best_rows > 0) return 0;
     return few < n_rows ? few : n_rows;
+}
+
+static void take_back(struct draft *const *order, int from, int to)
+{
+    for (int i = to - 1; i >= from; i--) order[i]->n_verify--;
 }
 
 static void plan_drafts(struct speculative *s, struct draft *const *drafts, int n, int n_seqs,
@@ -446,9 +484,16 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
         best_rows = tally.rows;
     }
     s->gain = best / plain_rate;
-    const int rows = explore(s, best_rows, tally.rows, n_seqs);
-    s->exploring = rows != best_rows;
-    for (int i = tally.rows - 1; i >= rows; i--) order[i]->n_verify--;
+    take_back(order, best_rows, tally.rows);
+    int rows = best_rows;
+    if (s->tries > 0 && best_rows + TEST_SAMPLES * SPECULATIVE_MOST <= s->max_rows)
+        s->exploring = test_model(s, drafts, n);
+    if (s->tries > 0 && !s->exploring) {
+        rows = explore(best_rows, tally.rows, n_seqs);
+        take_back(order, rows, best_rows);
+        for (int i = best_rows; i < rows; i++) order[i]->n_verify++;
+        s->exploring = rows != best_rows;
+    }
     if (rows == 0) return;
     s->expected *= TRUST_KEPT;
     s->saved *= TRUST_KEPT;
@@ -463,10 +508,12 @@ void speculative_plan(struct speculative *s, struct draft *const *drafts, int n,
     else
         plan_drafts(s, drafts, n, n_seqs, attended);
     s->model_unused++;
-    for (int i = 0; i < n; i++)
-        if (!s->exploring && drafts[i]->n_verify > 0 &&
-            drafts[i]->method == SPECULATIVE_DRAFT_MODEL)
-            s->model_unused = 0;
+    s->untested++;
+    for (int i = 0; i < n; i++) {
+        if (drafts[i]->n_verify == 0 || drafts[i]->method != SPECULATIVE_DRAFT_MODEL) continue;
+        if (!s->exploring) s->model_unused = 0;
+        s->untested = 0;
+    }
 }
 
 // ---- what came of it ---------------------------------------------------------------------------
@@ -493,6 +540,7 @@ void speculative_judge(struct speculative *s, struct draft *draft, int n_verifie
         add_to(&s->acceptance[method], hit);
     }
     add_to(&s->by_match[method][draft->matched], n_accepted > 0 ? 1 : 0);
+    if (method == SPECULATIVE_DRAFT_MODEL) s->tests = s->tests > trials ? s->tests - trials : 0;
     draft->by[method].judged = true;
 }
 
@@ -515,12 +563,14 @@ static void settle_accounts(struct speculative *s, const struct step_report *r)
 {
     const double plain_ms = step_cost_ms(&s->cost, r->n_seqs, r->attended);
     const double loss_ms = loss_of(s, r, plain_ms), most = LOSS_SHARE * s->total_ms;
-    if (!s->exploring)
-        pay_in(r->draft_ms + r->catch_up_ms > 0 ? &s->model : &s->common, -loss_ms, most);
-    else if (r->n_rows == r->n_seqs)
+    if (!s->exploring) {
+        pay_in(&s->all, -loss_ms, most);
+        if (r->draft_ms > 0) pay_in(&s->model, -loss_ms, most);
+    } else if (r->n_rows == r->n_seqs) {
         s->tries -= (s->gain - 1) * plain_ms;
-    else if (loss_ms > 0)
+    } else if (loss_ms > 0) {
         s->tries -= loss_ms;
+    }
 }
 
 static void earn(struct speculative *s, double ms)
@@ -528,9 +578,18 @@ static void earn(struct speculative *s, double ms)
     const double paid = s->owed_ms / INVEST_OVER;
     s->owed_ms -= paid;
     pay_in(&s->model, LOSS_SHARE * ms - paid, LOSS_SHARE * s->total_ms);
-    pay_in(&s->common, LOSS_SHARE * ms - s->learning_ms, LOSS_SHARE * s->total_ms);
+    pay_in(&s->all, LOSS_SHARE * ms - paid - s->learning_ms, LOSS_SHARE * s->total_ms);
     pay_in(&s->tries, TRY_SHARE * ms, TRY_SHARE * s->total_ms);
     s->learning_ms = 0;
+}
+
+void speculative_prompts_took(struct speculative *s, int n_tokens, double ms)
+{
+    const double measured = s->prompt_ms + s->prompt_token_ms * n_tokens;
+    double off = measured > 0 && ms > 0 ? ms / (s->prompt_level * measured) - 1 : 0;
+    if (off > PROMPT_OFF) off = PROMPT_OFF; // the first passes of all set things up
+    s->prompt_level *= 1 + PROMPT_WEIGHT * off;
+    s->owed_ms += s->prompt_level * measured;
 }
 
 void speculative_step_over(struct speculative *s, const struct step_report *r)
@@ -540,25 +599,17 @@ void speculative_step_over(struct speculative *s, const struct step_report *r)
     s->total_ms = TIME_KEPT * s->total_ms + ms;
     if (s->total_ms <= ms) { // as if steps like the first had always gone on
         s->total_ms = step_cost_ms(&s->cost, r->n_seqs, r->attended) / (1 - TIME_KEPT);
-        s->common = s->model = LOSS_SHARE * s->total_ms;
+        s->all = s->model = LOSS_SHARE * s->total_ms;
         s->tries = TRY_SHARE * s->total_ms;
     }
     if (r->settled && r->decodes)
         step_cost_learn(&s->cost, r->n_rows, r->attended_by_all, r->step_ms);
     s->saved += r->n_saved;
-    s->owed_ms += r->catch_up_ms;
+    if (r->n_caught_up > 0) speculative_prompts_took(s, r->n_caught_up, r->catch_up_ms);
     earn(s, ms);
     if (!r->looked) return;
     s->look_ms += LOOK_WEIGHT * (r->look_ms - s->look_ms);
     if (r->settled) settle_accounts(s, r);
-}
-
-void speculative_prompts_took(struct speculative *s, int n_tokens, double ms)
-{
-    const double measured = s->prompt_ms + s->prompt_token_ms * n_tokens;
-    if (ms > 0 && measured > 0)
-        s->prompt_level += PROMPT_WEIGHT * (ms / measured - s->prompt_level);
-    s->owed_ms += s->prompt_level * measured;
 }
 
 bool speculative_model_pays(const struct speculative *s)

@@ -133,7 +133,8 @@ struct step_report {    // of a step
     int64_t attended_by_all; // and those of the drafts' rows
     double look_ms;          // for proposals and the plan
     double draft_ms;         // for the draft model's passes
-    double catch_up_ms;      // for those, not counted there, that computed a sample's past
+    int n_caught_up;         // tokens of samples' pasts that passes of their own computed
+    double catch_up_ms;      // for those passes
     double step_ms;          // for the rest
 };
 void speculative_step_over(struct speculative *s, const struct step_report *report);

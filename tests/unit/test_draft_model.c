@@ -1,0 +1,126 @@
+/* test_draft_model.c: the draft model by itself, on the CPU: what it computes of samples that it
+ * has fallen behind on. */
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "infer-server/draft_model.h"
+#include "infer-server/step_cost.h"
+#include <stdlib.h>
+
+enum { SAMPLES = 4, BLOCK = 4, CHUNK = 8, PROMPT = 12, CONTEXT = 64, BLOCKS = 5 };
+
+static struct device *dev;
+static struct model_config *config;
+static struct weights *weights;
+static void *arena;
+
+static int open_model(void **state)
+{
+    (void)state;
+    const char *folder = test_path(test_folder(), "model");
+    assert_ok(tiny_model_write(folder, 32, 2, 64, 3));
+    assert_ok(device_open("cpu", &dev));
+    assert_ok(model_config_load(folder, &config));
+    assert_ok(weights_plan(config, DT_F32, &weights));
+    assert_ok(device_alloc(dev, weights->bytes, &arena));
+    weights_bind(weights, arena);
+    assert_ok(weights_load(weights, dev, folder));
+    return 0;
+}
+
+static int close_model(void **state)
+{
+    (void)state;
+    device_release(dev, arena);
+    weights_free(weights);
+    model_config_free(config);
+    device_free(dev);
+    return 0;
+}
+
+static struct draft_model *new_draft_model(int chunk)
+{
+    const struct draft_model_limits limits = {.max_batch = SAMPLES,
+                                              .prefill_chunk = chunk,
+                                              .max_context = CONTEXT,
+                                              .block_size = BLOCK,
+                                              .max_drafts = SAMPLES * 2};
+    struct draft_model *d = NULL;
+    assert_ok(draft_model_new(dev, weights, &limits, &d));
+    assert_ok(draft_model_take_blocks(d, SAMPLES * BLOCKS));
+    return d;
+}
+
+// A sample that decodes, with blocks of its own; the draft model has `computed` of its tokens.
+static struct request *new_sample(int number, int computed)
+{
+    const struct sampling sampling = {.n = 1, .max_tokens = 8, .top_p = 1, .logprobs = -1};
+    int32_t prompt[PROMPT];
+    struct request *r = NULL;
+    for (int i = 0; i < PROMPT; i++) prompt[i] = 1 + number * PROMPT + i;
+    assert_ok(request_new(prompt, PROMPT, &sampling, NULL, &r));
+    assert_ok(request_prepare(r, BLOCK, 0));
+    struct sample *s = &r->samples[0];
+    s->n_blocks = BLOCKS;
+    for (int i = 0; i < BLOCKS; i++) s->blocks[i] = number * BLOCKS + i;
+    s->generated[0] = 60;
+    s->n_generated = 1;
+    s->computed = PROMPT;
+    s->draft_computed = computed;
+    return r;
+}
+
+// Draws two drafts for each of n, as often as it takes; returns how often.
+static int draw_all(struct draft_model *d, struct request *const *requests, int n,
+                    int32_t (*ret)[2])
+{
+    struct step_cost passes = {0};
+    int rounds = 0;
+    for (bool all = false; !all; rounds++) {
+        struct sample *samples[SAMPLES];
+        struct step_report report = {.settled = true};
+        assert_true(rounds < 10);
+        for (int i = 0; i < n; i++) {
+            samples[i] = &requests[i]->samples[0];
+            samples[i]->draft.method = SPECULATIVE_DRAFT_MODEL;
+            samples[i]->draft.n_verify = 2;
+        }
+        assert_ok(draft_model_draw(d, samples, n, &passes, &report));
+        all = true;
+        for (int i = 0; i < n; i++) {
+            all &= samples[i]->draft.n_verify == 2;
+            for (int k = 0; k < 2; k++) ret[i][k] = samples[i]->draft.tokens[k];
+            draft_model_settle(d, samples[i], PROMPT + 1);
+        }
+        assert_true(report.draft_ms + report.catch_up_ms > 0);
+    }
+    return rounds;
+}
+
+// Three samples with all their past to compute leave no room for one another, but for the fourth,
+// which has one row to add; and what is computed in several passes gives the same drafts.
+static void catches_up_as_far_as_there_is_room(void **state)
+{
+    (void)state;
+    int32_t drafts[2][SAMPLES][2];
+    for (int small = 0; small < 2; small++) {
+        struct draft_model *d = new_draft_model(small ? CHUNK : SAMPLES * CONTEXT);
+        struct request *requests[SAMPLES];
+        for (int i = 0; i < SAMPLES; i++) requests[i] = new_sample(i, 0);
+        int32_t unused[1][2];
+        if (small) draw_all(d, &requests[SAMPLES - 1], 1, unused); // the last one has kept up
+        const int rounds = draw_all(d, requests, SAMPLES, drafts[small]);
+        printf("chunks of %d: %d rounds\n", small ? CHUNK : SAMPLES * CONTEXT, rounds);
+        assert_true(small ? rounds >= 3 * (PROMPT + 1) / CHUNK : rounds == 1);
+        for (int i = 0; i < SAMPLES; i++) request_free(requests[i]);
+        draft_model_free(d);
+    }
+    assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(catches_up_as_far_as_there_is_room),
+    };
+    return cmocka_run_group_tests(tests, open_model, close_model);
+}
