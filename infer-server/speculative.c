@@ -12,12 +12,12 @@
  * Whether it pays in the end is a matter of accounts, not of plans. An account earns a small share
  * of the time that steps take, to spend on mistakes: what looking for drafts, drawing and verifying
  * them cost is charged, and the plain steps are credited that accepted drafts saved. Where it is
- * overdrawn it closes until it has earned that back, so that nothing can cost more than the share.
- * All goes through one account, the keeping of the suffix memory included; what has to do with the
- * draft model through one of its own as well. What is done only in order to know more has a third:
- * verifying a few drafts though it does not seem to pay, and a plain step between those that
- * verify. What the draft model computes of a sample's past is an investment: it is charged bit by
- * bit while its drafts bring something in. */
+ * overdrawn it closes until it has earned that back (nothing is proposed or remembered meanwhile),
+ * so that nothing can cost more than the share. All goes through one account, the keeping of the
+ * suffix memory included; what has to do with the draft model through one of its own as well. What
+ * is done only in order to know more has a third: verifying a few drafts though it does not seem to
+ * pay, and a plain step between those that verify. What the draft model computes of a sample's past
+ * is an investment: it is charged bit by bit while its drafts bring something in. */
 #include "infer-server/speculative.h"
 #include "common/base/clock.h"
 #include "infer-server/step_cost.h"
@@ -43,14 +43,14 @@
 #define INVEST_SHARE  0.02   // of the time, that may be owed for it
 #define LOSS_SHARE    0.005  // of the time, that an account earns
 #define TRY_SHARE     0.0025 // and that for what is done to know more
-#define TIME_KEPT     0.999  // of the time, at each step
-#define LOOK_WEIGHT   0.1
-#define TIME_LEARNING 16 // tokens, one of which is timed
-#define PROMPT_WEIGHT 0.1
-#define PROMPT_OFF    1.0
-#define MOST_DRAFTING 512  // samples of one plan
-#define TRUST_KEPT    0.98 // of the sums below, at each step that verifies
-#define TRUST_PRIOR   4.0  // tokens
+#define TIME_KEPT     0.998  // of the time, at each step
+#define LOOK_WEIGHT   0.1    // of a new measurement
+#define PROMPT_WEIGHT 0.1    // likewise
+#define PROMPT_OFF    1.0    // that it may be above what was expected
+#define TIME_LEARNING 16     // tokens, one of which is timed
+#define MOST_DRAFTING 512    // samples of one plan
+#define TRUST_KEPT    0.98   // of the sums below, at each step that verifies
+#define TRUST_PRIOR   4.0    // tokens
 
 struct average {
     double value;
@@ -411,7 +411,8 @@ static void take_all(const struct speculative *s, struct draft *const *drafts, i
 
 static double trust(const struct speculative *s)
 {
-    return (s->saved + TRUST_PRIOR) / (s->expected + TRUST_PRIOR);
+    const double came_true = (s->saved + TRUST_PRIOR) / (s->expected + TRUST_PRIOR);
+    return came_true < 1 ? came_true : 1;
 }
 
 // How many rows a plan may verify, going by the sizes that were measured.
@@ -452,12 +453,12 @@ static void take_back(struct draft *const *order, int from, int to)
 static void plan_drafts(struct speculative *s, struct draft *const *drafts, int n, int n_seqs,
                         int64_t attended)
 {
-    // Each of more sequences than rows for drafts could gain next to nothing.
     struct draft *order[MOST_DRAFTING];
     double chances[MOST_DRAFTING];
     struct candidates candidates = {.n = n};
     struct tally tally = {0};
     s->exploring = false;
+    // Each of more sequences than rows for drafts could gain next to nothing.
     if (n == 0 || n > s->max_rows || n > MOST_DRAFTING) return;
     const double plain_ms = step_cost_ms(&s->cost, n_seqs, attended), trusted = trust(s);
     if (plain_ms <= 0) return; // a plain step first
@@ -494,7 +495,7 @@ static void plan_drafts(struct speculative *s, struct draft *const *drafts, int 
         for (int i = best_rows; i < rows; i++) order[i]->n_verify++;
         s->exploring = rows != best_rows;
     }
-    if (rows == 0) return;
+    if (rows == 0 || s->exploring) return;
     s->expected *= TRUST_KEPT;
     s->saved *= TRUST_KEPT;
     for (int i = 0; i < rows; i++) s->expected += chances[i];
@@ -596,15 +597,16 @@ void speculative_step_over(struct speculative *s, const struct step_report *r)
 {
     const double ms = r->look_ms + r->draft_ms + r->catch_up_ms + r->step_ms;
     if (s->fixed || r->n_seqs == 0) return;
-    s->total_ms = TIME_KEPT * s->total_ms + ms;
-    if (s->total_ms <= ms) { // as if steps like the first had always gone on
+    if (r->settled && r->decodes)
+        step_cost_learn(&s->cost, r->n_rows, r->attended_by_all, r->step_ms);
+    if (s->total_ms == 0) { // as if plain steps like the first had always gone on
         s->total_ms = step_cost_ms(&s->cost, r->n_seqs, r->attended) / (1 - TIME_KEPT);
+        if (s->total_ms == 0) return;
         s->all = s->model = LOSS_SHARE * s->total_ms;
         s->tries = TRY_SHARE * s->total_ms;
     }
-    if (r->settled && r->decodes)
-        step_cost_learn(&s->cost, r->n_rows, r->attended_by_all, r->step_ms);
-    s->saved += r->n_saved;
+    s->total_ms = TIME_KEPT * s->total_ms + ms;
+    if (!s->exploring) s->saved += r->n_saved;
     if (r->n_caught_up > 0) speculative_prompts_took(s, r->n_caught_up, r->catch_up_ms);
     earn(s, ms);
     if (!r->looked) return;

@@ -465,7 +465,7 @@ static void greedy_with_and_without(void **state)
                cpu ? "f32" : "bf16", methods[m], parted, PROMPTS, widest);
         if (cpu) assert_int_equal(parted, 0);
         // bf16 has 8 bits: products of two shapes may make logits near 32 of it that are 1/4 apart
-        assert_true(widest <= 0.25 && parted < PROMPTS / 5);
+        assert_true(widest <= 0.25 && parted < PROMPTS / 20);
         free(drafted);
     }
     json_t *stats = daemon_get(trained.socket, "/v1/spec_decode_stats", 200);
