@@ -739,9 +739,9 @@ static void the_same_model_is_always_accepted(void **state)
 
 // A draft model that draws a stop token drafts nothing behind it: that could not be accepted, and
 // would count as refused.
-// Prompts are not followed before the draft model pays, so that its first tries find samples with
-// more to catch up on than a pass has room for.
-static void catches_up_in_small_steps(void **state)
+// How much is drafted depends on measured times, and may be nothing at all on a slow machine; what
+// is generated does not. A small chunk leaves the draft model much to catch up on.
+static void adaptive_is_the_same(void **state)
 {
     (void)state;
     const struct sampling sampling = {
@@ -752,7 +752,7 @@ static void catches_up_in_small_steps(void **state)
     options.prefill_chunk = 4;
     bench_start_as(&b, on_event, options);
     struct take *plain = run_prompts(&b, "off", &sampling, 200);
-    struct take *takes = run_prompts(&b, "draft_model:4", &sampling, 200);
+    struct take *takes = run_prompts(&b, "ngram:4,suffix:8,draft_model:4", &sampling, 200);
     int64_t drafted = 0;
     for (int i = 0; i < 200; i++) {
         assert_int_equal(takes[i].finish, plain[i].finish);
@@ -762,7 +762,6 @@ static void catches_up_in_small_steps(void **state)
         drafted += takes[i].telemetry.num_draft_tokens;
     }
     printf("%lld drafts\n", (long long)drafted);
-    assert_true(drafted > 0);
     free(takes);
     free(plain);
     bench_end(&b);
@@ -834,7 +833,7 @@ int main(void)
         cmocka_unit_test(exact_is_the_same),
         cmocka_unit_test(draws_the_target_distribution),
         cmocka_unit_test(the_same_model_is_always_accepted),
-        cmocka_unit_test(catches_up_in_small_steps),
+        cmocka_unit_test(adaptive_is_the_same),
         cmocka_unit_test(drafts_end_with_the_sample),
     };
     return cmocka_run_group_tests_name("speculative", tests, NULL, NULL);
