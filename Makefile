@@ -33,17 +33,16 @@ LDLIBS_  := $(shell pkg-config --libs $(PKGS)) $(BLAS) -lm -ldl -lrt
 LDFLAGS_ := -fopenmp -pthread $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 
 # ---- sources: a file in its folder is in the build ----------------------------------------------
-LIB_SRC     := $(wildcard common/base/*.c common/model/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
-SERVER_SRC  := $(filter-out infer-server/main.c,$(wildcard infer-server/*.c))
-TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c))
+LIB_SRC     := $(wildcard common/*/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
+SERVER_SRC  := $(wildcard infer-server/*/*.c)
+TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn)))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 BENCH_SRC   := $(wildcard tools/bench/*.c)
 WORDS_SRC   := $(wildcard tools/word-problems/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
                $(patsubst tools/%/main.c,$(BUILD)/cw-%,$(wildcard tools/*/main.c))
-BINARIES    := $(if $(wildcard infer-server/main.c),$(BUILD)/cw-infer-server) \
-               $(if $(wildcard trainer/main.c),$(BUILD)/cw-trainer) $(TOOLS)
+BINARIES    := $(BUILD)/cw-infer-server $(BUILD)/cw-trainer $(TOOLS)
 TEST_SUPPORT := $(wildcard tests/support/*.c)
 TESTS       := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c tests/ops/test_*.c \
                tests/golden/test_*.c tests/e2e/test_*.c))
@@ -61,7 +60,7 @@ $(shell mkdir -p $(BUILD); echo '$(CC) $(CFLAGS_) $(CPPFLAGS_) $(CUDA_ARCHS)' | 
         echo '$(CC) $(CFLAGS_) $(CPPFLAGS_) $(CUDA_ARCHS)' > $(STAMP))
 
 # Parsers and wire formats also get -Wconversion, where a silent narrowing is a bug.
-$(BUILD)/obj/common/base/%.o $(BUILD)/obj/bridge/%.o: EXTRA := -Wconversion -Wno-sign-conversion
+$(BUILD)/obj/common/base/%.o $(BUILD)/obj/common/http/%.o $(BUILD)/obj/bridge/%.o: EXTRA := -Wconversion -Wno-sign-conversion
 
 # Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
 $(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o: EXTRA := -ffp-contract=off
@@ -108,7 +107,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libreport.a
 	@mkdir -p $(@D)
 	$(LINK) -lcmocka
 
-# Rewards as shared objects (trainer/reward_plugin.h); each file is one.
+# Rewards as shared objects (trainer/rollout/reward_plugin.h); each file is one.
 EXAMPLES := $(patsubst trainer/examples/%.c,$(BUILD)/examples/%.so,$(wildcard trainer/examples/*.c))
 $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 	@mkdir -p $(@D)

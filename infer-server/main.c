@@ -4,8 +4,8 @@
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/base/dtype.h"
-#include "infer-server/listen.h"
-#include "infer-server/server.h"
+#include "infer-server/http/listen.h"
+#include "infer-server/http/server.h"
 
 #include <ctype.h>
 #include <limits.h>

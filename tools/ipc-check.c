@@ -6,7 +6,7 @@
  * word. One thread. Checks go to standard output as they end, or with --json as one object at the
  * end. */
 #include "bridge/attach.h"
-#include "bridge/http_client.h"
+#include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"

@@ -3,7 +3,7 @@
  * Prompts go out in requests of EVAL_GROUPS, enough to fill the daemon's batch and few enough not
  * to fill its queue while others use it.
  */
-#include "trainer/options_shared.h"
+#include "trainer/run/options_shared.h"
 #include "trainer/eval.h"
 #include "bridge/bridge_file.h"
 #include "common/base/clock.h"
@@ -11,9 +11,9 @@
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/model/config.h"
-#include "trainer/prompts.h"
-#include "trainer/runlog.h"
-#include "trainer/scoring.h"
+#include "trainer/rollout/prompts.h"
+#include "trainer/run/runlog.h"
+#include "trainer/rollout/scoring.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -3,9 +3,9 @@
 #ifndef TRAINER_EVAL_H
 #define TRAINER_EVAL_H
 
-#include "trainer/reward.h"
-#include "trainer/rollout.h"
-#include "trainer/spec_metrics.h"
+#include "trainer/rollout/reward.h"
+#include "trainer/rollout/rollout.h"
+#include "trainer/run/spec_metrics.h"
 
 struct eval_result {
     int n;                           // prompts

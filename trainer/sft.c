@@ -4,17 +4,17 @@
  * one completion, and the loss is the mean over the step's completion tokens of -log p. Examples of
  * similar length need not meet, since nothing is padded.
  */
-#include "trainer/options_shared.h"
+#include "trainer/run/options_shared.h"
 #include "trainer/sft.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
-#include "trainer/checkpoint.h"
-#include "trainer/memory.h"
-#include "trainer/prompts.h"
-#include "trainer/runlog.h"
-#include "trainer/schedule.h"
-#include "trainer/stop.h"
+#include "trainer/run/checkpoint.h"
+#include "trainer/learn/memory.h"
+#include "trainer/rollout/prompts.h"
+#include "trainer/run/runlog.h"
+#include "trainer/learn/schedule.h"
+#include "trainer/run/stop.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -8,8 +8,8 @@
 #include "trainer/train.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "trainer/memory.h"
-#include "trainer/run.h"
+#include "trainer/learn/memory.h"
+#include "trainer/run/run.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -6,7 +6,7 @@
  * request in flight stays right, the logits of version v are scale(v) times those of the folder's
  * weights, and a matrix read half old, half new would give log-probabilities of no version at all. */
 #include "bridge/attach.h"
-#include "bridge/http_client.h"
+#include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "tests/support/daemon.h"

@@ -1,7 +1,7 @@
 /* test_training.c: the two real processes on one copy of the weights: training in place, resuming
  * to the bit, and every way in which one of the two may end. */
 #include "bridge/attach.h"
-#include "bridge/http_client.h"
+#include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -11,7 +11,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "trainer/spec_watch.h"
+#include "trainer/run/spec_watch.h"
 
 #include <math.h>
 #include <signal.h>

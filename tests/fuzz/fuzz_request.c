@@ -1,7 +1,7 @@
 /* fuzz_request.c: any bytes as the body of each of the endpoints that generate: refused in a
  * sentence, or a request whose every number the engine may rely on. The first byte picks the
  * endpoint, and whether the model has a tokenizer and a chat template. */
-#include "infer-server/api.h"
+#include "infer-server/http/api.h"
 #include "tests/support/tiny_tokenizer.h"
 #include <stdlib.h>
 #include <string.h>

@@ -15,9 +15,9 @@
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
-#include "trainer/backward.h"
-#include "trainer/loss.h"
-#include "trainer/optimizer.h"
+#include "trainer/learn/backward.h"
+#include "trainer/learn/loss.h"
+#include "trainer/learn/optimizer.h"
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>

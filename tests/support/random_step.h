@@ -1,9 +1,9 @@
-/* random_step.h: one step's groups of random prompts and completions, as trainer/packing.h and
- * trainer/learner.h take them. The same shape gives the same tokens. */
+/* random_step.h: one step's groups of random prompts and completions, as trainer/learn/packing.h and
+ * trainer/learn/learner.h take them. The same shape gives the same tokens. */
 #ifndef TESTS_SUPPORT_RANDOM_STEP_H
 #define TESTS_SUPPORT_RANDOM_STEP_H
 
-#include "trainer/packing.h"
+#include "trainer/learn/packing.h"
 #include <stdint.h>
 
 #define STEP_MOST_GROUPS  4

@@ -4,8 +4,8 @@
 #include "common/base/json.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/checkpoint.h"
-#include "trainer/runlog.h"
+#include "trainer/run/checkpoint.h"
+#include "trainer/run/runlog.h"
 
 #include <dirent.h>
 #include <errno.h>

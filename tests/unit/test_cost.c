@@ -2,9 +2,9 @@
  * term, the fit against latencies of known make, z-scored terms, and the daemon's counters. */
 #include "common/base/rng.h"
 #include "tests/support/support.h"
-#include "trainer/config.h"
-#include "trainer/scoring.h"
-#include "trainer/spec_metrics.h"
+#include "trainer/run/config.h"
+#include "trainer/rollout/scoring.h"
+#include "trainer/run/spec_metrics.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,9 +2,9 @@
  * checkpoints, and the cluster report. */
 #include "common/base/rng.h"
 #include "tests/support/support.h"
-#include "trainer/cluster_report.h"
-#include "trainer/curriculum.h"
-#include "trainer/kde.h"
+#include "trainer/run/cluster_report.h"
+#include "trainer/rollout/curriculum.h"
+#include "trainer/rollout/kde.h"
 
 #include <math.h>
 #include <stdlib.h>

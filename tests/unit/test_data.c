@@ -4,8 +4,8 @@
 #include "common/model/chat_template.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "trainer/data.h"
-#include "trainer/prompts.h"
+#include "trainer/rollout/data.h"
+#include "trainer/rollout/prompts.h"
 
 #include <stdlib.h>
 #include <string.h>

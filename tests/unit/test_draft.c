@@ -6,8 +6,8 @@
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/config.h"
-#include "trainer/learner.h"
+#include "trainer/run/config.h"
+#include "trainer/learn/learner.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
  * has fallen behind on. */
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "infer-server/draft_model.h"
-#include "infer-server/step_cost.h"
+#include "infer-server/engine/draft_model.h"
+#include "infer-server/speculative/step_cost.h"
 #include <stdlib.h>
 
 enum { SAMPLES = 4, BLOCK = 4, CHUNK = 8, PROMPT = 12, CONTEXT = 64, BLOCKS = 5 };

@@ -8,7 +8,7 @@
 #include "common/base/file.h"
 #include "common/base/rng.h"
 #include "common/model/weights.h"
-#include "infer-server/engine.h"
+#include "infer-server/engine/engine.h"
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* test_http_client.c: the HTTP client against a little server of canned answers on a Unix socket,
  * in a forked process, one connection at a time. */
-#include "bridge/http_client.h"
+#include "common/http/http_client.h"
 #include "common/base/clock.h"
 
 #include <setjmp.h>

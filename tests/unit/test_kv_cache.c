@@ -2,7 +2,7 @@
  * a random walk against plain lists; and the hashes that names are made of. */
 #include "tests/support/support.h"
 #include "common/base/rng.h"
-#include "infer-server/kv_cache.h"
+#include "infer-server/engine/kv_cache.h"
 #include <string.h>
 
 static void take_is_all_or_nothing(void **state)

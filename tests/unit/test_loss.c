@@ -2,9 +2,9 @@
  * ones and finite differences, trainer/advantage, and trainer/schedule. */
 #include "common/base/rng.h"
 #include "tests/support/support.h"
-#include "trainer/advantage.h"
-#include "trainer/loss.h"
-#include "trainer/schedule.h"
+#include "trainer/rollout/advantage.h"
+#include "trainer/learn/loss.h"
+#include "trainer/learn/schedule.h"
 
 #include <math.h>
 #include <stdio.h>

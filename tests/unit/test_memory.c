@@ -1,11 +1,11 @@
-/* test_memory.c: the memory plan of a training run (trainer/learner.h) against what a step takes,
+/* test_memory.c: the memory plan of a training run (trainer/learn/learner.h) against what a step takes,
  * as the device counts it, for every combination of the options that change it; and that these
  * options leave gradients as they are (--recompute) or training where it was (--optim-moments). */
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/learner.h"
+#include "trainer/learn/learner.h"
 
 #include <math.h>
 #include <stdlib.h>

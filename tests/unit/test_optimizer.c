@@ -5,7 +5,7 @@
 #include "kernels/moments.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/optimizer.h"
+#include "trainer/learn/optimizer.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/learner.h"
+#include "trainer/learn/learner.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,9 +2,9 @@
  * scorer that cannot tell does. */
 #include "common/base/clock.h"
 #include "tests/support/support.h"
-#include "trainer/data.h"
-#include "trainer/number.h"
-#include "trainer/reward.h"
+#include "trainer/rollout/data.h"
+#include "trainer/rollout/number.h"
+#include "trainer/rollout/reward.h"
 
 #include <math.h>
 #include <signal.h>

@@ -3,8 +3,8 @@
  * "draws". */
 #include "tests/support/support.h"
 #include "common/base/rng.h"
-#include "infer-server/sampler.h"
-#include "infer-server/scheduler.h"
+#include "infer-server/engine/sampler.h"
+#include "infer-server/engine/scheduler.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,10 +5,10 @@
 #include "tests/support/tiny_model.h"
 #include "common/base/clock.h"
 #include "common/base/rng.h"
-#include "infer-server/engine.h"
-#include "infer-server/request.h"
-#include "infer-server/step_cost.h"
-#include "infer-server/suffix_memory.h"
+#include "infer-server/engine/engine.h"
+#include "infer-server/engine/request.h"
+#include "infer-server/speculative/step_cost.h"
+#include "infer-server/speculative/suffix_memory.h"
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* test_stop.c: infer-server/stop.h: what is found does not depend on how the text is cut up. */
+/* test_stop.c: infer-server/http/stop.h: what is found does not depend on how the text is cut up. */
 #include "common/base/rng.h"
-#include "infer-server/stop.h"
+#include "infer-server/http/stop.h"
 #include "tests/support/support.h"
 
 #include <string.h>

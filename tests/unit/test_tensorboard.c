@@ -2,8 +2,8 @@
  * known answers, and event files read back by a reader of their own. */
 #include "common/base/file.h"
 #include "tests/support/support.h"
-#include "trainer/runlog.h"
-#include "trainer/tensorboard.h"
+#include "trainer/run/runlog.h"
+#include "trainer/run/tensorboard.h"
 
 #include <dirent.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The options of cw-trainer train: names and defaults of TRL's GRPOConfig (1.16) and of the
  * transformers.TrainingArguments beneath it, and how each option of the loss reaches it. */
-#include "trainer/config.h"
+#include "trainer/run/config.h"
 #include "tests/support/support.h"
 
 #include <string.h>

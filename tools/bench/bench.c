@@ -1,7 +1,7 @@
 /* bench.c: opens what the benchmarks run on, and prints what they report. */
 #include "tools/bench/bench.h"
 #include "common/base/json.h"
-#include "infer-server/weights_owner.h"
+#include "infer-server/engine/weights_owner.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -20,10 +20,10 @@
  * distribution, so the ratio is of tokens a second. */
 #include "common/base/clock.h"
 #include "common/base/rng.h"
-#include "infer-server/executor.h"
-#include "infer-server/kv_memory.h"
+#include "infer-server/engine/executor.h"
+#include "infer-server/engine/kv_memory.h"
 #include "tools/bench/bench.h"
-#include "trainer/prompts.h"
+#include "trainer/rollout/prompts.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

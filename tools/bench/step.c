@@ -11,7 +11,7 @@
 #include "common/base/rng.h"
 #include "common/model/tokenizer.h"
 #include "tools/bench/bench.h"
-#include "trainer/checkpoint.h"
+#include "trainer/run/checkpoint.h"
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>

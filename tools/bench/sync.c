@@ -3,9 +3,9 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "infer-server/weights_owner.h"
+#include "infer-server/engine/weights_owner.h"
 #include "tools/bench/decode.h"
-#include "trainer/optimizer.h"
+#include "trainer/learn/optimizer.h"
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "common/model/model.h"
-#include "trainer/backward.h"
-#include "trainer/optimizer.h"
+#include "trainer/learn/backward.h"
+#include "trainer/learn/optimizer.h"
 #include <stdlib.h>
 
 struct learner_bench {

@@ -1,6 +1,6 @@
 # Reference losses and gradients for tests/unit/test_loss.c: python3 make_losses.py > losses.txt
 # Needs torch. Written on padded (sequences, tokens) tensors in float64, with gradients by autograd:
-# nothing in common with trainer/loss.c but the formulas of TRL 1.16's documentation of GRPOConfig.
+# nothing in common with trainer/learn/loss.c but the formulas of TRL 1.16's documentation of GRPOConfig.
 import itertools
 import torch
 

@@ -1,0 +1,379 @@
+/* engine_thread.c: the engine's thread: the loop that steps, lets the trainer write between steps,
+ * and carries out commands. What a step is stands in executor.c, the weights' sharing in
+ * weights_owner.c.
+ *
+ * The thread opens the device, since a device belongs to one thread, loads, and then goes round:
+ *   take what arrived -> commands -> grant the trainer quiet, if it asked -> one step -> statistics
+ * All device work of a step is waited for within it, so everything between two steps happens at a
+ * step boundary. With nothing to do the thread sleeps on the control page's bell, which submitters
+ * and the trainer ring.
+ *
+ * Events are delivered, and done() of commands is called, without the lock. The statistics' other
+ * copy (`live`) is the thread's alone, as are the executor and, but for its control page's bell and
+ * facts, the owner of the weights.
+ *
+ * Faults. Torn weights: requests are refused (ST_TORN), those in flight wait, the weights are
+ * restored, and every key and value is computed again. A failed device, or weights that cannot be
+ * restored: every sample ends with FINISH_ERROR, the state is ENGINE_FAILED, and nothing is served
+ * any more; the program is expected to end and be started again. */
+#include "infer-server/engine/engine_thread.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define IDLE_MS 100 // longest sleep: heartbeat, dead writers
+#define BEAT_MS 50
+
+// ---- state -------------------------------------------------------------------------------------
+
+// Makes the live statistics what other threads see.
+static void publish(struct engine *e)
+{
+    if (e->executor) executor_stats(e->executor, &e->live);
+    pthread_mutex_lock(&e->lock);
+    e->stats = e->live;
+    for (const struct request *r = e->inbox; r; r = r->next) e->stats.waiting += r->sampling.n;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void set_state(struct engine *e, enum engine_state state, const char *detail)
+{
+    e->live.state = state;
+    snprintf(e->live.state_detail, sizeof e->live.state_detail, "%s", detail);
+    publish(e);
+}
+
+static void on_event(void *context, const struct engine_event *event)
+{
+    struct engine *e = context;
+    if (event->finish != FINISH_NONE) {
+        pthread_mutex_lock(&e->lock);
+        e->n_inside--;
+        pthread_mutex_unlock(&e->lock);
+    }
+    e->on_event(e->context, event);
+}
+
+static void take_inbox(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    struct request *r = e->inbox;
+    e->inbox = NULL;
+    e->inbox_end = &e->inbox;
+    pthread_mutex_unlock(&e->lock);
+    while (r) {
+        struct request *next = r->next;
+        r->next = NULL;
+        executor_add(e->executor, r);
+        r = next;
+    }
+}
+
+// Ends everything in the engine and stays: see the head of the file.
+static void fail(struct engine *e, const char *message)
+{
+    log_error("engine: %s", message);
+    set_state(e, ENGINE_FAILED, message); // before the inbox is emptied, so that no request follows
+    if (e->executor) {
+        take_inbox(e);
+        executor_end_all(e->executor, FINISH_ERROR, e->live.state_detail);
+        publish(e);
+    }
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+// ---- the trainer's updates ---------------------------------------------------------------------
+
+static void take_version(struct engine *e, bool recompute)
+{
+    e->live.weight_version = control_version(weights_owner_control(e->owner));
+    executor_update(e->executor, e->live.weight_version, recompute);
+}
+
+static void restore(struct engine *e, const char *why)
+{
+    char from[512];
+    log_error("engine: weights are torn: %s", why);
+    set_state(e, ENGINE_TORN,
+              "an update was cut off in the middle; the weights are being restored");
+    const int64_t start_ns = clock_now_ns();
+    if (weights_owner_restore(e->owner, from) != ST_OK) {
+        char message[256];
+        snprintf(message, sizeof message, "torn weights cannot be restored: %s", status_message());
+        fail(e, message);
+        return;
+    }
+    e->live.restores++;
+    take_version(e, true);
+    set_state(e, ENGINE_OK, "");
+    log_info("engine: weights restored from %s in %.0f ms, version %llu", from,
+             clock_ms_since(start_ns), (unsigned long long)e->live.weight_version);
+}
+
+static void after_writer(struct engine *e, enum control_event event)
+{
+    const uint64_t version = control_version(weights_owner_control(e->owner));
+    if (event == CONTROL_TORN || (version & 1)) {
+        restore(e, "the trainer died or failed in the middle of an update");
+        return;
+    }
+    if (event == CONTROL_WRITER_GONE)
+        log_warn("engine: the trainer is gone; its lease was taken back, the weights are whole");
+    // A writer that was fenced off moves the number too: the weights are the same, but what was
+    // computed under the old number must not pass for the new one's.
+    if (version != e->live.weight_version) take_version(e, e->policy == KV_RECOMPUTE);
+}
+
+static void serve_writer(struct engine *e)
+{
+    struct control *control = weights_owner_control(e->owner);
+    if (control_quiet_requested(control)) {
+        e->draining = e->policy == KV_DRAIN && !e->paused && executor_in_flight(e->executor) > 0;
+        if (e->draining) return;
+        const int64_t start_ns = clock_now_ns();
+        enum control_event event = control_grant_quiet(control);
+        if (event == CONTROL_UPDATED) {
+            e->live.updates++;
+            e->live.last_pause_ms = clock_ms_since(start_ns);
+        }
+        after_writer(e, event);
+        return;
+    }
+    e->draining = false;
+    if (clock_ms_since(e->last_check_ns) < IDLE_MS) return;
+    e->last_check_ns = clock_now_ns();
+    enum control_event event = control_check_writer(control);
+    if (event != CONTROL_NONE) after_writer(e, event);
+}
+
+// ---- commands ----------------------------------------------------------------------------------
+
+static void command_free(struct command *c)
+{
+    free(c->folder);
+    free(c);
+}
+
+static void refuse_command(struct engine *e, struct command *c)
+{
+    if (c->kind == COMMAND_RELOAD)
+        c->reload_done(c->context, ST_CANCELLED,
+                       e->live.state == ENGINE_FAILED ? e->live.state_detail
+                                                      : "the engine is ending",
+                       e->live.weight_version);
+    else
+        c->facts_done(c->context, NULL);
+}
+
+static void reload(struct engine *e, struct command *c)
+{
+    char message[512] = "";
+    enum status st = weights_owner_reload(e->owner, c->folder);
+    if (st != ST_OK) snprintf(message, sizeof message, "%s", status_message());
+    if (st == ST_TORN)
+        restore(e, message);
+    else
+        take_version(e, st == ST_OK && e->policy != KV_KEEP);
+    if (st == ST_OK)
+        log_info("engine: weights reloaded from %s, version %llu", c->folder,
+                 (unsigned long long)e->live.weight_version);
+    publish(e);
+    c->reload_done(c->context, st, message, e->live.weight_version);
+}
+
+static void tell_facts(struct engine *e, struct command *c)
+{
+    struct engine_bridge_facts facts = {.version = e->live.weight_version,
+                                        .n_tensors = weights_owner_tensors(e->owner)};
+    uint64_t *sums = NULL;
+    enum status st = ST_OK;
+    if (c->checksums) {
+        sums = calloc((size_t)facts.n_tensors, sizeof *sums);
+        if (!sums) st = status_fail(ST_NO_MEMORY, "no memory for %d checksums", facts.n_tensors);
+        if (st == ST_OK) st = weights_owner_checksums(e->owner, sums);
+    }
+    facts.checksums = sums;
+    if (st == ST_OK) st = weights_owner_canary(e->owner, &facts.canary);
+    c->facts_done(c->context, st == ST_OK ? &facts : NULL);
+    if (st == ST_DEVICE) fail(e, status_message());
+    free(sums);
+}
+
+static void run_commands(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    struct command *c = e->commands;
+    e->commands = NULL;
+    e->commands_end = &e->commands;
+    if (e->paused != e->pause_wanted) {
+        e->paused = e->pause_wanted;
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+    while (c) {
+        struct command *next = c->next;
+        if (e->live.state == ENGINE_FAILED || !e->executor)
+            refuse_command(e, c);
+        else if (c->kind == COMMAND_RELOAD)
+            reload(e, c);
+        else
+            tell_facts(e, c);
+        command_free(c);
+        c = next;
+    }
+}
+
+// ---- the loop ----------------------------------------------------------------------------------
+
+// Time to leave: told to, and nothing left to finish or no time to.
+static bool is_over(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    bool over = e->stopping && (e->n_inside == 0 || clock_now_ns() >= e->stop_deadline_ns);
+    bool began = e->stopping && e->live.state == ENGINE_OK;
+    pthread_mutex_unlock(&e->lock);
+    if (began) set_state(e, ENGINE_DRAINING, "shutting down");
+    return over;
+}
+
+static void run(struct engine *e)
+{
+    struct control *control = weights_owner_control(e->owner);
+    while (e->live.state != ENGINE_FAILED) {
+        const uint32_t seen = control_bell(control);
+        bool stepped = false;
+        if (clock_ms_since(e->last_beat_ns) >= BEAT_MS) {
+            e->last_beat_ns = clock_now_ns();
+            control_heartbeat(control);
+        }
+        // Read before the inbox: what was cancelled by now was submitted before that, and is found.
+        const bool cancels = atomic_exchange(&e->cancels, false);
+        take_inbox(e);
+        if (cancels) executor_end_cancelled(e->executor);
+        run_commands(e);
+        if (is_over(e)) break;
+        if (e->live.state != ENGINE_FAILED) serve_writer(e);
+        if (e->live.state != ENGINE_FAILED && !e->paused) {
+            enum status st = executor_step(e->executor, e->live.weight_version,
+                                           e->draining ? ADMIT_STARTED : ADMIT_ALL, &stepped);
+            if (st != ST_OK) fail(e, status_message());
+        }
+        publish(e);
+        // A drain that has nothing to step any more is granted on the next round, at once.
+        if (!stepped && !e->draining) control_wait(control, seen, IDLE_MS);
+    }
+}
+
+// Nothing is served any more; commands are refused until somebody ends the engine.
+static void stay_failed(struct engine *e)
+{
+    for (;;) {
+        run_commands(e);
+        pthread_mutex_lock(&e->lock);
+        while (!e->stopping && !e->commands && e->pause_wanted == e->paused)
+            pthread_cond_wait(&e->changed, &e->lock);
+        bool stopping = e->stopping;
+        pthread_mutex_unlock(&e->lock);
+        if (stopping) return;
+    }
+}
+
+static enum status open_device(struct engine *e)
+{
+    enum status st = device_open(e->options.device, &e->dev);
+    if (st != ST_OK) return st;
+    if (e->options.dtype < 0) e->options.dtype = device_default_dtype(e->dev);
+    if (!device_computes_in(e->dev, (enum dtype)e->options.dtype))
+        return status_fail(ST_UNSUPPORTED, "--dtype %s: %s computes in %s only",
+                           dtype_name((enum dtype)e->options.dtype), device_name(e->dev),
+                           dtype_name(device_default_dtype(e->dev)));
+    if (e->options.exact && device_kind(e->dev) != DEVICE_CPU)
+        return status_fail(ST_UNSUPPORTED,
+                           "--exact: on %s (%s) the last bits of a row depend on the batch it is "
+                           "computed in; take --device cpu, or leave --exact away",
+                           device_name(e->dev), device_spec(e->dev));
+    return ST_OK;
+}
+
+static enum status load(struct engine *e)
+{
+    enum status st = ST_OK;
+    struct weights_owner *owner = NULL;
+    const struct engine_options *o = &e->options;
+    const int64_t start_ns = clock_now_ns();
+    const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
+                                                          {e->draft_config, o->draft_folder}};
+    CHECK(weights_owner_new(e->dev, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
+    const struct weights *policy = weights_owner_weights(owner, WEIGHTS_POLICY);
+    const struct weights *draft = weights_owner_weights(owner, WEIGHTS_DRAFT);
+    e->live.weight_bytes = (int64_t)policy->bytes;
+    e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
+    CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->executor));
+    e->live.weight_version = control_version(weights_owner_control(owner));
+    executor_update(e->executor, e->live.weight_version, false);
+    CHECK(weights_owner_announce(owner, o->socket_path));
+    pthread_mutex_lock(&e->lock);
+    e->owner = owner;
+    e->max_context = executor_max_context(e->executor);
+    pthread_mutex_unlock(&e->lock);
+    set_state(e, ENGINE_OK, "");
+    log_info("engine: %s on %s in %.1f s: %.1f MB of weights (%s), context %d, %d KV blocks of %d "
+             "tokens (%.1f MB)",
+             o->model_folder, device_name(e->dev), clock_ms_since(start_ns) / 1e3,
+             (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
+             e->live.kv_blocks_total, e->live.kv_block_tokens,
+             (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
+    if (draft)
+        log_info("engine: draft model %s: %.1f MB of weights", o->draft_folder,
+                 (double)draft->bytes / 1e6);
+    return ST_OK;
+out:
+    executor_free(e->executor);
+    e->executor = NULL;
+    weights_owner_free(owner);
+    return st;
+}
+
+static void leave(struct engine *e)
+{
+    struct weights_owner *owner = e->owner;
+    if (e->executor) {
+        take_inbox(e);
+        executor_end_all(e->executor, FINISH_CANCELLED, NULL);
+    }
+    pthread_mutex_lock(&e->lock);
+    e->owner = NULL; // nobody rings a page that is gone
+    pthread_mutex_unlock(&e->lock);
+    executor_free(e->executor);
+    e->executor = NULL;
+    run_commands(e); // refuses what came last
+    weights_owner_free(owner);
+    device_free(e->dev);
+}
+
+void *engine_thread(void *arg)
+{
+    struct engine *e = arg;
+    pthread_setname_np(pthread_self(), "engine");
+    enum status st = open_device(e);
+    pthread_mutex_lock(&e->lock);
+    e->opened = true;
+    e->open_status = st;
+    if (st != ST_OK) snprintf(e->open_message, sizeof e->open_message, "%s", status_message());
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    if (st == ST_OK) {
+        st = load(e);
+        if (st == ST_OK)
+            run(e);
+        else
+            fail(e, status_message());
+        if (e->live.state == ENGINE_FAILED) stay_failed(e);
+    }
+    leave(e);
+    return NULL;
+}

@@ -1,0 +1,60 @@
+/* engine_thread.h: the engine's state, as its two halves share it: engine.c, which other threads
+ * call, and engine_thread.c, the thread. Private to these two. */
+#ifndef INFER_SERVER_ENGINE_THREAD_H
+#define INFER_SERVER_ENGINE_THREAD_H
+
+#include "infer-server/engine/engine.h"
+#include "infer-server/engine/executor.h"
+#include "infer-server/engine/request.h"
+#include "infer-server/engine/weights_owner.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum kv_policy { KV_KEEP, KV_RECOMPUTE, KV_DRAIN };
+
+enum command_kind { COMMAND_RELOAD, COMMAND_FACTS };
+struct command {
+    enum command_kind kind;
+    struct command *next;
+    void *context;
+    char *folder; // RELOAD; owned
+    void (*reload_done)(void *context, enum status, const char *message, uint64_t version);
+    bool checksums; // FACTS
+    void (*facts_done)(void *context, const struct engine_bridge_facts *);
+};
+
+struct engine {
+    struct engine_options options; // with defaults filled in
+    enum kv_policy policy;
+    engine_event_fn on_event;
+    void *context;
+    struct model_config *config, *draft_config; // draft_config: NULL without a draft model
+    pthread_t thread;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; // opened, paused, failed; and the bell while there is no control page
+    bool opened;            // the device is open, or open_status says why not
+    enum status open_status;
+    char open_message[512];
+    struct engine_stats stats; // snapshot
+    struct request *inbox, **inbox_end;
+    int n_inside; // samples accepted and not ended
+    _Atomic uint64_t n_salts; // given to requests that are to share nothing
+    struct command *commands, **commands_end;
+    bool pause_wanted, paused, stopping;
+    int64_t stop_deadline_ns;
+    struct weights_owner *owner; // NULL while loading
+    int max_context;             // 0 while loading
+    _Atomic bool cancels;        // some sample's cancel flag was set
+
+    // the thread's
+    struct device *dev;
+    struct executor *executor;
+    struct engine_stats live;
+    bool draining; // the trainer waits for what is in flight to end
+    int64_t last_beat_ns, last_check_ns;
+};
+
+void *engine_thread(void *engine); // for pthread_create()
+
+#endif

@@ -1,0 +1,45 @@
+/* executor.h: runs steps: model, KV memory, scheduler and sampler under one roof. No threads, no
+ * bridge: whoever owns the device calls it at a time when the weights are whole.
+ *
+ * The engine's thread. Events (engine.h) are delivered from within executor_step() and the calls
+ * that end samples; after a request's last event it is the submitter's again. */
+#ifndef INFER_SERVER_EXECUTOR_H
+#define INFER_SERVER_EXECUTOR_H
+
+#include "common/model/model.h"
+#include "infer-server/engine/engine.h"
+#include "infer-server/engine/request.h"
+#include "infer-server/engine/scheduler.h"
+
+struct executor;
+
+// Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
+// kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
+// and the speculative ones. draft: the draft model's, or NULL.
+enum status executor_new(struct device *dev, const struct weights *weights,
+                         const struct weights *draft, const struct engine_options *options,
+                         engine_event_fn on_event, void *context, struct executor **ret);
+void executor_free(struct executor *x); // no samples in it
+
+int executor_max_context(const struct executor *x);
+
+// Takes a request over, or ends all its samples with FINISH_ERROR where there is no memory for it.
+void executor_add(struct executor *x, struct request *r);
+
+// One step under weights of this version, if there is something to do. ST_DEVICE: nothing came of
+// it.
+enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
+                          bool *ret_stepped);
+
+// The weights changed (scheduler_update).
+void executor_update(struct executor *x, uint64_t version, bool recompute);
+
+void executor_end_cancelled(struct executor *x); // samples whose `cancel` is set
+void executor_end_all(struct executor *x, enum finish_reason reason, const char *error);
+
+int executor_samples(const struct executor *x);   // in it
+int executor_in_flight(const struct executor *x); // of these, started
+// Sets the fields that it knows: all but state, version, updates, restores, pause, weight bytes.
+void executor_stats(const struct executor *x, struct engine_stats *stats);
+
+#endif

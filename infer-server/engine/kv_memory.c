@@ -1,0 +1,123 @@
+/* kv_memory.c: owns the keys and values of every sequence. The engine's thread only.
+ *
+ * The pool takes a share of the memory that is free after the weights and the model's scratch, so
+ * it is allocated last. Without a size it takes 30%: a trainer on the same device needs the larger
+ * part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free" there is
+ * memory that the system would otherwise use to cache files. */
+#include "infer-server/engine/kv_memory.h"
+#include <limits.h>
+#include <string.h>
+
+#define DEFAULT_PERCENT 30.0
+#define CPU_MOST_BYTES  ((int64_t)4 << 30)
+
+static enum status pool_bytes(struct device *dev, const struct kv_wish *wish, int64_t *ret)
+{
+    size_t available, total;
+    enum status st = device_memory(dev, &available, &total);
+    if (st != ST_OK) return st;
+    if (wish->bytes > 0) {
+        if ((uint64_t)wish->bytes > available)
+            return status_fail(ST_NO_MEMORY,
+                               "--kv-memory asks for %lld bytes, %s has %zu free; ask for less",
+                               (long long)wish->bytes, device_spec(dev), available);
+        *ret = wish->bytes;
+        return ST_OK;
+    }
+    double percent = wish->percent > 0 ? wish->percent : DEFAULT_PERCENT;
+    int64_t bytes = (int64_t)((double)available * percent / 100.0);
+    if (wish->percent <= 0 && device_kind(dev) == DEVICE_CPU && bytes > CPU_MOST_BYTES)
+        bytes = CPU_MOST_BYTES;
+    *ret = bytes;
+    return ST_OK;
+}
+
+int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size)
+{
+    return 2 * (int64_t)config->n_layers * block_size * config_kv_width(config) *
+           (int64_t)dtype_size(dt);
+}
+
+enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
+                            const struct model_config *config, enum dtype dt, int block_size,
+                            int n_blocks)
+{
+    enum status st = ST_OK;
+    const int64_t block_bytes = kv_memory_block_bytes(config, dt, block_size);
+    const size_t half = (size_t)n_blocks * (size_t)block_bytes / 2;
+    void *k = NULL, *v = NULL;
+    CHECK(device_alloc(dev, half, &k));
+    CHECK(device_alloc(dev, half, &v));
+    // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
+    // zeros keep NaN out of such sums.
+    device_fill(dev, k, 0, half);
+    device_fill(dev, v, 0, half);
+    m->dev = dev;
+    m->view = (struct kv_view){.k = k,
+                               .v = v,
+                               .layer_stride =
+                                   (int64_t)n_blocks * block_size * config_kv_width(config),
+                               .n_blocks = n_blocks,
+                               .block_size = block_size,
+                               .dt = dt};
+    m->n_layers = config->n_layers;
+    m->bytes_per_block = block_bytes;
+    return ST_OK;
+out:
+    device_release(dev, k);
+    device_release(dev, v);
+    return status_context(st, "KV cache");
+}
+
+enum status kv_memory_init(struct kv_memory *m, struct device *dev,
+                           const struct model_config *config, enum dtype dt,
+                           const struct kv_wish *wish, int *ret_context)
+{
+    memset(m, 0, sizeof *m);
+    enum status st = ST_OK;
+    const int64_t block_bytes =
+        kv_memory_block_bytes(config, dt, wish->block_size) + wish->beside;
+    int64_t bytes = 0;
+    CHECK(pool_bytes(dev, wish, &bytes));
+
+    int64_t blocks_wished = (wish->max_context + wish->block_size - 1) / wish->block_size;
+    int64_t n_blocks = bytes / block_bytes;
+    if (n_blocks > blocks_wished * wish->max_batch) n_blocks = blocks_wished * wish->max_batch;
+    if (n_blocks > INT32_MAX / wish->block_size) n_blocks = INT32_MAX / wish->block_size;
+    int context = wish->max_context;
+    if (n_blocks < blocks_wished) {
+        if (wish->context_is_firm || n_blocks < 1) {
+            st = status_fail(
+                ST_INVALID,
+                "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
+                "--max-context %d; give --kv-memory %lld or more, or a smaller "
+                "--max-context",
+                (long long)bytes, (long long)(n_blocks * wish->block_size), wish->max_context,
+                (long long)(blocks_wished * block_bytes));
+            goto out;
+        }
+        context = (int)(n_blocks * wish->block_size);
+    }
+    CHECK(kv_memory_alloc(m, dev, config, dt, wish->block_size, (int)n_blocks));
+    *ret_context = context;
+out:
+    return st;
+}
+
+void kv_memory_release(struct kv_memory *m)
+{
+    if (!m->dev) return;
+    device_release(m->dev, m->view.k);
+    device_release(m->dev, m->view.v);
+    memset(m, 0, sizeof *m);
+}
+
+void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
+{
+    const size_t layers = (size_t)m->n_layers, bytes = (size_t)m->bytes_per_block / 2 / layers;
+    const size_t pitch = (size_t)m->view.layer_stride * dtype_size(m->view.dt);
+    char *halves[] = {m->view.k, m->view.v};
+    for (int i = 0; i < 2; i++)
+        device_copy_2d(m->dev, halves[i] + (size_t)to * bytes, pitch,
+                       halves[i] + (size_t)from * bytes, pitch, bytes, layers);
+}

@@ -1,0 +1,114 @@
+/* request.c: owns a request's memory: prompt, samples, generated ids, block tables and their
+ * hashes. Everything a sample can ever need is allocated before it is queued, so that no step of
+ * the engine can run out of host memory half way. */
+#include "infer-server/engine/request.h"
+#include "infer-server/engine/sampler.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum status request_new(const int32_t *prompt, int n_prompt, const struct sampling *sampling,
+                        void *tag, struct request **ret)
+{
+    if (n_prompt < 1)
+        return status_fail(ST_INVALID, "the prompt is empty; give at least one token");
+    if (sampling->n < 1)
+        return status_fail(ST_INVALID, "n is %d; it must be at least 1", sampling->n);
+    struct request *r = calloc(1, sizeof *r);
+    if (!r) goto no_memory;
+    r->tag = tag;
+    r->sampling = *sampling;
+    r->n_prompt = n_prompt;
+    r->cached_tokens = -1;
+    r->prompt = malloc((size_t)n_prompt * sizeof *r->prompt);
+    r->samples = calloc((size_t)sampling->n, sizeof *r->samples);
+    if (!r->prompt || !r->samples) goto no_memory;
+    memcpy(r->prompt, prompt, (size_t)n_prompt * sizeof *r->prompt);
+    r->prompt_key = speculative_prompt_key(prompt, n_prompt);
+    for (int i = 0; i < sampling->n; i++) {
+        r->samples[i].request = r;
+        r->samples[i].index = i;
+        r->samples[i].stream = sampler_stream(sampling->seed, i);
+        r->samples[i].telemetry.prompt_tokens = n_prompt;
+    }
+    *ret = r;
+    return ST_OK;
+no_memory:
+    request_free(r);
+    return status_fail(ST_NO_MEMORY, "no memory for a request of %d tokens and n = %d", n_prompt,
+                       sampling->n);
+}
+
+enum status request_prepare(struct request *r, int block_size, uint64_t cache_salt)
+{
+    const int most = r->n_prompt + r->sampling.max_tokens;
+    const size_t n_blocks = (size_t)(most + block_size - 1) / (size_t)block_size;
+    r->full_blocks = r->n_prompt / block_size;
+    const size_t n_own = n_blocks - (size_t)r->full_blocks;
+    if (!r->hashes) r->hashes = malloc(((size_t)r->full_blocks + 1) * sizeof *r->hashes);
+    if (r->hashes) r->hashes[0] = (struct block_hash){.part = {cache_salt, 0}};
+    if (!r->hashes ||
+        !block_hash_chain(r->hashes, r->prompt, block_size, r->full_blocks, r->hashes + 1))
+        return status_fail(ST_NO_MEMORY, "no memory for the hashes of %d tokens", r->n_prompt);
+    for (int i = 0; i < r->sampling.n; i++) {
+        struct sample *s = &r->samples[i];
+        s->n_hashed = r->full_blocks;
+        if (!s->generated)
+            s->generated = malloc((size_t)r->sampling.max_tokens * sizeof *s->generated);
+        if (!s->blocks) s->blocks = malloc(n_blocks * sizeof *s->blocks);
+        if (!s->hashes) s->hashes = malloc(n_own * sizeof *s->hashes);
+        if (!s->generated || !s->blocks || !s->hashes)
+            return status_fail(ST_NO_MEMORY, "no memory for %d samples of %d tokens", r->sampling.n,
+                               most);
+    }
+    return ST_OK;
+}
+
+void request_free(struct request *r)
+{
+    if (!r) return;
+    for (int i = 0; r->samples && i < r->sampling.n; i++) {
+        free(r->samples[i].generated);
+        free(r->samples[i].blocks);
+        free(r->samples[i].hashes);
+    }
+    free(r->samples);
+    free(r->hashes);
+    free(r->prompt);
+    free(r);
+}
+
+void telemetry_count_drafts(struct sample_telemetry *t, const struct token_record *tokens, int n)
+{
+    int last_drafted = 0;
+    t->num_drafts = t->num_draft_tokens = t->num_accepted_tokens = t->draft_positions = 0;
+    memset(t->num_accepted_tokens_per_pos, 0, sizeof t->num_accepted_tokens_per_pos);
+    for (int i = 0; i < n; i++) {
+        if (tokens[i].drafted) {
+            last_drafted = tokens[i].drafted;
+            t->num_drafts++;
+            t->num_draft_tokens += last_drafted;
+            if (last_drafted > t->draft_positions) t->draft_positions = last_drafted;
+        }
+        if (!tokens[i].accepted_at) continue;
+        t->num_accepted_tokens++;
+        t->num_accepted_tokens_per_pos[tokens[i].accepted_at - 1]++;
+    }
+    // A step's tokens end with one that was not drafted, unless they were cut.
+    if (n > 0 && tokens[n - 1].accepted_at)
+        t->num_draft_tokens -= last_drafted - tokens[n - 1].accepted_at;
+}
+
+void *request_tag(const struct request *r)
+{
+    return r->tag;
+}
+
+void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens)
+{
+    const struct request *r = s->request;
+    for (int i = 0; i < n; i++) {
+        int position = first + i;
+        ret_tokens[i] =
+            position < r->n_prompt ? r->prompt[position] : s->generated[position - r->n_prompt];
+    }
+}

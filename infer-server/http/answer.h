@@ -1,0 +1,49 @@
+/* answer.h: the answers to requests for text, written from a generation: whole, or piece by piece
+ * as the client reads them. Loop's thread. */
+#ifndef INFER_SERVER_ANSWER_H
+#define INFER_SERVER_ANSWER_H
+
+#include "infer-server/http/generation.h"
+#include "infer-server/http/http.h"
+
+struct answer {
+    const struct api_model *model;
+    struct generation *generation;
+    int64_t created; // seconds since 1970
+    int unfinished;  // choices or lines of a stream that have not had their last piece
+};
+
+// OpenAI's answer objects, and the chunks of their streams (server-sent events). `overdue`: the
+// request has run into its time-out; the stream ends with an error.
+void openai_answer(struct answer *a, struct bytes *to);
+enum stream_state openai_stream(struct answer *a, bool overdue, struct bytes *to);
+
+// /v1/rollouts: one line a finished sample.
+enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *to);
+
+// /generate
+void generate_answer(struct answer *a, struct bytes *to);
+
+// "stop", "length", "abort", "error"; NULL while it runs
+const char *finish_name(enum finish_reason finish);
+// The text of one token by itself, appended ("token_id:N" where there is no tokenizer).
+void token_text(const struct api_model *model, int32_t token, struct bytes *to);
+// The drafts of a sample as {"num_drafts", ..., "acceptance_histogram"}; null where nothing was
+// drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
+void put_spec_decode(struct json_out *o, const struct sample_telemetry *t);
+// The keys of that object that a rollout's telemetry has too, into an open object.
+void put_draft_counts(struct json_out *o, const struct sample_telemetry *t);
+// What to tell the client of a sample that failed (500) or was cancelled by the engine (503).
+unsigned failure_code(const struct generation_sample *s, const char **ret_sentence);
+// Token ids from number `from` on, as a list.
+void put_token_ids(struct json_out *o, const struct generation_sample *s, int from);
+// "stop_reason", vLLM's: the stop string or the asked-for stop token that ended it, else null.
+void put_stop_reason(struct json_out *o, const struct answer *a, const struct generation_sample *s);
+
+// How every stream goes on. STREAM_MORE: *ret is the next sample with something to say.
+// STREAM_WAIT: there is none. STREAM_END: the stream is overdue, or that sample failed; the error
+// object has been written, between `before` and `after`.
+enum stream_state stream_next(struct answer *a, bool overdue, const char *before, const char *after,
+                              struct bytes *to, struct generation_sample **ret);
+
+#endif

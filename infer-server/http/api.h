@@ -1,0 +1,73 @@
+/* api.h: what a request for text asks for, read from its JSON body and checked in full, and the
+ * answers written from what was generated. Nothing here knows of sockets: the parsers take a body
+ * and facts about the model, the writers fill a byte buffer. Loop's thread (any single thread). */
+#ifndef INFER_SERVER_API_H
+#define INFER_SERVER_API_H
+
+#include "infer-server/engine/engine.h"
+#include "infer-server/http/spec_window.h"
+#include "infer-server/http/json_out.h"
+#include "infer-server/http/stop.h"
+#include "common/model/chat_template.h"
+#include "common/model/tokenizer.h"
+
+#define API_MAX_N        4096  // samples of one prompt
+#define API_MAX_PROMPTS  1024  // prompts or groups of one request
+#define API_MAX_SAMPLES  65536 // of one request
+#define API_MAX_LOGPROBS 20
+
+// The served model, as requests are checked against it.
+struct api_model {
+    const char *name; // what /v1/models lists and "model" must be
+    const char *folder;
+    const struct tokenizer *tokenizer; // NULL: token ids only
+    const struct chat_template *chat;  // NULL: chat is refused with why_no_chat
+    const char *why_no_chat;
+    int vocab_size;
+    int max_context; // tokens, prompt and completion together
+    // Defaults of the OpenAI endpoints: generation_config.json's.
+    double temperature, top_p, min_p;
+    int top_k;
+    int max_new_tokens; // 0: OpenAI's own
+};
+
+// Sets the defaults: neutral ones, and over them those of a generation_config.json (NULL: none),
+// where do_sample false is temperature 0. `where` names the file in errors.
+enum status api_model_read_defaults(const char *where, const json_t *generation_config,
+                                    struct api_model *ret);
+
+enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE };
+
+struct api_prompt {
+    int32_t *ids; // owned
+    int n_ids;
+    bool tokenised;   // by the server, from text
+    json_t *group_id; // rollouts: as the client gave it
+    int n;            // samples
+    uint64_t seed;
+};
+
+struct api_request {
+    char id[REQUEST_ID_BYTES]; // "cmpl-...", "chatcmpl-..."
+    enum api_kind kind;
+    int n_prompts, n_samples; // n_samples: of all prompts
+    struct api_prompt *prompts;
+    struct sampling sampling; // of all prompts, but for n and seed; max_tokens 0: up to the context
+    struct stop_set stop;
+    bool include_stop, skip_special;
+    bool stream, include_usage;
+    bool want_logprobs; // in the answer; sampling.logprobs then says how many alternatives
+    bool cut_active;    // top-k, top-p or min-p may cut the distribution
+    bool shorten;       // max_tokens is a default, and gives way to the context
+};
+
+// ST_FORMAT: not JSON; ST_INVALID, ST_UNSUPPORTED: a field, named in quotes by the sentence;
+// ST_NOT_FOUND: another model's name.
+enum status api_request_parse(enum api_kind kind, const struct api_model *model, const char *body,
+                              size_t len, struct api_request **ret);
+void api_request_free(struct api_request *r);
+
+// A seed nobody asked for: from the system's random numbers.
+uint64_t api_random_seed(void);
+
+#endif

@@ -1,0 +1,300 @@
+/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload, and the adapters'
+ * paths.
+ *
+ * What has to wait for a step boundary runs elsewhere: pausing in libuv's thread pool (engine_pause
+ * blocks), facts and reloading on the engine's thread, which calls back there. Each such job has a
+ * struct of its own that comes back to the loop; the exchange may have gone by then, and has cut
+ * the thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
+#include "infer-server/http/server_impl.h"
+#include "common/base/json.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAUSE_MS 10000
+
+struct job {
+    struct inbox_message message; // first
+    struct server *server;
+    struct exchange *exchange; // NULL once it is gone
+    uv_work_t work;
+    enum status status;
+    char sentence[512];
+    uint64_t version, canary;
+    int n_checksums;
+    uint64_t *checksums;
+    bool want_checksums;
+};
+
+static void on_close(void *attached, bool answered)
+{
+    (void)answered;
+    ((struct job *)attached)->exchange = NULL;
+}
+
+static struct job *job_new(struct server *s, struct exchange *x)
+{
+    struct job *j = calloc(1, sizeof *j);
+    if (!j) {
+        exchange_fail(x, 500, "server_error", "out of memory");
+        return NULL;
+    }
+    j->server = s;
+    j->exchange = x;
+    s->work++;
+    exchange_attach(x, j, on_close);
+    return j;
+}
+
+static void job_free(struct job *j)
+{
+    j->server->work--;
+    if (j->exchange) exchange_attach(j->exchange, NULL, NULL);
+    free(j->checksums);
+    free(j);
+}
+
+// A job that failed; its status and sentence came from another thread.
+static void answer_failure(struct job *j)
+{
+    status_fail(j->status, "%s", j->sentence);
+    if (j->exchange && j->status == ST_BUSY) // a trainer holds the lease
+        exchange_fail(j->exchange, 409, "conflict_error", j->sentence);
+    else if (j->exchange)
+        exchange_fail_status(j->exchange, j->status);
+    job_free(j);
+}
+
+// ---- facts -------------------------------------------------------------------------------------
+
+static json_t *control_json(struct engine *engine)
+{
+    struct control *control = engine_control(engine);
+    struct control_facts f;
+    if (!control) return json_null();
+    control_facts(control, &f);
+    return json_pack(
+        "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:s}",
+        "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
+        (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
+        f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms,
+        "owner_alive", (int)f.owner_alive, "writer_alive", (int)f.writer_alive, "quiet_requested",
+        (int)f.quiet_requested, "quiet_granted", (int)f.quiet_granted, "torn", (int)f.torn, "ended",
+        (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
+        "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot", f.snapshot);
+}
+
+static json_t *info_json(struct server *s, uint64_t version)
+{
+    struct engine_stats stats;
+    const char *detail;
+    engine_stats(s->engine, &stats);
+    const struct weights *w = engine_weights(s->engine);
+    const char *state = server_state(s, &stats, &detail);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status",
+                     state, "state_detail", detail, "model", s->model.name, "bridge",
+                     engine_bridge_path(s->engine), "socket", s->options->socket_path,
+                     "weight_version", (json_int_t)(version ? version : stats.weight_version),
+                     "paused", (int)s->paused, "exact", (int)s->options->engine.exact,
+                     "weight_bytes", (json_int_t)stats.weight_bytes, "num_tensors",
+                     w ? w->n_tensors : 0, "num_parameters", (json_int_t)(w ? w->n_parameters : 0),
+                     "control", control_json(s->engine));
+}
+
+static json_t *hex_json(uint64_t x)
+{
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, x);
+    return json_string(text);
+}
+
+static void facts_deliver(struct inbox_message *message)
+{
+    struct job *j = (struct job *)message;
+    if (j->status != ST_OK) {
+        answer_failure(j);
+        return;
+    }
+    if (j->exchange) {
+        json_t *info = info_json(j->server, j->version);
+        json_object_set_new(info, "canary", hex_json(j->canary));
+        if (j->want_checksums) {
+            json_t *sums = json_array();
+            for (int i = 0; i < j->n_checksums; i++)
+                json_array_append_new(sums, hex_json(j->checksums[i]));
+            json_object_set_new(info, "checksums", sums);
+        }
+        exchange_reply_json(j->exchange, 200, info);
+    }
+    job_free(j);
+}
+
+static void facts_done(void *context, const struct engine_bridge_facts *facts)
+{
+    struct job *j = context;
+    j->status = ST_OK;
+    if (facts && facts->checksums) {
+        j->checksums = malloc((size_t)facts->n_tensors * sizeof *j->checksums);
+        if (j->checksums)
+            memcpy(j->checksums, facts->checksums, (size_t)facts->n_tensors * sizeof *j->checksums);
+        j->n_checksums = facts->n_tensors;
+    }
+    if (facts) {
+        j->version = facts->version;
+        j->canary = facts->canary;
+    }
+    if (!facts || (facts->checksums && !j->checksums)) {
+        j->status = ST_DEVICE;
+        snprintf(j->sentence, sizeof j->sentence,
+                 "the engine could not read its weights (it is stopping, or its device failed)");
+    }
+    inbox_post(j->server->host.inbox, &j->message);
+}
+
+static bool asked(const struct exchange *x, const char *name)
+{
+    const char *value = exchange_query(x, name);
+    return value && strcmp(value, "0") != 0 && strcmp(value, "false") != 0;
+}
+
+void handle_bridge_info(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    bool checksums = asked(x, "checksums");
+    if (!checksums && !asked(x, "canary")) {
+        exchange_reply_json(x, 200, info_json(s, 0));
+        return;
+    }
+    struct engine_stats stats;
+    engine_stats(s->engine, &stats);
+    if (stats.state == ENGINE_LOADING) {
+        exchange_fail(x, 503, "unavailable_error", "the model is being loaded; try again later");
+        return;
+    }
+    struct job *j = job_new(s, x);
+    if (!j) return;
+    j->want_checksums = checksums;
+    j->message.deliver = facts_deliver;
+    enum status st = engine_bridge_facts(s->engine, checksums, facts_done, j);
+    if (st == ST_OK) return;
+    exchange_fail_status(x, st);
+    job_free(j);
+}
+
+// ---- pause and resume --------------------------------------------------------------------------
+
+static void answer_state(struct server *s, struct exchange *x, const char *status)
+{
+    struct engine_stats stats;
+    engine_stats(s->engine, &stats);
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:I}", "status", status, "weight_version",
+                                  (json_int_t)stats.weight_version));
+}
+
+static void run_pause(uv_work_t *work) // thread pool
+{
+    struct job *j = work->data;
+    j->status = engine_pause(j->server->engine, PAUSE_MS);
+    if (j->status != ST_OK) snprintf(j->sentence, sizeof j->sentence, "%s", status_message());
+}
+
+static void after_pause(uv_work_t *work, int cancelled)
+{
+    struct job *j = work->data;
+    if (cancelled != 0) {
+        j->status = ST_CANCELLED;
+        snprintf(j->sentence, sizeof j->sentence, "the server is stopping");
+    }
+    if (j->status != ST_OK) {
+        answer_failure(j);
+        return;
+    }
+    j->server->paused = true;
+    if (j->exchange) answer_state(j->server, j->exchange, "paused");
+    job_free(j);
+}
+
+void handle_bridge_pause(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    if (!server_is_open(s, x)) return;
+    struct job *j = job_new(s, x);
+    if (!j) return;
+    j->work.data = j;
+    int e = uv_queue_work(&s->loop, &j->work, run_pause, after_pause);
+    if (e == 0) return;
+    j->status = ST_IO;
+    snprintf(j->sentence, sizeof j->sentence, "cannot start a job: %s", uv_strerror(e));
+    answer_failure(j);
+}
+
+void handle_bridge_resume(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    enum status st = engine_resume(s->engine);
+    if (st != ST_OK) {
+        exchange_fail_status(x, st);
+        return;
+    }
+    s->paused = false;
+    answer_state(s, x, "resumed");
+}
+
+// ---- reload ------------------------------------------------------------------------------------
+
+static void reload_deliver(struct inbox_message *message)
+{
+    struct job *j = (struct job *)message;
+    if (j->status != ST_OK) {
+        answer_failure(j);
+        return;
+    }
+    if (j->exchange)
+        exchange_reply_json(j->exchange, 200,
+                            json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
+                                      (json_int_t)j->version));
+    job_free(j);
+}
+
+static void reload_done(void *context, enum status st, const char *sentence, uint64_t version)
+{
+    struct job *j = context;
+    j->status = st;
+    j->version = version;
+    snprintf(j->sentence, sizeof j->sentence, "%s", sentence ? sentence : "");
+    inbox_post(j->server->host.inbox, &j->message);
+}
+
+void handle_reload(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    size_t len;
+    const char *body = exchange_body(x, &len), *folder = s->model.folder;
+    json_t *object = NULL;
+    struct job *j = NULL;
+    enum status st = ST_OK;
+    if (!server_is_open(s, x)) return;
+    if (len > 0) { // without a body: the folder it was started with
+        CHECK(json_parse("request", body, len, &object));
+        CHECK(json_get_string("request", object, "model", &folder));
+    }
+    j = job_new(s, x);
+    if (!j) goto out;
+    j->message.deliver = reload_deliver;
+    CHECK(engine_reload(s->engine, folder, reload_done, j));
+    j = NULL;
+out:
+    if (st != ST_OK) exchange_fail_status(x, st);
+    if (j) job_free(j);
+    json_decref(object);
+}
+
+void handle_adapters(void *server, struct exchange *x)
+{
+    (void)server;
+    exchange_fail(
+        x, 501, "not_supported_error",
+        "adapters (LoRA) are not supported yet: this server serves the model's own weights");
+}

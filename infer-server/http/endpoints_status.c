@@ -1,0 +1,147 @@
+/* endpoints_status.c: /health, /v1/models, /metrics, /v1/spec_decode_stats. Loop's thread; the
+ * engine's facts are a snapshot (engine_stats), so that they are there however busy the engine is.
+ */
+#include "infer-server/http/server_impl.h"
+#include "common/base/clock.h"
+
+#include <string.h>
+
+const char *server_state(const struct server *s, const struct engine_stats *stats,
+                         const char **ret_detail)
+{
+    *ret_detail = stats->state_detail;
+    if (stats->state == ENGINE_FAILED) return "failed";
+    if (s->draining || stats->state == ENGINE_DRAINING) {
+        *ret_detail = "the server is stopping";
+        return "draining";
+    }
+    if (stats->state == ENGINE_TORN) return "torn";
+    // until max_context is known here (tick), requests cannot be checked
+    if (stats->state == ENGINE_LOADING || s->model.max_context == 0) {
+        *ret_detail = "the model is being loaded";
+        return "loading";
+    }
+    return "ok";
+}
+
+bool server_is_open(struct server *s, struct exchange *x)
+{
+    struct engine_stats stats;
+    const char *detail;
+    char sentence[400];
+    engine_stats(s->engine, &stats);
+    const char *state = server_state(s, &stats, &detail);
+    if (strcmp(state, "ok") == 0) return true;
+    snprintf(sentence, sizeof sentence, "%s: %s; try again later", state, detail);
+    exchange_fail(x, 503, "unavailable_error", sentence);
+    return false;
+}
+
+void handle_health(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    struct engine_stats stats;
+    const char *detail;
+    engine_stats(s->engine, &stats);
+    const char *state = server_state(s, &stats, &detail);
+    bool ok = strcmp(state, "ok") == 0;
+    if (!ok) exchange_header(x, "Retry-After", "1");
+    exchange_reply_json(x, ok ? 200 : 503,
+                        json_pack("{s:s, s:I, s:s, s:s, s:b, s:i, s:i, s:i, s:f}", "status", state,
+                                  "weight_version", (json_int_t)stats.weight_version, "model",
+                                  s->model.name, "state_detail", detail, "paused", (int)s->paused,
+                                  "running", stats.running, "waiting", stats.waiting, "max_context",
+                                  s->model.max_context, "uptime_seconds",
+                                  clock_ms_since(s->start_ns) / 1e3));
+}
+
+void handle_models(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:s, s:n, s:i}]}", "object",
+                                  "list", "data", "id", s->model.name, "object", "model", "created",
+                                  (json_int_t)s->start_s, "owned_by", "commonweight", "root",
+                                  s->model.folder, "parent", "max_model_len",
+                                  s->model.max_context));
+}
+
+void handle_metrics(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    struct engine_stats stats;
+    struct bytes text = BYTES_INIT;
+    engine_stats(s->engine, &stats);
+    const struct metrics_facts facts = {.model = s->model.name,
+                                        .engine = &stats,
+                                        .paused = s->paused,
+                                        .draining = s->draining,
+                                        .open_requests = http_open_exchanges(s->http)};
+    metrics_write(&s->metrics, &facts, &text);
+    exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
+}
+
+static void answer_request_drafts(const struct server *s, struct exchange *x, const char *id)
+{
+    struct bytes body = BYTES_INIT;
+    struct json_out out = {&body, false}, *o = &out;
+    const struct spec_window_entry *e = spec_window_find(&s->finished, id, NULL);
+    if (!e) {
+        char sentence[160];
+        snprintf(sentence, sizeof sentence,
+                 "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
+                 SPEC_WINDOW_SAMPLES, id);
+        exchange_fail(x, 404, "not_found_error", sentence);
+        return;
+    }
+    json_out_open(o, '{');
+    json_out_key(o, "id");
+    json_out_text(o, e->request_id);
+    json_out_key(o, "samples");
+    json_out_open(o, '[');
+    for (; e; e = spec_window_find(&s->finished, id, e)) {
+        json_out_open(o, '{');
+        json_out_key(o, "index");
+        json_out_int(o, e->choice);
+        json_out_key(o, "generated_tokens");
+        json_out_int(o, e->telemetry.generated_tokens);
+        put_draft_counts(o, &e->telemetry);
+        json_out_close(o, '}');
+    }
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+    bytes_puts(&body, "\n");
+    exchange_reply(x, 200, "application/json", &body);
+}
+
+// Totals since the start, as the engine verified them; with ?id= those of a finished request.
+void handle_spec_decode_stats(void *server, struct exchange *x)
+{
+    struct server *s = server;
+    struct engine_stats e;
+    const char *id = exchange_query(x, "id");
+    if (id) {
+        answer_request_drafts(s, x, id);
+        return;
+    }
+    engine_stats(s->engine, &e);
+    json_t *per_pos = json_array();
+    for (int i = 0; i < e.draft_positions; i++)
+        json_array_append_new(per_pos, json_integer((json_int_t)e.num_accepted_tokens_per_pos[i]));
+    json_t *rate = json_null(), *length = json_null();
+    if (e.num_draft_tokens > 0)
+        rate = json_real((double)e.num_accepted_tokens / (double)e.num_draft_tokens);
+    if (e.num_drafts > 0)
+        length = json_real(1 + (double)e.num_accepted_tokens / (double)e.num_drafts);
+    char method[64];
+    speculative_write(e.speculative, method);
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
+                  method, "num_speculative_tokens", speculative_most(e.speculative),
+                  "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
+                  (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
+                  (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos", per_pos,
+                  "accept_rate", rate, "mean_acceptance_length", length, "generated_tokens",
+                  (json_int_t)e.generated_tokens, "weight_version", (json_int_t)e.weight_version));
+}

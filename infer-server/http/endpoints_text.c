@@ -1,0 +1,136 @@
+/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h),
+ * then a generation; its answer is written when all is there, or as a stream while the client
+ * reads. Loop's thread. */
+#include "infer-server/http/server_impl.h"
+#include "common/base/clock.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+struct text_exchange {
+    struct server *server;
+    struct exchange *exchange; // outlives this
+    struct answer answer;
+};
+
+static void on_close(void *attached, bool answered)
+{
+    struct text_exchange *t = attached;
+    if (!answered) t->server->metrics.disconnects++;
+    generation_release(t->answer.generation);
+    free(t);
+}
+
+static void answer_whole(struct text_exchange *t)
+{
+    struct bytes body = BYTES_INIT;
+    if (generation_request(t->answer.generation)->kind == API_GENERATE)
+        generate_answer(&t->answer, &body);
+    else
+        openai_answer(&t->answer, &body);
+    exchange_reply(t->exchange, 200, "application/json", &body);
+}
+
+static void on_progress(void *context)
+{
+    struct text_exchange *t = context;
+    const struct generation_sample *failure = generation_failure(t->answer.generation);
+    const char *sentence;
+    if (generation_request(t->answer.generation)->stream) {
+        exchange_wake(t->exchange);
+    } else if (exchange_answered(t->exchange)) {
+        return;
+    } else if (failure) {
+        unsigned code = failure_code(failure, &sentence);
+        exchange_fail(t->exchange, code, "server_error", sentence);
+    } else if (generation_done(t->answer.generation)) {
+        answer_whole(t);
+    }
+}
+
+static enum stream_state produce_events(void *attached, struct exchange *x, struct bytes *to)
+{
+    return openai_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
+}
+
+static enum stream_state produce_lines(void *attached, struct exchange *x, struct bytes *to)
+{
+    return rollouts_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
+}
+
+static enum status check_room(const struct server *s, const struct api_request *r)
+{
+    int most = s->options->engine.max_batch + s->options->engine.max_queue;
+    if (r->n_samples <= most) return ST_OK;
+    return status_fail(
+        ST_INVALID,
+        "request: \"n\" over all prompts makes %d samples; this server takes at most "
+        "%d at once (--max-queue)",
+        r->n_samples, most);
+}
+
+static enum status begin(struct server *s, struct exchange *x, enum api_kind kind)
+{
+    size_t len;
+    const char *body = exchange_body(x, &len);
+    struct api_request *r = NULL;
+    enum status st = ST_OK;
+    struct text_exchange *t = calloc(1, sizeof *t);
+    if (!t) return status_fail(ST_NO_MEMORY, "out of memory");
+    t->server = s;
+    t->exchange = x;
+    t->answer.model = &s->model;
+    t->answer.created = clock_wall_s();
+    CHECK(api_request_parse(kind, &s->model, body, len, &r));
+    snprintf(r->id, sizeof r->id, "%s-%016" PRIx64, kind == API_CHAT ? "chatcmpl" : "cmpl",
+             api_random_seed());
+    t->answer.unfinished = r->n_samples;
+    st = check_room(s, r);
+    if (st != ST_OK) {
+        api_request_free(r);
+        goto out;
+    }
+    bool stream = r->stream;
+    CHECK(generation_start(&s->host, r, on_progress, t, &t->answer.generation));
+    exchange_attach(x, t, on_close);
+    if (kind == API_ROLLOUTS)
+        exchange_stream(x, "application/x-ndjson", produce_lines);
+    else if (stream)
+        exchange_stream(x, "text/event-stream; charset=utf-8", produce_events);
+    return ST_OK;
+out:
+    free(t);
+    return st;
+}
+
+static void handle(struct server *s, struct exchange *x, enum api_kind kind)
+{
+    if (!server_is_open(s, x)) {
+        s->metrics.refused++;
+        return;
+    }
+    enum status st = begin(s, x, kind);
+    if (st == ST_OK) return;
+    s->metrics.refused++;
+    exchange_fail_status(x, st);
+}
+
+void handle_completions(void *server, struct exchange *x)
+{
+    handle(server, x, API_COMPLETIONS);
+}
+
+void handle_chat(void *server, struct exchange *x)
+{
+    handle(server, x, API_CHAT);
+}
+
+void handle_rollouts(void *server, struct exchange *x)
+{
+    handle(server, x, API_ROLLOUTS);
+}
+
+void handle_generate(void *server, struct exchange *x)
+{
+    handle(server, x, API_GENERATE);
+}

@@ -1,0 +1,372 @@
+/* generation.c: from the engine's tokens to samples with text. The engine's thread copies an event
+ * into a message and posts it; all else happens on the loop's thread, so nothing here is locked.
+ *
+ * A stop string is looked for after every token, which is what makes tokens and text end together;
+ * the sample is then cancelled in the engine, and tokens that it still sends are dropped. A sample
+ * counts as ended when the engine says so, never before: its telemetry comes with that event. */
+#include "infer-server/http/generation.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct prompt_run { // tag of one engine request
+    struct generation *generation;
+    struct request *request; // NULL once it came back
+    int prompt, n_top;
+};
+
+struct generation {
+    struct generation_host *host;
+    struct api_request *request;
+    struct prompt_run *runs;           // (n_prompts)
+    struct generation_sample *samples; // (n_samples), those of a prompt together
+    int *first_sample;                 // (n_prompts)
+    int outstanding;                   // requests the engine holds
+    int ended;                         // samples
+    struct generation_sample *ready, **ready_last;
+    const struct generation_sample *failure;
+    void (*notify)(void *context);
+    void *context;
+    bool released;
+};
+
+// ---- the engine's thread -----------------------------------------------------------------------
+
+struct event_message {
+    struct inbox_message message;
+    struct generation_host *host;
+    struct prompt_run *run;
+    int sample, n_tokens;
+    enum finish_reason finish;
+    bool request_done, has_telemetry;
+    struct sample_telemetry telemetry;
+    char error[256];
+    struct token_record *tokens; // both lie behind this struct
+    struct top_logprob *top;
+};
+
+static void deliver(struct inbox_message *message);
+
+void generation_on_event(void *host_, const struct engine_event *event)
+{
+    struct generation_host *host = host_;
+    struct prompt_run *run = request_tag(event->request);
+    size_t n = (size_t)event->n_tokens, n_top = event->top ? n * (size_t)run->n_top : 0;
+    struct event_message *m = calloc(1, sizeof *m + n * sizeof *m->tokens + n_top * sizeof *m->top);
+    if (!m) {
+        __atomic_store_n(&host->lost_event, true, __ATOMIC_RELAXED);
+        return;
+    }
+    m->message.deliver = deliver;
+    m->host = host;
+    m->run = run;
+    m->sample = event->sample;
+    m->n_tokens = event->n_tokens;
+    m->finish = event->finish;
+    m->request_done = event->request_done;
+    m->tokens = (struct token_record *)(m + 1);
+    m->top = (struct top_logprob *)(m->tokens + n);
+    if (n) memcpy(m->tokens, event->tokens, n * sizeof *m->tokens);
+    if (n_top) memcpy(m->top, event->top, n_top * sizeof *m->top);
+    if (!n_top) m->top = NULL;
+    if (event->telemetry) {
+        m->has_telemetry = true;
+        m->telemetry = *event->telemetry;
+    }
+    if (event->error) snprintf(m->error, sizeof m->error, "%s", event->error);
+    inbox_post(host->inbox, &m->message);
+}
+
+// ---- the loop's thread -------------------------------------------------------------------------
+
+static void sample_release(struct generation_sample *s)
+{
+    generation_sample_clear(s);
+    detokenizer_free(s->detokenizer);
+    free(s->error);
+}
+
+void generation_sample_clear(struct generation_sample *s)
+{
+    free(s->tokens);
+    free(s->top);
+    free(s->text_at);
+    bytes_release(&s->text);
+    s->tokens = NULL;
+    s->top = NULL;
+    s->text_at = NULL;
+    s->n = s->cap = 0;
+    s->safe = 0;
+}
+
+static void generation_free(struct generation *g)
+{
+    if (!g) return;
+    for (int i = 0; g->runs && i < g->request->n_prompts; i++) request_free(g->runs[i].request);
+    for (int i = 0; g->samples && i < g->request->n_samples; i++) sample_release(&g->samples[i]);
+    api_request_free(g->request);
+    free(g->runs);
+    free(g->samples);
+    free(g->first_sample);
+    free(g);
+}
+
+static bool grow(struct generation_sample *s, int n_top)
+{
+    if (s->n < s->cap) return true;
+    int cap = s->cap ? s->cap * 2 : 32;
+    struct token_record *tokens = realloc(s->tokens, (size_t)cap * sizeof *tokens);
+    if (tokens) s->tokens = tokens;
+    int *text_at = realloc(s->text_at, (size_t)cap * sizeof *text_at);
+    if (text_at) s->text_at = text_at;
+    struct top_logprob *top = s->top;
+    if (n_top > 0) top = realloc(s->top, (size_t)cap * (size_t)n_top * sizeof *top);
+    if (top) s->top = top;
+    if (!tokens || !text_at || (n_top > 0 && !top)) return false;
+    s->cap = cap;
+    return true;
+}
+
+static int count_characters(const char *text, size_t len)
+{
+    int n = 0;
+    for (size_t i = 0; i < len; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return n;
+}
+
+static void make_ready(struct generation *g, struct generation_sample *s)
+{
+    if (s->queued) return;
+    s->queued = true;
+    s->next_ready = NULL;
+    *g->ready_last = s;
+    g->ready_last = &s->next_ready;
+}
+
+// New text stands at the end of s->text: looks for stop strings in it.
+static void scan_text(struct generation *g, struct generation_sample *s)
+{
+    const struct stop_set *stop = &g->request->stop;
+    int which;
+    size_t at;
+    if (stop->n == 0 || s->n < g->request->sampling.min_tokens) {
+        s->scanned = s->safe = s->text.len;
+        return;
+    }
+    if (stop_find(stop, bytes_text(&s->text), s->text.len, s->scanned, &which, &at)) {
+        size_t end = at + stop->lengths[which];
+        s->stop_string = stop->strings[which];
+        if (at < s->safe) at = s->safe; // it began before min_tokens, in text that may be out
+        s->text.len = g->request->include_stop ? end : at;
+        s->text.data[s->text.len] = 0;
+        s->scanned = s->safe = s->text.len;
+        s->stopped = true;
+        return;
+    }
+    s->scanned = s->text.len;
+    s->safe = s->text.len - stop_hold(stop, bytes_text(&s->text), s->text.len);
+}
+
+static enum status add_token(struct generation *g, struct generation_sample *s,
+                             const struct token_record *token, const struct top_logprob *top,
+                             bool has_text)
+{
+    int n_top = g->runs[s->prompt].n_top;
+    if (!grow(s, n_top)) return status_fail(ST_NO_MEMORY, "out of memory");
+    s->tokens[s->n] = *token;
+    s->text_at[s->n] = s->chars;
+    if (n_top > 0 && top)
+        memcpy(s->top + (size_t)s->n * (size_t)n_top, top, (size_t)n_top * sizeof *top);
+    s->n++;
+    if (!s->detokenizer || !has_text) return ST_OK;
+    size_t before = s->text.len;
+    enum status st = detokenizer_push(s->detokenizer, token->token, &s->text);
+    if (st == ST_OK) st = bytes_status(&s->text);
+    if (st != ST_OK || s->text.len == before) return st;
+    s->chars += count_characters(s->text.data + before, s->text.len - before);
+    scan_text(g, s);
+    return ST_OK;
+}
+
+static void fail_sample(struct generation_sample *s, const char *sentence)
+{
+    s->finish = FINISH_ERROR;
+    free(s->error);
+    s->error = strdup(sentence);
+}
+
+static void end_sample(struct generation *g, struct generation_sample *s,
+                       const struct event_message *m)
+{
+    if (s->detokenizer && !s->stopped && s->finish == FINISH_NONE) {
+        size_t before = s->text.len;
+        detokenizer_flush(s->detokenizer, &s->text);
+        if (s->text.len > before) scan_text(g, s);
+    }
+    detokenizer_free(s->detokenizer);
+    s->detokenizer = NULL;
+    s->safe = s->text.len;
+    if (m->has_telemetry) s->telemetry = m->telemetry;
+    if (s->finish == FINISH_NONE) s->finish = s->stopped ? FINISH_STOP : m->finish;
+    if (s->finish == FINISH_ERROR && !s->error)
+        fail_sample(s, m->error[0] ? m->error : "generation failed");
+    // the engine may have gone a step or two past a stop string
+    if (s->n < s->telemetry.generated_tokens) {
+        s->telemetry.generated_tokens = s->n;
+        telemetry_count_drafts(&s->telemetry, s->tokens, s->n);
+    }
+    if (s->n > 0) s->telemetry.weight_version_last = s->tokens[s->n - 1].weight_version;
+    if ((s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED) && !g->failure) g->failure = s;
+    g->ended++;
+    metrics_sample(g->host->metrics, s->finish, &s->telemetry);
+    spec_window_add(g->host->finished, g->request->id, s->choice, &s->telemetry);
+}
+
+static void take_tokens(struct generation *g, struct generation_sample *s,
+                        const struct event_message *m)
+{
+    int n_top = g->runs[s->prompt].n_top;
+    for (int i = 0; i < m->n_tokens && !s->stopped && s->finish == FINISH_NONE; i++) {
+        // the token that stopped it is no part of the text
+        bool is_stop = m->finish == FINISH_STOP && i == m->n_tokens - 1;
+        const struct top_logprob *top = m->top ? m->top + (size_t)i * (size_t)n_top : NULL;
+        if (is_stop) s->stop_token = m->tokens[i].token;
+        enum status st = add_token(g, s, &m->tokens[i], top, !is_stop);
+        if (st != ST_OK) fail_sample(s, status_message());
+    }
+    bool over = s->stopped || s->finish != FINISH_NONE;
+    if (over && m->finish == FINISH_NONE)
+        engine_cancel(g->host->engine, g->runs[s->prompt].request, s->index);
+}
+
+static void deliver(struct inbox_message *message)
+{
+    struct event_message *m = (struct event_message *)message;
+    struct generation *g = m->run->generation;
+    struct generation_sample *s = &g->samples[g->first_sample[m->run->prompt] + m->sample];
+    bool was_over = s->stopped || s->finish != FINISH_NONE;
+    if (!was_over) take_tokens(g, s, m);
+    if (m->finish != FINISH_NONE) end_sample(g, s, m);
+    bool ended = m->finish != FINISH_NONE;
+    if (!g->released && (ended || (g->request->kind != API_ROLLOUTS && !was_over)))
+        make_ready(g, s);
+    if (m->request_done) {
+        request_free(m->run->request);
+        m->run->request = NULL;
+        if (--g->outstanding == 0) g->host->live--;
+    }
+    free(m);
+    if (g->released) {
+        if (g->outstanding == 0) generation_free(g);
+    } else {
+        g->notify(g->context);
+    }
+}
+
+static enum status make_samples(struct generation *g, struct api_request *r)
+{
+    const struct tokenizer *tokenizer = g->host->tokenizer;
+    enum status st = ST_OK;
+    g->runs = calloc((size_t)r->n_prompts, sizeof *g->runs);
+    g->samples = calloc((size_t)r->n_samples, sizeof *g->samples);
+    g->first_sample = calloc((size_t)r->n_prompts, sizeof *g->first_sample);
+    if (!g->runs || !g->samples || !g->first_sample)
+        return status_fail(ST_NO_MEMORY, "out of memory");
+    for (int p = 0, choice = 0; p < r->n_prompts; p++) {
+        g->runs[p] =
+            (struct prompt_run){.generation = g,
+                                .prompt = p,
+                                .n_top = r->sampling.logprobs > 0 ? r->sampling.logprobs : 0};
+        g->first_sample[p] = choice;
+        for (int i = 0; i < r->prompts[p].n; i++, choice++) {
+            struct generation_sample *s = &g->samples[choice];
+            s->prompt = p;
+            s->index = i;
+            s->choice = choice;
+            s->stop_token = -1;
+            if (tokenizer) CHECK(detokenizer_new(tokenizer, r->skip_special, &s->detokenizer));
+        }
+    }
+out:
+    return st;
+}
+
+enum status generation_start(struct generation_host *host, struct api_request *request,
+                             void (*notify)(void *context), void *context, struct generation **ret)
+{
+    enum status st;
+    struct generation *g = calloc(1, sizeof *g);
+    if (!g) {
+        api_request_free(request);
+        return status_fail(ST_NO_MEMORY, "out of memory");
+    }
+    g->host = host;
+    g->request = request;
+    g->notify = notify;
+    g->context = context;
+    g->ready_last = &g->ready;
+    CHECK(make_samples(g, request));
+    for (int p = 0; p < request->n_prompts; p++) {
+        struct sampling sampling = request->sampling;
+        sampling.n = request->prompts[p].n;
+        sampling.seed = request->prompts[p].seed;
+        CHECK(request_new(request->prompts[p].ids, request->prompts[p].n_ids, &sampling,
+                          &g->runs[p], &g->runs[p].request));
+    }
+    for (int p = 0; p < request->n_prompts; p++) {
+        CHECK(engine_submit(host->engine, g->runs[p].request));
+        if (g->outstanding++ == 0) host->live++;
+    }
+    *ret = g;
+    return ST_OK;
+out:
+    // prompts already submitted are cancelled, and the memory goes when they have come back
+    for (int p = g->outstanding; g->runs && p < request->n_prompts; p++) {
+        request_free(g->runs[p].request);
+        g->runs[p].request = NULL;
+    }
+    generation_release(g);
+    return st;
+}
+
+void generation_release(struct generation *g)
+{
+    if (!g) return;
+    g->released = true;
+    if (g->outstanding == 0) {
+        generation_free(g);
+        return;
+    }
+    for (int p = 0; p < g->request->n_prompts; p++)
+        if (g->runs[p].request) engine_cancel(g->host->engine, g->runs[p].request, -1);
+}
+
+const struct api_request *generation_request(const struct generation *g)
+{
+    return g->request;
+}
+
+bool generation_done(const struct generation *g)
+{
+    return g->ended == g->request->n_samples;
+}
+
+struct generation_sample *generation_samples(struct generation *g)
+{
+    return g->samples;
+}
+
+struct generation_sample *generation_next(struct generation *g)
+{
+    struct generation_sample *s = g->ready;
+    if (!s) return NULL;
+    g->ready = s->next_ready;
+    if (!g->ready) g->ready_last = &g->ready;
+    s->queued = false;
+    return s;
+}
+
+const struct generation_sample *generation_failure(const struct generation *g)
+{
+    return g->failure;
+}

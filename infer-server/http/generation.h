@@ -1,0 +1,72 @@
+/* generation.h: one request for text while it is being generated: the engine's requests behind it
+ * (one a prompt), and for each sample its tokens, its text up to a stop string, and how it ended.
+ * Loop's thread, but for generation_on_event(), which the engine calls on its own.
+ *
+ * A reader takes samples from the ready list when its client has room for more. What a slow client
+ * has not read stays here as tokens, so what is held back is bounded by max_tokens. */
+#ifndef INFER_SERVER_GENERATION_H
+#define INFER_SERVER_GENERATION_H
+
+#include "infer-server/http/api.h"
+#include "infer-server/http/inbox.h"
+#include "infer-server/http/metrics.h"
+
+struct generation;
+
+struct generation_sample {
+    int prompt, index;           // of the prompt: 0..n-1
+    int choice;                  // over all prompts
+    struct token_record *tokens; // (n), up to the one that completed a stop string
+    struct top_logprob *top;     // (n, sampling.logprobs)
+    int *text_at;                // (n) characters of text before each token
+    int n, cap;
+    struct bytes text;                 // without the stop string
+    size_t safe;                       // bytes of text that no stop string can claim any more
+    const char *stop_string;           // that ended it, or NULL
+    int32_t stop_token;                // that ended it, or -1
+    enum finish_reason finish;         // FINISH_NONE: runs
+    struct sample_telemetry telemetry; // once it has ended
+    char *error;                       // sentence, for FINISH_ERROR
+    // how much a streaming reader has given out
+    int sent_tokens;
+    size_t sent_text;
+    bool sent_head;
+    // its own
+    struct detokenizer *detokenizer;
+    size_t scanned;
+    int chars;
+    bool queued, stopped;
+    struct generation_sample *next_ready;
+};
+
+struct generation_host { // what a generation needs of its server
+    struct engine *engine;
+    struct inbox *inbox;
+    struct metrics *metrics;
+    struct spec_window *finished;
+    const struct tokenizer *tokenizer; // NULL: samples have no text
+    int live;                          // generations that the engine still works for
+    bool lost_event;                   // an event could not be kept for want of memory: fatal
+};
+
+// Submits every prompt. Takes the request over, also where it fails. notify() is called on the
+// loop's thread when a sample became ready or ended.
+enum status generation_start(struct generation_host *host, struct api_request *request,
+                             void (*notify)(void *context), void *context, struct generation **ret);
+// Nobody waits for it any more: cancels what runs; it goes when the engine has given all back.
+void generation_release(struct generation *g);
+
+const struct api_request *generation_request(const struct generation *g);
+bool generation_done(const struct generation *g);                   // every sample has ended
+struct generation_sample *generation_samples(struct generation *g); // (request->n_samples)
+// Next sample with something new (rollouts: that has ended), or NULL. In order of events.
+struct generation_sample *generation_next(struct generation *g);
+// The first sample that ended with an error or was cancelled by the engine; NULL if none.
+const struct generation_sample *generation_failure(const struct generation *g);
+// Frees what a finished sample holds, once it was given out.
+void generation_sample_clear(struct generation_sample *s);
+
+// The engine's callback; context is the struct generation_host.
+void generation_on_event(void *host, const struct engine_event *event);
+
+#endif

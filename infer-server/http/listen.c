@@ -1,0 +1,197 @@
+/* listen.c: listening sockets, made before anything else starts (main thread). */
+#include "infer-server/http/listen.h"
+#include "common/base/file.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <limits.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define BACKLOG 512
+
+static enum status make_parent(const char *path)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    struct stat info;
+    if (!slash || slash == path) return ST_OK;
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    if (stat(folder, &info) == 0) return ST_OK;
+    mode_t mask = umask(0077);
+    enum status st = file_make_folders(folder);
+    umask(mask);
+    return st;
+}
+
+static enum status take_lock(const char *path, int *ret_fd)
+{
+    char lock[128];
+    struct stat by_name, by_fd;
+    snprintf(lock, sizeof lock, "%s.lock", path);
+    for (;;) {
+        int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0) return status_fail(ST_IO, "%s: %s", lock, strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+            close(fd);
+            return status_fail(ST_BUSY,
+                               "%s: another daemon already serves there; stop it, or give this one "
+                               "its own --socket and --bridge",
+                               path);
+        }
+        // its last holder removes the file: the lock counts only if the name still leads to it
+        if (fstat(fd, &by_fd) == 0 && stat(lock, &by_name) == 0 && by_fd.st_ino == by_name.st_ino) {
+            *ret_fd = fd;
+            return ST_OK;
+        }
+        close(fd);
+    }
+}
+
+static bool somebody_answers(const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool answers =
+        fd >= 0 &&
+        (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
+    if (fd >= 0) close(fd);
+    return answers;
+}
+
+static enum status bind_unix(const char *path, int *ret_fd)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct stat info;
+    strcpy(address.sun_path, path); // its length was checked
+    if (somebody_answers(&address))
+        return status_fail(ST_BUSY,
+                           "%s: another program already serves there; stop it or choose "
+                           "another --socket",
+                           path);
+    if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
+        return status_fail(ST_INVALID, "%s exists and is not a socket; choose another --socket",
+                           path);
+    unlink(path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return status_fail(ST_IO, "cannot create a socket: %s", strerror(errno));
+    mode_t mask = umask(0177);
+    int e = bind(fd, (struct sockaddr *)&address, sizeof address);
+    umask(mask);
+    if (e != 0 || listen(fd, BACKLOG) != 0) {
+        e = errno;
+        close(fd);
+        return status_fail(ST_IO, "%s: cannot listen: %s", path, strerror(e));
+    }
+    *ret_fd = fd;
+    return ST_OK;
+}
+
+enum status unix_listen(const char *path, struct unix_listener *ret)
+{
+    struct unix_listener l = {.fd = -1, .lock_fd = -1};
+    enum status st;
+    if (strlen(path) >= sizeof l.path)
+        return status_fail(ST_INVALID, "--socket %s: a socket's path has at most %zu bytes", path,
+                           sizeof l.path - 1);
+    strcpy(l.path, path);
+    CHECK(make_parent(path));
+    CHECK(take_lock(path, &l.lock_fd));
+    CHECK(bind_unix(path, &l.fd));
+    *ret = l;
+    return ST_OK;
+out:
+    if (l.lock_fd >= 0) close(l.lock_fd);
+    return st;
+}
+
+void unix_listener_close(struct unix_listener *l)
+{
+    if (l->lock_fd < 0) return;
+    char lock[128];
+    snprintf(lock, sizeof lock, "%s.lock", l->path);
+    unlink(l->path);
+    unlink(lock);
+    close(l->lock_fd);
+    if (l->fd >= 0) close(l->fd);
+    l->fd = l->lock_fd = -1;
+}
+
+static bool is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return (ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24) == 127;
+    if (address->sa_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
+    return false;
+}
+
+static enum status split_address(const char *address, char host[256], char port[16])
+{
+    const char *colon = strrchr(address, ':');
+    size_t n = colon ? (size_t)(colon - address) : 0;
+    bool digits = colon && colon[1] && strlen(colon + 1) <= 5 &&
+                  strspn(colon + 1, "0123456789") == strlen(colon + 1) && atoi(colon + 1) <= 65535;
+    if (!digits || n >= 256)
+        return status_fail(ST_INVALID, "--listen %s: give HOST:PORT, as 127.0.0.1:8000", address);
+    bool brackets = n >= 2 && address[0] == '[' && address[n - 1] == ']';
+    if (brackets) {
+        address++;
+        n -= 2;
+    }
+    snprintf(host, 256, "%.*s", (int)n, address);
+    if (n == 0) strcpy(host, "127.0.0.1");
+    snprintf(port, 16, "%s", colon + 1);
+    return ST_OK;
+}
+
+static int port_of(int fd)
+{
+    struct sockaddr_storage bound;
+    socklen_t size = sizeof bound;
+    if (getsockname(fd, (struct sockaddr *)&bound, &size) != 0) return 0;
+    return ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                             : ((struct sockaddr_in *)&bound)->sin_port);
+}
+
+enum status tcp_listen(const char *address, bool may_be_public, int *ret_fd, int *ret_port)
+{
+    char host[256], port[16];
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
+    int fd = -1, yes = 1;
+    enum status st;
+    CHECK(split_address(address, host, port));
+    int e = getaddrinfo(host, port, &hints, &found);
+    if (e != 0) {
+        st = status_fail(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
+        goto out;
+    }
+    if (!is_loopback(found->ai_addr) && !may_be_public) {
+        st = status_fail(ST_INVALID,
+                         "--listen %s is open to other machines: that needs --api-key-file (or "
+                         "listen on 127.0.0.1)",
+                         address);
+        goto out;
+    }
+    fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+        bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
+        st = status_fail(ST_IO, "--listen %s: %s", address, strerror(errno));
+        goto out;
+    }
+    *ret_port = port_of(fd);
+    *ret_fd = fd;
+    fd = -1;
+out:
+    if (fd >= 0) close(fd);
+    if (found) freeaddrinfo(found);
+    return st;
+}

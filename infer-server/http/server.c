@@ -1,0 +1,314 @@
+/* server.c: start, loop, drain and stop of the daemon. One thread, which calls everything in this
+ * folder but the engine's own files.
+ *
+ * A tick every 100 ms looks at the engine's state: tells systemd when the model is loaded, that the
+ * loop and the engine are alive (watchdog), and how a drain gets on. Stopping has two parts: while
+ * draining, requests under way go on, new ones get 503, and /health says "draining"; after the last
+ * one, or --drain-timeout, or a second signal, connections are closed, the engine ends, and what it
+ * still says is delivered to nobody, so that everything is freed in one place. */
+#include "infer-server/http/server_impl.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <systemd/sd-daemon.h>
+
+#define TICK_MS      100
+#define FAILED_MS    2000 // for clients to read their errors after the engine failed
+#define STUCK_MIN_MS 30000
+
+static const struct http_route routes[] = {
+    {"GET", "/health", handle_health, true},
+    {"GET", "/v1/models", handle_models, false},
+    {"POST", "/v1/completions", handle_completions, false},
+    {"POST", "/v1/chat/completions", handle_chat, false},
+    {"POST", "/v1/rollouts", handle_rollouts, false},
+    {"POST", "/generate", handle_generate, false},
+    {"GET", "/metrics", handle_metrics, false},
+    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, false},
+    {"GET", "/bridge/info", handle_bridge_info, false},
+    {"POST", "/bridge/pause", handle_bridge_pause, false},
+    {"POST", "/bridge/resume", handle_bridge_resume, false},
+    {"POST", "/reload", handle_reload, false},
+    {"POST", "/v1/load_lora_adapter", handle_adapters, false},
+    {"POST", "/v1/unload_lora_adapter", handle_adapters, false},
+    {"POST", "/lora/load", handle_adapters, false},
+    {"POST", "/lora/unload", handle_adapters, false},
+    {"GET", "/lora/status", handle_adapters, false},
+    {NULL, NULL, NULL, false},
+};
+
+// ---- the model's facts -------------------------------------------------------------------------
+
+// Sampling defaults of the OpenAI endpoints.
+static enum status read_generation_config(struct server *s, const char *folder)
+{
+    char *path = path_join(folder, "generation_config.json");
+    json_t *object = NULL;
+    enum status st = ST_OK;
+    if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
+    if (file_exists(path)) CHECK(json_read_file(path, 1 << 20, &object));
+    CHECK(api_model_read_defaults(path, object, &s->model));
+    double repetition = 1;
+    CHECK(json_get_double(path, object, "repetition_penalty", 0, 100, &repetition));
+    if (repetition != 1)
+        log_warn("%s: repetition_penalty %g is not applied: it is no part of the model's "
+                 "distribution",
+                 path, repetition);
+out:
+    json_decref(object);
+    free(path);
+    return st;
+}
+
+// A draft is a token id: it must mean the same to both models.
+static enum status check_draft_tokenizer(const struct server *s)
+{
+    const char *folder = s->options->engine.draft_folder;
+    struct tokenizer *draft = NULL;
+    enum status st = ST_OK;
+    char *path = folder ? path_join(folder, "tokenizer.json") : NULL;
+    if (!path || !file_exists(path)) goto out;
+    CHECK(tokenizer_load(folder, &draft));
+    for (int id = 0; id < tokenizer_vocab_size(draft) && st == ST_OK; id++) {
+        const char *theirs = tokenizer_token(draft, id), *ours = tokenizer_token(s->tokenizer, id);
+        if (theirs && (!ours || strcmp(theirs, ours) != 0))
+            st = status_fail(ST_MISMATCH,
+                             "--draft %s: token %d is \"%s\" there and \"%s\" in %s; a draft model "
+                             "must be of the same tokenizer",
+                             folder, id, theirs, ours ? ours : "(none)",
+                             s->options->engine.model_folder);
+    }
+out:
+    tokenizer_free(draft);
+    free(path);
+    return st;
+}
+
+static enum status read_tokenizer(struct server *s, const char *folder)
+{
+    char *path = path_join(folder, "tokenizer.json");
+    enum status st = ST_OK;
+    if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
+    bool found = file_exists(path);
+    free(path);
+    if (!found) {
+        log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text",
+                 folder);
+        return ST_OK;
+    }
+    st = tokenizer_load(folder, &s->tokenizer);
+    if (st == ST_OK) st = check_draft_tokenizer(s);
+    if (st != ST_OK) return st;
+    const char *name = s->options->chat_template;
+    st = chat_template_find(folder, name, &s->chat);
+    if (st == ST_OK || name) return st;
+    snprintf(s->why_no_chat, sizeof s->why_no_chat, "%s", status_message());
+    log_warn("chat is off: %s", s->why_no_chat);
+    return ST_OK;
+}
+
+static void name_model(struct server *s, const char *folder)
+{
+    const char *end = folder + strlen(folder), *start;
+    while (end > folder + 1 && end[-1] == '/') end--;
+    for (start = end; start > folder && start[-1] != '/'; start--) {
+    }
+    if (s->options->model_name)
+        snprintf(s->model_name, sizeof s->model_name, "%s", s->options->model_name);
+    else
+        snprintf(s->model_name, sizeof s->model_name, "%.*s", (int)(end - start), start);
+}
+
+static enum status read_model(struct server *s)
+{
+    enum status st;
+    const char *folder = s->options->engine.model_folder;
+    name_model(s, folder);
+    CHECK(read_generation_config(s, folder));
+    CHECK(read_tokenizer(s, folder));
+    s->model.name = s->model_name;
+    s->model.folder = folder;
+    s->model.tokenizer = s->host.tokenizer = s->tokenizer;
+    s->model.chat = s->chat;
+    s->model.why_no_chat = s->why_no_chat;
+out:
+    return st;
+}
+
+// ---- the tick ----------------------------------------------------------------------------------
+
+// The engine goes round: it beats between steps, idle or not, and while it waits for a trainer's
+// update. It does not beat while it loads weights itself, which may take minutes: by its state, or
+// with the version odd.
+static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
+{
+    struct control *control = engine_control(s->engine);
+    struct control_facts facts;
+    if (!control || stats->state != ENGINE_OK || control_version(control) & 1) return true;
+    control_facts(control, &facts);
+    return facts.owner_heartbeat_age_ms < fmax(STUCK_MIN_MS, (double)s->watchdog_ms);
+}
+
+static void tell_systemd(struct server *s, const struct engine_stats *stats)
+{
+    const char *detail, *state = server_state(s, stats, &detail);
+    if (!s->ready_told && strcmp(state, "ok") == 0) {
+        s->ready_told = true;
+        sd_notifyf(0, "READY=1\nSTATUS=serving %s", s->model.name);
+        log_info("ready: %s, context %d tokens, weight version %llu", s->model.name,
+                 s->model.max_context, (unsigned long long)stats->weight_version);
+    } else if (stats->state == ENGINE_LOADING) {
+        sd_notifyf(0, "STATUS=loading %s\nEXTEND_TIMEOUT_USEC=30000000", s->model.name);
+    } else if (stats->state != s->seen_state) {
+        sd_notifyf(0, "STATUS=%s %s", state, detail);
+    }
+    s->seen_state = stats->state;
+    bool due = clock_ms_since(s->watchdog_told_ns) >= (double)s->watchdog_ms / 3;
+    if (s->watchdog_ms > 0 && due && engine_is_alive(s, stats)) {
+        sd_notify(0, "WATCHDOG=1");
+        s->watchdog_told_ns = clock_now_ns();
+    }
+}
+
+static void begin_drain(struct server *s, int64_t ms)
+{
+    s->draining = true;
+    s->drain_deadline_ns = clock_deadline_ns(ms);
+}
+
+static void go_on_draining(struct server *s)
+{
+    bool idle = http_open_exchanges(s->http) == 0 && s->host.live == 0;
+    bool overdue = clock_now_ns() >= s->drain_deadline_ns;
+    if (!idle && !overdue) return;
+    if (!idle) log_warn("stopping with %d requests unfinished", http_open_exchanges(s->http));
+    uv_stop(&s->loop);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+    struct engine_stats stats;
+    engine_stats(s->engine, &stats);
+    if (s->model.max_context == 0) s->model.max_context = engine_max_context(s->engine);
+    tell_systemd(s, &stats);
+    if (stats.state == ENGINE_FAILED && !s->draining) begin_drain(s, FAILED_MS);
+    if (__atomic_load_n(&s->host.lost_event, __ATOMIC_RELAXED)) {
+        log_error("out of memory: tokens were lost, stopping");
+        uv_stop(&s->loop);
+    }
+    if (s->draining) go_on_draining(s);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct server *s = handle->data;
+    if (s->draining) {
+        log_warn("second signal: stopping at once");
+        uv_stop(&s->loop);
+        return;
+    }
+    log_info("%s: finishing %d requests, then stopping", strsignal(number),
+             http_open_exchanges(s->http));
+    sd_notify(0, "STOPPING=1\nSTATUS=draining");
+    begin_drain(s, 1000LL * s->options->drain_timeout_s);
+}
+
+// ---- start and stop ----------------------------------------------------------------------------
+
+static enum status start_http(struct server *s)
+{
+    enum status st;
+    const struct server_options *o = s->options;
+    const struct http_options options = {.routes = routes,
+                                         .context = s,
+                                         .api_key = o->api_key,
+                                         .max_body = (size_t)o->max_body,
+                                         .max_connections = o->max_connections,
+                                         .idle_timeout_s = o->idle_timeout_s,
+                                         .request_timeout_s = o->request_timeout_s};
+    CHECK(http_new(&s->loop, &options, &s->http));
+    CHECK(http_listen(s->http, o->unix_fd, false));
+    if (o->tcp_fd >= 0) CHECK(http_listen(s->http, o->tcp_fd, true));
+out:
+    return st;
+}
+
+static void start_handles(struct server *s)
+{
+    static const int numbers[2] = {SIGTERM, SIGINT};
+    uint64_t watchdog_us = 0;
+    for (int i = 0; i < 2; i++) {
+        uv_signal_init(&s->loop, &s->signals[i]);
+        s->signals[i].data = s;
+        uv_signal_start(&s->signals[i], on_signal, numbers[i]);
+    }
+    uv_timer_init(&s->loop, &s->tick);
+    s->tick.data = s;
+    uv_timer_start(&s->tick, on_tick, 0, TICK_MS);
+    if (sd_watchdog_enabled(0, &watchdog_us) > 0) s->watchdog_ms = watchdog_us / 1000;
+    s->watchdog_told_ns = clock_now_ns();
+}
+
+static void close_handle(uv_handle_t *handle, void *context)
+{
+    (void)context;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+// Order: nobody new and nobody waiting; jobs come back; the engine ends, its last events are
+// delivered; handles close. From here on a signal ends the process in the ordinary way.
+static void stop(struct server *s)
+{
+    http_close(s->http);
+    while (s->work > 0 && s->engine) {
+        engine_resume(s->engine);
+        uv_run(&s->loop, UV_RUN_ONCE);
+    }
+    for (int i = 0; i < 2; i++)
+        if (s->signals[i].data) uv_signal_stop(&s->signals[i]);
+    engine_free(s->engine, 0);
+    inbox_close(s->host.inbox);
+    uv_walk(&s->loop, close_handle, NULL);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&s->loop);
+    chat_template_free(s->chat);
+    tokenizer_free(s->tokenizer);
+}
+
+enum status server_run(const struct server_options *options)
+{
+    enum status st;
+    struct server *s = calloc(1, sizeof *s);
+    if (!s) return status_fail(ST_NO_MEMORY, "out of memory");
+    s->options = options;
+    s->start_s = clock_wall_s();
+    s->start_ns = clock_now_ns();
+    s->host.metrics = &s->metrics;
+    s->host.finished = &s->finished;
+    uv_loop_init(&s->loop);
+    CHECK(read_model(s));
+    CHECK(inbox_new(&s->loop, &s->host.inbox));
+    CHECK(engine_new(&options->engine, generation_on_event, &s->host, &s->engine));
+    s->host.engine = s->engine;
+    s->model.vocab_size = engine_config(s->engine)->vocab_size;
+    CHECK(start_http(s));
+    start_handles(s);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    struct engine_stats stats;
+    engine_stats(s->engine, &stats);
+    if (stats.state == ENGINE_FAILED)
+        st = status_fail(ST_DEVICE, "the engine failed: %s", stats.state_detail);
+    else if (s->host.lost_event)
+        st = status_fail(ST_NO_MEMORY, "out of memory");
+out:
+    stop(s);
+    free(s);
+    return st;
+}

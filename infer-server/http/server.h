@@ -1,0 +1,24 @@
+/* server.h: the daemon between its sockets and its engine: the libuv loop, the endpoints, start,
+ * drain and stop. One thread, the caller's of server_run(). */
+#ifndef INFER_SERVER_SERVER_H
+#define INFER_SERVER_SERVER_H
+
+#include "infer-server/engine/engine.h"
+#include <stdint.h>
+
+struct server_options { // all borrowed
+    struct engine_options engine;
+    const char *model_name;    // NULL: the folder's last part
+    const char *chat_template; // NULL: recognised
+    const char *api_key;       // for the TCP listener; NULL: none
+    const char *socket_path;
+    int unix_fd, tcp_fd; // listening; -1: none. Taken over
+    int64_t max_body;    // bytes
+    int max_connections, idle_timeout_s, request_timeout_s, drain_timeout_s;
+};
+
+// Serves until SIGTERM or SIGINT and everything in flight has ended (ST_OK), or the engine has
+// failed.
+enum status server_run(const struct server_options *options);
+
+#endif

@@ -1,0 +1,56 @@
+/* server_impl.h: the server's state, for the files that hold its endpoints. Loop's thread. */
+#ifndef INFER_SERVER_SERVER_IMPL_H
+#define INFER_SERVER_SERVER_IMPL_H
+
+#include "infer-server/http/answer.h"
+#include "infer-server/http/server.h"
+
+struct server {
+    const struct server_options *options;
+    uv_loop_t loop;
+    struct http *http;
+    struct engine *engine;
+    struct generation_host host;
+    struct metrics metrics;
+    struct spec_window finished;
+    struct tokenizer *tokenizer;
+    struct chat_template *chat;
+    struct api_model model;
+    char why_no_chat[512];
+    char model_name[256];
+    int64_t start_s, start_ns;
+
+    uv_timer_t tick;
+    uv_signal_t signals[2];
+    enum engine_state seen_state;
+    bool ready_told, draining, paused;
+    int64_t drain_deadline_ns;
+    int work; // thread-pool jobs and engine commands under way
+    uint64_t watchdog_ms;
+    int64_t watchdog_told_ns;
+};
+
+// Endpoints: the context is the struct server.
+void handle_health(void *server, struct exchange *x);
+void handle_models(void *server, struct exchange *x);
+void handle_metrics(void *server, struct exchange *x);
+void handle_spec_decode_stats(void *server, struct exchange *x);
+
+void handle_completions(void *server, struct exchange *x);
+void handle_chat(void *server, struct exchange *x);
+void handle_rollouts(void *server, struct exchange *x);
+void handle_generate(void *server, struct exchange *x);
+
+void handle_bridge_info(void *server, struct exchange *x);
+void handle_bridge_pause(void *server, struct exchange *x);
+void handle_bridge_resume(void *server, struct exchange *x);
+void handle_reload(void *server, struct exchange *x);
+void handle_adapters(void *server, struct exchange *x);
+
+// "ok", "loading", "torn", "draining", "failed"; ret_detail: a sentence (may be empty).
+const char *server_state(const struct server *s, const struct engine_stats *stats,
+                         const char **ret_detail);
+// Answers 503 and returns false where nothing is generated now.
+bool server_is_open(struct server *s, struct exchange *x);
+
+#endif

@@ -1,0 +1,464 @@
+/* learner.c: forward, log-probabilities, loss and backward over micro-batches. Owns the model's
+ * scratch, the tape, the batch, the backward pass, the optimizer, for a KL term a frozen second set
+ * of weights, and for a draft model a second learner; the trainer's thread.
+ *
+ * The draft walks its policy's micro-batches, right after the policy's forward pass: what it is to
+ * imitate is then still on the policy's tape.
+ *
+ * All device memory is taken once, in learner_prepare(): a step that worked once does not fail for
+ * memory later. The (rows, vocabulary) logits exist head_rows rows at a time, for the policy within
+ * backward_logprobs() and for the reference here.
+ */
+#include "trainer/learn/learner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct reference { // frozen weights and a walk of their own
+    struct weights *weights;
+    void *memory;
+    struct model *model;
+    int32_t *targets;      // (max_targets), device
+    float *logprobs, *lse; // (max_targets), device
+};
+
+struct learner {
+    struct device *dev;
+    const struct model_config *config;
+    const struct weights *policy;
+    struct learner_config options;
+    char *reference_folder;
+    int max_targets;
+    struct memory_plan plan;
+    size_t scratch;   // that the operations want, a draft's included
+    size_t allocated; // on the device before
+    struct model *model;
+    struct reference ref;
+    struct tape *tape;
+    struct batch *batch;
+    struct backward *backward;
+    struct optimizer *optimizer;
+    // host, (max_targets)
+    int32_t *targets;
+    float *logprobs, *entropy, *ref_logprobs, *dlogprobs;
+    // the draft model
+    struct learner *draft; // NULL: none
+    bool is_draft;         // it has no batch of its own
+    float loss_weight;     // of a draft
+    float *kl, *overlap;   // of a draft; host, (max_targets)
+};
+
+static void reference_release(struct device *dev, struct reference *ref)
+{
+    model_free(ref->model);
+    device_release(dev, ref->targets);
+    device_release(dev, ref->logprobs);
+    device_release(dev, ref->lse);
+    device_release(dev, ref->memory);
+    weights_free(ref->weights);
+    *ref = (struct reference){0};
+}
+
+void learner_free(struct learner *l)
+{
+    if (!l) return;
+    learner_free(l->draft);
+    optimizer_free(l->optimizer);
+    backward_free(l->backward);
+    tape_free(l->dev, l->tape);
+    batch_free(l->batch);
+    reference_release(l->dev, &l->ref);
+    model_free(l->model);
+    free(l->targets);
+    free(l->logprobs);
+    free(l->entropy);
+    free(l->ref_logprobs);
+    free(l->dlogprobs);
+    free(l->kl);
+    free(l->overlap);
+    free(l->reference_folder);
+    free(l);
+}
+
+// What can be said before the models are there: everything but their scratch and the backward pass.
+static void plan_arrays(struct learner *l, size_t free_before)
+{
+    struct memory_plan *plan = &l->plan;
+    struct optimizer_memory o;
+    optimizer_memory(l->policy, l->options.optimizer.moments, &o);
+    plan->free = free_before;
+    plan->weights_shared = l->policy->bytes;
+    plan->residual = o.residual;
+    plan->moments = o.moments;
+    plan->gradients = o.grads;
+    plan->activations =
+        tape_bytes(l->config, l->policy->dt, l->options.token_budget, l->options.recompute);
+    if (l->reference_folder)
+        plan->reference =
+            l->policy->bytes + (size_t)l->max_targets * (sizeof(int32_t) + 2 * sizeof(float));
+    plan->total =
+        plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
+}
+
+static size_t operations_scratch(const struct learner *l)
+{
+    const struct model_config *c = l->config;
+    int up = config_up_width(c), qkv = config_qkv_width(c);
+    struct scratch_shape shape = {
+        .attn = l->model->attn[0],
+        .rows = l->options.token_budget,
+        .max_context = l->options.max_context,
+        .hidden = c->hidden,
+        .widest = up > qkv ? up : qkv,
+        .head_rows = l->options.head_rows,
+        .vocab = c->vocab_size,
+        .n_elements = l->policy->n_elements,
+        .dt = l->policy->dt,
+    };
+    return device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+}
+
+// A draft has no batch of its own, and shares the operations' scratch with its policy.
+static void plan_workspace(struct learner *l)
+{
+    struct memory_plan *plan = &l->plan;
+    size_t scratch = l->model->scratch_bytes, reference = l->reference_folder ? scratch : 0;
+    plan->workspace = scratch + backward_bytes(l->model, l->options.token_budget, l->max_targets);
+    l->scratch = operations_scratch(l);
+    if (!l->is_draft)
+        plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
+                                                    l->max_targets);
+    plan->reference += reference;
+    plan->total += plan->workspace + reference;
+}
+
+static enum status check_room(const struct memory_plan *plan, const struct device *dev)
+{
+    if (plan->total <= plan->free) return ST_OK;
+    double gib = 1.0 / (1024.0 * 1024.0 * 1024.0);
+    bool by_rows = plan->activations + plan->workspace > plan->total / 4;
+    return status_fail(ST_NO_MEMORY, "training needs %.2f GiB on %s, where %.2f GiB are free: %s",
+                       (double)plan->total * gib, device_spec(dev), (double)plan->free * gib,
+                       by_rows
+                           ? "lower --token-budget or --head-rows, or give the daemon a smaller "
+                             "--kv-memory"
+                           : "give the daemon a smaller --kv-memory or take a smaller model");
+}
+
+static enum status new_learner(struct device *dev, const struct model_config *config,
+                               const struct weights *policy, const char *reference_folder,
+                               const struct learner_config *options, bool is_draft,
+                               struct learner **ret)
+{
+    enum status st = ST_OK;
+    size_t free_before, total, peak;
+    struct learner *l = calloc(1, sizeof *l);
+    if (!l) return status_fail(ST_NO_MEMORY, "no memory for the learner");
+    l->dev = dev;
+    l->config = config;
+    l->policy = policy;
+    l->options = *options;
+    l->is_draft = is_draft;
+    l->max_targets = options->token_budget + options->max_seqs;
+    if (l->options.head_rows > l->max_targets) l->options.head_rows = l->max_targets;
+    if (reference_folder && !(l->reference_folder = strdup(reference_folder))) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the learner");
+        goto out;
+    }
+    device_allocated(dev, &l->allocated, &peak);
+    CHECK(device_memory(dev, &free_before, &total));
+    plan_arrays(l, free_before);
+    CHECK(check_room(&l->plan, dev)); // before anything large is taken
+    CHECK(model_new(dev, config, policy, options->token_budget, l->options.head_rows,
+                    options->max_context, &l->model));
+    plan_workspace(l);
+    *ret = l;
+out:
+    if (st != ST_OK) learner_free(l);
+    return st;
+}
+
+enum status learner_new(struct device *dev, const struct model_config *config,
+                        const struct weights *policy, const char *reference_folder,
+                        const struct learner_config *options, struct learner **ret)
+{
+    return new_learner(dev, config, policy, reference_folder, options, false, ret);
+}
+
+enum status learner_add_draft(struct learner *l, const struct model_config *config,
+                              const struct weights *draft,
+                              const struct learner_draft_config *options)
+{
+    enum status st;
+    struct learner_config draft_options = l->options;
+    draft_options.optimizer = options->optimizer;
+    if (config->vocab_size > l->config->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
+                           "draft cannot propose what its target does not know",
+                           config->vocab_size, l->config->vocab_size);
+    CHECK(new_learner(l->dev, config, draft, NULL, &draft_options, true, &l->draft));
+    l->draft->loss_weight = options->loss_weight;
+    l->plan.draft = l->draft->plan.total;
+    l->plan.total += l->plan.draft;
+    if (l->draft->scratch > l->scratch) {
+        l->plan.workspace += l->draft->scratch - l->scratch;
+        l->plan.total += l->draft->scratch - l->scratch;
+        l->scratch = l->draft->scratch;
+    }
+    st = check_room(&l->plan, l->dev);
+out:
+    return status_context(st, "training the draft model");
+}
+
+struct learner *learner_draft(struct learner *l)
+{
+    return l->draft;
+}
+
+struct device *learner_device(const struct learner *l)
+{
+    return l->dev;
+}
+
+void learner_memory(const struct learner *l, struct memory_plan *ret)
+{
+    *ret = l->plan;
+}
+
+size_t learner_memory_taken(const struct learner *l)
+{
+    size_t now, peak;
+    device_allocated(l->dev, &now, &peak);
+    return peak - l->allocated;
+}
+
+static enum status reference_load(struct learner *l)
+{
+    struct reference *ref = &l->ref;
+    enum status st;
+    size_t n = (size_t)l->max_targets;
+    CHECK(weights_plan(l->config, l->policy->dt, &ref->weights));
+    CHECK(device_alloc(l->dev, ref->weights->bytes, &ref->memory));
+    device_fill(l->dev, ref->memory, 0, ref->weights->bytes);
+    weights_bind(ref->weights, ref->memory);
+    CHECK(weights_load(ref->weights, l->dev, l->reference_folder));
+    CHECK(model_new(l->dev, l->config, ref->weights, l->options.token_budget, l->options.head_rows,
+                    l->options.max_context, &ref->model));
+    CHECK(device_alloc(l->dev, n * sizeof *ref->targets, (void **)&ref->targets));
+    CHECK(device_alloc(l->dev, n * sizeof *ref->logprobs, (void **)&ref->logprobs));
+    CHECK(device_alloc(l->dev, n * sizeof *ref->lse, (void **)&ref->lse));
+out:
+    return status_context(st, "the KL term's reference model");
+}
+
+// A draft's part of learner_prepare() ends where the policy's batch and losses begin.
+static enum status prepare_rows(struct learner *l)
+{
+    size_t n = (size_t)l->max_targets;
+    if (l->is_draft) {
+        l->kl = malloc(n * sizeof *l->kl);
+        l->overlap = malloc(n * sizeof *l->overlap);
+        if (!l->kl || !l->overlap)
+            return status_fail(ST_NO_MEMORY, "no memory for %zu divergences", n);
+        return ST_OK;
+    }
+    enum status st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0,
+                               l->max_targets, &l->batch);
+    if (st != ST_OK) return st;
+    l->targets = malloc(n * sizeof *l->targets);
+    l->logprobs = malloc(n * sizeof *l->logprobs);
+    l->entropy = malloc(n * sizeof *l->entropy);
+    l->ref_logprobs = malloc(n * sizeof *l->ref_logprobs);
+    l->dlogprobs = malloc(n * sizeof *l->dlogprobs);
+    if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs)
+        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
+    return ST_OK;
+}
+
+enum status learner_prepare(struct learner *l)
+{
+    enum status st;
+    CHECK(check_room(&l->plan, l->dev));
+    if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
+    CHECK(optimizer_new(l->dev, l->policy, &l->options.optimizer, &l->optimizer));
+    CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
+    CHECK(backward_new(l->model, optimizer_grads(l->optimizer), l->options.token_budget,
+                       l->max_targets, &l->backward));
+    CHECK(prepare_rows(l));
+    if (l->reference_folder) CHECK(reference_load(l));
+    if (l->draft) CHECK(status_context(learner_prepare(l->draft), "training the draft model"));
+out:
+    return st;
+}
+
+static enum status reference_logprobs(struct learner *l, int n)
+{
+    struct reference *ref = &l->ref;
+    struct model *m = ref->model;
+    const int32_t *rows = batch_rows_device(l->batch);
+    void *x;
+    model_forward(m, batch_view(l->batch), NULL, NULL, &x);
+    device_copy_in(l->dev, ref->targets, l->targets, (size_t)n * sizeof *ref->targets);
+    for (int i = 0; i < n; i += l->options.head_rows) {
+        int chunk = n - i < l->options.head_rows ? n - i : l->options.head_rows;
+        model_head(m, x, rows + i, chunk);
+        m->ops->logprob(l->dev, ref->logprobs + i, ref->lse + i, NULL, m->logits, ref->targets + i,
+                        chunk, l->config->vocab_size, l->options.temperature);
+    }
+    device_copy_out(l->dev, l->ref_logprobs, ref->logprobs, (size_t)n * sizeof *ref->logprobs);
+    return device_sync(l->dev);
+}
+
+static bool all_zero(const float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i] != 0) return false;
+    return true;
+}
+
+// What is done with every micro-batch beside the forward pass and the loss.
+struct passes {
+    bool backward;
+    float draft_scale;          // of each target in the draft's loss
+    struct draft_stats *distil; // sums; NULL: leave the draft alone
+};
+
+static bool ids_below(const int32_t *ids, int n, int vocab)
+{
+    for (int i = 0; i < n; i++)
+        if (ids[i] >= vocab) return false;
+    return true;
+}
+
+static bool draft_knows(const struct learner *draft, const struct micro_batch *mb,
+                        const struct pack_group *groups)
+{
+    int vocab = draft->config->vocab_size;
+    for (int i = 0; i < mb->n_parts; i++) {
+        const struct pack_part *part = &mb->parts[i];
+        const struct pack_group *group = &groups[part->group];
+        if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
+        for (int c = part->first; c < part->first + part->n; c++)
+            if (!ids_below(group->completions[c].ids, group->completions[c].n, vocab)) return false;
+    }
+    return true;
+}
+
+// The policy's forward pass of the batch is on its tape, and backward_logprobs() has run on it.
+static enum status distil(struct learner *l, int n, const struct passes *passes)
+{
+    struct learner *draft = l->draft;
+    struct draft_stats *sums = passes->distil;
+    struct distillation d = {l->backward, l->tape, l->options.temperature, passes->draft_scale};
+    void *x;
+    model_forward(draft->model, batch_view(l->batch), NULL, draft->tape, &x);
+    enum status st =
+        backward_distill(draft->backward, l->batch, draft->tape, &d, draft->kl, draft->overlap);
+    if (st != ST_OK) return st;
+    for (int i = 0; i < n; i++) {
+        sums->kl += draft->kl[i];
+        sums->overlap += draft->overlap[i];
+    }
+    return ST_OK;
+}
+
+static enum status run_micro_batch(struct learner *l, const struct micro_batch *mb,
+                                   const struct pack_group *groups, learner_loss_fn loss,
+                                   void *context, const struct passes *passes)
+{
+    enum status st = ST_OK;
+    void *x;
+    int n = mb->first[mb->n_seqs];
+    bool backward = passes->backward;
+    struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL};
+    if (n > 0) {
+        batch_clear(l->batch);
+        CHECK(packing_fill(mb, groups, l->batch, l->targets));
+        CHECK(batch_commit(l->batch, 0));
+        if (l->ref.model) CHECK(reference_logprobs(l, n));
+        model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
+        CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,
+                                l->logprobs, l->entropy));
+        if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
+    }
+    loss(context, &rows, l->dlogprobs);
+    // Groups without spread have no gradient to compute.
+    if (backward && !all_zero(l->dlogprobs, n))
+        CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs, l->options.temperature));
+out:
+    return st;
+}
+
+// Targets that the draft learns from; and with them the weight of each.
+static void plan_distillation(const struct learner *l, const struct packing *packing,
+                              const struct pack_group *groups, struct passes *passes)
+{
+    long targets = 0;
+    for (int i = 0; i < packing->n; i++) {
+        const struct micro_batch *mb = &packing->batches[i];
+        if (draft_knows(l->draft, mb, groups)) targets += mb->first[mb->n_seqs];
+    }
+    passes->distil->targets = targets;
+    passes->draft_scale = l->draft->loss_weight / (float)(targets > 0 ? targets : 1);
+}
+
+static enum status run_all(struct learner *l, const struct pack_group *groups, int n_groups,
+                           learner_loss_fn loss, void *context, struct passes passes)
+{
+    struct packing *packing = NULL;
+    enum status st;
+    CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
+    if (passes.distil) plan_distillation(l, packing, groups, &passes);
+    for (int i = 0; i < packing->n; i++)
+        CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
+out:
+    packing_free(packing);
+    return st;
+}
+
+enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
+                              learner_loss_fn loss, void *context)
+{
+    optimizer_clear_grads(l->optimizer);
+    return run_all(l, groups, n_groups, loss, context, (struct passes){.backward = true});
+}
+
+enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
+                                         int n_groups, learner_loss_fn loss, void *context,
+                                         struct draft_stats *ret)
+{
+    struct draft_stats stats = {0};
+    optimizer_clear_grads(l->optimizer);
+    optimizer_clear_grads(l->draft->optimizer);
+    enum status st = run_all(l, groups, n_groups, loss, context,
+                             (struct passes){.backward = true, .distil = &stats});
+    if (st != ST_OK) return st;
+    if (stats.targets > 0) {
+        stats.kl /= (double)stats.targets;
+        stats.overlap /= (double)stats.targets;
+    }
+    *ret = stats;
+    return ST_OK;
+}
+
+enum status learner_clip(struct learner *l, double *ret_norm)
+{
+    return optimizer_prepare(l->optimizer, ret_norm);
+}
+
+enum status learner_evaluate(struct learner *l, const struct pack_group *groups, int n_groups,
+                             learner_loss_fn loss, void *context)
+{
+    return run_all(l, groups, n_groups, loss, context, (struct passes){0});
+}
+
+enum status learner_apply(struct learner *l, double lr)
+{
+    return optimizer_apply(l->optimizer, lr);
+}
+
+struct optimizer *learner_optimizer(struct learner *l)
+{
+    return l->optimizer;
+}

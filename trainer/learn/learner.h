@@ -1,0 +1,96 @@
+/* learner.h: the computing half of training: everything between a step's packed sequences and its
+ * gradients, and the optimizer that uses them. Knows nothing of rewards, daemon or bridge: GRPO
+ * (update.h) and supervised training (sft.h) both drive it. One thread. */
+#ifndef TRAINER_LEARNER_H
+#define TRAINER_LEARNER_H
+
+#include "trainer/learn/backward.h"
+#include "trainer/learn/optimizer.h"
+#include "trainer/learn/packing.h"
+
+struct learner;
+struct learner_config {
+    struct optimizer_config optimizer;
+    float temperature;        // log-probabilities are of logits / temperature
+    int token_budget;         // rows of a micro-batch, at most
+    int head_rows;            // rows whose logits exist at one time
+    int max_seqs;             // prompts and completions of a step
+    int max_context;          // longest prompt with its completion
+    enum recompute recompute; // of activations, in the draft model's learner too
+};
+
+// Where the device memory goes, in bytes. What is shared costs the trainer nothing.
+struct memory_plan {
+    size_t weights_shared; // in the daemon's arena (or sft's own)
+    size_t residual, moments, gradients;
+    size_t activations; // tape
+    size_t workspace;   // forward scratch, backward pass, batch, the operations' own scratch
+    size_t reference;   // frozen copy for the KL term
+    size_t draft;       // all of the above for a draft model, but its weights and what it shares
+    size_t total;       // of what this process takes, from residual on
+    size_t free;        // on the device before any of it was taken
+};
+
+// policy: bound. reference_folder: a model folder whose weights stay frozen beside the policy's;
+// NULL: no KL term. Takes no large memory yet: learner_memory() tells what learner_prepare() will
+// take.
+enum status learner_new(struct device *dev, const struct model_config *config,
+                        const struct weights *policy, const char *reference_folder,
+                        const struct learner_config *options, struct learner **ret);
+void learner_free(struct learner *l);
+void learner_memory(const struct learner *l, struct memory_plan *ret);
+// What was taken at most, since learner_new(): bytes to hold the plan's total against.
+size_t learner_memory_taken(const struct learner *l);
+// A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
+// 2024, Online Speculative Decoding): a learner of its own (learner_clip, learner_apply,
+// learner_optimizer) whose gradients learner_gradients_with_draft() computes from the policy's
+// passes. Before learner_prepare(), which then takes its memory too. ST_MISMATCH where the draft's
+// vocabulary is larger than the policy's. The policy's learner owns it.
+struct learner_draft_config {
+    struct optimizer_config optimizer;
+    float loss_weight;
+};
+enum status learner_add_draft(struct learner *l, const struct model_config *config,
+                              const struct weights *draft,
+                              const struct learner_draft_config *options);
+struct learner *learner_draft(struct learner *l); // NULL: there is none
+struct device *learner_device(const struct learner *l);
+// Takes all memory, once, and loads the reference. ST_NO_MEMORY, with the figures and the option
+// that helps most, where it does not fit.
+enum status learner_prepare(struct learner *l);
+
+// What the passes over one micro-batch gave, for its targets in the order of mb->first.
+struct learner_rows {
+    const struct micro_batch *mb;
+    const float *logprobs, *entropy;
+    const float *ref_logprobs; // NULL without a reference
+};
+// Fills d loss / d logprob of each target.
+typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
+                                float *ret_dlogprobs);
+
+// Clears the gradients, then for every micro-batch: forward, log-probabilities, loss(), backward.
+enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
+                              learner_loss_fn loss, void *context);
+// The same, and the draft's gradients: of loss_weight times the mean over all targets of
+// KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this
+// very forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
+// vocabulary) is left out of the draft's mean.
+struct draft_stats {
+    double kl, overlap; // means over targets; overlap: sum min(p, q), the acceptance to expect
+    long targets;
+};
+enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
+                                         int n_groups, learner_loss_fn loss, void *context,
+                                         struct draft_stats *ret);
+// Norm of these gradients, and the clipping factor from it (optimizer_prepare). Waits. A norm that
+// is not finite is ST_INVALID: the step must be skipped, nothing was changed.
+enum status learner_clip(struct learner *l, double *ret_norm);
+// Forward and loss() only; ret_dlogprobs is given but unused.
+enum status learner_evaluate(struct learner *l, const struct pack_group *groups, int n_groups,
+                             learner_loss_fn loss, void *context);
+// One AdamW step with the clipped gradients; enqueues only.
+enum status learner_apply(struct learner *l, double lr);
+struct optimizer *learner_optimizer(struct learner *l);
+
+#endif

@@ -1,0 +1,293 @@
+/* loss.c: the policy-gradient losses and their derivatives, token by token. Pure functions.
+ *
+ * Every loss is a weighted sum over tokens of
+ *     -correction * surrogate(ratio, advantage) + beta * kl,
+ * and the types differ in two things only: the weight of a token (token_weight) and what is done to
+ * the importance ratio (surrogate). The weights are normalised over the whole optimizer step, so
+ * the micro-batches of a step simply add up, however they were cut; BNPO, whose name says "batch
+ * normalised", therefore equals DAPO here. The ratio is that of a token, or, sequence_level, the
+ * geometric mean over its sequence: then each token's log-probability moves all of them, so the
+ * derivatives through the ratio are summed over the sequence before any is written.
+ *
+ * Two quotients of probabilities are kept apart. The ratio is the policy now over the policy before
+ * the step's first update, both by the trainer: it is exactly 1 in the first iteration, moves with
+ * the updates and is what clipping bounds. The correction is the policy before the first update, by
+ * the trainer, over the one that drew the token, by the sampler: rounding, and updates made while
+ * the token was in flight. It is a constant of the step. Their product is the whole quotient.
+ */
+#include "trainer/learn/loss.h"
+
+#include <math.h>
+#include <string.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static const char *const loss_names[] = {"grpo", "bnpo", "dapo", "dr_grpo", "cispo"};
+static const char *const kl_names[] = {"k1", "k2", "k3"};
+static const char *const correction_names[] = { // from CORRECTION_OFF + 1 on
+    "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"};
+
+static int name_index(const char *name, const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(name, names[i]) == 0) return (int)i;
+    return -1;
+}
+
+enum status loss_type_from_name(const char *name, enum loss_type *ret)
+{
+    int i = name_index(name, loss_names, COUNT(loss_names));
+    if (strcmp(name, "gspo") == 0)
+        return status_fail(ST_INVALID, "loss type \"gspo\": GSPO is loss type \"grpo\" with "
+                                       "importance sampling level \"sequence\"");
+    if (i < 0)
+        return status_fail(ST_INVALID,
+                           "loss type \"%s\" is not one of grpo, bnpo, dapo, dr_grpo, cispo", name);
+    *ret = (enum loss_type)i;
+    return ST_OK;
+}
+
+enum status kl_estimator_from_name(const char *name, enum kl_estimator *ret)
+{
+    int i = name_index(name, kl_names, COUNT(kl_names));
+    if (i < 0) return status_fail(ST_INVALID, "KL estimator \"%s\" is not one of k1, k2, k3", name);
+    *ret = (enum kl_estimator)i;
+    return ST_OK;
+}
+
+enum status correction_mode_from_name(const char *name, enum correction_mode *ret)
+{
+    int i = name_index(name, correction_names, COUNT(correction_names));
+    if (i < 0)
+        return status_fail(ST_INVALID,
+                           "importance sampling mode \"%s\" is not one of token_truncate, "
+                           "token_mask, sequence_truncate, sequence_mask",
+                           name);
+    *ret = (enum correction_mode)(i + 1);
+    return ST_OK;
+}
+
+static void range_add(struct range_stats *r, double x)
+{
+    if (r->n == 0 || x < r->min) r->min = x;
+    if (r->n == 0 || x > r->max) r->max = x;
+    r->sum += x;
+    r->n++;
+}
+
+double range_mean(const struct range_stats *r)
+{
+    return r->n > 0 ? r->sum / (double)r->n : 0;
+}
+
+// Share of one token of a sequence of n in the mean over the step.
+static double token_weight(const struct loss_config *config, const struct loss_batch *batch, int n)
+{
+    double seqs = batch->step_seqs > 0 ? batch->step_seqs : 1;
+    switch (config->type) {
+    case LOSS_GRPO:
+        return 1.0 / (n * seqs);
+    case LOSS_DR_GRPO:
+        return 1.0 / (seqs * config->max_completion_length);
+    case LOSS_BNPO:
+    case LOSS_DAPO:
+    case LOSS_CISPO:
+        break;
+    }
+    return 1.0 / (double)(batch->step_tokens > 0 ? batch->step_tokens : 1);
+}
+
+// ---- the importance ratio -----------------------------------------------------------------------
+
+struct surrogate {
+    double value;        // what is maximised
+    double by_log_ratio; // its derivative through the ratio; 0 where clipped
+    double by_logprob;   // its derivative by the token's own log-probability (CISPO)
+    bool low, high;      // clipped at that bound
+    bool delta;          // cut by the dual clip
+};
+
+static struct surrogate surrogate(const struct loss_config *config, double ratio, double logprob,
+                                  double advantage)
+{
+    struct surrogate s = {0};
+    if (config->type == LOSS_CISPO) { // the ratio is a constant weight of log p, cut above
+        double weight = fmin(ratio, config->epsilon_high);
+        s.high = advantage > 0 && ratio > config->epsilon_high;
+        s.value = weight * advantage * logprob;
+        s.by_logprob = weight * advantage;
+        return s;
+    }
+    // The worse of two values: the ratio clipped on both sides, and the ratio as it is. The second
+    // has no bound where the advantage is negative: the dual clip gives it one.
+    double low = 1 - config->epsilon, high = 1 + config->epsilon_high;
+    double clipped = fmin(fmax(ratio, low), high) * advantage;
+    bool cut = config->delta > 0 && ratio > config->delta;
+    double plain = (cut ? config->delta : ratio) * advantage;
+    s.low = advantage < 0 && ratio < low;
+    s.high = advantage > 0 && ratio > high;
+    if (plain < clipped) {
+        s.value = plain;
+        s.by_log_ratio = cut ? 0 : plain;
+        s.delta = cut;
+    } else {
+        s.value = clipped;
+        s.by_log_ratio = ratio >= low && ratio <= high ? clipped : 0;
+    }
+    return s;
+}
+
+// ---- KL to the reference ------------------------------------------------------------------------
+
+static double kl_estimate(enum kl_estimator estimator, double logprob, double ref,
+                          double *ret_by_logprob)
+{
+    double d = ref - logprob;
+    switch (estimator) {
+    case KL_K1:
+        *ret_by_logprob = 1;
+        return -d;
+    case KL_K2:
+        *ret_by_logprob = -d;
+        return d * d / 2;
+    case KL_K3:
+        break;
+    }
+    *ret_by_logprob = -expm1(d);
+    return expm1(d) - d;
+}
+
+// ---- the sampler's correction -------------------------------------------------------------------
+
+struct correction {
+    double weight;
+    bool cut; // truncated or masked
+};
+
+static bool correction_is_of_sequence(const struct loss_config *config)
+{
+    return config->correction == CORRECTION_SEQUENCE_TRUNCATE ||
+           config->correction == CORRECTION_SEQUENCE_MASK;
+}
+
+static struct correction correction(const struct loss_config *config, double log_weight)
+{
+    bool mask = config->correction == CORRECTION_TOKEN_MASK ||
+                config->correction == CORRECTION_SEQUENCE_MASK;
+    double weight = exp(log_weight);
+    bool below = config->correction_min > 0 && weight < config->correction_min;
+    bool above = config->correction_max > 0 && weight > config->correction_max;
+    if (below || above) weight = mask ? 0 : below ? config->correction_min : config->correction_max;
+    return (struct correction){weight, below || above};
+}
+
+static void count_correction(struct correction c, struct loss_stats *stats)
+{
+    range_add(&stats->correction, c.weight);
+    stats->correction_cut += c.cut;
+}
+
+// ---- a sequence ---------------------------------------------------------------------------------
+
+struct sequence { // one sequence's part of the batch
+    int n;
+    const float *logprobs, *old, *sampler, *ref; // sampler, ref: NULL where off
+    double advantage;
+    double log_ratio;             // mean over its tokens
+    struct correction correction; // where it is the whole sequence's
+};
+
+static struct sequence sequence_of(const struct loss_config *config, const struct loss_batch *batch,
+                                   int seq)
+{
+    int first = batch->first[seq];
+    double log_weight = 0;
+    struct sequence s = {
+        .n = batch->first[seq + 1] - first,
+        .logprobs = batch->logprobs + first,
+        .old = batch->old_logprobs + first,
+        .sampler = config->correction == CORRECTION_OFF ? NULL : batch->sampler_logprobs + first,
+        .ref = config->beta != 0 ? batch->ref_logprobs + first : NULL,
+        .advantage = batch->advantages[seq],
+    };
+    for (int t = 0; t < s.n; t++) {
+        s.log_ratio += (double)s.logprobs[t] - s.old[t];
+        if (s.sampler) log_weight += (double)s.old[t] - s.sampler[t];
+    }
+    s.log_ratio /= s.n;
+    s.correction = correction(config, log_weight);
+    return s;
+}
+
+struct term { // of one token, before its weight in the mean
+    double ratio;
+    struct correction correction;
+    struct surrogate surrogate;
+    double kl, loss;
+    double by_log_ratio, by_logprob; // derivatives of loss
+};
+
+static struct term term_of(const struct loss_config *config, const struct sequence *s, int t)
+{
+    double logprob = s->logprobs[t];
+    struct term term = {.correction = {1, false}};
+    term.ratio = exp(config->sequence_level ? s->log_ratio : logprob - s->old[t]);
+    if (correction_is_of_sequence(config))
+        term.correction = s->correction;
+    else if (s->sampler)
+        term.correction = correction(config, (double)s->old[t] - s->sampler[t]);
+    term.surrogate = surrogate(config, term.ratio, logprob, s->advantage);
+    term.loss = -term.correction.weight * term.surrogate.value;
+    term.by_log_ratio = -term.correction.weight * term.surrogate.by_log_ratio;
+    term.by_logprob = -term.correction.weight * term.surrogate.by_logprob;
+    if (s->ref) {
+        double by_logprob, scale = config->beta * (config->bias_correction_kl ? term.ratio : 1);
+        term.kl = kl_estimate(config->kl_estimator, logprob, s->ref[t], &by_logprob);
+        term.loss += scale * term.kl;
+        term.by_logprob += scale * by_logprob;
+        if (config->bias_correction_kl) term.by_log_ratio += scale * term.kl;
+    }
+    return term;
+}
+
+static void loss_sequence(const struct loss_config *config, const struct loss_batch *batch, int seq,
+                          struct loss_stats *stats, float *ret_dlogprobs)
+{
+    struct sequence s = sequence_of(config, batch, seq);
+    double weight = token_weight(config, batch, s.n), shared = 0, low = 0, high = 0;
+    float *dlogprobs = ret_dlogprobs + batch->first[seq];
+
+    // Every token of a sequence moves its ratio by 1 / n.
+    if (config->sequence_level)
+        for (int t = 0; t < s.n; t++) shared += term_of(config, &s, t).by_log_ratio / s.n;
+    for (int t = 0; t < s.n; t++) {
+        struct term term = term_of(config, &s, t);
+        double through_ratio = config->sequence_level ? shared : term.by_log_ratio;
+        dlogprobs[t] = (float)(weight * (term.by_logprob + through_ratio));
+        stats->loss += weight * term.loss;
+        stats->kl += term.kl;
+        low += term.surrogate.low;
+        high += term.surrogate.high;
+        if (s.sampler && !correction_is_of_sequence(config))
+            count_correction(term.correction, stats);
+        if (config->sequence_level && t > 0) continue; // one ratio for all of them
+        range_add(&stats->ratio, term.ratio);
+        stats->clip_low += term.surrogate.low;
+        stats->clip_high += term.surrogate.high;
+        stats->clip_delta += term.surrogate.delta;
+    }
+    if (correction_is_of_sequence(config)) count_correction(s.correction, stats);
+    range_add(&stats->seq_clip_low, low / s.n);
+    range_add(&stats->seq_clip_high, high / s.n);
+    stats->tokens += s.n;
+}
+
+void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
+                  struct loss_stats *stats, float *ret_dlogprobs)
+{
+    for (int seq = 0; seq < batch->n_seqs; seq++) {
+        stats->seqs++;
+        if (batch->first[seq + 1] > batch->first[seq])
+            loss_sequence(config, batch, seq, stats, ret_dlogprobs);
+    }
+}

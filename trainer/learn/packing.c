@@ -1,0 +1,153 @@
+/* packing.c: micro-batches of packed sequences. Owns nothing but the plan; the trainer's thread.
+ *
+ * Groups are taken in their order and cut only where the budget ends, so that a prompt is computed
+ * once in all but the few groups that straddle two micro-batches. Order and cuts depend on lengths
+ * alone: the same step gives the same micro-batches, and the same sums, in every run.
+ */
+#include "trainer/learn/packing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int rows_of(const struct pack_completion *c)
+{
+    return c->n > 1 ? c->n - 1 : 0;
+}
+
+static enum status grow(void **array, int n, size_t size)
+{
+    // doubling: at every power of two the array is full
+    if (n & (n - 1)) return ST_OK;
+    void *larger = realloc(*array, (n ? 2 * (size_t)n : 1) * size);
+    if (!larger) return status_fail(ST_NO_MEMORY, "no memory to pack a step");
+    *array = larger;
+    return ST_OK;
+}
+
+static enum status open_batch(struct packing *p, struct micro_batch **ret)
+{
+    enum status st = grow((void **)&p->batches, p->n, sizeof *p->batches);
+    if (st != ST_OK) return st;
+    p->batches[p->n] = (struct micro_batch){0};
+    *ret = &p->batches[p->n++];
+    return ST_OK;
+}
+
+static enum status open_part(struct micro_batch *mb, int group, int first, int n_prompt)
+{
+    enum status st = grow((void **)&mb->parts, mb->n_parts, sizeof *mb->parts);
+    if (st != ST_OK) return st;
+    mb->parts[mb->n_parts++] = (struct pack_part){.group = group, .first = first};
+    mb->n_tokens += n_prompt;
+    return ST_OK;
+}
+
+static enum status add_completion(struct micro_batch *mb, const struct pack_completion *c,
+                                  int sample)
+{
+    enum status st = grow((void **)&mb->sample, mb->n_seqs, sizeof *mb->sample);
+    if (st != ST_OK) return st;
+    mb->sample[mb->n_seqs++] = sample;
+    mb->parts[mb->n_parts - 1].n++;
+    mb->n_tokens += rows_of(c);
+    return ST_OK;
+}
+
+// Where the targets of each sequence start, and the largest figures.
+static enum status finish(struct packing *p, const struct pack_group *groups)
+{
+    for (int b = 0; b < p->n; b++) {
+        struct micro_batch *mb = &p->batches[b];
+        mb->first = malloc(((size_t)mb->n_seqs + 1) * sizeof *mb->first);
+        if (!mb->first) return status_fail(ST_NO_MEMORY, "no memory to pack a step");
+        int seq = 0, target = 0;
+        for (int i = 0; i < mb->n_parts; i++)
+            for (int c = 0; c < mb->parts[i].n; c++) {
+                mb->first[seq++] = target;
+                target += groups[mb->parts[i].group].completions[mb->parts[i].first + c].n;
+            }
+        mb->first[seq] = target;
+        int seqs = mb->n_seqs + mb->n_parts;
+        p->n_tokens += mb->n_tokens;
+        if (mb->n_tokens > p->max_tokens) p->max_tokens = mb->n_tokens;
+        if (target > p->max_targets) p->max_targets = target;
+        if (seqs > p->max_seqs) p->max_seqs = seqs;
+    }
+    return ST_OK;
+}
+
+enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
+                        struct packing **ret)
+{
+    enum status st = ST_OK;
+    struct micro_batch *mb = NULL;
+    int sample = 0;
+    struct packing *p = calloc(1, sizeof *p);
+    if (!p) return status_fail(ST_NO_MEMORY, "no memory to pack a step");
+    for (int g = 0; g < n_groups; g++) {
+        const struct pack_group *group = &groups[g];
+        bool in_part = false;
+        for (int c = 0; c < group->n; c++, sample++) {
+            int rows = rows_of(&group->completions[c]), alone = group->n_prompt + rows;
+            if (alone > token_budget) {
+                st = status_fail(ST_INVALID,
+                                 "a prompt of %d tokens with a completion of %d is over the token "
+                                 "budget of %d; raise --token-budget",
+                                 group->n_prompt, group->completions[c].n, token_budget);
+                goto out;
+            }
+            if (!mb || mb->n_tokens + (in_part ? rows : alone) > token_budget) {
+                CHECK(open_batch(p, &mb));
+                in_part = false;
+            }
+            if (!in_part) CHECK(open_part(mb, g, c, group->n_prompt));
+            in_part = true;
+            CHECK(add_completion(mb, &group->completions[c], sample));
+        }
+    }
+    CHECK(finish(p, groups));
+    *ret = p;
+out:
+    if (st != ST_OK) packing_free(p);
+    return st;
+}
+
+void packing_free(struct packing *p)
+{
+    if (!p) return;
+    for (int b = 0; b < p->n; b++) {
+        free(p->batches[b].parts);
+        free(p->batches[b].sample);
+        free(p->batches[b].first);
+    }
+    free(p->batches);
+    free(p);
+}
+
+enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups,
+                         struct batch *batch, int32_t *ret_targets)
+{
+    enum status st = ST_OK;
+    for (int i = 0; i < mb->n_parts; i++) {
+        const struct pack_part *part = &mb->parts[i];
+        const struct pack_group *group = &groups[part->group];
+        int prompt;
+        CHECK(batch_add_packed(batch, group->prompt, group->n_prompt, -1, &prompt));
+        int prompt_last = batch_first_row(batch, prompt) + group->n_prompt - 1;
+        for (int c = 0; c < part->n; c++) {
+            const struct pack_completion *completion = &group->completions[part->first + c];
+            if (completion->n == 0) continue;
+            CHECK(batch_want_row(batch, prompt_last));
+            if (completion->n > 1) {
+                int seq;
+                CHECK(batch_add_packed(batch, completion->ids, completion->n - 1, prompt, &seq));
+                int row = batch_first_row(batch, seq);
+                for (int t = 1; t < completion->n; t++) CHECK(batch_want_row(batch, row + t - 1));
+            }
+            memcpy(ret_targets, completion->ids, (size_t)completion->n * sizeof *ret_targets);
+            ret_targets += completion->n;
+        }
+    }
+out:
+    return st;
+}

@@ -1,0 +1,265 @@
+/* update.c: from a rollout and its advantages to published weights. The trainer's thread.
+ *
+ * The first iteration's log-probabilities, before any update, are kept: the importance ratio of all
+ * iterations is taken against them, so it is exactly 1 in the first and moves with the updates
+ * only. What lies between them and the daemon's (rounding of another batch shape, weights that
+ * changed while a sample was in flight) is a weight of its own in the loss (loss.h, correction).
+ * Tokens that the present weights drew show the error of one of the two, which is reported every
+ * step.
+ */
+#include "trainer/learn/update.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct difference { // of the daemon's and the trainer's log-probability of a token
+    int sample, token;
+    float daemon, trainer;
+    uint64_t version; // that drew it
+};
+
+struct update { // what the loss function works on
+    const struct update_config *config;
+    const struct rollout *rollout;
+    const float *advantages;
+    float *old_logprobs; // of all samples, by the trainer, before the first update
+    long *first;         // (n_samples + 1) where each sample's begin
+    int n_samples;       // that the means over sequences divide by
+    long n_tokens;
+    uint64_t version;
+    bool first_iteration;
+    struct loss_stats loss;
+    double entropy, first_loss, first_kl;
+    double delta_sum, delta_max, k3;
+    long differing;        // log-probabilities that are not the daemon's to the bit
+    struct difference far; // the first of the farthest
+};
+
+static bool counts(const struct update *u, const struct sample *s)
+{
+    return !(u->config->mask_truncated && s->truncated);
+}
+
+static void compare_with_daemon(struct update *u, int sample, const float *logprobs)
+{
+    const struct sample *s = &u->rollout->samples[sample];
+    for (int t = 0; t < s->n; t++) {
+        double delta = (double)logprobs[t] - s->logprobs[t];
+        if (logprobs[t] != s->logprobs[t]) {
+            double before = (double)u->far.trainer - u->far.daemon;
+            if (u->differing++ == 0 || fabs(delta) > fabs(before))
+                u->far =
+                    (struct difference){sample, t, s->logprobs[t], logprobs[t], s->versions[t]};
+        }
+        u->delta_sum += fabs(delta);
+        u->k3 += expm1(delta) - delta;
+        if (s->versions[t] == u->version) u->delta_max = fmax(u->delta_max, fabs(delta));
+    }
+}
+
+static void policy_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct update *u = context;
+    const struct micro_batch *mb = rows->mb;
+    for (int s = 0; s < mb->n_seqs; s++) {
+        const struct sample *sample = &u->rollout->samples[mb->sample[s]];
+        int first = mb->first[s], n = sample->n;
+        float *old = u->old_logprobs + u->first[mb->sample[s]];
+        if (u->first_iteration) {
+            memcpy(old, rows->logprobs + first, (size_t)n * sizeof *old);
+            compare_with_daemon(u, mb->sample[s], rows->logprobs + first);
+            for (int t = 0; t < n; t++) u->entropy += rows->entropy[first + t];
+        }
+        // One sequence at a time: a masked one is an empty sequence.
+        int bounds[2] = {0, counts(u, sample) ? n : 0};
+        struct loss_batch batch = {
+            .n_seqs = 1,
+            .first = bounds,
+            .logprobs = rows->logprobs + first,
+            .old_logprobs = old,
+            .sampler_logprobs = sample->logprobs,
+            .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
+            .advantages = &u->advantages[mb->sample[s]],
+            .step_seqs = u->n_samples,
+            .step_tokens = u->n_tokens,
+        };
+        memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
+        loss_compute(&u->config->loss, &batch, &u->loss, ret_dlogprobs + first);
+    }
+}
+
+static enum status make_groups(const struct rollout *r, struct pack_group **ret_groups,
+                               struct pack_completion **ret_completions)
+{
+    int n = r->n_groups * r->n_per_group;
+    struct pack_group *groups = calloc((size_t)r->n_groups, sizeof *groups);
+    struct pack_completion *completions = calloc((size_t)n, sizeof *completions);
+    if (!groups || !completions) {
+        free(groups);
+        free(completions);
+        return status_fail(ST_NO_MEMORY, "no memory for %d samples", n);
+    }
+    for (int i = 0; i < n; i++)
+        completions[i] = (struct pack_completion){r->samples[i].ids, r->samples[i].n};
+    for (int g = 0; g < r->n_groups; g++)
+        groups[g] = (struct pack_group){
+            .prompt = r->examples[g]->prompt_ids.ids,
+            .n_prompt = r->examples[g]->prompt_ids.n,
+            .completions = completions + (size_t)g * r->n_per_group,
+            .n = r->n_per_group,
+        };
+    *ret_groups = groups;
+    *ret_completions = completions;
+    return ST_OK;
+}
+
+struct apply { // NULL: nothing to write there
+    struct learner *policy, *draft;
+    double lr, draft_lr;
+};
+
+static enum status apply_update(void *context)
+{
+    struct apply *a = context;
+    enum status st = a->policy ? learner_apply(a->policy, a->lr) : ST_OK;
+    return st == ST_OK && a->draft ? learner_apply(a->draft, a->draft_lr) : st;
+}
+
+static enum status publish(struct apply *apply, struct bridge *bridge,
+                           const struct update_config *config, pthread_mutex_t *publish_lock,
+                           struct update_stats *stats)
+{
+    struct publish_times times = {0};
+    pthread_mutex_lock(publish_lock);
+    enum status st = bridge_publish(bridge, config->quiet_timeout_ms, apply_update, apply, &times);
+    pthread_mutex_unlock(publish_lock);
+    stats->publish.wait_ms += times.wait_ms;
+    stats->publish.write_ms += times.write_ms;
+    stats->publish.total_ms += times.total_ms;
+    return status_context(st, "publishing the update");
+}
+
+// Gradients of one iteration; the draft's in the first, while the policy is what drew the samples.
+static enum status gradients(struct learner *l, struct update *u, const struct pack_group *groups,
+                             struct update_stats *stats)
+{
+    int n = u->rollout->n_groups;
+    if (u->first_iteration && learner_draft(l))
+        return learner_gradients_with_draft(l, groups, n, policy_loss, u, &stats->draft);
+    return learner_gradients(l, groups, n, policy_loss, u);
+}
+
+// ret_skip: the gradient was not finite.
+static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
+{
+    enum status st = learner_clip(l, ret_norm);
+    *ret_skip = st == ST_INVALID;
+    return *ret_skip ? ST_OK : st;
+}
+
+static void fill_stats(const struct update *u, struct update_stats *stats)
+{
+    double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
+    const struct loss_stats *loss = &u->loss; // over all iterations
+    double ratios = loss->ratio.n > 0 ? (double)loss->ratio.n : 1;
+    double weights = loss->correction.n > 0 ? (double)loss->correction.n : 1;
+    stats->loss = u->first_loss;
+    stats->kl = u->first_kl;
+    stats->entropy = u->entropy / all;
+    stats->ratio_mean = range_mean(&loss->ratio);
+    stats->ratio_min = loss->ratio.min;
+    stats->ratio_max = loss->ratio.max;
+    stats->clip_low = loss->clip_low / ratios;
+    stats->clip_high = loss->clip_high / ratios;
+    stats->clip_delta = loss->clip_delta / ratios;
+    stats->clip_low_min = loss->seq_clip_low.min;
+    stats->clip_high_max = loss->seq_clip_high.max;
+    stats->correction_mean = range_mean(&loss->correction);
+    stats->correction_min = loss->correction.min;
+    stats->correction_max = loss->correction.max;
+    stats->correction_cut = loss->correction_cut / weights;
+    stats->mismatch_mean = u->delta_sum / all;
+    stats->mismatch_max = u->delta_max;
+    stats->mismatch_k3 = u->k3 / all;
+    stats->tokens = u->n_tokens;
+}
+
+static enum status check_exact(const struct update *u)
+{
+    const struct difference *far = &u->far;
+    if (!u->config->exact || u->differing == 0) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "--exact: %ld of %ld log-probabilities of this step differ from the "
+                       "daemon's, most that of line %d, sample %d, token %d: %.9g there (weight "
+                       "version %" PRIu64 "), %.9g here (version %" PRIu64
+                       "); are both programs of one build, on one kind of processor?",
+                       u->differing, u->rollout->n_tokens,
+                       u->rollout->examples[far->sample / u->rollout->n_per_group]->line,
+                       far->sample % u->rollout->n_per_group, far->token, (double)far->daemon,
+                       far->version, (double)far->trainer, u->version);
+}
+
+static enum status place_old_logprobs(struct update *u)
+{
+    size_t samples = (size_t)u->n_samples, tokens = (size_t)u->rollout->n_tokens;
+    u->first = calloc(samples + 1, sizeof *u->first);
+    u->old_logprobs = calloc(tokens + 1, sizeof *u->old_logprobs);
+    if (!u->first || !u->old_logprobs)
+        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", tokens);
+    for (int i = 0; i < u->n_samples; i++) u->first[i + 1] = u->first[i] + u->rollout->samples[i].n;
+    return ST_OK;
+}
+
+enum status update_policy(struct learner *l, struct bridge *bridge,
+                          const struct update_config *config, const struct rollout *rollout,
+                          const float *advantages, double lr, pthread_mutex_t *publish_lock,
+                          struct update_stats *ret)
+{
+    struct pack_group *groups = NULL;
+    struct pack_completion *completions = NULL;
+    struct update_stats stats = {0};
+    struct update u = {.config = config, .rollout = rollout, .advantages = advantages};
+    enum status st;
+    u.n_samples = rollout->n_groups * rollout->n_per_group;
+    u.version = control_version(bridge_control(bridge));
+    for (int i = 0; i < u.n_samples; i++)
+        if (counts(&u, &rollout->samples[i])) u.n_tokens += rollout->samples[i].n;
+    CHECK(place_old_logprobs(&u));
+    CHECK(make_groups(rollout, &groups, &completions));
+    for (int i = 0; i < config->num_iterations; i++) {
+        u.first_iteration = i == 0;
+        struct apply apply = {.policy = l, .lr = lr, .draft_lr = config->draft_lr};
+        bool skip;
+        CHECK(gradients(l, &u, groups, &stats));
+        if (u.first_iteration) {
+            CHECK(check_exact(&u));
+            u.first_loss = u.loss.loss;
+            u.first_kl = u.loss.tokens > 0 ? u.loss.kl / (double)u.loss.tokens : 0;
+        }
+        double norm = 0;
+        CHECK(clip(l, &norm, &skip));
+        if (skip) {
+            stats.skipped++;
+            apply.policy = NULL;
+        }
+        if (u.first_iteration && stats.draft.targets > 0) {
+            CHECK(clip(learner_draft(l), &stats.draft_grad_norm, &stats.draft_skipped));
+            if (!stats.draft_skipped) apply.draft = learner_draft(l);
+        }
+        if (!apply.policy && !apply.draft) continue;
+        CHECK(publish(&apply, bridge, config, publish_lock, &stats));
+        if (skip) continue;
+        stats.grad_norm = norm;
+        stats.applied++;
+    }
+    fill_stats(&u, &stats);
+    *ret = stats;
+out:
+    free(u.old_logprobs);
+    free(u.first);
+    free(groups);
+    free(completions);
+    return st;
+}

@@ -1,0 +1,51 @@
+/* update.h: one GRPO step on a rollout: the loss and its gradients over packed micro-batches, and
+ * the published AdamW update; --num-iterations times. A draft model learns from the first of them
+ * and is published with it. One thread. */
+#ifndef TRAINER_UPDATE_H
+#define TRAINER_UPDATE_H
+
+#include "bridge/attach.h"
+#include "trainer/learn/learner.h"
+#include "trainer/learn/loss.h"
+#include "trainer/rollout/rollout.h"
+#include <pthread.h>
+
+struct update_config {
+    struct loss_config loss;
+    int num_iterations;
+    bool mask_truncated;      // samples that hit the token limit do not count
+    bool exact; // a log-probability that differs from the daemon's by a bit is ST_MISMATCH
+    int64_t quiet_timeout_ms; // longest wait for the engine's step boundary
+    double draft_lr;          // of a draft model, where the learner has one
+};
+
+struct update_stats {
+    double loss, kl, entropy; // of the first iteration; kl and entropy: token means
+    // The policy's probabilities over those before the step's first update; over all iterations:
+    // mean, smallest and largest ratio, and the share that each bound clips.
+    double ratio_mean, ratio_min, ratio_max, clip_low, clip_high, clip_delta;
+    double clip_low_min, clip_high_max; // share of the sequence with the least, the most of it
+    // The weights that correct for the sampler, as used, and the share truncated or masked;
+    // all 0 with the correction off.
+    double correction_mean, correction_min, correction_max, correction_cut;
+    double grad_norm; // of the last iteration that was applied, before clipping
+    // The daemon's log-probabilities against the trainer's of the same weights (first iteration).
+    // The largest counts tokens of the current weight version only.
+    double mismatch_mean, mismatch_max, mismatch_k3;
+    long tokens;                  // that count for the loss
+    int applied, skipped;         // iterations; skipped: the gradient was not finite
+    struct draft_stats draft;     // of the first iteration, which is the draft's only one
+    double draft_grad_norm;       // before clipping
+    bool draft_skipped;           // its gradient was not finite
+    struct publish_times publish; // summed over iterations
+};
+
+// A failure leaves the weights as they are, but for those of earlier iterations.
+// advantages: one a sample. publish_lock is held while an update is published: whoever holds it may
+// end the process without tearing the weights.
+enum status update_policy(struct learner *l, struct bridge *bridge,
+                          const struct update_config *config, const struct rollout *rollout,
+                          const float *advantages, double lr, pthread_mutex_t *publish_lock,
+                          struct update_stats *ret);
+
+#endif

@@ -1,0 +1,67 @@
+/* advantage.c: group-relative advantages. Pure functions, in double. */
+#include "trainer/rollout/advantage.h"
+
+#include <math.h>
+#include <string.h>
+
+#define ADVANTAGE_EPS 1e-4
+
+enum status advantage_scale_from_name(const char *name, enum advantage_scale *ret)
+{
+    static const char *const names[] = {"group", "batch", "none"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *ret = (enum advantage_scale)i;
+            return ST_OK;
+        }
+    return status_fail(ST_INVALID, "scale-rewards \"%s\" is not one of group, batch, none", name);
+}
+
+void mean_std(const double *x, int n, double *ret_mean, double *ret_std)
+{
+    double mean = 0, squares = 0;
+    for (int i = 0; i < n; i++) mean += x[i] / n;
+    for (int i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
+    if (ret_mean) *ret_mean = mean;
+    if (ret_std) *ret_std = n > 1 ? sqrt(squares / (n - 1)) : 0;
+}
+
+static bool all_equal(const double *x, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (x[i] != x[0]) return false;
+    return true;
+}
+
+void advantage_compute(const double *rewards, int n_groups, int n_per_group,
+                       enum advantage_scale scale, struct advantage_stats *ret_stats,
+                       float *ret_advantages)
+{
+    int n = n_groups * n_per_group;
+    double batch_std, squares = 0;
+    struct advantage_stats stats = {0};
+    mean_std(rewards, n, &stats.reward_mean, &batch_std);
+    stats.reward_std = batch_std;
+    for (int g = 0; g < n_groups; g++) {
+        const double *group = rewards + (size_t)g * n_per_group;
+        float *advantages = ret_advantages + (size_t)g * n_per_group;
+        bool flat = all_equal(group, n_per_group);
+        double mean, std;
+        mean_std(group, n_per_group, &mean, &std);
+        stats.group_std += std / n_groups;
+        stats.frac_zero_std += (double)flat / n_groups;
+        double divisor = scale == SCALE_GROUP   ? std + ADVANTAGE_EPS
+                         : scale == SCALE_BATCH ? batch_std + ADVANTAGE_EPS
+                                                : 1;
+        for (int i = 0; i < n_per_group; i++) {
+            // Equal rewards give exactly 0, whatever rounding left in their mean.
+            double a = flat ? 0 : (group[i] - mean) / divisor;
+            advantages[i] = (float)a;
+            stats.mean += a / n;
+        }
+    }
+    for (int i = 0; i < n; i++)
+        squares += (ret_advantages[i] - stats.mean) * (ret_advantages[i] - stats.mean);
+    stats.std = n > 1 ? sqrt(squares / (n - 1)) : 0;
+    *ret_stats = stats;
+}

@@ -1,0 +1,321 @@
+/* reward.c: the table of scorers, and the list of weighted terms that --reward asks for. Owns the
+ * scorers' states. The trainer's thread.
+ */
+#include "trainer/rollout/reward.h"
+#include "trainer/rollout/number.h"
+#include "trainer/rollout/reward_scorer.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct term {
+    const struct scorer *scorer;
+    void *state;
+    double weight;
+};
+
+struct reward {
+    int n;
+    struct term terms[REWARD_MAX_TERMS];
+};
+
+// ---- scorers without a file of their own --------------------------------------------------------
+
+static void trim(const char **text, size_t *len)
+{
+    while (*len && isspace((unsigned char)**text)) ++*text, --*len;
+    while (*len && isspace((unsigned char)(*text)[*len - 1])) --*len;
+}
+
+static enum status score_exact(void *state, const struct reward_input *input, double *ret_score)
+{
+    (void)state;
+    const char *text = input->text, *answer = input->answer;
+    size_t text_len = strlen(text), answer_len = strlen(answer);
+    trim(&text, &text_len);
+    trim(&answer, &answer_len);
+    *ret_score = text_len == answer_len && memcmp(text, answer, text_len) == 0;
+    return ST_OK;
+}
+
+static enum status read_reference(const char *answer, double *ret_number)
+{
+    if (number_answer(answer, ret_number)) return ST_OK;
+    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no number", answer);
+}
+
+static enum status check_reference(void *state, const char *answer, const json_t *row)
+{
+    (void)state;
+    (void)row;
+    double number;
+    return answer ? read_reference(answer, &number) : ST_OK;
+}
+
+static enum status score_number(const struct reward_input *input, bool found, double got,
+                                double *ret_score)
+{
+    double wanted;
+    enum status st = read_reference(input->answer, &wanted);
+    if (st != ST_OK) return st;
+    *ret_score = found && number_same(got, wanted);
+    return ST_OK;
+}
+
+static enum status score_numeric(void *state, const struct reward_input *input, double *ret_score)
+{
+    (void)state;
+    double got = 0;
+    bool found = number_last(input->text, &got);
+    return score_number(input, found, got, ret_score);
+}
+
+static enum status score_gsm8k(void *state, const struct reward_input *input, double *ret_score)
+{
+    (void)state;
+    double got = 0;
+    bool found = number_answer(input->text, &got);
+    return score_number(input, found, got, ret_score);
+}
+
+static enum status open_length(const struct reward_options *options, const char *argument,
+                               void **ret_state)
+{
+    (void)argument;
+    if (!(options->length_target > 0))
+        return status_fail(ST_INVALID, "--length-target %g must be above 0",
+                           options->length_target);
+    double *target = malloc(sizeof *target);
+    if (!target) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    *target = options->length_target;
+    *ret_state = target;
+    return ST_OK;
+}
+
+static enum status score_length(void *state, const struct reward_input *input, double *ret_score)
+{
+    double chars = 0, target = *(double *)state;
+    for (const char *s = input->text; *s; s++) chars += (*s & 0xC0) != 0x80; // UTF-8 lead bytes
+    *ret_score = -fabs(chars - target) / target;
+    return ST_OK;
+}
+
+static enum status score_constant(void *state, const struct reward_input *input, double *ret_score)
+{
+    (void)state;
+    (void)input;
+    *ret_score = 1;
+    return ST_OK;
+}
+
+static const struct scorer scorer_exact = {
+    .name = "exact",
+    .binary = true,
+    .needs_answer = true,
+    .help = "1 where the text is the answer, blanks around it aside",
+    .score = score_exact,
+};
+static const struct scorer scorer_numeric = {
+    .name = "numeric",
+    .binary = true,
+    .needs_answer = true,
+    .help = "1 where the last number of the text is the answer",
+    .check_row = check_reference,
+    .score = score_numeric,
+};
+static const struct scorer scorer_gsm8k = {
+    .name = "gsm8k",
+    .binary = true,
+    .needs_answer = true,
+    .help = "1 where the number after \"####\", \"the answer is\", in \\boxed{}, or else the last "
+            "one is the answer",
+    .prompt_template =
+        "{prompt} Let's think step by step and output the final answer after \"####\".",
+    .check_row = check_reference,
+    .score = score_gsm8k,
+};
+static const struct scorer scorer_length = {
+    .name = "length",
+    .help = "-|characters - target| / target (--length-target)",
+    .open = open_length,
+    .close = free,
+    .score = score_length,
+};
+static const struct scorer scorer_constant = {
+    .name = "constant",
+    .help = "1 for everything: no signal, for measurements",
+    .score = score_constant,
+};
+
+static const struct scorer *const scorers[] = {
+    &scorer_exact,  &scorer_numeric,  &scorer_gsm8k,  &scorer_regex,
+    &scorer_length, &scorer_constant, &scorer_plugin, &scorer_command,
+};
+#define N_SCORERS (sizeof scorers / sizeof *scorers)
+
+void reward_describe_all(struct bytes *ret)
+{
+    for (size_t i = 0; i < N_SCORERS; i++)
+        bytes_printf(ret, "\n  %-10s %s", scorers[i]->name, scorers[i]->help);
+}
+
+// ---- the list of terms --------------------------------------------------------------------------
+
+static const struct scorer *scorer_find(const char *name, size_t len)
+{
+    for (size_t i = 0; i < N_SCORERS; i++)
+        if (strlen(scorers[i]->name) == len && memcmp(scorers[i]->name, name, len) == 0)
+            return scorers[i];
+    return NULL;
+}
+
+static enum status unknown_scorer(const char *name, size_t len)
+{
+    struct bytes known = BYTES_INIT;
+    for (size_t i = 0; i < N_SCORERS; i++)
+        bytes_printf(&known, "%s%s%s", i ? ", " : "", scorers[i]->name,
+                     scorers[i]->takes_argument ? ":..." : "");
+    enum status st = status_fail(ST_INVALID, "reward \"%.*s\" is not one of %s", (int)len, name,
+                                 bytes_text(&known));
+    bytes_release(&known);
+    return st;
+}
+
+// One entry of the list, at s; ret_len: its length.
+static enum status parse_term(struct reward *r, const struct reward_options *options, const char *s,
+                              size_t *ret_len)
+{
+    size_t len = strcspn(s, ","), name_len = strcspn(s, ",:");
+    const struct scorer *scorer = scorer_find(s, name_len);
+    if (!scorer || (scorer->takes_argument != (s[name_len] == ':'))) return unknown_scorer(s, len);
+    if (r->n == REWARD_MAX_TERMS)
+        return status_fail(ST_INVALID, "--reward names more than %d terms", REWARD_MAX_TERMS);
+    if (scorer == &scorer_command) len = strlen(s);
+    char *argument = NULL;
+    if (scorer->takes_argument) {
+        argument = strndup(s + name_len + 1, len - name_len - 1);
+        if (!argument) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    }
+    struct term *term = &r->terms[r->n];
+    *term = (struct term){.scorer = scorer, .weight = 1};
+    enum status st = scorer->open ? scorer->open(options, argument, &term->state) : ST_OK;
+    free(argument);
+    if (st != ST_OK) return st;
+    r->n++;
+    *ret_len = len;
+    return ST_OK;
+}
+
+static enum status parse_terms(struct reward *r, const struct reward_options *options)
+{
+    for (const char *s = options->names; s;) {
+        size_t len = 0;
+        enum status st = parse_term(r, options, s, &len);
+        if (st != ST_OK) return st;
+        s = s[len] ? s + len + 1 : NULL;
+    }
+    return ST_OK;
+}
+
+static enum status parse_weights(struct reward *r, const char *weights)
+{
+    int n = 0;
+    for (const char *s = weights; s && *s; n++) {
+        char *end;
+        double weight = strtod(s, &end);
+        if (end == s || (*end && *end != ',') || !isfinite(weight))
+            return status_fail(ST_INVALID, "reward weights \"%s\": \"%s\" is not a number", weights,
+                               s);
+        if (n < r->n) r->terms[n].weight = weight;
+        s = *end ? end + 1 : end;
+    }
+    if (n && n != r->n)
+        return status_fail(ST_INVALID, "reward weights \"%s\" are %d for %d terms", weights, n,
+                           r->n);
+    return ST_OK;
+}
+
+enum status reward_new(const struct reward_options *options, struct reward **ret)
+{
+    enum status st = ST_OK;
+    struct reward *r = calloc(1, sizeof *r);
+    if (!r) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    CHECK(parse_terms(r, options));
+    CHECK(parse_weights(r, options->weights));
+    *ret = r;
+out:
+    if (st != ST_OK) reward_free(r);
+    return st;
+}
+
+void reward_free(struct reward *r)
+{
+    if (!r) return;
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->close) r->terms[i].scorer->close(r->terms[i].state);
+    free(r);
+}
+
+int reward_terms(const struct reward *r)
+{
+    return r->n;
+}
+
+const char *reward_term_name(const struct reward *r, int term)
+{
+    const struct term *t = &r->terms[term];
+    return t->scorer->label ? t->scorer->label(t->state) : t->scorer->name;
+}
+
+double reward_term_weight(const struct reward *r, int term)
+{
+    return r->terms[term].weight;
+}
+
+bool reward_needs_answer(const struct reward *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->needs_answer) return true;
+    return false;
+}
+
+int reward_accuracy_term(const struct reward *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->binary) return i;
+    return -1;
+}
+
+const char *reward_prompt_template(const struct reward *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->prompt_template) return r->terms[i].scorer->prompt_template;
+    return NULL;
+}
+
+enum status reward_check_row(struct reward *r, const char *answer, const json_t *row)
+{
+    for (int i = 0; i < r->n; i++) {
+        const struct term *t = &r->terms[i];
+        enum status st = t->scorer->check_row ? t->scorer->check_row(t->state, answer, row) : ST_OK;
+        if (st != ST_OK) return st;
+    }
+    return ST_OK;
+}
+
+enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
+                         double *ret_sum)
+{
+    double sum = 0, scores[REWARD_MAX_TERMS];
+    for (int i = 0; i < r->n; i++) {
+        const struct term *t = &r->terms[i];
+        enum status st = t->scorer->score(t->state, input, &scores[i]);
+        if (st != ST_OK) return status_context(st, "reward %s", reward_term_name(r, i));
+        sum += t->weight * scores[i];
+    }
+    if (ret_terms) memcpy(ret_terms, scores, (size_t)r->n * sizeof *scores);
+    *ret_sum = sum;
+    return ST_OK;
+}

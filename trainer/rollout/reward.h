@@ -1,0 +1,56 @@
+/* reward.h: the task's score of a finished sample: a weighted sum of terms, each by a scorer out of
+ * one table (docs/rewards.md). No device, no daemon. One thread: scorers may keep a state (a child
+ * process, a compiled pattern). What serving the sample cost is trainer/rollout/cost.h's. */
+#ifndef TRAINER_REWARD_H
+#define TRAINER_REWARD_H
+
+#include "common/base/bytes.h"
+#include <jansson.h>
+
+struct reward;
+
+// One sample as a scorer sees it. All borrowed.
+struct reward_input {
+    const char *text;        // of the completion, special tokens left out
+    const char *answer;      // of the data set; NULL where it has none
+    int n_tokens;            // of the completion
+    bool truncated;          // it ended at the token limit
+    const json_t *telemetry; // of this sample (docs/protocol.md); may be NULL
+    const json_t *prompt;    // text or messages, as the data set has it; may be NULL
+    const json_t *row;       // the data set's line; may be NULL
+};
+
+#define REWARD_MAX_TERMS 16
+
+struct reward_options {
+    // "gsm8k" or "exact,length". "plugin:PATH.so"; "command:PROGRAM ARGS" reaches to the end of the
+    // list, commas included, so it comes last.
+    const char *names;
+    const char *weights;  // "1,0.1"; NULL or "": all 1
+    const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none
+    double length_target; // of `length`; characters
+    double timeout_s;     // of `command`: longest wait for one sample's reply
+};
+// Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
+enum status reward_new(const struct reward_options *options, struct reward **ret);
+void reward_free(struct reward *r); // ends commands
+int reward_terms(const struct reward *r);
+const char *reward_term_name(const struct reward *r, int term); // for metrics
+double reward_term_weight(const struct reward *r, int term);
+bool reward_needs_answer(const struct reward *r);
+// The first term that is 0 or 1 (its mean is the accuracy); -1: none is.
+int reward_accuracy_term(const struct reward *r);
+// What stands around a question (prompts.h, PROMPT_PLACE in it) so that an instruct model ends on
+// the form of answer that is read; NULL where no term reads a certain one.
+const char *reward_prompt_template(const struct reward *r);
+// Refuses a line of the data set whose samples a scorer could not score. `answer` may be NULL.
+enum status reward_check_row(struct reward *r, const char *answer, const json_t *row);
+// ret_terms: (reward_terms) unweighted scores, may be NULL. ret_sum: weighted. A scorer that cannot
+// tell is an error, never a 0.
+enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
+                         double *ret_sum);
+
+// One line about each scorer, each after a newline, for --help.
+void reward_describe_all(struct bytes *ret);
+
+#endif

@@ -1,0 +1,25 @@
+/* reward_scorer.h: what a scorer is. Private to reward.c, whose table holds them all, and the
+ * reward_*.c files, which define those that keep a state. */
+#ifndef TRAINER_REWARD_SCORER_H
+#define TRAINER_REWARD_SCORER_H
+
+#include "trainer/rollout/reward.h"
+
+struct scorer {
+    const char *name;
+    bool binary, needs_answer; // binary: 0 or 1
+    bool takes_argument;       // written NAME:ARGUMENT
+    const char *help;
+    const char *prompt_template; // reward_prompt_template(); NULL: none
+    // Any of the next four may be NULL: no state; nothing to free; every line will do; `name`.
+    enum status (*open)(const struct reward_options *options, const char *argument,
+                        void **ret_state);
+    void (*close)(void *state); // takes NULL
+    enum status (*check_row)(void *state, const char *answer, const json_t *row);
+    const char *(*label)(const void *state); // its name in metrics
+    enum status (*score)(void *state, const struct reward_input *input, double *ret_score);
+};
+
+extern const struct scorer scorer_regex, scorer_plugin, scorer_command;
+
+#endif

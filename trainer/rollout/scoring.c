@@ -1,0 +1,159 @@
+/* scoring.c: the stage of the loop between rollout and learning. The trainer's thread.
+ *
+ * Plain, a reward is the weighted sum of its terms. With --reward-normalise terms each term is
+ * first put on the same footing, its z-score within the group, so that milliseconds in the hundreds
+ * do not drown an accuracy of 0 or 1; the sum is then divided by its deviation over the batch.
+ */
+#include "trainer/rollout/scoring.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void scores_release(struct scores *s)
+{
+    free(s->rewards);
+    free(s->terms);
+    free(s->costs);
+    free(s->advantages);
+    *s = (struct scores){0};
+}
+
+static enum status at_sample(enum status st, const char *data, const struct rollout *r, int i)
+{
+    return status_context(st, "%s, line %d, sample %d", data, r->examples[i / r->n_per_group]->line,
+                          i % r->n_per_group);
+}
+
+enum status scoring_check(struct reward *reward, const struct dataset *data)
+{
+    enum status st = reward_needs_answer(reward) ? dataset_require_answers(data) : ST_OK;
+    for (int i = 0; st == ST_OK && i < data->n; i++) {
+        const struct example *e = &data->examples[i];
+        st = reward_check_row(reward, e->answer, e->row);
+        status_context(st, "%s, line %d", data->path, e->line);
+    }
+    return st;
+}
+
+enum status scoring_task(struct reward *reward, const char *data, const struct rollout *r, int i,
+                         double *ret_terms, double *ret_sum)
+{
+    const struct sample *sample = &r->samples[i];
+    const struct example *example = r->examples[i / r->n_per_group];
+    struct reward_input input = {
+        .text = sample->text,
+        .answer = example->answer,
+        .n_tokens = sample->n,
+        .truncated = sample->truncated,
+        .telemetry = sample->telemetry,
+        .prompt = example->said,
+        .row = example->row,
+    };
+    return at_sample(reward_score(reward, &input, ret_terms, ret_sum), data, r, i);
+}
+
+static enum status read_costs(const struct scoring *how, const struct rollout *r, struct scores *s)
+{
+    enum status st = ST_OK;
+    size_t n = (size_t)s->n;
+    struct cost_sample *samples = malloc(n * sizeof *samples);
+    s->costs = malloc(n * COST_TERMS * sizeof *s->costs);
+    if (!samples || !s->costs) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the costs of %d samples", s->n);
+        goto out;
+    }
+    for (int i = 0; i < s->n; i++) {
+        CHECK(at_sample(cost_read(r->samples[i].telemetry, &samples[i]), how->data, r, i));
+        s->n_undrafted += !samples[i].drafted;
+    }
+    if (how->latency) {
+        for (int i = 0; i < s->n; i++) latency_model_add(how->latency, &samples[i]);
+        latency_model_fit(how->latency);
+    }
+    for (int i = 0; i < s->n; i++) {
+        double quantities[COST_TERMS];
+        cost_quantities(&samples[i],
+                        how->latency ? latency_model_ms(how->latency, &samples[i])
+                                     : samples[i].latency_ms,
+                        quantities);
+        for (int k = 0; k < COST_TERMS; k++) {
+            s->costs[(size_t)k * n + (size_t)i] = quantities[k];
+            s->rewards[i] += cost_signed_weight(&how->weights, k) * quantities[k];
+        }
+    }
+out:
+    free(samples);
+    return st;
+}
+
+// Weight times z-score of one term (n_groups, n_per_group), added to ret_sums.
+static void add_z_scores(const double *term, double weight, int n_groups, int n_per_group,
+                         double *ret_sums)
+{
+    for (int g = 0; g < n_groups; g++) {
+        const double *x = term + (size_t)g * n_per_group;
+        double *sums = ret_sums + (size_t)g * n_per_group, mean, std;
+        mean_std(x, n_per_group, &mean, &std);
+        if (std <= 1e-12 * fabs(mean)) continue; // equal, but for the rounding of their mean
+        for (int i = 0; i < n_per_group; i++) sums[i] += weight * (x[i] - mean) / std;
+    }
+}
+
+void scoring_normalise(const double *terms, const double *weights, int n_terms, int n_groups,
+                       int n_per_group, double *ret_sums)
+{
+    size_t n = (size_t)n_groups * n_per_group;
+    memset(ret_sums, 0, n * sizeof *ret_sums);
+    for (int k = 0; k < n_terms; k++)
+        add_z_scores(terms + (size_t)k * n, weights[k], n_groups, n_per_group, ret_sums);
+}
+
+static enum status normalised_advantages(const struct scoring *how, const struct rollout *r,
+                                         struct scores *s)
+{
+    double weights[REWARD_MAX_TERMS], costs[COST_TERMS];
+    struct advantage_stats stats;
+    size_t n = (size_t)s->n;
+    double *sums = malloc(2 * n * sizeof *sums);
+    if (!sums) return status_fail(ST_NO_MEMORY, "no memory for %d rewards", s->n);
+    for (int k = 0; k < s->n_terms; k++) weights[k] = reward_term_weight(how->reward, k);
+    for (int k = 0; k < COST_TERMS; k++) costs[k] = cost_signed_weight(&how->weights, k);
+    scoring_normalise(s->terms, weights, s->n_terms, r->n_groups, r->n_per_group, sums);
+    if (s->costs) {
+        scoring_normalise(s->costs, costs, COST_TERMS, r->n_groups, r->n_per_group, sums + n);
+        for (size_t i = 0; i < n; i++) sums[i] += sums[n + i];
+    }
+    advantage_compute(sums, r->n_groups, r->n_per_group, SCALE_BATCH, &stats, s->advantages);
+    s->stats.frac_zero_std = stats.frac_zero_std;
+    s->stats.mean = stats.mean;
+    s->stats.std = stats.std;
+    free(sums);
+    return ST_OK;
+}
+
+enum status scoring_rollout(const struct scoring *how, const struct rollout *r, struct scores *ret)
+{
+    enum status st = ST_OK;
+    struct scores s = {.n = r->n_groups * r->n_per_group, .n_terms = reward_terms(how->reward)};
+    size_t n = (size_t)s.n;
+    double terms[REWARD_MAX_TERMS];
+    s.rewards = malloc(n * sizeof *s.rewards);
+    s.terms = malloc(n * (size_t)s.n_terms * sizeof *s.terms);
+    s.advantages = malloc(n * sizeof *s.advantages);
+    if (!s.rewards || !s.terms || !s.advantages) {
+        st = status_fail(ST_NO_MEMORY, "no memory for %d rewards", s.n);
+        goto out;
+    }
+    for (int i = 0; i < s.n; i++) {
+        CHECK(scoring_task(how->reward, how->data, r, i, terms, &s.rewards[i]));
+        for (int k = 0; k < s.n_terms; k++) s.terms[(size_t)k * n + (size_t)i] = terms[k];
+    }
+    if (how->cost) CHECK(read_costs(how, r, &s));
+    advantage_compute(s.rewards, r->n_groups, r->n_per_group, how->scale, &s.stats, s.advantages);
+    if (how->normalise_terms) CHECK(normalised_advantages(how, r, &s));
+    *ret = s;
+out:
+    if (st != ST_OK) scores_release(&s);
+    return st;
+}

@@ -1,0 +1,48 @@
+/* scoring.h: from a rollout to advantages: the task's reward, the cost of serving each sample, and
+ * how the terms are put together. One thread. */
+#ifndef TRAINER_SCORING_H
+#define TRAINER_SCORING_H
+
+#include "trainer/rollout/advantage.h"
+#include "trainer/rollout/latency_model.h"
+#include "trainer/rollout/reward.h"
+#include "trainer/rollout/rollout.h"
+
+struct scoring { // borrowed parts; how it is done
+    struct reward *reward;
+    const char *data; // path of the data set, for errors
+    enum advantage_scale scale;
+    bool normalise_terms; // --reward-normalise terms; the batch is then the scale
+    bool cost;            // the cost terms count
+    struct cost_weights weights;
+    struct latency_model *latency; // NULL: latency as measured
+};
+
+struct scores { // of a rollout's samples
+    int n, n_terms;
+    double *rewards;              // (n) task and costs, as they are
+    double *terms;                // (n_terms, n) task terms, unweighted
+    double *costs;                // (COST_TERMS, n) quantities, unweighted; NULL without costs
+    int n_undrafted;              // samples without an accept_rate, which counts as 0; with costs
+    float *advantages;            // (n)
+    struct advantage_stats stats; // of the rewards as they are; of these advantages
+};
+
+// The task's score of sample i; errors name the data set's line and the sample.
+enum status scoring_task(struct reward *reward, const char *data, const struct rollout *rollout,
+                         int i, double *ret_terms, double *ret_sum);
+// Zero-initialised or released scores. With a latency model: adds this rollout to it, fits it again
+// and takes its latencies.
+enum status scoring_rollout(const struct scoring *s, const struct rollout *rollout,
+                            struct scores *ret);
+void scores_release(struct scores *s);
+
+// Every line of the data set has what the reward needs of it: an answer, a pattern.
+enum status scoring_check(struct reward *reward, const struct dataset *data);
+
+// --reward-normalise terms: of each term (n_terms, n), z-scores within each group (0 in a group of
+// equals), times the term's weight, summed: ret (n).
+void scoring_normalise(const double *terms, const double *weights, int n_terms, int n_groups,
+                       int n_per_group, double *ret_sums);
+
+#endif

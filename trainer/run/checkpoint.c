@@ -1,0 +1,451 @@
+/* checkpoint.c: writes and finds checkpoints. Owns no state; the trainer's thread.
+ *
+ * Weights are stored in the dtype they are trained in. With bf16 that is the upper half of the
+ * exact fp32 master, whose lower half is in optimizer.safetensors: loading both gives every bit
+ * back.
+ */
+#include "trainer/run/checkpoint.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_COPIED ((size_t)1 << 30)
+#define MAX_STATE  ((size_t)1 << 26)
+
+static const char *const copied_files[] = {
+    "generation_config.json",  "tokenizer.json",  "tokenizer_config.json",
+    "special_tokens_map.json", "vocab.json",      "merges.txt",
+    "added_tokens.json",       "tokenizer.model", "chat_template.jinja",
+    "chat_template.json",
+};
+
+// ---- a Hugging Face folder ----------------------------------------------------------------------
+
+static enum status no_memory(void)
+{
+    return status_fail(ST_NO_MEMORY, "no memory to write a model folder");
+}
+
+static enum status copy_file(const char *from, const char *to, const char *name)
+{
+    enum status st = ST_OK;
+    struct bytes content = BYTES_INIT;
+    char *source = path_join(from, name), *target = path_join(to, name);
+    if (!source || !target) {
+        st = no_memory();
+        goto out;
+    }
+    if (!file_exists(source)) goto out;
+    CHECK(file_read(source, MAX_COPIED, &content));
+    CHECK(file_write_atomic(target, 0644, bytes_text(&content), content.len));
+out:
+    bytes_release(&content);
+    free(source);
+    free(target);
+    return st;
+}
+
+// config.json with the dtype that was written, under whichever of its two names the source has.
+static enum status write_config(const char *folder, const struct model_config *config,
+                                enum dtype as)
+{
+    enum status st = ST_OK;
+    const char *dtype = dtype_torch_name(as);
+    const char *dot = strrchr(dtype, '.');
+    json_t *copy = json_copy(config->source);
+    char *path = path_join(folder, "config.json");
+    if (!copy || !path ||
+        json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
+                            json_string(dot ? dot + 1 : dtype)) != 0) {
+        st = no_memory();
+        goto out;
+    }
+    CHECK(json_write_file(path, 0644, copy));
+out:
+    json_decref(copy);
+    free(path);
+    return st;
+}
+
+static enum status fill_folder(const char *folder, struct device *dev,
+                               const struct weights *weights, enum dtype as,
+                               const char *source_folder,
+                               enum status (*extra)(void *context, const char *temporary),
+                               void *context)
+{
+    enum status st;
+    CHECK(file_remove_tree(folder)); // of an earlier process with this number
+    CHECK(file_make_folders(folder));
+    CHECK(write_config(folder, weights->config, as));
+    if (source_folder)
+        for (size_t i = 0; i < sizeof copied_files / sizeof *copied_files; i++)
+            CHECK(copy_file(source_folder, folder, copied_files[i]));
+    CHECK(weights_save(weights, dev, folder, as));
+    if (extra) CHECK(extra(context, folder));
+    CHECK(file_sync_folder(folder));
+out:
+    return st;
+}
+
+// "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
+static char *beside(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    int folder = slash ? (int)(slash - path) + 1 : 0;
+    char *name;
+    if (asprintf(&name, "%.*s.%s.%d.new", folder, path, path + folder, (int)getpid()) < 0)
+        return NULL;
+    return name;
+}
+
+static enum status sync_parent(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash) return file_sync_folder(".");
+    char *parent = strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    if (!parent) return no_memory();
+    enum status st = file_sync_folder(parent);
+    free(parent);
+    return st;
+}
+
+// A folder cannot be renamed over one that has content: the two then change places, in one step.
+static enum status move_into_place(const char *temporary, const char *folder)
+{
+    bool replaces = false;
+    if (rename(temporary, folder) != 0) {
+        replaces = errno == ENOTEMPTY || errno == EEXIST;
+        if (!replaces || renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) != 0)
+            return status_fail(ST_IO, "%s: cannot be put in place: %s", folder, strerror(errno));
+    }
+    enum status st = sync_parent(folder);
+    return st == ST_OK && replaces ? file_remove_tree(temporary) : st;
+}
+
+enum status model_folder_write(const char *folder, struct device *dev,
+                               const struct weights *weights, enum dtype as,
+                               const char *source_folder,
+                               enum status (*extra)(void *context, const char *temporary),
+                               void *context)
+{
+    enum status st = ST_OK;
+    size_t len = strlen(folder);
+    char *path = strdup(folder), *temporary = NULL;
+    while (path && len > 1 && path[len - 1] == '/') path[--len] = '\0';
+    if (!path || !(temporary = beside(path))) {
+        st = no_memory();
+        goto out;
+    }
+    CHECK(fill_folder(temporary, dev, weights, as, source_folder, extra, context));
+    CHECK(move_into_place(temporary, path));
+out:
+    if (st != ST_OK && temporary) file_remove_tree(temporary);
+    free(path);
+    free(temporary);
+    return st;
+}
+
+// ---- checkpoints --------------------------------------------------------------------------------
+
+#define POLICY_STEPS "optimizer_steps" // in trainer_state.json
+#define DRAFT_STEPS  "draft_optimizer_steps"
+
+struct trainer_files {
+    const struct checkpoint *checkpoint;
+    struct device *dev;
+    const struct checkpoint_model *policy, *draft; // draft: may be NULL
+};
+
+// Before the first step the state is all zeros, which needs no file.
+static enum status write_optimizer(void *context, const char *folder)
+{
+    struct optimizer *optimizer = context;
+    if (optimizer_steps(optimizer) == 0) return ST_OK;
+    char *path = path_join(folder, "optimizer.safetensors");
+    enum status st = path ? optimizer_save(optimizer, path) : no_memory();
+    free(path);
+    return st;
+}
+
+static enum status write_draft(const struct trainer_files *files, const char *folder)
+{
+    const struct checkpoint_model *draft = files->draft;
+    char *path = path_join(folder, CHECKPOINT_DRAFT);
+    enum status st =
+        path ? model_folder_write(path, files->dev, draft->weights, draft->weights->dt,
+                                  draft->source_folder, write_optimizer, draft->optimizer)
+             : no_memory();
+    free(path);
+    return st;
+}
+
+static enum status write_trainer_files(void *context, const char *folder)
+{
+    const struct trainer_files *files = context;
+    const struct checkpoint *c = files->checkpoint;
+    enum status st = ST_OK;
+    char *state_path = path_join(folder, "trainer_state.json");
+    json_t *state = c->state ? json_copy(c->state) : json_object();
+    if (!state_path || !state || json_object_set_new(state, "step", json_integer(c->step)) ||
+        json_object_set_new(state, "data_index", json_integer(c->data_index)) ||
+        json_object_set_new(state, POLICY_STEPS,
+                            json_integer(optimizer_steps(files->policy->optimizer))) ||
+        (files->draft &&
+         json_object_set_new(state, DRAFT_STEPS,
+                             json_integer(optimizer_steps(files->draft->optimizer))))) {
+        st = no_memory();
+        goto out;
+    }
+    CHECK(json_write_file(state_path, 0644, state));
+    CHECK(write_optimizer(files->policy->optimizer, folder));
+    if (files->draft) CHECK(write_draft(files, folder));
+out:
+    json_decref(state);
+    free(state_path);
+    return st;
+}
+
+static enum status swap_link(const char *checkpoints, const char *link_name, const char *name)
+{
+    enum status st = ST_OK;
+    char *link = path_join(checkpoints, link_name);
+    char *temporary = link ? beside(link) : NULL;
+    if (!link || !temporary) {
+        st = no_memory();
+        goto out;
+    }
+    unlink(temporary);
+    if (symlink(name, temporary) != 0 || rename(temporary, link) != 0)
+        st = status_fail(ST_IO, "%s: %s", link, strerror(errno));
+    else
+        st = file_sync_folder(checkpoints);
+out:
+    free(link);
+    free(temporary);
+    return st;
+}
+
+static bool step_of(const char *name, int64_t *ret_step)
+{
+    char *end;
+    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return false;
+    *ret_step = strtoll(name + 5, &end, 10);
+    return *end == '\0';
+}
+
+static int by_step(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+#define STEP_NAME 32 // bytes of a folder's name
+
+static void step_name(int64_t step, char ret[STEP_NAME])
+{
+    snprintf(ret, STEP_NAME, "step-%" PRId64, step);
+}
+
+// Said anew at each checkpoint, so that a crash between a folder and its link mends itself. A best
+// checkpoint that somebody removed is no error.
+static enum status link_best(const char *checkpoints, int64_t step)
+{
+    char name[STEP_NAME];
+    step_name(step, name);
+    char *folder = path_join(checkpoints, name);
+    if (!folder) return no_memory();
+    enum status st = file_exists(folder) ? swap_link(checkpoints, "best", name) : ST_OK;
+    free(folder);
+    return st;
+}
+
+// Removes all but the step just written, the keep - 1 highest of the others, and the best.
+static enum status remove_old(const char *checkpoints, const struct checkpoint *c, int keep)
+{
+    enum status st = ST_OK;
+    int64_t *steps = NULL, step;
+    int n = 0;
+    DIR *dir = opendir(checkpoints);
+    if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        if (!step_of(entry->d_name, &step) || step == c->step) continue;
+        int64_t *larger = realloc(steps, ((size_t)n + 1) * sizeof *steps);
+        if (!larger) {
+            st = no_memory();
+            goto out;
+        }
+        steps = larger;
+        steps[n++] = step;
+    }
+    if (n > 1) qsort(steps, (size_t)n, sizeof *steps, by_step);
+    for (int i = 0; i < n - (keep - 1); i++) {
+        char name[STEP_NAME];
+        if (c->best_step && steps[i] == *c->best_step) continue;
+        step_name(steps[i], name);
+        char *path = path_join(checkpoints, name);
+        if (!path) {
+            st = no_memory();
+            goto out;
+        }
+        st = file_remove_tree(path);
+        free(path);
+        if (st != ST_OK) goto out;
+    }
+out:
+    free(steps);
+    closedir(dir);
+    return st;
+}
+
+// Half-written folders of processes that were killed: a run folder has one writer.
+static enum status remove_leftovers(const char *checkpoints)
+{
+    enum status st = ST_OK;
+    DIR *dir = opendir(checkpoints);
+    if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
+    for (struct dirent *entry; st == ST_OK && (entry = readdir(dir));) {
+        size_t len = strlen(entry->d_name);
+        if (strncmp(entry->d_name, ".step-", 6) != 0 || len < 4 ||
+            strcmp(entry->d_name + len - 4, ".new") != 0)
+            continue;
+        char *path = path_join(checkpoints, entry->d_name);
+        st = path ? file_remove_tree(path) : no_memory();
+        free(path);
+    }
+    closedir(dir);
+    return st;
+}
+
+enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
+                             const struct checkpoint_model *policy,
+                             const struct checkpoint_model *draft, int keep, char **ret_folder)
+{
+    enum status st = ST_OK;
+    struct trainer_files files = {c, dev, policy, draft};
+    char name[STEP_NAME], absolute[PATH_MAX];
+    char *checkpoints = path_join(run_folder, "checkpoints"), *folder = NULL;
+    step_name(c->step, name);
+    if (!checkpoints || !(folder = path_join(checkpoints, name))) {
+        st = no_memory();
+        goto out;
+    }
+    CHECK(file_make_folders(checkpoints));
+    CHECK(remove_leftovers(checkpoints));
+    CHECK(model_folder_write(folder, dev, policy->weights, policy->weights->dt,
+                             policy->source_folder, write_trainer_files, &files));
+    if (c->best_step) CHECK(link_best(checkpoints, *c->best_step));
+    CHECK(swap_link(checkpoints, "latest", name));
+    if (keep > 0) CHECK(remove_old(checkpoints, c, keep));
+    if (ret_folder) {
+        if (!realpath(folder, absolute)) {
+            st = status_fail(ST_IO, "%s: %s", folder, strerror(errno));
+            goto out;
+        }
+        if (!(*ret_folder = strdup(absolute))) st = no_memory();
+    }
+out:
+    free(checkpoints);
+    free(folder);
+    return st;
+}
+
+static enum status follow_link(const char *run_folder, const char *name, char **ret_folder)
+{
+    char absolute[PATH_MAX];
+    char *link = path_join(run_folder, name), *folder = NULL;
+    if (!link) return no_memory();
+    bool found = realpath(link, absolute) != NULL;
+    int error = errno;
+    enum status st = ST_OK;
+    if (found && !(folder = strdup(absolute)))
+        st = no_memory();
+    else if (!found && error != ENOENT)
+        st = status_fail(ST_IO, "%s: %s", link, strerror(error));
+    else
+        *ret_folder = folder;
+    free(link);
+    return st;
+}
+
+// A run whose last checkpoint was taken away would otherwise start over, on top of its records.
+enum status checkpoint_latest(const char *run_folder, char **ret_folder)
+{
+    char target[PATH_MAX], *folder = NULL;
+    enum status st = follow_link(run_folder, "checkpoints/latest", &folder);
+    if (st != ST_OK) return st;
+    char *link = folder ? NULL : path_join(run_folder, "checkpoints/latest");
+    if (!folder && !link) return no_memory();
+    ssize_t len = folder ? -1 : readlink(link, target, sizeof target);
+    if (len > 0)
+        st = status_fail(ST_NOT_FOUND,
+                         "%s: it names %.*s, which is not there any more; let it name another "
+                         "(ln -sfn step-N %s), or remove it to start over",
+                         link, (int)len, target, link);
+    else
+        *ret_folder = folder;
+    free(link);
+    return st;
+}
+
+enum status checkpoint_best(const char *run_folder, char **ret_folder)
+{
+    return follow_link(run_folder, "checkpoints/best", ret_folder);
+}
+
+enum status checkpoint_read(const char *folder, struct checkpoint *ret)
+{
+    enum status st = ST_OK;
+    struct checkpoint c = {.step = -1, .data_index = -1};
+    char *path = path_join(folder, "trainer_state.json");
+    if (!path) return no_memory();
+    CHECK(json_read_file(path, MAX_STATE, &c.state));
+    CHECK(json_get_int(path, c.state, "step", 0, INT64_MAX, &c.step));
+    CHECK(json_get_int(path, c.state, "data_index", 0, INT64_MAX, &c.data_index));
+    if (c.step < 0 || c.data_index < 0) {
+        st = status_fail(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
+        goto out;
+    }
+    *ret = c;
+out:
+    if (st != ST_OK) json_decref(c.state);
+    free(path);
+    return st;
+}
+
+static enum status load_optimizer(const char *folder, const char *name, const struct checkpoint *c,
+                                  const char *steps, struct optimizer *optimizer)
+{
+    if (json_integer_value(json_object_get(c->state, steps)) == 0) return ST_OK;
+    char *path = path_join(folder, name);
+    if (!path) return no_memory();
+    enum status st = optimizer_load(optimizer, path);
+    free(path);
+    return st;
+}
+
+enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
+                                      struct optimizer *optimizer)
+{
+    return load_optimizer(folder, "optimizer.safetensors", c, POLICY_STEPS, optimizer);
+}
+
+bool checkpoint_has_draft(const struct checkpoint *c)
+{
+    return json_object_get(c->state, DRAFT_STEPS) != NULL;
+}
+
+enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
+                                            struct optimizer *optimizer)
+{
+    return load_optimizer(folder, CHECKPOINT_DRAFT "/optimizer.safetensors", c, DRAFT_STEPS,
+                          optimizer);
+}

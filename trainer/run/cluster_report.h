@@ -1,0 +1,31 @@
+/* cluster_report.h: what a curriculum made of an epoch's rewards, for people (a boxed text, UTF-8)
+ * and for plots (numbers of metrics.jsonl). Pure functions. */
+#ifndef TRAINER_CLUSTER_REPORT_H
+#define TRAINER_CLUSTER_REPORT_H
+
+#include "common/base/bytes.h"
+#include "trainer/rollout/buckets.h"
+#include <jansson.h>
+
+struct cluster_report {
+    const char *mode;              // "kde", "uniform"
+    int64_t epoch;                 // that ended, from 1
+    const struct buckets *buckets; // at least one
+    double rollouts[BUCKETS_MAX];  // of a prompt of each in the next epoch
+};
+
+// Marks of a bucket's health.
+enum health { HEALTH_GOOD, HEALTH_FAIR, HEALTH_POOR };
+// The bucket's std over that of all rewards: good up to 1/2, fair up to 1.
+enum health bucket_spread(const struct buckets *b, int bucket, double *ret_ratio);
+// Its share over an even share: good from 1/2 to 2, fair from 1/4 to 4.
+enum health bucket_balance(const struct buckets *b, int bucket, double *ret_ratio);
+
+// Appends; bytes_status() tells of want of memory.
+void cluster_report_text(const struct cluster_report *r, struct bytes *ret);
+// One line for the console.
+void cluster_report_line(const struct cluster_report *r, struct bytes *ret);
+// Adds curriculum/... keys; a bucket's are curriculum/bucket_K/..., K from 1.
+void cluster_report_metrics(const struct cluster_report *r, json_t *metrics);
+
+#endif

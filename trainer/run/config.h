@@ -1,0 +1,87 @@
+/* config.h: the options of `cw-trainer train`, and how those that are words or fractions resolve.
+ * Names and defaults are TRL's (GRPOConfig) where TRL has the option. */
+#ifndef TRAINER_CONFIG_H
+#define TRAINER_CONFIG_H
+
+#include "common/base/options.h"
+#include "common/model/model.h"
+#include "trainer/rollout/advantage.h"
+#include "trainer/rollout/cost.h"
+#include "trainer/rollout/curriculum.h"
+#include "trainer/learn/loss.h"
+#include "trainer/learn/optimizer.h"
+#include "trainer/rollout/prompts.h"
+#include "trainer/rollout/reward.h"
+#include "trainer/learn/schedule.h"
+
+struct train_config {
+    const char *bridge, *data, *run_dir, *config;
+    const char *also_count;
+    bool resume, exact;
+    // prompts
+    struct prompt_options prompts;
+    // reward
+    struct reward_options reward;
+    // cost of inference
+    bool cost;
+    struct cost_weights cost_weights;
+    const char *latency, *reward_normalise;
+    // rollouts
+    int64_t prompts_per_step, num_generations, max_completion_length, top_k;
+    double temperature, top_p, min_p;
+    const char *stop;
+    bool ignore_eos;
+    // curriculum
+    const char *curriculum;
+    int64_t n_buckets, min_bucket_size, rollout_base;
+    double rollout_alpha, curriculum_ema;
+    // loss
+    const char *loss_type, *importance_sampling_level, *scale_rewards;
+    double epsilon, epsilon_high, delta, beta;
+    const char *kl_estimator;
+    bool use_bias_correction_kl;
+    int64_t num_iterations;
+    bool importance_sampling_correction;
+    const char *importance_sampling_mode;
+    double importance_sampling_clip_min, importance_sampling_clip_max;
+    bool mask_truncated_completions;
+    // optimizer
+    double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
+    const char *lr_scheduler_type;
+    int64_t warmup_steps, max_steps;
+    double num_train_epochs;
+    int64_t seed;
+    // draft model
+    bool train_draft;
+    double draft_learning_rate, draft_loss_weight, draft_max_grad_norm;
+    // run
+    int64_t logging_steps, save_steps, save_total_limit;
+    bool log_completions;
+    const char *eval_data;
+    const char *eval_strategy;
+    int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
+    bool load_best_model_at_end;
+    // machine
+    int64_t token_budget, head_rows;
+    const char *recompute, *optim_moments;
+    double quiet_timeout, rollout_timeout;
+};
+extern const struct option_spec train_options[];
+
+// What the words mean, checked together; options name themselves in errors (ST_INVALID).
+struct train_resolved {
+    struct loss_config loss;
+    enum advantage_scale scale;
+    bool latency_modelled, normalise_terms;
+    enum curriculum_mode curriculum;
+    bool eval_by_epoch;
+    struct schedule schedule;       // total_steps: filled by run_plan_steps()
+    struct schedule draft_schedule; // the same shape
+    double draft_max_grad_norm;
+    enum recompute recompute;
+    enum moments_kind moments;
+};
+enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
+// An option of the cost formula that was changed where --cost is not given; NULL: none was.
+const char *train_config_idle_cost(const struct train_config *config);
+#endif

@@ -1,0 +1,100 @@
+/* run.h: one training run: everything `cw-trainer train` has open, and what it writes down. Private
+ * to train.c and the run_*.c files. One thread, the main one. */
+#ifndef TRAINER_RUN_H
+#define TRAINER_RUN_H
+
+#include "bridge/attach.h"
+#include "trainer/run/best.h"
+#include "trainer/run/checkpoint.h"
+#include "trainer/run/config.h"
+#include "trainer/rollout/curriculum.h"
+#include "trainer/eval.h"
+#include "trainer/learn/learner.h"
+#include "trainer/run/runlog.h"
+#include "trainer/rollout/scoring.h"
+#include "trainer/run/spec_watch.h"
+#include "trainer/run/stop.h"
+#include "trainer/learn/update.h"
+
+struct run {
+    const struct train_config *config;
+    struct train_resolved resolved;
+    char folder[512];
+    int folder_lock; // open while this process writes there; -1: none
+    // the policy
+    struct bridge *bridge;
+    const char *model_folder; // the bridge file's
+    struct model_config *model;
+    struct weights *policy; // bound to the shared arena
+    struct http_client *http;
+    struct rollout_source source;
+    struct learner *learner;
+    // the draft model, with --train-draft; NULL without
+    const char *draft_folder; // the bridge file's
+    struct model_config *draft_model;
+    struct weights *draft; // bound to its shared arena
+    // the task
+    struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
+    struct curriculum *curriculum;    // what the next step takes
+    struct reward *reward;
+    struct scoring scoring;       // how rollouts are scored
+    struct latency_model latency; // with --latency modelled
+    // the state
+    struct runlog *log;
+    struct stop *stop;
+    int64_t step, total_steps; // step: done
+    int64_t saved_step;        // of the last checkpoint; -1: none
+    struct best best;          // of the evaluations
+    json_t *best_of;           // what they were made of: run_checkpoint.c; NULL: not yet said
+    int64_t skipped;           // updates whose gradient was not finite
+    int skipped_in_a_row;      // steps
+    int draft_skips_in_a_row;  // the same of the draft model
+    struct spec_watch *watch;  // the daemons that count drafts
+    struct spec_counters spec; // of the last rollout
+    bool said_undrafted, said_memory;
+};
+
+// run_open.c: config, resolved and reward are set. Attaches to the daemon, reads the data, prints
+// the memory plan, takes the memory, takes the writer's lease, and goes on from a checkpoint where
+// one is there and wanted. run_close() takes half-opened runs too.
+enum status run_open(struct run *run);
+void run_close(struct run *run);
+
+// run_checkpoint.c: a checkpoint of the present step, unless there is one; it becomes the snapshot
+// that the daemon restores should this process die in the middle of an update.
+enum status run_save(struct run *run);
+// Writes a checkpoint's weights into the shared arena under the publish protocol and takes over its
+// step.
+enum status run_resume(struct run *run, const char *folder);
+// Writes the weights of the best checkpoint into the shared arena, where it is not the present one.
+enum status run_serve_best(struct run *run);
+
+// run_curriculum.c: the order of the data and the number of samples, as the options say.
+struct curriculum_options run_curriculum_options(const struct train_config *config,
+                                                 enum curriculum_mode mode);
+// Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.
+void run_plan_steps(struct run *run);
+// Tells the curriculum what the step's rewards were, and `metrics` where it is; at an epoch's end
+// also writes and says the cluster report.
+enum status run_record(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                       json_t *metrics);
+
+// run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
+json_t *run_metrics(const struct run *run, const struct rollout *rollout,
+                    const struct scores *scores, const struct update_stats *update, double lr,
+                    double train_s, double step_s);
+double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
+// Lines about the step just done, every --logging-steps: speculative decoding, the draft model, the
+// latency model. Once in a run: that samples drafted nothing.
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                       const struct update_stats *update);
+// Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
+// it.
+enum status run_evaluate(struct run *run, json_t *metrics);
+// rollouts/step-N.jsonl
+enum status run_log_rollout(struct run *run, const struct rollout *rollout,
+                            const struct scores *scores);
+// What sampling of the present step is asked for.
+struct sampling_options run_sampling(const struct run *run);
+
+#endif

@@ -1,0 +1,228 @@
+/* run_checkpoint.c: saving a run and taking it up again. The main thread.
+ *
+ * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
+ * the seed, the curriculum, the best evaluation and what it was of, and a digest of the data.
+ * Taking it up with another data set or seed would silently be another run, and is refused.
+ * Evaluations of other prompts or by another reward cannot be compared: there the best is looked
+ * for anew.
+ */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "trainer/run/run.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// The digest goes as text: JSON numbers do not hold 64 bits everywhere.
+#define DIGEST_ROOM 24 // bytes of it
+static const char *digest_text(const struct dataset *data, char ret[DIGEST_ROOM])
+{
+    snprintf(ret, DIGEST_ROOM, "%016" PRIx64, data->digest);
+    return ret;
+}
+
+// What the scores of evaluations depend on beside the weights. New reference; NULL: no memory.
+static json_t *evaluation_of(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    char digest[DIGEST_ROOM];
+    return json_pack("{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest",
+                     digest_text(run->eval_data, digest), "limit", (json_int_t)c->eval_limit,
+                     "reward", c->reward.names, "reward_weights", c->reward.weights,
+                     "reward_pattern", c->reward.pattern, "length_target", c->reward.length_target,
+                     "max_completion_length", (json_int_t)c->max_completion_length);
+}
+
+enum status run_save(struct run *run)
+{
+    enum status st = ST_OK;
+    char *folder = NULL;
+    if (run->saved_step == run->step) return ST_OK;
+    struct checkpoint c = {.step = run->step,
+                           .data_index = curriculum_taken(run->curriculum),
+                           .best_step = run->best.step >= 0 ? &run->best.step : NULL};
+    char digest[DIGEST_ROOM];
+    c.state = json_pack("{s:I, s:s, s:I, s:s, s:s}", "seed", (json_int_t)run->config->seed,
+                        "data_digest", digest_text(run->data, digest), "skipped_updates",
+                        (json_int_t)run->skipped, "version", COMMONWEIGHT_VERSION, "device",
+                        device_name(bridge_device(run->bridge)));
+    if (run->eval_data && !run->best_of) run->best_of = evaluation_of(run);
+    if (!c.state || (run->eval_data && !run->best_of) ||
+        (run->best_of && json_object_set(c.state, "best_of", run->best_of) != 0) ||
+        json_object_set_new(c.state, "curriculum", curriculum_to_json(run->curriculum)) != 0 ||
+        json_object_set_new(c.state, "best", best_to_json(&run->best)) != 0 ||
+        (run->scoring.latency && json_object_set_new(c.state, "latency_model",
+                                                     latency_model_to_json(&run->latency)) != 0)) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
+        goto out;
+    }
+    struct checkpoint_model policy = {run->policy, learner_optimizer(run->learner),
+                                      run->model_folder};
+    struct checkpoint_model draft = {.weights = run->draft, .source_folder = run->draft_folder};
+    if (run->draft) draft.optimizer = learner_optimizer(learner_draft(run->learner));
+    CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
+                           run->draft ? &draft : NULL, (int)run->config->save_total_limit,
+                           &folder));
+    run->saved_step = run->step;
+    // What the daemon restores should this process die in the middle of an update.
+    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
+out:
+    json_decref(c.state);
+    free(folder);
+    if (st != ST_OK && run->saved_step >= 0 && run->saved_step < run->step)
+        return status_context(st,
+                              "checkpoint of step %" PRId64 " (that of step %" PRId64
+                              " is whole; --resume goes on from it)",
+                              run->step, run->saved_step);
+    return status_context(st, "checkpoint of step %" PRId64, run->step);
+}
+
+struct restore {
+    struct run *run;
+    const char *folder, *draft_folder; // draft_folder: NULL where the draft stays as it is
+};
+
+static enum status load_weights(void *context)
+{
+    struct restore *r = context;
+    struct device *dev = bridge_device(r->run->bridge);
+    enum status st = weights_load(r->run->policy, dev, r->folder);
+    return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
+}
+
+static enum status push_weights(struct run *run, const char *folder, const char *draft_folder)
+{
+    struct restore restore = {run, folder, draft_folder};
+    struct publish_times times;
+    // First, so that a death in the middle of this very update is repaired from it as well.
+    enum status st = control_set_snapshot(bridge_control(run->bridge), folder);
+    if (st != ST_OK) return st;
+    pthread_mutex_lock(stop_publish_lock(run->stop));
+    st = bridge_publish(run->bridge, (int64_t)(run->config->quiet_timeout * 1e3), load_weights,
+                        &restore, &times);
+    pthread_mutex_unlock(stop_publish_lock(run->stop));
+    return st;
+}
+
+// The draft's part of resuming: its optimizer, and where its weights lie (the caller's to free;
+// NULL: it starts as the daemon serves it).
+static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
+                                char **ret_draft_folder)
+{
+    char *draft_folder;
+    if (!checkpoint_has_draft(c)) {
+        if (run->draft)
+            log_info("%s holds no draft model: it starts as the daemon serves it", folder);
+        return ST_OK;
+    }
+    if (!run->draft) {
+        log_warn("%s holds a trained draft model, and the daemon keeps the one it serves; "
+                 "--train-draft goes on with it",
+                 folder);
+        return ST_OK;
+    }
+    enum status st =
+        checkpoint_load_draft_optimizer(folder, c, learner_optimizer(learner_draft(run->learner)));
+    if (st != ST_OK) return st;
+    if (!(draft_folder = path_join(folder, CHECKPOINT_DRAFT)))
+        return status_fail(ST_NO_MEMORY, "no memory to load the draft model");
+    *ret_draft_folder = draft_folder;
+    return ST_OK;
+}
+
+static enum status check_same_run(const struct run *run, const char *folder,
+                                  const struct checkpoint *c)
+{
+    char digest[DIGEST_ROOM];
+    const char *old_digest = json_string_value(json_object_get(c->state, "data_digest"));
+    if (!old_digest || strcmp(digest_text(run->data, digest), old_digest) != 0)
+        return status_fail(ST_MISMATCH,
+                           "%s was made with another content of %s; take that one or another "
+                           "--run-dir",
+                           folder, run->data->path);
+    json_int_t seed = json_integer_value(json_object_get(c->state, "seed"));
+    if (seed != run->config->seed)
+        return status_fail(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder,
+                           seed);
+    const char *device = device_name(bridge_device(run->bridge));
+    const char *old_device = json_string_value(json_object_get(c->state, "device"));
+    if (run->config->exact && old_device && strcmp(device, old_device) != 0)
+        return status_fail(ST_MISMATCH,
+                           "--exact: %s was made on \"%s\", and this is \"%s\", whose sums have "
+                           "another order; set OMP_NUM_THREADS as it was, or leave --exact away",
+                           folder, old_device, device);
+    return ST_OK;
+}
+
+static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)
+{
+    const json_t *old = json_object_get(c->state, "best_of");
+    enum status st = best_from_json(folder, json_object_get(c->state, "best"), &run->best);
+    if (st != ST_OK) return st;
+    if (!run->eval_data) {
+        run->best_of = json_incref((json_t *)old);
+        return ST_OK;
+    }
+    if (!(run->best_of = evaluation_of(run)))
+        return status_fail(ST_NO_MEMORY, "no memory to resume %s", folder);
+    if (run->best.step < 0 || !old || json_equal(old, run->best_of)) return ST_OK;
+    log_warn(
+        "the evaluations until now were of other held-out prompts, or by another reward: their "
+        "best, step %" PRId64 ", is not compared with those to come",
+        run->best.step);
+    run->best = BEST_NONE;
+    return ST_OK;
+}
+
+enum status run_resume(struct run *run, const char *folder)
+{
+    enum status st;
+    struct checkpoint c = {0};
+    char *draft_folder = NULL;
+    CHECK(checkpoint_read(folder, &c));
+    CHECK(check_same_run(run, folder, &c));
+    if (run->scoring.latency && json_has(c.state, "latency_model"))
+        CHECK(latency_model_from_json(json_object_get(c.state, "latency_model"), &run->latency));
+    CHECK(status_context(
+        curriculum_from_json(run->curriculum, json_object_get(c.state, "curriculum"), c.data_index),
+        "%s", folder));
+    CHECK(resume_best(run, folder, &c));
+    CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
+    CHECK(resume_draft(run, folder, &c, &draft_folder));
+    CHECK(push_weights(run, folder, draft_folder));
+    run->step = run->saved_step = c.step;
+    run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
+    log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
+             run->step, folder, control_version(bridge_control(run->bridge)));
+out:
+    json_decref(c.state);
+    free(draft_folder);
+    return status_context(st, "resuming");
+}
+
+enum status run_serve_best(struct run *run)
+{
+    enum status st;
+    char *folder = NULL, *draft_folder = NULL;
+    if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
+    CHECK(checkpoint_best(run->folder, &folder));
+    if (!folder) {
+        st = status_fail(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
+                         run->folder);
+        goto out;
+    }
+    if (run->draft && !(draft_folder = path_join(folder, CHECKPOINT_DRAFT))) {
+        st = status_fail(ST_NO_MEMORY, "no memory to load the draft model");
+        goto out;
+    }
+    CHECK(
+        push_weights(run, folder, draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
+    log_info("serving the weights of step %" PRId64 ", the best", run->best.step);
+out:
+    free(folder);
+    free(draft_folder);
+    return status_context(st, "--load-best-model-at-end");
+}

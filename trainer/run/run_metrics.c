@@ -1,0 +1,339 @@
+/* run_metrics.c: what a run measures of itself: the line of metrics.jsonl, evaluations, sampled
+ * text. The main thread. Keys are TRL's where TRL logs the same.
+ */
+#include "common/base/log.h"
+#include "common/base/rng.h"
+#include "trainer/run/run.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#define ROLLOUT_STREAM ((uint64_t)1 << 32) // apart from the data order's streams, which are epochs
+
+struct sampling_options run_sampling(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    struct rng rng;
+    rng_init(&rng, (uint64_t)c->seed, ROLLOUT_STREAM + (uint64_t)run->step);
+    return (struct sampling_options){
+        .temperature = c->temperature,
+        .top_p = c->top_p,
+        .min_p = c->min_p,
+        .top_k = (int)c->top_k,
+        .max_tokens = (int)c->max_completion_length,
+        .seed = rng_u64(&rng) >> 1,
+        .ignore_eos = c->ignore_eos,
+        .stop = c->stop,
+    };
+}
+
+double run_accuracy(const struct run *run, const struct scores *s)
+{
+    double mean;
+    int term = reward_accuracy_term(run->reward);
+    if (term < 0) return -1;
+    mean_std(s->terms + (size_t)term * (size_t)s->n, s->n, &mean, NULL);
+    return mean;
+}
+
+static void put_lengths(json_t *metrics, const struct rollout *r)
+{
+    int n = r->n_groups * r->n_per_group, truncated = 0;
+    int shortest = r->samples[0].n, longest = 0;
+    for (int i = 0; i < n; i++) {
+        const struct sample *s = &r->samples[i];
+        if (s->n < shortest) shortest = s->n;
+        if (s->n > longest) longest = s->n;
+        truncated += s->truncated;
+    }
+    metrics_put(metrics, "completions/mean_length", (double)r->n_tokens / n);
+    metrics_put(metrics, "completions/min_length", shortest);
+    metrics_put(metrics, "completions/max_length", longest);
+    metrics_put(metrics, "completions/clipped_ratio", (double)truncated / n);
+}
+
+static void put_rewards(json_t *metrics, const struct run *run, const struct scores *s)
+{
+    metrics_put(metrics, "reward", s->stats.reward_mean);
+    metrics_put(metrics, "reward_std", s->stats.reward_std);
+    metrics_put(metrics, "reward_group_std", s->stats.group_std);
+    metrics_put(metrics, "frac_reward_zero_std", s->stats.frac_zero_std);
+    metrics_put(metrics, "advantage_mean", s->stats.mean);
+    metrics_put(metrics, "advantage_std", s->stats.std);
+    for (int k = 0; k < s->n_terms; k++) {
+        char key[64];
+        double mean, std;
+        mean_std(s->terms + (size_t)k * (size_t)s->n, s->n, &mean, &std);
+        snprintf(key, sizeof key, "rewards/%s/mean", reward_term_name(run->reward, k));
+        metrics_put(metrics, key, mean);
+        snprintf(key, sizeof key, "rewards/%s/std", reward_term_name(run->reward, k));
+        metrics_put(metrics, key, std);
+    }
+    if (run_accuracy(run, s) >= 0) metrics_put(metrics, "accuracy", run_accuracy(run, s));
+}
+
+// What serving the samples cost: each quantity, and what it adds to the reward.
+static void put_costs(json_t *metrics, const struct run *run, const struct scores *s)
+{
+    double costs = 0;
+    if (!s->costs) return;
+    for (int k = 0; k < COST_TERMS; k++) {
+        char key[64];
+        double mean, std, weight = cost_signed_weight(&run->scoring.weights, k);
+        mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
+        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(k));
+        metrics_put(metrics, key, mean);
+        snprintf(key, sizeof key, "rewards/cost/%s", cost_term_name(k));
+        metrics_put(metrics, key, weight * mean);
+        snprintf(key, sizeof key, "rewards/cost/%s/std", cost_term_name(k));
+        metrics_put(metrics, key, fabs(weight) * std);
+        costs += weight * mean;
+    }
+    metrics_put(metrics, "rewards/cost", costs);
+    metrics_put(metrics, "rewards/task", s->stats.reward_mean - costs);
+    metrics_put(metrics, "inference/undrafted", (double)s->n_undrafted / s->n);
+    const struct latency_model *m = run->scoring.latency;
+    if (!m) return;
+    metrics_put(metrics, "latency_model/base_ms", m->base_ms);
+    metrics_put(metrics, "latency_model/ms_per_prefill_token", m->ms_per[LATENCY_PREFILL]);
+    metrics_put(metrics, "latency_model/ms_per_generated_token", m->ms_per[LATENCY_GENERATED]);
+    metrics_put(metrics, "latency_model/ms_per_draft_token", m->ms_per[LATENCY_DRAFT]);
+    metrics_put(metrics, "latency_model/ms_per_accepted_token", m->ms_per[LATENCY_ACCEPTED]);
+    metrics_put(metrics, "latency_model/r2", m->r2);
+}
+
+// What serving took, as the daemon measured it. With --cost, put_costs() says it; tokens and
+// acceptance have keys of their own.
+static void put_inference(json_t *metrics, const struct rollout *r, const struct scores *s)
+{
+    static const enum cost_term told[] = {COST_LATENCY, COST_KV, COST_CACHE};
+    const int n = r->n_groups * r->n_per_group;
+    double means[COST_TERMS] = {0};
+    if (s->costs) return;
+    for (int i = 0; i < n; i++) {
+        struct cost_sample sample;
+        double quantities[COST_TERMS];
+        if (cost_read(r->samples[i].telemetry, &sample) != ST_OK) return; // not told: no metric
+        cost_quantities(&sample, sample.latency_ms, quantities);
+        for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
+    }
+    for (size_t k = 0; k < sizeof told / sizeof *told; k++) {
+        char key[64];
+        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(told[k]));
+        metrics_put(metrics, key, means[told[k]]);
+    }
+}
+
+static void put_ratios(json_t *metrics, const struct run *run, const struct update_stats *u)
+{
+    const struct loss_config *loss = &run->resolved.loss;
+    metrics_put(metrics, "clip_ratio/low_mean", u->clip_low);
+    metrics_put(metrics, "clip_ratio/low_min", u->clip_low_min);
+    metrics_put(metrics, "clip_ratio/high_mean", u->clip_high);
+    metrics_put(metrics, "clip_ratio/high_max", u->clip_high_max);
+    metrics_put(metrics, "clip_ratio/region_mean", u->clip_low + u->clip_high);
+    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", u->clip_high);
+    if (loss->delta > 0) metrics_put(metrics, "clip_ratio/delta_mean", u->clip_delta);
+    metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
+    metrics_put(metrics, "importance_ratio/min", u->ratio_min);
+    metrics_put(metrics, "importance_ratio/max", u->ratio_max);
+    if (loss->correction == CORRECTION_OFF) return;
+    metrics_put(metrics, "sampling/importance_sampling_ratio/mean", u->correction_mean);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/min", u->correction_min);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/max", u->correction_max);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->correction_cut);
+}
+
+static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
+{
+    bool any = u->draft.targets > 0; // else null: nothing was compared
+    metrics_put(metrics, "draft_loss", any ? u->draft.kl : NAN);
+    metrics_put(metrics, "draft_overlap", any ? u->draft.overlap : NAN);
+    metrics_put(metrics, "draft_grad_norm", any && !u->draft_skipped ? u->draft_grad_norm : NAN);
+    metrics_put(metrics, "draft_learning_rate", lr);
+}
+
+static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u,
+                       double lr)
+{
+    metrics_put(metrics, "loss", u->loss);
+    if (run->config->beta > 0) metrics_put(metrics, "kl", u->kl);
+    metrics_put(metrics, "entropy", u->entropy);
+    put_ratios(metrics, run, u);
+    metrics_put(metrics, "grad_norm", u->grad_norm);
+    metrics_put(metrics, "learning_rate", lr);
+    metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
+    metrics_put(metrics, "sampler_mismatch/max", u->mismatch_max);
+    metrics_put(metrics, "sampler_mismatch/k3", u->mismatch_k3);
+    json_object_set_new(metrics, "skipped_updates", json_integer(run->skipped));
+    json_object_set_new(metrics, "weight_version",
+                        json_integer((json_int_t)control_version(bridge_control(run->bridge))));
+    metrics_put(metrics, "publish/wait_ms", u->publish.wait_ms);
+    metrics_put(metrics, "publish/write_ms", u->publish.write_ms);
+    metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
+}
+
+json_t *run_metrics(const struct run *run, const struct rollout *rollout,
+                    const struct scores *scores, const struct update_stats *update, double lr,
+                    double train_s, double step_s)
+{
+    json_t *metrics = json_object();
+    if (!metrics) return NULL;
+    json_object_set_new(metrics, "step", json_integer(run->step));
+    put_rewards(metrics, run, scores);
+    put_costs(metrics, run, scores);
+    put_inference(metrics, rollout, scores);
+    spec_counters_put(&run->spec, metrics);
+    put_lengths(metrics, rollout);
+    put_update(metrics, run, update, lr);
+    if (run->draft)
+        put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
+    metrics_put(metrics, "rollout_s", rollout->seconds);
+    metrics_put(metrics, "train_s", train_s);
+    metrics_put(metrics, "step_s", step_s);
+    metrics_put(metrics, "tokens_per_s", (double)rollout->n_tokens / step_s);
+    return metrics;
+}
+
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s,
+                       const struct update_stats *update)
+{
+    const struct train_config *c = run->config;
+    const struct latency_model *m = run->scoring.latency;
+    if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
+        run->said_undrafted = true;
+        log_progress_end();
+        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; their accept_rate "
+                 "counts as 0 (metric inference/undrafted)",
+                 run->step, s->n_undrafted, s->n);
+    }
+    if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
+    if (run->spec.present && run->spec.num_drafts > 0) {
+        struct bytes line = BYTES_INIT;
+        spec_counters_say(&run->spec, rollout->seconds, &line);
+        log_progress_end();
+        log_info("%s", bytes_text(&line));
+        bytes_release(&line);
+    }
+    if (run->draft) {
+        log_progress_end();
+        log_info("draft model: KL divergence %.4f from the policy, acceptance to expect %.1f%%, "
+                 "gradient norm %.4f",
+                 update->draft.kl, 100 * update->draft.overlap, update->draft_grad_norm);
+    }
+    if (m) {
+        log_progress_end();
+        log_info("latency model of %.0f samples: %.3f ms + %.4f prefill + %.4f generated + %.4f "
+                 "draft + %.4f accepted ms a token, R2 %.3f",
+                 m->n, m->base_ms, m->ms_per[LATENCY_PREFILL], m->ms_per[LATENCY_GENERATED],
+                 m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
+    }
+}
+
+// The end of an evaluation's line.
+static void say_best(const struct run *run, bool is_best, char ret[64])
+{
+    if (is_best || run->best.step < 0)
+        snprintf(ret, 64, "%s", is_best && run->step > 0 ? ", the best so far" : "");
+    else
+        snprintf(ret, 64, "; the best was at step %" PRId64, run->best.step);
+}
+
+enum status run_evaluate(struct run *run, json_t *metrics)
+{
+    struct sampling_options sampling = run_sampling(run);
+    struct eval_result r;
+    char best[64];
+    sampling.temperature = 0;
+    enum status st = evaluate(&run->source, run->eval_data, (int)run->config->eval_limit,
+                              run->reward, &sampling, &r);
+    if (st != ST_OK) return st;
+    say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
+             best);
+    metrics_put(metrics, "eval/reward", r.reward);
+    metrics_put(metrics, "eval/reward_standard_error", r.reward_standard_error);
+    metrics_put(metrics, "eval/mean_length", r.mean_length);
+    if (r.accuracy >= 0) {
+        metrics_put(metrics, "eval/accuracy", r.accuracy);
+        metrics_put(metrics, "eval/standard_error", r.standard_error);
+    }
+    if (r.spec.num_draft_tokens > 0) {
+        metrics_put(metrics, "eval/acceptance_rate", spec_acceptance_rate(&r.spec));
+        metrics_put(metrics, "eval/acceptance_length", spec_acceptance_length(&r.spec));
+    }
+    log_progress_end();
+    if (r.accuracy >= 0)
+        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
+                 100 * r.accuracy, 100 * r.standard_error, r.n, best);
+    else
+        log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s", run->step,
+                 r.reward, r.reward_standard_error, r.n, best);
+    return ST_OK;
+}
+
+// What sample i's reward is made of: the task's terms as they are, the costs with their weights.
+static json_t *reward_parts(const struct run *run, const struct scores *s, int i)
+{
+    json_t *parts = json_object();
+    for (int k = 0; parts && k < s->n_terms; k++)
+        metrics_put(parts, reward_term_name(run->reward, k),
+                    s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
+    for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
+        char key[64];
+        snprintf(key, sizeof key, "cost/%s", cost_term_name(k));
+        metrics_put(parts, key,
+                    cost_signed_weight(&run->scoring.weights, k) *
+                        s->costs[(size_t)k * (size_t)s->n + (size_t)i]);
+    }
+    return parts;
+}
+
+// The tokens' own entries of a sample that drafts were verified for.
+static bool put_accepted(json_t *object, const struct sample *s)
+{
+    bool ok = true;
+    json_t *accepted = json_array(), *offsets = json_array();
+    for (int t = 0; ok && t < s->n; t++) {
+        ok = json_array_append_new(accepted, json_integer(s->accepted[t])) == 0;
+        if (s->text_offset)
+            ok = ok && json_array_append_new(offsets, json_integer(s->text_offset[t])) == 0;
+    }
+    ok = ok && json_object_set(object, "accepted", accepted) == 0;
+    if (s->text_offset) ok = ok && json_object_set(object, "text_offset", offsets) == 0;
+    json_decref(accepted);
+    json_decref(offsets);
+    return ok;
+}
+
+// Rows of one prompt follow each other, so it stands on the first of them only.
+static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
+                            int i)
+{
+    const struct sample *sample = &r->samples[i];
+    const struct example *e = r->examples[i / r->n_per_group];
+    int number = i % r->n_per_group;
+    json_t *line = json_pack(
+        "{s:i, s:i, s:s*, s:s, s:f, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
+        "answer", e->answer, "completion", sample->text, "reward", s->rewards[i], "advantage",
+        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
+        "truncated", sample->truncated, "telemetry", sample->telemetry);
+    bool ok = line != NULL;
+    if (ok && number == 0) ok = json_object_set(line, "prompt", (json_t *)e->said) == 0;
+    if (ok && sample->accepted) ok = put_accepted(line, sample);
+    if (ok) return line;
+    json_decref(line);
+    return NULL;
+}
+
+enum status run_log_rollout(struct run *run, const struct rollout *r, const struct scores *s)
+{
+    json_t *samples = json_array();
+    bool ok = samples != NULL;
+    for (int i = 0; ok && i < s->n; i++)
+        ok = json_array_append_new(samples, rollout_line(run, r, s, i)) == 0;
+    enum status st = ok ? runlog_rollouts(run->log, run->step, samples)
+                        : status_fail(ST_NO_MEMORY, "no memory to log rollouts");
+    json_decref(samples);
+    return st;
+}

@@ -1,0 +1,357 @@
+/* run_open.c: opens what a training run needs, in the order in which it can be refused cheaply: the
+ * bridge, the data, the writer's lease, the run folder, the memory. The main thread.
+ */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "trainer/learn/memory.h"
+#include "trainer/rollout/prompts.h"
+#include "trainer/run/run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+#define INFO_MS    10000
+#define MAX_CONFIG ((size_t)1 << 20)
+
+// The model of one role of the bridge, bound to its arena.
+static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
+                             struct model_config **ret_model, struct weights **ret_weights)
+{
+    enum status st;
+    char hash[65];
+    CHECK(model_config_load(role->model, ret_model));
+    CHECK(weights_plan(*ret_model, role->dt, ret_weights));
+    weights_layout_hash(*ret_weights, hash);
+    if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
+        st = status_fail(ST_MISMATCH,
+                         "%s: the daemon's layout of the weights differs from what %s gives here; "
+                         "daemon and trainer must be of one version, and the folder unchanged",
+                         bridge_file_of(bridge)->path, role->model);
+        goto out;
+    }
+    weights_bind(*ret_weights, bridge_base(bridge, role->role));
+out:
+    return st;
+}
+
+static enum status open_draft(struct run *run)
+{
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "draft");
+    if (!run->config->train_draft) return ST_OK;
+    if (!role)
+        return status_fail(ST_NOT_FOUND,
+                           "--train-draft: %s shares no draft model; start the daemon with one: "
+                           "cw-infer-server --draft DIR --speculative draft_model:5",
+                           file->path);
+    run->draft_folder = role->model;
+    enum status st = open_role(run->bridge, role, &run->draft_model, &run->draft);
+    if (st == ST_OK && run->draft_model->vocab_size > run->model->vocab_size)
+        st = status_fail(ST_MISMATCH,
+                         "--train-draft: the draft model %s has a vocabulary of %d tokens, the "
+                         "policy %s one of %d; take a draft of the same tokenizer",
+                         run->draft_folder, run->draft_model->vocab_size, run->model_folder,
+                         run->model->vocab_size);
+    return st;
+}
+
+static enum status open_policy(struct run *run)
+{
+    enum status st;
+    CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "policy");
+    if (!role) {
+        st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
+        goto out;
+    }
+    run->model_folder = role->model;
+    CHECK(open_role(run->bridge, role, &run->model, &run->policy));
+    CHECK(http_client_new(file->socket, &run->http));
+    CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
+    run->source = (struct rollout_source){
+        .http = run->http,
+        .control = bridge_control(run->bridge),
+        .vocab_size = run->model->vocab_size,
+        .timeout_ms = (int)(run->config->rollout_timeout * 1e3),
+        .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
+    };
+out:
+    return st;
+}
+
+// The daemon must be in exact mode for --exact.
+static enum status check_exact(const struct run *run)
+{
+    json_t *info;
+    if (!run->config->exact) return ST_OK;
+    enum status st = http_get_json(run->http, "/bridge/info", INFO_MS, &info);
+    if (st != ST_OK) return status_context(st, "--exact");
+    if (!json_is_true(json_object_get(info, "exact")))
+        st = status_fail(ST_MISMATCH,
+                         "--exact: the daemon of %s was not started with it; start it as "
+                         "cw-infer-server --exact",
+                         bridge_file_of(run->bridge)->path);
+    json_decref(info);
+    return st;
+}
+
+static void warn_left_out(const char *path, int n)
+{
+    if (n) log_warn("%s: %d prompts are longer than --max-prompt-length and left out", path, n);
+}
+
+static enum status check_context(const struct run *run, const struct model_config *model,
+                                 const char *which)
+{
+    int64_t completion = run->config->max_completion_length;
+    if (run->data->max_prompt + completion <= model->max_positions) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "the longest prompt (%d tokens) and --max-completion-length %" PRId64
+                       " are over the %s's context of %d; lower it or --max-prompt-length",
+                       run->data->max_prompt, completion, which, model->max_positions);
+}
+
+static enum status open_data(struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    int left_out;
+    struct prompt_options options = c->prompts;
+    options.question_template = reward_prompt_template(run->reward);
+    CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
+                       &left_out));
+    warn_left_out(c->data, left_out);
+    if (run->data->asks)
+        log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
+                 c->data, options.question_template);
+    CHECK(scoring_check(run->reward, run->data));
+    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
+    if (c->eval_data) {
+        options.max_samples = 0;
+        CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
+                           &run->eval_data, &left_out));
+        warn_left_out(c->eval_data, left_out);
+        CHECK(scoring_check(run->reward, run->eval_data));
+    }
+    CHECK(check_context(run, run->model, "model"));
+    CHECK(rollout_check_context(&run->source, run->data, 0, c->max_completion_length));
+    if (run->eval_data)
+        CHECK(rollout_check_context(&run->source, run->eval_data, c->eval_limit,
+                                    c->max_completion_length));
+    if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
+out:
+    return st;
+}
+
+static void plan_scoring(struct run *run)
+{
+    const struct train_config *c = run->config;
+    run->scoring = (struct scoring){
+        .reward = run->reward,
+        .data = run->data->path,
+        .scale = run->resolved.scale,
+        .normalise_terms = run->resolved.normalise_terms,
+        .cost = c->cost,
+        .weights = c->cost_weights,
+        .latency = c->cost && run->resolved.latency_modelled ? &run->latency : NULL,
+    };
+}
+
+static enum status open_learner(struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    int64_t longest = run->data->max_prompt + c->max_completion_length;
+    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    int64_t samples = c->prompts_per_step * curriculum_most_rollouts(&order);
+    int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
+    if (longest - 1 > c->token_budget)
+        return status_fail(
+            ST_INVALID,
+            "--token-budget %" PRId64 " is below the longest prompt (%d tokens) with "
+            "--max-completion-length %" PRId64 "; raise it to %" PRId64 " or more",
+            c->token_budget, run->data->max_prompt, c->max_completion_length, longest);
+    if (samples > 1 << 20)
+        return status_fail(ST_INVALID,
+                           "--prompts-per-step times --num-generations (with a curriculum: "
+                           "--rollout-base x (1 + --rollout-alpha)) is %" PRId64
+                           ", over 1048576 samples a step",
+                           samples);
+    struct learner_config options = {
+        .optimizer =
+            {
+                .beta1 = c->adam_beta1,
+                .beta2 = c->adam_beta2,
+                .eps = c->adam_epsilon,
+                .weight_decay = c->weight_decay,
+                .max_grad_norm = c->max_grad_norm,
+                .moments = run->resolved.moments,
+            },
+        .temperature = (float)c->temperature,
+        .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
+        .head_rows = (int)c->head_rows,
+        .max_seqs = (int)(samples + c->prompts_per_step),
+        .max_context = (int)longest,
+        .recompute = run->resolved.recompute,
+    };
+    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
+                      c->beta > 0 ? run->model_folder : NULL, &options, &run->learner));
+    if (run->draft) {
+        struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
+        draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
+        CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
+    }
+    memory_say(run->learner, "shared with the daemon (0 extra)");
+    CHECK(learner_prepare(run->learner));
+out:
+    return st;
+}
+
+// Trainers of other daemons are kept out of the folder too. The lock ends with the process; a file
+// system without locks has none.
+static enum status lock_run_folder(struct run *run)
+{
+    run->folder_lock = open(run->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (run->folder_lock < 0) return status_fail(ST_IO, "%s: %s", run->folder, strerror(errno));
+    if (flock(run->folder_lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return status_fail(ST_BUSY, "%s: another trainer is writing there; take another --run-dir",
+                           run->folder);
+    return ST_OK;
+}
+
+// ret_latest: the checkpoint to go on from, NULL where there is none.
+static enum status open_run_folder(struct run *run, char **ret_latest)
+{
+    enum status st = ST_OK;
+    char *latest = NULL;
+    if (run->config->run_dir) {
+        if (snprintf(run->folder, sizeof run->folder, "%s", run->config->run_dir) >=
+            (int)sizeof run->folder)
+            return status_fail(ST_INVALID, "--run-dir is too long");
+    } else {
+        time_t now = time(NULL);
+        struct tm tm;
+        strftime(run->folder, sizeof run->folder, "runs/%Y%m%d-%H%M%S", localtime_r(&now, &tm));
+    }
+    CHECK(file_make_folders(run->folder));
+    CHECK(lock_run_folder(run));
+    CHECK(checkpoint_latest(run->folder, &latest));
+    if (latest && !run->config->resume) {
+        st = status_fail(ST_INVALID,
+                         "%s holds a run already: go on with it (--resume), or take "
+                         "another --run-dir",
+                         run->folder);
+        goto out;
+    }
+    *ret_latest = latest;
+    latest = NULL;
+out:
+    free(latest);
+    return st;
+}
+
+static void put_option(struct bytes *to, const json_t *value)
+{
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    bytes_puts(to, !text || json_is_null(value) ? "none" : text);
+    free(text);
+}
+
+// Says which options a resumed run goes on with that it did not have before. How a run is found and
+// how long it takes does not make another run of it.
+static void say_changes(const json_t *old, json_t *now)
+{
+    static const char *const free_to_change[] = {"bridge", "run_dir", "resume", "max_steps"};
+    struct bytes text = BYTES_INIT;
+    const char *key;
+    const json_t *value, *before;
+    json_object_foreach (now, key, value) {
+        bool said = (before = json_object_get(old, key)) && !json_equal(before, value);
+        for (size_t i = 0; i < sizeof free_to_change / sizeof *free_to_change; i++)
+            said = said && strcmp(key, free_to_change[i]) != 0;
+        if (!said) continue;
+        bytes_printf(&text, "%s%s ", text.len ? ", " : "", key);
+        put_option(&text, value);
+        bytes_puts(&text, " (was ");
+        put_option(&text, before);
+        bytes_puts(&text, ")");
+    }
+    if (text.len) log_warn("the run goes on with other options: %s", bytes_text(&text));
+    bytes_release(&text);
+}
+
+static enum status write_config(const struct run *run, bool resumed)
+{
+    enum status st = ST_OK;
+    char *path = path_join(run->folder, "config.json");
+    json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
+    if (!path || !resolved) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the run's config.json");
+        goto out;
+    }
+    // One that cannot be read is replaced.
+    if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
+    CHECK(json_write_file(path, 0644, resolved));
+out:
+    json_decref(old);
+    json_decref(resolved);
+    free(path);
+    return st;
+}
+
+enum status run_open(struct run *run)
+{
+    enum status st;
+    char *latest = NULL;
+    run->saved_step = -1;
+    run->best = BEST_NONE;
+    run->folder_lock = -1;
+    CHECK(open_policy(run));
+    CHECK(check_exact(run));
+    CHECK(open_draft(run));
+    CHECK(open_data(run));
+    plan_scoring(run);
+    CHECK(
+        bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
+    CHECK(open_run_folder(run, &latest));
+    CHECK(open_learner(run));
+    CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
+    if (latest) CHECK(run_resume(run, latest));
+    CHECK(write_config(run, latest != NULL));
+    CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
+                     &run->log));
+    run_plan_steps(run);
+out:
+    free(latest);
+    return st;
+}
+
+void run_close(struct run *run)
+{
+    stop_watch_end(run->stop);
+    runlog_free(run->log);
+    learner_free(run->learner);
+    curriculum_free(run->curriculum);
+    dataset_free(run->eval_data);
+    dataset_free(run->data);
+    reward_free(run->reward);
+    spec_watch_free(run->watch);
+    http_client_free(run->http);
+    weights_free(run->draft);
+    model_config_free(run->draft_model);
+    weights_free(run->policy);
+    model_config_free(run->model);
+    bridge_detach(run->bridge);
+    json_decref(run->best_of);
+    if (run->folder_lock >= 0) close(run->folder_lock);
+}

@@ -1,0 +1,190 @@
+/* runlog.c: metrics.jsonl, its copy for TensorBoard, rollouts/ and the progress line. Owns the open
+ * files; the trainer's thread.
+ *
+ * A line is written with one write(2) and is whole or, after a crash, the last and cut off:
+ * resuming drops it with those of steps that were not checkpointed.
+ */
+#include "trainer/run/runlog.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "trainer/run/tensorboard.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct runlog {
+    char *folder, *path;
+    int fd;
+    struct tensorboard *tensorboard;
+    int64_t first_step, total_steps, logging_steps, start_ns;
+};
+
+// Keeps the whole lines whose "step" is at most `step`; of a run that starts over, none: the line
+// of step 0 is written again.
+static enum status drop_later(const char *path, int64_t step)
+{
+    struct bytes old = BYTES_INIT, kept = BYTES_INIT;
+    enum status st;
+    CHECK(file_read(path, (size_t)1 << 32, &old));
+    for (char *line = old.data, *end; line && (end = strchr(line, '\n')); line = end + 1) {
+        json_t *json = json_loadb(line, (size_t)(end - line), 0, NULL);
+        const json_t *number = json_object_get(json, "step");
+        if (step > 0 && json_is_integer(number) && json_integer_value(number) <= step)
+            bytes_append(&kept, line, (size_t)(end - line) + 1);
+        json_decref(json);
+    }
+    CHECK(bytes_status(&kept));
+    CHECK(file_write_atomic(path, 0644, bytes_text(&kept), kept.len));
+out:
+    bytes_release(&old);
+    bytes_release(&kept);
+    return st;
+}
+
+enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
+                       struct runlog **ret)
+{
+    enum status st = ST_OK;
+    struct runlog *log = calloc(1, sizeof *log);
+    if (!log) return status_fail(ST_NO_MEMORY, "no memory for the run's log");
+    log->fd = -1;
+    log->first_step = step;
+    log->total_steps = total_steps;
+    log->logging_steps = logging_steps;
+    log->start_ns = clock_now_ns();
+    log->folder = strdup(folder);
+    log->path = path_join(folder, "metrics.jsonl");
+    if (!log->folder || !log->path) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the run's log");
+        goto out;
+    }
+    if (file_exists(log->path)) CHECK(drop_later(log->path, step));
+    log->fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (log->fd < 0) {
+        st = status_fail(ST_IO, "%s: %s", log->path, strerror(errno));
+        goto out;
+    }
+    CHECK(tensorboard_new(folder, step, &log->tensorboard));
+    *ret = log;
+out:
+    if (st != ST_OK) runlog_free(log);
+    return st;
+}
+
+void runlog_free(struct runlog *log)
+{
+    if (!log) return;
+    if (log->fd >= 0) close(log->fd);
+    tensorboard_free(log->tensorboard);
+    free(log->folder);
+    free(log->path);
+    free(log);
+}
+
+void runlog_set_total(struct runlog *log, int64_t total_steps)
+{
+    log->total_steps = total_steps;
+}
+
+void metrics_put(json_t *metrics, const char *key, double value)
+{
+    json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
+}
+
+enum status runlog_write(struct runlog *log, json_t *metrics)
+{
+    enum status st = ST_OK;
+    struct bytes line = BYTES_INIT;
+    char *text =
+        metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(METRICS_DIGITS)) : NULL;
+    if (!text) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
+        goto out;
+    }
+    bytes_puts(&line, text);
+    bytes_puts(&line, "\n");
+    CHECK(bytes_status(&line));
+    CHECK(file_write_all(log->fd, log->path, line.data, line.len));
+    st = tensorboard_write(log->tensorboard, metrics);
+out:
+    json_decref(metrics);
+    free(text);
+    bytes_release(&line);
+    return st;
+}
+
+enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samples)
+{
+    enum status st = ST_OK;
+    struct bytes text = BYTES_INIT;
+    char name[48];
+    size_t i;
+    const json_t *sample;
+    char *folder = path_join(log->folder, "rollouts"), *path = NULL;
+    snprintf(name, sizeof name, "step-%" PRId64 ".jsonl", step);
+    if (!folder || !(path = path_join(folder, name))) {
+        st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
+        goto out;
+    }
+    CHECK(file_make_folders(folder));
+    json_array_foreach (samples, i, sample) {
+        char *line = json_dumps(sample, JSON_COMPACT);
+        if (!line) {
+            st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
+            goto out;
+        }
+        bytes_puts(&text, line);
+        bytes_puts(&text, "\n");
+        free(line);
+    }
+    CHECK(bytes_status(&text));
+    CHECK(file_write_atomic(path, 0644, bytes_text(&text), text.len));
+out:
+    bytes_release(&text);
+    free(folder);
+    free(path);
+    return st;
+}
+
+const char *duration_text(double seconds, char ret[DURATION_ROOM])
+{
+    long s = (long)(seconds + 0.5);
+    if (s >= 3600)
+        snprintf(ret, DURATION_ROOM, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(ret, DURATION_ROOM, "%ld:%02ld", s / 60, s % 60);
+    return ret;
+}
+
+// What matters most comes first: a terminal cuts the line at its width.
+void progress_line(const struct progress *p, int64_t total_steps, double seconds_left,
+                   struct bytes *ret)
+{
+    char left[DURATION_ROOM];
+    bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  %s left  reward %.3f", p->step, total_steps,
+                 duration_text(seconds_left, left), p->reward);
+    if (p->accuracy >= 0) bytes_printf(ret, "  accuracy %.1f%%", 100 * p->accuracy);
+    if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
+    bytes_printf(ret, "  %.0f tokens/s  loss %+.4f  length %.1f", p->tokens_per_s, p->loss,
+                 p->mean_length);
+}
+
+void runlog_progress(struct runlog *log, const struct progress *p)
+{
+    struct bytes line = BYTES_INIT;
+    bool terminal = isatty(STDERR_FILENO);
+    bool due = p->step % log->logging_steps == 0 || p->step == log->first_step + 1 ||
+               p->step == log->total_steps;
+    if (!terminal && !due) return;
+    double per_step = clock_ms_since(log->start_ns) / 1e3 / (double)(p->step - log->first_step);
+    progress_line(p, log->total_steps, per_step * (double)(log->total_steps - p->step), &line);
+    log_progress("%s", bytes_text(&line));
+    bytes_release(&line);
+}

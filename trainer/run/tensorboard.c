@@ -1,0 +1,249 @@
+/* tensorboard.c: TensorBoard event files, written by hand: a dozen fields of one message do not
+ * need a protobuf library. Owns the open file; the trainer's thread.
+ *
+ * An event file is a log that is only appended to, so it cannot be replaced atomically as the run's
+ * other files are. Each record leaves in one write(2); one that a crash cut off is the file's last,
+ * its checksum or its length shows it, and readers stop there and wait for the rest. A process that
+ * goes on with a run never appends behind such a record: it begins a file of its own, named so that
+ * readers, who take files in the order of their names, come to it last. Its first event is a
+ * session START, at which TensorBoard drops what it has read of that step and later ones.
+ */
+#include "trainer/run/tensorboard.h"
+#include "common/base/bytes.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PREFIX "events.out.tfevents."
+
+struct tensorboard {
+    char *path;
+    int fd;
+};
+
+// ---- TFRecord -----------------------------------------------------------------------------------
+
+uint32_t crc32c(const void *data, size_t len)
+{
+    const unsigned char *byte = data;
+    uint32_t crc = ~0u;
+    for (size_t i = 0; i < len; i++) { // a record a step: bit by bit is fast enough
+        crc ^= byte[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+    }
+    return ~crc;
+}
+
+// Rotated, so that the checksum of a record that holds its own checksum is no fixed number.
+uint32_t crc32c_masked(const void *data, size_t len)
+{
+    uint32_t crc = crc32c(data, len);
+    return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+static void put_little(struct bytes *to, uint64_t value, int n_bytes)
+{
+    for (int i = 0; i < n_bytes; i++) {
+        unsigned char byte = (unsigned char)(value >> (8 * i));
+        bytes_append(to, &byte, 1);
+    }
+}
+
+static enum status write_record(struct tensorboard *tb, const struct bytes *data)
+{
+    enum status st;
+    struct bytes record = BYTES_INIT;
+    CHECK(bytes_status(data));
+    put_little(&record, data->len, 8);
+    put_little(&record, crc32c_masked(record.data, record.len), 4);
+    bytes_append(&record, bytes_text(data), data->len);
+    put_little(&record, crc32c_masked(bytes_text(data), data->len), 4);
+    CHECK(bytes_status(&record));
+    st = file_write_all(tb->fd, tb->path, record.data, record.len);
+out:
+    bytes_release(&record);
+    return st;
+}
+
+// ---- protobuf -----------------------------------------------------------------------------------
+
+enum wire { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
+enum { // field numbers
+    EVENT_WALL_TIME = 1,
+    EVENT_STEP = 2,
+    EVENT_FILE_VERSION = 3,
+    EVENT_SUMMARY = 5,
+    EVENT_SESSION_LOG = 7,
+    SUMMARY_VALUE = 1,
+    VALUE_TAG = 1,
+    VALUE_SIMPLE = 2,
+    SESSION_STATUS = 1,
+};
+#define SESSION_START 1
+
+static void put_varint(struct bytes *to, uint64_t value)
+{
+    for (; value >= 0x80; value >>= 7) put_little(to, (value & 0x7f) | 0x80, 1);
+    put_little(to, value, 1);
+}
+
+static void put_key(struct bytes *to, int field, enum wire wire)
+{
+    put_varint(to, (uint64_t)field << 3 | wire);
+}
+
+static void put_text(struct bytes *to, int field, const char *text, size_t len)
+{
+    put_key(to, field, WIRE_BYTES);
+    put_varint(to, len);
+    bytes_append(to, text, len);
+}
+
+static void put_message(struct bytes *to, int field, const struct bytes *message)
+{
+    put_text(to, field, bytes_text(message), message->len);
+    to->failed |= message->failed;
+}
+
+static void put_event_head(struct bytes *to, int64_t step)
+{
+    struct timespec now;
+    uint64_t bits;
+    clock_gettime(CLOCK_REALTIME, &now);
+    double seconds = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+    memcpy(&bits, &seconds, sizeof bits);
+    put_key(to, EVENT_WALL_TIME, WIRE_64);
+    put_little(to, bits, 8);
+    put_key(to, EVENT_STEP, WIRE_VARINT);
+    put_varint(to, (uint64_t)step);
+}
+
+static void put_scalar(struct bytes *summary, const char *tag, float value)
+{
+    struct bytes message = BYTES_INIT;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_text(&message, VALUE_TAG, tag, strlen(tag));
+    put_key(&message, VALUE_SIMPLE, WIRE_32);
+    put_little(&message, bits, 4);
+    put_message(summary, SUMMARY_VALUE, &message);
+    bytes_release(&message);
+}
+
+// ---- the file -----------------------------------------------------------------------------------
+
+static enum status write_opening(struct tensorboard *tb, int64_t step)
+{
+    static const char version[] = "brain.Event:2";
+    enum status st;
+    struct bytes event = BYTES_INIT, session = BYTES_INIT;
+    put_event_head(&event, 0);
+    put_text(&event, EVENT_FILE_VERSION, version, sizeof version - 1);
+    CHECK(write_record(tb, &event));
+    bytes_clear(&event);
+    put_event_head(&event, step > 0 ? step + 1 : 0); // a run that starts over has a line of step 0
+    put_key(&session, SESSION_STATUS, WIRE_VARINT);
+    put_varint(&session, SESSION_START);
+    put_message(&event, EVENT_SESSION_LOG, &session);
+    CHECK(write_record(tb, &event));
+out:
+    bytes_release(&event);
+    bytes_release(&session);
+    return st;
+}
+
+// The time in a new file's name: now, or later than any that is there (a clock may have been set
+// back, and two processes may begin within a second).
+static enum status pick_stamp(const char *folder, int64_t *ret)
+{
+    int64_t stamp = clock_wall_s();
+    DIR *dir = opendir(folder);
+    if (!dir) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        if (strncmp(entry->d_name, PREFIX, sizeof PREFIX - 1) != 0) continue;
+        long long other = strtoll(entry->d_name + sizeof PREFIX - 1, NULL, 10);
+        if (other >= stamp && other < 9999999999LL) stamp = other + 1; // names have 10 digits
+    }
+    closedir(dir);
+    *ret = stamp;
+    return ST_OK;
+}
+
+enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard **ret)
+{
+    enum status st;
+    char host[64] = "", name[160];
+    int64_t stamp = 0;
+    struct tensorboard *tb = calloc(1, sizeof *tb);
+    if (!tb) return status_fail(ST_NO_MEMORY, "no memory for an event file");
+    tb->fd = -1;
+    CHECK(pick_stamp(folder, &stamp));
+    if (gethostname(host, sizeof host - 1) != 0 || !host[0] || strchr(host, '/'))
+        snprintf(host, sizeof host, "localhost");
+    snprintf(name, sizeof name, PREFIX "%010" PRId64 ".%s.%d", stamp, host, (int)getpid());
+    if (!(tb->path = path_join(folder, name))) {
+        st = status_fail(ST_NO_MEMORY, "no memory for an event file");
+        goto out;
+    }
+    tb->fd = open(tb->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
+    if (tb->fd < 0) {
+        st = status_fail(ST_IO, "%s: %s", tb->path, strerror(errno));
+        goto out;
+    }
+    CHECK(write_opening(tb, step));
+    *ret = tb;
+out:
+    if (st != ST_OK) tensorboard_free(tb);
+    return st;
+}
+
+void tensorboard_free(struct tensorboard *tb)
+{
+    if (!tb) return;
+    if (tb->fd >= 0) close(tb->fd);
+    free(tb->path);
+    free(tb);
+}
+
+static float as_logged(double value)
+{
+    char text[40];
+    snprintf(text, sizeof text, "%.*g", METRICS_DIGITS, value);
+    return (float)strtod(text, NULL);
+}
+
+enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics)
+{
+    enum status st = ST_OK;
+    struct bytes event = BYTES_INIT, summary = BYTES_INIT;
+    const json_t *value;
+    const char *key;
+    put_event_head(&event, (int64_t)json_integer_value(json_object_get(metrics, "step")));
+    json_object_foreach ((json_t *)metrics, key, value) {
+        float scalar = as_logged(json_number_value(value));
+        if (json_is_number(value) && isfinite(scalar) && strcmp(key, "step") != 0)
+            put_scalar(&summary, key, scalar);
+    }
+    if (summary.len > 0 || summary.failed) {
+        put_message(&event, EVENT_SUMMARY, &summary);
+        st = write_record(tb, &event);
+    }
+    bytes_release(&event);
+    bytes_release(&summary);
+    return st;
+}
+
+const char *tensorboard_path(const struct tensorboard *tb)
+{
+    return tb->path;
+}
