@@ -476,9 +476,10 @@ static void watch_draft_model(struct executor *x, int n_drafts, int n_accepted)
     u->tokens += n_drafts;
     u->over = n_accepted > 0 || u->drafts == UNACCEPTED;
     if (u->over && n_accepted == 0)
-        log_warn("engine: not one of the first %d tokens that the draft model drafted was accepted: "
-                 "is it of this model's tokenizer, and trained?",
-                 u->tokens);
+        log_warn(
+            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
+            "it of this model's tokenizer, and trained?",
+            u->tokens);
 }
 
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
