@@ -5,6 +5,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/family.h"
+#include "common/model/model_folder.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -206,6 +207,7 @@ enum status model_config_load(const char *folder, struct model_config **ret)
         st = status_fail(ST_NO_MEMORY, "%s: no memory for a path", folder);
         goto out;
     }
+    CHECK(model_folder_check(folder, "config.json"));
     CHECK(model_config_load_file(path, &c));
     if (file_exists(generation_path)) {
         CHECK(json_read_file(generation_path, 1 << 20, &generation));

@@ -64,7 +64,8 @@ static struct role_shape role_shape(const struct model_config *c, enum tensor_ro
     case ROLE_GATE_UP: return (struct role_shape){up, h, experts, parts, {i, i}};
     case ROLE_GATE_UP_BIAS: return (struct role_shape){up, 0, experts, parts, {i, i}};
     case ROLE_DOWN: return (struct role_shape){h, i, experts, 1, {h}};
-    default: return (struct role_shape){h, 0, 1, 1, {h}}; // norms, biases of o and down
+    case ROLE_DOWN_BIAS: return (struct role_shape){h, 0, experts, 1, {h}};
+    default: return (struct role_shape){h, 0, 1, 1, {h}}; // norms, bias of o
     }
 }
 
@@ -107,20 +108,37 @@ static void tensor_name(const char *pattern, int part, int layer, int expert, ch
     ret[at] = '\0';
 }
 
-static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
+// How a role's block is cut into tensors; without any where the model has no such role.
+static struct role_shape role_tensors(const struct model_config *c, enum tensor_role role)
 {
-    const struct model_config *c = w->config;
-    if (!role_present(c, role)) return;
+    if (!role_present(c, role)) return (struct role_shape){0};
     struct role_shape s = role_shape(c, role);
-    const char *names = c->family->names[role];
-    if (count_names(names) == 1) { // stored whole
+    if (count_names(c->family->names[role]) == 1) { // stored whole
         s.n_parts = 1;
         s.part_rows[0] = s.rows;
     }
+    return s;
+}
+
+static size_t count_tensors(const struct model_config *c)
+{
+    size_t n = 0;
+    for (enum tensor_role r = 0; r < ROLE_COUNT; r++) {
+        struct role_shape s = role_tensors(c, r);
+        size_t layers = r >= ROLE_ATTN_NORM && r < ROLE_FINAL_NORM ? (size_t)c->n_layers : 1;
+        n += layers * (size_t)s.experts * (size_t)s.n_parts;
+    }
+    return n;
+}
+
+static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
+{
+    const struct role_shape s = role_tensors(w->config, role);
+    if (s.experts == 0) return;
     *at = (*at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
     for (int p = 0; p < s.experts * s.n_parts; p++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
-        tensor_name(names, p % s.n_parts, layer, p / s.n_parts, t->name);
+        tensor_name(w->config->family->names[role], p % s.n_parts, layer, p / s.n_parts, t->name);
         t->role = role;
         t->layer = layer;
         t->n_dims = s.cols ? 2 : 1;
@@ -136,11 +154,9 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
 enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret)
 {
     int64_t at = 0;
-    size_t experts = config->n_experts > 0 ? (size_t)config->n_experts : 1;
-    size_t most = (size_t)config->n_layers * (3 * experts + 3 * ROLE_COUNT) + ROLE_COUNT;
     struct weights *w = calloc(1, sizeof *w);
     if (w) {
-        w->tensors = calloc(most, sizeof *w->tensors);
+        w->tensors = calloc(count_tensors(config), sizeof *w->tensors);
         w->layers = calloc((size_t)config->n_layers, sizeof *w->layers);
     }
     if (!w || !w->tensors || !w->layers) {

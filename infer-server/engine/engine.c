@@ -6,6 +6,7 @@
  * instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
+#include "infer-server/engine/draft_folder.h"
 #include "infer-server/engine/engine_thread.h"
 #include "infer-server/engine/sampler.h"
 #include <math.h>
@@ -81,21 +82,6 @@ static enum status check_options(struct engine_options *o)
     return ST_OK;
 }
 
-static enum status load_draft_config(struct engine *e)
-{
-    const char *folder = e->options.draft_folder;
-    enum status st = model_config_load(folder, &e->draft_config);
-    if (st != ST_OK) return status_context(st, "--draft");
-    // A larger model's vocabulary may be padded further; the tokens are the same.
-    if (e->draft_config->vocab_size > e->config->vocab_size)
-        return status_fail(ST_MISMATCH,
-                           "--draft %s: its vocabulary of %d tokens is larger than the %d of %s; a "
-                           "draft model must be of the same tokenizer",
-                           folder, e->draft_config->vocab_size, e->config->vocab_size,
-                           e->options.model_folder);
-    return ST_OK;
-}
-
 static void engine_release(struct engine *e)
 {
     pthread_cond_destroy(&e->changed);
@@ -139,7 +125,9 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     CHECK(check_options(&e->options));
     CHECK(read_policy(options->kv_policy, &e->policy));
     CHECK(model_config_load(options->model_folder, &e->config));
-    if (options->draft_folder) CHECK(load_draft_config(e));
+    if (options->draft_folder)
+        CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,
+                                &e->draft_config));
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);

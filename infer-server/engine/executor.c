@@ -10,6 +10,7 @@
  * them, and take_draws() keeps what agrees. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "infer-server/engine/draft_model.h"
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/sampler.h"
@@ -21,10 +22,16 @@
 #define DEFAULT_MOST_CONTEXT 32768
 #define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
 #define DRAFT_ROWS           512
-#define TIME_PROMPTS         8 // steps that follow prompts, one of which is timed
+#define UNACCEPTED           32 // drafts of the draft model in vain, before that is said
+#define TIME_PROMPTS         8  // steps that follow prompts, one of which is timed
 
 const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
+
+struct unaccepted { // drafts until one is accepted, or it is said that none was
+    bool over;
+    int drafts, tokens;
+};
 
 struct executor {
     struct device *dev;
@@ -43,6 +50,7 @@ struct executor {
     struct speculative_choice choice; // of requests that do not choose
     int draft_rows;
     unsigned n_followed;            // steps whose prompts the draft model followed
+    struct unaccepted unaccepted;   // of the draft model
     bool exact;                     // draws do not know of drafts
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
@@ -459,8 +467,24 @@ static enum status draft_step(struct executor *x, struct step_report *report)
                             speculative_pass_cost(x->speculative), report);
 }
 
+// A draft model of another tokenizer, or of no sense, is drafted with in vain: said once.
+static void watch_draft_model(struct executor *x, int n_drafts, int n_accepted)
+{
+    struct unaccepted *u = &x->unaccepted;
+    if (u->over) return;
+    u->drafts++;
+    u->tokens += n_drafts;
+    u->over = n_accepted > 0 || u->drafts == UNACCEPTED;
+    if (u->over && n_accepted == 0)
+        log_warn(
+            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
+            "it of this model's tokenizer, and trained?",
+            u->tokens);
+}
+
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
 {
+    if (sample->draft.method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(x, n_drafts, n_accepted);
     struct sample_telemetry *t = &sample->telemetry;
     struct engine_stats *all = &x->stats;
     if (n_drafts > t->draft_positions) t->draft_positions = n_drafts;

@@ -9,8 +9,10 @@
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "common/model/chat_template.h"
+#include "trainer/rollout/data_file.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,6 +111,11 @@ static enum status read_answer(const char *where, const char *field, struct exam
     const char *name = field ? field : "answer";
     const json_t *answer = json_object_get(e->row, name);
     if (field && !json_has(e->row, field)) return no_field(where, field, "answer-field");
+    if (json_is_real(answer) && fabs(json_real_value(answer)) >= 0x1p63)
+        return status_fail(ST_FORMAT,
+                           "%s: field \"%s\" is a number of more digits than are kept; write it as "
+                           "text, in quotes",
+                           where, name);
     if (json_is_number(answer)) {
         e->number = json_dumps(answer, JSON_ENCODE_ANY);
         if (!e->number) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
@@ -172,6 +179,9 @@ enum status dataset_parse(const char *where, const char *text, size_t len,
         st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
         goto out;
     }
+    CHECK(data_file_check(where, text, len));
+    d->byte_order_mark = data_file_has_mark(text, len);
+    if (d->byte_order_mark) read = 3;
     if (!options) options = &plain;
     while (read < len && (!options->max_samples || d->n < options->max_samples)) {
         const char *start = text + read, *newline = memchr(start, '\n', len - read);
@@ -199,7 +209,7 @@ enum status dataset_load(const char *path, const struct dataset_options *options
                          struct dataset **ret)
 {
     struct file_map map;
-    enum status st = file_map_open(path, &map);
+    enum status st = data_file_open(path, &map);
     if (st != ST_OK) return st;
     st = dataset_parse(path, map.data ? (const char *)map.data : "", map.len, options, ret);
     file_map_release(&map);

@@ -34,6 +34,7 @@ struct dataset {
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
     uint64_t digest;                // of what was read, to notice on resume that it changed
+    bool byte_order_mark;           // the file began with one, which was skipped
     bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
 };
 
