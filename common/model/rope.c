@@ -125,10 +125,12 @@ out:
 
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *c)
 {
-    struct rope_config *r = &c->rope;
+    int head_dim = c->layers[0].head_dim;
+    struct rope_config *r = &c->ropes[0];
     struct rope_source s = {where, "rope_parameters", json, json_object_get(json, "rope_parameters")};
     double share = c->rotary_share;
     enum status st = ST_OK;
+    c->n_ropes = 1;
     r->theta = 10000.0;
     r->factor = r->attention_factor = 1.0;
     r->original_max_positions = c->max_positions;
@@ -144,11 +146,11 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
     CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
     CHECK(json_get_double(where, json, "partial_rotary_factor", 0.01, 1.0, &share));
     if (s.object) CHECK(json_get_double(where, s.object, "partial_rotary_factor", 0.01, 1.0, &share));
-    r->dim = (int)(c->head_dim * share);
+    r->dim = (int)(head_dim * share);
     if (r->dim < 2 || r->dim % 2 != 0) {
         st = status_fail(ST_UNSUPPORTED, "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
                                          "number is needed",
-                         where, share, r->dim, c->head_dim);
+                         where, share, r->dim, head_dim);
         goto out;
     }
     if (s.object) st = read_kind(&s, c->max_positions, r);
@@ -201,9 +203,8 @@ static double frequency(const struct rope_config *r, int i, bool beyond_original
     return f;
 }
 
-float *rope_table(const struct model_config *config, int n_positions)
+float *rope_table(const struct rope_config *r, int n_positions)
 {
-    const struct rope_config *r = &config->rope;
     int half = r->dim / 2;
     float *table = malloc((size_t)n_positions * (size_t)half * 2 * sizeof *table);
     if (!table) return NULL;

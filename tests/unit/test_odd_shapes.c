@@ -45,7 +45,7 @@ static void mlp_narrower_than_heads(void **state)
     for (int i = 0; i < TOKENS; i++) ids[i] = (7 * i + 3) % 64;
     reference_open(narrow_model(2), "cpu", &r);
     reference_open(narrow_model(8), "cpu", &at_least);
-    assert_int_equal(r.config->n_heads, 16);
+    assert_int_equal(r.config->layers[0].n_heads, 16);
     // of the two only `act`, (tokens, intermediate), may differ
     assert_int_equal(scratch_of(&at_least, TOKENS) - scratch_of(&r, TOKENS),
                      (size_t)TOKENS * (8 - 2) * sizeof(float));
@@ -74,11 +74,11 @@ static void experts_with_biases(void **state)
     biased.names[ROLE_DOWN_BIAS] = EXPERT "w2.bias";
     config->family = &biased;
     config->mlp_bias = true;
-    config->n_experts = 64;
+    for (int l = 0; l < config->n_layers; l++) config->layers[l].n_experts = 64;
     assert_ok(weights_plan(config, DT_F32, &w));
     // embedding and final norm; of a layer: two norms, q, k, v, o, router, and six an expert
     assert_int_equal(w->n_tensors,
-                     2 + !config->tie_embeddings + config->n_layers * (7 + 6 * config->n_experts));
+                     2 + !config->tie_embeddings + config->n_layers * (7 + 6 * 64));
     const struct weight_tensor *t = weights_find(w, "model.layers.1.mlp.experts.63.w2.bias");
     assert_non_null(t);
     assert_int_equal(t->n, config->hidden);
