@@ -63,7 +63,7 @@ $(shell mkdir -p $(BUILD); echo '$(CC) $(CFLAGS_) $(CPPFLAGS_) $(CUDA_ARCHS)' | 
 $(BUILD)/obj/common/base/%.o $(BUILD)/obj/common/http/%.o $(BUILD)/obj/bridge/%.o: EXTRA := -Wconversion -Wno-sign-conversion
 
 # Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
-$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o: EXTRA := -ffp-contract=off
+$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o $(BUILD)/obj/kernels/cpu/adjust.o: EXTRA := -ffp-contract=off
 
 $(BUILD)/obj/%.o: %.c $(STAMP)
 	@mkdir -p $(@D)
