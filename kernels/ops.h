@@ -232,10 +232,12 @@ struct ops {
     void (*top_logprobs)(struct device *, struct token_logprob *out, const float *logits,
                          const int32_t *target, int n, int vocab, int k, float temperature);
     // Adjusts the logits z of each of n rows' entries in place, in this order: z += bias; where
-    // seen, z = z > 0 ? z / repetition : z * repetition (Keskar et al. 2019); z -= frequency * count;
-    // where count > 0, z -= presence. saved[e] is what stood at entry e before. undo: puts that back.
-    void (*adjust_logits)(struct device *, float *logits, float *saved, const struct logit_row *rows,
-                          const struct logit_entry *entries, int n, int vocab, bool undo);
+    // seen, z = z > 0 ? z / repetition : z * repetition (Keskar et al. 2019); z -= frequency *
+    // count; where count > 0, z -= presence. saved[e] is what stood at entry e before. undo: puts
+    // that back.
+    void (*adjust_logits)(struct device *, float *logits, float *saved,
+                          const struct logit_row *rows, const struct logit_entry *entries, int n,
+                          int vocab, bool undo);
     // Distillation at a row (Hinton et al. 2015): with p = softmax(teacher / temperature) over the
     // first `vocab` entries of its teacher_vocab >= vocab (they differ by padding of the embedding)
     // and q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q),
