@@ -15,8 +15,6 @@ struct logit_list {         // of one sample; all zero: nothing is adjusted
     int n_counted; // of its generated tokens, these are counted
 };
 
-// Whether the sampling adjusts any logit.
-bool sampling_adjusts(const struct sampling *s);
 // The prompt's tokens and the biases; room for whatever is generated.
 enum status logit_list_init(const struct sampling *s, const int32_t *prompt, int n_prompt,
                             struct logit_list *ret);

@@ -69,6 +69,8 @@ struct sampling {
     // stop strings are the server's business: it detokenises, and cancels the sample
 };
 
+bool sampling_adjusts(const struct sampling *s); // some logit: there is a penalty or a bias
+
 enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
 
 struct top_logprob {
