@@ -340,6 +340,10 @@ static void test_stream_equals_whole(void **state)
                    "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":1,\"n\":3,\"logprobs\":0", 3);
     compare_stream("/v1/completions", "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":2", 1);
     compare_stream("/v1/completions",
+                   "\"prompt\":\"tell\",\"max_tokens\":20,\"seed\":2,\"n\":2,\"echo\":true,"
+                   "\"logprobs\":1,\"stop\":[\"e\"]",
+                   2);
+    compare_stream("/v1/completions",
                    "\"prompt\":[1,2,3],\"max_tokens\":200,\"seed\":3,\"stop\":[\"a\",\"b\",\"cc\"]",
                    1);
     compare_stream(
