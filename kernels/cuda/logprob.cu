@@ -1,6 +1,7 @@
 /* logprob.cu: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A block reads a row once, each thread keeping a running maximum and sums relative to it
- * (Milakov and Gimelshein 2018); a row's result does not depend on the others. */
+ * tokens of a row, and the gradient. A block reads a row once, each thread keeping a running maximum
+ * and sums relative to it (Milakov and Gimelshein 2018); a row's result does not depend on the
+ * others. */
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 512
@@ -100,6 +101,8 @@ void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
 
+#define HELD 4 // likeliest of its tokens that a thread holds
+
 // Tokens in order: the likelier first, of equal logits the lower one.
 struct candidate {
     float z;
@@ -136,8 +139,30 @@ __device__ __forceinline__ candidate block_first(candidate c, candidate *shared)
     return c;
 }
 
-// Block: row. The next likeliest is the first of all behind the last one, so that k tokens take k
-// passes over the row, which its SM's cache or L2 holds.
+// The first HELD of this thread's tokens that come behind `last`, in order; token `vocab` stands for
+// none.
+__device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row, int vocab,
+                                       candidate last)
+{
+#pragma unroll
+    for (int i = 0; i < HELD; i++) held[i] = {-INFINITY, vocab};
+#pragma unroll 4
+    for (int t = threadIdx.x; t < vocab; t += THREADS) {
+        candidate c = candidate_of(row, t);
+        if (!is_before(last, c) || !is_before(c, held[HELD - 1])) continue;
+        held[HELD - 1] = c;
+#pragma unroll
+        for (int i = HELD - 1; i > 0; i--) {
+            if (!is_before(held[i], held[i - 1])) continue;
+            candidate other = held[i - 1];
+            held[i - 1] = held[i];
+            held[i] = other;
+        }
+    }
+}
+
+// Block: row. The next likeliest is the first of what the threads hold of their tokens; a thread
+// whose tokens are all taken, which is rare, looks for more among its own.
 template <int V>
 __global__ void top_logprobs_kernel(token_logprob *out, const float *logits, const int32_t *target,
                                     int vocab, int k, float scale)
@@ -169,17 +194,17 @@ __global__ void top_logprobs_kernel(token_logprob *out, const float *logits, con
         of_row[0] = {chosen, before + 1,
                      valid ? logprob_of(row[chosen], scale, max, log_sum) : NAN};
 
-    candidate last = {INFINITY, -1};
+    candidate held[HELD], last = {INFINITY, -1};
+    if (k > 0) gather(held, row, vocab, last);
     for (int j = 1; j <= k; j++) {
-        candidate best = {-INFINITY, vocab};
-#pragma unroll 4
-        for (int t = threadIdx.x; t < vocab; t += THREADS) {
-            candidate c = candidate_of(row, t);
-            if (is_before(last, c) && is_before(c, best)) best = c;
-        }
-        last = block_first(best, shared);
+        last = block_first(held[0], shared);
         if (threadIdx.x == 0)
             of_row[j] = {last.token, j, logprob_of(row[last.token], scale, max, log_sum)};
+        if (held[0].token != last.token) continue;
+#pragma unroll
+        for (int i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
+        held[HELD - 1] = {-INFINITY, vocab};
+        if (held[0].token == vocab) gather(held, row, vocab, last);
     }
 }
 

@@ -535,6 +535,30 @@ static void penalties_with_and_without_drafts(void **state)
     }
 }
 
+// A draft model knows of no penalties; with --exact its drafts still change nothing.
+static void penalties_with_a_draft_model(void **state)
+{
+    (void)state;
+    struct take *alone[N_PENALTIES], *drafted[N_PENALTIES];
+    struct engine_options options = plain_options();
+    int32_t prompt[24];
+    int accepted;
+    make_prompt(prompt, 24, 13);
+    run_penalised(&options, 0.8f, prompt, 24, alone);
+    options = plain_options();
+    options.exact = true;
+    options.draft_folder = model_a;
+    options.speculative = (struct speculative_choice){.chosen = true};
+    options.speculative.k[SPECULATIVE_DRAFT_MODEL] = 3;
+    run_penalised(&options, 0.8f, prompt, 24, drafted);
+    assert_same(alone, drafted, &accepted);
+    assert_true(accepted > 100);
+    for (int i = 0; i < N_PENALTIES; i++) {
+        free(alone[i]);
+        free(drafted[i]);
+    }
+}
+
 // A neighbour's penalties are none of a request's business.
 static void neighbours_keep_their_bits(void **state)
 {
@@ -638,6 +662,7 @@ int main(void)
         cmocka_unit_test(versions_are_told_apart),
         cmocka_unit_test(one_number_for_one_token),
         cmocka_unit_test(penalties_with_and_without_drafts),
+        cmocka_unit_test(penalties_with_a_draft_model),
         cmocka_unit_test(neighbours_keep_their_bits),
         cmocka_unit_test(refusals),
     };
