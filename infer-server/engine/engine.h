@@ -84,9 +84,9 @@ struct top_logprob {
 struct token_record {
     int32_t token;
     float logprob, cut_logprob, kept_mass;
-    uint64_t weight_version;               // that sampled it
-    uint8_t drafted;     // on the first token of a step that verified drafts: how many
-    uint8_t accepted_at; // where it is an accepted draft: its place among them, from 1
+    uint64_t weight_version; // that sampled it
+    uint8_t drafted;         // on the first token of a step that verified drafts: how many
+    uint8_t accepted_at;     // where it is an accepted draft: its place among them, from 1
 };
 struct prompt_token { // of a prompt's token, given those before it; the first has none
     float logprob;
@@ -123,7 +123,7 @@ struct engine_event {
     int sample;                        // 0..n-1
     const struct token_record *tokens; // new since the last event of this sample
     int n_tokens;
-    const struct top_logprob *top;            // (n_tokens, sampling.logprobs), or NULL
+    const struct top_logprob *top; // (n_tokens, sampling.logprobs), or NULL
     // With the first event of a request that asked for prompt log-probabilities and has all of
     // them, else NULL.
     const struct prompt_token *prompt;        // (prompt tokens)
@@ -160,7 +160,7 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     int draft_positions;                   // its K, or the most that a request has drafted
     uint64_t ttft_buckets[ENGINE_BUCKETS];
     uint64_t itl_buckets[ENGINE_BUCKETS]; // first token, between tokens
-    double ttft_sum, itl_sum; // seconds
+    double ttft_sum, itl_sum;             // seconds
 };
 
 // Starts the thread; loading goes on in it (engine_stats tells). Config errors come at once.

@@ -18,15 +18,15 @@ uint64_t sampler_stream(uint64_t seed, int sample);
 struct sampler_row {
     const struct sampling *sampling;
     uint64_t stream;
-    uint64_t position; // of the token to be drawn
-    bool no_stop;      // eos_ids and stop_ids cannot be drawn (min_tokens)
-    struct sample_draft draft; // that the draw judges, with its row of sampler_drafts.logits
+    uint64_t position;            // of the token to be drawn
+    bool no_stop;                 // eos_ids and stop_ids cannot be drawn (min_tokens)
+    struct sample_draft draft;    // that the draw judges, with its row of sampler_drafts.logits
     struct adjustment adjustment; // of its logits, for the time of the draw
     int n_top;                    // likeliest tokens to be listed
 };
 #define SAMPLER_NO_DRAFT ((struct sample_draft){.token = -1})
 
-struct sampler_drafts { // what drafts were drawn from
+struct sampler_drafts {  // what drafts were drawn from
     const float *logits; // device; (.., vocab) f32
     int vocab;           // at most the sampler's
 };

@@ -1,6 +1,7 @@
 /* logprob.c: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A row is one thread's and is summed in pieces (f32 within a piece, double over pieces), so that a
- * vocabulary of 150,000 loses nothing and a row's result does not depend on the others. */
+ * tokens of a row, and the gradient. A row is one thread's and is summed in pieces (f32 within a
+ * piece, double over pieces), so that a vocabulary of 150,000 loses nothing and a row's result does
+ * not depend on the others. */
 #include "kernels/cpu/cpu.h"
 
 enum { PIECE = 512 };

@@ -1,7 +1,7 @@
 /* logprob.cu: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A block reads a row once, each thread keeping a running maximum
- * and sums relative to it (Milakov and Gimelshein 2018); a row's result does not depend on the
- * others. */
+ * tokens of a row, and the gradient. A block reads a row once, each thread keeping a running
+ * maximum and sums relative to it (Milakov and Gimelshein 2018); a row's result does not depend on
+ * the others. */
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 512
@@ -139,8 +139,8 @@ __device__ __forceinline__ candidate block_first(candidate c, candidate *shared)
     return c;
 }
 
-// The first HELD of this thread's tokens that come behind `last`, in order; token `vocab` stands for
-// none.
+// The first HELD of this thread's tokens that come behind `last`, in order; token `vocab` stands
+// for none.
 __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row, int vocab,
                                        candidate last)
 {
