@@ -31,7 +31,6 @@ struct api_model {
     int max_context; // tokens, prompt and completion together
     // Defaults of the OpenAI endpoints: generation_config.json's.
     double temperature, top_p, min_p;
-    double repetition_penalty; // 0: none
     int top_k;
     int max_new_tokens; // 0: OpenAI's own
 };

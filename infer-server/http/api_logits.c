@@ -49,8 +49,7 @@ enum status api_read_adjustments(struct api_request *r, const json_t *object,
                                  const struct api_model *model)
 {
     struct sampling *s = &r->sampling;
-    double frequency = 0, presence = 0;
-    double repetition = s->repetition_penalty > 0 ? s->repetition_penalty : 1;
+    double frequency = 0, presence = 0, repetition = 1;
     enum status st = ST_OK;
     CHECK(json_get_double(where, object, "frequency_penalty", -2, 2, &frequency));
     CHECK(json_get_double(where, object, "presence_penalty", -2, 2, &presence));

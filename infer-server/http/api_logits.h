@@ -5,8 +5,7 @@
 
 #include "infer-server/http/api.h"
 
-// presence_penalty, frequency_penalty, repetition_penalty, logit_bias into r->sampling, which holds
-// the defaults.
+// presence_penalty, frequency_penalty, repetition_penalty, logit_bias into r->sampling.
 enum status api_read_adjustments(struct api_request *r, const json_t *object,
                                  const struct api_model *model);
 // prompt_logprobs. Behind logprobs and echo: an echo with log-probabilities needs the prompt's.

@@ -616,15 +616,13 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
 enum status api_model_read_defaults(const char *file, const json_t *generation_config,
                                     struct api_model *ret)
 {
-    double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
+    double temperature = 1, top_p = 1, min_p = 0;
     int top_k = 0, max_new_tokens = 0;
     bool sample = true;
     enum status st;
     CHECK(json_get_double(file, generation_config, "temperature", 0, 100, &temperature));
     CHECK(json_get_double(file, generation_config, "top_p", 0, 1, &top_p));
     CHECK(json_get_double(file, generation_config, "min_p", 0, 1, &min_p));
-    CHECK(json_get_double(file, generation_config, "repetition_penalty", 0.01, 100,
-                          &repetition_penalty));
     CHECK(json_get_int32(file, generation_config, "top_k", -1, INT_MAX, &top_k));
     CHECK(
         json_get_int32(file, generation_config, "max_new_tokens", 1, INT_MAX / 4, &max_new_tokens));
@@ -632,7 +630,6 @@ enum status api_model_read_defaults(const char *file, const json_t *generation_c
     ret->temperature = sample && temperature >= 1e-3 ? temperature : 0;
     ret->top_p = top_p > 0 ? top_p : 1;
     ret->min_p = min_p;
-    ret->repetition_penalty = repetition_penalty;
     ret->top_k = top_k;
     ret->max_new_tokens = max_new_tokens;
 out:
@@ -655,7 +652,6 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
         .top_p = openai ? (float)model->top_p : 1.0f,
         .min_p = openai ? (float)model->min_p : 0.0f,
         .top_k = openai ? model->top_k : 0,
-        .repetition_penalty = openai ? (float)model->repetition_penalty : 0.0f,
         .logprobs = -1,
     };
     CHECK(json_parse(where, body, len, &object));

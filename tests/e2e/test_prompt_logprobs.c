@@ -322,7 +322,7 @@ static void processed_and_raw(void **state)
     json_decref(a);
 }
 
-// A model that comes with a repetition penalty has it by default, where it has its temperature.
+// The penalty that a model comes with is said, and left to the requests.
 static void a_models_own_penalty(void **state)
 {
     (void)state;
@@ -332,8 +332,8 @@ static void a_models_own_penalty(void **state)
     test_write(test_path(own, "generation_config.json"), config, sizeof config - 1);
     daemon_start(&other, own, OPTIONS("--max-batch", "2", "--kv-memory", "8M"));
     static const char *const bodies[] = {
+        "{\"prompt\":\"abc\",\"max_tokens\":24,\"repetition_penalty\":50}",
         "{\"prompt\":\"abc\",\"max_tokens\":24}",
-        "{\"prompt\":\"abc\",\"max_tokens\":24,\"repetition_penalty\":1}",
     };
     json_t *want = greedy_ids(",\"repetition_penalty\":50"), *plain = greedy_ids("");
     for (int i = 0; i < 2; i++) {
@@ -342,6 +342,9 @@ static void a_models_own_penalty(void **state)
         json_decref(a);
     }
     assert_false(json_equal(want, plain));
+    char *log = test_read(other.log);
+    assert_contains(log, "repetition_penalty 50 is not applied by default");
+    free(log);
     json_decref(want);
     json_decref(plain);
     assert_int_equal(daemon_stop(&other), 0);

@@ -489,6 +489,14 @@ static void run_penalised(const struct engine_options *options, float temperatur
     bench_end(&b);
 }
 
+static void assert_same_token(const struct token_record *x, const struct token_record *y)
+{
+    assert_int_equal(x->token, y->token);
+    assert_memory_equal(&x->logprob, &y->logprob, sizeof(float));
+    assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof(float));
+    assert_memory_equal(&x->kept_mass, &y->kept_mass, sizeof(float));
+}
+
 static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[N_PENALTIES],
                         int *ret_accepted)
 {
@@ -497,13 +505,8 @@ static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[
         for (int k = 0; k < 2; k++) {
             *ret_accepted += b[i]->sample[k].telemetry.num_accepted_tokens;
             assert_int_equal(a[i]->sample[k].n, b[i]->sample[k].n);
-            for (int t = 0; t < a[i]->sample[k].n; t++) {
-                const struct token_record *x = &a[i]->sample[k].tokens[t];
-                const struct token_record *y = &b[i]->sample[k].tokens[t];
-                assert_int_equal(x->token, y->token);
-                assert_memory_equal(&x->logprob, &y->logprob, sizeof(float));
-                assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof(float));
-            }
+            for (int t = 0; t < a[i]->sample[k].n; t++)
+                assert_same_token(&a[i]->sample[k].tokens[t], &b[i]->sample[k].tokens[t]);
         }
 }
 
@@ -588,8 +591,8 @@ static void neighbours_keep_their_bits(void **state)
         }
         bench_end(&b);
     }
-    assert_memory_equal(plain[0]->sample[0].tokens, plain[1]->sample[0].tokens,
-                        80 * sizeof *plain[0]->sample[0].tokens);
+    for (int t = 0; t < 80; t++)
+        assert_same_token(&plain[0]->sample[0].tokens[t], &plain[1]->sample[0].tokens[t]);
     free(plain[0]);
     free(plain[1]);
 }
