@@ -17,7 +17,7 @@
 #define API_MAX_LOGPROBS   20
 #define API_MAX_PROMPT_TOP 128  // likeliest tokens with each prompt token
 #define API_MAX_BIASES     4096 // entries of logit_bias
-// Of all prompts of a request together, the likeliest tokens' among them: some 300 MB as JSON.
+// Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
 #define API_MAX_PROMPT_LOGPROBS 4000000
 
 // The served model, as requests are checked against it.
