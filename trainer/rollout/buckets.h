@@ -6,7 +6,12 @@
  * size goes to the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the
  * largest are divided into parts of equal count ("fallback"; without any valley these are the
  * quantiles), and what is too small is merged again. A reward on a boundary belongs to the bucket
- * above it. */
+ * above it.
+ *
+ * Min-max normalising would make as much of a range of 0.01 as of one of 1, and prompts that are all
+ * solved would be sorted by chance. So where the range is less than a quarter of the largest
+ * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter
+ * (`contrast`); where all rewards are equal the level is 0.5. */
 #ifndef TRAINER_BUCKETS_H
 #define TRAINER_BUCKETS_H
 
@@ -22,7 +27,7 @@ struct bucket {
     int n;            // rewards in it
     double low, high; // its range: boundaries, or the least and greatest reward of all
     double mean, std; // of the rewards in it; std with n - 1
-    double level;     // mean of the normalised rewards, 0..1; 0.5 where all rewards are equal
+    double level;     // 0..1: mean of the normalised rewards, drawn towards 0.5 by `contrast`
 };
 struct boundary {
     double at; // in units of the reward
@@ -32,6 +37,7 @@ struct buckets {
     int n;                                     // of buckets, 1..BUCKETS_MAX; 0 without rewards
     int n_total;                               // of rewards
     double mean, std, min, max;                // of all of them
+    double contrast;                           // 0..1, below 1 where max - min is small; see above
     struct bucket bucket[BUCKETS_MAX];         // by ascending reward
     struct boundary boundary[BUCKETS_MAX - 1]; // (n - 1) between them
 };

@@ -91,11 +91,13 @@ out:
 static void add_z_scores(const double *term, double weight, int n_groups, int n_per_group,
                          double *ret_sums)
 {
+    double largest = 0;
+    for (int i = 0; i < n_groups * n_per_group; i++) largest = fmax(largest, fabs(term[i]));
     for (int g = 0; g < n_groups; g++) {
         const double *x = term + (size_t)g * n_per_group;
         double *sums = ret_sums + (size_t)g * n_per_group, mean, std;
         mean_std(x, n_per_group, &mean, &std);
-        if (std <= 1e-12 * fabs(mean)) continue; // equal, but for the rounding of their mean
+        if (std <= SCORING_NOISE * largest) continue;
         for (int i = 0; i < n_per_group; i++) sums[i] += weight * (x[i] - mean) / std;
     }
 }

@@ -40,8 +40,11 @@ void scores_release(struct scores *s);
 // Every line of the data set has what the reward needs of it: an answer, a pattern.
 enum status scoring_check(struct reward *reward, const struct dataset *data);
 
+// A deviation within a group that is no more than this share of the term's largest magnitude in the
+// step is what f32 leaves of equal scores, and no difference.
+#define SCORING_NOISE 1e-6
 // --reward-normalise terms: of each term (n_terms, n), z-scores within each group (0 in a group of
-// equals), times the term's weight, summed: ret (n).
+// equals, but for such noise), times the term's weight, summed: ret (n).
 void scoring_normalise(const double *terms, const double *weights, int n_terms, int n_groups,
                        int n_per_group, double *ret_sums);
 
