@@ -92,7 +92,9 @@ struct moe_routing { // device memory; A = rows * top_k
 };
 
 struct adamw {
-    float lr, beta1, beta2, eps, weight_decay;
+    float lr;
+    double beta1, beta2; // 1 - beta is taken before rounding: of 0.99999f it is off by 0.14%
+    float eps, weight_decay;
     float bias_correction1, bias_correction2; // 1 - beta^step
     uint32_t step; // seeds the rounding of moments that are not f32
 };
