@@ -140,17 +140,15 @@ static void merge_small(struct cutting *c, int min_size)
     }
 }
 
-// 1 where the range is FULL_RANGE of the largest magnitude or more, and in proportion below: rewards
-// that hardly differ, such as those of prompts that are all solved, differ by chance.
-static double contrast_of(double min, double max)
+double buckets_contrast(const struct buckets *b)
 {
-    double full = FULL_RANGE * fmax(fabs(min), fabs(max)), range = max - min;
+    double full = FULL_RANGE * fmax(fabs(b->min), fabs(b->max)), range = b->max - b->min;
     return range >= full ? 1 : range / full;
 }
 
 static void describe(const struct cutting *c, const double *sorted, struct buckets *b)
 {
-    double range = b->max - b->min;
+    double range = b->max - b->min, contrast = buckets_contrast(b);
     b->n = c->n_cuts + 1;
     for (int k = 0; k < c->n_cuts; k++)
         b->boundary[k] = (struct boundary){b->min + c->cuts[k].at * range, c->cuts[k].origin};
@@ -160,7 +158,7 @@ static void describe(const struct cutting *c, const double *sorted, struct bucke
         x->low = k ? b->boundary[k - 1].at : b->min;
         x->high = k < c->n_cuts ? b->boundary[k].at : b->max;
         mean_std(sorted + start(c, k), x->n, &x->mean, &x->std);
-        x->level = 0.5 + (mean_of(c, k) - 0.5) * b->contrast;
+        x->level = 0.5 + (mean_of(c, k) - 0.5) * contrast;
     }
 }
 
@@ -181,7 +179,6 @@ enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_siz
     b.min = sorted[0];
     b.max = sorted[n - 1];
     const double range = b.max - b.min;
-    b.contrast = contrast_of(b.min, b.max);
     double *normal = sorted + n;
     for (int i = 0; i < n; i++) normal[i] = range > 0 ? (sorted[i] - b.min) / range : 0.5;
     c.sorted = normal;

@@ -10,8 +10,8 @@
  *
  * Min-max normalising would make as much of a range of 0.01 as of one of 1, and prompts that are all
  * solved would be sorted by chance. So where the range is less than a quarter of the largest
- * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter
- * (`contrast`); where all rewards are equal the level is 0.5. */
+ * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter, the
+ * contrast; where all rewards are equal the level is 0.5. */
 #ifndef TRAINER_BUCKETS_H
 #define TRAINER_BUCKETS_H
 
@@ -27,7 +27,7 @@ struct bucket {
     int n;            // rewards in it
     double low, high; // its range: boundaries, or the least and greatest reward of all
     double mean, std; // of the rewards in it; std with n - 1
-    double level;     // 0..1: mean of the normalised rewards, drawn towards 0.5 by `contrast`
+    double level;     // 0..1: mean of the normalised rewards, drawn towards 0.5 by the contrast
 };
 struct boundary {
     double at; // in units of the reward
@@ -37,7 +37,6 @@ struct buckets {
     int n;                                     // of buckets, 1..BUCKETS_MAX; 0 without rewards
     int n_total;                               // of rewards
     double mean, std, min, max;                // of all of them
-    double contrast;                           // 0..1, below 1 where max - min is small; see above
     struct bucket bucket[BUCKETS_MAX];         // by ascending reward
     struct boundary boundary[BUCKETS_MAX - 1]; // (n - 1) between them
 };
@@ -46,5 +45,7 @@ struct buckets {
 // ST_NO_MEMORY.
 enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_size,
                         struct buckets *ret, int8_t *ret_of);
+// 0..1, below 1 where the rewards' range is small beside them.
+double buckets_contrast(const struct buckets *b);
 
 #endif
