@@ -33,24 +33,32 @@ enum status scoring_check(struct reward *reward, const struct dataset *data)
         st = reward_check_row(reward, e->answer, e->row);
         status_context(st, "%s, line %d", data->path, e->line);
     }
-    return st;
+    return st == ST_OK ? reward_check(reward) : st;
 }
 
-enum status scoring_task(struct reward *reward, const char *data, const struct rollout *r, int i,
-                         double *ret_terms, double *ret_sum)
+enum status scoring_task(struct reward *reward, const char *data, const struct rollout *r,
+                         double *ret_terms, double *ret_sums)
 {
-    const struct sample *sample = &r->samples[i];
-    const struct example *example = r->examples[i / r->n_per_group];
-    struct reward_input input = {
-        .text = sample->text,
-        .answer = example->answer,
-        .n_tokens = sample->n,
-        .truncated = sample->truncated,
-        .telemetry = sample->telemetry,
-        .prompt = example->said,
-        .row = example->row,
-    };
-    return at_sample(reward_score(reward, &input, ret_terms, ret_sum), data, r, i);
+    const int n = r->n_groups * r->n_per_group;
+    int failed = 0;
+    struct reward_input *inputs = malloc((size_t)n * sizeof *inputs);
+    if (!inputs) return status_fail(ST_NO_MEMORY, "no memory to score %d samples", n);
+    for (int i = 0; i < n; i++) {
+        const struct sample *sample = &r->samples[i];
+        const struct example *example = r->examples[i / r->n_per_group];
+        inputs[i] = (struct reward_input){
+            .text = sample->text,
+            .answer = example->answer,
+            .n_tokens = sample->n,
+            .truncated = sample->truncated,
+            .telemetry = sample->telemetry,
+            .prompt = example->said,
+            .row = example->row,
+        };
+    }
+    enum status st = reward_score_all(reward, inputs, n, ret_terms, ret_sums, &failed);
+    free(inputs);
+    return at_sample(st, data, r, failed);
 }
 
 static enum status read_costs(const struct scoring *how, const struct rollout *r, struct scores *s)
@@ -139,7 +147,6 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
     enum status st = ST_OK;
     struct scores s = {.n = r->n_groups * r->n_per_group, .n_terms = reward_terms(how->reward)};
     size_t n = (size_t)s.n;
-    double terms[REWARD_MAX_TERMS];
     s.rewards = malloc(n * sizeof *s.rewards);
     s.terms = malloc(n * (size_t)s.n_terms * sizeof *s.terms);
     s.advantages = malloc(n * sizeof *s.advantages);
@@ -147,10 +154,7 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
         st = status_fail(ST_NO_MEMORY, "no memory for %d rewards", s.n);
         goto out;
     }
-    for (int i = 0; i < s.n; i++) {
-        CHECK(scoring_task(how->reward, how->data, r, i, terms, &s.rewards[i]));
-        for (int k = 0; k < s.n_terms; k++) s.terms[(size_t)k * n + (size_t)i] = terms[k];
-    }
+    CHECK(scoring_task(how->reward, how->data, r, s.terms, s.rewards));
     if (how->cost) CHECK(read_costs(how, r, &s));
     advantage_compute(s.rewards, r->n_groups, r->n_per_group, how->scale, &s.stats, s.advantages);
     if (how->normalise_terms) CHECK(normalised_advantages(how, r, &s));

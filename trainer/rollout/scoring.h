@@ -28,16 +28,18 @@ struct scores { // of a rollout's samples
     struct advantage_stats stats; // of the rewards as they are; of these advantages
 };
 
-// The task's score of sample i; errors name the data set's line and the sample.
+// The task's scores of all n samples: ret_terms (n_terms, n), ret_sums (n). Errors name the data
+// set's line and the sample.
 enum status scoring_task(struct reward *reward, const char *data, const struct rollout *rollout,
-                         int i, double *ret_terms, double *ret_sum);
+                         double *ret_terms, double *ret_sums);
 // Zero-initialised or released scores. With a latency model: adds this rollout to it, fits it again
 // and takes its latencies.
 enum status scoring_rollout(const struct scoring *s, const struct rollout *rollout,
                             struct scores *ret);
 void scores_release(struct scores *s);
 
-// Every line of the data set has what the reward needs of it: an answer, a pattern.
+// Every line of the data set has what the reward needs of it: an answer, a pattern; and the reward
+// is ready to score.
 enum status scoring_check(struct reward *reward, const struct dataset *data);
 
 // A deviation within a group that is no more than this share of the term's largest magnitude in the
