@@ -219,16 +219,18 @@ struct ops {
     // Draws one token for each row of logits (n, vocab) f32. The cut is taken in this order: top-k,
     // then top-p over the renormalised rest, then min-p; tokens whose logit equals that of the last
     // kept one are kept too. The draw is the Gumbel-max trick: argmax over kept tokens t of
-    // z[t] - log(-log(u)), where u (rng_below1) is made of word t % 4 of the Philox block with key =
-    // seed and counter = (t / 4, 0, position low word, position high word) and, where that is among
-    // the 256 largest, of the same word of the block with counter (t / 4, 2, ..); lowest t wins a tie.
+    // z[t] - log(-log(u)), where u (rng_below1) is made of word t % 4 of the Philox block with key
+    // = seed and counter = (t / 4, 0, position low word, position high word) and, where that is
+    // among the 256 largest, of the same word of the block with counter (t / 4, 2, ..); lowest t
+    // wins a tie.
     //
     // drafts (n) NULL, with draft_logits NULL and draft_vocab 0: so for all rows. Else a row with a
     // draft d (token in 0..draft_vocab-1) and a temperature > 0 is rejection sampling (Leviathan et
     // al. 2023; Chen et al. 2023). p is the row's distribution after temperature and cuts, q that of
     // the draft's row of draft_logits (.., draft_vocab) f32 after the same, 0 from draft_vocab <=
-    // vocab on. With u from words 0 and 1 (rng_open01_f64) of the Philox block with key = seed and counter =
-    // (0, 1, position low word, position high word), d is accepted iff u * q(d) < p(d). Else the residual
+    // vocab on. With u from words 0 and 1 (rng_open01_f64) of the Philox block with key = seed and
+    // counter = (0, 1, position low word, position high word), d is accepted iff u * q(d) < p(d).
+    // Else the residual
     // max(p - q, 0), renormalised, is drawn from with the noise g of the plain draw: argmax over t
     // with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where rounding leaves no
     // such t, the plain draw. If d was drawn from q with noise of another seed, it is accepted with

@@ -16,8 +16,8 @@ struct eval_result {
     uint64_t weight_version; // of the last token
     struct spec_counters spec; // of these answers alone, by their telemetry; without positions
 };
-// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. ret_lines: a JSON object a
-// sample and line is appended (docs/rewards.md), NULL: not wanted.
+// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. ret_lines: a JSON object
+// a sample and line is appended (docs/rewards.md), NULL: not wanted.
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
                      struct reward *reward, const struct sampling_options *sampling,
                      struct bytes *ret_lines, struct eval_result *ret);

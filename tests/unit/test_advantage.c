@@ -1,5 +1,5 @@
-/* test_advantage.c: trainer/advantage, scoring and buckets where rewards hardly differ, or not at
- * all: means, noise of f32, prompts that are all solved. */
+/* test_advantage.c: trainer/advantage, scoring and buckets where rewards differ by chance, or not
+ * at all: means, noise of f32, samples without drafts, prompts that are all solved. */
 #include "tests/support/support.h"
 #include "trainer/rollout/advantage.h"
 #include "trainer/rollout/curriculum.h"
@@ -71,6 +71,44 @@ static void noise_is_no_score(void **state)
     assert_true(fabs(sums[3] - 1.5) < 1e-6);
 }
 
+// --cost: a sample that the daemon drafted nothing for is neither better nor worse for it.
+static void undrafted_samples(void **state)
+{
+    (void)state;
+    enum { GROUPS = 3, EACH = 4, N = GROUPS * EACH };
+    // one of the first group, two of the second, none of the third
+    static const double rates[N] = {1, -1, -1, -1, 0.25, -1, 0.75, -1, -1, -1, -1, -1};
+    static const double wanted[N] = {1,    1,   1,       1,       0.25,    0.5,
+                                     0.75, 0.5, 2.0 / 3, 2.0 / 3, 2.0 / 3, 2.0 / 3};
+    struct example example = {.line = 1};
+    const struct example *list[GROUPS] = {&example, &example, &example};
+    struct sample samples[N] = {0};
+    struct rollout rollout = {
+        .n_groups = GROUPS, .n_per_group = EACH, .examples = list, .samples = samples};
+    struct scores s = {0};
+    struct scoring how = {.data = "d.jsonl", .cost = true, .weights = {.acceptance = 1}};
+    struct reward_options options = {.names = "constant"};
+    for (int i = 0; i < N; i++) {
+        samples[i].text = (char *)"";
+        samples[i].telemetry =
+            json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "latency_ms", 1, "queue_ms",
+                      0, "prompt_tokens", 1, "cached_prompt_tokens", 0, "generated_tokens", 1,
+                      "num_draft_tokens", 0, "num_accepted_tokens", 0, "kv_bytes_peak", 0,
+                      "accept_rate", rates[i] < 0 ? json_null() : json_real(rates[i]));
+    }
+    assert_ok(reward_new(&options, &how.reward));
+    assert_ok(scoring_rollout(&how, &rollout, &s));
+    assert_int_equal(s.n_undrafted, 9);
+    for (int i = 0; i < N; i++) {
+        assert_true(fabs(s.costs[COST_ACCEPTANCE * N + i] - wanted[i]) < 1e-12);
+        assert_true(fabs(s.rewards[i] - 1 - wanted[i]) < 1e-12);
+        if (rates[i] < 0) assert_true(fabsf(s.advantages[i]) < 1e-6f);
+    }
+    scores_release(&s);
+    reward_free(how.reward);
+    for (int i = 0; i < N; i++) json_decref(samples[i].telemetry);
+}
+
 static void cut(const double *rewards, int n, struct buckets *ret)
 {
     int8_t of[64];
@@ -119,6 +157,7 @@ int main(void)
         cmocka_unit_test(means),
         cmocka_unit_test(equal_groups),
         cmocka_unit_test(noise_is_no_score),
+        cmocka_unit_test(undrafted_samples),
         cmocka_unit_test(solved_prompts),
     };
     return cmocka_run_group_tests_name("advantage", tests, NULL, NULL);

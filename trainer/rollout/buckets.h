@@ -8,10 +8,10 @@
  * quantiles), and what is too small is merged again. A reward on a boundary belongs to the bucket
  * above it.
  *
- * Min-max normalising would make as much of a range of 0.01 as of one of 1, and prompts that are all
- * solved would be sorted by chance. So where the range is less than a quarter of the largest
- * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter, the
- * contrast; where all rewards are equal the level is 0.5. */
+ * Min-max normalising would make as much of a range of 0.01 as of one of 1, and prompts that are
+ * all solved would be sorted by chance. So where the range is less than a quarter of the largest
+ * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter,
+ * the contrast; where all rewards are equal the level is 0.5. */
 #ifndef TRAINER_BUCKETS_H
 #define TRAINER_BUCKETS_H
 

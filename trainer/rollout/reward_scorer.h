@@ -11,8 +11,8 @@ struct scorer {
     bool takes_argument;       // written NAME:ARGUMENT
     const char *help;
     const char *prompt_template; // reward_prompt_template(); NULL: none
-    // Any of the next five may be NULL: no state; nothing to free; every line will do; `name`; it is
-    // ready as it is. check: before the first sample.
+    // Any of the next five may be NULL: no state; nothing to free; every line will do; `name`; it
+    // is ready as it is. check: before the first sample.
     enum status (*open)(const struct reward_options *options, const char *argument,
                         void **ret_state);
     void (*close)(void *state); // takes NULL

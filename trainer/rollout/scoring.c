@@ -61,6 +61,33 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
     return at_sample(st, data, r, failed);
 }
 
+// Mean acceptance rate of the drafted among n samples; `none` where there is no such.
+static double drafted_mean(const struct cost_sample *samples, int n, double none)
+{
+    double sum = 0;
+    int drafted = 0;
+    for (int i = 0; i < n; i++) {
+        if (!samples[i].drafted) continue;
+        sum += samples[i].accept_rate;
+        drafted++;
+    }
+    return drafted ? sum / drafted : none;
+}
+
+// What drafts is the daemon's choice: a sample that had none is neither better nor worse for it
+// than the others of its group. It takes their mean, or, where none of them was drafted for, the
+// step's.
+static void rate_undrafted(struct cost_sample *samples, int n_groups, int n_per_group)
+{
+    const double step_mean = drafted_mean(samples, n_groups * n_per_group, 0);
+    for (int g = 0; g < n_groups; g++) {
+        struct cost_sample *group = samples + (size_t)g * n_per_group;
+        const double mean = drafted_mean(group, n_per_group, step_mean);
+        for (int i = 0; i < n_per_group; i++)
+            if (!group[i].drafted) group[i].accept_rate = mean;
+    }
+}
+
 static enum status read_costs(const struct scoring *how, const struct rollout *r, struct scores *s)
 {
     enum status st = ST_OK;
@@ -75,6 +102,7 @@ static enum status read_costs(const struct scoring *how, const struct rollout *r
         CHECK(at_sample(cost_read(r->samples[i].telemetry, &samples[i]), how->data, r, i));
         s->n_undrafted += !samples[i].drafted;
     }
+    rate_undrafted(samples, r->n_groups, r->n_per_group);
     if (how->latency) {
         for (int i = 0; i < s->n; i++) latency_model_add(how->latency, &samples[i]);
         latency_model_fit(how->latency);

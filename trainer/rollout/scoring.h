@@ -23,7 +23,7 @@ struct scores { // of a rollout's samples
     double *rewards;              // (n) task and costs, as they are
     double *terms;                // (n_terms, n) task terms, unweighted
     double *costs;                // (COST_TERMS, n) quantities, unweighted; NULL without costs
-    int n_undrafted;              // samples without an accept_rate, which counts as 0; with costs
+    int n_undrafted;              // samples without an accept_rate, which take a mean; with costs
     float *advantages;            // (n)
     struct advantage_stats stats; // of the rewards as they are; of these advantages
 };

@@ -127,8 +127,8 @@
          NULL},                                                                                    \
     {                                                                                              \
         "reward-processes", OPTION_INT, AT(reward.processes), "1", "N",                            \
-            "processes of each reward \"command\", among which a step's samples are divided", 1, 256,  \
-            NULL                                                                                   \
+            "processes of each reward \"command\", among which a step's samples are divided", 1,   \
+            256, NULL                                                                              \
     }
 
 // AdamW and its learning rate.
