@@ -6,10 +6,9 @@
 
 // Numbers are decimal, with thousands separators ("1,234.50", TeX's "1{,}234"), fractions of two
 // numbers ("3/4", "\frac{3}{4}") and mixed ("1 1/2"), with a minus (also U+2212) and a currency
-// sign
-// "$" on either side of it. A minus between two operands ("7-5") is no sign, a fraction of anything
-// else ("\frac{x}{2}") no number. They are doubles: whole numbers are exact up to 2^53. The first
-// two functions are false, and leave *ret_value as it is, where there is none.
+// sign "$" on either side of it. A minus between two operands ("7-5") is no sign, a fraction of
+// anything else ("\frac{x}{2}") no number. They are doubles: whole numbers are exact up to 2^53.
+// The first two functions are false, and leave *ret_value as it is, where there is none.
 
 // The last number of the text.
 bool number_last(const char *text, double *ret_value);
