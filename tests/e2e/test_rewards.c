@@ -192,7 +192,7 @@ static void filtering_is_said(void **state)
     free(log);
     assert_int_equal(train(&s, "cut", OPTIONS("--top-p", "0.9", "--top-k", "7", "--min-p", "0.01")),
                      0);
-    assert_log(&s, "--top-k 7, --top-p 0.9, --min-p 0.01: samples are drawn from the filtered");
+    assert_log(&s, "--top-k 7, --top-p 0.9, --min-p 0.01: samples come from the filtered");
     daemon_kill(&s.daemon);
 }
 

@@ -21,7 +21,7 @@ void notice_filtering(const struct train_config *c)
     if (c->top_p < 1) bytes_printf(&options, ", --top-p %g", c->top_p);
     if (c->min_p > 0) bytes_printf(&options, ", --min-p %g", c->min_p);
     if (options.len)
-        log_warn("%s: samples are drawn from the filtered distribution, but trained on with the "
+        log_warn("%s: samples come from the filtered distribution, but are trained on with the "
                  "log-probabilities of the whole one, before filtering",
                  bytes_text(&options) + 2);
     bytes_release(&options);
