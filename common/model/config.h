@@ -24,6 +24,9 @@ struct rope_config { // filled by rope_config_read (rope.c)
     bool truncate;                             // yarn
     double *short_factor, *long_factor;        // longrope, (dim / 2) each; else NULL
     int original_max_positions;
+    // longrope, chosen once for all who compute with the same weights: the longest sequence that is
+    // meant, in tokens. 0: not chosen, a table goes by its own length.
+    int context;
 };
 
 struct family; // common/model/family.h: tensor names and config quirks, one table row each
@@ -79,8 +82,11 @@ static inline int config_up_width(const struct model_config *c)
 // Reads the rope keys of a config.json: rope_theta, rope_scaling, rope_parameters, partial_rotary_factor.
 // head_dim and max_positions must be set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
-// (n_positions, rope.dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope picks its long
-// factors where n_positions is above original_max_positions.
+// (n_positions, rope.dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes its
+// long factors where rope.context (or n_positions, if that is 0) is above original_max_positions.
 float *rope_table(const struct model_config *config, int n_positions);
+// For logs: which factors longrope takes by rope.context, and where the border lies. False where
+// there is no such choice.
+bool rope_describe(const struct model_config *config, char *ret, size_t size);
 
 #endif

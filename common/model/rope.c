@@ -4,6 +4,7 @@
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -187,18 +188,34 @@ static double yarn_frequency(const struct rope_config *r, int i, double f)
     return f / r->factor * stretched + f * (1 - stretched);
 }
 
-static double frequency(const struct rope_config *r, int i, bool beyond_original)
+static double frequency(const struct rope_config *r, int i, bool long_factors)
 {
     double f = pow(r->theta, -2.0 * i / r->dim);
     switch (r->kind) {
     case ROPE_LINEAR: return f / r->factor;
     case ROPE_LLAMA3: return llama3_frequency(r, f);
     case ROPE_YARN: return yarn_frequency(r, i, f);
-    case ROPE_LONGROPE: return f / (beyond_original ? r->long_factor : r->short_factor)[i];
+    case ROPE_LONGROPE:
+        return f / (long_factors ? r->long_factor : r->short_factor)[i];
     case ROPE_DEFAULT:
     case ROPE_DYNAMIC: break;
     }
     return f;
+}
+
+static bool beyond_original(const struct rope_config *r, int n_positions)
+{
+    return (r->context > 0 ? r->context : n_positions) > r->original_max_positions;
+}
+
+bool rope_describe(const struct model_config *config, char *ret, size_t size)
+{
+    const struct rope_config *r = &config->rope;
+    if (r->kind != ROPE_LONGROPE) return false;
+    snprintf(ret, size,
+             "longrope takes its %s factors, for contexts of up to %d tokens (short: up to %d)",
+             beyond_original(r, 0) ? "long" : "short", r->context, r->original_max_positions);
+    return true;
 }
 
 float *rope_table(const struct model_config *config, int n_positions)
@@ -209,7 +226,7 @@ float *rope_table(const struct model_config *config, int n_positions)
     if (!table) return NULL;
     for (int i = 0; i < half; i++) {
         // published models were trained with f32 frequencies and f32 angles: round where they did
-        float f = (float)frequency(r, i, n_positions > r->original_max_positions);
+        float f = (float)frequency(r, i, beyond_original(r, n_positions));
         for (int p = 0; p < n_positions; p++) {
             float angle = (float)p * f;
             float *entry = table + ((size_t)p * (size_t)half + (size_t)i) * 2;
