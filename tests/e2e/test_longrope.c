@@ -5,10 +5,9 @@
 #include "bridge/attach.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/config.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
-#include "trainer/learn/learner.h"
+#include "tests/support/tiny_tokenizer.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -22,24 +21,13 @@ static const char *longrope_folder(void)
     static const char *const copied[] = {"config.json", "generation_config.json",
                                          "model.safetensors"};
     const char *from = test_path(test_root(), "tests/golden/phi3-longrope"), *to = test_folder();
-    json_t *vocab = json_object(), *tokenizer;
     for (size_t i = 0; i < sizeof copied / sizeof copied[0]; i++) {
         struct bytes content = BYTES_INIT;
         assert_ok(file_read(test_path(from, copied[i]), 1 << 24, &content));
         test_write(test_path(to, copied[i]), content.data, content.len);
         bytes_release(&content);
     }
-    for (int i = 0; i < 256; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "<0x%02X>", i);
-        json_object_set_new(vocab, name, json_integer(i));
-    }
-    tokenizer =
-        json_pack("{s:s, s:[], s:n, s:n, s:{s:s}, s:{s:s, s:o, s:[], s:b}}", "version", "1.0",
-                  "added_tokens", "normalizer", "pre_tokenizer", "decoder", "type", "ByteFallback",
-                  "model", "type", "BPE", "vocab", vocab, "merges", "byte_fallback", 1);
-    assert_ok(json_write_file(test_path(to, "tokenizer.json"), 0644, tokenizer));
-    json_decref(tokenizer);
+    assert_ok(tiny_tokenizer_write_bytes(to));
     return to;
 }
 
