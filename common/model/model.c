@@ -76,7 +76,8 @@ static void scratch_parts(const struct model *m, struct device_part ret[N_SCRATC
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows, h = (size_t)c->hidden;
     size_t a = mlp_rows(c, t), inner = (size_t)c->intermediate, expert = c->n_experts > 0 ? a * h * e : 0;
-    size_t gate_up = a * inner * 2 * e, lse = t * (size_t)c->n_heads * sizeof(float); // see attention_block()
+    size_t gate_up = a * inner * 2 * e,
+           lse = t * (size_t)c->n_heads * sizeof(float); // see attention_block()
     struct device_part parts[N_SCRATCH - 5] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
@@ -266,7 +267,8 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
-        // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough for it
+        // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
+        // for it
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch, &m->attn[l], m->dt);
     }
     struct contribution o = {out, w->o, w->o_bias, w->post_attn_norm, config_q_width(c), tape ? tape->attn_proj : NULL,

@@ -64,8 +64,10 @@ static struct role_shape role_shape(const struct model_config *c, enum tensor_ro
     case ROLE_GATE_UP: return (struct role_shape){up, h, experts, parts, {i, i}};
     case ROLE_GATE_UP_BIAS: return (struct role_shape){up, 0, experts, parts, {i, i}};
     case ROLE_DOWN: return (struct role_shape){h, i, experts, 1, {h}};
-    case ROLE_DOWN_BIAS: return (struct role_shape){h, 0, experts, 1, {h}};
-    default: return (struct role_shape){h, 0, 1, 1, {h}}; // norms, bias of o
+    case ROLE_DOWN_BIAS:
+        return (struct role_shape){h, 0, experts, 1, {h}};
+    default:
+        return (struct role_shape){h, 0, 1, 1, {h}}; // norms, bias of o
     }
 }
 

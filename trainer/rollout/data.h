@@ -40,7 +40,7 @@ struct dataset {
     struct {
         int64_t several, earlier, learnt;
     } turns;
-    bool byte_order_mark;           // the file began with one, which was skipped
+    bool byte_order_mark; // the file began with one, which was skipped
     bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
 };
 
