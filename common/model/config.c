@@ -200,7 +200,8 @@ enum status model_config_from_json(const char *where, json_t *json, struct model
 enum status model_config_load_file(const char *path, struct model_config **ret)
 {
     json_t *json = NULL;
-    enum status st = json_read_file(path, 16 << 20, &json);
+    enum status st = model_config_path_check(path);
+    if (st == ST_OK) st = json_read_file(path, 16 << 20, &json);
     if (st == ST_OK) st = model_config_from_json(path, json, ret);
     json_decref(json);
     return st;

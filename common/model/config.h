@@ -60,6 +60,9 @@ struct model_config {
     double rotary_share; // of a head's entries that rope rotates, where the config does not say
     struct rope_config ropes[MAX_ROPES];
     int n_ropes;
+    // Longrope, chosen once for all who compute with the same weights: the longest sequence that is
+    // meant, in tokens. 0: not chosen, a table goes by its own length.
+    int rope_context;
     int bos_id, pad_id;   // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype; // torch_dtype / dtype: what the folder's tensors are said to be
@@ -98,8 +101,11 @@ int64_t config_kv_elements(const struct model_config *config);
 // Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters,
 // partial_rotary_factor) into ropes[0], which all layers have. Layers and max_positions must be set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
-// (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope picks its long
-// factors where n_positions is above original_max_positions.
-float *rope_table(const struct rope_config *rope, int n_positions);
+// Of ropes[i]: (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes
+// its long factors where rope_context (or n_positions, if that is 0) is above original_max_positions.
+float *rope_table(const struct model_config *config, int i, int n_positions);
+// For logs: which factors longrope takes by rope_context, and where the border lies. False where
+// there is no such choice.
+bool rope_describe(const struct model_config *config, char *ret, size_t size);
 
 #endif

@@ -119,7 +119,7 @@ static enum status upload_rope(struct model *m, int i)
 {
     const struct rope_config *rope = &m->config->ropes[i];
     size_t bytes = (size_t)m->max_context * (size_t)(rope->dim / 2) * 2 * sizeof(float);
-    float *table = rope_table(rope, m->max_context);
+    float *table = rope_table(m->config, i, m->max_context);
     enum status st = ST_OK;
     if (!table) return status_fail(ST_NO_MEMORY, "no memory for the rope table of %d positions", m->max_context);
     CHECK(device_alloc(m->dev, bytes, (void **)&m->ropes[i]));

@@ -101,3 +101,12 @@ enum status model_folder_check(const char *folder, const char *needed)
     free(path);
     return there ? check_files(folder) : incomplete(folder, needed);
 }
+
+enum status model_config_path_check(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return status_fail(ST_INVALID, "%s is a folder; name the config.json in it", path);
+    return file_exists(path) || !is_hub_name(path) || strstr(path, ".json") ? ST_OK
+                                                                            : no_such_folder(path);
+}

@@ -12,5 +12,7 @@ extern const char *const model_folder_files[];
 // that leads nowhere. Else a sentence that says what is needed: for a name of the Hub, a file, a
 // folder of another kind, a cut-off download.
 enum status model_folder_check(const char *folder, const char *needed);
+// The same where a config.json by itself is wanted: a folder or a name of the Hub is none.
+enum status model_config_path_check(const char *path);
 
 #endif

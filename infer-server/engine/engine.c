@@ -82,6 +82,16 @@ static enum status check_options(struct engine_options *o)
     return ST_OK;
 }
 
+// Once for all who compute with these weights: the bridge file tells it to trainers.
+static void choose_rope(struct engine *e)
+{
+    const int context = executor_wished_context(e->config, e->options.max_context);
+    struct model_config *draft = e->draft_config;
+    e->config->rope_context = context;
+    if (draft)
+        draft->rope_context = context < draft->max_positions ? context : draft->max_positions;
+}
+
 static void engine_release(struct engine *e)
 {
     pthread_cond_destroy(&e->changed);
@@ -128,6 +138,7 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     if (options->draft_folder)
         CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,
                                 &e->draft_config));
+    choose_rope(e);
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);

@@ -68,15 +68,11 @@ struct executor {
 
 // ---- life --------------------------------------------------------------------------------------
 
-static enum status choose_context(const struct model_config *config, int wished, int *ret)
+int executor_wished_context(const struct model_config *config, int named)
 {
-    if (wished > config->max_positions)
-        return status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
-                           config->max_positions);
     int most =
         config->max_positions < DEFAULT_MOST_CONTEXT ? config->max_positions : DEFAULT_MOST_CONTEXT;
-    *ret = wished > 0 ? wished : most;
-    return ST_OK;
+    return named > 0 ? named : most;
 }
 
 static void plan_draft_rows(struct executor *x, const struct engine_options *options)
@@ -119,8 +115,12 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     x->context = context;
     plan_draft_rows(x, options);
     const int max_rows = max_batch + x->draft_rows, max_tokens = max_rows + chunk;
-    int wished = 0;
-    CHECK(choose_context(config, options->max_context, &wished));
+    const int wished = executor_wished_context(config, options->max_context);
+    if (wished > config->max_positions) {
+        st = status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
+                         config->max_positions);
+        goto out;
+    }
     CHECK(model_new(dev, config, weights, max_tokens, max_rows, wished, &x->model));
     CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
                       &x->sampler));

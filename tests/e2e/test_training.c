@@ -964,7 +964,8 @@ static void sigterm_ends_after_the_step(void **state)
     assert_int_equal(test_wait(&trainer, LIMIT_MS), 0);
     assert_log(&s, ": stopped at step ");
     int steps = steps_done(&s, "run");
-    assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer/trainer_state.json"), 1 << 20, &saved));
+    assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer/trainer_state.json"), 1 << 20,
+                             &saved));
     assert_int_equal(json_integer_value(json_object_get(saved, "step")), steps);
     json_decref(saved);
     assert_arena_is(&s, latest(&s, "run"));

@@ -177,6 +177,11 @@ static void what_is_no_model(void **state)
     assert_no_model(file, ST_INVALID, "is a file; a model is a folder");
     assert_ok(file_make_folders(test_path(folder, "snapshots/0123abcd")));
     assert_no_model(folder, ST_NOT_FOUND, "snapshots/");
+    struct model_config *config;
+    assert_status(model_config_load_file(folder, &config), ST_INVALID);
+    assert_message("is a folder; name the config.json in it");
+    assert_status(model_config_load_file("Qwen/Qwen2.5-1.5B", &config), ST_NOT_FOUND);
+    assert_message("nothing is fetched from the Hub by name");
     const char *adapter = test_folder();
     test_write(test_path(adapter, "adapter_config.json"), "{}", 2);
     assert_no_model(adapter, ST_NOT_FOUND, "an adapter, not a model");

@@ -39,7 +39,7 @@ static void config_both_styles(void **state)
                         &newer));
     assert_int_equal(older->file_dtype, DT_BF16);
     assert_int_equal(newer->file_dtype, DT_BF16);
-    float *a = rope_table(&older->ropes[0], 64), *b = rope_table(&newer->ropes[0], 64);
+    float *a = rope_table(older, 0, 64), *b = rope_table(newer, 0, 64);
     assert_memory_equal(a, b, 64 * (size_t)older->ropes[0].dim * sizeof *a);
     assert_int_equal(older->ropes[0].kind, ROPE_LLAMA3);
     assert_int_equal(older->layers[0].head_dim, 4);

@@ -68,6 +68,7 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
         .around_questions = ask && chat ? options->question_template : NULL,
         .system = options->system_prompt,
         .vocab_size = vocab_size,
+        .all_turns = options->all_turns,
     };
     CHECK(dataset_tokenize(data, &format, (int)options->max_prompt_length, &left_out));
     if (options->completions) {

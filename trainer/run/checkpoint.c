@@ -162,8 +162,10 @@ static enum status new_trainer_file(const char *folder, const char *name, char *
     char *inside = path_join(folder, CHECKPOINT_TRAINER);
     char *path = inside ? path_join(inside, name) : NULL;
     enum status st = path ? file_make_folders(inside) : no_memory();
-    if (st == ST_OK) *ret_path = path;
-    else free(path);
+    if (st == ST_OK)
+        *ret_path = path;
+    else
+        free(path);
     free(inside);
     return st;
 }
