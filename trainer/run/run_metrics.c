@@ -272,6 +272,18 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     return ST_OK;
 }
 
+enum status run_finish_line(struct run *run)
+{
+    if (run->evaluation_due) {
+        enum status st = run_evaluate(run, run->line);
+        if (st != ST_OK) return st;
+    }
+    run->evaluation_due = false;
+    json_t *line = run->line;
+    run->line = NULL;
+    return runlog_write(run->log, line);
+}
+
 // What sample i's reward is made of: the task's terms as they are, the costs with their weights.
 static json_t *reward_parts(const struct run *run, const struct scores *s, int i)
 {

@@ -48,6 +48,23 @@ out:
     return st;
 }
 
+bool runlog_has_steps(const char *folder)
+{
+    bool found = false;
+    struct bytes text = BYTES_INIT;
+    char *path = path_join(folder, "metrics.jsonl");
+    if (path && file_read(path, (size_t)1 << 32, &text) == ST_OK)
+        for (char *line = text.data, *end; !found && line && (end = strchr(line, '\n'));
+             line = end + 1) {
+            json_t *json = json_loadb(line, (size_t)(end - line), 0, NULL);
+            found = json_integer_value(json_object_get(json, "step")) > 0;
+            json_decref(json);
+        }
+    bytes_release(&text);
+    free(path);
+    return found;
+}
+
 enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
                        struct runlog **ret)
 {

@@ -15,6 +15,7 @@ struct runlog;
 enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
                        struct runlog **ret);
 void runlog_free(struct runlog *log);
+bool runlog_has_steps(const char *folder); // metrics.jsonl there has a line of a step above 0
 void runlog_set_total(struct runlog *log, int64_t total_steps);
 
 // A number of such a line; null where it is not finite, which JSON cannot say.
