@@ -12,28 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// The log of the last call of train_alone().
-static char *alone_log(const struct scene *s)
-{
-    return test_read(test_path(s->folder, "alone.log"));
-}
-
-// train(), with a log of its own.
-static int train_alone(struct scene *s, const char *run, const char *const more[])
-{
-    const char *argv[TRAINER_WORDS], *log = test_path(s->folder, "alone.log");
-    trainer_command(s, test_path(s->folder, run), more, argv);
-    unlink(log);
-    return test_command(log, LIMIT_MS, argv);
-}
-
-static void assert_said(const struct scene *s, const char *part)
-{
-    char *log = alone_log(s);
-    assert_contains(log, part);
-    free(log);
-}
-
 static double first_kl(const struct scene *s, const char *run)
 {
     double kl[4];

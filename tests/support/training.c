@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void scene_open(struct scene *s)
 {
@@ -52,6 +53,29 @@ int train(struct scene *s, const char *run, const char *const more[])
     struct test_child child = {0};
     start_trainer(s, &child, run, more);
     return test_wait(&child, LIMIT_MS);
+}
+
+int train_alone(struct scene *s, const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS], *log = test_path(s->folder, "alone.log");
+    trainer_command(s, test_path(s->folder, run), more, argv);
+    unlink(log);
+    return test_command(log, LIMIT_MS, argv);
+}
+
+bool said(const struct scene *s, const char *part)
+{
+    char *log = test_read(test_path(s->folder, "alone.log"));
+    bool found = strstr(log, part) != NULL;
+    free(log);
+    return found;
+}
+
+void assert_said(const struct scene *s, const char *part)
+{
+    char *log = test_read(test_path(s->folder, "alone.log"));
+    assert_contains(log, part);
+    free(log);
 }
 
 void assert_log(const struct scene *s, const char *part)

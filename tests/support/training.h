@@ -22,6 +22,10 @@ void trainer_command(struct scene *s, const char *folder, const char *const more
 void start_trainer(struct scene *s, struct test_child *child, const char *run,
                    const char *const more[]);
 int train(struct scene *s, const char *run, const char *const more[]); // its exit status
+// The same, with a log of its own, alone.log, which said() and assert_said() look at.
+int train_alone(struct scene *s, const char *run, const char *const more[]);
+bool said(const struct scene *s, const char *part);
+void assert_said(const struct scene *s, const char *part);
 void assert_log(const struct scene *s, const char *part);
 void wait_for_log(const struct scene *s, const char *part);
 
