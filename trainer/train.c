@@ -141,17 +141,7 @@ static enum status train_step(struct run *run)
     CHECK(run_record(run, rollout, &scores, run->line));
     run->step_version = control_version(bridge_control(run->bridge));
     run->evaluation_due = evaluation_due(run, epochs_before);
-    double acceptance = spec_acceptance_rate(&run->spec);
-    struct progress progress = {
-        .step = run->step,
-        .reward = scores.stats.reward_mean,
-        .accuracy = run_accuracy(run, &scores),
-        .acceptance = run->spec.present && isfinite(acceptance) ? acceptance : -1,
-        .loss = update.loss,
-        .mean_length = (double)rollout->n_tokens / scores.n,
-        .tokens_per_s = (double)rollout->n_tokens / step_s,
-    };
-    runlog_progress(run->log, &progress);
+    run_say_step(run, rollout, &scores, &update, learn_start - start, step_s);
     run_say_inference(run, rollout, &scores, &update);
     if (run->config->log_completions) CHECK(run_log_rollout(run, rollout, &scores));
     CHECK(run_finish_line(run));
@@ -184,7 +174,11 @@ static void say_end(const struct run *run)
                  : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
                                                           : "reward",
                  run->best.score);
+    struct bytes idle = BYTES_INIT;
+    symptoms_sum_up(&run->symptoms, &idle);
     log_progress_end();
+    if (idle.len) log_warn("%s", bytes_text(&idle));
+    bytes_release(&idle);
     if (run->step < run->total_steps && out_of_patience(run))
         log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
                  " evaluations in a row were no better (--early-stop-patience)%s; run folder %s",

@@ -154,6 +154,8 @@ static void serve_writer(struct engine *e)
             e->live.updates++;
             e->live.last_pause_ms = clock_ms_since(start_ns);
             e->live.weights_warning[0] = 0;
+            log_debug("engine: the trainer's update: version %llu, generation paused %.2f ms",
+                      (unsigned long long)control_version(control), e->live.last_pause_ms);
         }
         after_writer(e, event);
         return;

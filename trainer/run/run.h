@@ -14,6 +14,7 @@
 #include "trainer/rollout/scoring.h"
 #include "trainer/run/spec_watch.h"
 #include "trainer/run/stop.h"
+#include "trainer/run/symptoms.h"
 #include "trainer/learn/update.h"
 
 struct run {
@@ -58,6 +59,7 @@ struct run {
     int draft_skips_in_a_row;  // the same of the draft model
     struct spec_watch *watch;  // the daemons that count drafts
     struct spec_counters spec; // of the last rollout
+    struct symptoms symptoms;  // of this process's steps
     bool said_undrafted, said_memory;
 };
 
@@ -118,7 +120,11 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
                     const struct scores *scores, const struct update_stats *update, double lr,
                     double train_s, double step_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
-// Lines about the step just done, every --logging-steps: speculative decoding, the draft model, the
+// The progress line of the step just done, warnings of what is wrong with it, and with --log-level
+// debug where its time went. sampled_ns: until its samples were there and scored.
+void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                  const struct update_stats *update, int64_t sampled_ns, double step_s);
+// Lines about it every --logging-steps: speculative decoding, the draft model, the
 // latency model. Once in a run: that samples drafted nothing.
 void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
                        const struct update_stats *update);

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #define ROLLOUT_STREAM ((uint64_t)1 << 32) // apart from the data order's streams, which are epochs
 
@@ -194,6 +195,63 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     metrics_put(metrics, "step_s", step_s);
     metrics_put(metrics, "tokens_per_s", (double)rollout->n_tokens / step_s);
     return metrics;
+}
+
+static double share_cut_off(const struct rollout *r)
+{
+    const int n = r->n_groups * r->n_per_group;
+    int cut_off = 0;
+    for (int i = 0; i < n; i++) cut_off += r->samples[i].truncated;
+    return (double)cut_off / n;
+}
+
+// One warning a line.
+static void say_symptoms(struct run *run, const struct scores *s, const struct update_stats *u)
+{
+    struct bytes text = BYTES_INIT;
+    const struct step_signs signs = {
+        .reward = s->stats.reward_mean,
+        .accuracy = run_accuracy(run, s),
+        .zero_spread = s->stats.frac_zero_std,
+        .grad_norm = u->applied ? u->grad_norm : NAN,
+        .kl = run->config->beta > 0 ? u->kl : NAN,
+        .entropy = u->entropy,
+        .most_entropy = log(run->model->vocab_size),
+    };
+    symptoms_look(&run->symptoms, &signs, &text);
+    for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
+        log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
+    bytes_release(&text);
+}
+
+void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                  const struct update_stats *update, int64_t sampled_ns, double step_s)
+{
+    const double acceptance = spec_acceptance_rate(&run->spec);
+    const double sampled_s = (double)sampled_ns / 1e9;
+    const struct progress progress = {
+        .step = run->step,
+        .reward = scores->stats.reward_mean,
+        .accuracy = run_accuracy(run, scores),
+        .acceptance = run->spec.present && isfinite(acceptance) ? acceptance : -1,
+        .zero_spread = scores->stats.frac_zero_std,
+        .kl = run->config->beta > 0 ? update->kl : NAN,
+        .grad_norm = update->grad_norm,
+        .clipped = run->config->num_iterations > 1 ? update->clip_low + update->clip_high : -1,
+        .cut_off = share_cut_off(rollout),
+        .mean_length = (double)rollout->n_tokens / scores->n,
+        .tokens_per_s = (double)rollout->n_tokens / step_s,
+    };
+    log_debug("step %" PRId64 ": rollouts %.3f s, scores %.3f s, gradients and updates %.3f s (of "
+              "which publishing %.3f), together %.3f s",
+              run->step, rollout->seconds, sampled_s - rollout->seconds, step_s - sampled_s,
+              update->publish.total_ms / 1e3, step_s);
+    log_debug("step %" PRId64 ": published version %" PRIu64 ": %d updates, waited %.2f ms for quiet, "
+              "wrote %.2f ms, together %.2f ms",
+              run->step, control_version(bridge_control(run->bridge)), update->applied,
+              update->publish.wait_ms, update->publish.write_ms, update->publish.total_ms);
+    runlog_progress(run->log, &progress);
+    say_symptoms(run, scores, update);
 }
 
 void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s,
