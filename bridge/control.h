@@ -8,6 +8,7 @@
 #define BRIDGE_CONTROL_H
 
 #include "bridge/process.h"
+#include "common/base/bytes.h"
 #include "common/base/status.h"
 #include <stdint.h>
 #include <sys/types.h>
@@ -105,5 +106,8 @@ struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
     uint64_t updates, run_updates;
 };
 void control_facts(const struct control *c, struct control_facts *ret);
+// Appends what the weights are: "version 42, 20 updates since DIR, the last 5 of them by the run
+// RUN".
+void control_origin_words(const struct control_facts *f, struct bytes *ret);
 
 #endif

@@ -13,7 +13,6 @@
 #include "common/base/log.h"
 #include "trainer/run/run.h"
 
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,24 +27,6 @@ json_t *run_weights(const struct run *run)
     json_object_set_new(weights, "folder", json_string(f.origin));
     if (f.updates) json_object_set_new(weights, "last_run", json_string(f.run));
     return weights;
-}
-
-// "version 42: 20 updates since DIR, the last 5 of them by run RUN"
-static void describe(const struct control_facts *f, struct bytes *ret)
-{
-    bytes_printf(ret, "version %" PRIu64 ", ", f->version);
-    if (!f->updates) {
-        bytes_printf(ret, "those of %s", f->origin);
-        return;
-    }
-    bytes_printf(ret, "%" PRIu64 " update%s since %s", f->updates, f->updates == 1 ? "" : "s",
-                 f->origin);
-    if (f->run_updates < f->updates)
-        bytes_printf(ret, ", the last %" PRIu64 " of them", f->run_updates);
-    if (f->run[0])
-        bytes_printf(ret, " by the run %s", f->run);
-    else
-        bytes_puts(ret, " by a writer without a run folder");
 }
 
 // --start-from as a folder; "": the weights as they are.
@@ -91,7 +72,7 @@ static enum status load_start(struct run *run, const struct control_facts *befor
     char *draft = draft_to_start_from(run, folder);
     struct bytes was = BYTES_INIT;
     enum status st = run_load_weights(run, folder, draft);
-    describe(before, &was);
+    control_origin_words(before, &was);
     if (st == ST_OK && before->updates && before->snapshot[0])
         bytes_printf(&was, ", last saved as %s", before->snapshot);
     if (st == ST_OK)
@@ -115,7 +96,7 @@ enum status run_start(struct run *run)
     CHECK(folder_to_start_from(run, &f, folder));
     if (folder[0]) CHECK(load_start(run, &f, folder));
     control_facts(bridge_control(run->bridge), &f);
-    describe(&f, &now);
+    control_origin_words(&f, &now);
     log_info("weights at the start: %s%s", bytes_text(&now),
              run->config->beta > 0 ? "; a copy of them is the reference of --beta" : "");
     if (run->config->beta > 0) CHECK(learner_set_reference(run->learner, NULL));
