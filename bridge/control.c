@@ -305,6 +305,7 @@ static void put_origin(struct page *page, const char *folder, uint64_t publishes
     page->run[0] = 0;
     atomic_store(&page->origin_publishes, publishes);
     atomic_store(&page->run_publishes, publishes);
+    atomic_store(&page->noted_publishes, publishes);
 }
 
 void control_owner_loaded(struct control *c, const char *folder, bool chosen)
@@ -470,10 +471,12 @@ static void note_update(struct control *c)
     uint64_t publishes = atomic_load(&page->publishes);
     if (c->writing[0]) {
         put_origin(page, c->writing, publishes + 1);
-    } else if (strncmp(page->run, c->run, CONTROL_PATH_BYTES) != 0) {
+    } else if (strncmp(page->run, c->run, CONTROL_PATH_BYTES) != 0 ||
+               atomic_load(&page->noted_publishes) != publishes) {
         snprintf(page->run, CONTROL_PATH_BYTES, "%s", c->run);
         atomic_store(&page->run_publishes, publishes);
     }
+    atomic_store(&page->noted_publishes, publishes + 1);
     atomic_store(&page->publishes, publishes + 1);
 }
 
@@ -577,6 +580,11 @@ static void copy_origin(const struct page *page, struct control_facts *f)
     snprintf(f->loaded, sizeof f->loaded, "%.*s", CONTROL_PATH_BYTES - 1, page->loaded);
     snprintf(f->origin, sizeof f->origin, "%.*s", CONTROL_PATH_BYTES - 1, page->origin);
     snprintf(f->run, sizeof f->run, "%.*s", CONTROL_PATH_BYTES - 1, page->run);
+    uint64_t noted = atomic_load(&page->noted_publishes);
+    if (noted != f->publishes) { // a writer that says nothing here made the last ones
+        f->run[0] = 0;
+        f->run_updates = f->publishes - noted;
+    }
     atomic_thread_fence(memory_order_seq_cst);
 }
 

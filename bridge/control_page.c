@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define CONTROL_MAGIC  "CWEIGHTS" // 8 bytes, no NUL
-#define CONTROL_FORMAT 2
+#define CONTROL_FORMAT 1
 
 static enum status check_name(const char *name)
 {

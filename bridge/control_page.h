@@ -48,6 +48,7 @@ struct page {
     // What the weights are. Changed only while the version is odd, by whoever writes the weights.
     _Alignas(64) _Atomic uint64_t origin_publishes; // `publishes` when they were exactly origin's
     _Atomic uint64_t run_publishes;                 // `publishes` before the first update of `run`
+    _Atomic uint64_t noted_publishes;               // that these words know of
     char loaded[CONTROL_PATH_BYTES]; // folder that the owner loaded by its own choice
     char origin[CONTROL_PATH_BYTES]; // folder that the weights were last exactly of
     char run[CONTROL_PATH_BYTES];    // that wrote the updates since; "": not known
