@@ -3,7 +3,8 @@
  *
  * train_step() is the algorithm: pull groups of samples from the policy as it is served, score
  * them, compare each with its group, and write the update in place. What it needs is opened in
- * run_open.c; what it did is written down in run_metrics.c and run_checkpoint.c.
+ * run_open.c; what it did is written down in run_metrics.c and run_checkpoint.c, and said in
+ * run_say.c.
  */
 #include "trainer/train.h"
 #include "common/base/clock.h"

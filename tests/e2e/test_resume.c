@@ -210,6 +210,12 @@ static void nothing_learned(void **state)
     assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2")), 1);
     assert_said(&s, "holds a run already");
     assert_int_equal(steps_done(&s, "run"), 2);
+
+    // Nor is one that holds trained weights, which may stand nowhere else.
+    const char *const fails[] = {"--start-from", "current", "--reward", "command:false", NULL};
+    assert_int_equal(train(&s, "current", fails), 1);
+    assert_int_equal(train_alone(&s, "current", fails), 1);
+    assert_said(&s, "holds a run already");
     assert_int_equal(daemon_stop(&s.daemon), 0);
     scene_close(&s);
 }
@@ -246,36 +252,12 @@ static void folder_says_what_it_is(void **state)
     scene_close(&s);
 }
 
-// --log-level debug: stages of a step, publishes, requests; in both programs, and only there.
-static void debug_lines(void **state)
-{
-    (void)state;
-    struct scene s;
-    scene_open(&s);
-    assert_int_equal(train_alone(&s, "plain", OPTIONS("--max-steps", "1")), 0);
-    assert_false(said(&s, "debug: "));
-    daemon_kill(&s.daemon);
-    daemon_start(&s.daemon, s.model, OPTIONS("--log-level", "debug"));
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2", "--log-level", "debug")),
-                     0);
-    assert_said(&s, "debug: POST /v1/rollouts: 3 x 4 samples");
-    assert_said(&s, "debug: step 2: rollouts ");
-    assert_said(&s, "debug: step 2: published version 6: ");
-    assert_said(&s, "debug: step 2: checkpoint ");
-    assert_int_equal(daemon_stop(&s.daemon), 0);
-    char *log = test_read(s.daemon.log);
-    assert_contains(log, "debug: POST /v1/rollouts: 200, ");
-    assert_contains(log, "debug: engine: the trainer's update: version 6, ");
-    free(log);
-    scene_close(&s);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(damaged_checkpoints),    cmocka_unit_test(damaged_draft),
         cmocka_unit_test(resume_alone),           cmocka_unit_test(nothing_learned),
-        cmocka_unit_test(folder_says_what_it_is), cmocka_unit_test(debug_lines),
+        cmocka_unit_test(folder_says_what_it_is),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

@@ -252,9 +252,10 @@ static void live_line(void **state)
     p.accuracy = p.acceptance = p.clipped = -1;
     p.kl = NAN;
     progress_line(&p, 200, 3600 + 4 * 60 + 8.7, &text);
-    assert_string_equal(bytes_text(&text), "step 3/200  1:04:09 left  reward 0.512  zero-spread 25.0%"
-                                           "  grad norm 0.213  cut off 50.0%  4200 tokens/s"
-                                           "  length 12.2");
+    assert_string_equal(bytes_text(&text),
+                        "step 3/200  1:04:09 left  reward 0.512  zero-spread 25.0%"
+                        "  grad norm 0.213  cut off 50.0%  4200 tokens/s"
+                        "  length 12.2");
     bytes_release(&text);
 }
 

@@ -120,14 +120,7 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
                     const struct scores *scores, const struct update_stats *update, double lr,
                     double train_s, double step_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
-// The progress line of the step just done, warnings of what is wrong with it, and with --log-level
-// debug where its time went. sampled_ns: until its samples were there and scored.
-void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                  const struct update_stats *update, int64_t sampled_ns, double step_s);
-// Lines about it every --logging-steps: speculative decoding, the draft model, the
-// latency model. Once in a run: that samples drafted nothing.
-void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                       const struct update_stats *update);
+double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
 // Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
 // it.
 enum status run_evaluate(struct run *run, json_t *metrics);
@@ -138,5 +131,14 @@ enum status run_log_rollout(struct run *run, const struct rollout *rollout,
                             const struct scores *scores);
 // What sampling of the present step is asked for.
 struct sampling_options run_sampling(const struct run *run);
+
+// run_say.c: the progress line of the step just done, warnings of what is wrong with it, and with
+// --log-level debug where its time went. sampled_ns: until its samples were there and scored.
+void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                  const struct update_stats *update, int64_t sampled_ns, double step_s);
+// Lines about it every --logging-steps: speculative decoding, the draft model, the
+// latency model. Once in a run: that samples drafted nothing.
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                       const struct update_stats *update);
 
 #endif

@@ -136,7 +136,7 @@ out:
 void run_save_remains(struct run *run, enum status why)
 {
     const struct control *control = bridge_control(run->bridge);
-    if (run->step == run->saved_step || run->save_failed) return;
+    if (run->step == 0 || run->step == run->saved_step || run->save_failed) return;
     char *sentence = strdup(status_message());
     log_progress_end();
     if (!control_as_left(control))

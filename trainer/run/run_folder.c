@@ -31,11 +31,18 @@ static enum status lock_run_folder(struct run *run)
     return ST_OK;
 }
 
-// A run that ended before its first step leaves nothing but the weights it began with.
+// A run that ended before its first step leaves nothing but the weights it began with: nothing at
+// all where these were a folder's.
 static bool learned_nothing(const char *folder, const char *latest)
 {
+    struct checkpoint c;
     const char *name = strrchr(latest, '/');
-    return name && strcmp(name, "/step-0") == 0 && !runlog_has_steps(folder);
+    if (!name || strcmp(name, "/step-0") != 0 || runlog_has_steps(folder)) return false;
+    if (checkpoint_read(latest, &c) != ST_OK) return false;
+    const json_t *start = json_object_get(c.state, "start");
+    bool of_a_folder = json_integer_value(json_object_get(start, "updates")) == 0;
+    json_decref(c.state);
+    return of_a_folder;
 }
 
 static enum status begin_anew(const struct run *run)
