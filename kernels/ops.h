@@ -92,7 +92,9 @@ struct moe_routing { // device memory; A = rows * top_k
 };
 
 struct adamw {
-    float lr, beta1, beta2, eps, weight_decay;
+    float lr;
+    double beta1, beta2; // 1 - beta is taken before rounding: of 0.99999f it is off by 0.14%
+    float eps, weight_decay;
     float bias_correction1, bias_correction2; // 1 - beta^step
     uint32_t step; // seeds the rounding of moments that are not f32
 };
@@ -217,21 +219,23 @@ struct ops {
     // Draws one token for each row of logits (n, vocab) f32. The cut is taken in this order: top-k,
     // then top-p over the renormalised rest, then min-p; tokens whose logit equals that of the last
     // kept one are kept too. The draw is the Gumbel-max trick: argmax over kept tokens t of
-    // z[t] - log(-log(u)), where u is word t % 4 of the Philox block with key = seed and counter =
-    // (t / 4, 0, position low word, position high word); lowest t wins a tie.
+    // z[t] - log(-log(u)), where 1 - u (rng_below1) is made of word t % 4 of the Philox block with
+    // key = seed and counter = (t / 4, 0, position low word, position high word) and, where it is
+    // among the 256 largest, of the same word of the block with counter (t / 4, 2, ..); lowest t
+    // wins a tie.
     //
     // drafts (n) NULL, with draft_logits NULL and draft_vocab 0: so for all rows. Else a row with a
     // draft d (token in 0..draft_vocab-1) and a temperature > 0 is rejection sampling (Leviathan et
     // al. 2023; Chen et al. 2023). p is the row's distribution after temperature and cuts, q that of
     // the draft's row of draft_logits (.., draft_vocab) f32 after the same, 0 from draft_vocab <=
-    // vocab on. With u from word 0 of the Philox block with key = seed and counter = (0, 1, position
-    // low word, position high word), d is accepted iff u * q(d) < p(d). Else the residual
-    // max(p - q, 0), renormalised, is drawn from with the noise g of the plain draw: argmax over t
-    // with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where rounding leaves no
-    // such t, the plain draw. If d was drawn from q with noise of another seed, it is accepted with
-    // probability sum min(p, q), the token has exactly the distribution p, and it is d iff d was
-    // accepted. The result's other fields are of p, as for a plain draw of that token. Temperature 0
-    // takes no notice of drafts: a greedy draft is accepted where it is the row's token.
+    // vocab on. With u from words 0 and 1 (rng_open01_f64) of the Philox block with key = seed and
+    // counter = (0, 1, position low word, position high word), d is accepted iff u * q(d) < p(d).
+    // Else the residual max(p - q, 0), renormalised, is drawn from with the noise g of the plain
+    // draw: argmax over t with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where
+    // rounding leaves no such t, the plain draw. If d was drawn from q with noise of another seed, it
+    // is accepted with probability sum min(p, q), the token has exactly the distribution p, and it is
+    // d iff d was accepted. The result's other fields are of p, as for a plain draw of that token.
+    // Temperature 0 takes no notice of drafts: a greedy draft is accepted where it is the row's token.
     void (*sample)(struct device *, struct sample_result *, const float *logits,
                    const struct sample_params *, const struct sample_draft *drafts,
                    const float *draft_logits, int n, int vocab, int draft_vocab);

@@ -5,6 +5,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/training.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -196,8 +197,13 @@ static void nothing_learned(void **state)
 {
     (void)state;
     struct scene s;
+    char reward[PATH_MAX + 32];
+    static const char script[] = "while read -r line; do echo no; done\n";
     scene_open(&s);
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", "command:false")), 1);
+    const char *scorer = test_path(s.folder, "scorer.sh");
+    test_write(scorer, script, strlen(script));
+    snprintf(reward, sizeof reward, "command:sh %s", scorer);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
     assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-0")));
     assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2")), 0);
     assert_said(&s, "ended before its first step: it is begun anew");
@@ -212,7 +218,7 @@ static void nothing_learned(void **state)
     assert_int_equal(steps_done(&s, "run"), 2);
 
     // Nor is one that holds trained weights, which may stand nowhere else.
-    const char *const fails[] = {"--start-from", "current", "--reward", "command:false", NULL};
+    const char *const fails[] = {"--start-from", "current", "--reward", reward, NULL};
     assert_int_equal(train(&s, "current", fails), 1);
     assert_int_equal(train_alone(&s, "current", fails), 1);
     assert_said(&s, "holds a run already");

@@ -219,7 +219,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     char best[64];
     sampling.temperature = 0;
     enum status st = evaluate(&run->source, run->eval_data, (int)run->config->eval_limit,
-                              run->reward, &sampling, &r);
+                              run->reward, &sampling, NULL, &r);
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);

@@ -66,9 +66,10 @@ void run_say_inference(struct run *run, const struct rollout *rollout, const str
     if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
         run->said_undrafted = true;
         log_progress_end();
-        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; their accept_rate "
-                 "counts as 0 (metric inference/undrafted)",
-                 run->step, s->n_undrafted, s->n);
+        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; they count with the "
+                 "mean accept_rate of their group, or else of the step%s (metric "
+                 "inference/undrafted)",
+                 run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
     }
     if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
     if (run->spec.present && run->spec.num_drafts > 0) {
