@@ -77,6 +77,27 @@ struct sample_result {
     float kept_mass;   // mass the cut kept: exp(logprob - cut_logprob)
 };
 
+// A token at a row of logits, in device memory.
+struct token_logprob {
+    int32_t token;
+    int32_t rank;  // 1: the likeliest; of equal logits the lower token comes first
+    float logprob; // under the temperature-scaled distribution
+};
+#define TOP_LOGPROBS_MOST 128 // likeliest tokens that one row can list
+
+// A token whose logit is adjusted before sampling, in device memory.
+struct logit_entry {
+    int32_t token; // at most once in a row
+    int32_t count; // times it was generated
+    int32_t seen;  // 1: it was generated or stands in the prompt
+    float bias;
+};
+struct logit_row { // a row of logits that is adjusted, in device memory
+    int32_t row;
+    int32_t first, n;                      // its entries
+    float repetition, frequency, presence; // penalties; 1, 0, 0: none
+};
+
 // A mixture of experts (Shazeer et al. 2017; Mixtral, Jiang et al. 2024): every row goes to top_k of
 // n_experts. An assignment is a (row, choice) pair, numbered row * top_k + choice; products run over
 // the assignments sorted by expert (stable), so that an expert's rows lie together.
@@ -207,6 +228,18 @@ struct ops {
     void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *logits,
                          const float *lse, const int32_t *target, int n, int vocab,
                          float temperature, enum dtype dt);
+    // For each row i of logits (n, vocab) f32: out[i] (1 + k) is target[i], then the k likeliest
+    // tokens, likeliest first; k is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of
+    // `logprob`, to the bit.
+    void (*top_logprobs)(struct device *, struct token_logprob *out, const float *logits,
+                         const int32_t *target, int n, int vocab, int k, float temperature);
+    // Adjusts the logits z of each of n rows' entries in place, in this order: z += bias; where
+    // seen, z = z > 0 ? z / repetition : z * repetition (Keskar et al. 2019); z -= frequency *
+    // count; where count > 0, z -= presence. saved[e] is what stood at entry e before. undo: puts
+    // that back.
+    void (*adjust_logits)(struct device *, float *logits, float *saved,
+                          const struct logit_row *rows, const struct logit_entry *entries, int n,
+                          int vocab, bool undo);
     // Distillation at a row (Hinton et al. 2015): with p = softmax(teacher / temperature) over the
     // first `vocab` entries of its teacher_vocab >= vocab (they differ by padding of the embedding)
     // and q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q),
