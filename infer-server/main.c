@@ -105,14 +105,6 @@ static const struct option_spec table[] = {
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
 
-static enum log_level level_of(const char *name)
-{
-    static const char *const names[] = {"error", "warn", "info", "debug"};
-    int level = 0;
-    while (strcmp(names[level], name) != 0) level++;
-    return (enum log_level)level;
-}
-
 static enum status check_usage(const struct config *c)
 {
     struct speculative_choice choice;
@@ -270,7 +262,8 @@ int main(int argc, char **argv)
     enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
                                               argc, argv, 0, &config, NULL, &set);
     if (parsed == OPTIONS_DONE) return 0;
-    log_open("cw-infer-server", parsed == OPTIONS_OK ? level_of(config.log_level) : LOG_INFO);
+    log_open("cw-infer-server",
+             parsed == OPTIONS_OK ? log_level_from_name(config.log_level) : LOG_INFO);
     if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {
         log_error("%s", status_message());
         options_free(set);

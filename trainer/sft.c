@@ -319,7 +319,7 @@ static enum status open_learner(struct sft *s)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
     CHECK(recompute_from_name(c->recompute, &options.recompute));
     CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
-    CHECK(learner_new(s->dev, s->model, s->weights, NULL, &options, &s->learner));
+    CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_router(s->model);
     memory_say(s->learner, "of its own, beside what follows");

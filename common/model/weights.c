@@ -357,14 +357,36 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     return st;
 }
 
+// The folder's tensors, which are those of the table.
+static enum status open_tensors(const struct weights *w, const char *folder,
+                                struct safetensors **ret)
+{
+    struct safetensors *set = NULL;
+    enum status st;
+    CHECK(safetensors_open(folder, &set));
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, folder));
+    CHECK(check_extra(w, set));
+    *ret = set;
+    set = NULL;
+out:
+    safetensors_free(set);
+    return st;
+}
+
+enum status weights_check(const struct weights *w, const char *folder)
+{
+    struct safetensors *set = NULL;
+    enum status st = open_tensors(w, folder, &set);
+    safetensors_free(set);
+    return st;
+}
+
 enum status weights_load(struct weights *w, struct device *dev, const char *folder)
 {
     struct safetensors *set = NULL;
     void *staging = NULL;
     enum status st = ST_OK;
-    CHECK(safetensors_open(folder, &set));
-    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, folder));
-    CHECK(check_extra(w, set));
+    CHECK(open_tensors(w, folder, &set));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) {
         st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", folder);

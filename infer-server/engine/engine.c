@@ -401,16 +401,24 @@ static enum status queue_command(struct engine *e, const struct command *wanted)
     return st;
 }
 
-enum status engine_reload(struct engine *e, const char *folder,
+enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
                           void (*done)(void *context, enum status, const char *message,
                                        uint64_t version),
                           void *context)
 {
     struct command c = {.kind = COMMAND_RELOAD, .context = context, .reload_done = done};
+    enum status st;
     c.folder = strdup(folder);
-    if (!c.folder) return status_fail(ST_NO_MEMORY, "no memory for a command");
-    enum status st = queue_command(e, &c);
-    if (st != ST_OK) free(c.folder);
+    if (draft_folder) c.draft_folder = strdup(draft_folder);
+    if (!c.folder || (draft_folder && !c.draft_folder)) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a command");
+        goto out;
+    }
+    CHECK(queue_command(e, &c));
+    return ST_OK;
+out:
+    free(c.folder);
+    free(c.draft_folder);
     return st;
 }
 

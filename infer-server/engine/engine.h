@@ -145,6 +145,7 @@ extern const double engine_bucket_bounds[ENGINE_BUCKETS - 1];
 struct engine_stats { // a snapshot for /health and /metrics; counters since start
     enum engine_state state;
     char state_detail[256];
+    char weights_warning[1400]; // what the weights lack after a restore that fell back; "": nothing
     uint64_t weight_version;
     int running, waiting;
     int kv_blocks_total, kv_blocks_used, kv_block_tokens;
@@ -183,8 +184,8 @@ enum status engine_pause(struct engine *e, int timeout_ms);
 enum status engine_resume(struct engine *e);
 // Rewrites the weights from a model folder at a step boundary (POST /reload): next even version.
 // Runs on the engine thread; done() is called there when finished, with the message of a failure.
-// ST_BUSY while a trainer is attached.
-enum status engine_reload(struct engine *e, const char *folder,
+// ST_BUSY while a trainer is attached. draft_folder: the draft model's; NULL: it stays as it is.
+enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
                           void (*done)(void *context, enum status, const char *message,
                                        uint64_t version),
                           void *context);

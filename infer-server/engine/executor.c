@@ -215,6 +215,7 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
     struct engine_stats mine = x->stats;
     mine.state = stats->state;
     memcpy(mine.state_detail, stats->state_detail, sizeof mine.state_detail);
+    memcpy(mine.weights_warning, stats->weights_warning, sizeof mine.weights_warning);
     mine.weight_version = stats->weight_version;
     mine.updates = stats->updates;
     mine.restores = stats->restores;

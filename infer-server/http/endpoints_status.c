@@ -46,13 +46,13 @@ void handle_health(void *server, struct exchange *x)
     const char *state = server_state(s, &stats, &detail);
     bool ok = strcmp(state, "ok") == 0;
     if (!ok) exchange_header(x, "Retry-After", "1");
-    exchange_reply_json(x, ok ? 200 : 503,
-                        json_pack("{s:s, s:I, s:s, s:s, s:b, s:i, s:i, s:i, s:f}", "status", state,
-                                  "weight_version", (json_int_t)stats.weight_version, "model",
-                                  s->model.name, "state_detail", detail, "paused", (int)s->paused,
-                                  "running", stats.running, "waiting", stats.waiting, "max_context",
-                                  s->model.max_context, "uptime_seconds",
-                                  clock_ms_since(s->start_ns) / 1e3));
+    json_t *health = json_pack(
+        "{s:s, s:I, s:s, s:s, s:b, s:i, s:i, s:i, s:f}", "status", state, "weight_version",
+        (json_int_t)stats.weight_version, "model", s->model.name, "state_detail", detail, "paused",
+        (int)s->paused, "running", stats.running, "waiting", stats.waiting, "max_context",
+        s->model.max_context, "uptime_seconds", clock_ms_since(s->start_ns) / 1e3);
+    json_object_set_new(health, "warning", json_string(stats.weights_warning));
+    exchange_reply_json(x, ok ? 200 : 503, health);
 }
 
 void handle_models(void *server, struct exchange *x)

@@ -9,6 +9,7 @@
  * for by a zero timer: never from within one of libmicrohttpd's own callbacks. */
 #include "infer-server/http/http.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 
 #include <microhttpd.h>
 #include <openssl/crypto.h>
@@ -131,6 +132,9 @@ static struct exchange *exchange_new(struct listener *l, struct MHD_Connection *
 static void exchange_free(struct exchange *x, bool answered)
 {
     if (x->on_close) x->on_close(x->attached, answered);
+    if (x->route && x->route->path)
+        log_debug("%s %s: %u, %.1f ms%s", x->route->method, x->route->path, x->code,
+                  clock_ms_since(x->since_ns), answered ? "" : ", the client had left");
     *x->link = x->next;
     if (x->next) x->next->link = x->link;
     x->listener->http->n_exchanges--;

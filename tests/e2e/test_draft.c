@@ -243,7 +243,8 @@ static void resumes_to_the_bit(void **state)
     // Without the option the draft is left alone, and the user told.
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.policy, daemon);
-    assert_int_equal(train(&s, "halves", OPTIONS("--resume", "--max-steps", "5")), 0);
+    assert_int_equal(
+        train(&s, "halves", OPTIONS("--resume", "--no-train-draft", "--max-steps", "5")), 0);
     assert_log(&s, "--train-draft goes on with it");
     daemon_holds(&s.daemon, "draft", s.draft);
     assert_false(file_exists(test_path(latest(&s, "halves"), "draft")));

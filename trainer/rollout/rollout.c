@@ -9,6 +9,7 @@
 #include "trainer/rollout/rollout.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -294,6 +295,8 @@ static enum status post(struct intake *in, const json_t *request)
                             in->source->idle_timeout_ms, take_line, still_alive, in);
         // Busy comes instead of an answer, never within one.
         if (st != ST_BUSY || in->n_taken || clock_ms_until(deadline) <= BUSY_RETRY_MS) return st;
+        log_debug("POST /v1/rollouts: %s; it is asked again in %d ms", status_message(),
+                  BUSY_RETRY_MS);
         clock_sleep_ms(BUSY_RETRY_MS);
     }
 }
@@ -328,6 +331,8 @@ enum status rollout_pull(const struct rollout_source *source, const struct examp
         goto out;
     }
     r->seconds = clock_ms_since(start) / 1e3;
+    log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", n_groups, n_per_group,
+              r->n_tokens, r->seconds);
     *ret = r;
 out:
     json_decref(request);

@@ -294,7 +294,23 @@ static enum status link_best(const char *checkpoints, int64_t step)
     return st;
 }
 
-// Removes all but the step just written, the keep - 1 highest of the others, and the best.
+static bool is_kept(const struct checkpoint *c, int64_t step)
+{
+    return step == c->step || (c->best_step && step == *c->best_step) ||
+           (c->keep_start && step == 0);
+}
+
+static enum status remove_step(const char *checkpoints, int64_t step)
+{
+    char name[STEP_NAME];
+    step_name(step, name);
+    char *path = path_join(checkpoints, name);
+    enum status st = path ? file_remove_tree(path) : no_memory();
+    free(path);
+    return st;
+}
+
+// Removes all but the step just written, the keep - 1 highest of the others, and what is_kept().
 static enum status remove_old(const char *checkpoints, const struct checkpoint *c, int keep)
 {
     enum status st = ST_OK;
@@ -313,19 +329,8 @@ static enum status remove_old(const char *checkpoints, const struct checkpoint *
         steps[n++] = step;
     }
     if (n > 1) qsort(steps, (size_t)n, sizeof *steps, by_step);
-    for (int i = 0; i < n - (keep - 1); i++) {
-        char name[STEP_NAME];
-        if (c->best_step && steps[i] == *c->best_step) continue;
-        step_name(steps[i], name);
-        char *path = path_join(checkpoints, name);
-        if (!path) {
-            st = no_memory();
-            goto out;
-        }
-        st = file_remove_tree(path);
-        free(path);
-        if (st != ST_OK) goto out;
-    }
+    for (int i = 0; i < n - (keep - 1); i++)
+        if (!is_kept(c, steps[i])) CHECK(remove_step(checkpoints, steps[i]));
 out:
     free(steps);
     closedir(dir);
@@ -370,6 +375,8 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
                              policy->source_folder, write_trainer_files, &files));
     if (c->best_step) CHECK(link_best(checkpoints, *c->best_step));
     CHECK(swap_link(checkpoints, "latest", name));
+    if (c->replaced_step && !is_kept(c, *c->replaced_step))
+        CHECK(remove_step(checkpoints, *c->replaced_step));
     if (keep > 0) CHECK(remove_old(checkpoints, c, keep));
     if (ret_folder) {
         if (!realpath(folder, absolute)) {

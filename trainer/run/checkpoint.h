@@ -30,6 +30,8 @@ struct checkpoint {
     json_t *state;      // what trainer_state.json holds beyond these; borrowed on write
     // On write: the step whose checkpoint is the best, this one or an earlier one; NULL: none is.
     const int64_t *best_step;
+    const int64_t *replaced_step; // on write: whose checkpoint goes once this one is there, or NULL
+    bool keep_start;              // on write: that of step 0 is never removed
 };
 
 #define CHECKPOINT_DRAFT   "draft" // the folders' names
