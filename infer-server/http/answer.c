@@ -21,7 +21,7 @@ const char *finish_name(enum finish_reason finish)
 void token_text(const struct api_model *model, int32_t token, struct bytes *to)
 {
     if (model->tokenizer)
-        tokenizer_decode(model->tokenizer, &token, 1, false, to);
+        tokenizer_decode_inside(model->tokenizer, token, to);
     else
         bytes_printf(to, "token_id:%d", token);
 }

@@ -26,7 +26,8 @@ void generate_answer(struct answer *a, struct bytes *to);
 
 // "stop", "length", "abort", "error"; NULL while it runs
 const char *finish_name(enum finish_reason finish);
-// The text of one token by itself, appended ("token_id:N" where there is no tokenizer).
+// The text of one token as it stands behind other text, appended ("token_id:N" where there is no
+// tokenizer).
 void token_text(const struct api_model *model, int32_t token, struct bytes *to);
 // The drafts of a sample as {"num_drafts", ..., "acceptance_histogram"}; null where nothing was
 // drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
