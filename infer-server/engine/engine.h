@@ -52,6 +52,7 @@ struct sampling {
     int32_t stop_ids[16];
     int n_stop_ids;
     int min_tokens; // no stop token before this many
+    uint64_t cache_salt; // finds and leaves blocks in the prefix cache under this; 0: everybody's
     struct speculative_choice speculative;
     // stop strings are the server's business: it detokenises, and cancels the sample
 };
