@@ -15,6 +15,8 @@ struct cpu_state {
     int64_t timer_start_ns;
 };
 
+extern const struct ops cpu_ops;
+
 // Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
 void *cpu_workspace(struct device *dev, size_t bytes);
 // What attention of packed batches, and the sum of squares, ask of it.
