@@ -97,7 +97,11 @@ void handle_metrics(void *server, struct exchange *x)
     struct engine_stats stats;
     struct bytes text = BYTES_INIT;
     engine_stats(s->engine, &stats);
+    const struct engine_options *o = &s->options->engine;
     const struct metrics_facts facts = {.model = s->model.name,
+                                        .kv_dtype =
+                                            o->dtype < 0 ? "auto" : dtype_name((enum dtype)o->dtype),
+                                        .prefix_cache = !o->prefix_cache_off,
                                         .engine = &stats,
                                         .paused = s->paused,
                                         .draining = s->draining,

@@ -122,6 +122,8 @@ static enum status begin(struct server *s, struct exchange *x, enum api_kind kin
     }
     bool stream = r->stream;
     CHECK(generation_start(&s->host, r, on_progress, t, &t->answer.generation));
+    for (int i = 0; i < r->n_prompts; i++)
+        metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
     exchange_attach(x, t, on_close);
     if (stream) open_stream(x, kind);
     return ST_OK;

@@ -213,13 +213,13 @@ static const char *place_name(enum field_place place)
     case PLACE_GROUP:
         return "a group of /v1/rollouts";
     case PLACE_STREAM_OPTIONS:
-        return "stream_options";
+        return "\"stream_options\"";
     case PLACE_TOKENIZE:
         return "/tokenize";
     case PLACE_DETOKENIZE:
         return "/detokenize";
     case PLACE_PROMPT:
-        return "a prompt";
+        return "a \"prompt\" object";
     }
     return "this request";
 }

@@ -204,7 +204,10 @@ static void on_tick(uv_timer_t *timer)
     struct server *s = timer->data;
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
-    if (s->model.max_context == 0) s->model.max_context = engine_max_context(s->engine);
+    if (s->model.max_context == 0) {
+        s->model.max_context = engine_max_context(s->engine);
+        metrics_context(&s->metrics, s->model.max_context);
+    }
     tell_systemd(s, &stats);
     if (stats.state == ENGINE_FAILED && !s->draining) begin_drain(s, FAILED_MS);
     if (__atomic_load_n(&s->host.lost_event, __ATOMIC_RELAXED)) {
