@@ -47,8 +47,8 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
 enum status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n,
                              bool skip_special, struct bytes *ret);
 
-// The same of one id, special or not, as it stands behind other text: SentencePiece-style tokenizers
-// drop the space that a text's first token begins with.
+// The same of one id, special or not, as it stands behind other text: SentencePiece-style
+// tokenizers drop the space that a text's first token begins with.
 enum status tokenizer_decode_inside(const struct tokenizer *t, int32_t id, struct bytes *ret);
 
 // ids are 0 .. vocab_size - 1, though not every one need have a token

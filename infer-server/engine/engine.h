@@ -128,7 +128,7 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     struct speculative_choice speculative; // the server's
     int draft_positions;                   // its K, or the most that a request has drafted
     struct histogram first_token, next_token; // seconds; the second: between tokens of a sample
-    struct histogram step_tokens;             // prompt tokens computed and tokens generated, by step
+    struct histogram step_tokens; // prompt tokens computed and tokens generated, by step
 };
 
 // Starts the thread; loading goes on in it (engine_stats tells). Config errors come at once.

@@ -1,5 +1,6 @@
-/* endpoints_status.c: /health, /version, /v1/models, /metrics, /v1/spec_decode_stats. Loop's thread; the
- * engine's facts are a snapshot (engine_stats), so that they are there however busy the engine is.
+/* endpoints_status.c: /health, /version, /v1/models, /metrics, /v1/spec_decode_stats. Loop's
+ * thread; the engine's facts are a snapshot (engine_stats), so that they are there however busy the
+ * engine is.
  */
 #include "infer-server/http/server_impl.h"
 #include "common/base/clock.h"
@@ -59,9 +60,8 @@ void handle_health(void *server, struct exchange *x)
 void handle_version(void *server, struct exchange *x)
 {
     (void)server;
-    exchange_reply_json(x, 200,
-                        json_pack("{s:s, s:s}", "version", COMMONWEIGHT_VERSION, "server",
-                                  "commonweight"));
+    exchange_reply_json(
+        x, 200, json_pack("{s:s, s:s}", "version", COMMONWEIGHT_VERSION, "server", "commonweight"));
 }
 
 static json_t *model_card(const struct server *s)
@@ -99,8 +99,8 @@ void handle_metrics(void *server, struct exchange *x)
     engine_stats(s->engine, &stats);
     const struct engine_options *o = &s->options->engine;
     const struct metrics_facts facts = {.model = s->model.name,
-                                        .kv_dtype =
-                                            o->dtype < 0 ? "auto" : dtype_name((enum dtype)o->dtype),
+                                        .kv_dtype = o->dtype < 0 ? "auto"
+                                                                 : dtype_name((enum dtype)o->dtype),
                                         .prefix_cache = !o->prefix_cache_off,
                                         .engine = &stats,
                                         .paused = s->paused,

@@ -86,7 +86,9 @@ static enum status check_room(const struct server *s, const struct api_request *
 // The client's own name for it, where there is one, is a part of the id.
 static void name_response(const struct exchange *x, struct api_request *r)
 {
-    const char *prefix = r->kind == API_CHAT ? "chatcmpl-" : r->kind == API_INFERENCE ? "" : "cmpl-";
+    const char *prefix = r->kind == API_CHAT        ? "chatcmpl-"
+                         : r->kind == API_INFERENCE ? ""
+                                                    : "cmpl-";
     if (!r->name[0]) snprintf(r->name, sizeof r->name, "%s", exchange_request_id(x));
     snprintf(r->id, sizeof r->id, "%s%s", prefix, r->name);
 }

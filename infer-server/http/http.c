@@ -389,8 +389,7 @@ static bool key_is_right(const struct listener *l, struct MHD_Connection *connec
 // The client's name for its request, where it is of printable ASCII and not too long, or a new one.
 static void name_request(struct exchange *x)
 {
-    const char *given =
-        MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "X-Request-Id");
+    const char *given = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "X-Request-Id");
     size_t n = given ? strlen(given) : 0;
     for (size_t i = 0; i < n; i++)
         if (given[i] < 0x20 || given[i] > 0x7e) n = 0;
