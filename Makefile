@@ -88,7 +88,7 @@ $(BUILD)/obj/common/base/isa.o $(BUILD)/pic/common/base/isa.o: CPPFLAGS_ += -DCW
 endif
 
 # Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
-$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o: EXTRA := -ffp-contract=off
+$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o $(BUILD)/obj/kernels/cpu/adjust.o: EXTRA := -ffp-contract=off
 
 $(BUILD)/obj/%.o: %.c $(STAMP)
 	@mkdir -p $(@D)

@@ -103,7 +103,7 @@ static void put_prompt_text(struct json_out *o, const struct answer *a,
 {
     struct bytes text = BYTES_INIT;
     if (prompt->text) {
-        json_out_value(o, prompt->text);
+        json_out_string(o, prompt->text, prompt->text_len);
     } else if (a->model->tokenizer) {
         tokenizer_decode(a->model->tokenizer, prompt->ids, prompt->n_ids, false, &text);
         json_out_string(o, bytes_text(&text), text.len);
@@ -170,6 +170,12 @@ void generate_answer(struct answer *a, struct bytes *to)
     } else {
         json_out_key(o, "logprobs");
         json_out_null(o);
+    }
+    if (r->want_prompt_logprobs) {
+        json_out_key(o, "prompt_logprobs");
+        json_out_open(o, '[');
+        for (int i = 0; i < r->n_prompts; i++) put_prompt_pairs(o, a, i);
+        json_out_close(o, ']');
     }
     json_out_key(o, "prompt_ids");
     json_out_open(o, '[');

@@ -104,6 +104,7 @@ void inference_answer(struct answer *a, struct bytes *to)
         put_choice(o, a, &samples[i], 0);
     json_out_close(o, ']');
     put_asked_prompt_ids(o, a);
+    if (generation_request(a->generation)->want_prompt_logprobs) put_prompt_logprobs(o, a, 0);
     put_usage(o, a);
     put_extras(o, a);
     json_out_close(o, '}');

@@ -77,6 +77,7 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
         json_out_key(o, "prompt_token_ids");
         put_prompt_ids(o, prompt);
     }
+    if (r->want_prompt_logprobs) put_prompt_lists(o, a, s->prompt);
     json_out_key(o, "token_ids");
     put_token_ids(o, s, 0);
     json_out_key(o, "logprobs");

@@ -63,7 +63,8 @@ static void put_version_and_drafts(struct json_out *o, uint64_t version,
 
 static uint64_t last_version(const struct generation_sample *s)
 {
-    return s->n > 0 ? s->tokens[s->n - 1].weight_version : 0;
+    if (s->n > 0) return s->tokens[s->n - 1].weight_version;
+    return s->telemetry.weight_version_last; // of a prompt alone, once it has ended
 }
 
 static void add_drafts(struct sample_telemetry *sum, const struct sample_telemetry *t)

@@ -133,6 +133,25 @@ static void test_text_in_context(void **state)
     if (spaces == 0) fail_msg("none of the completions begins with a space: take other seeds");
 }
 
+// Prompt and completion are one text.
+static void test_echo(void **state)
+{
+    (void)state;
+    const char *form = "{\"prompt\":[1,270],\"max_tokens\":8,\"seed\":239%s}";
+    char body[128];
+    snprintf(body, sizeof body, form, "");
+    json_t *a = ask("/v1/completions", body);
+    snprintf(body, sizeof body, form, ",\"echo\":true");
+    json_t *b = ask("/v1/completions", body);
+    const char *text = text_of(at(of(a, "choices"), 0), "text");
+    const char *whole = text_of(at(of(b, "choices"), 0), "text");
+    assert_int_equal(text[0], ' ');
+    assert_int_equal(whole[0], 'a');
+    assert_string_equal(whole + 1, text);
+    json_decref(a);
+    json_decref(b);
+}
+
 static void test_token_texts_keep_their_space(void **state)
 {
     (void)state;
@@ -257,6 +276,11 @@ static void test_inference_defaults(void **state)
     assert_int_equal(strlen(text_of(a, "request_id")), 32);
     if (strcmp(text_of(choice, "finish_reason"), "length") == 0) // up to the context
         assert_int_equal(json_array_size(of(choice, "token_ids")), 511);
+    json_decref(a);
+    a = ask("/inference/v1/generate", "{\"token_ids\":[1,270,299],\"sampling_params\":"
+                                      "{\"max_tokens\":0,\"prompt_logprobs\":0}}");
+    assert_int_equal(json_array_size(of(a, "prompt_logprobs")), 3);
+    assert_int_equal(json_array_size(of(at(of(a, "choices"), 0), "token_ids")), 0);
     json_decref(a);
 }
 
@@ -477,6 +501,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text_in_context),
+        cmocka_unit_test(test_echo),
         cmocka_unit_test(test_token_texts_keep_their_space),
         cmocka_unit_test(test_once_upon),
         cmocka_unit_test(test_generate),

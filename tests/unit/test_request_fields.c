@@ -21,8 +21,8 @@ static void values_that_change_nothing(void **state)
 {
     (void)state;
     assert_ok(check(PLACE_COMPLETIONS,
-                    "{\"prompt\":[1],\"best_of\":1,\"frequency_penalty\":0.0,\"length_penalty\":1,"
-                    "\"logit_bias\":{},\"suffix\":\"\",\"use_beam_search\":false,\"priority\":0,"
+                    "{\"prompt\":[1],\"best_of\":1,\"length_penalty\":1.0,"
+                    "\"suffix\":\"\",\"use_beam_search\":false,\"priority\":0,"
                     "\"structured_outputs\":null,\"user\":\"x\",\"allowed_token_ids\":[],"
                     "\"truncate_prompt_tokens\":-1,\"kv_transfer_params\":null}",
                     NULL));
@@ -43,15 +43,14 @@ static void values_that_ask_for_more(void **state)
         enum field_place place;
         const char *text, *part;
     } cases[] = {
-        {PLACE_COMPLETIONS, "{\"frequency_penalty\":0.5}",
-         "\"frequency_penalty\" is not supported"},
+        {PLACE_COMPLETIONS, "{\"bad_words\":[\"a\"]}", "\"bad_words\" is not supported"},
         {PLACE_COMPLETIONS, "{\"length_penalty\":2}", "but for 1: it is 2"},
         {PLACE_COMPLETIONS, "{\"priority\":\"0\"}", "it is \"0\""},
         {PLACE_CHAT, "{\"tools\":[{\"type\":\"function\"}]}", "\"tools\""},
         {PLACE_CHAT, "{\"tool_choice\":\"required\"}", "\"tool_choice\""},
         {PLACE_CHAT, "{\"tool_choice\":{\"type\":\"function\"}}", "\"tool_choice\""},
         {PLACE_CHAT, "{\"modalities\":[\"text\",\"audio\"]}", "\"modalities\""},
-        {PLACE_CHAT, "{\"echo\":true}", "\"echo\""},
+        {PLACE_CHAT, "{\"add_special_tokens\":true}", "\"add_special_tokens\""},
         {PLACE_STREAM_OPTIONS, "{\"include_obfuscation\":true}", "\"include_obfuscation\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
