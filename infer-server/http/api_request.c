@@ -585,7 +585,8 @@ static enum status parse_generate(struct api_request *r, const json_t *object,
     r->many_prompts = true;
     CHECK(make_prompts(r, json_array_size(many), "prompts"));
     for (int i = 0; i < r->n_prompts; i++)
-        CHECK(read_generate_prompt(r, json_array_get(many, (size_t)i), object, model, &r->prompts[i]));
+        CHECK(read_generate_prompt(r, json_array_get(many, (size_t)i), object, model,
+                                   &r->prompts[i]));
 out:
     return st;
 }
