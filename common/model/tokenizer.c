@@ -13,6 +13,7 @@
 #include "common/model/added_tokens.h"
 #include "common/model/bpe.h"
 #include "common/model/detokenize.h"
+#include "common/model/model_folder.h"
 #include "common/model/normalizer.h"
 #include "common/model/pretokenize.h"
 #include <stdlib.h>
@@ -406,7 +407,8 @@ enum status tokenizer_load(const char *folder, struct tokenizer **ret)
     json_t *config = NULL;
     const char *model_type = NULL;
     char *where = path_join(folder, names[0]);
-    enum status st = where ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory");
+    enum status st =
+        where ? model_folder_check(folder, names[0]) : status_fail(ST_NO_MEMORY, "out of memory");
     for (int i = 0; st == ST_OK && i < 4; i++)
         st = read_part(folder, names[i], i == 0, &text[i], &there[i]);
     if (st == ST_OK && there[3]) {

@@ -299,6 +299,12 @@ static enum status open_device(struct engine *e)
     return ST_OK;
 }
 
+static void say_rope(const struct model_config *config, const char *folder)
+{
+    char words[128];
+    if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
+}
+
 static enum status load(struct engine *e)
 {
     enum status st = ST_OK;
@@ -327,9 +333,12 @@ static enum status load(struct engine *e)
              (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
-    if (draft)
+    say_rope(e->config, o->model_folder);
+    if (draft) {
         log_info("engine: draft model %s: %.1f MB of weights", o->draft_folder,
                  (double)draft->bytes / 1e6);
+        say_rope(e->draft_config, o->draft_folder);
+    }
     return ST_OK;
 out:
     executor_free(e->executor);

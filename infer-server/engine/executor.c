@@ -13,6 +13,7 @@
  * them, and take_draws() keeps what agrees. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "infer-server/engine/draft_model.h"
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/prompt_logprobs.h"
@@ -25,7 +26,13 @@
 #define DEFAULT_MOST_CONTEXT 32768
 #define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
 #define DRAFT_ROWS           512
-#define TIME_PROMPTS         8 // steps that follow prompts, one of which is timed
+#define UNACCEPTED           32 // drafts of the draft model in vain, before that is said
+#define TIME_PROMPTS         8  // steps that follow prompts, one of which is timed
+
+struct unaccepted { // drafts until one is accepted, or it is said that none was
+    bool over;
+    int drafts, tokens;
+};
 
 struct executor {
     struct device *dev;
@@ -45,6 +52,7 @@ struct executor {
     struct speculative_choice choice; // of requests that do not choose
     int draft_rows;
     unsigned n_followed;            // steps whose prompts the draft model followed
+    struct unaccepted unaccepted;   // of the draft model
     bool exact;                     // draws do not know of drafts
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
@@ -57,15 +65,11 @@ struct executor {
 
 // ---- life --------------------------------------------------------------------------------------
 
-static enum status choose_context(const struct model_config *config, int wished, int *ret)
+int executor_wished_context(const struct model_config *config, int named)
 {
-    if (wished > config->max_positions)
-        return status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
-                           config->max_positions);
     int most =
         config->max_positions < DEFAULT_MOST_CONTEXT ? config->max_positions : DEFAULT_MOST_CONTEXT;
-    *ret = wished > 0 ? wished : most;
-    return ST_OK;
+    return named > 0 ? named : most;
 }
 
 static void plan_draft_rows(struct executor *x, const struct engine_options *options)
@@ -108,8 +112,12 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     x->context = context;
     plan_draft_rows(x, options);
     const int max_rows = max_batch + x->draft_rows, max_tokens = max_rows + chunk;
-    int wished = 0;
-    CHECK(choose_context(config, options->max_context, &wished));
+    const int wished = executor_wished_context(config, options->max_context);
+    if (wished > config->max_positions) {
+        st = status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
+                         config->max_positions);
+        goto out;
+    }
     CHECK(model_new(dev, config, weights, max_tokens, max_rows, wished, &x->model));
     CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
                       &x->sampler));
@@ -481,8 +489,24 @@ static enum status draft_step(struct executor *x, struct step_report *report)
                             speculative_pass_cost(x->speculative), report);
 }
 
+// A draft model of another tokenizer, or of no sense, is drafted with in vain: said once.
+static void watch_draft_model(struct executor *x, int n_drafts, int n_accepted)
+{
+    struct unaccepted *u = &x->unaccepted;
+    if (u->over) return;
+    u->drafts++;
+    u->tokens += n_drafts;
+    u->over = n_accepted > 0 || u->drafts == UNACCEPTED;
+    if (u->over && n_accepted == 0)
+        log_warn(
+            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
+            "it of this model's tokenizer, and trained?",
+            u->tokens);
+}
+
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
 {
+    if (sample->draft.method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(x, n_drafts, n_accepted);
     struct sample_telemetry *t = &sample->telemetry;
     struct engine_stats *all = &x->stats;
     if (n_drafts > t->draft_positions) t->draft_positions = n_drafts;

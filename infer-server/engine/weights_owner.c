@@ -161,6 +161,7 @@ static enum status describe_role(const struct weights_owner *o, enum weights_rol
                                .canary_offset = w->canary_offset,
                                .dt = w->dt,
                                .n_parameters = w->n_parameters,
+                               .rope_context = w->config->rope_context,
                                .n_tensors = w->n_tensors};
     enum status st = ST_OK;
     if (a->source.folder)

@@ -11,6 +11,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/model/model_folder.h"
 
 #include <math.h>
 #include <signal.h>
@@ -98,8 +99,9 @@ out:
 
 static enum status read_tokenizer(struct server *s, const char *folder)
 {
+    enum status st = model_folder_check(folder, "config.json");
+    if (st != ST_OK) return st;
     char *path = path_join(folder, "tokenizer.json");
-    enum status st = ST_OK;
     if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
     bool found = file_exists(path);
     free(path);

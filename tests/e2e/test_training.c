@@ -482,7 +482,7 @@ static void resumes_to_the_bit(void **state)
     assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "6", "--resume")), 0);
     assert_log(&s, "resumed at step 3");
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "model.safetensors");
-    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "optimizer.safetensors");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer/optimizer.safetensors");
     assert_int_equal(steps_done(&s, "halves"), 6);
     assert_arena_is(&s, latest(&s, "halves"));
     // with another seed it would be another run
@@ -541,8 +541,8 @@ static void curriculum_resumes_to_the_bit(void **state)
         train(&s, "halves", OPTIONS("--max-steps", "20", "--curriculum", "kde", "--resume")), 0);
     assert_log(&s, "resumed at step 10");
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "model.safetensors");
-    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "optimizer.safetensors");
-    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer_state.json");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer/optimizer.safetensors");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer/trainer_state.json");
     for (int epoch = 1; epoch <= 2; epoch++) {
         char name[64];
         snprintf(name, sizeof name, "cluster-report-epoch-%d.txt", epoch);
@@ -756,9 +756,9 @@ static void exact_run_survives_everything(void **state)
     daemon_holds(&s.daemon, "policy", latest(&s, "parts"));
     daemon_holds(&s.daemon, "draft", test_path(latest(&s, "parts"), "draft"));
 
-    static const char *const files[] = {"model.safetensors", "optimizer.safetensors",
-                                        "trainer_state.json", "draft/model.safetensors",
-                                        "draft/optimizer.safetensors"};
+    static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors",
+                                        "trainer/trainer_state.json", "draft/model.safetensors",
+                                        "draft/trainer/optimizer.safetensors"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         test_same_file(latest(&s, "whole"), latest(&s, "parts"), files[i]);
     static const char *const keys[] = {"loss",       "reward",     "grad_norm",
@@ -964,7 +964,8 @@ static void sigterm_ends_after_the_step(void **state)
     assert_int_equal(test_wait(&trainer, LIMIT_MS), 0);
     assert_log(&s, ": stopped at step ");
     int steps = steps_done(&s, "run");
-    assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer_state.json"), 1 << 20, &saved));
+    assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer/trainer_state.json"), 1 << 20,
+                             &saved));
     assert_int_equal(json_integer_value(json_object_get(saved, "step")), steps);
     json_decref(saved);
     assert_arena_is(&s, latest(&s, "run"));
@@ -1254,7 +1255,7 @@ static void full_disk_leaves_the_checkpoint_before(void **state)
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(status, 1);
     assert_log(&s, "checkpoint of step 1 (that of step 0 is whole; --resume goes on from it)");
-    assert_log(&s, "optimizer.safetensors");
+    assert_log(&s, "trainer/optimizer.safetensors");
     struct loaded l;
     load(latest(&s, "run"), &l);
     unload(&l);

@@ -103,19 +103,24 @@ static void plan_arrays(struct learner *l, size_t free_before)
 static size_t operations_scratch(const struct learner *l)
 {
     const struct model_config *c = l->config;
-    int up = config_up_width(c), qkv = config_qkv_width(c);
-    struct scratch_shape shape = {
-        .attn = l->model->attn[0],
-        .rows = l->options.token_budget,
-        .max_context = l->options.max_context,
-        .hidden = c->hidden,
-        .widest = up > qkv ? up : qkv,
-        .head_rows = l->options.head_rows,
-        .vocab = c->vocab_size,
-        .n_elements = l->policy->n_elements,
-        .dt = l->policy->dt,
-    };
-    return device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+    size_t most = 0;
+    for (int i = 0; i < c->n_layers; i++) {
+        int up = layer_up_width(c, &c->layers[i]), qkv = layer_qkv_width(&c->layers[i]);
+        struct scratch_shape shape = {
+            .attn = l->model->attn[i],
+            .rows = l->options.token_budget,
+            .max_context = l->options.max_context,
+            .hidden = c->hidden,
+            .widest = up > qkv ? up : qkv,
+            .head_rows = l->options.head_rows,
+            .vocab = c->vocab_size,
+            .n_elements = l->policy->n_elements,
+            .dt = l->policy->dt,
+        };
+        size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+        if (bytes > most) most = bytes;
+    }
+    return most;
 }
 
 // A draft has no batch of its own, and shares the operations' scratch with its policy.

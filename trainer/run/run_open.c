@@ -22,6 +22,22 @@
 #define INFO_MS    10000
 #define MAX_CONFIG ((size_t)1 << 20)
 
+// Server and trainer must rotate alike, however long the trainer's own sequences are.
+static enum status take_rope(const struct bridge *bridge, const struct bridge_role *role,
+                             struct model_config *model)
+{
+    char words[128];
+    model->rope_context = role->rope_context;
+    if (!rope_describe(model, words, sizeof words)) return ST_OK;
+    if (role->rope_context == 0)
+        return status_fail(ST_MISMATCH,
+                           "%s: role %s has no \"rope_context\", by which the daemon chose the "
+                           "factors of longrope; daemon and trainer must be of one version",
+                           bridge_file_of(bridge)->path, role->role);
+    log_info("%s: %s, as the daemon chose", role->model, words);
+    return ST_OK;
+}
+
 // The model of one role of the bridge, bound to its arena.
 static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
                              struct model_config **ret_model, struct weights **ret_weights)
@@ -29,6 +45,7 @@ static enum status open_role(struct bridge *bridge, const struct bridge_role *ro
     enum status st;
     char hash[65];
     CHECK(model_config_load(role->model, ret_model));
+    CHECK(take_rope(bridge, role, *ret_model));
     CHECK(weights_plan(*ret_model, role->dt, ret_weights));
     weights_layout_hash(*ret_weights, hash);
     if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
