@@ -19,7 +19,7 @@
 struct config {
     const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
     const char *socket, *listen, *api_key_file, *bridge, *kv_memory, *kv_policy;
-    const char *prefix_cache, *log_level, *draft_length;
+    const char *prefix_cache, *log_level, *draft_length, *unknown_fields;
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
     bool exact;
@@ -79,6 +79,8 @@ static const struct option_spec table[] = {
            "longest time for one answer"),
     NUMBER("drain-timeout", drain_timeout, "30", "S", 0, 86400,
            "time for requests under way to end after SIGTERM"),
+    CHOICE("unknown-fields", unknown_fields, "refuse", "refuse|warn",
+           "fields of requests that docs/protocol.md does not list: 400, or a line in the log"),
     HEADING("Engine"),
     NUMBER("max-batch", max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
     NUMBER("max-context", max_context, "0", "N", 0, 1 << 24,
@@ -220,6 +222,7 @@ static enum status serve(const struct config *c)
                    .exact = c->exact},
         .model_name = c->served_name,
         .chat_template = c->chat_template,
+        .accept_unknown = strcmp(c->unknown_fields, "warn") == 0,
         .unix_fd = -1,
         .tcp_fd = -1,
         .max_body = c->max_body,

@@ -319,7 +319,7 @@ enum status engine_submit(struct engine *e, struct request *r)
     pthread_mutex_lock(&e->lock);
     st = check_state(e, r);
     pthread_mutex_unlock(&e->lock);
-    const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : 0;
+    const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : r->sampling.cache_salt;
     if (st == ST_OK) st = request_prepare(r, e->options.block_size, cache_salt);
     if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;

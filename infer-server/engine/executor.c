@@ -29,9 +29,6 @@
 #define UNACCEPTED           32 // drafts of the draft model in vain, before that is said
 #define TIME_PROMPTS         8  // steps that follow prompts, one of which is timed
 
-const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
-
 struct unaccepted { // drafts until one is accepted, or it is said that none was
     bool over;
     int drafts, tokens;
@@ -235,14 +232,6 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
 
 // ---- events ------------------------------------------------------------------------------------
 
-static void count_time(uint64_t buckets[ENGINE_BUCKETS], double *sum, double seconds)
-{
-    int i = 0;
-    while (i < ENGINE_BUCKETS - 1 && seconds > engine_bucket_bounds[i]) i++;
-    buckets[i]++;
-    *sum += seconds;
-}
-
 // Takes the sample out of the scheduler where it ends; after its request's last event neither may
 // be touched.
 static void tell(struct executor *x, struct sample *sample, const struct token_record *tokens,
@@ -421,11 +410,11 @@ static void take_token(struct executor *x, struct sample *sample, const struct t
     if (sample->n_generated == 1) {
         t->weight_version_first = record->weight_version;
         t->first_token_ms = (double)(now_ns - sample->queued_ns) / 1e6;
-        count_time(x->stats.ttft_buckets, &x->stats.ttft_sum, t->first_token_ms / 1e3);
+        histogram_add(&x->stats.first_token, &bounds_first_token, t->first_token_ms / 1e3);
         count_prompt(x, sample);
     } else {
-        count_time(x->stats.itl_buckets, &x->stats.itl_sum,
-                   (double)(now_ns - sample->last_token_ns) / 1e9);
+        histogram_add(&x->stats.next_token, &bounds_next_token,
+                      (double)(now_ns - sample->last_token_ns) / 1e9);
     }
     t->weight_version_last = record->weight_version;
     sample->last_token_ns = now_ns;
@@ -624,6 +613,14 @@ static void report_rows(const struct step *step, struct step_report *report)
     }
 }
 
+static int prompt_tokens_of(const struct step *step)
+{
+    int n = 0;
+    for (int i = 0; i < step->n_items; i++)
+        if (!item_decodes(&step->items[i])) n += step->items[i].n;
+    return n;
+}
+
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped)
 {
@@ -648,16 +645,21 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     CHECK(draw_tokens(x, step, &results));
     CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
+    int n_tokens = prompt_tokens_of(step);
     for (int i = 0, row = 0; i < step->n_draws; i++) {
         struct sample *sample = step->draws[i].sample;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
-        if (sample->request->sampling.max_tokens == 0)
+        if (sample->request->sampling.max_tokens == 0) {
             end_unsampled(x, sample, version, now_ns);
-        else
-            report.n_saved +=
-                take_draws(x, sample, results + row, x->top + row, n_drafts, version, now_ns) - 1;
+        } else {
+            const int n =
+                take_draws(x, sample, results + row, x->top + row, n_drafts, version, now_ns);
+            n_tokens += n;
+            report.n_saved += n - 1;
+        }
         row += n_drafts + 1;
     }
+    histogram_add(&x->stats.step_tokens, &bounds_step_tokens, n_tokens);
     report.step_ms = (double)(now_ns - drafted_ns) / 1e6;
     speculative_step_over(x->speculative, &report);
     x->stats.steps++;

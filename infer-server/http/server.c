@@ -25,11 +25,17 @@
 
 static const struct http_route routes[] = {
     {"GET", "/health", handle_health, true},
+    {"GET", "/version", handle_version, false},
     {"GET", "/v1/models", handle_models, false},
+    {"GET", "/v1/models/*", handle_model, false},
     {"POST", "/v1/completions", handle_completions, false},
     {"POST", "/v1/chat/completions", handle_chat, false},
     {"POST", "/v1/rollouts", handle_rollouts, false},
     {"POST", "/generate", handle_generate, false},
+    {"POST", "/inference/v1/generate", handle_inference, false},
+    {"POST", "/tokenize", handle_tokenize, false},
+    {"POST", "/detokenize", handle_detokenize, false},
+    {"GET", "/tokenizer_info", handle_tokenizer_info, false},
     {"GET", "/metrics", handle_metrics, false},
     {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, false},
     {"GET", "/bridge/info", handle_bridge_info, false},
@@ -139,6 +145,8 @@ static enum status read_model(struct server *s)
     s->model.tokenizer = s->host.tokenizer = s->tokenizer;
     s->model.chat = s->chat;
     s->model.why_no_chat = s->why_no_chat;
+    s->unknown.accept = s->options->accept_unknown;
+    s->model.unknown = &s->unknown;
 out:
     return st;
 }
@@ -198,7 +206,10 @@ static void on_tick(uv_timer_t *timer)
     struct server *s = timer->data;
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
-    if (s->model.max_context == 0) s->model.max_context = engine_max_context(s->engine);
+    if (s->model.max_context == 0) {
+        s->model.max_context = engine_max_context(s->engine);
+        metrics_context(&s->metrics, s->model.max_context);
+    }
     tell_systemd(s, &stats);
     if (stats.state == ENGINE_FAILED && !s->draining) begin_drain(s, FAILED_MS);
     if (__atomic_load_n(&s->host.lost_event, __ATOMIC_RELAXED)) {
