@@ -131,6 +131,7 @@ static enum status open_data(struct sft *s)
     options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
     CHECK(prompts_load(c->data, c->tokenizer ? c->tokenizer : c->model, s->model->vocab_size,
                        &options, &s->data, &left_out));
+    if (s->data->chat_source) log_info("chat template: %s", s->data->chat_source);
     if (left_out)
         log_warn("%s: %d prompts are longer than --max-prompt-length and left out", c->data,
                  left_out);

@@ -158,8 +158,8 @@ static enum status add_strings(struct run *r, struct value a, struct value b, st
 {
     enum status st = ST_OK;
     bool markup = a.string->markup || b.string->markup;
-    if (markup) CHECK(escape(r, &a, &a));
-    if (markup) CHECK(escape(r, &b, &b));
+    if (markup) CHECK(value_escape(r, &a, &a));
+    if (markup) CHECK(value_escape(r, &b, &b));
     size_t n = a.string->n_bytes, m = b.string->n_bytes;
     CHECK(run_steps(r, (n + m) >> 10));
     char *both = arena_alloc(&r->arena, n + m + 1);
@@ -200,7 +200,7 @@ static enum status repeat(struct run *r, const struct value *v, int64_t times, s
     if (!all) return ST_NO_MEMORY;
     for (size_t at = 0; at < n; at += each) memcpy(all + at, data, each);
     if (text) return string_like(r, v->string, all, n, ret);
-    struct list items = {(struct value *)(void *)all, v->list->n * (size_t)times};
+    struct list items = {.items = (struct value *)(void *)all, .n = v->list->n * (size_t)times};
     st = list_of(r, items, ret);
     ret->kind = v->kind;
     return st;
@@ -228,7 +228,7 @@ enum status arithmetic(struct run *r, int op, const struct value *a, const struc
     return no_operator(op, a, b);
 }
 
-enum status negate(struct run *r, const struct value *v, bool minus, struct value *ret)
+enum status arithmetic_sign(struct run *r, const struct value *v, bool minus, struct value *ret)
 {
     int64_t x;
     (void)r;

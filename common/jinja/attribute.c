@@ -62,6 +62,10 @@ static enum status own_attribute(struct run *r, const struct value *of, const st
         struct value key = value_string(name);
         return dict_find(r, of->dict, &key, ret);
     }
+    case V_TUPLE:
+        if (of->list->group && string_is(name, "grouper")) *ret = of->list->items[0];
+        if (of->list->group && string_is(name, "list")) *ret = of->list->items[1];
+        return ST_OK;
     case V_CYCLER:
         if (string_is(name, "current")) *ret = of->cycler->items.items[of->cycler->at];
         return ST_OK;
@@ -112,7 +116,7 @@ static enum status character_at(struct run *r, const struct string *s, size_t i,
     size_t start = string_offset(s, i), end = start + 1;
     while (end < s->n_bytes && ((unsigned char)s->data[end] & 0xc0) == 0x80) end++;
     enum status st = run_steps(r, s->n_chars == s->n_bytes ? 0 : start >> 6);
-    return st == ST_OK ? string_borrow(&r->arena, s->data + start, end - start, ret) : st;
+    return st == ST_OK ? string_like(r, s, s->data + start, end - start, ret) : st;
 }
 
 enum status get_item(struct run *r, const struct value *of, const struct value *index,

@@ -141,7 +141,7 @@ static enum status bind_parameters(struct macro_call *c, bool *ret_caller)
         char hint[160];
         struct value text;
         if (!given(&bound[i]) && p->otherwise) {
-            CHECK(evaluate(r, c->scope, p->otherwise, &bound[i]));
+            CHECK(jinja_evaluate(r, c->scope, p->otherwise, &bound[i]));
         } else if (!given(&bound[i])) {
             snprintf(hint, sizeof hint, "parameter '%.*s' was not provided",
                      name_len(p->name.string), p->name.string->data);
@@ -233,7 +233,7 @@ static enum status call_macro(struct run *r, const struct macro *macro,
     if (m->uses_kwargs) CHECK(bind_kwargs(&c));
     CHECK(check_rest(&c));
     if (m->uses_varargs) CHECK(bind_varargs(&c));
-    CHECK(render_captured(r, c.scope, &macro->node->body, ret));
+    CHECK(jinja_render_captured(r, c.scope, &macro->node->body, ret));
     r->depth--;
 out:
     return st;

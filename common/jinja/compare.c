@@ -329,6 +329,6 @@ enum status value_in(struct run *r, const struct value *item, const struct value
     }
     if (!value_is_iterable(in))
         return status_fail(ST_INVALID, "argument of type '%s' is not iterable", value_type(in));
-    st = iterate(r, in, &items);
+    st = value_items(r, in, &items);
     return st == ST_OK ? in_items(r, item, items, ret) : st;
 }

@@ -41,7 +41,7 @@ static enum status evaluate_list(struct run *r, struct scope *scope, const struc
     enum status st = list_make(&r->arena, node->kind == N_LIST ? V_LIST : V_TUPLE,
                                (size_t)node->items.n, &items, ret);
     for (int i = 0; st == ST_OK && i < node->items.n; i++)
-        st = evaluate(r, scope, node->items.nodes[i], &items[i]);
+        st = jinja_evaluate(r, scope, node->items.nodes[i], &items[i]);
     return st;
 }
 
@@ -52,8 +52,8 @@ static enum status evaluate_dict(struct run *r, struct scope *scope, const struc
     enum status st = dict_make(&r->arena, (size_t)node->items.n, &dict);
     for (int i = 0; st == ST_OK && i < node->items.n; i++) {
         struct value key, value;
-        CHECK(evaluate(r, scope, node->items.nodes[i], &key));
-        CHECK(evaluate(r, scope, node->others.nodes[i], &value));
+        CHECK(jinja_evaluate(r, scope, node->items.nodes[i], &key));
+        CHECK(jinja_evaluate(r, scope, node->others.nodes[i], &value));
         CHECK(dict_set(r, dict.dict, &key, value));
     }
     *ret = dict;
@@ -75,7 +75,7 @@ static enum status evaluate_truth(struct run *r, struct scope *scope, const stru
                                   bool *ret)
 {
     struct value v;
-    enum status st = evaluate(r, scope, node, &v);
+    enum status st = jinja_evaluate(r, scope, node, &v);
     return st == ST_OK ? value_truth(r, &v, ret) : st;
 }
 
@@ -85,9 +85,9 @@ static enum status evaluate_logic(struct run *r, struct scope *scope, const stru
 {
     bool truth;
     enum status st;
-    CHECK(evaluate(r, scope, node->a, ret));
+    CHECK(jinja_evaluate(r, scope, node->a, ret));
     CHECK(value_truth(r, ret, &truth));
-    if (truth == (node->kind == N_AND)) st = evaluate(r, scope, node->b, ret);
+    if (truth == (node->kind == N_AND)) st = jinja_evaluate(r, scope, node->b, ret);
 out:
     return st;
 }
@@ -97,8 +97,8 @@ static enum status evaluate_binary(struct run *r, struct scope *scope, const str
 {
     struct value a, b;
     enum status st;
-    CHECK(evaluate(r, scope, node->a, &a));
-    CHECK(evaluate(r, scope, node->b, &b));
+    CHECK(jinja_evaluate(r, scope, node->a, &a));
+    CHECK(jinja_evaluate(r, scope, node->b, &b));
     st = arithmetic(r, node->op, &a, &b, ret);
 out:
     return st;
@@ -111,7 +111,7 @@ static enum status evaluate_concat(struct run *r, struct scope *scope, const str
     enum status st = ST_OK;
     for (int i = 0; st == ST_OK && i < node->items.n; i++) {
         struct value v;
-        st = evaluate(r, scope, node->items.nodes[i], &v);
+        st = jinja_evaluate(r, scope, node->items.nodes[i], &v);
         if (st == ST_OK) st = put_str(r, &v, &text);
     }
     return run_take(r, st, &text, ret);
@@ -137,10 +137,10 @@ static enum status evaluate_compare(struct run *r, struct scope *scope, const st
 {
     struct value left, right;
     bool truth = true;
-    enum status st = evaluate(r, scope, node->a, &left);
+    enum status st = jinja_evaluate(r, scope, node->a, &left);
     for (int i = 0; st == ST_OK && truth && i < node->items.n; i++) {
         const struct node *operand = node->items.nodes[i];
-        st = evaluate(r, scope, operand->a, &right);
+        st = jinja_evaluate(r, scope, operand->a, &right);
         if (st == ST_OK) st = compare(r, operand->op, &left, &right, &truth);
         left = right;
     }
@@ -154,7 +154,7 @@ static enum status evaluate_condition(struct run *r, struct scope *scope, const 
     bool truth;
     enum status st = evaluate_truth(r, scope, node->a, &truth);
     if (st != ST_OK) return st;
-    if (truth || node->c) return evaluate(r, scope, truth ? node->b : node->c, ret);
+    if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c, ret);
     return undefined_make(r,
                           "the inline if-expression evaluated to false and no else section was "
                           "defined.",
@@ -167,8 +167,8 @@ static enum status evaluate_unary(struct run *r, struct scope *scope, const stru
     struct value v;
     bool truth;
     enum status st;
-    CHECK(evaluate(r, scope, node->a, &v));
-    if (node->kind != N_NOT) return negate(r, &v, node->kind == N_NEGATIVE, ret);
+    CHECK(jinja_evaluate(r, scope, node->a, &v));
+    if (node->kind != N_NOT) return arithmetic_sign(r, &v, node->kind == N_NEGATIVE, ret);
     CHECK(value_truth(r, &v, &truth));
     *ret = value_bool(!truth);
 out:
@@ -182,14 +182,14 @@ static enum status evaluate_item(struct run *r, struct scope *scope, const struc
 {
     struct value of, part[3] = {NONE, NONE, NONE};
     enum status st;
-    CHECK(evaluate(r, scope, node->a, &of));
+    CHECK(jinja_evaluate(r, scope, node->a, &of));
     if (node->kind == N_ATTRIBUTE) return get_attribute(r, &of, node->value.string, ret);
     if (node->kind == N_ITEM) {
-        CHECK(evaluate(r, scope, node->b, &part[0]));
+        CHECK(jinja_evaluate(r, scope, node->b, &part[0]));
         return get_item(r, &of, &part[0], ret);
     }
     for (int i = 0; i < 3; i++)
-        if (node->items.nodes[i]) CHECK(evaluate(r, scope, node->items.nodes[i], &part[i]));
+        if (node->items.nodes[i]) CHECK(jinja_evaluate(r, scope, node->items.nodes[i], &part[i]));
     st = get_slice(r, &of, part, ret);
 out:
     return st;
@@ -203,8 +203,8 @@ static enum status add_star(struct run *r, struct scope *scope, const struct nod
     struct value v;
     struct list more;
     enum status st;
-    CHECK(evaluate(r, scope, node, &v));
-    CHECK(iterate(r, &v, &more));
+    CHECK(jinja_evaluate(r, scope, node, &v));
+    CHECK(value_items(r, &v, &more));
     struct value *all = arena_array(&r->arena, (size_t)*n + more.n, sizeof *all);
     if (!all) return ST_NO_MEMORY;
     if (*n > 0) memcpy(all, *positional, (size_t)*n * sizeof *all);
@@ -233,7 +233,7 @@ static enum status evaluate_named(struct run *r, struct scope *scope, const stru
     enum status st = ST_OK;
     size_t n = (size_t)call->n_keywords + (caller != NULL);
     if (call->star_star) {
-        CHECK(evaluate(r, scope, call->star_star, &dict));
+        CHECK(jinja_evaluate(r, scope, call->star_star, &dict));
         if (dict.kind != V_DICT) return type_fail("argument after ** must be a mapping", &dict);
         n += dict.dict->n;
     }
@@ -241,7 +241,7 @@ static enum status evaluate_named(struct run *r, struct scope *scope, const stru
     if (!named) return ST_NO_MEMORY;
     ret->named = named;
     for (int i = 0; i < call->n_keywords; i++) {
-        CHECK(evaluate(r, scope, call->keywords[i].value, &v));
+        CHECK(jinja_evaluate(r, scope, call->keywords[i].value, &v));
         CHECK(add_named(named, &ret->n_named, call->keywords[i].name.string, v));
     }
     if (caller) {
@@ -271,7 +271,7 @@ static enum status evaluate_arguments(struct run *r, struct scope *scope,
     struct value *positional = arena_array(&r->arena, (size_t)n, sizeof *positional);
     if (!positional) return ST_NO_MEMORY;
     for (int i = 0; i < n; i++)
-        CHECK(evaluate(r, scope, call->positional.nodes[i], &positional[i]));
+        CHECK(jinja_evaluate(r, scope, call->positional.nodes[i], &positional[i]));
     if (call->star) CHECK(add_star(r, scope, call->star, &positional, &n));
     CHECK(evaluate_named(r, scope, call, caller, ret));
     ret->positional = positional;
@@ -280,13 +280,13 @@ out:
     return st;
 }
 
-enum status evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                          const struct value *caller, struct value *ret)
+enum status jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                const struct value *caller, struct value *ret)
 {
     struct value function;
     struct arguments arguments;
     enum status st;
-    CHECK(evaluate(r, scope, node->a, &function));
+    CHECK(jinja_evaluate(r, scope, node->a, &function));
     CHECK(evaluate_arguments(r, scope, node->call, caller, &arguments));
     st = call_value(r, &function, &arguments, ret);
 out:
@@ -299,7 +299,7 @@ static enum status evaluate_filter(struct run *r, struct scope *scope, const str
     struct value input = r->block;
     struct arguments arguments;
     enum status st = ST_OK;
-    if (node->a) CHECK(evaluate(r, scope, node->a, &input));
+    if (node->a) CHECK(jinja_evaluate(r, scope, node->a, &input));
     CHECK(evaluate_arguments(r, scope, node->call, NULL, &arguments));
     st = filter_apply(r, node->value.string, &input, &arguments, ret);
 out:
@@ -313,7 +313,7 @@ static enum status evaluate_test(struct run *r, struct scope *scope, const struc
     struct arguments arguments;
     bool truth = false;
     enum status st;
-    CHECK(evaluate(r, scope, node->a, &input));
+    CHECK(jinja_evaluate(r, scope, node->a, &input));
     CHECK(evaluate_arguments(r, scope, node->call, NULL, &arguments));
     CHECK(test_apply(r, node->value.string, &input, &arguments, &truth));
     *ret = value_bool(truth);
@@ -342,7 +342,7 @@ static enum status evaluate_kind(struct run *r, struct scope *scope, const struc
     case N_SLICE:
         return evaluate_item(r, scope, node, ret);
     case N_CALL:
-        return evaluate_call(r, scope, node, NULL, ret);
+        return jinja_evaluate_call(r, scope, node, NULL, ret);
     case N_FILTER:
         return evaluate_filter(r, scope, node, ret);
     case N_TEST:
@@ -367,7 +367,8 @@ static enum status evaluate_kind(struct run *r, struct scope *scope, const struc
     }
 }
 
-enum status evaluate(struct run *r, struct scope *scope, const struct node *node, struct value *ret)
+enum status jinja_evaluate(struct run *r, struct scope *scope, const struct node *node,
+                           struct value *ret)
 {
     enum status st;
     struct value value = MISSING;

@@ -29,7 +29,7 @@ static enum status key_of(struct run *r, const struct value *item, const struct 
 static enum status copy_items(struct run *r, const struct value *v, struct value **ret, size_t *n)
 {
     struct list items;
-    enum status st = iterate(r, v, &items);
+    enum status st = value_items(r, v, &items);
     if (st != ST_OK) return st;
     *ret = arena_array(&r->arena, items.n, sizeof **ret);
     if (!*ret) return ST_NO_MEMORY;
@@ -51,7 +51,7 @@ BUILTIN(first)
             return ST_OK;
         }
     }
-    enum status st = iterate(r, &v[0], &items);
+    enum status st = value_items(r, &v[0], &items);
     if (st != ST_OK) return st;
     if (items.n == 0)
         return undefined_make(r, "No first item, sequence was empty.", NULL, MISSING, ret);
@@ -65,7 +65,7 @@ BUILTIN(last)
     (void)all;
     if (!value_has_length(&v[0]) || v[0].kind == V_LOOP)
         return status_fail(ST_INVALID, "'%s' object is not reversible", value_type(&v[0]));
-    enum status st = iterate(r, &v[0], &items);
+    enum status st = value_items(r, &v[0], &items);
     if (st != ST_OK) return st;
     if (items.n == 0)
         return undefined_make(r, "No last item, sequence was empty.", NULL, MISSING, ret);
@@ -86,7 +86,7 @@ BUILTIN(list)
 {
     struct list items;
     (void)all;
-    enum status st = iterate(r, &v[0], &items);
+    enum status st = value_items(r, &v[0], &items);
     return st == ST_OK ? list_of(r, items, ret) : st;
 }
 
@@ -104,7 +104,7 @@ BUILTIN(reverse)
         items[i] = items[n - 1 - i];
         items[n - 1 - i] = swap;
     }
-    struct list reversed = {items, n};
+    struct list reversed = {.items = items, .n = n};
     return v[0].kind == V_ITERATOR ? list_of(r, reversed, ret) : iterator_of(r, reversed, ret);
 }
 
@@ -115,7 +115,7 @@ BUILTIN(join)
     struct value item, between;
     enum status st;
     (void)all;
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     CHECK(string_puts(&r->arena, "", &between));
     if (given(&v[1])) CHECK(value_str(r, &v[1], &between));
     for (size_t i = 0; st == ST_OK && i < items.n; i++) {
@@ -159,7 +159,7 @@ BUILTIN(sort)
     if (!keys) return ST_NO_MEMORY;
     for (size_t i = 0; i < n; i++) CHECK(sort_key(r, &items[i], &v[3], &v[2], &keys[i]));
     CHECK(sort_by_keys(r, items, keys, n, backwards));
-    st = list_of(r, (struct list){items, n}, ret);
+    st = list_of(r, (struct list){.items = items, .n = n}, ret);
 out:
     return st;
 }
@@ -184,7 +184,7 @@ BUILTIN(dictsort)
         CHECK(without_case(r, &v[1], &keys[i]));
     }
     CHECK(sort_by_keys(r, items, keys, n, backwards));
-    st = list_of(r, (struct list){items, n}, ret);
+    st = list_of(r, (struct list){.items = items, .n = n}, ret);
 out:
     return st;
 }
@@ -195,7 +195,7 @@ static enum status extreme(struct run *r, const struct value *v, int op, struct 
     struct value best, key;
     bool better;
     enum status st;
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     if (items.n == 0)
         return undefined_make(r, "No aggregated item, sequence was empty.", NULL, MISSING, ret);
     for (size_t i = 0; i < items.n; i++) {
@@ -228,7 +228,7 @@ BUILTIN(unique)
     size_t n = 0;
     enum status st;
     (void)all;
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     CHECK(dict_make(&r->arena, 8, &seen));
     kept = arena_array(&r->arena, items.n, sizeof *kept);
     if (!kept) return ST_NO_MEMORY;
@@ -240,7 +240,7 @@ BUILTIN(unique)
         CHECK(dict_append(&r->arena, seen.dict, key, NONE));
         kept[n++] = items.items[i];
     }
-    st = iterator_of(r, (struct list){kept, n}, ret);
+    st = iterator_of(r, (struct list){.items = kept, .n = n}, ret);
 out:
     return st;
 }
@@ -271,7 +271,7 @@ BUILTIN(batch)
     size_t n = 0;
     enum status st;
     (void)all;
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     if (!value_as_int(&v[1], &size) && v[1].kind != V_FLOAT)
         return type_fail("batch wants a number", &v[1]);
     if (size <= 0) size = items.n ? (int64_t)items.n : 1; // never full
@@ -282,7 +282,7 @@ BUILTIN(batch)
         size_t fill = has_fill(&v[2]) ? each - (end - at) : 0;
         CHECK(slice_of(r, items.items, at, end, fill, &v[2], &batches[n]));
     }
-    st = iterator_of(r, (struct list){batches, n}, ret);
+    st = iterator_of(r, (struct list){.items = batches, .n = n}, ret);
 out:
     return st;
 }
@@ -294,7 +294,7 @@ BUILTIN(slice)
     int64_t number = 0;
     enum status st;
     (void)all;
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     if (!value_as_int(&v[1], &number)) return type_fail("slice wants a whole number", &v[1]);
     if (number == 0) return status_fail(ST_INVALID, "integer division or modulo by zero");
     size_t n = number < 0 ? 0 : (size_t)number, at = 0;
@@ -306,9 +306,19 @@ BUILTIN(slice)
         CHECK(slice_of(r, items.items, at, end, has_fill(&v[2]) && !longer, &v[2], &slices[i]));
         at = end;
     }
-    st = iterator_of(r, (struct list){slices, n}, ret);
+    st = iterator_of(r, (struct list){.items = slices, .n = n}, ret);
 out:
     return st;
+}
+
+static enum status name_group(struct run *r, struct value *group)
+{
+    struct list *list = arena_alloc(&r->arena, sizeof *list);
+    if (!list) return ST_NO_MEMORY;
+    *list = *group->list;
+    list->group = true;
+    group->list = list;
+    return ST_OK;
 }
 
 // Pairs of key and items; the key as the first item of its group has it.
@@ -333,9 +343,9 @@ BUILTIN(groupby)
         CHECK(list_make(&r->arena, V_TUPLE, 2, &pair, &groups[n_groups]));
         CHECK(get_path(r, &items[start], &v[1], &v[2], &pair[0]));
         CHECK(slice_of(r, items, start, end, 0, NULL, &pair[1]));
-        groups[n_groups++].kind = V_TUPLE;
+        CHECK(name_group(r, &groups[n_groups++]));
     }
-    st = list_of(r, (struct list){groups, n_groups}, ret);
+    st = list_of(r, (struct list){.items = groups, .n = n_groups}, ret);
 out:
     return st;
 }
@@ -346,7 +356,7 @@ BUILTIN(sum)
     struct value item, total = given(&v[2]) ? v[2] : value_int(0);
     enum status st;
     (void)all;
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     if (total.kind == V_STRING)
         return status_fail(ST_INVALID, "sum() can't sum strings [use ''.join(seq) instead]");
     for (size_t i = 0; i < items.n; i++) {
@@ -402,17 +412,17 @@ static enum status map_item(struct run *r, const struct value *item, const struc
 
 BUILTIN(map)
 {
-    struct list items, none = {NULL, 0};
+    struct list items, none = {.n = 0};
     struct value *mapped;
     bool any;
     enum status st;
     CHECK(value_truth(r, &v[0], &any));
     if (!any) return iterator_of(r, none, ret);
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     mapped = arena_array(&r->arena, items.n, sizeof *mapped);
     if (!mapped) return ST_NO_MEMORY;
     for (size_t i = 0; i < items.n; i++) CHECK(map_item(r, &items.items[i], all, &mapped[i]));
-    st = iterator_of(r, (struct list){mapped, items.n}, ret);
+    st = iterator_of(r, (struct list){.items = mapped, .n = items.n}, ret);
 out:
     return st;
 }
@@ -430,7 +440,7 @@ static enum status is_selected(struct run *r, const struct value *item, const st
 static enum status select_items(struct run *r, const struct value *v, const struct arguments *all,
                                 bool by_attribute, bool wanted, struct value *ret)
 {
-    struct list items, none = {NULL, 0};
+    struct list items, none = {.n = 0};
     struct value *kept, of;
     size_t n = 0;
     bool any;
@@ -439,7 +449,7 @@ static enum status select_items(struct run *r, const struct value *v, const stru
     if (!any) return iterator_of(r, none, ret);
     if (by_attribute && all->n_positional == 0)
         return status_fail(ST_INVALID, "Missing parameter for attribute name");
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     kept = arena_array(&r->arena, items.n, sizeof *kept);
     if (!kept) return ST_NO_MEMORY;
     for (size_t i = 0; i < items.n; i++) {
@@ -449,7 +459,7 @@ static enum status select_items(struct run *r, const struct value *v, const stru
         CHECK(is_selected(r, &of, all, by_attribute, &selected));
         if (selected == wanted) kept[n++] = items.items[i];
     }
-    st = iterator_of(r, (struct list){kept, n}, ret);
+    st = iterator_of(r, (struct list){.items = kept, .n = n}, ret);
 out:
     return st;
 }
@@ -477,13 +487,13 @@ BUILTIN(rejectattr)
 BUILTIN(items)
 {
     struct value view;
-    struct list pairs = {NULL, 0};
+    struct list pairs = {.n = 0};
     enum status st = ST_OK;
     (void)all;
     if (v[0].kind != V_UNDEFINED && v[0].kind != V_DICT)
         return status_fail(ST_INVALID, "Can only get item pairs from a mapping.");
     if (v[0].kind == V_DICT) CHECK(call_method(r, &v[0], "items", NULL, 0, &view));
-    if (v[0].kind == V_DICT) CHECK(iterate(r, &view, &pairs));
+    if (v[0].kind == V_DICT) CHECK(value_items(r, &view, &pairs));
     st = iterator_of(r, pairs, ret);
 out:
     return st;

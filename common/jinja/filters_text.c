@@ -184,7 +184,7 @@ BUILTIN(wordcount)
 BUILTIN(escape_html)
 {
     (void)all;
-    return escape(r, &v[0], ret);
+    return value_escape(r, &v[0], ret);
 }
 
 BUILTIN(force_escape)
@@ -194,7 +194,7 @@ BUILTIN(force_escape)
     enum status st = value_str(r, &v[0], &plain);
     if (st == ST_OK)
         st = string_borrow(&r->arena, plain.string->data, plain.string->n_bytes, &plain);
-    return st == ST_OK ? escape(r, &plain, ret) : st;
+    return st == ST_OK ? value_escape(r, &plain, ret) : st;
 }
 
 BUILTIN(safe)
@@ -240,8 +240,8 @@ static enum status put_attribute(struct run *r, const struct dict_entry *e, stru
     for (size_t i = 0; i < key.string->n_bytes; i++)
         if (strchr(" \t\n\r\f\v/>=", key.string->data[i]) && key.string->data[i])
             return status_fail(ST_INVALID, "Invalid character in attribute name");
-    CHECK(escape(r, &key, &key));
-    CHECK(escape(r, &e->value, &value));
+    CHECK(value_escape(r, &key, &key));
+    CHECK(value_escape(r, &e->value, &value));
     run_puts(r, to, " ");
     run_put(r, to, key.string->data, key.string->n_bytes);
     run_puts(r, to, "=\"");
@@ -291,7 +291,7 @@ static enum status put_query(struct run *r, struct list pairs, struct bytes *to)
     for (size_t i = 0; i < pairs.n; i++) {
         struct list pair;
         struct value key, value;
-        CHECK(iterate(r, &pairs.items[i], &pair));
+        CHECK(value_items(r, &pairs.items[i], &pair));
         if (pair.n != 2) return status_fail(ST_INVALID, "urlencode wants pairs of two");
         CHECK(value_str(r, &pair.items[0], &key));
         CHECK(value_str(r, &pair.items[1], &value));
@@ -317,7 +317,7 @@ BUILTIN(urlencode)
         return run_take(r, st, &text, ret);
     }
     if (in.kind == V_DICT) st = call_method(r, &in, "items", NULL, 0, &pairs);
-    if (st == ST_OK) st = iterate(r, &pairs, &items);
+    if (st == ST_OK) st = value_items(r, &pairs, &items);
     if (st == ST_OK) st = put_query(r, items, &text);
     return run_take(r, st, &text, ret);
 }

@@ -152,7 +152,7 @@ BUILTIN(absolute)
     if (!value_is_number(&v[0]))
         return status_fail(ST_INVALID, "bad operand type for abs(): '%s'", value_type(&v[0]));
     bool negative = value_as_double(&v[0]) < 0 || (v[0].kind == V_FLOAT && signbit(v[0].real));
-    return negate(r, &v[0], negative, ret);
+    return arithmetic_sign(r, &v[0], negative, ret);
 }
 
 static double round_up_or_down(double x, int64_t digits, bool up)
@@ -226,7 +226,7 @@ static enum status read_separators(struct run *r, const struct value *v, struct 
     struct list items;
     enum status st;
     if (!given(v) || v->kind == V_NONE) return ST_OK;
-    CHECK(iterate(r, v, &items));
+    CHECK(value_items(r, v, &items));
     if (items.n != 2)
         return status_fail(ST_INVALID, "separators: two texts are wanted, there are %zu", items.n);
     CHECK(text_with_end(r, &items.items[0], "separators", &style->item_separator));

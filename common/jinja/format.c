@@ -228,7 +228,7 @@ static enum status put_percent_text(struct percent *p, struct field *f, const st
     enum status st;
     if (f->align == '=') f->align = 0; // "0" is for numbers
     if (f->type == 's') {
-        CHECK(p->markup ? escape(p->run, v, &text) : value_str(p->run, v, &text));
+        CHECK(p->markup ? value_escape(p->run, v, &text) : value_str(p->run, v, &text));
     } else {
         CHECK(run_take(p->run, put_repr(p->run, v, &repr), &repr, &text));
     }
@@ -393,6 +393,7 @@ struct braces {
     struct run *run;
     const struct arguments *arguments;
     int next; // of the fields without a number
+    bool by_number;
     bool markup;
 };
 
@@ -409,6 +410,9 @@ static enum status first_value(struct braces *b, const char *name, size_t n, str
             }
         return status_fail(ST_INVALID, "KeyError: '%.*s'", (int)(n < 100 ? n : 100), name);
     }
+    if (n == 0 ? b->by_number : b->next > 0)
+        return status_fail(ST_INVALID, "numbered and unnumbered fields are mixed");
+    b->by_number = n > 0;
     if (n == 0) i = b->next++;
     if (i < 0 || i >= a->n_positional)
         return status_fail(ST_INVALID,
@@ -473,7 +477,7 @@ static enum status put_field(struct braces *b, const char *s, size_t n, struct b
         CHECK(read_format_spec(s + spec + 1, n - spec - 1, &f));
         return put_formatted(b->run, &f, &v, to);
     }
-    CHECK(b->markup ? escape(b->run, &v, &text) : value_str(b->run, &v, &text));
+    CHECK(b->markup ? value_escape(b->run, &v, &text) : value_str(b->run, &v, &text));
     run_put(b->run, to, text.string->data, text.string->n_bytes);
 out:
     return st;
@@ -520,7 +524,7 @@ enum status format_braces(struct run *r, const struct string *format,
                           const struct arguments *arguments, struct value *ret)
 {
     struct bytes text = BYTES_INIT;
-    struct braces b = {r, arguments, 0, format->markup};
+    struct braces b = {.run = r, .arguments = arguments, .markup = format->markup};
     struct value plain;
     enum status st = run_steps(r, format->n_bytes >> 3);
     if (st == ST_OK) st = put_braces(&b, format, &text);

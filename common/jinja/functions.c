@@ -35,9 +35,9 @@ static enum status fill_dict(struct run *r, const struct arguments *all, struct 
         struct value from = all->positional[0];
         if (from.kind == V_DICT)
             CHECK(call_method(r, &all->positional[0], "items", NULL, 0, &from));
-        CHECK(iterate(r, &from, &pairs));
+        CHECK(value_items(r, &from, &pairs));
         for (size_t i = 0; i < pairs.n; i++) {
-            CHECK(iterate(r, &pairs.items[i], &pair));
+            CHECK(value_items(r, &pairs.items[i], &pair));
             if (pair.n != 2)
                 return status_fail(ST_INVALID,
                                    "dictionary update sequence element #%zu has length "
@@ -93,7 +93,8 @@ BUILTIN(cycler)
     if (all->n_positional == 0)
         return status_fail(ST_INVALID, "at least one item has to be provided");
     if (all->n_named > 0) return status_fail(ST_INVALID, "cycler() takes no keyword arguments");
-    return make_cycler(r, V_CYCLER, (struct list){all->positional, (size_t)all->n_positional}, ret);
+    return make_cycler(
+        r, V_CYCLER, (struct list){.items = all->positional, .n = (size_t)all->n_positional}, ret);
 }
 
 BUILTIN(joiner)

@@ -25,8 +25,8 @@ static enum status passes(struct loop *l, struct value item, bool *ret)
     enum status st;
     *ret = true;
     if (!l->node->c || l->tested) return ST_OK;
-    CHECK(assign(l->run, &scope, l->node->a, item));
-    CHECK(evaluate(l->run, &scope, l->node->c, &truth));
+    CHECK(scope_assign(l->run, &scope, l->node->a, item));
+    CHECK(jinja_evaluate(l->run, &scope, l->node->c, &truth));
     CHECK(value_truth(l->run, &truth, ret));
 out:
     return st;
@@ -81,7 +81,7 @@ enum status loop_length(struct run *r, struct loop *l, int64_t *ret)
             items[n++] = item;
         }
         l->length = (int64_t)n + l->index0 + 1 + (l->looked_ahead && given(&l->after));
-        l->items = (struct list){items, n};
+        l->items = (struct list){.items = items, .n = n};
         l->at = 0;
         l->tested = true;
     }
@@ -177,8 +177,8 @@ static enum status render_item(struct run *r, struct scope *outer, struct loop *
     if (!scope) return ST_NO_MEMORY;
     scope->outer = outer;
     CHECK(scope_set(r, scope, name, value_of(.kind = V_LOOP, .loop = l)));
-    CHECK(assign(r, scope, l->node->a, item));
-    CHECK(render_body(r, scope, &l->node->body));
+    CHECK(scope_assign(r, scope, l->node->a, item));
+    CHECK(jinja_render_body(r, scope, &l->node->body));
 out:
     return st;
 }
@@ -193,7 +193,7 @@ enum status loop_render(struct run *r, struct scope *scope, const struct node *n
     *l = (struct loop){
         .run = r, .scope = scope, .node = node, .index0 = -1, .length = -1, .depth0 = depth0};
     CHECK(run_deeper(r));
-    CHECK(iterate(r, iterable, &l->items));
+    CHECK(value_items(r, iterable, &l->items));
     CHECK(string_puts(&r->arena, "loop", &name));
     for (;;) {
         CHECK(advance(l, &item));
@@ -210,7 +210,7 @@ enum status loop_render(struct run *r, struct scope *scope, const struct node *n
         struct scope *otherwise = arena_alloc(&r->arena, sizeof *otherwise);
         if (!otherwise) return ST_NO_MEMORY;
         otherwise->outer = scope;
-        CHECK(render_body(r, otherwise, &node->items));
+        CHECK(jinja_render_body(r, otherwise, &node->items));
     }
     r->depth--;
 out:

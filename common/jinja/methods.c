@@ -14,7 +14,7 @@ METHOD(count)
 {
     struct list items;
     int64_t n = 0;
-    enum status st = iterate(r, &v[0], &items);
+    enum status st = value_items(r, &v[0], &items);
     (void)all;
     for (size_t i = 0; st == ST_OK && i < items.n; i++) {
         bool equal;
@@ -31,7 +31,7 @@ METHOD(index_of)
     enum status st;
     int64_t n, start = 0, end = INT64_MAX;
     (void)all;
-    CHECK(iterate(r, &v[0], &items));
+    CHECK(value_items(r, &v[0], &items));
     n = (int64_t)items.n;
     CHECK(need_int(&v[2], "start", &start));
     CHECK(need_int(&v[3], "stop", &end));

@@ -376,7 +376,7 @@ static enum status has_affix(struct run *r, const struct value *v, bool at_end, 
     enum status st;
     CHECK(window(v, &v[2], &start, &end, &valid));
     struct string inside = {self(v)->data + start, end - start, 0, false};
-    struct list one = {&v[1], 1}, affixes = v[1].kind == V_TUPLE ? *v[1].list : one;
+    struct list one = {.items = &v[1], .n = 1}, affixes = v[1].kind == V_TUPLE ? *v[1].list : one;
     CHECK(run_steps(r, affixes.n));
     for (size_t i = 0; i < affixes.n; i++) {
         const struct value *affix = &affixes.items[i];
@@ -447,15 +447,11 @@ static enum status split_at_spaces(struct parts *p, int64_t most)
     int n;
     while (st == ST_OK && at < s->n_bytes) {
         size_t end = at;
-        if (most-- == 0)
+        if (most-- == 0) // the last part: all that is left
             end = s->n_bytes;
-        else
-            for (; end < s->n_bytes; end += (size_t)n)
-                if (text_is_space(text_char(s->data + end, s->n_bytes - end, &n))) break;
-        // the last part, where no more are wanted, keeps what is within but not what is behind it
-        size_t trimmed =
-            end == s->n_bytes ? at + text_without_trailing_spaces(s->data + at, end - at) : end;
-        st = add_part(p, at, trimmed);
+        while (end < s->n_bytes && !text_is_space(text_char(s->data + end, s->n_bytes - end, &n)))
+            end += (size_t)n;
+        st = add_part(p, at, end);
         at = end + text_leading_spaces(s->data + end, s->n_bytes - end);
     }
     return st;
@@ -496,7 +492,7 @@ static enum status split_spaces_from_end(struct parts *p, int64_t most)
     while (st == ST_OK && end > first) {
         size_t start = end;
         if (most-- == 0) {
-            start = first;
+            start = 0;
         } else {
             while (start > first) {
                 size_t before = start - 1;
@@ -529,7 +525,7 @@ static enum status split_into(struct run *r, const struct value *v, bool from_en
         if (by->n_bytes == 0) return status_fail(ST_INVALID, "empty separator");
         st = (from_end ? split_from_end : split_at)(&p, by, most);
     }
-    if (st == ST_OK) st = list_of(r, (struct list){p.items, p.n}, ret);
+    if (st == ST_OK) st = list_of(r, (struct list){.items = p.items, .n = p.n}, ret);
 out:
     return st;
 }
@@ -566,7 +562,7 @@ METHOD(splitlines)
         start = at;
     }
     CHECK(run_steps(r, s->n_bytes >> 4));
-    st = list_of(r, (struct list){p.items, p.n}, ret);
+    st = list_of(r, (struct list){.items = p.items, .n = p.n}, ret);
 out:
     return st;
 }
@@ -607,7 +603,7 @@ METHOD(join)
 {
     struct bytes text = BYTES_INIT;
     struct list items;
-    enum status st = iterate(r, &v[1], &items);
+    enum status st = value_items(r, &v[1], &items);
     (void)all;
     for (size_t i = 0; st == ST_OK && i < items.n; i++) {
         struct value item = items.items[i];
@@ -616,7 +612,7 @@ METHOD(join)
                              value_type(&item));
             break;
         }
-        if (self(v)->markup) st = escape(r, &item, &item);
+        if (self(v)->markup) st = value_escape(r, &item, &item);
         if (i > 0) run_put(r, &text, self(v)->data, self(v)->n_bytes);
         run_put(r, &text, item.string->data, item.string->n_bytes);
     }
@@ -654,7 +650,7 @@ METHOD(replace)
     CHECK(need_string(&v[2], "new", &with));
     CHECK(need_int(&v[3], "count", &most));
     if (s->markup) {
-        CHECK(escape(r, &v[2], &safe));
+        CHECK(value_escape(r, &v[2], &safe));
         with = safe.string;
     }
     CHECK(run_steps(r, s->n_bytes >> 4));
@@ -708,7 +704,7 @@ static enum status wanting(const struct value *v, int64_t *ret)
 
 METHOD(ljust)
 {
-    int64_t n;
+    int64_t n = 0;
     (void)all;
     enum status st = wanting(v, &n);
     return st == ST_OK ? pad(r, v, 0, n, ret) : st;
@@ -716,7 +712,7 @@ METHOD(ljust)
 
 METHOD(rjust)
 {
-    int64_t n;
+    int64_t n = 0;
     (void)all;
     enum status st = wanting(v, &n);
     return st == ST_OK ? pad(r, v, n, 0, ret) : st;
@@ -724,7 +720,7 @@ METHOD(rjust)
 
 METHOD(center)
 {
-    int64_t n;
+    int64_t n = 0;
     (void)all;
     enum status st = wanting(v, &n);
     if (st != ST_OK) return st;
@@ -736,7 +732,7 @@ METHOD(zfill)
 {
     const struct string *s = self(v);
     struct bytes text = BYTES_INIT;
-    int64_t n;
+    int64_t n = 0;
     (void)all;
     enum status st = wanting(v, &n);
     if (st == ST_OK) st = run_steps(r, (size_t)n >> 4);

@@ -2,6 +2,7 @@
  * precedence is not quite Python's: "~" binds between "+" and "*", "**" to the left, a minus before
  * filters. Depth is bounded. */
 #include "common/jinja/parser.h"
+#include "common/jinja/run.h"
 
 static enum status parse_or(struct parser *p, struct node **ret);
 static enum status parse_unary(struct parser *p, bool with_filters, struct node **ret);
@@ -76,15 +77,15 @@ static enum status parse_call_arguments(struct parser *p, struct call_node **ret
     enum status st;
     struct call_node *call = arena_alloc(p->arena, sizeof *call);
     if (!call) return ST_NO_MEMORY;
-    CHECK(expect(p, T_LPAREN, NULL));
+    CHECK(parse_expect(p, T_LPAREN, NULL));
     for (bool more = false; p->token->type != T_RPAREN; more = true) {
         if (more) {
-            CHECK(expect(p, T_COMMA, NULL));
+            CHECK(parse_expect(p, T_COMMA, NULL));
             if (p->token->type == T_RPAREN) break;
         }
         CHECK(parse_argument(p, call));
     }
-    CHECK(expect(p, T_RPAREN, NULL));
+    CHECK(parse_expect(p, T_RPAREN, NULL));
     *ret = call;
 out:
     return st;
@@ -102,8 +103,8 @@ static enum status parse_call(struct parser *p, struct node *function, struct no
 // "name" or "name.name", of a filter or a test.
 static enum status parse_dotted(struct parser *p, struct value *ret)
 {
-    struct token token;
-    enum status st = expect(p, T_NAME, &token);
+    struct token token = {.type = T_END};
+    enum status st = parse_expect(p, T_NAME, &token);
     *ret = token.value;
     if (st == ST_OK && p->token->type == T_DOT)
         return parse_fail(p, "no filter or test has a dot in its name");
@@ -119,6 +120,7 @@ enum status parse_filters(struct parser *p, struct node *input, bool first, stru
         if (!node) return ST_NO_MEMORY;
         node->a = input;
         CHECK(parse_dotted(p, &node->value));
+        if (!filter_find(node->value.string)) p->unknown = node;
         if (p->token->type == T_LPAREN) CHECK(parse_call_arguments(p, &node->call));
         input = node;
         first = false;
@@ -157,6 +159,7 @@ static enum status parse_test(struct parser *p, struct node *tested, struct node
     bool negated = skip_name(p, "not");
     node->a = tested;
     CHECK(parse_dotted(p, &node->value));
+    if (!test_find(node->value.string)) p->unknown = node;
     if (p->token->type == T_LPAREN) {
         CHECK(parse_call_arguments(p, &node->call));
     } else if (begins_argument(p)) {
@@ -204,7 +207,7 @@ static enum status parse_brackets(struct parser *p, struct node *of, struct node
     if (p->token->type == T_COMMA)
         return parse_fail(p, "several indices in one pair of brackets are not supported");
     node->b = part[0];
-    CHECK(expect(p, T_RBRACKET, NULL));
+    CHECK(parse_expect(p, T_RBRACKET, NULL));
     *ret = node;
 out:
     return st;
@@ -302,9 +305,9 @@ static enum status parse_name(struct parser *p, bool namespaces, struct node **r
     *ret = node;
     if (node->kind == N_NAME) note_use(p, &node->value);
     if (node->kind == N_NAME && namespaces && p->token->type == T_DOT) {
-        struct token attribute;
+        struct token attribute = {.type = T_END};
         p->token++;
-        enum status st = expect(p, T_NAME, &attribute);
+        enum status st = parse_expect(p, T_NAME, &attribute);
         if (st == ST_OK) st = pair(p, N_NAMESPACE_NAME, 0, node, NULL, ret);
         if (st == ST_OK) (*ret)->value = attribute.value;
         return st;
@@ -340,7 +343,7 @@ static enum status parse_list(struct parser *p, struct node **ret)
     if (!node) return ST_NO_MEMORY;
     p->token++;
     while (p->token->type != T_RBRACKET) {
-        if (node->items.n > 0) CHECK(expect(p, T_COMMA, NULL));
+        if (node->items.n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
         if (p->token->type == T_RBRACKET) break;
         CHECK(parse_expression(p, &item));
         CHECK(node_add(p, &node->items, item));
@@ -358,10 +361,10 @@ static enum status parse_dict(struct parser *p, struct node **ret)
     if (!node) return ST_NO_MEMORY;
     p->token++;
     while (p->token->type != T_RBRACE) {
-        if (node->items.n > 0) CHECK(expect(p, T_COMMA, NULL));
+        if (node->items.n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
         if (p->token->type == T_RBRACE) break;
         CHECK(parse_expression(p, &key));
-        CHECK(expect(p, T_COLON, NULL));
+        CHECK(parse_expect(p, T_COLON, NULL));
         CHECK(parse_expression(p, &value));
         CHECK(node_add(p, &node->items, key));
         CHECK(node_add(p, &node->others, value));
@@ -391,7 +394,7 @@ static enum status parse_primary(struct parser *p, bool namespaces, struct node 
     case T_LPAREN:
         p->token++;
         CHECK(parse_tuple(p, TUPLE_IN_PARENTHESES, NULL, false, ret));
-        return expect(p, T_RPAREN, NULL);
+        return parse_expect(p, T_RPAREN, NULL);
     case T_LBRACKET:
         return parse_list(p, ret);
     case T_LBRACE:
@@ -410,7 +413,7 @@ static enum status parse_unary(struct parser *p, bool with_filters, struct node 
     enum status st;
     struct node *node, *operand;
     enum token_type sign = p->token->type;
-    CHECK(nest(p));
+    CHECK(parse_deeper(p));
     if (sign == T_SUB || sign == T_ADD) {
         node = node_new(p, sign == T_SUB ? N_NEGATIVE : N_POSITIVE);
         if (!node) return ST_NO_MEMORY;
@@ -535,7 +538,7 @@ static enum status parse_not(struct parser *p, struct node **ret)
     node = node_new(p, N_NOT);
     if (!node) return ST_NO_MEMORY;
     p->token++;
-    CHECK(nest(p));
+    CHECK(parse_deeper(p));
     CHECK(parse_not(p, &operand));
     p->depth--;
     node->a = operand;
@@ -576,15 +579,19 @@ enum status parse_expression(struct parser *p, struct node **ret)
 {
     enum status st;
     struct node *node, *test;
-    CHECK(nest(p));
+    const struct node *unknown = p->unknown;
+    bool conditional = false;
+    CHECK(parse_deeper(p));
     CHECK(parse_or(p, &node));
     while (skip_name(p, "if")) {
+        conditional = true;
         struct node *then = node;
         CHECK(parse_or(p, &test));
         CHECK(pair(p, N_CONDITION, 0, test, then, &node));
         if (skip_name(p, "else")) CHECK(parse_expression(p, &node->c));
     }
     p->depth--;
+    if (conditional) p->unknown = unknown; // what is never reached is never missed
     *ret = node;
 out:
     return st;
@@ -606,7 +613,7 @@ enum status parse_tuple(struct parser *p, enum tuple_mode mode, const char *end,
     bool tuple = false;
     struct node *node = node_new(p, N_TUPLE), *item;
     if (!node) return ST_NO_MEMORY;
-    CHECK(nest(p));
+    CHECK(parse_deeper(p));
     while (!ends_tuple(p, end)) {
         if (mode == TUPLE_OF_TARGETS)
             CHECK(parse_primary(p, namespaces, &item));

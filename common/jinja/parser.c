@@ -46,7 +46,7 @@ bool skip_token(struct parser *p, enum token_type type)
     return is;
 }
 
-enum status expect(struct parser *p, enum token_type type, struct token *ret)
+enum status parse_expect(struct parser *p, enum token_type type, struct token *ret)
 {
     char wanted[80];
     snprintf(wanted, sizeof wanted, "'%s'", token_words(type));
@@ -56,14 +56,14 @@ enum status expect(struct parser *p, enum token_type type, struct token *ret)
     return ST_OK;
 }
 
-enum status expect_name(struct parser *p, const char *name)
+enum status parse_expect_name(struct parser *p, const char *name)
 {
     char wanted[80];
     snprintf(wanted, sizeof wanted, "'%s'", name);
     return skip_name(p, name) ? ST_OK : parse_unexpected(p, wanted);
 }
 
-enum status nest(struct parser *p)
+enum status parse_deeper(struct parser *p)
 {
     if (++p->depth > MAX_NESTING)
         return parse_fail(p, "nested deeper than %d levels, which is the limit", MAX_NESTING);
@@ -122,7 +122,7 @@ static enum status add_output(struct parser *p, struct node_list *body)
     if (!data) {
         CHECK(parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL, false, &value));
         CHECK(node_add(p, &node->items, value));
-        CHECK(expect(p, T_PRINT_END, NULL));
+        CHECK(parse_expect(p, T_PRINT_END, NULL));
     }
     st = node_add(p, body, node);
 out:
@@ -135,7 +135,7 @@ static enum status parse_until(struct parser *p, const char *ends, struct node_l
     enum status st;
     const char *outer = p->ends;
     p->ends = ends;
-    CHECK(nest(p));
+    CHECK(parse_deeper(p));
     while (p->token->type != T_END) {
         struct node *node = NULL;
         if (p->token->type != T_BLOCK_BEGIN) {
@@ -146,7 +146,7 @@ static enum status parse_until(struct parser *p, const char *ends, struct node_l
         if (is_end(p, ends)) break;
         CHECK(parse_statement(p, &node));
         CHECK(node_add(p, ret, node));
-        CHECK(expect(p, T_BLOCK_END, NULL));
+        CHECK(parse_expect(p, T_BLOCK_END, NULL));
     }
     if (ends && p->token->type == T_END)
         return parse_fail(p, "Unexpected end of template; one of these tags is missing: %s", ends);
@@ -161,7 +161,7 @@ static enum status parse_body(struct parser *p, const char *ends, struct node_li
 {
     enum status st;
     skip_token(p, T_COLON);
-    CHECK(expect(p, T_BLOCK_END, NULL));
+    CHECK(parse_expect(p, T_BLOCK_END, NULL));
     CHECK(parse_until(p, ends, ret));
 out:
     return st;
@@ -215,9 +215,9 @@ static enum status parse_with(struct parser *p, struct node *node)
     enum status st = ST_OK;
     struct node *target, *value;
     while (p->token->type != T_BLOCK_END) {
-        if (node->items.n > 0) CHECK(expect(p, T_COMMA, NULL));
+        if (node->items.n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
         CHECK(parse_target(p, NULL, false, &target));
-        CHECK(expect(p, T_ASSIGN, NULL));
+        CHECK(parse_expect(p, T_ASSIGN, NULL));
         CHECK(parse_expression(p, &value));
         CHECK(node_add(p, &node->items, target));
         CHECK(node_add(p, &node->others, value));
@@ -232,6 +232,7 @@ out:
 static enum status parse_if(struct parser *p, struct node *node)
 {
     enum status st;
+    const struct node *unknown = p->unknown;
     for (bool more = true, other = false; more;) {
         struct node *branch = node_new(p, N_BRANCH);
         if (!branch) return ST_NO_MEMORY;
@@ -242,6 +243,7 @@ static enum status parse_if(struct parser *p, struct node *node)
         other = token_is(p, "else");
         p->token++;
     }
+    p->unknown = unknown; // what is never reached is never missed
 out:
     return st;
 }
@@ -273,7 +275,7 @@ static enum status parse_for(struct parser *p, struct node *node)
     enum status st;
     CHECK(parse_target(p, "in", false, &node->a));
     CHECK(check_loop_target(p, node->a));
-    CHECK(expect_name(p, "in"));
+    CHECK(parse_expect_name(p, "in"));
     CHECK(parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, "recursive", false, &node->b));
     p->loops_over_content |= is_content(node->b);
     if (skip_name(p, "if")) CHECK(parse_expression(p, &node->c));
@@ -303,9 +305,9 @@ static enum status parse_loop_control(struct parser *p, struct node *node)
 static enum status add_parameter(struct parser *p, struct macro_node *macro)
 {
     enum status st;
-    struct token name;
+    struct token name = {.type = T_END};
     struct node *otherwise = NULL;
-    CHECK(expect(p, T_NAME, &name));
+    CHECK(parse_expect(p, T_NAME, &name));
     if (skip_token(p, T_ASSIGN))
         CHECK(parse_expression(p, &otherwise));
     else if (macro->n > 0 && macro->parameters[macro->n - 1].otherwise)
@@ -329,9 +331,9 @@ out:
 static enum status parse_parameters(struct parser *p, struct macro_node *macro)
 {
     enum status st;
-    CHECK(expect(p, T_LPAREN, NULL));
+    CHECK(parse_expect(p, T_LPAREN, NULL));
     while (p->token->type != T_RPAREN) {
-        if (macro->n > 0) CHECK(expect(p, T_COMMA, NULL));
+        if (macro->n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
         CHECK(add_parameter(p, macro));
     }
     p->token++;
@@ -363,8 +365,8 @@ static enum status parse_function_body(struct parser *p, const char *end, struct
 static enum status parse_macro(struct parser *p, struct node *node)
 {
     enum status st;
-    struct token name;
-    CHECK(expect(p, T_NAME, &name));
+    struct token name = {.type = T_END};
+    CHECK(parse_expect(p, T_NAME, &name));
     node->value = name.value;
     node->macro = arena_alloc(p->arena, sizeof *node->macro);
     if (!node->macro) return ST_NO_MEMORY;
@@ -400,7 +402,7 @@ static enum status parse_print(struct parser *p, struct node *node)
     enum status st = ST_OK;
     struct node *value;
     while (p->token->type != T_BLOCK_END) {
-        if (node->items.n > 0) CHECK(expect(p, T_COMMA, NULL));
+        if (node->items.n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
         CHECK(parse_expression(p, &value));
         CHECK(node_add(p, &node->items, value));
     }
@@ -420,8 +422,8 @@ static enum status parse_generation(struct parser *p, struct node *node)
 static enum status parse_block(struct parser *p, struct node *node)
 {
     enum status st;
-    struct token name;
-    CHECK(expect(p, T_NAME, &name));
+    struct token name = {.type = T_END};
+    CHECK(parse_expect(p, T_NAME, &name));
     node->op = skip_name(p, "scoped");
     skip_name(p, "required");
     int n_loops = p->n_loops;
@@ -492,6 +494,12 @@ enum status parser_run(struct arena *a, struct token_stream tokens, struct node_
 {
     struct parser p = {.arena = a, .token = tokens.tokens};
     enum status st = parse_until(&p, NULL, ret_body);
+    if (st == ST_OK && p.unknown) {
+        const struct string *name = p.unknown->value.string;
+        return place_error(p.unknown->line, p.unknown->column, "No %s named '%.*s'.",
+                           p.unknown->kind == N_FILTER ? "filter" : "test",
+                           (int)(name->n_bytes < 100 ? name->n_bytes : 100), name->data);
+    }
     *ret_loops_over_content = p.loops_over_content;
     return st;
 }

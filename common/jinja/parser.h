@@ -14,6 +14,7 @@ struct parser {
     struct macro_node *function[64]; // around, the innermost last
     int n_functions;
     const char *ends; // tags that may end the block being read, as errors name them; NULL: none
+    const struct node *unknown; // a filter or test that is not there, outside of any condition
     bool loops_over_content;
 };
 
@@ -28,9 +29,10 @@ enum status parse_unexpected(const struct parser *p, const char *wanted);
 bool token_is(const struct parser *p, const char *name); // the current one is this name
 bool skip_name(struct parser *p, const char *name);      // and beyond it if so
 bool skip_token(struct parser *p, enum token_type type);
-enum status expect(struct parser *p, enum token_type type, struct token *ret); // ret may be NULL
-enum status expect_name(struct parser *p, const char *name);
-enum status nest(struct parser *p); // one deeper; the caller takes it back: p->depth--
+enum status parse_expect(struct parser *p, enum token_type type,
+                         struct token *ret); // ret may be NULL
+enum status parse_expect_name(struct parser *p, const char *name);
+enum status parse_deeper(struct parser *p); // one deeper; the caller takes it back: p->depth--
 
 // NULL where there is no memory for it; at the current token.
 struct node *node_new(struct parser *p, enum node_kind kind);

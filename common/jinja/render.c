@@ -34,19 +34,19 @@ static enum status print(struct run *r, struct scope *scope, const struct node *
     enum status st = ST_OK;
     for (int i = 0; st == ST_OK && i < node->items.n; i++) {
         struct value v;
-        st = evaluate(r, scope, node->items.nodes[i], &v);
+        st = jinja_evaluate(r, scope, node->items.nodes[i], &v);
         if (st == ST_OK) st = put_str(r, &v, r->out);
         if (st == ST_OK) st = check_output(r);
     }
     return st;
 }
 
-enum status render_captured(struct run *r, struct scope *scope, const struct node_list *body,
-                            struct value *ret)
+enum status jinja_render_captured(struct run *r, struct scope *scope, const struct node_list *body,
+                                  struct value *ret)
 {
     struct bytes text = BYTES_INIT, *out = r->out;
     r->out = &text;
-    enum status st = render_body(r, scope, body);
+    enum status st = jinja_render_body(r, scope, body);
     r->out = out;
     return run_take(r, st, &text, ret);
 }
@@ -69,24 +69,24 @@ static enum status unpack(struct run *r, struct scope *scope, const struct node 
     size_t want = (size_t)target->items.n;
     if (!value_is_iterable(&value))
         return status_fail(ST_INVALID, "cannot unpack non-iterable %s object", value_type(&value));
-    enum status st = iterate(r, &value, &items);
+    enum status st = value_items(r, &value, &items);
     if (st == ST_OK && items.n < want)
         st = status_fail(ST_INVALID, "not enough values to unpack (expected %zu, got %zu)", want,
                          items.n);
     if (st == ST_OK && items.n > want)
         st = status_fail(ST_INVALID, "too many values to unpack (expected %zu)", want);
     for (size_t i = 0; st == ST_OK && i < want; i++)
-        st = assign(r, scope, target->items.nodes[i], items.items[i]);
+        st = scope_assign(r, scope, target->items.nodes[i], items.items[i]);
     return st;
 }
 
-enum status assign(struct run *r, struct scope *scope, const struct node *target,
-                   struct value value)
+enum status scope_assign(struct run *r, struct scope *scope, const struct node *target,
+                         struct value value)
 {
     if (target->kind == N_TUPLE) return unpack(r, scope, target, value);
     if (target->kind == N_NAME) return scope_set(r, scope, target->value.string, value);
     struct value space;
-    enum status st = evaluate(r, scope, target->a, &space);
+    enum status st = jinja_evaluate(r, scope, target->a, &space);
     if (st != ST_OK) return st;
     if (space.kind != V_NAMESPACE)
         return status_fail(ST_INVALID, "cannot assign attribute on non-namespace object");
@@ -99,8 +99,8 @@ enum status assign(struct run *r, struct scope *scope, const struct node *target
 static enum status set(struct run *r, struct scope *scope, const struct node *node)
 {
     struct value value;
-    enum status st = evaluate(r, scope, node->b, &value);
-    return st == ST_OK ? assign(r, scope, node->a, value) : st;
+    enum status st = jinja_evaluate(r, scope, node->b, &value);
+    return st == ST_OK ? scope_assign(r, scope, node->a, value) : st;
 }
 
 // The text of a body, through filters where there are any.
@@ -111,10 +111,10 @@ static enum status filtered(struct run *r, struct scope *outer, const struct nod
     struct value block = r->block;
     enum status st;
     CHECK(scope_new(r, outer, &scope));
-    CHECK(render_captured(r, scope, body, ret));
+    CHECK(jinja_render_captured(r, scope, body, ret));
     if (filters && r->flow == FLOW_ON) {
         r->block = *ret;
-        st = evaluate(r, scope, filters, ret);
+        st = jinja_evaluate(r, scope, filters, ret);
         r->block = block;
     }
 out:
@@ -125,7 +125,7 @@ static enum status set_block(struct run *r, struct scope *scope, const struct no
 {
     struct value text;
     enum status st = filtered(r, scope, &node->body, node->b, &text);
-    return st == ST_OK && r->flow == FLOW_ON ? assign(r, scope, node->a, text) : st;
+    return st == ST_OK && r->flow == FLOW_ON ? scope_assign(r, scope, node->a, text) : st;
 }
 
 static enum status filter_block(struct run *r, struct scope *scope, const struct node *node)
@@ -143,10 +143,10 @@ static enum status with(struct run *r, struct scope *outer, const struct node *n
     CHECK(scope_new(r, outer, &scope));
     for (int i = 0; i < node->items.n; i++) {
         struct value value;
-        CHECK(evaluate(r, outer, node->others.nodes[i], &value));
-        CHECK(assign(r, scope, node->items.nodes[i], value));
+        CHECK(jinja_evaluate(r, outer, node->others.nodes[i], &value));
+        CHECK(scope_assign(r, scope, node->items.nodes[i], value));
     }
-    st = render_body(r, scope, &node->body);
+    st = jinja_render_body(r, scope, &node->body);
 out:
     return st;
 }
@@ -175,7 +175,7 @@ static enum status call_block(struct run *r, struct scope *scope, const struct n
     struct value caller, text;
     enum status st;
     CHECK(make_macro(r, scope, node, &caller));
-    CHECK(evaluate_call(r, scope, node->a, &caller, &text));
+    CHECK(jinja_evaluate_call(r, scope, node->a, &caller, &text));
     CHECK(put_str(r, &text, r->out));
     st = check_output(r);
 out:
@@ -192,10 +192,10 @@ static enum status render_if(struct run *r, struct scope *scope, const struct no
         bool taken = true;
         if (branch->a) {
             struct value test;
-            CHECK(evaluate(r, scope, branch->a, &test));
+            CHECK(jinja_evaluate(r, scope, branch->a, &test));
             CHECK(value_truth(r, &test, &taken));
         }
-        if (taken) return render_body(r, scope, &branch->body);
+        if (taken) return jinja_render_body(r, scope, &branch->body);
     }
 out:
     return st;
@@ -205,7 +205,7 @@ out:
 static enum status render_for(struct run *r, struct scope *scope, const struct node *node)
 {
     struct value iterable;
-    enum status st = evaluate(r, scope, node->b, &iterable);
+    enum status st = jinja_evaluate(r, scope, node->b, &iterable);
     return st == ST_OK ? loop_render(r, scope, node, &iterable, 0) : st;
 }
 
@@ -213,7 +213,7 @@ static enum status render_scope(struct run *r, struct scope *outer, const struct
 {
     struct scope *scope;
     enum status st = scope_new(r, outer, &scope);
-    return st == ST_OK ? render_body(r, scope, &node->body) : st;
+    return st == ST_OK ? jinja_render_body(r, scope, &node->body) : st;
 }
 
 static enum status render_statement(struct run *r, struct scope *scope, const struct node *node)
@@ -256,7 +256,7 @@ static enum status render_statement(struct run *r, struct scope *scope, const st
     }
 }
 
-enum status render_body(struct run *r, struct scope *scope, const struct node_list *body)
+enum status jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body)
 {
     enum status st;
     CHECK(run_deeper(r));
@@ -324,7 +324,7 @@ enum status jinja_render(const struct jinja *t, const json_t *variables, const s
     };
     CHECK(value_from_json(&r.arena, variables, &given_variables));
     r.variables = given_variables.dict;
-    CHECK(render_body(&r, &r.top, &t->body));
+    CHECK(jinja_render_body(&r, &r.top, &t->body));
     CHECK(bytes_status(&text));
     bytes_append(ret, bytes_text(&text), text.len);
     st = bytes_status(ret);

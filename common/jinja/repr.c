@@ -86,7 +86,7 @@ enum status markup_of(struct run *r, const struct string *s, struct value *ret)
     return ST_OK;
 }
 
-enum status escape(struct run *r, const struct value *v, struct value *ret)
+enum status value_escape(struct run *r, const struct value *v, struct value *ret)
 {
     struct bytes text = BYTES_INIT;
     struct value plain;
@@ -134,7 +134,7 @@ out:
 static enum status put_view(struct run *r, const struct value *v, struct bytes *to)
 {
     struct list items;
-    enum status st = iterate(r, v, &items);
+    enum status st = value_items(r, v, &items);
     run_puts(r, to, value_type(v));
     return st == ST_OK ? put_items(r, items, "([", "])", to) : st;
 }

@@ -50,20 +50,20 @@ enum status run_take(struct run *r, enum status st, struct bytes *built, struct 
 
 // ---- render.c, evaluate.c -----------------------------------------------------------------------
 
-enum status evaluate(struct run *r, struct scope *scope, const struct node *node,
-                     struct value *ret);
+enum status jinja_evaluate(struct run *r, struct scope *scope, const struct node *node,
+                           struct value *ret);
 // `caller`: of a call block; NULL: none.
-enum status evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                          const struct value *caller, struct value *ret);
-enum status render_body(struct run *r, struct scope *scope, const struct node_list *body);
+enum status jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                const struct value *caller, struct value *ret);
+enum status jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
 // The text of a body, kept from the output.
-enum status render_captured(struct run *r, struct scope *scope, const struct node_list *body,
-                            struct value *ret);
+enum status jinja_render_captured(struct run *r, struct scope *scope, const struct node_list *body,
+                                  struct value *ret);
 enum status scope_set(struct run *r, struct scope *scope, const struct string *name,
                       struct value value);
 struct value scope_get(struct run *r, const struct scope *scope, const struct string *name);
-enum status assign(struct run *r, struct scope *scope, const struct node *target,
-                   struct value value);
+enum status scope_assign(struct run *r, struct scope *scope, const struct node *target,
+                         struct value value);
 
 // ---- call.c -------------------------------------------------------------------------------------
 
@@ -173,10 +173,10 @@ enum status dict_set(struct run *r, struct dict *d, const struct value *key, str
 enum status sort_by_keys(struct run *r, struct value *items, struct value *keys, size_t n,
                          bool reverse);
 
-// ---- iterate.c ----------------------------------------------------------------------------------
+// ---- items.c ----------------------------------------------------------------------------------
 
 // What Python's list() gives; the items may be the value's own.
-enum status iterate(struct run *r, const struct value *v, struct list *ret);
+enum status value_items(struct run *r, const struct value *v, struct list *ret);
 enum status value_length(struct run *r, const struct value *v, int64_t *ret); // len()
 bool value_has_length(const struct value *v);
 bool value_is_iterable(const struct value *v);
@@ -188,7 +188,7 @@ struct value range_at(const struct range *range, size_t i);
 
 enum status arithmetic(struct run *r, int op, const struct value *a, const struct value *b,
                        struct value *ret);
-enum status negate(struct run *r, const struct value *v, bool minus, struct value *ret);
+enum status arithmetic_sign(struct run *r, const struct value *v, bool minus, struct value *ret);
 enum status format_percent(struct run *r, const struct string *format, const struct value *values,
                            struct value *ret);
 enum status format_braces(struct run *r, const struct string *format,
@@ -204,9 +204,9 @@ enum status put_str(struct run *r, const struct value *v, struct bytes *to);    
 enum status put_repr(struct run *r, const struct value *v, struct bytes *to);   // repr(v)
 enum status value_str(struct run *r, const struct value *v, struct value *ret); // a V_STRING
 void put_float(double x, struct bytes *to);
-void put_escaped(const struct run *r, const struct string *s, struct bytes *to); // HTML
-enum status escape(struct run *r, const struct value *v, struct value *ret);     // markup
-enum status markup_of(struct run *r, const struct string *s, struct value *ret); // as it is
+void put_escaped(const struct run *r, const struct string *s, struct bytes *to);   // HTML
+enum status value_escape(struct run *r, const struct value *v, struct value *ret); // markup
+enum status markup_of(struct run *r, const struct string *s, struct value *ret);   // as it is
 
 struct json_style {
     bool ensure_ascii, sort_keys, lines; // lines: one an item, indented

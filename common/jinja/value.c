@@ -40,7 +40,7 @@ enum status list_make(struct arena *a, enum value_kind kind, size_t n, struct va
     struct list *list = arena_alloc(a, sizeof *list);
     struct value *items = list ? arena_array(a, n, sizeof *items) : NULL;
     if (!items) return ST_NO_MEMORY;
-    *list = (struct list){items, n};
+    *list = (struct list){.items = items, .n = n};
     *ret_items = items;
     *ret = value_of(.kind = kind, .list = list);
     return ST_OK;

@@ -62,6 +62,7 @@ struct value {
 struct list {
     const struct value *items;
     size_t n;
+    bool group; // of groupby: its two items are also called grouper and list
 };
 
 struct dict_entry {

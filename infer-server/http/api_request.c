@@ -3,6 +3,7 @@
  * as OpenAI's servers do; fields that are known, would change the result and cannot be honoured are
  * refused. Loop's thread; the fuzz entry calls it from its own. */
 #include "infer-server/http/api.h"
+#include "infer-server/http/api_chat.h"
 #include "common/base/json.h"
 
 #include <limits.h>
@@ -144,11 +145,7 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
-    st = chat_template_render(model->chat, messages, generation_prompt, &text);
-    if (st != ST_OK) {
-        st = status_context(st, "request: \"messages\"");
-        goto out;
-    }
+    CHECK(api_chat_render(object, model, generation_prompt, &text));
     CHECK(bytes_status(&text));
     // the template has written the special tokens itself
     CHECK(encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
@@ -213,6 +210,8 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (ids + messages + prompt != 1)
         return status_fail(ST_INVALID, "request: \"groups\": give each group exactly one of "
                                        "prompt_token_ids, messages and prompt");
+    enum status st = messages ? ST_OK : api_chat_refuse_fields(object);
+    if (st != ST_OK) return st;
     if (ids)
         return read_ids(json_object_get(object, "prompt_token_ids"), "prompt_token_ids", model,
                         ret);
@@ -221,7 +220,7 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (!json_is_string(value))
         return status_fail(ST_INVALID, "request: \"prompt\" of a group must be a string (token ids "
                                        "go into prompt_token_ids)");
-    enum status st = add_special_of(object, &add_special);
+    st = add_special_of(object, &add_special);
     if (st != ST_OK) return st;
     return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
                        model, ret);
@@ -278,21 +277,12 @@ static enum status refuse_unsupported(const json_t *object)
     } numbers[] = {{"frequency_penalty", 0},  {"presence_penalty", 0},
                    {"repetition_penalty", 1}, {"length_penalty", 1},
                    {"prompt_logprobs", 0},    {"truncate_prompt_tokens", -1}};
-    static const char *const things[] = {"logit_bias",
-                                         "tools",
-                                         "functions",
-                                         "guided_decoding_regex",
-                                         "guided_json",
-                                         "guided_regex",
-                                         "guided_choice",
-                                         "guided_grammar",
-                                         "structured_outputs",
-                                         "structured_outputs_regex",
-                                         "bad_words",
-                                         "allowed_token_ids",
-                                         "suffix",
-                                         "images",
-                                         "lora_request"};
+    static const char *const things[] = {
+        "logit_bias",     "functions",          "guided_decoding_regex",
+        "guided_json",    "guided_regex",       "guided_choice",
+        "guided_grammar", "structured_outputs", "structured_outputs_regex",
+        "bad_words",      "allowed_token_ids",  "suffix",
+        "images",         "lora_request"};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         double x = numbers[i].neutral;
         enum status st = json_get_double(where, object, numbers[i].key, -INFINITY, INFINITY, &x);
@@ -642,6 +632,7 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
         goto out;
     }
     CHECK(check_model_name(object, model));
+    if (kind != API_CHAT) CHECK(api_chat_refuse_fields(object));
     switch (kind) {
     case API_COMPLETIONS:
         CHECK(parse_completions(r, object, model));

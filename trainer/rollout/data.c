@@ -19,6 +19,7 @@ static void example_release(struct example *e)
 {
     json_decref(e->row);
     free(e->number);
+    json_decref(e->prompt_text);
     token_list_release(&e->prompt_ids);
     token_list_release(&e->completion_ids);
 }
@@ -29,6 +30,7 @@ void dataset_free(struct dataset *d)
     for (int i = 0; i < d->n; i++) example_release(&d->examples[i]);
     free(d->examples);
     free(d->path);
+    free(d->chat_source);
     free(d);
 }
 
@@ -41,10 +43,12 @@ static enum status check_messages(const char *where, const char *key, const json
     if (json_array_size(messages) == 0)
         return status_fail(ST_FORMAT, "%s: field \"%s\" is an empty list", where, key);
     json_array_foreach (messages, i, message) {
-        if (!json_is_string(json_object_get(message, "role")) || !json_has(message, "content"))
+        bool calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
+        if (!json_is_string(json_object_get(message, "role")) ||
+            (!json_has(message, "content") && !calls))
             return status_fail(ST_FORMAT,
                                "%s: field \"%s\", entry %zu is not an object with \"role\" and "
-                               "\"content\"",
+                               "\"content\" or \"tool_calls\"",
                                where, key, i);
     }
     return ST_OK;
@@ -297,10 +301,30 @@ static enum status render(const struct dataset *d, const struct example *e,
     if (!format->chat)
         return status_fail(ST_UNSUPPORTED,
                            "%s, line %d: chat messages, but the model folder has no chat template; "
-                           "name one with --chat-template",
+                           "give one with --chat-template-file",
                            d->path, e->line);
-    return status_context(chat_template_render(format->chat, messages, generation_prompt, ret),
-                          "%s, line %d", d->path, e->line);
+    json_t *joined = NULL;
+    enum status st = chat_messages_join_parts(format->chat, messages, &joined);
+    struct chat_input input = {
+        .messages = joined,
+        .tools = json_object_get(e->row, "tools"),
+        .kwargs = json_object_get(e->row, "chat_template_kwargs"),
+        .add_generation_prompt = generation_prompt,
+    };
+    if (st == ST_OK) st = chat_template_render(format->chat, &input, ret);
+    json_decref(joined);
+    return status_context(st, "%s, line %d", d->path, e->line);
+}
+
+// Kept for the log of rollouts, where it is not what the row says.
+static enum status keep_text(struct example *e, const struct bytes *text)
+{
+    json_decref(e->prompt_text);
+    e->prompt_text = NULL;
+    if (e->prompt && text->len == e->prompt_len && memcmp(text->data, e->prompt, text->len) == 0)
+        return ST_OK;
+    e->prompt_text = json_stringn(bytes_text(text), text->len);
+    return e->prompt_text ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a prompt's text");
 }
 
 static enum status tokenize_prompt(const struct dataset *d, struct example *e,
@@ -330,6 +354,7 @@ static enum status tokenize_prompt(const struct dataset *d, struct example *e,
         CHECK(bytes_status(&text));
         CHECK(encode(d, e, format, bytes_text(&text), text.len, true, &e->prompt_ids));
     }
+    CHECK(keep_text(e, &text));
     if (e->prompt_ids.n == 0)
         st = status_fail(ST_FORMAT, "%s, line %d: the prompt has no tokens", d->path, e->line);
 out:

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +55,31 @@ out:
     return st;
 }
 
+static int is_visible(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
+}
+
+// The chat templates by name; a folder without any is fine.
+static enum status copy_chat_templates(const char *from, const char *to)
+{
+    static const char subfolder[] = "additional_chat_templates";
+    struct dirent **entries = NULL;
+    char *source = path_join(from, subfolder), *target = path_join(to, subfolder);
+    enum status st = source && target ? ST_OK : no_memory();
+    int n = st == ST_OK ? scandir(source, &entries, is_visible, alphasort) : 0;
+    if (n > 0) st = file_make_folders(target);
+    for (int i = 0; i < n; i++) {
+        if (st == ST_OK) st = copy_file(source, target, entries[i]->d_name);
+        free(entries[i]);
+    }
+    if (n > 0 && st == ST_OK) st = file_sync_folder(target);
+    free(entries);
+    free(source);
+    free(target);
+    return st;
+}
+
 // config.json with the dtype that was written, under whichever of its two names the source has.
 static enum status write_config(const char *folder, const struct model_config *config,
                                 enum dtype as)
@@ -89,6 +115,7 @@ static enum status fill_folder(const char *folder, struct device *dev,
     if (source_folder)
         for (size_t i = 0; i < sizeof copied_files / sizeof *copied_files; i++)
             CHECK(copy_file(source_folder, folder, copied_files[i]));
+    if (source_folder) CHECK(copy_chat_templates(source_folder, folder));
     CHECK(weights_save(weights, dev, folder, as));
     if (extra) CHECK(extra(context, folder));
     CHECK(file_sync_folder(folder));

@@ -1,4 +1,4 @@
-/* iterate.c: what can be gone over, and how long it is. One thread. */
+/* items.c: what can be gone over, and how long it is. One thread. */
 #include "common/jinja/run.h"
 #include "common/jinja/text.h"
 
@@ -94,11 +94,11 @@ out:
     return st;
 }
 
-enum status iterate(struct run *r, const struct value *v, struct list *ret)
+enum status value_items(struct run *r, const struct value *v, struct list *ret)
 {
     switch (v->kind) {
     case V_UNDEFINED:
-        *ret = (struct list){NULL, 0};
+        *ret = (struct list){.items = NULL, .n = 0};
         return ST_OK;
     case V_STRING:
         return characters(r, v->string, ret);
@@ -115,7 +115,7 @@ enum status iterate(struct run *r, const struct value *v, struct list *ret)
     case V_ITERATOR: {
         struct iterator *i = v->iterator;
         size_t n = i->items.n - i->at;
-        *ret = (struct list){n ? i->items.items + i->at : NULL, n};
+        *ret = (struct list){.items = n ? i->items.items + i->at : NULL, .n = n};
         i->at = i->items.n;
         return run_steps(r, n);
     }
