@@ -155,10 +155,14 @@ static enum status evaluate_condition(struct run *r, struct scope *scope, const 
     enum status st = evaluate_truth(r, scope, node->a, &truth);
     if (st != ST_OK) return st;
     if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c, ret);
-    return undefined_make(r,
-                          "the inline if-expression evaluated to false and no else section was "
-                          "defined.",
-                          NULL, MISSING, ret);
+    char hint[120];
+    struct value text;
+    snprintf(hint, sizeof hint,
+             "the inline if-expression on line %d evaluated to false and no else section was "
+             "defined.",
+             node->line);
+    st = string_make(&r->arena, hint, strlen(hint), &text);
+    return st == ST_OK ? undefined_make(r, text.string->data, NULL, MISSING, ret) : st;
 }
 
 static enum status evaluate_unary(struct run *r, struct scope *scope, const struct node *node,

@@ -96,6 +96,8 @@ static enum status parse_call(struct parser *p, struct node *function, struct no
     struct node *node = node_new(p, N_CALL);
     if (!node) return ST_NO_MEMORY;
     node->a = function;
+    node->line = function->line;
+    node->column = function->column;
     *ret = node;
     return parse_call_arguments(p, &node->call);
 }

@@ -170,7 +170,7 @@ static void put_upper(uint32_t c, struct bytes *ret)
 static void put_title(uint32_t c, struct bytes *ret)
 {
     utf8proc_int32_t folded[8], simple = utf8proc_totitle((utf8proc_int32_t)c);
-    bool plain = c < 0x80 || simple != (utf8proc_int32_t)c || is_upper(c) || is_title(c);
+    bool plain = c < 0x80 || is_title((uint32_t)simple) || is_upper(c);
     int n = plain ? 1 : fold(c, folded);
     if (n == 1) put_char(simple, ret);
     for (int i = 0; n > 1 && i < n; i++) put_char(i ? folded[i] : utf8proc_totitle(folded[0]), ret);
