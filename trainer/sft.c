@@ -132,6 +132,7 @@ static enum status open_data(struct sft *s)
     CHECK(prompts_load(c->data, c->tokenizer ? c->tokenizer : c->model, s->model->vocab_size,
                        &options, &s->data, &left_out));
     if (s->data->chat_source) log_info("chat template: %s", s->data->chat_source);
+    if (s->data->ignored) log_warn("%s", s->data->ignored);
     if (left_out)
         log_warn("%s: %d prompts are longer than --max-prompt-length and left out", c->data,
                  left_out);

@@ -31,6 +31,9 @@ void jinja_free(struct jinja *t);
 // list of parts.
 bool jinja_loops_over_content(const struct jinja *t);
 
+// The template has a name of that text somewhere: a variable that it does not mention, it ignores.
+bool jinja_mentions(const struct jinja *t, const char *name);
+
 // Appends the text. `variables` is an object; null is None. `now`: what strftime_now tells the time
 // by; NULL: the local clock. ST_INVALID: the template's own raise_exception, or what Jinja raises.
 enum status jinja_render(const struct jinja *t, const json_t *variables, const struct tm *now,

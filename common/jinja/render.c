@@ -12,6 +12,7 @@
 struct jinja {
     char *where;
     struct arena arena;
+    struct token_stream tokens;
     struct node_list body;
     bool loops_over_content;
 };
@@ -275,7 +276,6 @@ out:
 
 enum status jinja_parse(const char *where, const char *text, size_t len, struct jinja **ret)
 {
-    struct token_stream tokens = {NULL, 0};
     enum status st;
     struct jinja *t = calloc(1, sizeof *t);
     if (!t || !(t->where = strdup(where))) {
@@ -283,8 +283,8 @@ enum status jinja_parse(const char *where, const char *text, size_t len, struct 
         return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
     }
     t->arena.limit = PARSED_LIMIT;
-    st = lexer_run(&t->arena, text, len, &tokens);
-    if (st == ST_OK) st = parser_run(&t->arena, tokens, &t->body, &t->loops_over_content);
+    st = lexer_run(&t->arena, text, len, &t->tokens);
+    if (st == ST_OK) st = parser_run(&t->arena, t->tokens, &t->body, &t->loops_over_content);
     if (st == ST_OK) {
         *ret = t;
         return ST_OK;
@@ -305,6 +305,14 @@ void jinja_free(struct jinja *t)
 bool jinja_loops_over_content(const struct jinja *t)
 {
     return t->loops_over_content;
+}
+
+bool jinja_mentions(const struct jinja *t, const char *name)
+{
+    for (size_t i = 0; i < t->tokens.n; i++)
+        if (t->tokens.tokens[i].type == T_NAME && value_is(&t->tokens.tokens[i].value, name))
+            return true;
+    return false;
 }
 
 enum status jinja_render(const struct jinja *t, const json_t *variables, const struct tm *now,

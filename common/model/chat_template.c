@@ -336,6 +336,14 @@ static enum status make_variables(const struct chat_template *t, const struct ch
     return ST_OK;
 }
 
+static const struct jinja *program_for(const struct chat_template *t,
+                                       const struct chat_input *input)
+{
+    int with_tools = is_given(input->tools) ? find_named(t, "tool_use") : -1;
+    int which = t->chosen >= 0 ? t->chosen : with_tools;
+    return t->list[which >= 0 ? which : find_named(t, "default")].program;
+}
+
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *input,
                                  struct bytes *ret)
 {
@@ -343,13 +351,28 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     enum status st = check_input(input);
     if (st == ST_OK) st = make_variables(t, input, &variables);
     if (st != ST_OK) return st;
-    int with_tools = is_given(input->tools) ? find_named(t, "tool_use") : -1;
-    int which = t->chosen >= 0    ? t->chosen
-                : with_tools >= 0 ? with_tools
-                                  : find_named(t, "default");
-    st = jinja_render(t->list[which].program, variables, input->now, NULL, ret);
+    st = jinja_render(program_for(t, input), variables, input->now, NULL, ret);
     json_decref(variables);
     return st;
+}
+
+enum status chat_template_check_used(const struct chat_template *t, const struct chat_input *input)
+{
+    const struct jinja *program = program_for(t, input);
+    void *at = json_object_iter((json_t *)input->kwargs); // only read
+    if (is_given(input->tools) && !jinja_mentions(program, "tools"))
+        return status_fail(ST_UNSUPPORTED,
+                           "\"tools\" would be ignored: the chat template (%s) does not read them",
+                           t->source);
+    for (; at; at = json_object_iter_next((json_t *)input->kwargs, at)) {
+        const char *name = json_object_iter_key(at);
+        if (!jinja_mentions(program, name))
+            return status_fail(ST_UNSUPPORTED,
+                               "\"chat_template_kwargs\": \"%.80s\" would be ignored: the chat "
+                               "template (%s) does not read it",
+                               name, t->source);
+    }
+    return ST_OK;
 }
 
 // ---- parts --------------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ struct chat_input {
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *input,
                                  struct bytes *ret);
 
+// ST_UNSUPPORTED, naming the first of them: tools or kwargs were given that the template, which
+// would be taken, does not mention anywhere. Rendering ignores such, as transformers does.
+enum status chat_template_check_used(const struct chat_template *t, const struct chat_input *input);
+
 // Messages as OpenAI's clients send them, where content may be a list of {"type":"text","text"}:
 // joined into one text, unless the template goes over content itself. A new reference;
 // ST_UNSUPPORTED names a part that is no text.

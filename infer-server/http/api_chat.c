@@ -89,6 +89,7 @@ enum status api_chat_render(const json_t *object, const struct api_model *model,
     json_t *messages = NULL;
     const json_t *given = json_object_get(object, "messages");
     const json_t *tools = json_object_get(object, "tools");
+    const char *where = "request: \"messages\"";
     enum status st;
     CHECK(check_messages(given));
     CHECK(chat_messages_join_parts(model->chat, given, &messages));
@@ -99,10 +100,12 @@ enum status api_chat_render(const json_t *object, const struct api_model *model,
         .kwargs = json_object_get(object, "chat_template_kwargs"),
         .add_generation_prompt = generation_prompt,
     };
-    st = chat_template_render(model->chat, &input, ret);
+    CHECK(chat_template_render(model->chat, &input, ret)); // which checks the fields' types
+    where = "request";
+    st = chat_template_check_used(model->chat, &input);
 out:
     json_decref(messages);
-    return status_context(st, "request: \"messages\"");
+    return status_context(st, "%s", where);
 }
 
 enum status api_chat_refuse_fields(const json_t *object)

@@ -133,6 +133,9 @@ static void requests_refused(void **state)
          "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
          "\"arguments\":\"{x\"}}]}]}",
          ST_FORMAT, "messages[0].tool_calls[0].function.arguments"},
+        // what the template does not read
+        {API_CHAT, "{" USER "],\"chat_template_kwargs\":{\"thinking\":true}}", ST_UNSUPPORTED,
+         "request: \"chat_template_kwargs\": \"thinking\" would be ignored"},
         // where no template is asked, they would do nothing
         {API_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{}]}", ST_INVALID, "\"tools\""},
         {API_GENERATE, "{\"prompt\":\"a\",\"chat_template_kwargs\":{\"a\":1}}", ST_INVALID,
@@ -186,6 +189,7 @@ static void data(void **state)
     assert_string_equal(json_string_value(d->examples[0].prompt_text), want[0]);
     assert_null(d->examples[2].prompt_text);
     assert_contains(d->chat_source, "chat_template.jinja");
+    assert_null(d->ignored);
     dataset_free(d);
     d = NULL;
     assert_status(load(folder,
@@ -200,6 +204,14 @@ static void data(void **state)
         ST_INVALID);
     assert_message("tools is not a list");
     assert_null(d);
+    // what the template does not read is ignored, and said once
+    assert_ok(load(folder,
+                   "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n"
+                   "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                   "\"chat_template_kwargs\":{\"date\":1}}\n",
+                   &d));
+    assert_contains(d->ignored, "set.jsonl, line 2: \"chat_template_kwargs\": \"date\"");
+    dataset_free(d);
     tokenizer_free(tokenizer);
 }
 

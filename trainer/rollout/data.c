@@ -31,6 +31,7 @@ void dataset_free(struct dataset *d)
     free(d->examples);
     free(d->path);
     free(d->chat_source);
+    free(d->ignored);
     free(d);
 }
 
@@ -294,7 +295,17 @@ static bool ends_on_assistant(const json_t *messages)
     return role && strcmp(role, "assistant") == 0;
 }
 
-static enum status render(const struct dataset *d, const struct example *e,
+// The first of what the template ignores is kept for the mains to say.
+static void note_ignored(struct dataset *d, const struct example *e,
+                         const struct chat_template *chat, const struct chat_input *input)
+{
+    char sentence[600];
+    if (d->ignored || chat_template_check_used(chat, input) == ST_OK) return;
+    snprintf(sentence, sizeof sentence, "%s, line %d: %s", d->path, e->line, status_message());
+    d->ignored = strdup(sentence);
+}
+
+static enum status render(struct dataset *d, const struct example *e,
                           const struct prompt_format *format, const json_t *messages,
                           bool generation_prompt, struct bytes *ret)
 {
@@ -312,6 +323,7 @@ static enum status render(const struct dataset *d, const struct example *e,
         .add_generation_prompt = generation_prompt,
     };
     if (st == ST_OK) st = chat_template_render(format->chat, &input, ret);
+    if (st == ST_OK) note_ignored(d, e, format->chat, &input);
     json_decref(joined);
     return status_context(st, "%s, line %d", d->path, e->line);
 }
@@ -327,7 +339,7 @@ static enum status keep_text(struct example *e, const struct bytes *text)
     return e->prompt_text ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a prompt's text");
 }
 
-static enum status tokenize_prompt(const struct dataset *d, struct example *e,
+static enum status tokenize_prompt(struct dataset *d, struct example *e,
                                    const struct prompt_format *format)
 {
     enum status st = ST_OK;
@@ -399,7 +411,7 @@ enum status dataset_tokenize(struct dataset *d, const struct prompt_format *form
 
 // The completion of a chat is what the whole conversation's text has beyond the prompt's: the
 // answer and the template's own end of turn.
-static enum status tokenize_chat_completion(const struct dataset *d, struct example *e,
+static enum status tokenize_chat_completion(struct dataset *d, struct example *e,
                                             const struct prompt_format *format)
 {
     enum status st = ST_OK;

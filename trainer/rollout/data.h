@@ -37,7 +37,8 @@ struct dataset {
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
     uint64_t digest;                // of what was read, to notice on resume that it changed
-    char *chat_source;              // the chat template that prompts are in; NULL: none
+    char *ignored; // a sentence: what of the rows the chat template does not read; NULL: nothing
+    char *chat_source; // the chat template that prompts are in; NULL: none
     bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
 };
 
