@@ -150,9 +150,13 @@ out:
 
 // ---- slices -------------------------------------------------------------------------------------
 
-// Python's slice.indices(): start and count; `step` may be negative.
-static enum status slice_bounds(const struct value part[3], int64_t n, int64_t *ret_start,
-                                int64_t *ret_step, size_t *ret_count)
+// Python's slice.indices(), and how many they are; `step` may be negative.
+struct bounds {
+    int64_t start, stop, step;
+    size_t count;
+};
+
+static enum status slice_bounds(const struct value part[3], int64_t n, struct bounds *ret)
 {
     int64_t bound[3] = {0, n, 1};
     for (int i = 0; i < 3; i++)
@@ -173,25 +177,23 @@ static enum status slice_bounds(const struct value part[3], int64_t n, int64_t *
     uint64_t span = step > 0 ? (uint64_t)(bound[1] - bound[0]) : (uint64_t)(bound[0] - bound[1]);
     uint64_t stride = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
     bool empty = step > 0 ? bound[0] >= bound[1] : bound[0] <= bound[1];
-    *ret_start = bound[0];
-    *ret_step = step;
-    *ret_count = empty ? 0 : (size_t)((span - 1) / stride + 1);
+    *ret = (struct bounds){bound[0], bound[1], step, empty ? 0 : (size_t)((span - 1) / stride + 1)};
     return ST_OK;
 }
 
-static enum status slice_string(struct run *r, const struct string *s, int64_t start, int64_t step,
-                                size_t count, struct value *ret)
+static enum status slice_string(struct run *r, const struct string *s, const struct bounds *b,
+                                struct value *ret)
 {
     struct bytes text = BYTES_INIT;
-    if (step == 1) {
-        size_t from = count ? string_offset(s, (size_t)start) : 0;
-        size_t to = count ? string_offset(s, (size_t)start + count) : 0;
+    if (b->step == 1) {
+        size_t from = b->count ? string_offset(s, (size_t)b->start) : 0;
+        size_t to = b->count ? string_offset(s, (size_t)b->start + b->count) : 0;
         return string_like(r, s, s->data + from, to - from, ret);
     }
-    enum status st = run_steps(r, count);
-    for (size_t i = 0; st == ST_OK && i < count; i++) {
+    enum status st = run_steps(r, b->count);
+    for (size_t i = 0; st == ST_OK && i < b->count; i++) {
         struct value c;
-        st = character_at(r, s, (size_t)(start + (int64_t)i * step), &c);
+        st = character_at(r, s, (size_t)(b->start + (int64_t)i * b->step), &c);
         if (st == ST_OK) run_put(r, &text, c.string->data, c.string->n_bytes);
     }
     struct value plain;
@@ -199,11 +201,18 @@ static enum status slice_string(struct run *r, const struct string *s, int64_t s
     return st == ST_OK ? string_like(r, s, plain.string->data, plain.string->n_bytes, ret) : st;
 }
 
+static enum status slice_range(struct run *r, const struct range *range, const struct bounds *b,
+                               struct value *ret)
+{
+    return range_make(r, range->start + b->start * range->step,
+                      range->start + b->stop * range->step, range->step * b->step, ret);
+}
+
 enum status get_slice(struct run *r, const struct value *of, const struct value part[3],
                       struct value *ret)
 {
-    int64_t n, start = 0, step = 1;
-    size_t count = 0;
+    int64_t n;
+    struct bounds b = {0, 0, 1, 0};
     enum status st;
     struct value *items;
     if (of->kind == V_UNDEFINED) return undefined_fail(of->undefined);
@@ -211,16 +220,12 @@ enum status get_slice(struct run *r, const struct value *of, const struct value 
     if (of->kind == V_VIEW || of->kind == V_LOOP || !value_has_length(of))
         return status_fail(ST_INVALID, "'%s' object is not subscriptable", value_type(of));
     CHECK(value_length(r, of, &n));
-    CHECK(slice_bounds(part, n, &start, &step, &count));
-    if (of->kind == V_STRING) return slice_string(r, of->string, start, step, count, ret);
-    if (of->kind == V_RANGE) {
-        const struct range *range = of->range;
-        int64_t first = range->start + start * range->step, each = range->step * step;
-        return range_make(r, first, first + (int64_t)count * each, each, ret);
-    }
-    CHECK(run_steps(r, count));
-    CHECK(list_make(&r->arena, of->kind, count, &items, ret));
-    for (size_t i = 0; i < count; i++) items[i] = of->list->items[start + (int64_t)i * step];
+    CHECK(slice_bounds(part, n, &b));
+    if (of->kind == V_STRING) return slice_string(r, of->string, &b, ret);
+    if (of->kind == V_RANGE) return slice_range(r, of->range, &b, ret);
+    CHECK(run_steps(r, b.count));
+    CHECK(list_make(&r->arena, of->kind, b.count, &items, ret));
+    for (size_t i = 0; i < b.count; i++) items[i] = of->list->items[b.start + (int64_t)i * b.step];
 out:
     return st;
 }

@@ -325,6 +325,8 @@ enum status value_in(struct run *r, const struct value *item, const struct value
         *ret = false;
         for (st = ST_OK; st == ST_OK && !*ret && iterator->at < iterator->items.n;)
             st = value_equal(r, &iterator->items.items[iterator->at++], item, ret);
+        if (st == ST_OK && !*ret && iterator->failure)
+            st = status_fail(ST_INVALID, "%s", iterator->failure);
         return st;
     }
     if (!value_is_iterable(in))

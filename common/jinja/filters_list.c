@@ -7,6 +7,30 @@ static enum status iterator_of(struct run *r, struct list items, struct value *r
     return iterator_make(&r->arena, items, ret);
 }
 
+// A generator fails when it is gone over, not when it is made: the filter `make` with its failure
+// kept for then. Limits are not kept.
+static enum status lazily(builtin_call make, struct run *r, const struct value *v,
+                          const struct arguments *all, struct value *ret)
+{
+    int depth = r->depth;
+    const struct node *failed_at = r->failed_at;
+    struct value message;
+    enum status st = make(r, v, all, ret);
+    if (st != ST_INVALID || r->steps <= 0) return st;
+    r->depth = depth;
+    r->failed_at = failed_at;
+    st = string_make(&r->arena, status_message(), strlen(status_message()), &message);
+    if (st == ST_OK) st = iterator_of(r, (struct list){.n = 0}, ret);
+    if (st == ST_OK) ret->iterator->failure = message.string->data;
+    return st;
+}
+
+#define LAZY(name, make)                                                                           \
+    BUILTIN(name)                                                                                  \
+    {                                                                                              \
+        return lazily(make, r, v, all, ret);                                                       \
+    }
+
 // Strings count in lower case unless told otherwise.
 static enum status without_case(struct run *r, const struct value *sensitive, struct value *key)
 {
@@ -221,7 +245,7 @@ BUILTIN(most)
     return extreme(r, v, T_GT, ret);
 }
 
-BUILTIN(unique)
+BUILTIN(unique_items)
 {
     struct list items;
     struct value *kept, key, seen;
@@ -263,7 +287,7 @@ static bool has_fill(const struct value *v)
     return given(v) && v->kind != V_NONE;
 }
 
-BUILTIN(batch)
+BUILTIN(batch_items)
 {
     struct list items;
     struct value list, *batches;
@@ -287,7 +311,7 @@ out:
     return st;
 }
 
-BUILTIN(slice)
+BUILTIN(slice_items)
 {
     struct list items;
     struct value list, *slices;
@@ -410,7 +434,7 @@ static enum status map_item(struct run *r, const struct value *item, const struc
     return st == ST_OK ? filter_apply(r, filter, item, &rest, ret) : st;
 }
 
-BUILTIN(map)
+BUILTIN(map_items)
 {
     struct list items, none = {.n = 0};
     struct value *mapped;
@@ -464,27 +488,27 @@ out:
     return st;
 }
 
-BUILTIN(select_passing)
+BUILTIN(select_items_passing)
 {
     return select_items(r, v, all, false, true, ret);
 }
 
-BUILTIN(reject)
+BUILTIN(reject_items)
 {
     return select_items(r, v, all, false, false, ret);
 }
 
-BUILTIN(selectattr)
+BUILTIN(select_by_attribute)
 {
     return select_items(r, v, all, true, true, ret);
 }
 
-BUILTIN(rejectattr)
+BUILTIN(reject_by_attribute)
 {
     return select_items(r, v, all, true, false, ret);
 }
 
-BUILTIN(items)
+BUILTIN(dict_items)
 {
     struct value view;
     struct list pairs = {.n = 0};
@@ -498,6 +522,16 @@ BUILTIN(items)
 out:
     return st;
 }
+
+LAZY(unique, unique_items)
+LAZY(batch, batch_items)
+LAZY(slice, slice_items)
+LAZY(map, map_items)
+LAZY(select_passing, select_items_passing)
+LAZY(reject, reject_items)
+LAZY(selectattr, select_by_attribute)
+LAZY(rejectattr, reject_by_attribute)
+LAZY(items, dict_items)
 
 const struct builtin list_filters[] = {
     {"first", first, "", 0},

@@ -358,11 +358,12 @@ BUILTIN(filesizeformat)
         return type_fail("filesizeformat wants a number", &v[0]);
     enum status st = given(&v[1]) ? value_truth(r, &v[1], &two) : ST_OK;
     if (st != ST_OK) return st;
-    struct value number = v[0], name;
+    struct value number = v[0], name, none = NONE;
+    struct arguments failing = {&none, 1, NULL, 0};
     st = string_puts(&r->arena, "float", &name);
-    struct arguments none = {NULL, 0, NULL, 0};
-    if (st == ST_OK) st = filter_apply(r, name.string, &v[0], &none, &number);
+    if (st == ST_OK) st = filter_apply(r, name.string, &v[0], &failing, &number);
     if (st != ST_OK) return st;
+    if (number.kind == V_NONE) return status_fail(ST_INVALID, "could not convert string to float");
     bytes = value_as_double(&number);
     base = unit = two ? 1024 : 1000;
     if (bytes == 1 || bytes < base) {

@@ -117,6 +117,7 @@ enum status value_items(struct run *r, const struct value *v, struct list *ret)
         size_t n = i->items.n - i->at;
         *ret = (struct list){.items = n ? i->items.items + i->at : NULL, .n = n};
         i->at = i->items.n;
+        if (i->failure) return status_fail(ST_INVALID, "%s", i->failure);
         return run_steps(r, n);
     }
     default:

@@ -187,6 +187,7 @@ enum status loop_render(struct run *r, struct scope *scope, const struct node *n
                         const struct value *iterable, int64_t depth0)
 {
     struct value name, item;
+    bool completed = false;
     enum status st;
     struct loop *l = arena_alloc(&r->arena, sizeof *l);
     if (!l) return ST_NO_MEMORY;
@@ -203,10 +204,11 @@ enum status loop_render(struct run *r, struct scope *scope, const struct node *n
         l->current = item;
         CHECK(render_item(r, scope, l, name.string, item));
         bool stop = r->flow == FLOW_BREAK;
+        completed |= r->flow == FLOW_ON;
         r->flow = FLOW_ON;
         if (stop) break;
     }
-    if (l->index0 < 0) {
+    if (!completed) { // no round went to its end, be it for a break: so it is in Jinja
         struct scope *otherwise = arena_alloc(&r->arena, sizeof *otherwise);
         if (!otherwise) return ST_NO_MEMORY;
         otherwise->outer = scope;

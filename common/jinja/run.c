@@ -4,7 +4,8 @@
 
 enum status run_steps(struct run *r, size_t n)
 {
-    if ((uint64_t)r->steps < n)
+    if ((uint64_t)r->steps < n) r->steps = 0;
+    if (r->steps == 0)
         return status_fail(ST_INVALID, "the template takes more steps than the limit allows");
     r->steps -= (int64_t)n;
     return ST_OK;

@@ -87,6 +87,7 @@ struct range {
 struct iterator {
     struct list items;
     size_t at;
+    const char *failure; // what asking for more than the items ends in; NULL: they are all
 };
 
 struct undefined { // the first of these that is set says why it is undefined
