@@ -1,12 +1,8 @@
 /* methods.c: the methods of lists, dicts, ranges, numbers, loops, cyclers, and which value has
  * which. Those that would change a list or a dict are not here: Jinja's sandbox forbids them
  * (attribute.c). One thread. */
-#include "common/jinja/run.h"
+#include "common/jinja/methods_string.h"
 #include <math.h>
-
-#define METHOD(name)                                                                               \
-    static enum status name(struct run *r, const struct value *v, const struct arguments *all,     \
-                            struct value *ret)
 
 // ---- lists, tuples, ranges ----------------------------------------------------------------------
 
@@ -156,13 +152,20 @@ static const struct builtin cycler_methods[] = {{"next", next, "", 0}, {"reset",
 static const struct builtin loop_methods[] = {{"cycle", cycle, NULL, 0},
                                               {"changed", changed, NULL, 0}};
 
+static const struct builtin *string_method(const struct string *name)
+{
+    const struct builtin *f = builtin_find(case_methods, n_case_methods, name);
+    if (!f) f = builtin_find(search_methods, n_search_methods, name);
+    return f ? f : builtin_find(split_methods, n_split_methods, name);
+}
+
 #define FIND(table) builtin_find(table, sizeof(table) / sizeof *(table), name)
 
 const struct builtin *method_find(const struct value *of, const struct string *name)
 {
     switch (of->kind) {
     case V_STRING:
-        return builtin_find(string_methods, n_string_methods, name);
+        return string_method(name);
     case V_LIST:
         return FIND(list_methods);
     case V_TUPLE:

@@ -140,8 +140,6 @@ int64_t loop_index(const struct loop *loop);
 // -----------------------------------------------------------------------------------
 
 const struct builtin *method_find(const struct value *of, const struct string *name);
-extern const struct builtin string_methods[];
-extern const size_t n_string_methods;
 
 // ---- attribute.c --------------------------------------------------------------------------------
 
