@@ -218,6 +218,7 @@ static void the_one_command(void **state)
     assert_contains(seen, said);
     assert_contains(seen, "####");
     assert_log(log, "chat template: ");
+    assert_log(daemon.log, "chat template: ");
     json_decref(rollout);
 
     // as they are, on request
