@@ -31,7 +31,8 @@ void jinja_free(struct jinja *t);
 // list of parts.
 bool jinja_loops_over_content(const struct jinja *t);
 
-// The template has a name of that text somewhere: a variable that it does not mention, it ignores.
+// A name or a string of that text stands somewhere in the template: a variable that it does not
+// mention, it ignores.
 bool jinja_mentions(const struct jinja *t, const char *name);
 
 // Appends the text. `variables` is an object; null is None. `now`: what strftime_now tells the time

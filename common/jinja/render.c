@@ -309,9 +309,11 @@ bool jinja_loops_over_content(const struct jinja *t)
 
 bool jinja_mentions(const struct jinja *t, const char *name)
 {
-    for (size_t i = 0; i < t->tokens.n; i++)
-        if (t->tokens.tokens[i].type == T_NAME && value_is(&t->tokens.tokens[i].value, name))
+    for (size_t i = 0; i < t->tokens.n; i++) {
+        const struct token *token = &t->tokens.tokens[i];
+        if ((token->type == T_NAME || token->type == T_STRING) && value_is(&token->value, name))
             return true;
+    }
     return false;
 }
 

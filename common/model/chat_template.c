@@ -242,11 +242,13 @@ out:
 enum status chat_template_find(const char *folder, const struct chat_template_choice *choice,
                                struct chat_template **ret)
 {
+    static const struct chat_template_choice none;
     json_t *config = NULL, *map = NULL;
     char *config_path = path_join(folder, "tokenizer_config.json"), *where = NULL;
     char *map_path = path_join(folder, "special_tokens_map.json");
     struct chat_template *t = calloc(1, sizeof *t);
     enum status st = ST_OK;
+    if (!choice) choice = &none;
     if (!config_path || !map_path || !t || !(t->special_tokens = json_object())) {
         st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
         goto out;
@@ -354,6 +356,13 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     st = jinja_render(program_for(t, input), variables, input->now, NULL, ret);
     json_decref(variables);
     return st;
+}
+
+bool chat_template_mentions(const struct chat_template *t, const char *word)
+{
+    bool any = false;
+    for (int i = 0; i < t->n; i++) any |= jinja_mentions(t->list[i].program, word);
+    return any;
 }
 
 enum status chat_template_check_used(const struct chat_template *t, const struct chat_input *input)

@@ -13,7 +13,7 @@
 
 struct chat_template;
 
-struct chat_template_choice { // borrowed; all NULL: the folder's own
+struct chat_template_choice { // borrowed; all NULL, or no choice at all: the folder's own
     const char *name;         // one of the folder's named templates
     const char *file;         // a file instead of the folder's
 };
@@ -43,6 +43,7 @@ struct chat_input {
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *input,
                                  struct bytes *ret);
 
+bool chat_template_mentions(const struct chat_template *t, const char *word); // a name or a string
 // ST_UNSUPPORTED, naming the first of them: tools or kwargs were given that the template, which
 // would be taken, does not mention anywhere. Rendering ignores such, as transformers does.
 enum status chat_template_check_used(const struct chat_template *t, const struct chat_input *input);

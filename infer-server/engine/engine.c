@@ -6,6 +6,7 @@
  * instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
+#include "infer-server/engine/draft_folder.h"
 #include "infer-server/engine/engine_thread.h"
 #include "infer-server/engine/sampler.h"
 #include <math.h>
@@ -81,19 +82,14 @@ static enum status check_options(struct engine_options *o)
     return ST_OK;
 }
 
-static enum status load_draft_config(struct engine *e)
+// Once for all who compute with these weights: the bridge file tells it to trainers.
+static void choose_rope(struct engine *e)
 {
-    const char *folder = e->options.draft_folder;
-    enum status st = model_config_load(folder, &e->draft_config);
-    if (st != ST_OK) return status_context(st, "--draft");
-    // A larger model's vocabulary may be padded further; the tokens are the same.
-    if (e->draft_config->vocab_size > e->config->vocab_size)
-        return status_fail(ST_MISMATCH,
-                           "--draft %s: its vocabulary of %d tokens is larger than the %d of %s; a "
-                           "draft model must be of the same tokenizer",
-                           folder, e->draft_config->vocab_size, e->config->vocab_size,
-                           e->options.model_folder);
-    return ST_OK;
+    const int context = executor_wished_context(e->config, e->options.max_context);
+    struct model_config *draft = e->draft_config;
+    e->config->rope_context = context;
+    if (draft)
+        draft->rope_context = context < draft->max_positions ? context : draft->max_positions;
 }
 
 static void engine_release(struct engine *e)
@@ -139,7 +135,10 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     CHECK(check_options(&e->options));
     CHECK(read_policy(options->kv_policy, &e->policy));
     CHECK(model_config_load(options->model_folder, &e->config));
-    if (options->draft_folder) CHECK(load_draft_config(e));
+    if (options->draft_folder)
+        CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,
+                                &e->draft_config));
+    choose_rope(e);
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);
@@ -228,10 +227,35 @@ static enum status check_ids(const struct model_config *config, const char *what
     return ST_OK;
 }
 
+static enum status check_adjustments(const struct model_config *config, const struct sampling *s)
+{
+    if (!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty))
+        return status_fail(ST_INVALID, "repetition_penalty is %g; it must be above 0 (1 is off)",
+                           s->repetition_penalty);
+    if (!isfinite(s->frequency_penalty) || !isfinite(s->presence_penalty))
+        return status_fail(ST_INVALID,
+                           "frequency_penalty is %g and presence_penalty %g; they must "
+                           "be finite",
+                           s->frequency_penalty, s->presence_penalty);
+    for (int i = 0; i < s->n_logit_bias; i++) {
+        const struct token_bias *bias = &s->logit_bias[i];
+        enum status st = check_ids(config, "logit_bias: token", &bias->token, 1);
+        if (st != ST_OK) return st;
+        if (!isfinite(bias->bias))
+            return status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
+                               (int)bias->token, bias->bias);
+    }
+    if (s->prompt_top < 0 || s->prompt_top > TOP_LOGPROBS_MOST ||
+        s->prompt_top > config->vocab_size)
+        return status_fail(ST_INVALID, "prompt_logprobs is %d; at most %d can be listed",
+                           s->prompt_top, TOP_LOGPROBS_MOST);
+    return ST_OK;
+}
+
 static enum status check_sampling(const struct model_config *config, const struct sampling *s)
 {
-    if (s->max_tokens < 1)
-        return status_fail(ST_INVALID, "max_tokens is %d; it must be at least 1", s->max_tokens);
+    if (s->max_tokens < 0)
+        return status_fail(ST_INVALID, "max_tokens is %d; it cannot be negative", s->max_tokens);
     if (!(s->temperature >= 0) || isinf(s->temperature))
         return status_fail(ST_INVALID, "temperature is %g; it must be 0 or more", s->temperature);
     if (!(s->top_p > 0 && s->top_p <= 1))
@@ -247,7 +271,8 @@ static enum status check_sampling(const struct model_config *config, const struc
     if (s->n_stop_ids < 0 || s->n_stop_ids > most)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
                            most);
-    return check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
+    enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
+    return st == ST_OK ? check_adjustments(config, s) : st;
 }
 
 // Under the lock.
@@ -294,7 +319,7 @@ enum status engine_submit(struct engine *e, struct request *r)
     pthread_mutex_lock(&e->lock);
     st = check_state(e, r);
     pthread_mutex_unlock(&e->lock);
-    const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : 0;
+    const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : r->sampling.cache_salt;
     if (st == ST_OK) st = request_prepare(r, e->options.block_size, cache_salt);
     if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;
@@ -376,16 +401,24 @@ static enum status queue_command(struct engine *e, const struct command *wanted)
     return st;
 }
 
-enum status engine_reload(struct engine *e, const char *folder,
+enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
                           void (*done)(void *context, enum status, const char *message,
                                        uint64_t version),
                           void *context)
 {
     struct command c = {.kind = COMMAND_RELOAD, .context = context, .reload_done = done};
+    enum status st;
     c.folder = strdup(folder);
-    if (!c.folder) return status_fail(ST_NO_MEMORY, "no memory for a command");
-    enum status st = queue_command(e, &c);
-    if (st != ST_OK) free(c.folder);
+    if (draft_folder) c.draft_folder = strdup(draft_folder);
+    if (!c.folder || (draft_folder && !c.draft_folder)) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a command");
+        goto out;
+    }
+    CHECK(queue_command(e, &c));
+    return ST_OK;
+out:
+    free(c.folder);
+    free(c.draft_folder);
     return st;
 }
 

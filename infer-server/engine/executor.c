@@ -5,13 +5,18 @@
  * is in flight on it, and the weights may change. A failed device ends everything, so the plan's
  * book-keeping is not undone.
  *
+ * Log-probabilities of prompts are read between drawing and taking what was drawn: the residual
+ * stream is still there, and the logits are not needed any more.
+ *
  * Drafts (speculative.h): before the plan every decoding sample gets a proposal, and the draft
  * model, where that is the proposer, draws; a step's rows are then drawn with the drafts beside
  * them, and take_draws() keeps what agrees. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "infer-server/engine/draft_model.h"
 #include "infer-server/engine/kv_memory.h"
+#include "infer-server/engine/prompt_logprobs.h"
 #include "infer-server/engine/sampler.h"
 #include "infer-server/speculative/speculative.h"
 #include "infer-server/speculative/step_cost.h"
@@ -21,10 +26,13 @@
 #define DEFAULT_MOST_CONTEXT 32768
 #define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
 #define DRAFT_ROWS           512
-#define TIME_PROMPTS         8 // steps that follow prompts, one of which is timed
+#define UNACCEPTED           32 // drafts of the draft model in vain, before that is said
+#define TIME_PROMPTS         8  // steps that follow prompts, one of which is timed
 
-const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
+struct unaccepted { // drafts until one is accepted, or it is said that none was
+    bool over;
+    int drafts, tokens;
+};
 
 struct executor {
     struct device *dev;
@@ -38,11 +46,13 @@ struct executor {
     struct kv_cache *cache;
     struct scheduler *scheduler;
     struct sampler *sampler;
+    struct prompt_logprobs *prompt_logprobs;
     struct speculative *speculative;
     struct draft_model *draft_model;  // NULL: none
     struct speculative_choice choice; // of requests that do not choose
     int draft_rows;
     unsigned n_followed;            // steps whose prompts the draft model followed
+    struct unaccepted unaccepted;   // of the draft model
     bool exact;                     // draws do not know of drafts
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
@@ -55,15 +65,11 @@ struct executor {
 
 // ---- life --------------------------------------------------------------------------------------
 
-static enum status choose_context(const struct model_config *config, int wished, int *ret)
+int executor_wished_context(const struct model_config *config, int named)
 {
-    if (wished > config->max_positions)
-        return status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
-                           config->max_positions);
     int most =
         config->max_positions < DEFAULT_MOST_CONTEXT ? config->max_positions : DEFAULT_MOST_CONTEXT;
-    *ret = wished > 0 ? wished : most;
-    return ST_OK;
+    return named > 0 ? named : most;
 }
 
 static void plan_draft_rows(struct executor *x, const struct engine_options *options)
@@ -106,11 +112,16 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     x->context = context;
     plan_draft_rows(x, options);
     const int max_rows = max_batch + x->draft_rows, max_tokens = max_rows + chunk;
-    int wished = 0;
-    CHECK(choose_context(config, options->max_context, &wished));
+    const int wished = executor_wished_context(config, options->max_context);
+    if (wished > config->max_positions) {
+        st = status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
+                         config->max_positions);
+        goto out;
+    }
     CHECK(model_new(dev, config, weights, max_tokens, max_rows, wished, &x->model));
     CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
                       &x->sampler));
+    CHECK(prompt_logprobs_new(x->model, &x->prompt_logprobs));
     x->exact = options->exact;
     CHECK(speculative_new(options->speculative_fixed || options->exact, x->draft_rows,
                           &x->speculative));
@@ -170,6 +181,7 @@ void executor_free(struct executor *x)
     kv_cache_free(x->cache);
     kv_memory_release(&x->kv);
     batch_free(x->batch);
+    prompt_logprobs_free(x->prompt_logprobs);
     sampler_free(x->sampler);
     model_free(x->model);
     free(x);
@@ -200,6 +212,7 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
     struct engine_stats mine = x->stats;
     mine.state = stats->state;
     memcpy(mine.state_detail, stats->state_detail, sizeof mine.state_detail);
+    memcpy(mine.weights_warning, stats->weights_warning, sizeof mine.weights_warning);
     mine.weight_version = stats->weight_version;
     mine.updates = stats->updates;
     mine.restores = stats->restores;
@@ -219,14 +232,6 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
 
 // ---- events ------------------------------------------------------------------------------------
 
-static void count_time(uint64_t buckets[ENGINE_BUCKETS], double *sum, double seconds)
-{
-    int i = 0;
-    while (i < ENGINE_BUCKETS - 1 && seconds > engine_bucket_bounds[i]) i++;
-    buckets[i]++;
-    *sum += seconds;
-}
-
 // Takes the sample out of the scheduler where it ends; after its request's last event neither may
 // be touched.
 static void tell(struct executor *x, struct sample *sample, const struct token_record *tokens,
@@ -241,6 +246,11 @@ static void tell(struct executor *x, struct sample *sample, const struct token_r
                                  .top = top,
                                  .finish = finish,
                                  .error = error};
+    if (r->prompt_tokens && !r->prompt_told && request_rows_read(r) == INT32_MAX) {
+        event.prompt = r->prompt_tokens;
+        event.prompt_top = r->prompt_top;
+        r->prompt_told = true;
+    }
     if (finish != FINISH_NONE) {
         struct sample_telemetry *t = &sample->telemetry;
         const int64_t end = sample->last_token_ns ? sample->last_token_ns : clock_now_ns();
@@ -351,16 +361,21 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
 {
     int n = 0;
     for (int i = 0; i < step->n_draws; i++) {
-        const struct sample *sample = step->draws[i].sample;
+        struct sample *sample = step->draws[i].sample;
         const struct sampling *sampling = &sample->request->sampling;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
+        logit_list_count(&sample->adjusted, sampling, sample->generated, sample->n_generated);
         for (int k = 0; k <= n_drafts; k++)
             x->rows[n++] = (struct sampler_row){
                 .sampling = sampling,
                 .stream = sample->stream,
                 .position = (uint64_t)(sample_length(sample) + k),
                 .no_stop = sample->n_generated + k < sampling->min_tokens,
-                .draft = k < n_drafts ? drawn_draft(x, sample, k) : SAMPLER_NO_DRAFT};
+                .draft = k < n_drafts ? drawn_draft(x, sample, k) : SAMPLER_NO_DRAFT,
+                .adjustment = {.list = sample->adjusted.at ? &sample->adjusted : NULL,
+                               .ahead = sample->draft.tokens,
+                               .n_ahead = k},
+                .n_top = sampling->logprobs > 0 ? sampling->logprobs : 0};
     }
     if (n == 0) return device_sync(x->dev);
     struct sampler_drafts drafts = {0};
@@ -368,6 +383,22 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
         drafts = (struct sampler_drafts){.logits = draft_model_logits(x->draft_model),
                                          .vocab = draft_model_vocab(x->draft_model)};
     return sampler_draw(x->sampler, x->model->logits, x->rows, n, &drafts, ret_results, x->top);
+}
+
+static void count_prompt(struct executor *x, const struct sample *sample)
+{
+    if (sample->index == 0) x->stats.prompt_tokens += (uint64_t)sample->telemetry.prompt_tokens;
+}
+
+// A sample of max_tokens 0 ends with its prompt; what was drawn behind it is dropped.
+static void end_unsampled(struct executor *x, struct sample *sample, uint64_t version,
+                          int64_t now_ns)
+{
+    struct sample_telemetry *t = &sample->telemetry;
+    t->weight_version_first = t->weight_version_last = version;
+    sample->last_token_ns = now_ns;
+    count_prompt(x, sample);
+    tell(x, sample, NULL, 0, NULL, FINISH_LENGTH, NULL);
 }
 
 // The sample is gone where the token ended it.
@@ -379,11 +410,11 @@ static void take_token(struct executor *x, struct sample *sample, const struct t
     if (sample->n_generated == 1) {
         t->weight_version_first = record->weight_version;
         t->first_token_ms = (double)(now_ns - sample->queued_ns) / 1e6;
-        count_time(x->stats.ttft_buckets, &x->stats.ttft_sum, t->first_token_ms / 1e3);
-        if (sample->index == 0) x->stats.prompt_tokens += (uint64_t)t->prompt_tokens;
+        histogram_add(&x->stats.first_token, &bounds_first_token, t->first_token_ms / 1e3);
+        count_prompt(x, sample);
     } else {
-        count_time(x->stats.itl_buckets, &x->stats.itl_sum,
-                   (double)(now_ns - sample->last_token_ns) / 1e9);
+        histogram_add(&x->stats.next_token, &bounds_next_token,
+                      (double)(now_ns - sample->last_token_ns) / 1e9);
     }
     t->weight_version_last = record->weight_version;
     sample->last_token_ns = now_ns;
@@ -459,8 +490,24 @@ static enum status draft_step(struct executor *x, struct step_report *report)
                             speculative_pass_cost(x->speculative), report);
 }
 
+// A draft model of another tokenizer, or of no sense, is drafted with in vain: said once.
+static void watch_draft_model(struct executor *x, int n_drafts, int n_accepted)
+{
+    struct unaccepted *u = &x->unaccepted;
+    if (u->over) return;
+    u->drafts++;
+    u->tokens += n_drafts;
+    u->over = n_accepted > 0 || u->drafts == UNACCEPTED;
+    if (u->over && n_accepted == 0)
+        log_warn(
+            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
+            "it of this model's tokenizer, and trained?",
+            u->tokens);
+}
+
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
 {
+    if (sample->draft.method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(x, n_drafts, n_accepted);
     struct sample_telemetry *t = &sample->telemetry;
     struct engine_stats *all = &x->stats;
     if (n_drafts > t->draft_positions) t->draft_positions = n_drafts;
@@ -566,6 +613,14 @@ static void report_rows(const struct step *step, struct step_report *report)
     }
 }
 
+static int prompt_tokens_of(const struct step *step)
+{
+    int n = 0;
+    for (int i = 0; i < step->n_items; i++)
+        if (!item_decodes(&step->items[i])) n += step->items[i].n;
+    return n;
+}
+
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped)
 {
@@ -588,14 +643,23 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     if (x->draft_model) CHECK(follow_prompts(x, step));
     CHECK(draw_tokens(x, step, &results));
+    CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
+    int n_tokens = prompt_tokens_of(step);
     for (int i = 0, row = 0; i < step->n_draws; i++) {
+        struct sample *sample = step->draws[i].sample;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
-        report.n_saved += take_draws(x, step->draws[i].sample, results + row, x->top + row,
-                                     n_drafts, version, now_ns) -
-                          1;
+        if (sample->request->sampling.max_tokens == 0) {
+            end_unsampled(x, sample, version, now_ns);
+        } else {
+            const int n =
+                take_draws(x, sample, results + row, x->top + row, n_drafts, version, now_ns);
+            n_tokens += n;
+            report.n_saved += n - 1;
+        }
         row += n_drafts + 1;
     }
+    histogram_add(&x->stats.step_tokens, &bounds_step_tokens, n_tokens);
     report.step_ms = (double)(now_ns - drafted_ns) / 1e6;
     speculative_step_over(x->speculative, &report);
     x->stats.steps++;

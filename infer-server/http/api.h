@@ -7,14 +7,19 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/http/spec_window.h"
 #include "infer-server/http/json_out.h"
+#include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
 #include "common/model/chat_template.h"
 #include "common/model/tokenizer.h"
 
-#define API_MAX_N        4096  // samples of one prompt
-#define API_MAX_PROMPTS  1024  // prompts or groups of one request
-#define API_MAX_SAMPLES  65536 // of one request
-#define API_MAX_LOGPROBS 20
+#define API_MAX_N          4096  // samples of one prompt
+#define API_MAX_PROMPTS    1024  // prompts or groups of one request
+#define API_MAX_SAMPLES    65536 // of one request
+#define API_MAX_LOGPROBS   20
+#define API_MAX_PROMPT_TOP 128  // likeliest tokens with each prompt token
+#define API_MAX_BIASES     4096 // entries of logit_bias
+// Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
+#define API_MAX_PROMPT_LOGPROBS 4000000
 
 // The served model, as requests are checked against it.
 struct api_model {
@@ -25,6 +30,7 @@ struct api_model {
     const char *why_no_chat;
     int vocab_size;
     int max_context; // tokens, prompt and completion together
+    struct unknown_fields *unknown; // NULL: refused
     // Defaults of the OpenAI endpoints: generation_config.json's.
     double temperature, top_p, min_p;
     int top_k;
@@ -36,29 +42,40 @@ struct api_model {
 enum status api_model_read_defaults(const char *where, const json_t *generation_config,
                                     struct api_model *ret);
 
-enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE };
+enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE, API_INFERENCE };
 
 struct api_prompt {
     int32_t *ids; // owned
     int n_ids;
-    bool tokenised;   // by the server, from text
+    bool tokenised; // by the server, from text
+    char *text;     // (text_len) as it was sent, where the response has it; owned; else NULL
+    size_t text_len;
     json_t *group_id; // rollouts: as the client gave it
     int n;            // samples
     uint64_t seed;
 };
 
 struct api_request {
-    char id[REQUEST_ID_BYTES]; // "cmpl-...", "chatcmpl-..."
+    char name[REQUEST_NAME_BYTES]; // "request_id", or empty
+    char id[REQUEST_ID_BYTES];     // "cmpl-NAME", "chatcmpl-NAME"...
     enum api_kind kind;
     int n_prompts, n_samples; // n_samples: of all prompts
     struct api_prompt *prompts;
-    struct sampling sampling; // of all prompts, but for n and seed; max_tokens 0: up to the context
+    struct sampling sampling;      // of all prompts, but for n and seed
+    struct token_bias *logit_bias; // sampling's; owned
     struct stop_set stop;
     bool include_stop, skip_special;
     bool stream, include_usage;
-    bool want_logprobs; // in the answer; sampling.logprobs then says how many alternatives
-    bool cut_active;    // top-k, top-p or min-p may cut the distribution
-    bool shorten;       // max_tokens is a default, and gives way to the context
+    bool continuous_usage;     // usage so far, in every chunk
+    bool return_prompt_ids;    // in the response
+    bool tokens_as_ids;        // log-probabilities name tokens "token_id:N"
+    bool want_logprobs;        // in the answer; sampling.logprobs then says how many alternatives
+    bool echo;                 // completions: a choice begins with its prompt
+    bool want_prompt_logprobs; // in the answer, with prompt_top likeliest tokens
+    int prompt_top;
+    bool cut_active;   // what is sampled from may differ from the raw distribution
+    bool many_prompts; // /generate: "prompts", not "prompt"
+    bool shorten;      // max_tokens is a default, and gives way to the context
 };
 
 // ST_FORMAT: not JSON; ST_INVALID, ST_UNSUPPORTED: a field, named in quotes by the sentence;
@@ -66,6 +83,14 @@ struct api_request {
 enum status api_request_parse(enum api_kind kind, const struct api_model *model, const char *body,
                               size_t len, struct api_request **ret);
 void api_request_free(struct api_request *r);
+
+// Token ids of {"prompt"} or {"messages"}, a body of /tokenize.
+enum status api_tokenize(const struct api_model *model, const json_t *object,
+                         struct token_list *ret);
+
+// Ids of {"tokens"}, a body of /detokenize.
+enum status api_detokenize(const struct api_model *model, const json_t *object,
+                           struct token_list *ret);
 
 // A seed nobody asked for: from the system's random numbers.
 uint64_t api_random_seed(void);

@@ -3,6 +3,7 @@
  * travel as JSON in a string, become values again. Loop's thread. */
 #include "infer-server/http/api_chat.h"
 #include "common/base/json.h"
+#include "infer-server/http/api_messages.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -86,13 +87,14 @@ static enum status check_messages(const json_t *messages)
 enum status api_chat_render(const json_t *object, const struct api_model *model,
                             bool generation_prompt, struct bytes *ret)
 {
-    json_t *messages = NULL;
+    json_t *plain = NULL, *messages = NULL;
     const json_t *given = json_object_get(object, "messages");
     const json_t *tools = json_object_get(object, "tools");
     const char *where = "request: \"messages\"";
     enum status st;
     CHECK(check_messages(given));
-    CHECK(chat_messages_join_parts(model->chat, given, &messages));
+    CHECK(api_messages_plain(given, chat_template_mentions(model->chat, "developer"), &plain));
+    CHECK(chat_messages_join_parts(model->chat, plain, &messages));
     CHECK(parse_tool_calls(&messages));
     struct chat_input input = {
         .messages = messages,
@@ -104,6 +106,7 @@ enum status api_chat_render(const json_t *object, const struct api_model *model,
     where = "request";
     st = chat_template_check_used(model->chat, &input);
 out:
+    json_decref(plain);
     json_decref(messages);
     return status_context(st, "%s", where);
 }

@@ -18,7 +18,8 @@ struct exchange; // one request and its answer; gone after on_close
 
 typedef void (*http_handler)(void *context, struct exchange *x);
 struct http_route {
-    const char *method, *path; // "GET" also serves HEAD; path NULL ends the table
+    const char *method, *path; // "GET" also serves HEAD; path NULL ends the table; "/a/*": all
+                               // below /a/ (exchange_rest)
     http_handler handle;
     bool open; // needs no API key
 };
@@ -43,6 +44,9 @@ void http_close(
 // ---- one exchange ------------------------------------------------------------------------------
 const char *exchange_body(const struct exchange *x, size_t *ret_len);
 const char *exchange_query(const struct exchange *x, const char *name); // NULL: not given
+const char *exchange_rest(const struct exchange *x); // of the path, behind a route's "/a/"
+// X-Request-Id as the client sent it, or one made up; it stands in the response's header.
+const char *exchange_request_id(const struct exchange *x);
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the
 // client has left (answered: false).
 void exchange_attach(struct exchange *x, void *attached,

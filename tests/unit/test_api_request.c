@@ -125,9 +125,9 @@ static void test_context(void **state)
     (void)state;
     struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":60}");
     api_request_free(r);
-    refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_INVALID,
+    refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_TOO_LONG,
            "\"max_tokens\"");
-    refuse(API_COMPLETIONS, "{\"prompt\":[[1],[1,2,3,4]],\"max_tokens\":61}", ST_INVALID,
+    refuse(API_COMPLETIONS, "{\"prompt\":[[1],[1,2,3,4]],\"max_tokens\":61}", ST_TOO_LONG,
            "\"max_tokens\"");
 }
 
@@ -144,8 +144,8 @@ static void test_neutral_values_pass(void **state)
     assert_int_equal(r->sampling.top_k, 0);
     assert_false(r->cut_active); // greedy
     api_request_free(r);
-    refuse(API_COMPLETIONS, "{\"prompt\":[1],\"repetition_penalty\":1.1}", ST_UNSUPPORTED,
-           "\"repetition_penalty\"");
+    refuse(API_COMPLETIONS, "{\"prompt\":[1],\"length_penalty\":1.1}", ST_UNSUPPORTED,
+           "\"length_penalty\"");
     refuse(API_COMPLETIONS, "{\"prompt\":[1],\"model\":\"other\"}", ST_NOT_FOUND, "other");
 }
 

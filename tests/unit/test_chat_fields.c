@@ -78,6 +78,7 @@ static void requests(void **state)
         const char *body, *want;
     } cases[] = {
         {API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", "<user>a"},
+        {API_CHAT, "{\"messages\":[{\"role\":\"developer\",\"content\":\"a\"}]}", "<system>a"},
         {API_CHAT,
          "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
          "{\"type\":\"text\",\"text\":\"b\"}]}],\"tools\":[]}",
@@ -137,7 +138,7 @@ static void requests_refused(void **state)
         {API_CHAT, "{" USER "],\"chat_template_kwargs\":{\"thinking\":true}}", ST_UNSUPPORTED,
          "request: \"chat_template_kwargs\": \"thinking\" would be ignored"},
         // where no template is asked, they would do nothing
-        {API_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{}]}", ST_INVALID, "\"tools\""},
+        {API_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{}]}", ST_UNSUPPORTED, "\"tools\""},
         {API_GENERATE, "{\"prompt\":\"a\",\"chat_template_kwargs\":{\"a\":1}}", ST_INVALID,
          "\"chat_template_kwargs\""},
         {API_ROLLOUTS, "{\"groups\":[{" USER "]}],\"tools\":[{}]}", ST_INVALID, "\"tools\""},

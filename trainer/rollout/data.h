@@ -3,7 +3,7 @@
  * Each line is an object with
  *   "prompt"   text or a list of chat messages; else "messages", such a list; else "question", text
  *   "answer"   text or number, else "completion", text; may be missing
- * and, of a chat, "tools" and "chat_template_kwargs" for the template,
+ *   "tools", "chat_template_kwargs"   of a chat: for the template; may be missing
  * so that GSM8K's files are read as they are: a "question", and an "answer" that is worked out and
  * ends on "#### N". Other keys are kept (`row`). In `sft`, messages that end on one of the
  * assistant are prompt and completion in one. Every error names the file and the line. */
@@ -30,6 +30,7 @@ struct example {
     char *number;                     // an answer given as a number, as text
     struct token_list prompt_ids;     // after dataset_tokenize
     struct token_list completion_ids; // after dataset_tokenize_completions
+    uint8_t *learnt; // (completion_ids.n) 0: between turns of a conversation; NULL: all is learnt
 };
 struct dataset {
     char *path;
@@ -39,6 +40,12 @@ struct dataset {
     uint64_t digest;                // of what was read, to notice on resume that it changed
     char *ignored; // a sentence: what of the rows the chat template does not read; NULL: nothing
     char *chat_source; // the chat template that prompts are in; NULL: none
+    // Of conversations, after dataset_tokenize_completions: those with several turns of the
+    // assistant; the turns before the last of each, and how many of them are learnt.
+    struct {
+        int64_t several, earlier, learnt;
+    } turns;
+    bool byte_order_mark; // the file began with one, which was skipped
     bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
 };
 
@@ -66,13 +73,15 @@ struct prompt_format {
     const char *around, *around_questions;
     const char *system; // system message put before such a prompt; NULL: none
     int vocab_size;     // of the model: an id beyond it is refused
+    bool all_turns;     // of completions: every turn of the assistant is learnt, not the last alone
 };
 // Fills prompt_ids. max_prompt > 0: examples with longer prompts are left out; ret_left_out counts
 // them. Leaving out all is an error.
 enum status dataset_tokenize(struct dataset *d, const struct prompt_format *format, int max_prompt,
                              int *ret_left_out);
 // Fills completion_ids (the completion and what ends it: end_id, or the chat template's end of
-// turn) for supervised training. end_id -1: nothing.
+// turn) for supervised training. end_id -1: nothing. Of a conversation the completion is its last
+// turn; with all_turns it begins at the first, and `learnt` tells what is the assistant's.
 enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_format *format,
                                          int end_id);
 // ST_INVALID naming the first example without an answer.

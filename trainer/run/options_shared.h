@@ -125,9 +125,25 @@
          0,                                                                                        \
          0,                                                                                        \
          NULL},                                                                                    \
+        {"reward-timeout",                                                                         \
+         OPTION_DOUBLE,                                                                            \
+         AT(reward.timeout_s),                                                                     \
+         "30",                                                                                     \
+         "SECONDS",                                                                                \
+         "longest wait for the next reply of the reward \"command\"",                              \
+         0.01,                                                                                     \
+         1e6,                                                                                      \
+         NULL},                                                                                    \
     {                                                                                              \
-        "reward-timeout", OPTION_DOUBLE, AT(reward.timeout_s), "30", "SECONDS",                    \
-            "longest wait for a reply of the reward \"command\"", 0.01, 1e6, NULL                  \
+        "reward-processes", OPTION_INT, AT(reward.processes), "1", "N",                            \
+            "processes of each reward \"command\", among which a step's samples are divided", 1,   \
+            256, NULL                                                                              \
+    }
+
+#define LOG_LEVEL_OPTION                                                                           \
+    {                                                                                              \
+        "log-level", OPTION_STRING, AT(log_level), "info", NULL, "what is logged", 0, 0,           \
+            "error|warn|info|debug"                                                                \
     }
 
 // AdamW and its learning rate.
