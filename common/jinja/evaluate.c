@@ -5,7 +5,7 @@
 #include "common/jinja/run.h"
 #include <stdio.h>
 
-struct value scope_get(struct run *r, const struct scope *scope, const struct string *name)
+static struct value scope_get(struct run *r, const struct scope *scope, const struct string *name)
 {
     for (; scope; scope = scope->outer)
         for (const struct variable *v = scope->variables; v; v = v->next)

@@ -56,7 +56,7 @@ enum status parse_expect(struct parser *p, enum token_type type, struct token *r
     return ST_OK;
 }
 
-enum status parse_expect_name(struct parser *p, const char *name)
+static enum status parse_expect_name(struct parser *p, const char *name)
 {
     char wanted[80];
     snprintf(wanted, sizeof wanted, "'%s'", name);

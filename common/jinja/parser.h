@@ -31,8 +31,7 @@ bool skip_name(struct parser *p, const char *name);      // and beyond it if so
 bool skip_token(struct parser *p, enum token_type type);
 enum status parse_expect(struct parser *p, enum token_type type,
                          struct token *ret); // ret may be NULL
-enum status parse_expect_name(struct parser *p, const char *name);
-enum status parse_deeper(struct parser *p); // one deeper; the caller takes it back: p->depth--
+enum status parse_deeper(struct parser *p);  // one deeper; the caller takes it back: p->depth--
 
 // NULL where there is no memory for it; at the current token.
 struct node *node_new(struct parser *p, enum node_kind kind);

@@ -62,7 +62,7 @@ static void put_string_repr(const struct run *r, const struct string *s, struct 
     if (s->markup) run_puts(r, to, ")");
 }
 
-void put_escaped(const struct run *r, const struct string *s, struct bytes *to)
+static void put_escaped(const struct run *r, const struct string *s, struct bytes *to)
 {
     static const char *const names[256] = {
         ['&'] = "&amp;", ['<'] = "&lt;", ['>'] = "&gt;", ['"'] = "&#34;", ['\''] = "&#39;"};

@@ -61,7 +61,6 @@ enum status jinja_render_captured(struct run *r, struct scope *scope, const stru
                                   struct value *ret);
 enum status scope_set(struct run *r, struct scope *scope, const struct string *name,
                       struct value value);
-struct value scope_get(struct run *r, const struct scope *scope, const struct string *name);
 enum status scope_assign(struct run *r, struct scope *scope, const struct node *target,
                          struct value value);
 
@@ -202,7 +201,6 @@ enum status put_str(struct run *r, const struct value *v, struct bytes *to);    
 enum status put_repr(struct run *r, const struct value *v, struct bytes *to);   // repr(v)
 enum status value_str(struct run *r, const struct value *v, struct value *ret); // a V_STRING
 void put_float(double x, struct bytes *to);
-void put_escaped(const struct run *r, const struct string *s, struct bytes *to);   // HTML
 enum status value_escape(struct run *r, const struct value *v, struct value *ret); // markup
 enum status markup_of(struct run *r, const struct string *s, struct value *ret);   // as it is
 

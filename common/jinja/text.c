@@ -138,7 +138,7 @@ static bool is_lower(uint32_t c)
             utf8proc_toupper((utf8proc_int32_t)c) != (utf8proc_int32_t)c);
 }
 
-bool text_is_cased(uint32_t c)
+static bool is_cased(uint32_t c)
 {
     return is_upper(c) || is_lower(c) || is_title(c);
 }
@@ -186,13 +186,13 @@ static bool is_final_sigma(const char *s, size_t len, size_t at)
         before--;
         while (before > 0 && ((unsigned char)s[before] & 0xc0) == 0x80) before--;
         uint32_t c = text_char(s + before, len - before, &n);
-        cased = text_is_cased(c);
+        cased = is_cased(c);
         if (!cased && category(c) != UTF8PROC_CATEGORY_MN) return false;
     }
     if (!cased) return false;
     for (size_t after = at + 2; after < len; after += (size_t)n) {
         uint32_t c = text_char(s + after, len - after, &n);
-        if (text_is_cased(c)) return false;
+        if (is_cased(c)) return false;
         if (category(c) != UTF8PROC_CATEGORY_MN) return true;
     }
     return true;
@@ -232,7 +232,7 @@ void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *r
             put_title(c, ret);
         else
             put_lower(s, len, at, c, ret);
-        inside = to == CASE_TITLE ? text_is_cased(c) : true;
+        inside = to == CASE_TITLE ? is_cased(c) : true;
     }
 }
 

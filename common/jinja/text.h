@@ -13,7 +13,6 @@ bool text_is_line_end(uint32_t c);  // str.splitlines
 bool text_is_printable(uint32_t c); // str.isprintable
 bool text_is_identifier(uint32_t c, bool first);
 bool text_is_word(uint32_t c); // \w
-bool text_is_cased(uint32_t c);
 
 enum text_class { TEXT_ALPHA, TEXT_DECIMAL, TEXT_DIGIT, TEXT_NUMERIC, TEXT_ALNUM };
 bool text_is(uint32_t c, enum text_class of);
