@@ -18,6 +18,7 @@
 
 struct config {
     const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
+    const char *chat_template_file;
     const char *socket, *listen, *api_key_file, *bridge, *kv_memory, *kv_policy;
     const char *prefix_cache, *log_level, *draft_length, *unknown_fields;
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_connections;
@@ -49,7 +50,9 @@ static const struct option_spec table[] = {
     CHOICE("dtype", dtype, "auto", "auto|bf16|f32",
            "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
     TEXT("chat-template", chat_template, NULL, "NAME",
-         "family of the chat template, where it is not recognised"),
+         "which of the folder's named chat templates (default: default, with tools tool_use)"),
+    TEXT("chat-template-file", chat_template_file, NULL, "FILE",
+         "Jinja chat template to use instead of the folder's"),
     TEXT("served-model-name", served_name, NULL, "NAME",
          "name in /v1/models (default: the folder's)"),
     TEXT("draft", draft, NULL, "DIR", "folder of a smaller model of the same tokenizer, which drafts"),
@@ -221,7 +224,7 @@ static enum status serve(const struct config *c)
                    .prefix_cache_off = strcmp(c->prefix_cache, "off") == 0,
                    .exact = c->exact},
         .model_name = c->served_name,
-        .chat_template = c->chat_template,
+        .chat_template = {.name = c->chat_template, .file = c->chat_template_file},
         .accept_unknown = strcmp(c->unknown_fields, "warn") == 0,
         .unix_fd = -1,
         .tcp_fd = -1,

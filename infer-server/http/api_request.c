@@ -3,7 +3,7 @@
  * what becomes of those that are not read here, is in request_fields.c. Loop's thread; the fuzz
  * entry calls it from its own. */
 #include "infer-server/http/api.h"
-#include "infer-server/http/api_messages.h"
+#include "infer-server/http/api_chat.h"
 #include "common/base/json.h"
 #include "infer-server/http/api_logits.h"
 
@@ -145,7 +145,6 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     enum status st = ST_OK;
     bool generation_prompt = true, continue_final = false;
     const json_t *messages = json_object_get(object, "messages");
-    json_t *plain = NULL;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return status_fail(ST_INVALID, "request: \"messages\" must be an array of one message or "
                                        "more");
@@ -162,17 +161,11 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
-    CHECK(api_messages_plain(messages, &plain));
-    st = chat_template_render(model->chat, plain, generation_prompt, &text);
-    if (st != ST_OK) {
-        st = status_context(st, "request: \"messages\"");
-        goto out;
-    }
+    CHECK(api_chat_render(object, model, generation_prompt, &text));
     CHECK(bytes_status(&text));
     // the template has written the special tokens itself
     CHECK(encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
 out:
-    json_decref(plain);
     bytes_release(&text);
     return st;
 }
@@ -247,6 +240,8 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (ids + messages + prompt != 1)
         return status_fail(ST_INVALID, "request: \"groups\": give each group exactly one of "
                                        "prompt_token_ids, messages and prompt");
+    enum status st = messages ? ST_OK : api_chat_refuse_fields(object);
+    if (st != ST_OK) return st;
     if (ids)
         return read_ids(json_object_get(object, "prompt_token_ids"), "prompt_token_ids", model,
                         ret);
@@ -255,7 +250,7 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (!json_is_string(value))
         return status_fail(ST_INVALID, "request: \"prompt\" of a group must be a string (token ids "
                                        "go into prompt_token_ids)");
-    enum status st = add_special_of(object, &add_special);
+    st = add_special_of(object, &add_special);
     if (st != ST_OK) return st;
     return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
                        model, ret);

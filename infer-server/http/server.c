@@ -113,9 +113,10 @@ static enum status read_tokenizer(struct server *s, const char *folder)
     st = tokenizer_load(folder, &s->tokenizer);
     if (st == ST_OK) st = check_draft_tokenizer(s);
     if (st != ST_OK) return st;
-    const char *name = s->options->chat_template;
-    st = chat_template_find(folder, name, &s->chat);
-    if (st == ST_OK || name) return st;
+    const struct chat_template_choice *choice = &s->options->chat_template;
+    st = chat_template_find(folder, choice, &s->chat);
+    if (st == ST_OK) log_info("chat template: %s", chat_template_source(s->chat));
+    if (st == ST_OK || choice->name || choice->file) return st;
     snprintf(s->why_no_chat, sizeof s->why_no_chat, "%s", status_message());
     log_warn("chat is off: %s", s->why_no_chat);
     return ST_OK;
