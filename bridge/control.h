@@ -31,19 +31,20 @@ void control_wait(struct control *c, uint32_t seen, int timeout_ms);
 enum control_event {
     CONTROL_NONE,       // no update happened
     CONTROL_UPDATED,    // weights changed, version is even again
-    CONTROL_TORN,       // the writer died or let the deadline pass while the version was odd
-    CONTROL_WRITER_GONE // it died while the version was even: lease taken back, nothing lost
+    CONTROL_TORN,        // the writer died or failed while the version was odd: it writes no more
+    CONTROL_WRITER_GONE, // it was lost while the version was even: lease revoked, nothing else lost
+    CONTROL_HELD         // it stands still while the version is odd and cannot be ended: the weights
+                         // must be given up (status_message() says why)
 };
 // After any event but CONTROL_NONE the owner reads control_version() again. A writer that lives but
-// has given no heartbeat for 30 s counts as dead; taking its lease back moves the version on by
-// two.
+// has given no heartbeat for 30 s is treated as dead: revoking its lease moves an even version on
+// by two; at an odd one it is killed first.
 void control_set_heartbeat_limit(struct control *c, int ms); // instead of the 30 s
 bool control_quiet_requested(const struct control *c);
 // At a step boundary, with no work in flight on the device: acknowledges the request, waits until
 // the writer resumes (its death is noticed within 100 ms), and says what happened.
 enum control_event control_grant_quiet(struct control *c);
-// Notices a dead writer outside of an update; cheap enough for every 100 ms. CONTROL_TORN here: a
-// writer that had lost its lease may have written after all; the version is odd now.
+// Notices a lost writer outside of an update; cheap enough for every 100 ms.
 enum control_event control_check_writer(struct control *c);
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
 void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
