@@ -42,18 +42,30 @@ static enum status open_regular(const char *path, int *ret_fd, size_t *ret_len)
     return ST_OK;
 }
 
+enum status file_check_owner(int fd, const char *path)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0) return io_fail("stat", path);
+    if (info.st_uid == geteuid() || info.st_uid == 0) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "%s belongs to user %u, and this process runs as user %u: it is not trusted; "
+                       "run both as one user, or name another file",
+                       path, (unsigned)info.st_uid, (unsigned)geteuid());
+}
+
 static enum status too_large(const char *path, size_t max)
 {
     return status_fail(ST_FORMAT, "%s is larger than the %zu bytes allowed for it", path, max);
 }
 
-enum status file_read(const char *path, size_t max, struct bytes *ret)
+static enum status read_whole(const char *path, size_t max, bool own, struct bytes *ret)
 {
     int fd = -1;
     size_t size;
     struct bytes content = BYTES_INIT;
     enum status st;
     CHECK(open_regular(path, &fd, &size));
+    if (own) CHECK(file_check_owner(fd, path));
     if (size > max) {
         st = too_large(path, max);
         goto out;
@@ -86,6 +98,16 @@ out:
     bytes_release(&content);
     if (fd >= 0) close(fd);
     return st;
+}
+
+enum status file_read(const char *path, size_t max, struct bytes *ret)
+{
+    return read_whole(path, max, false, ret);
+}
+
+enum status file_read_own(const char *path, size_t max, struct bytes *ret)
+{
+    return read_whole(path, max, true, ret);
 }
 
 // The folder of `path`, for fsync: "a/b" -> "a", "b" -> ".", "/b" -> "/". NULL for want of memory.

@@ -4,9 +4,14 @@
 
 #include "common/base/bytes.h"
 
+// The open file must belong to this user or to root: what another user made may change under its
+// reader's hands, or say what that user likes. ST_MISMATCH names the owner.
+enum status file_check_owner(int fd, const char *path);
+
 // Reads a regular file of at most `max` bytes (larger: ST_FORMAT). The content replaces what the
 // initialised buffer held.
 enum status file_read(const char *path, size_t max, struct bytes *ret);
+enum status file_read_own(const char *path, size_t max, struct bytes *ret); // file_check_owner()
 
 // Temporary file beside `path`, write, fsync, rename, fsync of the folder. On failure `path` is as
 // it was and the temporary file is gone; only where the last step, the folder's fsync, fails, is the
