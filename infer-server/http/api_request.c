@@ -1,7 +1,7 @@
 /* api_request.c: request bodies to struct api_request. Every field is checked here, where its name
  * is known; the engine only sees token ids and numbers that make sense. Unknown fields are ignored,
  * as OpenAI's servers do; fields that are known, would change the result and cannot be honoured are
- * refused. Loop's thread; the fuzz entry calls it from its own. */
+ * refused. Any thread: it reads the model's facts, which nobody changes, and writes its own request. */
 #include "infer-server/http/api.h"
 #include "common/base/json.h"
 
@@ -99,6 +99,13 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
                            "request: \"%s\" is text, but %s has no tokenizer.json; send token ids "
                            "(prompt_token_ids) instead",
                            field, model->folder);
+    // a text that cannot fit is not worth the seconds that megabytes take
+    size_t most = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
+    if (len > most)
+        return status_fail(ST_INVALID,
+                           "request: \"%s\" has %zu bytes; the context is %d tokens, prompt and "
+                           "completion together, which hold %zu bytes at most",
+                           field, len, model->max_context, most);
     struct token_list list = TOKEN_LIST_INIT;
     enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
     if (st == ST_OK && list.n == 0)

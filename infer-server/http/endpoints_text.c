@@ -1,15 +1,19 @@
-/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h),
- * then a generation; its answer is written when all is there, or as a stream while the client
- * reads. Loop's thread. */
+/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h; a large
+ * one in another thread, parse.h), then a generation; its answer is written when all is there, or as a
+ * stream while the client reads. Loop's thread. */
 #include "infer-server/http/server_impl.h"
+#include "infer-server/http/parse.h"
 #include "common/base/clock.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
+#define LOOP_BYTES (64 << 10) // bodies up to here take less time than another thread's wake-up is worth
+
 struct text_exchange {
     struct server *server;
-    struct exchange *exchange; // outlives this
+    struct exchange *exchange; // NULL once it is gone, which happens only while its body is parsed
+    bool parsing;
     struct answer answer;
 };
 
@@ -17,6 +21,8 @@ static void on_close(void *attached, bool answered)
 {
     struct text_exchange *t = attached;
     if (!answered) t->server->metrics.disconnects++;
+    t->exchange = NULL;
+    if (t->parsing) return; // on_parsed() comes
     generation_release(t->answer.generation);
     free(t);
 }
@@ -69,50 +75,88 @@ static enum status check_room(const struct server *s, const struct api_request *
         r->n_samples, most);
 }
 
-static enum status begin(struct server *s, struct exchange *x, enum api_kind kind)
+// Takes the request over, also where it fails.
+static enum status begin(struct text_exchange *t, struct api_request *r)
 {
-    size_t len;
-    const char *body = exchange_body(x, &len);
-    struct api_request *r = NULL;
-    enum status st = ST_OK;
-    struct text_exchange *t = calloc(1, sizeof *t);
-    if (!t) return status_fail(ST_NO_MEMORY, "out of memory");
-    t->server = s;
-    t->exchange = x;
+    struct server *s = t->server;
+    bool stream = r->stream;
+    enum api_kind kind = r->kind;
     t->answer.model = &s->model;
     t->answer.created = clock_wall_s();
-    CHECK(api_request_parse(kind, &s->model, body, len, &r));
     snprintf(r->id, sizeof r->id, "%s-%016" PRIx64, kind == API_CHAT ? "chatcmpl" : "cmpl",
              api_random_seed());
     t->answer.unfinished = r->n_samples;
-    st = check_room(s, r);
+    enum status st = check_room(s, r);
     if (st != ST_OK) {
         api_request_free(r);
-        goto out;
+        return st;
     }
-    bool stream = r->stream;
-    CHECK(generation_start(&s->host, r, on_progress, t, &t->answer.generation));
-    exchange_attach(x, t, on_close);
+    st = generation_start(&s->host, r, on_progress, t, &t->answer.generation);
+    if (st != ST_OK) return st;
     if (kind == API_ROLLOUTS)
-        exchange_stream(x, "application/x-ndjson", produce_lines);
+        exchange_stream(t->exchange, "application/x-ndjson", produce_lines);
     else if (stream)
-        exchange_stream(x, "text/event-stream; charset=utf-8", produce_events);
+        exchange_stream(t->exchange, "text/event-stream; charset=utf-8", produce_events);
     return ST_OK;
-out:
+}
+
+// The body's request, or why there is none. The client may have left meanwhile.
+static void on_parsed(void *context, enum status st, struct api_request *r)
+{
+    struct text_exchange *t = context;
+    struct exchange *x = t->exchange;
+    if (t->parsing) t->server->work--;
+    t->parsing = false;
+    if (!x) {
+        api_request_free(r);
+        free(t);
+        return;
+    }
+    if (st == ST_OK) st = begin(t, r);
+    if (st == ST_OK) return;
+    t->server->metrics.refused++;
+    exchange_attach(x, NULL, NULL);
     free(t);
-    return st;
+    exchange_fail_status(x, st);
+}
+
+static void parse_elsewhere(struct text_exchange *t, enum api_kind kind)
+{
+    struct server *s = t->server;
+    struct http_body *taken = exchange_take_body(t->exchange);
+    enum status st = taken ? parse_body(&s->loop, kind, &s->model, taken, on_parsed, t)
+                           : status_fail(ST_NO_MEMORY, "out of memory");
+    if (st != ST_OK) {
+        on_parsed(t, st, NULL);
+        return;
+    }
+    t->parsing = true;
+    s->work++;
 }
 
 static void handle(struct server *s, struct exchange *x, enum api_kind kind)
 {
+    size_t len;
+    const char *body = exchange_body(x, &len);
+    struct api_request *r = NULL;
     if (!server_is_open(s, x)) {
         s->metrics.refused++;
         return;
     }
-    enum status st = begin(s, x, kind);
-    if (st == ST_OK) return;
-    s->metrics.refused++;
-    exchange_fail_status(x, st);
+    struct text_exchange *t = calloc(1, sizeof *t);
+    if (!t) {
+        exchange_fail(x, 500, "server_error", "out of memory");
+        return;
+    }
+    t->server = s;
+    t->exchange = x;
+    exchange_attach(x, t, on_close);
+    if (len > LOOP_BYTES) {
+        parse_elsewhere(t, kind);
+    } else {
+        enum status st = api_request_parse(kind, &s->model, body, len, &r);
+        on_parsed(t, st, r);
+    }
 }
 
 void handle_completions(void *server, struct exchange *x)

@@ -141,9 +141,31 @@ static void test_eleven_hundred_connections(void **state)
     wanted.rlim_cur = before.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &wanted), 0);
     crowd(port, MANY, beginnings[4], RESET);
-    crowd(port, MANY, beginnings[2], CLOSE);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     json_decref(daemon_get(d.socket, "/health", 200));
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// They have left before the server even accepts them: it is stopped meanwhile, so that all it hears
+// of each is in one piece.
+static void test_left_before_accept(void **state)
+{
+    (void)state;
+    enum { BATCHES = 3, BATCH = 400 }; // more than the limit, and less at once than the backlog
+    static const char *const options[] = {"--listen", "127.0.0.1:0", NULL};
+    struct daemon d = {0};
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    for (int k = 0; k < BATCHES; k++) {
+        test_kill(&d.child, SIGSTOP);
+        for (int i = 0; i < BATCH; i++) {
+            int fd = wire_open_tcp(port);
+            assert_true(fd >= 0 && wire_send(fd, beginnings[4], strlen(beginnings[4])));
+            close(fd);
+        }
+        test_kill(&d.child, SIGCONT);
+        assert_int_equal(tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
+    }
     assert_int_equal(daemon_stop(&d), 0);
 }
 
@@ -273,16 +295,197 @@ static void test_loopback_with_key(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
+// ---- large bodies ------------------------------------------------------------------------------
+
+#define LARGE ((size_t)31 << 20)
+
+struct sender {
+    pthread_t thread;
+    const char *socket, *body;
+    size_t len;
+    _Atomic bool sent, answered;
+    struct wire_answer answer;
+};
+
+static void *send_large(void *argument)
+{
+    struct sender *s = argument;
+    char head[128];
+    int n =
+        snprintf(head, sizeof head,
+                 "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", s->len);
+    int fd = wire_open(s->socket);
+    if (fd >= 0 && wire_send(fd, head, (size_t)n)) wire_send(fd, s->body, s->len);
+    s->sent = true;
+    if (fd >= 0) wire_read(fd, 300000, &s->answer);
+    s->answered = true;
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
+static char *large_body(size_t len)
+{
+    static const char head[] = "{\"prompt\":\"", tail[] = "\"}";
+    char *body = malloc(len + 1);
+    assert_non_null(body);
+    memset(body, 'a', len);
+    body[len] = 0;
+    memcpy(body, head, sizeof head - 1);
+    memcpy(body + len - sizeof tail + 1, tail, sizeof tail - 1);
+    return body;
+}
+
+static int open_notify(const char **ret_path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    *ret_path = test_path(test_folder(), "notify");
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", *ret_path);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+static int count_pings(int fd)
+{
+    char text[2048];
+    int n = 0;
+    for (ssize_t len; (len = recv(fd, text, sizeof text - 1, MSG_DONTWAIT)) > 0;) {
+        text[len] = 0;
+        n += strstr(text, "WATCHDOG=1") != NULL;
+    }
+    return n;
+}
+
+static bool all(struct sender *senders, int n, bool answered)
+{
+    for (int i = 0; i < n; i++)
+        if (!(answered ? senders[i].answered : senders[i].sent)) return false;
+    return true;
+}
+
+// Twenty at once: between the last byte of the last one and the last answer the loop goes on: it
+// answers others, and tells the service manager that it lives.
+static void test_twenty_large_bodies(void **state)
+{
+    (void)state;
+    enum { MANY = 20 };
+    static const char *const options[] = {"--max-body", "32M", "--max-buffered", "1G", NULL};
+    struct daemon d = {0};
+    struct sender senders[MANY] = {0};
+    const char *path;
+    char *body = large_body(LARGE);
+    int notify = open_notify(&path), health = 0, pings = 0;
+    setenv("NOTIFY_SOCKET", path, 1);
+    setenv("WATCHDOG_USEC", "300000", 1); // a ping every 100 ms
+    daemon_spawn(&d, model, options);
+    unsetenv("NOTIFY_SOCKET");
+    unsetenv("WATCHDOG_USEC");
+    daemon_wait(&d);
+    for (int i = 0; i < MANY; i++) {
+        senders[i].socket = d.socket;
+        senders[i].body = body;
+        senders[i].len = LARGE;
+        assert_int_equal(pthread_create(&senders[i].thread, NULL, send_large, &senders[i]), 0);
+    }
+    while (!all(senders, MANY, false)) {
+        count_pings(notify); // a full socket would hold up the server
+        clock_sleep_ms(1);
+    }
+    while (!all(senders, MANY, true)) {
+        pings += count_pings(notify);
+        json_decref(daemon_get(d.socket, "/health", 200));
+        health++;
+    }
+    print_message("%d answers and %d pings meanwhile\n", health, pings);
+    for (int i = 0; i < MANY; i++) {
+        pthread_join(senders[i].thread, NULL);
+        assert_int_equal(senders[i].answer.status, 400);
+        assert_contains(bytes_text(&senders[i].answer.body), "bytes; the context is 512 tokens");
+        wire_answer_release(&senders[i].answer);
+    }
+    assert_true(pings >= 2);
+    assert_true(health >= 2 * MANY);
+    free(body);
+    close(notify);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// Bodies that are never ended take memory only up to --max-buffered; then others are sent away
+// until there is room again.
+static void test_buffered_bodies(void **state)
+{
+    (void)state;
+    enum { HOLDERS = 6 };
+    static const char *const options[] = {"--max-body", "1M", "--max-buffered", "4M", NULL};
+    static const char head[] =
+        "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
+    struct daemon d = {0};
+    struct sender other = {0};
+    int fds[HOLDERS];
+    size_t part = 900000;
+    char *body = large_body(part);
+    daemon_start(&d, model, options);
+    other = (struct sender){.socket = d.socket, .body = body, .len = part};
+    for (int i = 0; i < HOLDERS; i++) {
+        fds[i] = wire_open(d.socket);
+        assert_true(fds[i] >= 0 && wire_send(fds[i], head, sizeof head - 1) &&
+                    wire_send(fds[i], body, part));
+    }
+    send_large(&other);
+    assert_int_equal(other.answer.status, 429);
+    assert_contains(bytes_text(&other.answer.head), "Retry-After");
+    assert_contains(bytes_text(&other.answer.body), "--max-buffered");
+    wire_answer_release(&other.answer);
+    json_decref(
+        daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}"));
+    for (int i = 0; i < HOLDERS; i++) close(fds[i]);
+    int64_t deadline = clock_deadline_ns(SOON_MS);
+    for (int status = 429; status == 429;) { // their memory is given back
+        send_large(&other);
+        status = other.answer.status;
+        if (status != 429) assert_int_equal(status, 400); // no prompt of that length fits
+        wire_answer_release(&other.answer);
+        assert_true(clock_now_ns() < deadline);
+    }
+    free(body);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// A client that leaves while its body is parsed leaves nothing behind.
+static void test_leaves_while_parsed(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-body", "32M", NULL};
+    struct daemon d = {0};
+    char *body = large_body(LARGE / 2), head[128];
+    daemon_start(&d, model, options);
+    int n = snprintf(head, sizeof head,
+                     "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
+                     LARGE / 2);
+    for (int i = 0; i < 6; i++) {
+        int fd = wire_open(d.socket);
+        assert_true(fd >= 0 && wire_send(fd, head, (size_t)n) && wire_send(fd, body, LARGE / 2));
+        close(fd);
+    }
+    json_decref(daemon_get(d.socket, "/health", 200));
+    free(body);
+    assert_int_equal(daemon_stop(&d), 0); // some are still being parsed
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_clients_that_leave),
         cmocka_unit_test(test_clients_that_hold),
         cmocka_unit_test(test_eleven_hundred_connections),
+        cmocka_unit_test(test_left_before_accept),
         cmocka_unit_test(test_drippers),
         cmocka_unit_test(test_few_descriptors),
         cmocka_unit_test(test_loopback_without_key),
         cmocka_unit_test(test_loopback_with_key),
+        cmocka_unit_test(test_twenty_large_bodies),
+        cmocka_unit_test(test_buffered_bodies),
+        cmocka_unit_test(test_leaves_while_parsed),
     };
     return cmocka_run_group_tests_name("network", tests, make_model, NULL);
 }
