@@ -440,6 +440,13 @@ enum status control_quiet(struct control *c, int64_t deadline_ns)
     return ST_OK;
 }
 
+bool control_quiet_cancel(struct control *c)
+{
+    uint64_t lease = atomic_load(&c->lease);
+    return lease &&
+           phase_move(c->page, phase_word(lease, PHASE_REQUESTED), phase_word(lease, PHASE_IDLE));
+}
+
 enum status control_write_begin(struct control *c)
 {
     struct page *page = c->page;

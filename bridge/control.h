@@ -17,8 +17,8 @@ struct control; // one process's mapping of the page
 // ---- owner's side -------------------------------------------------------------------------------
 // name: "/commonweight-..." ; replaces a page left by a dead owner, ST_BUSY where the owner lives.
 enum status control_create(const char *name, const char *layout_hash, struct control **ret);
-// Removes a page that a killed owner left under another name; true if it did. A living owner's, one
-// of another PID namespace or anything that is no page stays.
+// Removes a page that a killed owner left under another name, or before it had one; true if it did.
+// A living owner's or anything that is no page stays.
 bool control_sweep(const char *name);
 void control_heartbeat(struct control *c); // either side, about every 100 ms (see also below)
 
@@ -67,6 +67,9 @@ void control_lease_release(struct control *c);
 // ST_MISMATCH where the owner rewrote the weights since this writer took the lease or last ended an
 // update. On failure nothing is left to resume.
 enum status control_quiet(struct control *c, int64_t deadline_ns);
+// From another thread than waits in control_quiet(), of a process that is about to end: true where a
+// request was there and cannot be granted any more. control_quiet() then fails.
+bool control_quiet_cancel(struct control *c);
 enum status control_write_begin(struct control *c); // version goes odd; on failure write nothing
 enum status control_write_end(struct control *c);   // version goes even: weights are whole
 void control_resume(struct control *c);             // lets the engine go on

@@ -2,7 +2,8 @@
  * WATCH_MS.
  *
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
- * thread holds from the request for quiet to the even version, before it ends the process. A dead
+ * thread holds from the request for quiet to the even version, before it ends the process. A request
+ * that is not granted yet, which may take as long as the quiet time-out, it revokes instead. A dead
  * daemon has no weights to tear: there the main thread gets GRACE_MS to end by itself, with its own
  * sentence.
  */
@@ -11,13 +12,14 @@
 #include "common/base/log.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #define WATCH_MS 100
 #define GRACE_MS 1000
 
-static volatile sig_atomic_t signals_seen;
+static _Atomic int signals_seen; // two signals may come to two threads at once
 
 struct stop {
     pthread_t thread;
@@ -29,7 +31,7 @@ struct stop {
 static void on_signal(int number)
 {
     (void)number;
-    if (signals_seen < 2) signals_seen = signals_seen + 1;
+    atomic_fetch_add(&signals_seen, 1);
 }
 
 void stop_catch_signals(void)
@@ -45,6 +47,22 @@ bool stop_requested(void)
     return signals_seen > 0;
 }
 
+// Ends the process once no update can be under way: with the publish lock, or with the main thread's
+// request for quiet revoked. Returns where the run has ended by itself.
+static void end_at_once(struct stop *s)
+{
+    bool cancelled = false;
+    while (!cancelled && pthread_mutex_trylock(&s->publish_lock) != 0) {
+        cancelled = control_quiet_cancel(s->control);
+        if (!cancelled) clock_sleep_ms(WATCH_MS / 10);
+    }
+    if (cancelled || !s->ended) {
+        log_warn("second signal: ending at once");
+        _exit(1);
+    }
+    pthread_mutex_unlock(&s->publish_lock);
+}
+
 static void *watch(void *context)
 {
     struct stop *s = context;
@@ -57,13 +75,8 @@ static void *watch(void *context)
             said = true;
         }
         if (signals_seen > 1) {
-            pthread_mutex_lock(&s->publish_lock);
-            if (s->ended) { // too late: it is ending already
-                pthread_mutex_unlock(&s->publish_lock);
-                return NULL;
-            }
-            log_warn("second signal: ending at once");
-            _exit(1);
+            end_at_once(s);
+            return NULL;
         }
         if (control_owner_alive(s->control) == ST_OK) continue;
         for (int64_t deadline = clock_deadline_ns(GRACE_MS); clock_ms_until(deadline) > 0;) {
