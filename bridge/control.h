@@ -29,12 +29,12 @@ void control_ring(struct control *c);
 void control_wait(struct control *c, uint32_t seen, int timeout_ms);
 
 enum control_event {
-    CONTROL_NONE,       // no update happened
-    CONTROL_UPDATED,    // weights changed, version is even again
+    CONTROL_NONE,        // no update happened
+    CONTROL_UPDATED,     // weights changed, version is even again
     CONTROL_TORN,        // the writer died or failed while the version was odd: it writes no more
     CONTROL_WRITER_GONE, // it was lost while the version was even: lease revoked, nothing else lost
-    CONTROL_HELD         // it stands still while the version is odd and cannot be ended: the weights
-                         // must be given up (status_message() says why)
+    CONTROL_HELD // it stands still while the version is odd and cannot be ended: the weights
+                 // must be given up (status_message() says why)
 };
 // After any event but CONTROL_NONE the owner reads control_version() again. A writer that lives but
 // has given no heartbeat for 30 s is treated as dead: revoking its lease moves an even version on
@@ -67,8 +67,8 @@ void control_lease_release(struct control *c);
 // ST_MISMATCH where the owner rewrote the weights since this writer took the lease or last ended an
 // update. On failure nothing is left to resume.
 enum status control_quiet(struct control *c, int64_t deadline_ns);
-// From another thread than waits in control_quiet(), of a process that is about to end: true where a
-// request was there and cannot be granted any more. control_quiet() then fails.
+// From another thread than waits in control_quiet(), of a process that is about to end: true where
+// a request was there and cannot be granted any more. control_quiet() then fails.
 bool control_quiet_cancel(struct control *c);
 enum status control_write_begin(struct control *c); // version goes odd; on failure write nothing
 enum status control_write_end(struct control *c);   // version goes even: weights are whole

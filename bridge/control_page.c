@@ -99,14 +99,13 @@ static bool owner_lives(const struct page *page, int fd)
            process_alive(page->owner_pid, page->owner_start);
 }
 
-// Takes the name from the page behind fd, if it still has it. With the lock, so that two daemons that
-// start at once agree on which page they look at.
+// Takes the name from the page behind fd, if it still has it. With the lock, so that two daemons
+// that start at once agree on which page they look at.
 static bool unlink_page(const char *name, int fd)
 {
     struct stat held, named;
     int now_fd = -1;
-    bool same = fstat(fd, &held) == 0 &&
-                (now_fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0)) >= 0 &&
+    bool same = fstat(fd, &held) == 0 && (now_fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0)) >= 0 &&
                 fstat(now_fd, &named) == 0 && held.st_ino == named.st_ino;
     bool removed = same && shm_unlink(name) == 0;
     if (now_fd >= 0) close(now_fd);
@@ -212,7 +211,8 @@ enum status control_create(const char *name, const char *layout_hash, struct con
         goto out;
     }
     fill_page(page, layout_hash);
-    if (flock(fd, LOCK_EX) != 0) { // before it has its name: a page with one shows whether it is held
+    // Before it has its name: no page without its owner's lock is ever seen under it.
+    if (flock(fd, LOCK_EX) != 0) {
         st = status_fail(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
         goto out;
     }

@@ -93,8 +93,8 @@ enum status process_kill(pid_t pid, uint64_t start_time, int timeout_ms)
     enum status st = ST_OK;
     int fd = open_process(pid); // first: what is then found to be that process is what is killed
     if (!process_alive(pid, start_time)) goto out;
-    int sent = fd >= 0 ? (int)syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0)
-                       : kill(pid, SIGKILL);
+    int sent =
+        fd >= 0 ? (int)syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0) : kill(pid, SIGKILL);
     if (sent != 0 && errno != ESRCH) {
         st = status_fail(ST_IO, "process %d cannot be killed: %s", (int)pid, strerror(errno));
         goto out;

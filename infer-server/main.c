@@ -56,13 +56,15 @@ static const struct option_spec table[] = {
          "family of the chat template, where it is not recognised"),
     TEXT("served-model-name", served_name, NULL, "NAME",
          "name in /v1/models (default: the folder's)"),
-    TEXT("draft", draft, NULL, "DIR", "folder of a smaller model of the same tokenizer, which drafts"),
+    TEXT("draft", draft, NULL, "DIR",
+         "folder of a smaller model of the same tokenizer, which drafts"),
     TEXT("speculative", speculative, "off", "METHOD:K",
          "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
          "draft_model[:5] with commas between them"),
-    CHOICE("draft-length", draft_length, "adaptive", "adaptive|fixed",
-           "drafts of a step: as many as pay, by measured time and acceptance, or always as many as "
-           "there are: slower, but acceptance is then counted on all of a sample"),
+    CHOICE(
+        "draft-length", draft_length, "adaptive", "adaptive|fixed",
+        "drafts of a step: as many as pay, by measured time and acceptance, or always as many as "
+        "there are: slower, but acceptance is then counted on all of a sample"),
     HEADING("Sockets"),
     TEXT("socket", socket, NULL, "PATH",
          "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
@@ -72,7 +74,8 @@ static const struct option_spec table[] = {
     TEXT("api-key-file", api_key_file, NULL, "FILE",
          "its first line is the key that TCP clients must send"),
     TEXT("allowed-hosts", allowed_hosts, NULL, "NAME,NAME",
-         "names and addresses, beside loopback's and that of --listen, by which TCP clients without a "
+         "names and addresses, beside loopback's and that of --listen, by which TCP clients "
+         "without a "
          "key may call this server (their Host and Origin headers)"),
     TEXT("bridge", bridge, NULL, "PATH",
          "bridge file to write (default: bridge.json beside the default socket)"),
@@ -224,9 +227,10 @@ static int connection_limit(const struct config *c)
     int64_t room = ((int64_t)limit.rlim_max - OWN_FILES) / sockets;
     if (room >= wanted) return wanted;
     if (room < 1) room = 1;
-    log_warn("--max-connections %d: this process may open %lld files (ulimit -Hn, LimitNOFILE=), so "
-             "that each socket takes %lld connections",
-             wanted, (long long)limit.rlim_max, (long long)room);
+    log_warn(
+        "--max-connections %d: this process may open %lld files (ulimit -Hn, LimitNOFILE=), so "
+        "that each socket takes %lld connections",
+        wanted, (long long)limit.rlim_max, (long long)room);
     return (int)room;
 }
 

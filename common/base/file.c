@@ -49,10 +49,11 @@ enum status file_check_owner(int fd, const char *path)
     struct stat info;
     if (fstat(fd, &info) != 0) return io_fail("stat", path);
     if (info.st_uid == geteuid() || info.st_uid == 0) return ST_OK;
-    return status_fail(ST_MISMATCH,
-                       "%s belongs to user %u, and this process runs as user %u: it is not trusted; "
-                       "run both as one user, or name another file",
-                       path, (unsigned)info.st_uid, (unsigned)geteuid());
+    return status_fail(
+        ST_MISMATCH,
+        "%s belongs to user %u, and this process runs as user %u: it is not trusted; "
+        "run both as one user, or name another file",
+        path, (unsigned)info.st_uid, (unsigned)geteuid());
 }
 
 static enum status too_large(const char *path, size_t max)
@@ -153,7 +154,7 @@ enum status file_write_all(int fd, const char *path, const void *data, size_t le
     return ST_OK;
 }
 
-#define TEMPORARY       ".tmp."
+#define TEMPORARY        ".tmp."
 #define TEMPORARY_DIGITS 6
 
 // A new file of a random name. mkostemp() would make it 0600, and what the umask leaves of the mode

@@ -334,8 +334,8 @@ out:
     return st;
 }
 
-// The longest token's text; normal forms make of a text a quarter at least (U+1D400, four bytes, is "A"
-// in NFKC).
+// The longest token's text; normal forms make of a text a quarter at least (U+1D400, four bytes, is
+// "A" in NFKC).
 static size_t max_token_bytes(const struct tokenizer *t, bool normalizes)
 {
     size_t longest = 1, len;

@@ -338,8 +338,6 @@ enum status engine_pause(struct engine *e, int timeout_ms)
     }
     if (e->resumes != resumes) {
         st = status_fail(ST_CANCELLED, "the engine was told to resume before it had paused");
-    } else if (e->stopping || e->stats.state == ENGINE_FAILED) {
-        st = status_fail(ST_CANCELLED, "the engine is ending");
     } else if (!e->paused) {
         e->pause_wanted = false;
         st = status_fail(ST_TIMEOUT, "the engine did not pause within %d ms", timeout_ms);

@@ -132,7 +132,7 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     int draft_positions;                   // its K, or the most that a request has drafted
     uint64_t ttft_buckets[ENGINE_BUCKETS];
     uint64_t itl_buckets[ENGINE_BUCKETS]; // first token, between tokens
-    double ttft_sum, itl_sum; // seconds
+    double ttft_sum, itl_sum;             // seconds
 };
 
 // Starts the thread; loading goes on in it (engine_stats tells). Config errors come at once.
@@ -150,7 +150,7 @@ enum status engine_submit(struct engine *e, struct request *r);
 void engine_cancel(struct engine *e, struct request *r, int sample); // sample -1: all
 void engine_stats(struct engine *e, struct engine_stats *ret);
 // Stops stepping at the next boundary until resumed (POST /bridge/pause). Pausing waits for that,
-// at most timeout_ms (ST_TIMEOUT: it is not paused; ST_CANCELLED: resumed, or ended, meanwhile);
+// at most timeout_ms (ST_TIMEOUT: it is not paused; ST_CANCELLED: resumed meanwhile);
 // updates and commands are served while paused.
 enum status engine_pause(struct engine *e, int timeout_ms);
 enum status engine_resume(struct engine *e);

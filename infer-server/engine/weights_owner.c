@@ -67,7 +67,8 @@ static enum status absolute_path(const char *path, char *ret, size_t size)
 #define PAGE_READ   "commonweight-%16[0-9a-f]-control%n"
 
 // Its maker holds a lock on it (kernels/cpu/shared.c). A pid means something only within one
-// namespace, and /dev/shm may be shared by several; within it, builds before the lock are told by it.
+// namespace, and /dev/shm may be shared by several; within it, builds before the lock are told by
+// it.
 static bool sweep_arena(const char *name)
 {
     char hash[17], role[8];

@@ -1,7 +1,8 @@
 /* api_request.c: request bodies to struct api_request. Every field is checked here, where its name
  * is known; the engine only sees token ids and numbers that make sense. Unknown fields are ignored,
  * as OpenAI's servers do; fields that are known, would change the result and cannot be honoured are
- * refused. Any thread: it reads the model's facts, which nobody changes, and writes its own request. */
+ * refused. Any thread: it reads the model's facts, which nobody changes, and writes its own
+ * request. */
 #include "infer-server/http/api.h"
 #include "common/base/json.h"
 

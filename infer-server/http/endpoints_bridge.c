@@ -94,16 +94,15 @@ static json_t *info_json(struct server *s, uint64_t version)
     engine_stats(s->engine, &stats);
     const struct weights *w = engine_weights(s->engine);
     const char *state = server_state(s, &stats, &detail);
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status",
-                     state, "state_detail", json_clean_string(detail), "model",
-                     json_clean_string(s->model.name), "bridge",
-                     json_clean_string(engine_bridge_path(s->engine)), "socket",
-                     json_clean_string(s->options->socket_path),
-                     "weight_version", (json_int_t)(version ? version : stats.weight_version),
-                     "paused", (int)s->paused, "exact", (int)s->options->engine.exact,
-                     "weight_bytes", (json_int_t)stats.weight_bytes, "num_tensors",
-                     w ? w->n_tensors : 0, "num_parameters", (json_int_t)(w ? w->n_parameters : 0),
-                     "control", control_json(s->engine));
+    return json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status", state,
+        "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
+        "bridge", json_clean_string(engine_bridge_path(s->engine)), "socket",
+        json_clean_string(s->options->socket_path), "weight_version",
+        (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
+        (int)s->options->engine.exact, "weight_bytes", (json_int_t)stats.weight_bytes,
+        "num_tensors", w ? w->n_tensors : 0, "num_parameters",
+        (json_int_t)(w ? w->n_parameters : 0), "control", control_json(s->engine));
 }
 
 static json_t *hex_json(uint64_t x)
@@ -252,8 +251,8 @@ void handle_bridge_resume(void *server, struct exchange *x)
 
 // ---- reload ------------------------------------------------------------------------------------
 
-// What does not parse may be any file that this process can read, which a client of the socket or the
-// key need not be able to: its bytes, which the sentence quotes, go to the log only.
+// What does not parse may be any file that this process can read, which a client of the socket or
+// the key need not be able to: its bytes, which the sentence quotes, go to the log only.
 static void keep_content(struct job *j)
 {
     log_warn("/reload: %s", j->sentence);

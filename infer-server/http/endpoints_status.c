@@ -50,8 +50,8 @@ void handle_health(void *server, struct exchange *x)
                         json_pack("{s:s, s:I, s:o, s:o, s:b, s:i, s:i, s:i, s:f}", "status", state,
                                   "weight_version", (json_int_t)stats.weight_version, "model",
                                   json_clean_string(s->model.name), "state_detail",
-                                  json_clean_string(detail), "paused", (int)s->paused,
-                                  "running", stats.running, "waiting", stats.waiting, "max_context",
+                                  json_clean_string(detail), "paused", (int)s->paused, "running",
+                                  stats.running, "waiting", stats.waiting, "max_context",
                                   s->model.max_context, "uptime_seconds",
                                   clock_ms_since(s->start_ns) / 1e3));
 }
@@ -61,10 +61,10 @@ void handle_models(void *server, struct exchange *x)
     struct server *s = server;
     exchange_reply_json(x, 200,
                         json_pack("{s:s, s:[{s:o, s:s, s:I, s:s, s:o, s:n, s:i}]}", "object",
-                                  "list", "data", "id", json_clean_string(s->model.name), "object", "model", "created",
-                                  (json_int_t)s->start_s, "owned_by", "commonweight", "root",
-                                  json_clean_string(s->model.folder), "parent", "max_model_len",
-                                  s->model.max_context));
+                                  "list", "data", "id", json_clean_string(s->model.name), "object",
+                                  "model", "created", (json_int_t)s->start_s, "owned_by",
+                                  "commonweight", "root", json_clean_string(s->model.folder),
+                                  "parent", "max_model_len", s->model.max_context));
 }
 
 void handle_metrics(void *server, struct exchange *x)

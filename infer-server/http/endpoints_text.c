@@ -1,6 +1,6 @@
-/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h; a large
- * one in another thread, parse.h), then a generation; its answer is written when all is there, or as a
- * stream while the client reads. Loop's thread. */
+/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h; a
+ * large one in another thread, parse.h), then a generation; its answer is written when all is
+ * there, or as a stream while the client reads. Loop's thread. */
 #include "infer-server/http/server_impl.h"
 #include "infer-server/http/parse.h"
 #include "common/base/clock.h"
@@ -8,7 +8,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#define LOOP_BYTES (64 << 10) // bodies up to here take less time than another thread's wake-up is worth
+// Bodies up to here take less time than the wake-up of another thread.
+#define LOOP_BYTES (64 << 10)
 
 struct text_exchange {
     struct server *server;

@@ -1,10 +1,10 @@
-/* http.c: libmicrohttpd under libuv, one thread. libmicrohttpd owns sockets, parsing and limits; its
- * epoll descriptor is polled by the loop, and MHD_run() does what is due.
+/* http.c: libmicrohttpd under libuv, one thread. libmicrohttpd owns sockets, parsing and limits;
+ * its epoll descriptor is polled by the loop, and MHD_run() does what is due.
  *
  * A connection is known from accept on. The life of an exchange on it: READING the body; WAITING
- * (connection suspended) until somebody answers; then the reply is queued, or a stream's producer is
- * asked whenever the socket takes more, and the connection is suspended whenever the producer has
- * nothing. libmicrohttpd does not watch suspended sockets; sweep.c does, and every deadline.
+ * (connection suspended) until somebody answers; then the reply is queued, or a stream's producer
+ * is asked whenever the socket takes more, and the connection is suspended whenever the producer
+ * has nothing. libmicrohttpd does not watch suspended sockets; sweep.c does, and every deadline.
  * Connections change state only inside MHD_run(), which any change from outside calls for by a zero
  * timer: never from within one of libmicrohttpd's own callbacks.
  *
@@ -258,8 +258,8 @@ void http_error_object(struct bytes *to, unsigned code, const char *type, const 
 {
     json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
     json_t *object =
-        json_pack("{s:{s:o, s:s, s:o, s:i}}", "error", "message", json_clean_string(sentence), "type",
-                  type, "param", param, "code", (int)code);
+        json_pack("{s:{s:o, s:s, s:o, s:i}}", "error", "message", json_clean_string(sentence),
+                  "type", type, "param", param, "code", (int)code);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     bytes_puts(to, text ? text : "{\"error\":{\"message\":\"out of memory\"}}");
     free(text);
@@ -385,9 +385,10 @@ static bool key_is_right(const struct exchange *x)
     return strlen(given) == strlen(key) && CRYPTO_memcmp(given, key, strlen(key)) == 0;
 }
 
-// Refuses what this client may not ask for: then the exchange has its answer. The Unix socket's file
-// mode has decided for its clients. TCP asks for the key; without one, whoever is on this machine
-// may come, so that what changes the server is not to be had there, and web pages are kept out.
+// Refuses what this client may not ask for: then the exchange has its answer. The Unix socket's
+// file mode has decided for its clients. TCP asks for the key; without one, whoever is on this
+// machine may come, so that what changes the server is not to be had there, and web pages are kept
+// out.
 static void check_access(struct exchange *x)
 {
     const struct http_options *o = &x->listener->http->options;
@@ -561,10 +562,10 @@ enum status http_listen(struct http *h, int fd, bool tcp)
     l->daemon = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, l,
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, l,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, l,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->options.max_connections,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->options.idle_timeout_s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, l, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)h->options.max_connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)h->options.idle_timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)CONNECTION_BYTES, MHD_OPTION_END);
     if (!l->daemon) return status_fail(ST_IO, "cannot start the HTTP server (libmicrohttpd)");
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
     int e = info ? uv_poll_init(h->loop, &l->poll, info->epoll_fd) : UV_EINVAL;

@@ -44,18 +44,17 @@ enum status http_new(uv_loop_t *loop, const struct http_options *options, struct
 // Takes a listening socket over. At most two.
 enum status http_listen(struct http *h, int fd, bool tcp);
 int http_open_exchanges(const struct http *h);
-void http_close(
-    struct http *h); // ends every connection; memory goes when the loop has run once more, and
-                     // with the last body that was taken
+void http_close(struct http *h); // ends every connection; memory goes when the loop has run once
+                                 // more, and with the last body that was taken
 
 // ---- one exchange ------------------------------------------------------------------------------
 const char *exchange_body(const struct exchange *x, size_t *ret_len);
-// The body for work that may outlive the exchange, which has none any more; NULL: out of memory. Its
-// text may be read by another thread; it is freed on the loop's.
+// The body for work that may outlive the exchange, which has none any more; NULL: out of memory.
+// Its text may be read by another thread; it is freed on the loop's.
 struct http_body;
 struct http_body *exchange_take_body(struct exchange *x);
 const char *http_body_text(const struct http_body *body, size_t *ret_len);
-void http_body_free(struct http_body *body); // NULL is fine
+void http_body_free(struct http_body *body);                            // NULL is fine
 const char *exchange_query(const struct exchange *x, const char *name); // NULL: not given
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the
 // client has left (answered: false).

@@ -58,7 +58,8 @@ static enum status take_lock(const char *path, int *ret_fd)
                                path);
         }
         // its last holder removes the file: the lock counts only if the name still leads to it
-        if (fstat(fd, &by_fd) == 0 && lstat(lock, &by_name) == 0 && by_fd.st_ino == by_name.st_ino) {
+        if (fstat(fd, &by_fd) == 0 && lstat(lock, &by_name) == 0 &&
+            by_fd.st_ino == by_name.st_ino) {
             *ret_fd = fd;
             return ST_OK;
         }

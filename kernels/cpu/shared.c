@@ -1,7 +1,7 @@
 /* shared.c: POSIX shared memory for the CPU backend. The name is the handle. The maker takes the
  * name exclusively and reserves every page at once, so that a full /dev/shm is an error here and
- * not a SIGBUS at the first write; its free unlinks the name. It holds a lock on it (flock), which the
- * kernel lets go when it dies: so another process can tell what a killed one left, whatever PID
+ * not a SIGBUS at the first write; its free unlinks the name. It holds a lock on it (flock), which
+ * the kernel lets go when it dies: so another process can tell what a killed one left, whatever PID
  * namespace that was in. Openers check owner and size before they map. */
 #include "kernels/cpu/cpu.h"
 #include "common/base/file.h"
@@ -44,8 +44,8 @@ static enum status reserve(int fd, const struct shared_memory *memory)
                        err == ENOSPC ? " (remove what is left there, or mount it larger)" : "");
 }
 
-// A new segment, and its lock. Who looks for what the dead left may come between the two and take the
-// name away: then there is another one to be made.
+// A new segment, and its lock. Who looks for what the dead left may come between the two and take
+// the name away: then there is another one to be made.
 static int create_locked(const char *name)
 {
     for (int attempt = 0; attempt < 10; attempt++) {

@@ -306,8 +306,8 @@ out:
     return st;
 }
 
-// Half-written folders, and links (".latest.PID.new"), of processes that were killed: a run folder has
-// one writer.
+// Half-written folders, and links (".latest.PID.new"), of processes that were killed: a run folder
+// has one writer.
 static enum status remove_leftovers(const char *checkpoints)
 {
     enum status st = ST_OK;

@@ -2,10 +2,10 @@
  * WATCH_MS.
  *
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
- * thread holds from the request for quiet to the even version, before it ends the process. A request
- * that is not granted yet, which may take as long as the quiet time-out, it revokes instead. A dead
- * daemon has no weights to tear: there the main thread gets GRACE_MS to end by itself, with its own
- * sentence.
+ * thread holds from the request for quiet to the even version, before it ends the process. A
+ * request that is not granted yet, which may take as long as the quiet time-out, it revokes
+ * instead. A dead daemon has no weights to tear: there the main thread gets GRACE_MS to end by
+ * itself, with its own sentence.
  */
 #include "trainer/run/stop.h"
 #include "common/base/clock.h"
@@ -47,8 +47,8 @@ bool stop_requested(void)
     return signals_seen > 0;
 }
 
-// Ends the process once no update can be under way: with the publish lock, or with the main thread's
-// request for quiet revoked. Returns where the run has ended by itself.
+// Ends the process once no update can be under way: with the publish lock, or with the main
+// thread's request for quiet revoked. Returns where the run has ended by itself.
 static void end_at_once(struct stop *s)
 {
     bool cancelled = false;
