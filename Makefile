@@ -3,7 +3,9 @@
 #   make CUDA=0                       CPU only (found by itself: CUDA=1 where nvcc is on the PATH)
 #   make SANITIZE=address,undefined test
 #   make CUDA_ARCHS="80 90"           GPU architectures to build for
-#   make ARCH=x86-64-v3               CPU instruction set (default: this machine's)
+#   make ARCH=x86-64-v3               CPU instruction set (default: native, this machine's; it is
+#                                     printed, and programs refuse an older machine)
+#   make NO_INSTALL=1                 missing packages are named, not installed
 
 SHELL      := /bin/bash
 CC         ?= gcc
@@ -13,24 +15,38 @@ CUDA_ARCHS ?= 80 90
 ARCH       ?= native
 SANITIZE   ?=
 DEVICE     ?= auto
+NO_INSTALL ?=
 PREFIX     ?= /usr/local
+LIBDIR     ?= $(PREFIX)/lib
 BUILD      ?= build$(if $(SANITIZE),-sanitize)
+VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' common/base/options.h)
 
 .DEFAULT_GOAL := all
-DEPS_OK := $(shell tools/install-deps >&2 && echo yes)
+# Some goals need no packages; installing the program installs none.
+GOALS := $(or $(MAKECMDGOALS),all)
+ifneq ($(filter-out help clean format uninstall,$(GOALS)),)
+DEPS_OK := $(shell tools/install-deps $(if $(NO_INSTALL)$(filter install,$(GOALS)),--check) >&2 && echo yes)
 ifneq ($(DEPS_OK),yes)
-$(error missing packages could not be installed; see the lines above)
+$(error packages are missing; see the lines above)
+endif
 endif
 
 PKGS     := libuv jansson libmicrohttpd libcurl libcrypto libpcre2-8 libutf8proc libsystemd
 BLAS     := $(shell pkg-config --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS   ?= -O2 -g
+# x86-64-v1 to v4 as the compiler understands ARCH; "" on other processors
+LEVEL    := $(shell $(CC) -march=$(ARCH) -dM -E - </dev/null 2>/dev/null | awk \
+            '/__x86_64__/{l=1} /__SSE4_2__/{b=1} /__AVX2__/{c=1} /__AVX512VL__/{d=1} \
+            END{if(l) print "x86-64-v" (d ? 4 : c ? 3 : b ? 2 : 1)}')
+# what a sanitizer sees better without, and what needs an optimizing compiler
+HARDEN   := $(if $(SANITIZE),,-fstack-protector-strong \
+            $(if $(filter -O1 -O2 -O3,$(CFLAGS)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
 CFLAGS_  := -std=gnu11 -march=$(ARCH) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
-            -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef -Werror $(CFLAGS) \
+            -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef -Werror $(HARDEN) $(CFLAGS) \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
-CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) $(shell pkg-config --cflags $(PKGS) openblas)
+CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) $(CPPFLAGS) $(shell pkg-config --cflags $(PKGS) openblas)
 LDLIBS_  := $(shell pkg-config --libs $(PKGS)) $(BLAS) -lm -ldl -lrt
-LDFLAGS_ := -fopenmp -pthread $(if $(SANITIZE),-fsanitize=$(SANITIZE))
+LDFLAGS_ := -fopenmp -pthread -Wl,-z,relro,-z,now $(LDFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 
 # ---- sources: a file in its folder is in the build ----------------------------------------------
 LIB_SRC     := $(wildcard common/*/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
@@ -52,7 +68,10 @@ Q   := $(if $(V),,@)
 say = @echo '  $(1)    $<'
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter %.c,$(1))) $(patsubst %.cu,$(BUILD)/obj/%.cu.o,$(filter %.cu,$(1)))
 
-all: $(BINARIES)
+BRIDGE_LIB  := $(BUILD)/libcommonweight-bridge.so
+
+all: $(BINARIES) $(BRIDGE_LIB)
+	@echo "built for $(or $(LEVEL),$(shell uname -m)) (ARCH=$(ARCH)), $(if $(filter 1,$(CUDA)),CUDA $(CUDA_ARCHS),no CUDA)"
 
 # The flags of this build; a change of any of them rebuilds.
 STAMP := $(BUILD)/flags
@@ -62,8 +81,14 @@ $(shell mkdir -p $(BUILD); echo '$(CC) $(CFLAGS_) $(CPPFLAGS_) $(CUDA_ARCHS)' | 
 # Parsers and wire formats also get -Wconversion, where a silent narrowing is a bug.
 $(BUILD)/obj/common/base/%.o $(BUILD)/obj/common/http/%.o $(BUILD)/obj/bridge/%.o: EXTRA := -Wconversion -Wno-sign-conversion
 
+# Runs before anything that this build's instructions could break; so without them.
+ifneq ($(LEVEL),)
+$(BUILD)/obj/common/base/isa.o $(BUILD)/pic/common/base/isa.o: EXTRA += -march=x86-64
+$(BUILD)/obj/common/base/isa.o $(BUILD)/pic/common/base/isa.o: CPPFLAGS_ += -DCW_ISA='"$(LEVEL)"'
+endif
+
 # Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
-$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o: EXTRA := -ffp-contract=off
+$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o $(BUILD)/obj/kernels/cpu/adjust.o: EXTRA := -ffp-contract=off
 
 $(BUILD)/obj/%.o: %.c $(STAMP)
 	@mkdir -p $(@D)
@@ -71,11 +96,12 @@ $(BUILD)/obj/%.o: %.c $(STAMP)
 	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) $(EXTRA) -MMD -MP -c $< -o $@
 
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -Wall,-Wextra \
+             -Werror all-warnings -MMD -MP
 $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -Wall,-Wextra \
-	    -Werror all-warnings -MMD -MP -c $< -o $@
+	$(Q)$(NVCC) $(NVCCFLAGS_) -c $< -o $@
 
 $(BUILD)/libcommonweight.a: $(call obj,$(LIB_SRC) $(CUDA_SRC))
 $(BUILD)/libserver.a: $(call obj,$(SERVER_SRC))
@@ -87,7 +113,7 @@ $(BUILD)/%.a:
 
 ifeq ($(CUDA),1)
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
-LDLIBS_ += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcublas -lcudart_static -lstdc++
+LDLIBS_ += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lstdc++
 endif
 LINK = $(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -o $@ $(filter %.o %.a,$^) $(LDLIBS_)
 
@@ -107,6 +133,25 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libreport.a
 	@mkdir -p $(@D)
 	$(LINK) -lcmocka
 
+# The bridge's client side for other languages: without operations, so without BLAS and cuBLASLt.
+PIC_SRC := $(wildcard common/base/*.c bridge/*.c bridge/library/*.c) kernels/device.c kernels/cpu/backend.c \
+           kernels/cpu/shared.c $(if $(filter 1,$(CUDA)),kernels/cuda/device.cu bridge/library/no_ops_cuda.cu)
+PIC_OBJ := $(patsubst $(BUILD)/obj/%,$(BUILD)/pic/%,$(call obj,$(PIC_SRC)))
+$(BUILD)/pic/%.o: %.c $(STAMP)
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) $(EXTRA) -fPIC -MMD -MP -c $< -o $@
+$(BUILD)/pic/%.cu.o: %.cu $(STAMP)
+	@mkdir -p $(@D)
+	$(call say,NVCC)
+	$(Q)$(NVCC) $(NVCCFLAGS_) -Xcompiler -fPIC -c $< -o $@
+$(BUILD)/libcommonweight-bridge.so.0: $(PIC_OBJ) bridge/library/exports
+	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F),--version-script=bridge/library/exports,--no-undefined \
+	    -o $@ $(PIC_OBJ) $(shell pkg-config --libs jansson libcrypto) -lm \
+	    $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++) -ldl -lrt
+$(BRIDGE_LIB): $(BUILD)/libcommonweight-bridge.so.0
+	$(Q)ln -sf $(<F) $@
+
 # Rewards as shared objects (trainer/rollout/reward_plugin.h); each file is one.
 EXAMPLES := $(patsubst trainer/examples/%.c,$(BUILD)/examples/%.so,$(wildcard trainer/examples/*.c))
 $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
@@ -116,7 +161,7 @@ $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 
 # ---- tests --------------------------------------------------------------------------------------
 # `make test T=unit/test_bytes` runs one of them.
-tests: $(BINARIES) $(TESTS) $(EXAMPLES)
+tests: $(BINARIES) $(TESTS) $(EXAMPLES) $(BRIDGE_LIB)
 test: tests
 	BUILD=$(BUILD) tests/run $(if $(T),$(BUILD)/tests/$(T),$(TESTS))
 
@@ -139,11 +184,49 @@ bench: $(BINARIES)
 	$(BUILD)/cw-bench train --device $(DEVICE)
 	$(BUILD)/cw-bench sync --device $(DEVICE)
 
-install: $(BINARIES)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system
+# ---- installing: under PREFIX (and DESTDIR before it) --------------------------------------------
+UNIT_DIR    ?= $(PREFIX)/lib/systemd/system
+SHARE       := $(PREFIX)/share
+COMMANDS    := $(notdir $(BINARIES))
+PAGES       := $(COMMANDS) $(addprefix cw-trainer-,train sft eval)
+fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g'
+
+# A page of the manual is what --help says.
+man: $(BINARIES)
+	$(Q)packaging/make-man $(BUILD) $(PAGES)
+
+INSTALLED = $(addprefix $(PREFIX)/bin/,$(COMMANDS)) $(addprefix $(SHARE)/man/man1/,$(addsuffix .1,$(PAGES))) \
+            $(addprefix $(SHARE)/bash-completion/completions/,$(COMMANDS)) \
+            $(UNIT_DIR)/cw-infer-server.service $(PREFIX)/lib/sysusers.d/commonweight.conf \
+            $(SHARE)/doc/commonweight/examples/server.json $(SHARE)/doc/commonweight/examples/train_in_place.py \
+            $(addprefix $(LIBDIR)/libcommonweight-bridge.,so so.0) $(LIBDIR)/pkgconfig/commonweight-bridge.pc \
+            $(addprefix $(PREFIX)/include/,commonweight-bridge.h commonweight-reward.h)
+
+install: all
+	@command -v help2man >/dev/null && $(MAKE) --no-print-directory man || \
+	    echo "no pages of the manual: they want the package help2man"
+	install -d $(addprefix $(DESTDIR),$(sort $(dir $(INSTALLED))))
 	install -m 755 $(BINARIES) $(DESTDIR)$(PREFIX)/bin
-	sed 's|@PREFIX@|$(PREFIX)|g' infer-server/cw-infer-server.service \
-	    > $(DESTDIR)$(PREFIX)/lib/systemd/system/cw-infer-server.service
+	install -m 644 $(BUILD)/libcommonweight-bridge.so.0 $(DESTDIR)$(LIBDIR)
+	ln -sf libcommonweight-bridge.so.0 $(DESTDIR)$(LIBDIR)/libcommonweight-bridge.so
+	$(fill) packaging/commonweight-bridge.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/commonweight-bridge.pc
+	install -m 644 bridge/library/commonweight-bridge.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 trainer/rollout/reward_plugin.h $(DESTDIR)$(PREFIX)/include/commonweight-reward.h
+	for page in $(PAGES); do [ ! -e $(BUILD)/man/$$page.1 ] || \
+	    install -m 644 $(BUILD)/man/$$page.1 $(DESTDIR)$(SHARE)/man/man1; done
+	install -m 644 packaging/completion.bash $(DESTDIR)$(SHARE)/bash-completion/completions/cw-trainer
+	for name in $(filter-out cw-trainer,$(COMMANDS)); do \
+	    ln -sf cw-trainer $(DESTDIR)$(SHARE)/bash-completion/completions/$$name; done
+	$(fill) infer-server/cw-infer-server.service > $(DESTDIR)$(UNIT_DIR)/cw-infer-server.service
+	install -m 644 packaging/sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/commonweight.conf
+	install -m 644 packaging/server.json bridge/library/train_in_place.py $(DESTDIR)$(SHARE)/doc/commonweight/examples
+
+uninstall:
+	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
+
+# A Debian package of this tree, as it is in the last commit, in BUILD/deb.
+deb:
+	packaging/make-deb $(BUILD)/deb $(VERSION)
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
@@ -153,9 +236,9 @@ clean:
 	rm -rf $(foreach b,$(sort build build-sanitize $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
-	@echo "targets: all test golden demo bench fuzz install format clean"
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+	@echo "targets: all test golden demo bench fuzz man install uninstall deb format clean"
 
-.PHONY: all tests test golden fuzz demo bench install format clean help
+.PHONY: all tests test golden fuzz demo bench man install uninstall deb format clean help
 .SECONDARY:
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(BUILD)/pic -name '*.d' 2>/dev/null)

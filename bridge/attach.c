@@ -151,11 +151,16 @@ static void stop_heartbeat(struct bridge *b)
     b->beating = false;
 }
 
+void bridge_end_writer(struct bridge *b)
+{
+    stop_heartbeat(b);
+    if (b->control) control_lease_release(b->control);
+}
+
 void bridge_detach(struct bridge *b)
 {
     if (!b) return;
-    stop_heartbeat(b);
-    if (b->control) control_lease_release(b->control);
+    bridge_end_writer(b);
     if (b->arenas)
         for (int i = b->file->n_roles - 1; i >= 0; i--) shared_memory_free(b->arenas[i]);
     free(b->arenas);

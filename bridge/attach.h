@@ -25,10 +25,12 @@ struct device *bridge_device(struct bridge *b);
 void *bridge_base(struct bridge *b,
                   const char *role); // mapped arena; NULL if there is no such role
 
-// Takes the writer's lease and starts the thread that keeps its heartbeat; bridge_detach ends both.
+// Takes the writer's lease and starts the thread that keeps its heartbeat; bridge_end_writer (and
+// bridge_detach) ends both.
 // An update that takes longer than two minutes stops the heartbeat, and with it, 30 s later, the
 // lease: a hung device must not keep generation waiting for ever.
 enum status bridge_become_writer(struct bridge *b);
+void bridge_end_writer(struct bridge *b); // no writer: nothing happens
 
 // The publish protocol around one in-place update: quiet, odd, update(), device_sync, even, resume.
 // If update() or the device fails, the version stays odd (torn), the engine is woken to restore,

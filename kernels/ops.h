@@ -77,6 +77,27 @@ struct sample_result {
     float kept_mass;   // mass the cut kept: exp(logprob - cut_logprob)
 };
 
+// A token at a row of logits, in device memory.
+struct token_logprob {
+    int32_t token;
+    int32_t rank;  // 1: the likeliest; of equal logits the lower token comes first
+    float logprob; // under the temperature-scaled distribution
+};
+#define TOP_LOGPROBS_MOST 128 // likeliest tokens that one row can list
+
+// A token whose logit is adjusted before sampling, in device memory.
+struct logit_entry {
+    int32_t token; // at most once in a row
+    int32_t count; // times it was generated
+    int32_t seen;  // 1: it was generated or stands in the prompt
+    float bias;
+};
+struct logit_row { // a row of logits that is adjusted, in device memory
+    int32_t row;
+    int32_t first, n;                      // its entries
+    float repetition, frequency, presence; // penalties; 1, 0, 0: none
+};
+
 // A mixture of experts (Shazeer et al. 2017; Mixtral, Jiang et al. 2024): every row goes to top_k of
 // n_experts. An assignment is a (row, choice) pair, numbered row * top_k + choice; products run over
 // the assignments sorted by expert (stable), so that an expert's rows lie together.
@@ -92,7 +113,9 @@ struct moe_routing { // device memory; A = rows * top_k
 };
 
 struct adamw {
-    float lr, beta1, beta2, eps, weight_decay;
+    float lr;
+    double beta1, beta2; // 1 - beta is taken before rounding: of 0.99999f it is off by 0.14%
+    float eps, weight_decay;
     float bias_correction1, bias_correction2; // 1 - beta^step
     uint32_t step; // seeds the rounding of moments that are not f32
 };
@@ -205,6 +228,18 @@ struct ops {
     void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *logits,
                          const float *lse, const int32_t *target, int n, int vocab,
                          float temperature, enum dtype dt);
+    // For each row i of logits (n, vocab) f32: out[i] (1 + k) is target[i], then the k likeliest
+    // tokens, likeliest first; k is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of
+    // `logprob`, to the bit.
+    void (*top_logprobs)(struct device *, struct token_logprob *out, const float *logits,
+                         const int32_t *target, int n, int vocab, int k, float temperature);
+    // Adjusts the logits z of each of n rows' entries in place, in this order: z += bias; where
+    // seen, z = z > 0 ? z / repetition : z * repetition (Keskar et al. 2019); z -= frequency *
+    // count; where count > 0, z -= presence. saved[e] is what stood at entry e before. undo: puts
+    // that back.
+    void (*adjust_logits)(struct device *, float *logits, float *saved,
+                          const struct logit_row *rows, const struct logit_entry *entries, int n,
+                          int vocab, bool undo);
     // Distillation at a row (Hinton et al. 2015): with p = softmax(teacher / temperature) over the
     // first `vocab` entries of its teacher_vocab >= vocab (they differ by padding of the embedding)
     // and q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q),
@@ -217,21 +252,23 @@ struct ops {
     // Draws one token for each row of logits (n, vocab) f32. The cut is taken in this order: top-k,
     // then top-p over the renormalised rest, then min-p; tokens whose logit equals that of the last
     // kept one are kept too. The draw is the Gumbel-max trick: argmax over kept tokens t of
-    // z[t] - log(-log(u)), where u is word t % 4 of the Philox block with key = seed and counter =
-    // (t / 4, 0, position low word, position high word); lowest t wins a tie.
+    // z[t] - log(-log(u)), where 1 - u (rng_below1) is made of word t % 4 of the Philox block with
+    // key = seed and counter = (t / 4, 0, position low word, position high word) and, where it is
+    // among the 256 largest, of the same word of the block with counter (t / 4, 2, ..); lowest t
+    // wins a tie.
     //
     // drafts (n) NULL, with draft_logits NULL and draft_vocab 0: so for all rows. Else a row with a
     // draft d (token in 0..draft_vocab-1) and a temperature > 0 is rejection sampling (Leviathan et
     // al. 2023; Chen et al. 2023). p is the row's distribution after temperature and cuts, q that of
     // the draft's row of draft_logits (.., draft_vocab) f32 after the same, 0 from draft_vocab <=
-    // vocab on. With u from word 0 of the Philox block with key = seed and counter = (0, 1, position
-    // low word, position high word), d is accepted iff u * q(d) < p(d). Else the residual
-    // max(p - q, 0), renormalised, is drawn from with the noise g of the plain draw: argmax over t
-    // with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where rounding leaves no
-    // such t, the plain draw. If d was drawn from q with noise of another seed, it is accepted with
-    // probability sum min(p, q), the token has exactly the distribution p, and it is d iff d was
-    // accepted. The result's other fields are of p, as for a plain draw of that token. Temperature 0
-    // takes no notice of drafts: a greedy draft is accepted where it is the row's token.
+    // vocab on. With u from words 0 and 1 (rng_open01_f64) of the Philox block with key = seed and
+    // counter = (0, 1, position low word, position high word), d is accepted iff u * q(d) < p(d).
+    // Else the residual max(p - q, 0), renormalised, is drawn from with the noise g of the plain
+    // draw: argmax over t with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where
+    // rounding leaves no such t, the plain draw. If d was drawn from q with noise of another seed, it
+    // is accepted with probability sum min(p, q), the token has exactly the distribution p, and it is
+    // d iff d was accepted. The result's other fields are of p, as for a plain draw of that token.
+    // Temperature 0 takes no notice of drafts: a greedy draft is accepted where it is the row's token.
     void (*sample)(struct device *, struct sample_result *, const float *logits,
                    const struct sample_params *, const struct sample_draft *drafts,
                    const float *draft_logits, int n, int vocab, int draft_vocab);

@@ -7,6 +7,7 @@
 #include "trainer/eval.h"
 #include "bridge/bridge_file.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
@@ -15,10 +16,15 @@
 #include "trainer/run/runlog.h"
 #include "trainer/rollout/scoring.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define EVAL_GROUPS 64
 
@@ -42,29 +48,58 @@ static void count_drafts(struct tally *t, const json_t *telemetry)
     spec_counters_add(&t->spec, &of_sample);
 }
 
-static enum status count(struct tally *t, const char *data, const struct rollout *r)
+// Sample i of a rollout as a line of --output; terms: (terms, n) of the rollout.
+static enum status put_line(struct bytes *ret, const struct reward *reward, const struct rollout *r,
+                            int i, const double *terms, double sum)
 {
-    int accuracy = reward_accuracy_term(t->reward);
-    double terms[REWARD_MAX_TERMS], reward;
-    for (int g = 0; g < r->n_groups; g++) {
-        const struct sample *s = &r->samples[g];
-        enum status st = scoring_task(t->reward, data, r, g, terms, &reward);
-        if (st != ST_OK) return st;
-        double delta = reward - t->reward_mean;
-        t->reward_mean += delta / ++t->n;
-        t->reward_squares += delta * (reward - t->reward_mean);
-        if (accuracy >= 0) t->correct += terms[accuracy];
-        t->tokens += s->n;
-        t->truncated += s->truncated;
-        if (s->n) t->weight_version = s->versions[s->n - 1];
-        count_drafts(t, s->telemetry);
+    const struct sample *s = &r->samples[i];
+    const struct example *e = r->examples[i];
+    json_t *parts = json_object();
+    for (int k = 0; parts && k < reward_terms(reward); k++)
+        json_object_set_new(parts, reward_term_name(reward, k),
+                            json_real(terms[k * r->n_groups + i]));
+    json_t *line = json_pack(
+        "{s:i, s:O*, s:s*, s:s, s:f, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt", e->said,
+        "answer", e->answer, "completion", s->text, "reward", sum, "terms", parts, "finish_reason",
+        s->truncated ? "length" : "stop", "tokens", s->n, "telemetry", s->telemetry);
+    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(line);
+    if (!text) return status_fail(ST_NO_MEMORY, "no memory for the lines of --output");
+    bytes_puts(ret, text);
+    bytes_puts(ret, "\n");
+    free(text);
+    return bytes_status(ret);
+}
+
+static void count_sample(struct tally *t, const struct sample *s, double reward, double correct)
+{
+    double delta = reward - t->reward_mean;
+    t->reward_mean += delta / ++t->n;
+    t->reward_squares += delta * (reward - t->reward_mean);
+    t->correct += correct;
+    t->tokens += s->n;
+    t->truncated += s->truncated;
+    if (s->n) t->weight_version = s->versions[s->n - 1];
+    count_drafts(t, s->telemetry);
+}
+
+// One sample a group. ret_lines may be NULL.
+static enum status count(struct tally *t, const char *data, const struct rollout *r,
+                         struct bytes *ret_lines)
+{
+    const int accuracy = reward_accuracy_term(t->reward), n = r->n_groups;
+    double terms[REWARD_MAX_TERMS * EVAL_GROUPS], rewards[EVAL_GROUPS];
+    enum status st = scoring_task(t->reward, data, r, terms, rewards);
+    for (int i = 0; st == ST_OK && i < n; i++) {
+        count_sample(t, &r->samples[i], rewards[i], accuracy >= 0 ? terms[accuracy * n + i] : 0);
+        if (ret_lines) st = put_line(ret_lines, t->reward, r, i, terms, rewards[i]);
     }
-    return ST_OK;
+    return st;
 }
 
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
                      struct reward *reward, const struct sampling_options *sampling,
-                     struct eval_result *ret)
+                     struct bytes *ret_lines, struct eval_result *ret)
 {
     struct tally tally = {.reward = reward};
     int n = limit > 0 && limit < data->n ? limit : data->n;
@@ -76,7 +111,7 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
         for (int g = 0; g < groups; g++) examples[g] = &data->examples[i + g];
         enum status st = rollout_pull(source, examples, groups, 1, sampling, &r);
         if (st != ST_OK) return status_context(st, "evaluation");
-        st = count(&tally, data->path, r);
+        st = count(&tally, data->path, r, ret_lines);
         rollout_free(r);
         if (st != ST_OK) return st;
     }
@@ -99,7 +134,7 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
 // ---- the command --------------------------------------------------------------------------------
 
 struct eval_config {
-    const char *bridge, *data, *config, *stop;
+    const char *bridge, *data, *config, *stop, *output;
     struct prompt_options prompts;
     struct reward_options reward;
     bool json;
@@ -124,6 +159,9 @@ static const struct option_spec eval_options[] = {
     {"limit", OPTION_INT, AT(limit), "0", "N", "first N prompts; 0: all", 0, 1e9, NULL},
     {"rollout-timeout", OPTION_DOUBLE, AT(rollout_timeout), "1800", "SECONDS",
      "longest wait for one request", 0.1, 1e6, NULL},
+    {"output", OPTION_STRING, AT(output), NULL, "FILE",
+     "JSONL, a line for each sample: prompt, completion, reward and its terms, finish reason", 0, 0,
+     NULL},
     {"json", OPTION_FLAG, AT(json), NULL, NULL, "print the result as a JSON object", 0, 0, NULL},
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
@@ -160,6 +198,50 @@ static void print_result(const struct eval_config *config, const struct eval_res
     printf("%.1f s, weight version %" PRIu64 "\n", r->seconds, r->weight_version);
 }
 
+// Before anything is generated: --output can be written.
+static enum status check_output(const char *path)
+{
+    enum status st;
+    char *copy = strdup(path);
+    if (!copy) return status_fail(ST_NO_MEMORY, "no memory for --output");
+    const char *folder = dirname(copy);
+    struct stat info;
+    CHECK(file_make_folders(folder));
+    if (access(folder, W_OK | X_OK) != 0)
+        st = status_fail(ST_IO, "--output %s: folder %s: %s", path, folder, strerror(errno));
+    else if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        st = status_fail(ST_INVALID, "--output %s: is no file", path);
+out:
+    free(copy);
+    return st;
+}
+
+static enum status eval_on(const struct eval_config *config, struct reward *reward,
+                           const struct rollout_source *source, const struct dataset *data)
+{
+    enum status st;
+    struct bytes lines = BYTES_INIT;
+    struct eval_result result;
+    struct sampling_options sampling = {
+        .temperature = config->temperature,
+        .top_p = 1,
+        .max_tokens = (int)config->max_completion_length,
+        .seed = (uint64_t)config->seed,
+        .stop = config->stop,
+    };
+    CHECK(rollout_check_context(source, data, config->limit, config->max_completion_length));
+    CHECK(evaluate(source, data, (int)config->limit, reward, &sampling,
+                   config->output ? &lines : NULL, &result));
+    if (config->output) {
+        CHECK(file_write_atomic(config->output, 0644, bytes_text(&lines), lines.len));
+        log_info("%s: %d samples", config->output, result.n);
+    }
+    print_result(config, &result);
+out:
+    bytes_release(&lines);
+    return st;
+}
+
 static enum status run_eval(const struct eval_config *config, struct reward *reward)
 {
     enum status st;
@@ -171,7 +253,7 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     struct http_client *http = NULL;
     struct model_config *model = NULL;
     struct dataset *data = NULL;
-    struct eval_result result;
+    if (config->output) CHECK(check_output(config->output));
     CHECK(bridge_find(config->bridge, path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
@@ -195,16 +277,7 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
         .timeout_ms = (int)(config->rollout_timeout * 1e3),
         .idle_timeout_ms = (int)(config->rollout_timeout * 1e3),
     };
-    CHECK(rollout_check_context(&source, data, config->limit, config->max_completion_length));
-    struct sampling_options sampling = {
-        .temperature = config->temperature,
-        .top_p = 1,
-        .max_tokens = (int)config->max_completion_length,
-        .seed = (uint64_t)config->seed,
-        .stop = config->stop,
-    };
-    CHECK(evaluate(&source, data, (int)config->limit, reward, &sampling, &result));
-    print_result(config, &result);
+    CHECK(eval_on(config, reward, &source, data));
 out:
     dataset_free(data);
     model_config_free(model);

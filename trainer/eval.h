@@ -1,5 +1,5 @@
 /* eval.h: greedy answers to held-out prompts, through the daemon, and their score. Takes no lease
- * and writes nothing: it runs beside a training run. One thread. */
+ * and writes no weights: it runs beside a training run. One thread. */
 #ifndef TRAINER_EVAL_H
 #define TRAINER_EVAL_H
 
@@ -16,10 +16,11 @@ struct eval_result {
     uint64_t weight_version; // of the last token
     struct spec_counters spec; // of these answers alone, by their telemetry; without positions
 };
-// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy.
+// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. ret_lines: a JSON object
+// a sample and line is appended (docs/rewards.md), NULL: not wanted.
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
                      struct reward *reward, const struct sampling_options *sampling,
-                     struct eval_result *ret);
+                     struct bytes *ret_lines, struct eval_result *ret);
 
 int eval_main(int argc, char **argv); // cw-trainer eval: exit status
 

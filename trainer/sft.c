@@ -14,6 +14,7 @@
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/runlog.h"
 #include "trainer/learn/schedule.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/stop.h"
 
 #include <inttypes.h>
@@ -189,6 +190,7 @@ static enum status open_learner(struct sft *s)
     CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
     CHECK(learner_new(s->dev, s->model, s->weights, NULL, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
+    notice_router(s->model);
     memory_say(s->learner, "of its own, beside what follows");
     CHECK(learner_prepare(s->learner));
 out:

@@ -1,9 +1,11 @@
 /* rng.h: counter-based random numbers, Philox4x32-10 (Salmon et al., "Parallel random numbers: as
- * easy as 1, 2, 3", SC 2011). A draw is a pure function of (seed, stream, position), so batching and
- * timing change nothing, and CPU and CUDA agree to the bit. */
+ * easy as 1, 2, 3", SC 2011). A draw is a pure function of (seed, stream, position), so batching
+ * and timing change nothing, and CPU and CUDA agree to the bit. */
 #ifndef COMMON_BASE_RNG_H
 #define COMMON_BASE_RNG_H
 
+#include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -12,20 +14,24 @@
 #define RNG_INLINE static inline
 #endif
 
+#define PHILOX_ROUNDS 10
+
+// One round on a counter's four words; the key is that of this round.
+RNG_INLINE void philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3,
+                             const uint32_t key[2], uint32_t round)
+{
+    uint64_t p0 = (uint64_t)0xD2511F53u * *c0, p1 = (uint64_t)0xCD9E8D57u * *c2;
+    *c0 = (uint32_t)(p1 >> 32) ^ *c1 ^ (key[0] + round * 0x9E3779B9u);
+    *c2 = (uint32_t)(p0 >> 32) ^ *c3 ^ (key[1] + round * 0xBB67AE85u);
+    *c1 = (uint32_t)p1;
+    *c3 = (uint32_t)p0;
+}
+
 RNG_INLINE void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ret[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
-    uint32_t k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
-        c0 = n0;
-        c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
+    for (uint32_t round = 0; round < PHILOX_ROUNDS; round++)
+        philox_round(&c0, &c1, &c2, &c3, key, round);
     ret[0] = c0;
     ret[1] = c1;
     ret[2] = c2;
@@ -36,6 +42,43 @@ RNG_INLINE void philox4x32(const uint32_t counter[4], const uint32_t key[2], uin
 RNG_INLINE float rng_open01(uint32_t bits)
 {
     return ((float)(bits >> 9) + 0.5f) * (1.0f / 8388608.0f);
+}
+
+/* For sampling tokens 23 bits are too few: an event of less than 1e-7 would come too seldom, or
+ * never. What is fine there is the distance to 1, which large noise is made of, and for a
+ * comparison with a probability the distance to 0. */
+
+// Whether a word is so close to the largest that its distance to 1 takes further bits.
+RNG_INLINE bool rng_wants_more(uint32_t bits)
+{
+    return ~bits < 256;
+}
+
+// 1 - u of a uniform u in (0, 1): 1 - rng_open01(bits), with 9 bits or more however small it is,
+// and no less than 2^-65. more: another random word, which counts where rng_wants_more(bits) only.
+RNG_INLINE float rng_below1(uint32_t bits, uint32_t more)
+{
+    const uint32_t below = ~bits;
+    if (below >= 1u << 23) return 1.0f - rng_open01(bits);
+    if (below >= 256) return ((float)below + 0.5f) * (1.0f / 4294967296.0f);
+    const uint64_t both = (uint64_t)below << 32 | more;
+    return ((float)both + 0.5f) * (1.0f / 18446744073709551616.0f);
+}
+
+// Gumbel noise -log(-log(u)) of that u, between the two bounds.
+#define RNG_GUMBEL_MIN (-2.83f)
+#define RNG_GUMBEL_MAX 45.1f
+RNG_INLINE float rng_gumbel(uint32_t bits, uint32_t more)
+{
+    const float below = rng_below1(bits, more);
+    return -logf(below < 1.0f / 512 ? -log1pf(-below) : -logf(1.0f - below));
+}
+
+// Uniform in the open interval (0, 1), 52 bits, exact.
+RNG_INLINE double rng_open01_f64(uint32_t high, uint32_t low)
+{
+    const uint64_t bits = (uint64_t)high << 32 | low;
+    return ((double)(bits >> 12) + 0.5) * (1.0 / 4503599627370496.0);
 }
 
 // A sequential stream for host code (shuffles, initial weights, test data).

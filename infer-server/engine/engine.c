@@ -228,10 +228,35 @@ static enum status check_ids(const struct model_config *config, const char *what
     return ST_OK;
 }
 
+static enum status check_adjustments(const struct model_config *config, const struct sampling *s)
+{
+    if (!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty))
+        return status_fail(ST_INVALID, "repetition_penalty is %g; it must be above 0 (1 is off)",
+                           s->repetition_penalty);
+    if (!isfinite(s->frequency_penalty) || !isfinite(s->presence_penalty))
+        return status_fail(ST_INVALID,
+                           "frequency_penalty is %g and presence_penalty %g; they must "
+                           "be finite",
+                           s->frequency_penalty, s->presence_penalty);
+    for (int i = 0; i < s->n_logit_bias; i++) {
+        const struct token_bias *bias = &s->logit_bias[i];
+        enum status st = check_ids(config, "logit_bias: token", &bias->token, 1);
+        if (st != ST_OK) return st;
+        if (!isfinite(bias->bias))
+            return status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
+                               (int)bias->token, bias->bias);
+    }
+    if (s->prompt_top < 0 || s->prompt_top > TOP_LOGPROBS_MOST ||
+        s->prompt_top > config->vocab_size)
+        return status_fail(ST_INVALID, "prompt_logprobs is %d; at most %d can be listed",
+                           s->prompt_top, TOP_LOGPROBS_MOST);
+    return ST_OK;
+}
+
 static enum status check_sampling(const struct model_config *config, const struct sampling *s)
 {
-    if (s->max_tokens < 1)
-        return status_fail(ST_INVALID, "max_tokens is %d; it must be at least 1", s->max_tokens);
+    if (s->max_tokens < 0)
+        return status_fail(ST_INVALID, "max_tokens is %d; it cannot be negative", s->max_tokens);
     if (!(s->temperature >= 0) || isinf(s->temperature))
         return status_fail(ST_INVALID, "temperature is %g; it must be 0 or more", s->temperature);
     if (!(s->top_p > 0 && s->top_p <= 1))
@@ -247,7 +272,8 @@ static enum status check_sampling(const struct model_config *config, const struc
     if (s->n_stop_ids < 0 || s->n_stop_ids > most)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
                            most);
-    return check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
+    enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
+    return st == ST_OK ? check_adjustments(config, s) : st;
 }
 
 // Under the lock.

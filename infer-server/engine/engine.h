@@ -41,9 +41,15 @@ struct engine_options {
     bool exact; // docs/numerics.md: the same bits whatever is drafted and batched; CPU only
 };
 
+struct token_bias {
+    int32_t token;
+    float bias; // added to its logit
+};
+
 struct sampling {
     int n;          // samples, >= 1
-    int max_tokens; // >= 1; prompt + max_tokens must fit the context
+    int max_tokens; // 0: the prompt is computed, nothing sampled; with the prompt within the
+                    // context
     float temperature, top_p, min_p;
     int top_k;
     uint64_t seed; // sample i draws from stream seed and i (sampler.h says how)
@@ -52,9 +58,18 @@ struct sampling {
     int32_t stop_ids[16];
     int n_stop_ids;
     int min_tokens; // no stop token before this many
+    // Adjustments of the logits, before temperature and filtering (ops.h, adjust_logits). 0: off,
+    // for repetition 1 as well. A token has at most one bias.
+    float repetition_penalty, frequency_penalty, presence_penalty;
+    const struct token_bias *logit_bias; // borrowed; request_new() copies it
+    int n_logit_bias;
+    bool prompt_logprobs; // of the prompt's tokens, each given those before it
+    int prompt_top;       // with these, so many most likely tokens (<= TOP_LOGPROBS_MOST)
     struct speculative_choice speculative;
     // stop strings are the server's business: it detokenises, and cancels the sample
 };
+
+bool sampling_adjusts(const struct sampling *s); // some logit: there is a penalty or a bias
 
 enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
 
@@ -62,12 +77,21 @@ struct top_logprob {
     int32_t token;
     float logprob;
 };
+// Log-probabilities are of the temperature-scaled distribution (greedy: temperature 1). logprob is
+// the raw one, as the trainer computes it; cut_logprob is that of the distribution which was
+// sampled from: after logit_bias, penalties and filtering. kept_mass: what top-k, top-p and min-p
+// left of it.
 struct token_record {
     int32_t token;
-    float logprob, cut_logprob, kept_mass; // ops.h, struct sample_result
-    uint64_t weight_version;               // that sampled it
-    uint8_t drafted;     // on the first token of a step that verified drafts: how many
-    uint8_t accepted_at; // where it is an accepted draft: its place among them, from 1
+    float logprob, cut_logprob, kept_mass;
+    uint64_t weight_version; // that sampled it
+    uint8_t drafted;         // on the first token of a step that verified drafts: how many
+    uint8_t accepted_at;     // where it is an accepted draft: its place among them, from 1
+};
+struct prompt_token { // of a prompt's token, given those before it; the first has none
+    float logprob;
+    int32_t rank;            // 1: it was the likeliest
+    uint64_t weight_version; // that computed it
 };
 struct sample_telemetry { // docs/protocol.md, POST /v1/rollouts
     int prompt_tokens, cached_prompt_tokens, generated_tokens;
@@ -99,7 +123,11 @@ struct engine_event {
     int sample;                        // 0..n-1
     const struct token_record *tokens; // new since the last event of this sample
     int n_tokens;
-    const struct top_logprob *top;            // (n_tokens, sampling.logprobs), or NULL
+    const struct top_logprob *top; // (n_tokens, sampling.logprobs), or NULL
+    // With the first event of a request that asked for prompt log-probabilities and has all of
+    // them, else NULL.
+    const struct prompt_token *prompt;        // (prompt tokens)
+    const struct top_logprob *prompt_top;     // (prompt tokens, sampling.prompt_top)
     enum finish_reason finish;                // FINISH_NONE: more to come
     const char *error;                        // sentence, for FINISH_ERROR
     const struct sample_telemetry *telemetry; // with finish only

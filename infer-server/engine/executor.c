@@ -5,6 +5,9 @@
  * is in flight on it, and the weights may change. A failed device ends everything, so the plan's
  * book-keeping is not undone.
  *
+ * Log-probabilities of prompts are read between drawing and taking what was drawn: the residual
+ * stream is still there, and the logits are not needed any more.
+ *
  * Drafts (speculative.h): before the plan every decoding sample gets a proposal, and the draft
  * model, where that is the proposer, draws; a step's rows are then drawn with the drafts beside
  * them, and take_draws() keeps what agrees. */
@@ -12,6 +15,7 @@
 #include "common/base/clock.h"
 #include "infer-server/engine/draft_model.h"
 #include "infer-server/engine/kv_memory.h"
+#include "infer-server/engine/prompt_logprobs.h"
 #include "infer-server/engine/sampler.h"
 #include "infer-server/speculative/speculative.h"
 #include "infer-server/speculative/step_cost.h"
@@ -38,6 +42,7 @@ struct executor {
     struct kv_cache *cache;
     struct scheduler *scheduler;
     struct sampler *sampler;
+    struct prompt_logprobs *prompt_logprobs;
     struct speculative *speculative;
     struct draft_model *draft_model;  // NULL: none
     struct speculative_choice choice; // of requests that do not choose
@@ -111,6 +116,7 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     CHECK(model_new(dev, config, weights, max_tokens, max_rows, wished, &x->model));
     CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
                       &x->sampler));
+    CHECK(prompt_logprobs_new(x->model, &x->prompt_logprobs));
     x->exact = options->exact;
     CHECK(speculative_new(options->speculative_fixed || options->exact, x->draft_rows,
                           &x->speculative));
@@ -170,6 +176,7 @@ void executor_free(struct executor *x)
     kv_cache_free(x->cache);
     kv_memory_release(&x->kv);
     batch_free(x->batch);
+    prompt_logprobs_free(x->prompt_logprobs);
     sampler_free(x->sampler);
     model_free(x->model);
     free(x);
@@ -241,6 +248,11 @@ static void tell(struct executor *x, struct sample *sample, const struct token_r
                                  .top = top,
                                  .finish = finish,
                                  .error = error};
+    if (r->prompt_tokens && !r->prompt_told && request_rows_read(r) == INT32_MAX) {
+        event.prompt = r->prompt_tokens;
+        event.prompt_top = r->prompt_top;
+        r->prompt_told = true;
+    }
     if (finish != FINISH_NONE) {
         struct sample_telemetry *t = &sample->telemetry;
         const int64_t end = sample->last_token_ns ? sample->last_token_ns : clock_now_ns();
@@ -351,16 +363,21 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
 {
     int n = 0;
     for (int i = 0; i < step->n_draws; i++) {
-        const struct sample *sample = step->draws[i].sample;
+        struct sample *sample = step->draws[i].sample;
         const struct sampling *sampling = &sample->request->sampling;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
+        logit_list_count(&sample->adjusted, sampling, sample->generated, sample->n_generated);
         for (int k = 0; k <= n_drafts; k++)
             x->rows[n++] = (struct sampler_row){
                 .sampling = sampling,
                 .stream = sample->stream,
                 .position = (uint64_t)(sample_length(sample) + k),
                 .no_stop = sample->n_generated + k < sampling->min_tokens,
-                .draft = k < n_drafts ? drawn_draft(x, sample, k) : SAMPLER_NO_DRAFT};
+                .draft = k < n_drafts ? drawn_draft(x, sample, k) : SAMPLER_NO_DRAFT,
+                .adjustment = {.list = sample->adjusted.at ? &sample->adjusted : NULL,
+                               .ahead = sample->draft.tokens,
+                               .n_ahead = k},
+                .n_top = sampling->logprobs > 0 ? sampling->logprobs : 0};
     }
     if (n == 0) return device_sync(x->dev);
     struct sampler_drafts drafts = {0};
@@ -368,6 +385,22 @@ static enum status draw_tokens(struct executor *x, const struct step *step,
         drafts = (struct sampler_drafts){.logits = draft_model_logits(x->draft_model),
                                          .vocab = draft_model_vocab(x->draft_model)};
     return sampler_draw(x->sampler, x->model->logits, x->rows, n, &drafts, ret_results, x->top);
+}
+
+static void count_prompt(struct executor *x, const struct sample *sample)
+{
+    if (sample->index == 0) x->stats.prompt_tokens += (uint64_t)sample->telemetry.prompt_tokens;
+}
+
+// A sample of max_tokens 0 ends with its prompt; what was drawn behind it is dropped.
+static void end_unsampled(struct executor *x, struct sample *sample, uint64_t version,
+                          int64_t now_ns)
+{
+    struct sample_telemetry *t = &sample->telemetry;
+    t->weight_version_first = t->weight_version_last = version;
+    sample->last_token_ns = now_ns;
+    count_prompt(x, sample);
+    tell(x, sample, NULL, 0, NULL, FINISH_LENGTH, NULL);
 }
 
 // The sample is gone where the token ended it.
@@ -380,7 +413,7 @@ static void take_token(struct executor *x, struct sample *sample, const struct t
         t->weight_version_first = record->weight_version;
         t->first_token_ms = (double)(now_ns - sample->queued_ns) / 1e6;
         count_time(x->stats.ttft_buckets, &x->stats.ttft_sum, t->first_token_ms / 1e3);
-        if (sample->index == 0) x->stats.prompt_tokens += (uint64_t)t->prompt_tokens;
+        count_prompt(x, sample);
     } else {
         count_time(x->stats.itl_buckets, &x->stats.itl_sum,
                    (double)(now_ns - sample->last_token_ns) / 1e9);
@@ -588,12 +621,16 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     if (x->draft_model) CHECK(follow_prompts(x, step));
     CHECK(draw_tokens(x, step, &results));
+    CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     for (int i = 0, row = 0; i < step->n_draws; i++) {
+        struct sample *sample = step->draws[i].sample;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
-        report.n_saved += take_draws(x, step->draws[i].sample, results + row, x->top + row,
-                                     n_drafts, version, now_ns) -
-                          1;
+        if (sample->request->sampling.max_tokens == 0)
+            end_unsampled(x, sample, version, now_ns);
+        else
+            report.n_saved +=
+                take_draws(x, sample, results + row, x->top + row, n_drafts, version, now_ns) - 1;
         row += n_drafts + 1;
     }
     report.step_ms = (double)(now_ns - drafted_ns) / 1e6;

@@ -19,6 +19,13 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     r->sampling = *sampling;
     r->n_prompt = n_prompt;
     r->cached_tokens = -1;
+    r->sampling.logit_bias = NULL;
+    if (sampling->n_logit_bias > 0) {
+        const size_t bytes = (size_t)sampling->n_logit_bias * sizeof *sampling->logit_bias;
+        r->sampling.logit_bias = malloc(bytes);
+        if (!r->sampling.logit_bias) goto no_memory;
+        memcpy((void *)r->sampling.logit_bias, sampling->logit_bias, bytes);
+    }
     r->prompt = malloc((size_t)n_prompt * sizeof *r->prompt);
     r->samples = calloc((size_t)sampling->n, sizeof *r->samples);
     if (!r->prompt || !r->samples) goto no_memory;
@@ -38,6 +45,17 @@ no_memory:
                        sampling->n);
 }
 
+static enum status prepare_prompt_logprobs(struct request *r)
+{
+    const size_t n = (size_t)r->n_prompt, n_top = n * (size_t)r->sampling.prompt_top;
+    if (!r->sampling.prompt_logprobs) return ST_OK;
+    if (!r->prompt_tokens) r->prompt_tokens = calloc(n, sizeof *r->prompt_tokens);
+    if (!r->prompt_top) r->prompt_top = calloc(n_top + 1, sizeof *r->prompt_top);
+    if (r->prompt_tokens && r->prompt_top) return ST_OK;
+    return status_fail(ST_NO_MEMORY, "no memory for the log-probabilities of %d prompt tokens",
+                       r->n_prompt);
+}
+
 enum status request_prepare(struct request *r, int block_size, uint64_t cache_salt)
 {
     const int most = r->n_prompt + r->sampling.max_tokens;
@@ -53,14 +71,17 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
         struct sample *s = &r->samples[i];
         s->n_hashed = r->full_blocks;
         if (!s->generated)
-            s->generated = malloc((size_t)r->sampling.max_tokens * sizeof *s->generated);
+            s->generated = malloc(((size_t)r->sampling.max_tokens + 1) * sizeof *s->generated);
         if (!s->blocks) s->blocks = malloc(n_blocks * sizeof *s->blocks);
         if (!s->hashes) s->hashes = malloc(n_own * sizeof *s->hashes);
         if (!s->generated || !s->blocks || !s->hashes)
             return status_fail(ST_NO_MEMORY, "no memory for %d samples of %d tokens", r->sampling.n,
                                most);
+        if (s->adjusted.at || !sampling_adjusts(&r->sampling)) continue;
+        enum status st = logit_list_init(&r->sampling, r->prompt, r->n_prompt, &s->adjusted);
+        if (st != ST_OK) return st;
     }
-    return ST_OK;
+    return prepare_prompt_logprobs(r);
 }
 
 void request_free(struct request *r)
@@ -70,9 +91,13 @@ void request_free(struct request *r)
         free(r->samples[i].generated);
         free(r->samples[i].blocks);
         free(r->samples[i].hashes);
+        logit_list_release(&r->samples[i].adjusted);
     }
     free(r->samples);
     free(r->hashes);
+    free(r->prompt_tokens);
+    free(r->prompt_top);
+    free((void *)r->sampling.logit_bias);
     free(r->prompt);
     free(r);
 }

@@ -4,6 +4,7 @@
 #ifndef INFER_SERVER_REQUEST_H
 #define INFER_SERVER_REQUEST_H
 
+#include "infer-server/engine/adjust.h"
 #include "infer-server/engine/block_hash.h"
 #include "infer-server/engine/engine.h"
 
@@ -30,12 +31,13 @@ struct sample {
     int64_t queued_ns, started_ns, last_token_ns; // 0: not yet
     bool started;                                 // has left the queue once
     struct draft draft;                           // of the tokens after the last
+    struct logit_list adjusted;                   // where the request has penalties or biases
     struct sample_telemetry telemetry;
 };
 
 struct request {
     void *tag;
-    struct sampling sampling;
+    struct sampling sampling; // its logit_bias is the request's own
     int n_prompt;
     int32_t *prompt;
     uint64_t prompt_key;       // of the suffix drafter
@@ -45,6 +47,12 @@ struct request {
     int cached_tokens; // of the prompt, found when the first sample was admitted; -1: none was yet
     struct sample *samples; // (sampling.n)
     int n_done;
+    // Prompt log-probabilities, where wanted: of position p + 1 from row p of the model. Filled
+    // from the front (prompt_logprobs.h), each once, however often the prompt is computed.
+    struct prompt_token *prompt_tokens; // (n_prompt)
+    struct top_logprob *prompt_top;     // (n_prompt, sampling.prompt_top)
+    int n_scored;                       // rows from the front that were read
+    bool prompt_told;                   // in an event
     struct sample *leader; // computes the prompt for its siblings, which wait for it; or NULL
     struct request *next;  // in the engine's inbox
 };
@@ -53,6 +61,14 @@ struct request {
 // blocks; once, before it is queued. Requests find each other's blocks where their cache_salt is
 // the same (0: the one of all that do not mind).
 enum status request_prepare(struct request *r, int block_size, uint64_t cache_salt);
+
+// Rows of the prompt from the front whose keys and values will do: all, or those that need not give
+// a log-probability any more.
+static inline int request_rows_read(const struct request *r)
+{
+    const bool all = !r->sampling.prompt_logprobs || r->n_scored >= r->n_prompt - 1;
+    return all ? INT32_MAX : r->n_scored;
+}
 
 static inline int sample_length(const struct sample *s) // tokens known
 {

@@ -1,12 +1,13 @@
 /* sampler.c: owns the buffers that carry sampling parameters to the device and results back. The
  * engine's thread.
  *
- * What comes back each step is one sample_result a row; this copy's wait is the step's only one. A
- * row of logits (the vocabulary, half a megabyte) is copied out only for a request that asked for
- * the most likely tokens, and is sorted out on the host. */
+ * What comes back each step is one sample_result a row; this copy's wait is the step's only one,
+ * but for requests that asked for the most likely tokens or have penalties: their rows are read
+ * once more (logprob_reader.h), when the tokens are known and the logits are as the model gave
+ * them. */
 #include "infer-server/engine/sampler.h"
 #include "common/base/rng.h"
-#include <math.h>
+#include "infer-server/engine/logprob_reader.h"
 #include <stdlib.h>
 
 #define LEAST_LOGIT (-1e30f) // finite, so that sums over a row stay numbers
@@ -18,8 +19,10 @@ struct sampler {
     struct sample_params *params, *host_params;
     struct sample_draft *drafts, *host_drafts;
     struct sample_result *results, *host_results;
-    float *host_row;         // (vocab), once wanted
     struct top_logprob *top; // (max_rows, SAMPLER_MOST_TOP)
+    int32_t *targets;        // (max_rows)
+    struct adjuster *adjuster;
+    struct logprob_reader *reader;
 };
 
 uint64_t sampler_stream(uint64_t seed, int sample)
@@ -49,8 +52,11 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     CHECK(device_host_alloc(dev, n * sizeof *s->host_params, (void **)&s->host_params));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_drafts, (void **)&s->host_drafts));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_results, (void **)&s->host_results));
+    CHECK(adjuster_new(dev, max_rows, vocab, &s->adjuster));
+    CHECK(logprob_reader_new(dev, &s->reader));
     s->top = malloc(n * SAMPLER_MOST_TOP * sizeof *s->top);
-    if (!s->top) {
+    s->targets = malloc(n * sizeof *s->targets);
+    if (!s->top || !s->targets) {
         st = status_fail(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
         goto out;
     }
@@ -70,8 +76,10 @@ void sampler_free(struct sampler *s)
     device_host_release(s->dev, s->host_params);
     device_host_release(s->dev, s->host_drafts);
     device_host_release(s->dev, s->host_results);
-    device_host_release(s->dev, s->host_row);
+    adjuster_free(s->adjuster);
+    logprob_reader_free(s->reader);
     free(s->top);
+    free(s->targets);
     free(s);
 }
 
@@ -96,58 +104,65 @@ static void forbid_stops(struct sampler *s, float *row, const struct sampling *s
     for (int i = 0; i < sampling->n_stop_ids; i++) forbid(s, row, sampling->stop_ids[i]);
 }
 
-static bool is_before(struct top_logprob a, struct top_logprob b)
+// Whether the row's logits are read once more when its token is known.
+static bool is_read(const struct sampler_row *row)
 {
-    return a.logprob > b.logprob || (a.logprob == b.logprob && a.token < b.token);
+    return row->n_top > 0 || row->adjustment.list;
 }
 
-void sampler_top(const float *logits, int vocab, float temperature, int n, struct top_logprob *ret)
+static bool read_alike(const struct sampler_row *a, const struct sampler_row *b)
 {
-    const double scale = temperature > 0 ? 1.0 / (double)temperature : 1.0;
-    int held = 0;
-    for (int t = 0; t < vocab; t++) { // by insertion: n is small
-        struct top_logprob entry = {.token = t, .logprob = logits[t]};
-        int i = held < n ? held++ : n - 1;
-        if (i == n - 1 && held == n && t >= n && !is_before(entry, ret[i])) continue;
-        for (; i > 0 && is_before(entry, ret[i - 1]); i--) ret[i] = ret[i - 1];
-        ret[i] = entry;
+    return is_read(b) && a->n_top == b->n_top &&
+           a->sampling->temperature == b->sampling->temperature;
+}
+
+// Rows first to first + n - 1, which are read alike.
+static enum status read_rows(struct sampler *s, const float *logits, const struct sampler_row *rows,
+                             int first, int n, const struct top_logprob **ret_top)
+{
+    const int k = rows[first].n_top;
+    for (int i = 0; i < n; i++) s->targets[i] = s->host_results[first + i].token;
+    const struct logprob_rows wanted = {.logits = logits + (size_t)first * (size_t)s->vocab,
+                                        .targets = s->targets,
+                                        .n = n,
+                                        .vocab = s->vocab,
+                                        .n_top = k,
+                                        .temperature = rows[first].sampling->temperature};
+    const struct token_logprob *read;
+    enum status st = logprob_reader_read(s->reader, &wanted, &read);
+    for (int i = 0; st == ST_OK && i < n; i++, read += 1 + k) {
+        struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MOST_TOP;
+        s->host_results[first + i].logprob = read[0].logprob;
+        for (int j = 0; j < k; j++)
+            top[j] =
+                (struct top_logprob){.token = read[1 + j].token, .logprob = read[1 + j].logprob};
+        ret_top[first + i] = k > 0 ? top : NULL;
     }
-    const double most = ret[0].logprob;
-    double sum = 0;
-    for (int t = 0; t < vocab; t++) sum += exp(((double)logits[t] - most) * scale);
-    const double log_sum = log(sum);
-    for (int i = 0; i < n; i++)
-        ret[i].logprob = (float)(((double)ret[i].logprob - most) * scale - log_sum);
+    return st;
 }
 
-static enum status list_most_likely(struct sampler *s, const float *logits,
-                                    const struct sampler_row *rows, int n,
-                                    const struct top_logprob **ret_top)
+static enum status read_again(struct sampler *s, const float *logits,
+                              const struct sampler_row *rows, int n,
+                              const struct top_logprob **ret_top)
 {
-    for (int i = 0; i < n; i++) {
-        const struct sampling *sampling = rows[i].sampling;
+    enum status st = ST_OK;
+    for (int i = 0, end; i < n && st == ST_OK; i = end) {
+        end = i + 1;
         ret_top[i] = NULL;
-        if (sampling->logprobs < 1) continue;
-        const size_t bytes = (size_t)s->vocab * sizeof(float);
-        enum status st = ST_OK;
-        if (!s->host_row) st = device_host_alloc(s->dev, bytes, (void **)&s->host_row);
-        if (st != ST_OK) return st;
-        device_copy_out(s->dev, s->host_row, logits + (size_t)i * (size_t)s->vocab, bytes);
-        st = device_sync(s->dev);
-        if (st != ST_OK) return st;
-        struct top_logprob *top = s->top + (size_t)i * SAMPLER_MOST_TOP;
-        sampler_top(s->host_row, s->vocab, sampling->temperature, sampling->logprobs, top);
-        ret_top[i] = top;
+        if (!is_read(&rows[i])) continue;
+        while (end < n && read_alike(&rows[i], &rows[end])) end++;
+        st = read_rows(s, logits, rows, i, end - i, ret_top);
     }
-    return ST_OK;
+    return st;
 }
 
-enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                         const struct sampler_drafts *drafts,
-                         const struct sample_result **ret_results,
-                         const struct top_logprob **ret_top)
+// Takes the rows' parameters, drafts and adjustments; *ret_judges: some row has a draft.
+static enum status prepare_rows(struct sampler *s, float *logits, const struct sampler_row *rows,
+                                int n, bool *ret_judges)
 {
-    bool judges = false;
+    enum status st = ST_OK;
+    *ret_judges = false;
+    adjuster_clear(s->adjuster);
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;
         s->host_params[i] = (struct sample_params){.temperature = sampling->temperature,
@@ -157,17 +172,33 @@ enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_
                                                    .seed = rows[i].stream,
                                                    .position = rows[i].position};
         s->host_drafts[i] = rows[i].draft;
-        judges |= rows[i].draft.token >= 0;
+        *ret_judges |= rows[i].draft.token >= 0;
         if (rows[i].no_stop) forbid_stops(s, logits + (size_t)i * (size_t)s->vocab, sampling);
+        if (rows[i].adjustment.list)
+            CHECK(adjuster_add(s->adjuster, i, sampling, &rows[i].adjustment));
     }
+out:
+    return st;
+}
+
+enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
+                         const struct sampler_drafts *drafts,
+                         const struct sample_result **ret_results,
+                         const struct top_logprob **ret_top)
+{
+    bool judges;
+    enum status st = prepare_rows(s, logits, rows, n, &judges);
+    if (st != ST_OK) return st;
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
     if (judges) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
+    adjuster_apply(s->adjuster, logits);
     device_ops(s->dev)->sample(s->dev, s->results, logits, s->params, judges ? s->drafts : NULL,
                                judges ? drafts->logits : NULL, n, s->vocab,
                                judges ? drafts->vocab : 0);
+    adjuster_undo(s->adjuster, logits);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
-    enum status st = device_sync(s->dev);
-    if (st == ST_OK) st = list_most_likely(s, logits, rows, n, ret_top);
+    st = device_sync(s->dev);
+    if (st == ST_OK) st = read_again(s, logits, rows, n, ret_top);
     if (st == ST_OK) *ret_results = s->host_results;
     return st;
 }

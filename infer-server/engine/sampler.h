@@ -7,6 +7,7 @@
 #ifndef INFER_SERVER_SAMPLER_H
 #define INFER_SERVER_SAMPLER_H
 
+#include "infer-server/engine/adjust.h"
 #include "infer-server/engine/engine.h"
 #include "kernels/ops.h"
 
@@ -17,13 +18,15 @@ uint64_t sampler_stream(uint64_t seed, int sample);
 struct sampler_row {
     const struct sampling *sampling;
     uint64_t stream;
-    uint64_t position; // of the token to be drawn
-    bool no_stop;      // eos_ids and stop_ids cannot be drawn (min_tokens)
-    struct sample_draft draft; // that the draw judges, with its row of sampler_drafts.logits
+    uint64_t position;            // of the token to be drawn
+    bool no_stop;                 // eos_ids and stop_ids cannot be drawn (min_tokens)
+    struct sample_draft draft;    // that the draw judges, with its row of sampler_drafts.logits
+    struct adjustment adjustment; // of its logits, for the time of the draw
+    int n_top;                    // likeliest tokens to be listed
 };
 #define SAMPLER_NO_DRAFT ((struct sample_draft){.token = -1})
 
-struct sampler_drafts { // what drafts were drawn from
+struct sampler_drafts {  // what drafts were drawn from
     const float *logits; // device; (.., vocab) f32
     int vocab;           // at most the sampler's
 };
@@ -38,15 +41,13 @@ bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, i
 
 // Enqueues drawing from the first n rows of logits (max_rows, vocab) f32 on the device, whose stop
 // tokens' entries are overwritten where no_stop; then waits. *ret_results (n) and the pointers of
-// ret_top stay valid until the next call. drafts NULL: no row has one. Row i lists its rows[i].sampling->logprobs most likely
-// tokens at ret_top[i], most likely first; NULL where it wants none. ST_DEVICE: nothing is valid.
+// ret_top stay valid until the next call. drafts NULL: no row has one. Row i lists its
+// rows[i].n_top most likely tokens at ret_top[i], most likely first; NULL where it wants none. A
+// result's logprob, and those listed, are of the logits as they are, its cut_logprob and kept_mass
+// of the adjusted ones; with a list, they are all of one computation. ST_DEVICE: nothing is valid.
 enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
                          const struct sampler_drafts *drafts,
                          const struct sample_result **ret_results,
                          const struct top_logprob **ret_top);
-
-// The n most likely tokens of a host row of logits, by log-probability at `temperature` (0 counts
-// as 1), equal ones by id. n <= vocab.
-void sampler_top(const float *logits, int vocab, float temperature, int n, struct top_logprob *ret);
 
 #endif

@@ -19,7 +19,8 @@
  * Prefix cache. Blocks that a step fills get names at the end of the plan, those of prompts and of
  * answers alike (a chat's next turn begins with both); no plan before the next one can find them,
  * so they are computed by then. An admitted sample begins with the longest run of blocks found
- * under the names of its own, short of its last token, which must be computed to draw the next. A
+ * under the names of its own, short of its last token, which must be computed to draw the next, and
+ * of the first prompt token whose row has still to give a log-probability (prompt_logprobs.h). A
  * name has the present version in it, and only samples all of whose blocks that version computed
  * give names: after an update that keeps the running samples' keys and values, these serve nobody
  * else. The cache is also how siblings that come back after a preemption, or for which there was no
@@ -232,7 +233,8 @@ static void name_blocks(struct scheduler *s, struct sample *sample)
 // not held yet. *ret_free of them have no holder.
 static int find_blocks(const struct scheduler *s, struct sample *sample, int *ret_free)
 {
-    const int most = (sample_length(sample) - 1) / kv_cache_block_size(s->cache);
+    const int last = sample_length(sample) - 1, rows = request_rows_read(sample->request);
+    const int most = (rows < last ? rows : last) / kv_cache_block_size(s->cache);
     int n = 0;
     *ret_free = 0;
     for (; n < most && n < sample->n_hashed; n++) {

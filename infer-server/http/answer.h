@@ -40,6 +40,13 @@ void put_token_ids(struct json_out *o, const struct generation_sample *s, int fr
 // "stop_reason", vLLM's: the stop string or the asked-for stop token that ended it, else null.
 void put_stop_reason(struct json_out *o, const struct answer *a, const struct generation_sample *s);
 
+// A prompt's log-probabilities, which the request has asked for: the key "prompt_logprobs" with
+// vLLM's list of {"ID": {"logprob", "rank", "decoded_token"}, ...}; the list alone with entries
+// [{"ID": logprob}, ...] (/generate); the keys of /v1/rollouts.
+void put_prompt_logprobs(struct json_out *o, const struct answer *a, int prompt);
+void put_prompt_pairs(struct json_out *o, const struct answer *a, int prompt);
+void put_prompt_lists(struct json_out *o, const struct answer *a, int prompt);
+
 // How every stream goes on. STREAM_MORE: *ret is the next sample with something to say.
 // STREAM_WAIT: there is none. STREAM_END: the stream is overdue, or that sample failed; the error
 // object has been written, between `before` and `after`.

@@ -39,52 +39,107 @@ static bool text_is_listed(const struct answer *a, const struct top_logprob *top
 }
 
 // The alternatives of one token as an object from text to log-probability: two tokens may have the
-// same text (broken characters), of which the likelier stands; the sampled one is always there.
+// same text (broken characters), of which the likelier stands; the token itself is always there.
 static void put_top_object(struct json_out *o, const struct answer *a,
-                           const struct generation_sample *s, int token, int n_top)
+                           const struct top_logprob *top, int n_top, struct top_logprob own)
 {
-    const struct top_logprob *top = s->top ? s->top + (size_t)token * (size_t)n_top : NULL;
     json_out_open(o, '{');
     struct bytes text = BYTES_INIT;
     for (int i = 0; top && i <= n_top; i++) {
-        int32_t id = i < n_top ? top[i].token : s->tokens[token].token;
-        float logprob = i < n_top ? top[i].logprob : s->tokens[token].logprob;
-        if (text_is_listed(a, top, i, id)) continue;
+        const struct top_logprob entry = i < n_top ? top[i] : own;
+        if (text_is_listed(a, top, i, entry.token)) continue;
         bytes_clear(&text);
-        token_text(a->model, id, &text);
+        token_text(a->model, entry.token, &text);
         json_out_string(o, bytes_text(&text), text.len);
         bytes_puts(o->to, ":");
         o->comma = false;
-        json_out_logprob(o, logprob);
+        json_out_logprob(o, entry.logprob);
     }
     bytes_release(&text);
     json_out_close(o, '}');
 }
 
-static void put_completion_logprobs(struct json_out *o, const struct answer *a,
-                                    const struct generation_sample *s, int from)
+// What a list of a completion's log-probabilities is about: tokens of its prompt, where that is
+// echoed, and behind them those from number `from` on.
+struct listed {
+    const struct generation_sample *s;
+    const struct api_prompt *prompt;        // NULL: not echoed, or was in an earlier chunk
+    const struct generation_prompt *report; // of the prompt
+    int from, n_top, prompt_stride;
+};
+
+static struct listed listed_of(const struct answer *a, const struct generation_sample *s, int from,
+                               bool with_prompt)
 {
-    int n_top = generation_request(a->generation)->sampling.logprobs;
-    json_out_open(o, '{');
+    const struct api_request *r = generation_request(a->generation);
+    return (struct listed){.s = s,
+                           .prompt = with_prompt ? &r->prompts[s->prompt] : NULL,
+                           .report = generation_prompt(a->generation, s->prompt),
+                           .from = from,
+                           .n_top = r->sampling.logprobs,
+                           .prompt_stride = r->sampling.prompt_top};
+}
+
+static void put_listed_tokens(struct json_out *o, const struct answer *a, const struct listed *l)
+{
     json_out_key(o, "tokens");
     json_out_open(o, '[');
-    for (int i = from; i < s->n; i++) put_token_text(o, a, s->tokens[i].token);
+    for (int i = 0; l->prompt && i < l->prompt->n_ids; i++) put_token_text(o, a, l->prompt->ids[i]);
+    for (int i = l->from; i < l->s->n; i++) put_token_text(o, a, l->s->tokens[i].token);
     json_out_close(o, ']');
+}
+
+static void put_listed_logprobs(struct json_out *o, const struct listed *l)
+{
     json_out_key(o, "token_logprobs");
     json_out_open(o, '[');
-    for (int i = from; i < s->n; i++) json_out_logprob(o, s->tokens[i].logprob);
-    json_out_close(o, ']');
-    json_out_key(o, "top_logprobs");
-    if (n_top > 0) {
-        json_out_open(o, '[');
-        for (int i = from; i < s->n; i++) put_top_object(o, a, s, i, n_top);
-        json_out_close(o, ']');
-    } else {
-        json_out_null(o);
+    for (int i = 0; l->prompt && i < l->prompt->n_ids; i++) {
+        if (i == 0)
+            json_out_null(o);
+        else
+            json_out_logprob(o, l->report->tokens[i].logprob);
     }
+    for (int i = l->from; i < l->s->n; i++) json_out_logprob(o, l->s->tokens[i].logprob);
+    json_out_close(o, ']');
+}
+
+static void put_listed_top(struct json_out *o, const struct answer *a, const struct listed *l)
+{
+    json_out_key(o, "top_logprobs");
+    if (l->n_top <= 0) {
+        json_out_null(o);
+        return;
+    }
+    json_out_open(o, '[');
+    for (int i = 0; l->prompt && i < l->prompt->n_ids; i++) {
+        const struct top_logprob own = {l->prompt->ids[i], l->report->tokens[i].logprob};
+        if (i == 0)
+            json_out_null(o);
+        else
+            put_top_object(o, a, l->report->top + (size_t)i * (size_t)l->prompt_stride, l->n_top,
+                           own);
+    }
+    for (int i = l->from; i < l->s->n; i++) {
+        const struct top_logprob own = {l->s->tokens[i].token, l->s->tokens[i].logprob};
+        put_top_object(o, a, l->s->top ? l->s->top + (size_t)i * (size_t)l->n_top : NULL, l->n_top,
+                       own);
+    }
+    json_out_close(o, ']');
+}
+
+static void put_completion_logprobs(struct json_out *o, const struct answer *a,
+                                    const struct generation_sample *s, int from, bool with_prompt)
+{
+    const struct listed l = listed_of(a, s, from, with_prompt);
+    json_out_open(o, '{');
+    put_listed_tokens(o, a, &l);
+    put_listed_logprobs(o, &l);
+    put_listed_top(o, a, &l);
     json_out_key(o, "text_offset");
     json_out_open(o, '[');
-    for (int i = from; i < s->n; i++) json_out_int(o, s->text_at[i]);
+    for (int i = 0; l.prompt && i < l.prompt->n_ids; i++)
+        json_out_int(o, l.report->echo.text_at[i]);
+    for (int i = from; i < s->n; i++) json_out_int(o, l.report->echo.chars + s->text_at[i]);
     json_out_close(o, ']');
     json_out_close(o, '}');
 }
@@ -147,10 +202,26 @@ static void put_text(struct json_out *o, const struct answer *a, const char *key
         json_out_string(o, "", 0); // ids only; SDKs want a string here
 }
 
+// The completion's text, behind its prompt's.
+static void put_echoed_text(struct json_out *o, const struct answer *a,
+                            const struct generation_sample *s, size_t from, size_t to)
+{
+    const struct bytes *prompt = &generation_prompt(a->generation, s->prompt)->echo.text;
+    struct bytes whole = BYTES_INIT;
+    bytes_append(&whole, bytes_text(prompt), prompt->len);
+    bytes_append(&whole, bytes_text(&s->text) + from, to - from);
+    json_out_key(o, "text");
+    json_out_string(o, bytes_text(&whole), whole.len);
+    o->to->failed |= whole.failed;
+    bytes_release(&whole);
+}
+
 static void put_choice(struct json_out *o, const struct answer *a, struct generation_sample *s,
                        bool chunk)
 {
+    const struct api_request *r = generation_request(a->generation);
     bool chat = is_chat(a), ended = s->finish != FINISH_NONE;
+    bool with_prompt = r->echo && !(chunk && s->sent_head);
     int from = chunk ? s->sent_tokens : 0;
     size_t text_from = chunk ? s->sent_text : 0, text_to = chunk ? s->safe : s->text.len;
     json_out_open(o, '{');
@@ -169,16 +240,19 @@ static void put_choice(struct json_out *o, const struct answer *a, struct genera
             json_out_null(o);
         }
         json_out_close(o, '}');
+    } else if (with_prompt) {
+        put_echoed_text(o, a, s, text_from, text_to);
     } else {
         put_text(o, a, "text", s, text_from, text_to);
     }
     json_out_key(o, "logprobs");
-    if (!generation_request(a->generation)->want_logprobs)
+    if (!r->want_logprobs)
         json_out_null(o);
     else if (chat)
         put_chat_logprobs(o, a, s, from);
     else
-        put_completion_logprobs(o, a, s, from);
+        put_completion_logprobs(o, a, s, from, with_prompt);
+    if (r->want_prompt_logprobs && !chat) put_prompt_logprobs(o, a, s->prompt);
     json_out_key(o, "finish_reason");
     json_out_text(o, ended ? finish_name(s->finish) : NULL);
     if (ended) put_stop_reason(o, a, s);
@@ -245,7 +319,8 @@ static void put_extras(struct json_out *o, uint64_t version, const struct sample
 
 static uint64_t last_version(const struct generation_sample *s)
 {
-    return s->n > 0 ? s->tokens[s->n - 1].weight_version : 0;
+    if (s->n > 0) return s->tokens[s->n - 1].weight_version;
+    return s->telemetry.weight_version_last; // of a prompt alone, once it has ended
 }
 
 static void add_drafts(struct sample_telemetry *sum, const struct sample_telemetry *t)
@@ -275,6 +350,8 @@ void openai_answer(struct answer *a, struct bytes *to)
         add_drafts(&drafts, &samples[i].telemetry);
     }
     json_out_close(o, ']');
+    if (is_chat(a) && generation_request(a->generation)->want_prompt_logprobs)
+        put_prompt_logprobs(o, a, 0);
     put_usage(o, a);
     put_extras(o, version, &drafts);
     json_out_close(o, '}');

@@ -93,6 +93,7 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
         json_out_key(o, "prompt_token_ids");
         put_prompt_ids(o, prompt);
     }
+    if (r->want_prompt_logprobs) put_prompt_lists(o, a, s->prompt);
     json_out_key(o, "token_ids");
     put_token_ids(o, s, 0);
     json_out_key(o, "logprobs");
@@ -207,6 +208,12 @@ void generate_answer(struct answer *a, struct bytes *to)
         json_out_close(o, ']');
     } else {
         json_out_null(o);
+    }
+    if (r->want_prompt_logprobs) {
+        json_out_key(o, "prompt_logprobs");
+        json_out_open(o, '[');
+        for (int i = 0; i < r->n_prompts; i++) put_prompt_pairs(o, a, i);
+        json_out_close(o, ']');
     }
     json_out_key(o, "outputs");
     json_out_open(o, '[');

@@ -12,10 +12,14 @@
 #include "common/model/chat_template.h"
 #include "common/model/tokenizer.h"
 
-#define API_MAX_N        4096  // samples of one prompt
-#define API_MAX_PROMPTS  1024  // prompts or groups of one request
-#define API_MAX_SAMPLES  65536 // of one request
-#define API_MAX_LOGPROBS 20
+#define API_MAX_N          4096  // samples of one prompt
+#define API_MAX_PROMPTS    1024  // prompts or groups of one request
+#define API_MAX_SAMPLES    65536 // of one request
+#define API_MAX_LOGPROBS   20
+#define API_MAX_PROMPT_TOP 128  // likeliest tokens with each prompt token
+#define API_MAX_BIASES     4096 // entries of logit_bias
+// Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
+#define API_MAX_PROMPT_LOGPROBS 4000000
 
 // The served model, as requests are checked against it.
 struct api_model {
@@ -42,7 +46,9 @@ enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE };
 struct api_prompt {
     int32_t *ids; // owned
     int n_ids;
-    bool tokenised;   // by the server, from text
+    bool tokenised; // by the server, from text
+    char *text;     // (text_len) as it was sent, where it is to be echoed; owned; else NULL
+    size_t text_len;
     json_t *group_id; // rollouts: as the client gave it
     int n;            // samples
     uint64_t seed;
@@ -53,13 +59,17 @@ struct api_request {
     enum api_kind kind;
     int n_prompts, n_samples; // n_samples: of all prompts
     struct api_prompt *prompts;
-    struct sampling sampling; // of all prompts, but for n and seed; max_tokens 0: up to the context
+    struct sampling sampling;      // of all prompts, but for n and seed
+    struct token_bias *logit_bias; // sampling's; owned
     struct stop_set stop;
     bool include_stop, skip_special;
     bool stream, include_usage;
-    bool want_logprobs; // in the answer; sampling.logprobs then says how many alternatives
-    bool cut_active;    // top-k, top-p or min-p may cut the distribution
-    bool shorten;       // max_tokens is a default, and gives way to the context
+    bool want_logprobs;        // in the answer; sampling.logprobs then says how many alternatives
+    bool echo;                 // completions: a choice begins with its prompt
+    bool want_prompt_logprobs; // in the answer, with prompt_top likeliest tokens
+    int prompt_top;
+    bool cut_active; // what is sampled from may differ from the raw distribution
+    bool shorten;    // max_tokens is a default, and gives way to the context
 };
 
 // ST_FORMAT: not JSON; ST_INVALID, ST_UNSUPPORTED: a field, named in quotes by the sentence;

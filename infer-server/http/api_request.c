@@ -5,6 +5,7 @@
  * request. */
 #include "infer-server/http/api.h"
 #include "common/base/json.h"
+#include "infer-server/http/api_logits.h"
 
 #include <limits.h>
 #include <math.h>
@@ -13,6 +14,8 @@
 #include <sys/random.h>
 
 static const char where[] = "request";
+
+#define UP_TO_CONTEXT (-1) // max_tokens, until the prompts are known
 
 uint64_t api_random_seed(void)
 {
@@ -37,10 +40,12 @@ void api_request_free(struct api_request *r)
     if (!r) return;
     for (int i = 0; i < r->n_prompts; i++) {
         free(r->prompts[i].ids);
+        free(r->prompts[i].text);
         json_decref(r->prompts[i].group_id);
     }
     free(r->prompts);
     stop_set_release(&r->stop);
+    free(r->logit_bias);
     free(r);
 }
 
@@ -171,6 +176,22 @@ static enum status add_special_of(const json_t *object, bool *ret)
     return json_get_bool(where, object, "add_special_tokens", ret);
 }
 
+// A prompt that is a string, which an echo gives back.
+static enum status read_text(const struct api_request *r, const json_t *value, bool add_special,
+                             const char *field, const struct api_model *model,
+                             struct api_prompt *ret)
+{
+    const char *text = json_string_value(value);
+    const size_t len = json_string_length(value);
+    if (r->echo) {
+        ret->text = malloc(len + 1);
+        if (!ret->text) return status_fail(ST_NO_MEMORY, "out of memory");
+        memcpy(ret->text, text, len);
+        ret->text_len = len;
+    }
+    return encode_text(text, len, add_special, field, model, ret);
+}
+
 // A string, an array of strings, an array of ids, or an array of arrays of ids.
 static enum status read_prompt_field(struct api_request *r, const json_t *object, const char *field,
                                      const struct api_model *model)
@@ -181,8 +202,7 @@ static enum status read_prompt_field(struct api_request *r, const json_t *object
     CHECK(add_special_of(object, &add_special));
     if (json_is_string(value)) {
         CHECK(make_prompts(r, 1, field));
-        return encode_text(json_string_value(value), json_string_length(value), add_special, field,
-                           model, &r->prompts[0]);
+        return read_text(r, value, add_special, field, model, &r->prompts[0]);
     }
     if (!json_is_array(value))
         return status_fail(ST_INVALID,
@@ -197,8 +217,7 @@ static enum status read_prompt_field(struct api_request *r, const json_t *object
     for (int i = 0; i < r->n_prompts; i++) {
         const json_t *one = json_array_get(value, (size_t)i);
         if (json_is_string(one))
-            CHECK(encode_text(json_string_value(one), json_string_length(one), add_special, field,
-                              model, &r->prompts[i]));
+            CHECK(read_text(r, one, add_special, field, model, &r->prompts[i]));
         else if (json_is_array(one))
             CHECK(read_ids(one, field, model, &r->prompts[i]));
         else
@@ -283,24 +302,13 @@ static enum status refuse_unsupported(const json_t *object)
     static const struct {
         const char *key;
         double neutral;
-    } numbers[] = {{"frequency_penalty", 0},  {"presence_penalty", 0},
-                   {"repetition_penalty", 1}, {"length_penalty", 1},
-                   {"prompt_logprobs", 0},    {"truncate_prompt_tokens", -1}};
-    static const char *const things[] = {"logit_bias",
-                                         "tools",
-                                         "functions",
-                                         "guided_decoding_regex",
-                                         "guided_json",
-                                         "guided_regex",
-                                         "guided_choice",
-                                         "guided_grammar",
-                                         "structured_outputs",
-                                         "structured_outputs_regex",
-                                         "bad_words",
-                                         "allowed_token_ids",
-                                         "suffix",
-                                         "images",
-                                         "lora_request"};
+    } numbers[] = {{"length_penalty", 1}, {"truncate_prompt_tokens", -1}};
+    static const char *const things[] = {
+        "tools",          "functions",          "guided_decoding_regex",
+        "guided_json",    "guided_regex",       "guided_choice",
+        "guided_grammar", "structured_outputs", "structured_outputs_regex",
+        "bad_words",      "allowed_token_ids",  "suffix",
+        "images",         "lora_request"};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         double x = numbers[i].neutral;
         enum status st = json_get_double(where, object, numbers[i].key, -INFINITY, INFINITY, &x);
@@ -341,6 +349,15 @@ static enum status read_speculative(const json_t *object, struct speculative_cho
     return st == ST_OK ? st : status_context(st, "request: \"speculative\"");
 }
 
+static enum status read_echo(struct api_request *r, const json_t *object)
+{
+    enum status st = json_get_bool(where, object, "echo", &r->echo);
+    if (st == ST_OK && r->echo && r->kind != API_COMPLETIONS)
+        st = status_fail(ST_UNSUPPORTED, "request: \"echo\" is for /v1/completions only; "
+                                         "\"prompt_logprobs\" gives a prompt's log-probabilities");
+    return st;
+}
+
 // The sampling fields of `object`; r->sampling holds the defaults.
 static enum status read_sampling(struct api_request *r, const json_t *object,
                                  const struct api_model *model)
@@ -351,8 +368,8 @@ static enum status read_sampling(struct api_request *r, const json_t *object,
     int64_t seed = 0;
     CHECK(refuse_unsupported(object));
     CHECK(json_get_int32(where, object, "n", 1, API_MAX_N, &s->n));
-    CHECK(json_get_int32(where, object, "max_tokens", 1, INT_MAX / 4, &s->max_tokens));
-    CHECK(json_get_int32(where, object, "max_completion_tokens", 1, INT_MAX / 4, &s->max_tokens));
+    CHECK(json_get_int32(where, object, "max_tokens", 0, INT_MAX / 4, &s->max_tokens));
+    CHECK(json_get_int32(where, object, "max_completion_tokens", 0, INT_MAX / 4, &s->max_tokens));
     CHECK(json_get_int32(where, object, "min_tokens", 0, INT_MAX / 4, &s->min_tokens));
     CHECK(json_get_double(where, object, "temperature", 0, 100, &temperature));
     CHECK(json_get_double(where, object, "top_p", 0, 1, &top_p));
@@ -365,6 +382,8 @@ static enum status read_sampling(struct api_request *r, const json_t *object,
     CHECK(read_stop(object, &r->stop));
     CHECK(read_stop_ids(object, model, s));
     CHECK(read_speculative(object, &s->speculative));
+    CHECK(api_read_adjustments(r, object, model));
+    CHECK(read_echo(r, object));
     if (!(top_p > 0))
         return status_fail(ST_INVALID, "request: \"top_p\" is 0; it must be above 0 (1 is off)");
     if (temperature > 0 && temperature < 1e-3)
@@ -377,7 +396,8 @@ static enum status read_sampling(struct api_request *r, const json_t *object,
     s->min_p = (float)min_p;
     s->seed = json_has(object, "seed") ? (uint64_t)seed : api_random_seed();
     r->cut_active = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
-    if (s->min_tokens > s->max_tokens && s->max_tokens > 0)
+    r->cut_active |= sampling_adjusts(s);
+    if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)
         return status_fail(ST_INVALID, "request: \"min_tokens\" is %d, above max_tokens, %d",
                            s->min_tokens, s->max_tokens);
     if (r->stop.n > 0 && !model->tokenizer)
@@ -426,22 +446,17 @@ static enum status parse_completions(struct api_request *r, const json_t *object
                                      const struct api_model *model)
 {
     enum status st;
-    bool echo = false;
     int logprobs = -1, best_of = 0;
     default_length(r, object, model, 16);
     CHECK(read_stream(r, object));
     CHECK(read_sampling(r, object, model));
-    CHECK(json_get_bool(where, object, "echo", &echo));
-    if (echo)
-        return status_fail(ST_UNSUPPORTED,
-                           "request: \"echo\" is not supported: log-probabilities of prompt tokens "
-                           "are not computed");
     CHECK(json_get_int32(where, object, "best_of", 1, API_MAX_N, &best_of));
     if (best_of > 0 && best_of != r->sampling.n)
         return status_fail(ST_UNSUPPORTED, "request: \"best_of\" must be equal to n");
     CHECK(json_get_int32(where, object, "logprobs", 0, API_MAX_LOGPROBS, &logprobs));
     r->sampling.logprobs = logprobs;
     r->want_logprobs = logprobs >= 0;
+    CHECK(api_read_prompt_logprobs(r, object));
     const char *field = json_has(object, "prompt_token_ids") ? "prompt_token_ids" : "prompt";
     CHECK(read_prompt_field(r, object, field, model));
 out:
@@ -453,7 +468,7 @@ static enum status parse_chat(struct api_request *r, const json_t *object,
 {
     enum status st;
     int top = 0;
-    default_length(r, object, model, 0);
+    default_length(r, object, model, UP_TO_CONTEXT);
     CHECK(read_stream(r, object));
     CHECK(read_sampling(r, object, model));
     CHECK(json_get_bool(where, object, "logprobs", &r->want_logprobs));
@@ -461,6 +476,7 @@ static enum status parse_chat(struct api_request *r, const json_t *object,
     if (top > 0 && !r->want_logprobs)
         return status_fail(ST_INVALID, "request: \"top_logprobs\" needs \"logprobs\": true");
     r->sampling.logprobs = r->want_logprobs ? top : -1;
+    CHECK(api_read_prompt_logprobs(r, object));
     CHECK(make_prompts(r, 1, "messages"));
     CHECK(encode_messages(object, model, &r->prompts[0]));
 out:
@@ -485,6 +501,7 @@ static enum status parse_rollouts(struct api_request *r, const json_t *object,
     CHECK(read_sampling(r, sampling, model));
     CHECK(json_get_int32(where, sampling, "logprobs", 0, 0, &logprobs));
     r->sampling.logprobs = 0;
+    CHECK(api_read_prompt_logprobs(r, sampling));
     if (!json_is_array(groups)) {
         st = status_fail(ST_INVALID, "request: \"groups\" must be an array of groups");
         goto out;
@@ -555,6 +572,7 @@ static enum status parse_generate(struct api_request *r, const json_t *object,
     CHECK(json_get_int32(where, object, "logprobs", 0, API_MAX_LOGPROBS, &logprobs));
     r->sampling.logprobs = logprobs;
     r->want_logprobs = logprobs >= 0;
+    CHECK(api_read_prompt_logprobs(r, object));
     const json_t *many = json_object_get(object, "prompts");
     if (json_has(object, "prompts") == json_has(object, "prompt"))
         return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"prompts\"");
@@ -586,21 +604,21 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
                            "%d in one request",
                            (long long)samples, API_MAX_SAMPLES);
     r->n_samples = (int)samples;
-    if (longest >= model->max_context)
+    if (longest + (r->sampling.max_tokens != 0) > model->max_context)
         return status_fail(
             ST_INVALID,
             "request: \"prompt\" has %d tokens; the context is %d tokens, prompt and "
             "completion together",
             longest, model->max_context);
     int room = model->max_context - longest;
-    if (r->sampling.max_tokens == 0 || (r->shorten && r->sampling.max_tokens > room))
+    if (r->sampling.max_tokens == UP_TO_CONTEXT || (r->shorten && r->sampling.max_tokens > room))
         r->sampling.max_tokens = room;
     if (r->sampling.max_tokens > room)
         return status_fail(ST_INVALID,
                            "request: \"max_tokens\" is %d after a prompt of %d tokens; the context "
                            "is %d tokens",
                            r->sampling.max_tokens, longest, model->max_context);
-    return ST_OK;
+    return api_check_prompt_logprobs(r);
 }
 
 enum status api_model_read_defaults(const char *file, const json_t *generation_config,

@@ -12,7 +12,8 @@
 struct prompt_run { // tag of one engine request
     struct generation *generation;
     struct request *request; // NULL once it came back
-    int prompt, n_top;
+    int prompt, n_prompt, n_top, n_prompt_top;
+    struct generation_prompt report;
 };
 
 struct generation {
@@ -43,9 +44,24 @@ struct event_message {
     char error[256];
     struct token_record *tokens; // both lie behind this struct
     struct top_logprob *top;
+    struct prompt_token *prompt; // with prompt_top behind it; owned until delivered; NULL: none
+    struct top_logprob *prompt_top;
 };
 
 static void deliver(struct inbox_message *message);
+
+// In one piece of memory, apart from the message: it stays.
+static bool take_prompt(struct event_message *m, const struct engine_event *event)
+{
+    const size_t n = (size_t)m->run->n_prompt, n_top = n * (size_t)m->run->n_prompt_top;
+    if (!event->prompt) return true;
+    m->prompt = malloc(n * sizeof *m->prompt + n_top * sizeof *m->prompt_top);
+    if (!m->prompt) return false;
+    m->prompt_top = (struct top_logprob *)(m->prompt + n);
+    memcpy(m->prompt, event->prompt, n * sizeof *m->prompt);
+    if (n_top) memcpy(m->prompt_top, event->prompt_top, n_top * sizeof *m->prompt_top);
+    return true;
+}
 
 void generation_on_event(void *host_, const struct engine_event *event)
 {
@@ -57,9 +73,14 @@ void generation_on_event(void *host_, const struct engine_event *event)
         __atomic_store_n(&host->lost_event, true, __ATOMIC_RELAXED);
         return;
     }
+    m->run = run;
+    if (!take_prompt(m, event)) {
+        free(m);
+        __atomic_store_n(&host->lost_event, true, __ATOMIC_RELAXED);
+        return;
+    }
     m->message.deliver = deliver;
     m->host = host;
-    m->run = run;
     m->sample = event->sample;
     m->n_tokens = event->n_tokens;
     m->finish = event->finish;
@@ -102,7 +123,11 @@ void generation_sample_clear(struct generation_sample *s)
 static void generation_free(struct generation *g)
 {
     if (!g) return;
-    for (int i = 0; g->runs && i < g->request->n_prompts; i++) request_free(g->runs[i].request);
+    for (int i = 0; g->runs && i < g->request->n_prompts; i++) {
+        request_free(g->runs[i].request);
+        free(g->runs[i].report.tokens);
+        echo_release(&g->runs[i].report.echo);
+    }
     for (int i = 0; g->samples && i < g->request->n_samples; i++) sample_release(&g->samples[i]);
     api_request_free(g->request);
     free(g->runs);
@@ -125,13 +150,6 @@ static bool grow(struct generation_sample *s, int n_top)
     if (!tokens || !text_at || (n_top > 0 && !top)) return false;
     s->cap = cap;
     return true;
-}
-
-static int count_characters(const char *text, size_t len)
-{
-    int n = 0;
-    for (size_t i = 0; i < len; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return n;
 }
 
 static void make_ready(struct generation *g, struct generation_sample *s)
@@ -245,6 +263,10 @@ static void deliver(struct inbox_message *message)
     struct generation *g = m->run->generation;
     struct generation_sample *s = &g->samples[g->first_sample[m->run->prompt] + m->sample];
     bool was_over = s->stopped || s->finish != FINISH_NONE;
+    if (m->prompt) {
+        m->run->report.tokens = m->prompt;
+        m->run->report.top = m->prompt_top;
+    }
     if (!was_over) take_tokens(g, s, m);
     if (m->finish != FINISH_NONE) end_sample(g, s, m);
     bool ended = m->finish != FINISH_NONE;
@@ -276,7 +298,11 @@ static enum status make_samples(struct generation *g, struct api_request *r)
         g->runs[p] =
             (struct prompt_run){.generation = g,
                                 .prompt = p,
-                                .n_top = r->sampling.logprobs > 0 ? r->sampling.logprobs : 0};
+                                .n_prompt = r->prompts[p].n_ids,
+                                .n_top = r->sampling.logprobs > 0 ? r->sampling.logprobs : 0,
+                                .n_prompt_top = r->sampling.prompt_top};
+        if (r->echo)
+            CHECK(echo_init(&r->prompts[p], tokenizer, r->skip_special, &g->runs[p].report.echo));
         g->first_sample[p] = choice;
         for (int i = 0; i < r->prompts[p].n; i++, choice++) {
             struct generation_sample *s = &g->samples[choice];
@@ -354,6 +380,11 @@ bool generation_done(const struct generation *g)
 struct generation_sample *generation_samples(struct generation *g)
 {
     return g->samples;
+}
+
+const struct generation_prompt *generation_prompt(const struct generation *g, int prompt)
+{
+    return &g->runs[prompt].report;
 }
 
 struct generation_sample *generation_next(struct generation *g)

@@ -8,6 +8,7 @@
 #define INFER_SERVER_GENERATION_H
 
 #include "infer-server/http/api.h"
+#include "infer-server/http/echo.h"
 #include "infer-server/http/inbox.h"
 #include "infer-server/http/metrics.h"
 
@@ -39,6 +40,14 @@ struct generation_sample {
     struct generation_sample *next_ready;
 };
 
+// What answers say of a prompt, beside its ids. The log-probabilities, where they were asked for,
+// are there before the first token of any of its samples.
+struct generation_prompt {
+    struct prompt_token *tokens; // (its ids) [0] holds nothing; NULL: not there
+    struct top_logprob *top;     // (its ids, sampling.prompt_top)
+    struct echo echo;            // where it is echoed
+};
+
 struct generation_host { // what a generation needs of its server
     struct engine *engine;
     struct inbox *inbox;
@@ -59,6 +68,7 @@ void generation_release(struct generation *g);
 const struct api_request *generation_request(const struct generation *g);
 bool generation_done(const struct generation *g);                   // every sample has ended
 struct generation_sample *generation_samples(struct generation *g); // (request->n_samples)
+const struct generation_prompt *generation_prompt(const struct generation *g, int prompt);
 // Next sample with something new (rollouts: that has ended), or NULL. In order of events.
 struct generation_sample *generation_next(struct generation *g);
 // The first sample that ended with an error or was cancelled by the engine; NULL if none.

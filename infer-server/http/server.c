@@ -57,8 +57,8 @@ static enum status read_generation_config(struct server *s, const char *folder)
     double repetition = 1;
     CHECK(json_get_double(path, object, "repetition_penalty", 0, 100, &repetition));
     if (repetition != 1)
-        log_warn("%s: repetition_penalty %g is not applied: it is no part of the model's "
-                 "distribution",
+        log_warn("%s: repetition_penalty %g is not applied by default: it is no part of the "
+                 "model's distribution; requests may send it",
                  path, repetition);
 out:
     json_decref(object);

@@ -102,10 +102,10 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
     }
     const struct coefficients c = {
         .decay = shape->lr * shape->weight_decay,
-        .beta1 = shape->beta1,
-        .rest1 = 1.0f - shape->beta1,
-        .beta2 = shape->beta2,
-        .rest2 = 1.0f - shape->beta2,
+        .beta1 = (float)shape->beta1,
+        .rest1 = (float)(1 - shape->beta1),
+        .beta2 = (float)shape->beta2,
+        .rest2 = (float)(1 - shape->beta2),
         .step = shape->lr / shape->bias_correction1,
         .root_correction2 = sqrtf(shape->bias_correction2),
         .eps = shape->eps,

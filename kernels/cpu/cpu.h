@@ -15,6 +15,8 @@ struct cpu_state {
     int64_t timer_start_ns;
 };
 
+extern const struct ops cpu_ops;
+
 // Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
 void *cpu_workspace(struct device *dev, size_t bytes);
 // What attention of packed batches, and the sum of squares, ask of it.
@@ -124,6 +126,10 @@ void cpu_logprob(struct device *, float *, float *, float *, const float *, cons
                  int, float);
 void cpu_logprob_back(struct device *, void *, const float *, const float *, const float *,
                       const int32_t *, int, int, float, enum dtype);
+void cpu_top_logprobs(struct device *, struct token_logprob *, const float *, const int32_t *, int,
+                      int, int, float);
+void cpu_adjust_logits(struct device *, float *, float *, const struct logit_row *,
+                       const struct logit_entry *, int, int, bool);
 void cpu_distill(struct device *, float *, float *, void *, const float *, const float *, int, int,
                  int, float, float, enum dtype);
 void cpu_sample(struct device *, struct sample_result *, const float *,

@@ -1,41 +1,113 @@
-/* logprob.c: log-probability of a chosen token and entropy of each row of logits, and the gradient.
- * A row is one thread's and is summed in pieces (f32 within a piece, double over pieces), so that a
- * vocabulary of 150,000 loses nothing and a row's result does not depend on the others. */
+/* logprob.c: log-probability of a chosen token and entropy of each row of logits, the likeliest
+ * tokens of a row, and the gradient. A row is one thread's and is summed in pieces (f32 within a
+ * piece, double over pieces), so that a vocabulary of 150,000 loses nothing and a row's result does
+ * not depend on the others. */
 #include "kernels/cpu/cpu.h"
 
 enum { PIECE = 512 };
 
+// Of e^(z - max) over a row's z = logit * scale, and of that times (z - max).
+struct row_sums {
+    float max;
+    double sum, weighted;
+};
+
+static struct row_sums sum_row(const float *row, int vocab, float scale)
+{
+    const float max = max_f32(row, vocab) * scale;
+    struct row_sums sums = {.max = max};
+    for (int start = 0; start < vocab; start += PIECE) {
+        int end = vocab - start < PIECE ? vocab : start + PIECE;
+        float part = 0, part_weighted = 0;
+#pragma omp simd reduction(+ : part, part_weighted)
+        for (int t = start; t < end; t++) {
+            float z = row[t] * scale - max, e = exp_f32(z);
+            part += e;
+            part_weighted += e > 0 ? e * z : 0; // a logit of -inf adds nothing
+        }
+        sums.sum += part;
+        sums.weighted += part_weighted;
+    }
+    return sums;
+}
+
+static float logprob_of(float logit, float scale, float max, double log_sum)
+{
+    return (float)((double)(logit * scale - max) - log_sum);
+}
+
+static bool targets_are_valid(struct device *dev, const char *op, const int32_t *target, int n,
+                              int vocab)
+{
+    for (int i = 0; i < n; i++) {
+        if (target[i] >= 0 && target[i] < vocab) continue;
+        device_fail(dev, "%s: target %d of row %d is outside the vocabulary of %d", op, target[i],
+                    i, vocab);
+        return false;
+    }
+    return true;
+}
+
 void cpu_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
                  const float *logits, const int32_t *target, int n, int vocab, float temperature)
 {
-    for (int i = 0; i < n; i++)
-        if (target[i] < 0 || target[i] >= vocab) {
-            device_fail(dev, "logprob: target %d of row %d is outside the vocabulary of %d",
-                        target[i], i, vocab);
-            return;
-        }
+    if (!targets_are_valid(dev, "logprob", target, n, vocab)) return;
     const float scale = 1.0f / temperature;
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
         const float *row = logits + (int64_t)i * vocab;
-        const float max = max_f32(row, vocab) * scale;
-        double sum = 0, weighted = 0; // of e^(z - max), and of that times (z - max)
-        for (int start = 0; start < vocab; start += PIECE) {
-            int end = vocab - start < PIECE ? vocab : start + PIECE;
-            float part = 0, part_weighted = 0;
-#pragma omp simd reduction(+ : part, part_weighted)
-            for (int t = start; t < end; t++) {
-                float z = row[t] * scale - max, e = exp_f32(z);
-                part += e;
-                part_weighted += e > 0 ? e * z : 0; // a logit of -inf adds nothing
-            }
-            sum += part;
-            weighted += part_weighted;
-        }
-        double log_sum = log(sum);
-        lse[i] = (float)(max + log_sum);
-        logprob[i] = (float)((double)(row[target[i]] * scale - max) - log_sum);
-        if (entropy) entropy[i] = (float)(log_sum - weighted / sum);
+        const struct row_sums sums = sum_row(row, vocab, scale);
+        const double log_sum = log(sums.sum);
+        lse[i] = (float)(sums.max + log_sum);
+        logprob[i] = logprob_of(row[target[i]], scale, sums.max, log_sum);
+        if (entropy) entropy[i] = (float)(log_sum - sums.weighted / sums.sum);
+    }
+}
+
+// A logit that is not a number comes last, so that every token has a place.
+static bool is_before(float a, int32_t a_token, float b, int32_t b_token)
+{
+    a = isnan(a) ? -INFINITY : a;
+    b = isnan(b) ? -INFINITY : b;
+    return a > b || (a == b && a_token < b_token);
+}
+
+// The k likeliest tokens of a row, by insertion: all but a few fail against the last one held.
+static void select_top(const float *row, int vocab, int k, struct token_logprob *ret)
+{
+    int held = 0;
+    for (int32_t t = 0; t < vocab && k > 0; t++) {
+        if (held == k && !is_before(row[t], t, row[ret[k - 1].token], ret[k - 1].token)) continue;
+        int i = held < k ? held++ : k - 1;
+        for (; i > 0 && is_before(row[t], t, row[ret[i - 1].token], ret[i - 1].token); i--)
+            ret[i] = ret[i - 1];
+        ret[i].token = t;
+    }
+    for (int i = 0; i < k; i++) ret[i].rank = i + 1;
+}
+
+void cpu_top_logprobs(struct device *dev, struct token_logprob *out, const float *logits,
+                      const int32_t *target, int n, int vocab, int k, float temperature)
+{
+    if (!targets_are_valid(dev, "top_logprobs", target, n, vocab)) return;
+    if (k < 0 || k > vocab || k > TOP_LOGPROBS_MOST) {
+        device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, vocab,
+                    TOP_LOGPROBS_MOST);
+        return;
+    }
+    const float scale = 1.0f / temperature;
+#pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
+    for (int i = 0; i < n; i++) {
+        const float *row = logits + (int64_t)i * vocab;
+        struct token_logprob *of_row = out + (int64_t)i * (1 + k);
+        const struct row_sums sums = sum_row(row, vocab, scale);
+        const double log_sum = log(sums.sum);
+        of_row[0] = (struct token_logprob){.token = target[i], .rank = 1};
+        for (int32_t t = 0; t < vocab; t++)
+            of_row[0].rank += is_before(row[t], t, row[target[i]], target[i]);
+        select_top(row, vocab, k, of_row + 1);
+        for (int j = 0; j <= k; j++)
+            of_row[j].logprob = logprob_of(row[of_row[j].token], scale, sums.max, log_sum);
     }
 }
 

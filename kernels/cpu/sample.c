@@ -6,9 +6,6 @@
 #include "kernels/cpu/cpu.h"
 #include <omp.h>
 
-// The largest value -log(-log(u)) takes for u of rng_open01 (1 - 2^-24), rounded up.
-#define GUMBEL_MAX 16.7f
-
 static inline float probability(float z, float max)
 {
     return exp_f32(z - max);
@@ -93,15 +90,10 @@ static double kept_sum(const float *z, int vocab, float max, float threshold, fl
     return sum;
 }
 
-static float gumbel(uint32_t bits)
-{
-    return -logf(-logf(rng_open01(bits)));
-}
-
 // What a position's random words are for: the second word of their counters.
-enum use { NOISE, ACCEPTANCE };
+enum use { NOISE, ACCEPTANCE, MORE_NOISE };
 
-// A block of random words; for NOISE those of tokens 4 * block .. 4 * block + 3.
+// A block of random words; for NOISE and MORE_NOISE those of tokens 4 * block .. 4 * block + 3.
 static void random_block(const struct sample_params *params, int block, enum use use,
                          uint32_t bits[4])
 {
@@ -111,11 +103,40 @@ static void random_block(const struct sample_params *params, int block, enum use
     philox4x32(counter, key, bits);
 }
 
-// The least u whose noise could lift the likeliest token's logit over `score`, with room for
-// rounding.
-static float least_u(float score, float max)
+#define BLOCKS 16           // whose words are made side by side
+#define SPAN   (BLOCKS * 4) // their tokens
+
+// The NOISE words of tokens 4 * first .. : that of token 4 * first + t is bits[t % 4][t / 4].
+static void random_span(const struct sample_params *params, int first, uint32_t bits[4][BLOCKS])
 {
-    return (float)(exp(-exp(-((double)score - max - 1e-3))) - 1e-6);
+    const uint32_t key[2] = {(uint32_t)params->seed, (uint32_t)(params->seed >> 32)};
+    for (int b = 0; b < BLOCKS; b++) {
+        bits[0][b] = (uint32_t)(first + b);
+        bits[1][b] = NOISE;
+        bits[2][b] = (uint32_t)params->position;
+        bits[3][b] = (uint32_t)(params->position >> 32);
+    }
+    for (uint32_t round = 0; round < PHILOX_ROUNDS; round++)
+#pragma omp simd
+        for (int b = 0; b < BLOCKS; b++)
+            philox_round(&bits[0][b], &bits[1][b], &bits[2][b], &bits[3][b], key, round);
+}
+
+// Of a token whose word is known.
+static float gumbel(const struct sample_params *params, int token, uint32_t bits)
+{
+    uint32_t more[4] = {0};
+    if (rng_wants_more(bits)) random_block(params, token / 4, MORE_NOISE, more);
+    return rng_gumbel(bits, more[token % 4]);
+}
+
+/* The least word whose noise could lift the logit z over `score`, with room for rounding: noise is
+ * below -log(1 - u), since -log(u) > 1 - u. */
+static uint32_t least_word(float z, float score)
+{
+    const double room = 1e-3 + 1e-6 * fabs((double)score);
+    const double most = exp((double)z - (double)score + room) * 4294967296.0 + 512; // of 1 - u
+    return most < 4294967295.0 ? ~(uint32_t)most : 0;
 }
 
 // A row after temperature and cuts.
@@ -126,33 +147,50 @@ struct distribution {
     double all, kept;            // sums of e^(z - max)
 };
 
+// The largest logit of a span that reaches the threshold; -inf: none does.
+static float span_max(const float *z, int n, float threshold)
+{
+    float most = -INFINITY;
+#pragma omp simd reduction(max : most)
+    for (int t = 0; t < n; t++) most = z[t] >= threshold && z[t] > most ? z[t] : most;
+    return most;
+}
+
+static bool any_word(uint32_t bits[4][BLOCKS], uint32_t least)
+{
+    int any = 0;
+    for (int word = 0; word < 4; word++)
+#pragma omp simd reduction(| : any)
+        for (int b = 0; b < BLOCKS; b++) any |= bits[word][b] >= least;
+    return any;
+}
+
 /* argmax over kept tokens of z + noise; the sums of `d` are not used. The search starts from the
- * likeliest token. Passed over are tokens that could not win with the largest noise there is (most
- * of a peaked vocabulary), and then tokens whose noise would not do even for the likeliest (most of
- * a flat one): both without a log. */
+ * likeliest token. Spans are passed over without a random word where the largest noise there is
+ * would not make them win, and without a log where no word in them is large enough. */
 static int draw(const struct distribution *d, const struct sample_params *params)
 {
-    const float *z = d->z, max = d->max, threshold = d->threshold, min_p = d->min_p;
-    const int vocab = d->vocab;
-    uint32_t bits[4];
+    const float *z = d->z;
+    uint32_t bits[4][BLOCKS], block[4];
     int best = d->likeliest;
-    random_block(params, best / 4, NOISE, bits);
-    float best_score = z[best] + gumbel(bits[best % 4]), u_bound = least_u(best_score, max);
-    for (int start = 0; start < vocab; start += 4) {
-        int end = vocab - start < 4 ? vocab : start + 4;
-        bool possible = false;
-        for (int t = start; t < end; t++)
-            possible |= z[t] >= threshold && z[t] + GUMBEL_MAX >= best_score;
-        if (!possible) continue;
-        random_block(params, start / 4, NOISE, bits);
-        for (int t = start; t < end; t++) {
-            if (!(z[t] >= threshold) || rng_open01(bits[t - start]) < u_bound) continue;
-            if (min_p > 0 && probability(z[t], max) < min_p) continue;
-            float score = z[t] + gumbel(bits[t - start]);
+    random_block(params, best / 4, NOISE, block);
+    float best_score = z[best] + gumbel(params, best, block[best % 4]);
+    for (int start = 0; start < d->vocab; start += SPAN) {
+        int n = d->vocab - start < SPAN ? d->vocab - start : SPAN;
+        float most = span_max(z + start, n, d->threshold);
+        if (!(most + RNG_GUMBEL_MAX >= best_score)) continue;
+        random_span(params, start / 4, bits);
+        uint32_t least = least_word(most, best_score);
+        if (!any_word(bits, least)) continue;
+        for (int i = 0; i < n; i++) {
+            int t = start + i;
+            uint32_t word = bits[i % 4][i / 4];
+            if (!(z[t] >= d->threshold) || word < least) continue;
+            if (d->min_p > 0 && probability(z[t], d->max) < d->min_p) continue;
+            float score = z[t] + gumbel(params, t, word);
             if (score > best_score || (score == best_score && t < best)) {
                 best_score = score;
                 best = t;
-                u_bound = least_u(score, max);
             }
         }
     }
@@ -209,7 +247,7 @@ static bool accepted(const struct distribution *p, const struct distribution *q,
 {
     uint32_t bits[4];
     random_block(params, 0, ACCEPTANCE, bits);
-    return (double)rng_open01(bits[0]) * probability_of(q, draft) < probability_of(p, draft);
+    return rng_open01_f64(bits[0], bits[1]) * probability_of(q, draft) < probability_of(p, draft);
 }
 
 // scratch: (3, stride) where `draft` is a token, whose distribution draft_logits (draft_vocab) are;

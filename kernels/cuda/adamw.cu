@@ -236,10 +236,10 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
     if (n <= 0) return;
     coefficients c;
     c.decay = shape->lr * shape->weight_decay;
-    c.beta1 = shape->beta1;
-    c.rest1 = 1.0f - shape->beta1;
-    c.beta2 = shape->beta2;
-    c.rest2 = 1.0f - shape->beta2;
+    c.beta1 = (float)shape->beta1;
+    c.rest1 = (float)(1 - shape->beta1);
+    c.beta2 = (float)shape->beta2;
+    c.rest2 = (float)(1 - shape->beta2);
     c.step = shape->lr / shape->bias_correction1;
     c.root_correction2 = sqrtf(shape->bias_correction2);
     c.eps = shape->eps;

@@ -19,9 +19,6 @@
 #define GROUPS      4 // of 4 neighbouring tokens for each thread
 #define PIECE       (THREADS * GROUPS * 4)
 #define CUT_THREADS 1024
-// -log(-log(u)) for u of rng_open01 lies between these
-#define GUMBEL_MIN -2.83f
-#define GUMBEL_MAX 16.7f
 
 struct piece {
     float max, sum; // of z, and of e^(z - max)
@@ -94,9 +91,9 @@ __device__ __forceinline__ void load_scaled(float (&z)[4], const float *row, int
 }
 
 // What a position's random words are for: the second word of their counters.
-enum use { NOISE, ACCEPTANCE };
+enum use { NOISE, ACCEPTANCE, MORE_NOISE };
 
-// A block of random words; for NOISE those of tokens 4 * block .. 4 * block + 3.
+// A block of random words; for NOISE and MORE_NOISE those of tokens 4 * block .. 4 * block + 3.
 __device__ __forceinline__ void random_block(uint32_t (&bits)[4], const sample_params &p, int block,
                                              enum use use)
 {
@@ -106,9 +103,15 @@ __device__ __forceinline__ void random_block(uint32_t (&bits)[4], const sample_p
     philox4x32(counter, key, bits);
 }
 
-__device__ __forceinline__ float gumbel(uint32_t bits)
+// Of a token whose word is known.
+__device__ __forceinline__ float gumbel(const sample_params &p, int token, uint32_t bits)
 {
-    return -logf(-logf(rng_open01(bits)));
+    uint32_t more[4] = {};
+    if (rng_wants_more(bits)) random_block(more, p, token / 4, MORE_NOISE);
+    return rng_gumbel(bits, token % 4 == 0   ? more[0]
+                            : token % 4 == 1 ? more[1]
+                            : token % 4 == 2 ? more[2]
+                                             : more[3]);
 }
 
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
@@ -202,13 +205,13 @@ __global__ void __launch_bounds__(THREADS)
         int t = t0 + j * THREADS * 4;
         float likeliest = fmaxf(fmaxf(z[j][0], z[j][1]), fmaxf(z[j][2], z[j][3]));
         // what could not win with the largest noise is passed over
-        if (likeliest == -INFINITY || likeliest + GUMBEL_MAX < max + GUMBEL_MIN) continue;
+        if (likeliest == -INFINITY || likeliest + RNG_GUMBEL_MAX < max + RNG_GUMBEL_MIN) continue;
         uint32_t bits[4];
         if (draws) random_block(bits, p, t / 4, NOISE);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (z[j][i] > -INFINITY)
-                better(best, z[j][i] + (draws ? gumbel(bits[i]) : 0.f), z[j][i], t + i);
+                better(best, z[j][i] + (draws ? gumbel(p, t + i, bits[i]) : 0.f), z[j][i], t + i);
     }
     block_best(best);
     if (threadIdx.x == 0) pieces[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = best;
@@ -395,14 +398,14 @@ __global__ void __launch_bounds__(CUT_THREADS)
             float e = expf(z[i] - max);
             keeps[i] = t + i < vocab && is_kept(z[i], e, floor, p);
             if (keeps[i]) kept += e;
-            any |= keeps[i] && z[i] + GUMBEL_MAX >= best.score;
+            any |= keeps[i] && z[i] + RNG_GUMBEL_MAX >= best.score;
         }
         if (!draws || !any) return;
         uint32_t bits[4];
         random_block(bits, p, t / 4, NOISE);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (keeps[i]) better(best, z[i] + gumbel(bits[i]), z[i], t + i);
+            if (keeps[i]) better(best, z[i] + gumbel(p, t + i, bits[i]), z[i], t + i);
     });
     kept = block_sum(kept, shared);
     block_best(best);
@@ -445,7 +448,7 @@ __global__ void __launch_bounds__(THREADS)
     uint32_t bits[4];
     random_block(bits, p, 0, ACCEPTANCE);
     double q_draft = probability(source.logits[draft] * scale, sq, p);
-    if ((double)rng_open01(bits[0]) * q_draft < (double)probability(z_draft, sp, p)) {
+    if (rng_open01_f64(bits[0], bits[1]) * q_draft < (double)probability(z_draft, sp, p)) {
         if (blockIdx.x == 0 && threadIdx.x == 0) result[i] = result_of(draft, z_draft, sp, cut);
         return;
     }
@@ -468,7 +471,7 @@ __global__ void __launch_bounds__(THREADS)
         random_block(bits, p, t / 4, NOISE);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (rest[k] > 0.f) better(best, logf(rest[k]) + gumbel(bits[k]), z[k], t + k);
+            if (rest[k] > 0.f) better(best, logf(rest[k]) + gumbel(p, t + k, bits[k]), z[k], t + k);
     }
     block_best(best);
     if (threadIdx.x == 0) pieces[(int64_t)i * gridDim.x + blockIdx.x] = best;

@@ -167,7 +167,7 @@ static void test_top_logprobs(void **state)
         double best = -INFINITY;
         assert_in_range(json_object_size(top), 1, 4);
         json_object_foreach (top, key, value) best = fmax(best, json_number_value(value));
-        assert_true(fabs(best - sampled) < 1e-4); // greedy takes the likeliest
+        assert_true(best == sampled); // greedy takes the likeliest, and its number is one
     }
     json_decref(a);
 }
@@ -339,6 +339,10 @@ static void test_stream_equals_whole(void **state)
     compare_stream("/v1/completions",
                    "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":1,\"n\":3,\"logprobs\":0", 3);
     compare_stream("/v1/completions", "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":2", 1);
+    compare_stream("/v1/completions",
+                   "\"prompt\":\"tell\",\"max_tokens\":20,\"seed\":2,\"n\":2,\"echo\":true,"
+                   "\"logprobs\":1,\"stop\":[\"e\"]",
+                   2);
     compare_stream("/v1/completions",
                    "\"prompt\":[1,2,3],\"max_tokens\":200,\"seed\":3,\"stop\":[\"a\",\"b\",\"cc\"]",
                    1);
@@ -563,18 +567,19 @@ static void test_refusals(void **state)
         {"/v1/completions", "{\"prompt\":\"a\",\"n\":0}", 400, "\"n\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"n\":5000}", 400, "\"n\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"n\":201}", 400, "\"n\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":0}", 400, "\"max_tokens\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":-1}", 400, "\"max_tokens\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":512}", 400, "512"},
         {"/v1/completions", "{\"prompt\":\"a\",\"logprobs\":21}", 400, "\"logprobs\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"stop\":[1]}", 400, "\"stop\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"stop\":\"\"}", 400, "\"stop\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"stop_token_ids\":[300]}", 400,
          "\"stop_token_ids\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"echo\":true}", 400, "\"echo\""},
+        {"/v1/rollouts", "{\"groups\":[{\"prompt\":\"a\"}],\"sampling\":{\"echo\":true}}", 400,
+         "\"echo\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"best_of\":3}", 400, "\"best_of\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"presence_penalty\":1}", 400,
+        {"/v1/completions", "{\"prompt\":\"a\",\"presence_penalty\":3}", 400,
          "\"presence_penalty\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"1\":5}}", 400, "\"logit_bias\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"1\":101}}", 400, "\"logit_bias\""},
         {"/v1/completions", "{\"prompt\":\"a\",\"model\":\"gpt\"}", 404, "\"model\""},
         {"/v1/chat/completions", "{\"messages\":[]}", 400, "\"messages\""},
         {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\"}]}", 400, "messages"},

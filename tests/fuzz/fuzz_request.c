@@ -41,10 +41,13 @@ static void check(const struct api_request *r, const struct api_model *model)
             if (p->ids[k] < 0 || p->ids[k] >= model->vocab_size) abort();
         samples += p->n;
     }
-    if (r->n_prompts < 1 || samples != r->n_samples || s->max_tokens < 1) abort();
+    if (r->n_prompts < 1 || samples != r->n_samples || s->max_tokens < 0) abort();
     if (!(s->temperature >= 0) || !(s->top_p > 0 && s->top_p <= 1) ||
         !(s->min_p >= 0 && s->min_p <= 1))
         abort();
+    if (s->prompt_top < 0 || s->prompt_top > API_MAX_PROMPT_TOP) abort();
+    for (int i = 0; i < s->n_logit_bias; i++)
+        if (s->logit_bias[i].token < 0 || s->logit_bias[i].token >= model->vocab_size) abort();
     if (s->top_k < 0 || s->logprobs < -1 || s->logprobs > API_MAX_LOGPROBS) abort();
 }
 

@@ -2008,12 +2008,8 @@ static void sample_large(struct device *dev)
         for (int c = 0; c < VOCAB; c++) {
             max = fmax(max, row[c] / t);
             if (!kept[c]) continue;
-            uint32_t key[2] = {(uint32_t)params[i].seed, (uint32_t)(params[i].seed >> 32)}, bits[4];
-            uint32_t counter[4] = {(uint32_t)c / 4, 0, (uint32_t)params[i].position,
-                                   (uint32_t)(params[i].position >> 32)};
-            philox4x32(counter, key, bits);
-            double noise = -log(-log((double)rng_open01(bits[c % 4])));
-            double score = row[c] / t + (params[i].temperature > 0 ? noise : 0);
+            double noise = params[i].temperature > 0 ? noise_formula(&params[i], c) : 0;
+            double score = row[c] / t + noise;
             if (score > best) {
                 second = best;
                 best = score;
@@ -2064,23 +2060,15 @@ struct judged {
  * of u q(d) from p(d) relative to the larger, and the winner's lead over the next. */
 static int judge_formula(const struct judged *j, bool *ret_accepted, double *ret_margin)
 {
-    const struct sample_params *s = j->params;
-    uint32_t key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)}, bits[4];
-    uint32_t counter[4] = {0, 1, (uint32_t)s->position, (uint32_t)(s->position >> 32)};
-    philox4x32(counter, key, bits);
-    double bar = (double)rng_open01(bits[0]) * j->q[j->draft], p = j->p[j->draft];
+    double bar = acceptance_formula(j->params) * j->q[j->draft], p = j->p[j->draft];
     double margin = fabs(bar - p) / fmax(bar, p);
     int token = j->draft;
     *ret_accepted = bar < p;
     if (bar >= p) {
         double best = -INFINITY, second = -INFINITY;
-        counter[1] = 0;
         for (int t = 0; t < j->vocab; t++) {
             if (j->p[t] <= j->q[t]) continue;
-            counter[0] = (uint32_t)t / 4;
-            philox4x32(counter, key, bits);
-            double rest = j->p[t] - j->q[t], noise = -log(-log((double)rng_open01(bits[t % 4])));
-            double score = log(rest) + noise;
+            double score = log(j->p[t] - j->q[t]) + noise_formula(j->params, t);
             if (score > best) {
                 second = best;
                 best = score;

@@ -506,7 +506,8 @@ struct vocabulary {
     float *logits, *logprob, *lse, *entropy;
     int32_t *target;
     void *dlogits;
-    int n;
+    int n, n_top;
+    struct token_logprob *top;
     struct sample_params *params;
     struct sample_result *result;
     struct sample_draft *drafts; // for run_judge
@@ -517,6 +518,12 @@ static void run_logprob(void *context)
 {
     struct vocabulary *v = context;
     ops->logprob(dev, v->logprob, v->lse, v->entropy, v->logits, v->target, v->n, VOCAB, 1);
+}
+
+static void run_top_logprobs(void *context)
+{
+    struct vocabulary *v = context;
+    ops->top_logprobs(dev, v->top, v->logits, v->target, v->n, VOCAB, v->n_top, 1);
 }
 
 static void run_logprob_back(void *context)
@@ -555,6 +562,7 @@ static void time_vocabulary(void)
     v.lse = take(N * 4);
     v.entropy = take(N * 4);
     v.target = take(N * 4);
+    v.top = take(N * 101 * sizeof *v.top);
     v.result = take(N * sizeof *v.result);
     v.params = take(N * sizeof *v.params);
     v.drafts = take(64 * sizeof *v.drafts);
@@ -562,6 +570,13 @@ static void time_vocabulary(void)
     device_fill(dev, v.target, 0, N * 4);
     report("logprob, 1024 rows", run_logprob, &v, 2, 4.0 * N * VOCAB, 0);
     report("logprob gradient, 1024 rows", run_logprob_back, &v, 2, 6.0 * N * VOCAB, 0);
+    static const int tops[] = {0, 1, 20, 100};
+    for (int i = 0; i < 4; i++) {
+        char name[64];
+        v.n_top = tops[i];
+        snprintf(name, sizeof name, "%d likeliest tokens, 1024 rows", tops[i]);
+        report(name, run_top_logprobs, &v, 1, 4.0 * N * VOCAB, 0);
+    }
     static const struct sample_params kinds[] = {
         {1, 1, 0, 0, 7, 3}, {1, 1, 0, 50, 7, 3}, {1, 0.9f, 0, 0, 7, 3}, {0, 1, 0, 0, 7, 3}};
     static const char *const names[] = {"no cut", "top-k 50", "top-p 0.9", "greedy"};
@@ -582,8 +597,8 @@ static void time_vocabulary(void)
         }
     v.n = N / 2;
     report("distill, 512 rows", run_distill, &v, 2, 10.0 * v.n * VOCAB, 0);
-    void *all[] = {v.logits, v.dlogits, v.logprob, v.lse,   v.entropy,
-                   v.target, v.result,  v.params,  v.drafts};
+    void *all[] = {v.logits, v.dlogits, v.logprob, v.lse,    v.entropy,
+                   v.target, v.result,  v.params,  v.drafts, v.top};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 

@@ -1,5 +1,6 @@
 /* sampling.c: one thread. The cut is found by sorting, in double, unlike anything in kernels/. */
 #include "tests/support/sampling.h"
+#include "common/base/rng.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,4 +59,26 @@ void distribution_formula(const float *logits, int vocab, const struct sample_pa
     for (int i = 0; i < vocab; i++) max = fmax(max, logits[i] / t);
     for (int i = 0; i < vocab; i++) ret[i] = kept[i] ? exp(logits[i] / t - max) / mass : 0;
     free(kept);
+}
+
+static void words_of(const struct sample_params *s, uint32_t block, uint32_t use, uint32_t ret[4])
+{
+    const uint32_t key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)};
+    const uint32_t counter[4] = {block, use, (uint32_t)s->position, (uint32_t)(s->position >> 32)};
+    philox4x32(counter, key, ret);
+}
+
+double noise_formula(const struct sample_params *s, int token)
+{
+    uint32_t bits[4], more[4];
+    words_of(s, (uint32_t)token / 4, 0, bits);
+    words_of(s, (uint32_t)token / 4, 2, more);
+    return -log(-log1p(-(double)rng_below1(bits[token % 4], more[token % 4])));
+}
+
+double acceptance_formula(const struct sample_params *s)
+{
+    uint32_t bits[4];
+    words_of(s, 0, 1, bits);
+    return ((double)((uint64_t)bits[0] << 20 | bits[1] >> 12) + 0.5) * 0x1p-52;
 }

@@ -13,5 +13,8 @@ void cut_formula(const float *logits, int vocab, const struct sample_params *s, 
 // ret (vocab): the probability of each token after temperature and cuts.
 void distribution_formula(const float *logits, int vocab, const struct sample_params *s,
                           double *ret);
+// The Gumbel noise of a token, and the u that a draft's acceptance is decided by.
+double noise_formula(const struct sample_params *s, int token);
+double acceptance_formula(const struct sample_params *s);
 
 #endif

@@ -314,6 +314,18 @@ void test_wait_for_socket(const char *path, int64_t ms, struct test_child *child
     wait_for(takes_connections, path, ms, child);
 }
 
+const char *test_python(const char *modules)
+{
+    const char *python = getenv("COMMONWEIGHT_TEST_PYTHON");
+    if (!python || !*python) python = "python3";
+    char command[512];
+    snprintf(command, sizeof command, "'%s' -c 'import %s' >/dev/null 2>&1", python, modules);
+    if (system(command) != 0)
+        test_skip("%s has no modules %s (a Python that has them: COMMONWEIGHT_TEST_PYTHON)", python,
+                  modules);
+    return python;
+}
+
 const char *test_device(void)
 {
     const char *device = getenv("COMMONWEIGHT_TEST_DEVICE");

@@ -51,6 +51,10 @@ void test_data_folder(const char *name, char ret_path[PATH_MAX]);
 // Prints "skipped: <reason>" and skips the test.
 void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
+// A Python that has these modules ("torch, transformers"): $COMMONWEIGHT_TEST_PYTHON, or python3.
+// Skips the test where it lacks one.
+const char *test_python(const char *modules);
+
 // The device that daemons and trainers of this test run use: $COMMONWEIGHT_TEST_DEVICE, or "cpu".
 const char *test_device(void);
 

@@ -144,8 +144,8 @@ static void test_neutral_values_pass(void **state)
     assert_int_equal(r->sampling.top_k, 0);
     assert_false(r->cut_active); // greedy
     api_request_free(r);
-    refuse(API_COMPLETIONS, "{\"prompt\":[1],\"repetition_penalty\":1.1}", ST_UNSUPPORTED,
-           "\"repetition_penalty\"");
+    refuse(API_COMPLETIONS, "{\"prompt\":[1],\"length_penalty\":1.1}", ST_UNSUPPORTED,
+           "\"length_penalty\"");
     refuse(API_COMPLETIONS, "{\"prompt\":[1],\"model\":\"other\"}", ST_NOT_FOUND, "other");
 }
 

@@ -588,8 +588,8 @@ static void refuses_what_it_cannot_do(void **state)
     struct sampling s = greedy(13);
     refuse(&b, prompt, 500, &s, ST_INVALID,
            "500 tokens and max_tokens 13 are over the context of 512");
-    s.max_tokens = 0;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "max_tokens is 0");
+    s.max_tokens = -1;
+    refuse(&b, prompt, 5, &s, ST_INVALID, "max_tokens is -1");
     s = greedy(4);
     s.temperature = NAN;
     refuse(&b, prompt, 5, &s, ST_INVALID, "temperature");

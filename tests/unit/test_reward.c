@@ -64,9 +64,76 @@ static void numbers(void **state)
         {"\\boxed{1{,}234} 9", true, true, 1234},
         {"\\boxed{1,\\!234 \\text{ eggs}}", true, true, 1234},
         {"The answer is $\\boxed{-5}$, after 2 tries", true, true, -5},
-        {"\\boxed{\\frac{1}{2}}", true, false, 0},
+        {"\\boxed{\\frac{1}{2}}", true, true, 0.5},
         {"#### 4, though the answer is 5 and \\boxed{6}", true, true, 6},
         {"the answer is 5 #### 4", true, true, 4},
+        {"\\frac{3}{4}", true, true, 0.75},
+        {"\\frac{3}{4}", false, true, 0.75},
+        {"\\dfrac{13}{4}", true, true, 3.25},
+        {"$\\tfrac34$", true, true, 0.75},
+        {"-\\frac{1}{2}", true, true, -0.5},
+        {"\\frac{-1}{2}", true, true, -0.5},
+        {"\\frac{ 1 }{ -2 }", true, true, -0.5},
+        {"1\\frac{1}{2}", true, true, 1.5},
+        {"-2 \\frac{1}{4} cups", true, true, -2.25},
+        {"\\frac{1{,}000}{8}", true, true, 125},
+        {"\\boxed{-\\dfrac{3}{8}} 9", true, true, -0.375},
+        {"\\boxed{x = 2\\frac{1}{2}}", true, true, 2.5},
+        {"\\frac{x}{4}", true, false, 0},
+        {"\\frac{3}{0}", true, false, 0},
+        {"7 or \\frac{\\sqrt{3}}{2}", true, true, 7},
+        {"\\boxed{2\\frac{x}{3}}", true, false, 0},
+        {"#### \\frac{3}{4}", true, true, 0.75},
+        {"#### \\frac{x}{4}", true, false, 0},
+        {"the answer is \\frac{2}{5}, not 7", true, true, 0.4},
+        {"\\frac", true, false, 0},
+        {"\\frac{3", true, false, 0},
+        {"\\frac{3}{4", true, false, 0},
+        {"\\frac{{{", true, false, 0},
+        {"3/4", true, true, 0.75},
+        {"-3/4", true, true, -0.75},
+        {"half: 1/2 1/4", false, true, 0.25},
+        {"1 1/2", true, true, 1.5},
+        {"-1 1/2", true, true, -1.5},
+        {"4 7/2", false, true, 3.5},
+        {"on 3/4/2025", false, true, 2025},
+        {"1/0", false, true, 0},
+        {"48 / 2 = 24", false, true, 24},
+        {"1.5/2", false, true, 2},
+        {"the answer is 60/3 = 20", true, true, 20},
+        {"1\\,234", false, true, 1234},
+        {"1\\ 234\\,567.5", false, true, 1234567.5},
+        {"1,2345", false, true, 2345},
+        {"-\\$5", false, true, -5},
+        {"\\boxed{-{5}}", true, true, -5},
+        {"1,234,56", false, true, 56},
+        {"-1,000.25", false, true, -1000.25},
+        {"--5", false, true, -5},
+        {"5-", false, true, 5},
+        {".", false, false, 0},
+        {"1e3", false, true, 3},
+        {"007", false, true, 7},
+        {"5.", false, true, 5},
+        {"a1b2", false, true, 2},
+        {"#### Step 2:\nShe has 12 eggs", true, true, 12},
+        {"6 * 7 = 42\n#### Step 2:", true, true, 42},
+        {"#### Step 2: add 3 and 4\nso 7 it is\n", true, true, 7},
+        {"#### Step 1\n1 + 1 = 2\n#### Step 2\n2 + 3 = 5", true, true, 5},
+        {"#### Step 2: The answer is 9", true, true, 9},
+        {"#### Step 1: 3\n#### 18", true, true, 18},
+        {"#### 18\n#### Step 2: check\n", true, true, 18},
+        {"##### Part 3: all\n\\boxed{8}", true, true, 8},
+        {"#### Final answer: 18\nDone in 2 steps", true, true, 18},
+        {"#### **18**\nDone", true, true, 18},
+        {"#### x = 5\nDone in 2", true, true, 5},
+        {"#### Total: $18\nDone in 2", true, true, 18},
+        {"#### about 5", true, true, 5},
+        {"9 #### none", true, false, 0},
+        {"#### Solution\n9", true, true, 9},
+        {"text #### Step 2: 4\nthen 5", true, true, 2},
+        {"   #### Step 3: x\n4", true, true, 4},
+        {"####\n18", true, true, 18},
+        {"#### Step 7:", true, false, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double value = 0;
@@ -74,6 +141,23 @@ static void numbers(void **state)
         if (found != cases[i].found || (found && fabs(value - cases[i].value) > 1e-9 * fabs(value)))
             fail_msg("\"%s\": %s %g", cases[i].text, found ? "found" : "none", value);
     }
+}
+
+// Whole numbers are the same or not, however large; fractions but for their rounding.
+static void same_numbers(void **state)
+{
+    (void)state;
+    assert_false(number_same(1000000001, 1000000002));
+    assert_false(number_same(9007199254740991, 9007199254740990));
+    assert_false(number_same(1000000000.5, 1000000000.25));
+    assert_false(number_same(1e-10, 2e-10));
+    assert_false(number_same(0, 1e-10));
+    assert_false(number_same(5, -5));
+    assert_false(number_same(0.333, 1.0 / 3));
+    assert_true(number_same(1000000001, 1000000001));
+    assert_true(number_same(0, 0) && number_same(0, -0.0));
+    assert_true(number_same(0.3333333333, 1.0 / 3));
+    assert_true(number_same(0.1 + 0.2, 0.3));
 }
 
 static struct reward *open_reward(const char *names, const char *weights, double length_target)
@@ -109,6 +193,10 @@ static void scorers(void **state)
     assert_true(score("gsm8k", "the answer is 12", "#### 12") == 1);
     assert_true(score("gsm8k", "#### 13", "#### 12") == 0);
     assert_true(score("gsm8k", "12 #### ?", "#### 12") == 0);
+    assert_true(score("gsm8k", "#### 1000000002", "#### 1000000001") == 0);
+    assert_true(score("gsm8k", "so 4", "\\frac{3}{4}") == 0);
+    assert_true(score("gsm8k", "so 0.75", "\\frac{3}{4}") == 1);
+    assert_true(score("numeric", "it is \\dfrac{3}{4}", "3/4") == 1);
     assert_true(score("constant", "", NULL) == 1);
     assert_true(score("length", "abcdefghijklmnopqrst", NULL) == 0);
     assert_true(score("length", "", NULL) == -1);
@@ -237,6 +325,7 @@ static void references_and_prompts(void **state)
     assert_ok(reward_check_row(r, NULL, NULL)); // dataset_require_answers() says that better
     assert_status(reward_check_row(r, "42 ####", NULL), ST_FORMAT);
     assert_message("\"42 ####\" holds no number");
+    assert_status(reward_check_row(r, "\\frac{x}{4}", NULL), ST_FORMAT);
     assert_contains(reward_prompt_template(r), "{prompt}");
     assert_contains(reward_prompt_template(r), "####");
     reward_free(r);
@@ -563,6 +652,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbers),
+        cmocka_unit_test(same_numbers),
         cmocka_unit_test(scorers),
         cmocka_unit_test(terms_and_weights),
         cmocka_unit_test(bad_names),

@@ -655,23 +655,6 @@ static void streams_differ(void **state)
     assert_true(sampler_stream(1, 0) != sampler_stream(1 + ((uint64_t)1 << 32), 0));
 }
 
-static void most_likely_tokens(void **state)
-{
-    (void)state;
-    const float logits[] = {1, 3, 2, 3, -1};
-    struct top_logprob top[5];
-    sampler_top(logits, 5, 0, 3, top);
-    assert_int_equal(top[0].token, 1); // equal ones by id
-    assert_int_equal(top[1].token, 3);
-    assert_int_equal(top[2].token, 2);
-    assert_float_equal(top[0].logprob, -0.924866f, 1e-5f);
-    assert_float_equal(top[2].logprob, -1.924866f, 1e-5f);
-    sampler_top(logits, 5, 0.5f, 5, top); // logits 2 6 4 6 -2
-    assert_int_equal(top[4].token, 4);
-    assert_float_equal(top[0].logprob, -0.767320f, 1e-5f);
-    assert_float_equal(top[3].logprob, -4.767320f, 1e-5f);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -695,7 +678,6 @@ int main(void)
         cmocka_unit_test(preempted_finds_its_own),
         cmocka_unit_test(random_load),
         cmocka_unit_test(streams_differ),
-        cmocka_unit_test(most_likely_tokens),
     };
     return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);
 }

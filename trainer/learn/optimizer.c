@@ -170,8 +170,8 @@ enum status optimizer_apply(struct optimizer *o, double lr)
     double step = (double)(o->steps + 1);
     struct adamw adamw = {
         .lr = (float)lr,
-        .beta1 = (float)o->config.beta1,
-        .beta2 = (float)o->config.beta2,
+        .beta1 = o->config.beta1,
+        .beta2 = o->config.beta2,
         .eps = (float)o->config.eps,
         .weight_decay = (float)o->config.weight_decay,
         .bias_correction1 = (float)(1 - pow(o->config.beta1, step)),

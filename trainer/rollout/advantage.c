@@ -19,8 +19,14 @@ enum status advantage_scale_from_name(const char *name, enum advantage_scale *re
 
 void mean_std(const double *x, int n, double *ret_mean, double *ret_std)
 {
-    double mean = 0, squares = 0;
-    for (int i = 0; i < n; i++) mean += x[i] / n;
+    double sum = 0, squares = 0, least = n ? x[0] : 0, most = least;
+    for (int i = 0; i < n; i++) {
+        sum += x[i];
+        least = fmin(least, x[i]);
+        most = fmax(most, x[i]);
+    }
+    // One division, and never outside of what it is the mean of: equal numbers give themselves.
+    double mean = n ? fmin(fmax(sum / n, least), most) : 0;
     for (int i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
     if (ret_mean) *ret_mean = mean;
     if (ret_std) *ret_std = n > 1 ? sqrt(squares / (n - 1)) : 0;
@@ -37,29 +43,29 @@ void advantage_compute(const double *rewards, int n_groups, int n_per_group,
                        enum advantage_scale scale, struct advantage_stats *ret_stats,
                        float *ret_advantages)
 {
-    int n = n_groups * n_per_group;
-    double batch_std, squares = 0;
+    int n = n_groups * n_per_group, n_flat = 0;
+    double batch_std, sum = 0, squares = 0;
     struct advantage_stats stats = {0};
     mean_std(rewards, n, &stats.reward_mean, &batch_std);
     stats.reward_std = batch_std;
     for (int g = 0; g < n_groups; g++) {
         const double *group = rewards + (size_t)g * n_per_group;
         float *advantages = ret_advantages + (size_t)g * n_per_group;
-        bool flat = all_equal(group, n_per_group);
         double mean, std;
         mean_std(group, n_per_group, &mean, &std);
-        stats.group_std += std / n_groups;
-        stats.frac_zero_std += (double)flat / n_groups;
+        stats.group_std += std;
+        n_flat += all_equal(group, n_per_group);
         double divisor = scale == SCALE_GROUP   ? std + ADVANTAGE_EPS
                          : scale == SCALE_BATCH ? batch_std + ADVANTAGE_EPS
                                                 : 1;
         for (int i = 0; i < n_per_group; i++) {
-            // Equal rewards give exactly 0, whatever rounding left in their mean.
-            double a = flat ? 0 : (group[i] - mean) / divisor;
-            advantages[i] = (float)a;
-            stats.mean += a / n;
+            advantages[i] = (float)((group[i] - mean) / divisor); // exactly 0 of equal rewards
+            sum += advantages[i];
         }
     }
+    stats.group_std /= n_groups;
+    stats.frac_zero_std = (double)n_flat / n_groups;
+    stats.mean = sum / n;
     for (int i = 0; i < n; i++)
         squares += (ret_advantages[i] - stats.mean) * (ret_advantages[i] - stats.mean);
     stats.std = n > 1 ? sqrt(squares / (n - 1)) : 0;

@@ -10,7 +10,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define GRID 512 // points at which the density is looked at
+#define GRID       512  // points at which the density is looked at
+#define FULL_RANGE 0.25 // of the rewards' largest magnitude
 
 struct cut {
     int rank;  // of the first reward above it
@@ -109,19 +110,10 @@ static void cut_fallback(struct cutting *c, int n_buckets)
     for (int k = 0; k < pieces; k++) cut_evenly(c, first[k], first[k + 1], parts[k]);
 }
 
-// As mean_std() of sorted numbers, but exact where they are equal.
-static void mean_std_sorted(const double *x, int n, double *ret_mean, double *ret_std)
-{
-    mean_std(x, n, ret_mean, ret_std);
-    if (n == 0 || x[0] != x[n - 1]) return;
-    *ret_mean = x[0];
-    *ret_std = 0;
-}
-
 static double mean_of(const struct cutting *c, int k)
 {
-    double mean, std;
-    mean_std_sorted(c->sorted + start(c, k), start(c, k + 1) - start(c, k), &mean, &std);
+    double mean;
+    mean_std(c->sorted + start(c, k), start(c, k + 1) - start(c, k), &mean, NULL);
     return mean;
 }
 
@@ -148,9 +140,15 @@ static void merge_small(struct cutting *c, int min_size)
     }
 }
 
+double buckets_contrast(const struct buckets *b)
+{
+    double full = FULL_RANGE * fmax(fabs(b->min), fabs(b->max)), range = b->max - b->min;
+    return range >= full ? 1 : range / full;
+}
+
 static void describe(const struct cutting *c, const double *sorted, struct buckets *b)
 {
-    double range = b->max - b->min;
+    double range = b->max - b->min, contrast = buckets_contrast(b);
     b->n = c->n_cuts + 1;
     for (int k = 0; k < c->n_cuts; k++)
         b->boundary[k] = (struct boundary){b->min + c->cuts[k].at * range, c->cuts[k].origin};
@@ -159,8 +157,8 @@ static void describe(const struct cutting *c, const double *sorted, struct bucke
         x->n = start(c, k + 1) - start(c, k);
         x->low = k ? b->boundary[k - 1].at : b->min;
         x->high = k < c->n_cuts ? b->boundary[k].at : b->max;
-        mean_std_sorted(sorted + start(c, k), x->n, &x->mean, &x->std);
-        x->level = fmin(mean_of(c, k), 1); // a sum of parts of 1 may round above it
+        mean_std(sorted + start(c, k), x->n, &x->mean, &x->std);
+        x->level = 0.5 + (mean_of(c, k) - 0.5) * contrast;
     }
 }
 
@@ -177,7 +175,7 @@ enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_siz
     if (!sorted) return status_fail(ST_NO_MEMORY, "no memory to sort %d rewards", n);
     for (int i = 0; i < n; i++) sorted[i] = rewards[i];
     qsort(sorted, (size_t)n, sizeof *sorted, ascending);
-    mean_std_sorted(sorted, n, &b.mean, &b.std);
+    mean_std(sorted, n, &b.mean, &b.std);
     b.min = sorted[0];
     b.max = sorted[n - 1];
     const double range = b.max - b.min;

@@ -6,7 +6,12 @@
  * size goes to the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the
  * largest are divided into parts of equal count ("fallback"; without any valley these are the
  * quantiles), and what is too small is merged again. A reward on a boundary belongs to the bucket
- * above it. */
+ * above it.
+ *
+ * Min-max normalising would make as much of a range of 0.01 as of one of 1, and prompts that are
+ * all solved would be sorted by chance. So where the range is less than a quarter of the largest
+ * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter,
+ * the contrast; where all rewards are equal the level is 0.5. */
 #ifndef TRAINER_BUCKETS_H
 #define TRAINER_BUCKETS_H
 
@@ -22,7 +27,7 @@ struct bucket {
     int n;            // rewards in it
     double low, high; // its range: boundaries, or the least and greatest reward of all
     double mean, std; // of the rewards in it; std with n - 1
-    double level;     // mean of the normalised rewards, 0..1; 0.5 where all rewards are equal
+    double level;     // 0..1: mean of the normalised rewards, drawn towards 0.5 by the contrast
 };
 struct boundary {
     double at; // in units of the reward
@@ -40,5 +45,7 @@ struct buckets {
 // ST_NO_MEMORY.
 enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_size,
                         struct buckets *ret, int8_t *ret_of);
+// 0..1, below 1 where the rewards' range is small beside them.
+double buckets_contrast(const struct buckets *b);
 
 #endif

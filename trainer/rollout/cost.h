@@ -24,7 +24,7 @@ struct cost_sample { // of the telemetry
     double prompt_tokens, cached_prompt_tokens, generated_tokens;
     double num_draft_tokens, num_accepted_tokens;
     double kv_memory_mb;      // peak; 1 MB is 2^20 bytes
-    double accept_rate;       // 0 where nothing was drafted
+    double accept_rate;       // 0 where nothing was drafted (scoring.c puts a mean there)
     double cache_reuse_ratio; // cached prompt tokens / prompt tokens
     bool drafted;             // accept_rate was not null
 };

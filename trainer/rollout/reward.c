@@ -7,6 +7,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@ struct term {
     const struct scorer *scorer;
     void *state;
     double weight;
+    char name[64]; // no two alike
 };
 
 struct reward {
@@ -183,6 +185,34 @@ static enum status unknown_scorer(const char *name, size_t len)
     return st;
 }
 
+// Length of "command:PROGRAM ARGS" at s: to the next ",command:" that does not stand in quotes.
+static size_t command_length(const char *s)
+{
+    char quote = 0;
+    size_t i = 0;
+    for (; s[i]; i++) {
+        if (quote ? s[i] == quote : s[i] == '\'' || s[i] == '"')
+            quote = quote ? 0 : s[i];
+        else if (s[i] == '\\' && quote != '\'' && s[i + 1])
+            i++;
+        else if (!quote && strncmp(s + i, ",command:", strlen(",command:")) == 0)
+            break;
+    }
+    return i;
+}
+
+static void name_term(const struct reward *r, struct term *term)
+{
+    const struct scorer *scorer = term->scorer;
+    const char *name = scorer->label ? scorer->label(term->state) : scorer->name;
+    snprintf(term->name, sizeof term->name, "%.50s", name);
+    for (int i = 0, number = 2; i < r->n; i++)
+        if (strcmp(r->terms[i].name, term->name) == 0) {
+            snprintf(term->name, sizeof term->name, "%.50s_%d", name, number++);
+            i = -1; // that one may be there too
+        }
+}
+
 // One entry of the list, at s; ret_len: its length.
 static enum status parse_term(struct reward *r, const struct reward_options *options, const char *s,
                               size_t *ret_len)
@@ -192,7 +222,7 @@ static enum status parse_term(struct reward *r, const struct reward_options *opt
     if (!scorer || (scorer->takes_argument != (s[name_len] == ':'))) return unknown_scorer(s, len);
     if (r->n == REWARD_MAX_TERMS)
         return status_fail(ST_INVALID, "--reward names more than %d terms", REWARD_MAX_TERMS);
-    if (scorer == &scorer_command) len = strlen(s);
+    if (scorer == &scorer_command) len = command_length(s);
     char *argument = NULL;
     if (scorer->takes_argument) {
         argument = strndup(s + name_len + 1, len - name_len - 1);
@@ -203,6 +233,7 @@ static enum status parse_term(struct reward *r, const struct reward_options *opt
     enum status st = scorer->open ? scorer->open(options, argument, &term->state) : ST_OK;
     free(argument);
     if (st != ST_OK) return st;
+    name_term(r, term);
     r->n++;
     *ret_len = len;
     return ST_OK;
@@ -265,8 +296,7 @@ int reward_terms(const struct reward *r)
 
 const char *reward_term_name(const struct reward *r, int term)
 {
-    const struct term *t = &r->terms[term];
-    return t->scorer->label ? t->scorer->label(t->state) : t->scorer->name;
+    return r->terms[term].name;
 }
 
 double reward_term_weight(const struct reward *r, int term)
@@ -305,17 +335,52 @@ enum status reward_check_row(struct reward *r, const char *answer, const json_t 
     return ST_OK;
 }
 
+enum status reward_check(struct reward *r)
+{
+    for (int i = 0; i < r->n; i++) {
+        const struct term *t = &r->terms[i];
+        enum status st = t->scorer->check ? t->scorer->check(t->state) : ST_OK;
+        if (st != ST_OK) return status_context(st, "reward %s", t->name);
+    }
+    return ST_OK;
+}
+
+static enum status score_term(const struct term *t, const struct reward_input *inputs, int n,
+                              double *ret_scores, int *ret_failed)
+{
+    enum status st = ST_OK;
+    if (t->scorer->score_all)
+        st = t->scorer->score_all(t->state, inputs, n, ret_scores, ret_failed);
+    for (int i = 0; !t->scorer->score_all && st == ST_OK && i < n; i++) {
+        *ret_failed = i;
+        st = t->scorer->score(t->state, &inputs[i], &ret_scores[i]);
+    }
+    return status_context(st, "reward %s", t->name);
+}
+
+enum status reward_score_all(struct reward *r, const struct reward_input *inputs, int n,
+                             double *ret_terms, double *ret_sums, int *ret_failed)
+{
+    for (int k = 0; k < r->n; k++) {
+        enum status st =
+            score_term(&r->terms[k], inputs, n, ret_terms + (size_t)k * (size_t)n, ret_failed);
+        if (st != ST_OK) return st;
+    }
+    for (int i = 0; i < n; i++) {
+        double sum = 0;
+        for (int k = 0; k < r->n; k++)
+            sum += r->terms[k].weight * ret_terms[(size_t)k * (size_t)n + (size_t)i];
+        ret_sums[i] = sum;
+    }
+    return ST_OK;
+}
+
 enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
                          double *ret_sum)
 {
-    double sum = 0, scores[REWARD_MAX_TERMS];
-    for (int i = 0; i < r->n; i++) {
-        const struct term *t = &r->terms[i];
-        enum status st = t->scorer->score(t->state, input, &scores[i]);
-        if (st != ST_OK) return status_context(st, "reward %s", reward_term_name(r, i));
-        sum += t->weight * scores[i];
-    }
-    if (ret_terms) memcpy(ret_terms, scores, (size_t)r->n * sizeof *scores);
-    *ret_sum = sum;
-    return ST_OK;
+    double scores[REWARD_MAX_TERMS];
+    int failed;
+    enum status st = reward_score_all(r, input, 1, scores, ret_sum, &failed);
+    if (st == ST_OK && ret_terms) memcpy(ret_terms, scores, (size_t)r->n * sizeof *scores);
+    return st;
 }

@@ -23,19 +23,21 @@ struct reward_input {
 #define REWARD_MAX_TERMS 16
 
 struct reward_options {
-    // "gsm8k" or "exact,length". "plugin:PATH.so"; "command:PROGRAM ARGS" reaches to the end of the
-    // list, commas included, so it comes last.
+    // "gsm8k" or "exact,length". "plugin:PATH.so"; "command:PROGRAM ARGS" reaches, commas included,
+    // to the next ",command:" outside of quotes or to the end of the list, so commands come last.
     const char *names;
     const char *weights;  // "1,0.1"; NULL or "": all 1
     const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none
     double length_target; // of `length`; characters
-    double timeout_s;     // of `command`: longest wait for one sample's reply
+    double timeout_s;     // of `command`: longest wait for a reply
+    int64_t processes;    // of each `command`; 0: 1
 };
 // Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
 enum status reward_new(const struct reward_options *options, struct reward **ret);
 void reward_free(struct reward *r); // ends commands
 int reward_terms(const struct reward *r);
-const char *reward_term_name(const struct reward *r, int term); // for metrics
+// For metrics: the scorer's, with _2 and so on behind it where an earlier term has that name.
+const char *reward_term_name(const struct reward *r, int term);
 double reward_term_weight(const struct reward *r, int term);
 bool reward_needs_answer(const struct reward *r);
 // The first term that is 0 or 1 (its mean is the accuracy); -1: none is.
@@ -45,8 +47,13 @@ int reward_accuracy_term(const struct reward *r);
 const char *reward_prompt_template(const struct reward *r);
 // Refuses a line of the data set whose samples a scorer could not score. `answer` may be NULL.
 enum status reward_check_row(struct reward *r, const char *answer, const json_t *row);
-// ret_terms: (reward_terms) unweighted scores, may be NULL. ret_sum: weighted. A scorer that cannot
-// tell is an error, never a 0.
+// Before the first sample: the scorers are ready, and commands are alive.
+enum status reward_check(struct reward *r);
+// ret_terms: (reward_terms, n) unweighted scores. ret_sums: (n) weighted. A scorer that cannot tell
+// is an error, never a 0; ret_failed: whose.
+enum status reward_score_all(struct reward *r, const struct reward_input *inputs, int n,
+                             double *ret_terms, double *ret_sums, int *ret_failed);
+// The same of one sample. ret_terms may be NULL.
 enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
                          double *ret_sum);
 

@@ -1,234 +1,221 @@
-/* reward_command.c: the scorer `command:PROGRAM ARGS`: a child process that reads one JSON object a
- * line from its standard input and answers each with {"reward": x} on its standard output. Owns the
- * child. The trainer's thread.
+/* reward_command.c: the scorer `command:PROGRAM ARGS`: child processes that read one JSON object a
+ * line from their standard input and answer each with {"reward": x} on their standard output. Owns
+ * the children (reward_child.h). The trainer's thread.
  *
- * Each sample is sent and its reply awaited before the next, within a time limit. Three things can
- * go wrong, and none of them is ever a 0: no reply in time and a malformed reply end the run with a
- * sentence; a child that ended is started once more in its life, and asked again for the sample it
- * owes. The child is the leader of a process group of its own (a Ctrl-C at the terminal, which the
- * trainer takes as "end after this step", must not take the child away in the middle of it), is
- * killed with its group when the scorer is closed, and by the kernel should the trainer die.
+ * A step's samples are divided among the processes (--reward-processes), and each is sent many
+ * before the first is answered, so that a program may take them in batches or work on several at
+ * once. Replies come in the order of the samples, or say by their "id" whose they are. Three things
+ * can go wrong, and none of them is ever a 0: no reply in time and a malformed reply end the run
+ * with a sentence; a process that ended is started once more in its life, and asked again for the
+ * samples it owes.
  */
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
+#include "trainer/rollout/reward_child.h"
 #include "trainer/rollout/reward_scorer.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#define MAX_REPLY (1 << 20) // bytes of one line
-#define GRACE_MS  200
+#define MAX_PROCESSES 256
+#define WINDOW        256       // samples that one process owes, at most
+#define MAX_UNWRITTEN (1 << 18) // bytes of lines made before they can be written
+#define START_MS      300       // a program that cannot be started has ended by then
+#define HINT_MS       5000      // of silence
 
-struct command {
-    char *shell_line; // owned
-    const char *line; // of it, as given
-    int timeout_ms;
-    pid_t pid;          // 0: none
-    int to, from;       // its standard input and output; -1: none
-    struct bytes reply; // read and not yet taken
+struct worker {
+    struct child child;
+    int owed[WINDOW]; // samples of the batch, in the order they were sent
+    int n_owed;
+    int64_t heard_ns; // its last reply, or when it was asked after a pause
+    bool answered;    // once at least
     bool restarted;
 };
+struct command {
+    char *line; // as given, owned
+    int timeout_ms, n_workers;
+    struct worker *workers; // (n_workers)
+    json_int_t n_asked;     // samples of earlier batches: ids go on
+    bool failed;            // a reply is missing for ever: nothing can be scored any more
+    bool said_hint;
+};
 
-// ---- the child ----------------------------------------------------------------------------------
+struct batch {
+    const struct reward_input *inputs;
+    int n, next, n_done; // next: to be handed out
+    json_int_t first_id;
+    double *scores; // (n)
+};
 
-static void close_fd(int *fd)
+// ---- samples out --------------------------------------------------------------------------------
+
+static enum status put_request(struct child *child, const struct batch *b, int i)
 {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
-}
-
-// Kills it and takes its status, as waitpid() gives it; 0 where there was none.
-static int end_child(struct command *c)
-{
-    int status = 0;
-    close_fd(&c->to);
-    close_fd(&c->from);
-    bytes_clear(&c->reply);
-    if (c->pid > 0) {
-        kill(-c->pid, SIGKILL); // also what it started; one that ended by itself keeps its status
-        while (waitpid(c->pid, &status, 0) < 0 && errno == EINTR) continue;
-    }
-    c->pid = 0;
-    return status;
-}
-
-// Between fork and exec: system calls only.
-static void become_child(const struct command *c, int in, int out, pid_t parent)
-{
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() == parent && dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0)
-        execl("/bin/sh", "sh", "-c", c->shell_line, (char *)NULL);
-    _exit(127);
-}
-
-static enum status start_child(struct command *c)
-{
-    enum status st = ST_OK;
-    int in[2] = {-1, -1}, out[2] = {-1, -1};
-    pid_t parent = getpid();
-    if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) {
-        st = status_fail(ST_IO, "command \"%s\": pipe: %s", c->line, strerror(errno));
-        goto out;
-    }
-    // Ours do not block; the flag is the open pipe end's, so the child's stay as they are.
-    fcntl(in[1], F_SETFL, O_NONBLOCK);
-    fcntl(out[0], F_SETFL, O_NONBLOCK);
-    pid_t pid = fork();
-    if (pid == 0) become_child(c, in[0], out[1], parent);
-    if (pid < 0) {
-        st = status_fail(ST_IO, "command \"%s\": fork: %s", c->line, strerror(errno));
-        goto out;
-    }
-    setpgid(pid, pid); // whichever of the two comes first
-    c->pid = pid;
-    c->to = in[1];
-    c->from = out[0];
-    in[1] = out[0] = -1;
-out:
-    close_fd(&in[0]);
-    close_fd(&in[1]);
-    close_fd(&out[0]);
-    close_fd(&out[1]);
-    return st;
-}
-
-// It closed its output: most likely it is just ending, and its status says why.
-static enum status ended(struct command *c)
-{
-    siginfo_t info = {0};
-    for (int i = 0; i < GRACE_MS / 5; i++) {
-        if (waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid)
-            break;
-        clock_sleep_ms(5);
-    }
-    int status = end_child(c);
-    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-        return status_fail(ST_PEER_GONE, "command \"%s\" was ended by signal %d (%s)", c->line,
-                           WTERMSIG(status), strsignal(WTERMSIG(status)));
-    if (WIFEXITED(status))
-        return status_fail(ST_PEER_GONE, "command \"%s\" ended with status %d%s", c->line,
-                           WEXITSTATUS(status),
-                           WEXITSTATUS(status) == 127 ? " (it could not be started)" : "");
-    return status_fail(ST_PEER_GONE, "command \"%s\" closed its output or was killed", c->line);
-}
-
-// ---- one exchange -------------------------------------------------------------------------------
-
-// write(2) without the SIGPIPE of a reader that has gone.
-static ssize_t write_quietly(int fd, const void *data, size_t len)
-{
-    sigset_t pipe_signal, before, pending;
-    sigemptyset(&pipe_signal);
-    sigaddset(&pipe_signal, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    ssize_t n = write(fd, data, len);
-    int error = errno;
-    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
-        const struct timespec now = {0};
-        while (sigtimedwait(&pipe_signal, NULL, &now) < 0 && errno == EINTR) continue;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = error;
-    return n;
-}
-
-// Takes what the child has written so far.
-static enum status read_some(struct command *c)
-{
-    if (!bytes_reserve(&c->reply, 4096)) return bytes_status(&c->reply);
-    ssize_t n = read(c->from, c->reply.data + c->reply.len, 4096);
-    if (n == 0) return ended(c);
-    if (n < 0 && errno != EAGAIN && errno != EINTR)
-        return status_fail(ST_IO, "command \"%s\": %s", c->line, strerror(errno));
-    if (n > 0) c->reply.len += (size_t)n;
-    c->reply.data[c->reply.len] = '\0';
-    if (c->reply.len > MAX_REPLY)
-        return status_fail(ST_FORMAT, "command \"%s\": a reply of more than %d bytes", c->line,
-                           MAX_REPLY);
-    return ST_OK;
-}
-
-// Sends a line and waits until a whole one stands in c->reply.
-static enum status exchange(struct command *c, const char *text, size_t len)
-{
-    int64_t deadline = clock_deadline_ns(c->timeout_ms);
-    while (len > 0 || !memchr(bytes_text(&c->reply), '\n', c->reply.len)) {
-        struct pollfd fds[2] = {{c->from, POLLIN, 0}, {len ? c->to : -1, POLLOUT, 0}};
-        int left = clock_ms_until(deadline);
-        if (left == 0) {
-            end_child(c);
-            return status_fail(ST_TIMEOUT,
-                               "command \"%s\" gave no reply within %g s (--reward-timeout)",
-                               c->line, c->timeout_ms / 1e3);
-        }
-        if (poll(fds, 2, left) < 0 && errno != EINTR)
-            return status_fail(ST_IO, "command \"%s\": poll: %s", c->line, strerror(errno));
-        if (fds[1].revents) {
-            ssize_t n = write_quietly(c->to, text, len);
-            if (n < 0 && errno == EPIPE) return ended(c);
-            if (n < 0 && errno != EAGAIN && errno != EINTR)
-                return status_fail(ST_IO, "command \"%s\": %s", c->line, strerror(errno));
-            if (n > 0) text += n, len -= (size_t)n;
-        }
-        if (fds[0].revents) {
-            enum status st = read_some(c);
-            if (st != ST_OK) return st;
-        }
-    }
-    return ST_OK;
-}
-
-// Takes the line out of c->reply.
-static enum status take_reply(struct command *c, double *ret_score)
-{
-    enum status st = ST_OK;
-    json_error_t error;
-    const char *text = bytes_text(&c->reply);
-    size_t len = (size_t)((const char *)memchr(text, '\n', c->reply.len) - text);
-    json_t *reply = json_loadb(text, len, 0, &error);
-    const json_t *reward = json_object_get(reply, "reward");
-    const char *why = json_string_value(json_object_get(reply, "error"));
-    if (c->reply.len > len + 1)
-        st = status_fail(ST_FORMAT, "command \"%s\": more than one line for one sample: %.200s",
-                         c->line, text);
-    else if (why)
-        st = status_fail(ST_INVALID, "command \"%s\": %s", c->line, why);
-    else if (!json_is_number(reward) || !isfinite(json_number_value(reward)))
-        st = status_fail(ST_FORMAT, "command \"%s\": not {\"reward\": NUMBER}: %.*s", c->line,
-                         len > 200 ? 200 : (int)len, text);
-    else
-        *ret_score = json_number_value(reward);
-    json_decref(reply);
-    bytes_clear(&c->reply);
-    return st;
-}
-
-static enum status request_line(const struct reward_input *input, struct bytes *ret)
-{
+    const struct reward_input *input = &b->inputs[i];
     json_t *request =
-        json_pack("{s:O*, s:s, s:s*, s:i, s:b, s:O*, s:O*}", "prompt", input->prompt, "completion",
-                  input->text, "answer", input->answer, "tokens", input->n_tokens, "truncated",
-                  input->truncated, "telemetry", input->telemetry, "example", input->row);
+        json_pack("{s:I, s:O*, s:s, s:s*, s:i, s:b, s:O*, s:O*}", "id", b->first_id + i, "prompt",
+                  input->prompt, "completion", input->text, "answer", input->answer, "tokens",
+                  input->n_tokens, "truncated", input->truncated, "telemetry", input->telemetry,
+                  "example", input->row);
     char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
     json_decref(request);
     if (!text) return status_fail(ST_NO_MEMORY, "no memory for a sample, or its text is not UTF-8");
-    bytes_puts(ret, text);
-    bytes_puts(ret, "\n");
+    bytes_puts(&child->out, text);
+    bytes_puts(&child->out, "\n");
     free(text);
-    return bytes_status(ret);
+    return bytes_status(&child->out);
+}
+
+// The process that owes least and can take more; NULL: none can.
+static struct worker *idlest(struct command *c)
+{
+    struct worker *idlest = NULL;
+    for (int k = 0; k < c->n_workers; k++) {
+        struct worker *w = &c->workers[k];
+        if (w->n_owed < WINDOW && w->child.out.len < MAX_UNWRITTEN &&
+            (!idlest || w->n_owed < idlest->n_owed))
+            idlest = w;
+    }
+    return idlest;
+}
+
+static enum status hand_out(struct command *c, struct batch *b, int *ret_failed)
+{
+    struct worker *w;
+    while (b->next < b->n && (w = idlest(c))) {
+        enum status st = put_request(&w->child, b, b->next);
+        if (st != ST_OK) {
+            *ret_failed = b->next;
+            return st;
+        }
+        if (w->n_owed == 0) w->heard_ns = clock_now_ns();
+        w->owed[w->n_owed++] = b->next++;
+    }
+    return ST_OK;
+}
+
+// ---- replies in ---------------------------------------------------------------------------------
+
+// Which of the samples that a worker owes a reply is for, as its place in `owed`; -1: none.
+static int whose(const struct worker *w, const struct batch *b, const json_t *reply)
+{
+    const json_t *id = json_object_get(reply, "id");
+    if (!id) return w->n_owed ? 0 : -1;
+    for (int k = 0; k < w->n_owed; k++)
+        if (json_is_integer(id) && json_integer_value(id) == b->first_id + w->owed[k]) return k;
+    return -1;
+}
+
+static enum status take_reply(struct worker *w, struct batch *b, const char *text, size_t len,
+                              int *ret_failed)
+{
+    enum status st = ST_OK;
+    json_error_t error;
+    json_t *reply = json_loadb(text, len, 0, &error);
+    const json_t *reward = json_object_get(reply, "reward");
+    const char *why = json_string_value(json_object_get(reply, "error")), *line = w->child.line;
+    const int place = whose(w, b, reply), shown = len > 200 ? 200 : (int)len;
+    const double score = json_number_value(reward); // 0 where it is no number
+    if (place >= 0) *ret_failed = w->owed[place];
+    if (why)
+        st = status_fail(ST_INVALID, "command \"%s\": %s", line, why);
+    else if (!json_is_number(reward) || !isfinite(score))
+        st = status_fail(ST_FORMAT, "command \"%s\": not {\"reward\": NUMBER}: %.*s", line, shown,
+                         text);
+    else if (place < 0 && w->n_owed)
+        st = status_fail(ST_FORMAT, "command \"%s\": no sample of that \"id\" waits: %.*s", line,
+                         shown, text);
+    else if (place < 0)
+        st = status_fail(ST_FORMAT, "command \"%s\": more than one line for one sample: %.*s", line,
+                         shown, text);
+    json_decref(reply);
+    if (st != ST_OK) return st;
+    b->scores[w->owed[place]] = score;
+    memmove(&w->owed[place], &w->owed[place + 1], (size_t)(--w->n_owed - place) * sizeof *w->owed);
+    b->n_done++;
+    w->answered = true;
+    w->heard_ns = clock_now_ns();
+    return ST_OK;
+}
+
+static enum status take_replies(struct worker *w, struct batch *b, int *ret_failed)
+{
+    const char *text;
+    size_t len;
+    enum status st = ST_OK;
+    while (st == ST_OK && child_line(&w->child, &text, &len))
+        st = take_reply(w, b, text, len, ret_failed);
+    return st;
+}
+
+// A process ended: the first time it is started again, and asked again for what it owes.
+static enum status restart(struct command *c, struct worker *w, struct batch *b)
+{
+    if (w->restarted) return status_context(ST_PEER_GONE, "even when started again");
+    log_progress_end();
+    log_warn("%s; it is started again, and asked again for the %d sample%s it owes",
+             status_message(), w->n_owed, w->n_owed == 1 ? "" : "s");
+    w->restarted = true;
+    enum status st = child_start(&w->child, c->line);
+    for (int k = 0; st == ST_OK && k < w->n_owed; k++) st = put_request(&w->child, b, w->owed[k]);
+    w->heard_ns = clock_now_ns();
+    return st;
+}
+
+static enum status serve(struct command *c, struct worker *w, struct batch *b, int *ret_failed)
+{
+    *ret_failed = w->owed[0];
+    enum status st = child_pump(&w->child);
+    if (st == ST_PEER_GONE) st = restart(c, w, b);
+    return st == ST_OK ? take_replies(w, b, ret_failed) : st;
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+static enum status check_silence(struct command *c, const struct worker *w, int *ret_failed)
+{
+    static const char hint[] = "if it has computed, its output is buffered: it must flush after "
+                               "every line (python -u, print(..., flush=True), stdbuf -oL)";
+    const double silent_ms = clock_ms_since(w->heard_ns);
+    if (!w->n_owed) return ST_OK;
+    if (silent_ms >= c->timeout_ms) {
+        *ret_failed = w->owed[0];
+        return status_fail(
+            ST_TIMEOUT, "command \"%s\" gave no reply within %g s (--reward-timeout)%s%s", c->line,
+            c->timeout_ms / 1e3, w->answered ? "" : "; ", w->answered ? "" : hint);
+    }
+    if (silent_ms >= HINT_MS && !w->answered && !c->said_hint) {
+        c->said_hint = true;
+        log_progress_end();
+        log_warn("command \"%s\" was asked for its first rewards %d s ago and has not answered; %s",
+                 c->line, HINT_MS / 1000, hint);
+    }
+    return ST_OK;
+}
+
+// Waits until a process can be written to or read from, or has been silent for too long.
+static enum status wait_for_any(struct command *c)
+{
+    struct pollfd fds[2 * MAX_PROCESSES];
+    int n = 0;
+    double ms = c->timeout_ms;
+    for (int k = 0; k < c->n_workers; k++) {
+        const struct worker *w = &c->workers[k];
+        const struct child *child = &w->child;
+        if (!w->n_owed) continue;
+        fds[n++] = (struct pollfd){.fd = child->from, .events = POLLIN};
+        if (child->out.len) fds[n++] = (struct pollfd){.fd = child->to, .events = POLLOUT};
+        double silent_ms = clock_ms_since(w->heard_ns);
+        ms = fmin(ms, c->timeout_ms - silent_ms);
+        if (!w->answered && !c->said_hint) ms = fmin(ms, HINT_MS - silent_ms);
+    }
+    if (poll(fds, (nfds_t)n, (int)ceil(fmax(ms, 0))) < 0 && errno != EINTR)
+        return status_fail(ST_IO, "command \"%s\": poll: %s", c->line, strerror(errno));
+    return ST_OK;
 }
 
 // ---- scorer -------------------------------------------------------------------------------------
@@ -237,9 +224,9 @@ static void command_close(void *state)
 {
     struct command *c = state;
     if (!c) return;
-    end_child(c);
-    bytes_release(&c->reply);
-    free(c->shell_line);
+    for (int k = 0; c->workers && k < c->n_workers; k++) child_end(&c->workers[k].child);
+    free(c->workers);
+    free(c->line);
     free(c);
 }
 
@@ -249,56 +236,96 @@ static enum status command_open(const struct reward_options *options, const char
     enum status st = ST_OK;
     struct command *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
-    c->to = c->from = -1;
     c->timeout_ms = (int)(options->timeout_s * 1e3);
+    c->n_workers = options->processes > 1 ? (int)options->processes : 1;
     if (strspn(argument, " ") == strlen(argument)) {
         st = status_fail(ST_INVALID, "reward \"command:\" names no program");
         goto out;
     }
-    // exec: the shell only takes the words apart, and is not left standing in between
-    if (asprintf(&c->shell_line, "exec %s", argument) < 0) c->shell_line = NULL;
-    c->line = c->shell_line ? c->shell_line + strlen("exec ") : NULL;
-    if (!c->line) {
+    if (c->n_workers > MAX_PROCESSES) {
+        st = status_fail(ST_INVALID, "--reward-processes %d: at most %d", c->n_workers,
+                         MAX_PROCESSES);
+        goto out;
+    }
+    c->line = strdup(argument);
+    c->workers = calloc((size_t)c->n_workers, sizeof *c->workers);
+    if (!c->line || !c->workers) {
         st = status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
         goto out;
     }
-    CHECK(start_child(c));
+    for (int k = 0; k < c->n_workers; k++) CHECK(child_start(&c->workers[k].child, c->line));
     *ret_state = c;
 out:
     if (st != ST_OK) command_close(c);
     return st;
 }
 
-static enum status command_score(void *state, const struct reward_input *input, double *ret_score)
+static enum status command_check(void *state)
 {
     struct command *c = state;
+    for (int k = 0; k < c->n_workers; k++) {
+        enum status st = child_check(&c->workers[k].child, START_MS);
+        if (st != ST_OK) return st;
+    }
+    return ST_OK;
+}
+
+// Nothing may be said between batches, nor anything be left unread: more lines than samples.
+static enum status check_quiet(struct command *c, const char *fault)
+{
+    for (int k = 0; k < c->n_workers; k++) {
+        struct child *child = &c->workers[k].child;
+        if (!child_unread(child) && !*child_rest(child)) continue;
+        child_pump(child); // to show it
+        return status_fail(ST_FORMAT, "command \"%s\" %s: %.200s", c->line, fault,
+                           child_rest(child));
+    }
+    return ST_OK;
+}
+
+static enum status score_batch(struct command *c, struct batch *b, int *ret_failed)
+{
     enum status st;
-    struct bytes line = BYTES_INIT;
-    CHECK(request_line(input, &line));
-    if (c->reply.len > 0) {
-        st = status_fail(ST_FORMAT, "command \"%s\" wrote without being asked: %.200s", c->line,
-                         bytes_text(&c->reply));
-        goto out;
+    CHECK(check_quiet(c, "wrote without being asked"));
+    CHECK(hand_out(c, b, ret_failed));
+    while (b->n_done < b->n) {
+        for (int k = 0; k < c->n_workers; k++) {
+            if (!c->workers[k].n_owed) continue;
+            CHECK(serve(c, &c->workers[k], b, ret_failed));
+            CHECK(check_silence(c, &c->workers[k], ret_failed));
+        }
+        CHECK(hand_out(c, b, ret_failed));
+        if (b->n_done < b->n) CHECK(wait_for_any(c));
     }
-    st = c->pid ? exchange(c, line.data, line.len)
-                : status_fail(ST_PEER_GONE, "command \"%s\" is gone", c->line);
-    if (st == ST_PEER_GONE && !c->restarted) {
-        c->restarted = true;
-        CHECK(start_child(c));
-        st = exchange(c, line.data, line.len);
-    }
-    if (st == ST_PEER_GONE) status_context(st, "even when started again");
-    if (st == ST_OK) st = take_reply(c, ret_score);
+    *ret_failed = b->n - 1;
+    CHECK(check_quiet(c, "gave more than one line for one sample"));
 out:
-    bytes_release(&line);
+    return st;
+}
+
+static enum status command_score(void *state, const struct reward_input *inputs, int n,
+                                 double *ret_scores, int *ret_failed)
+{
+    struct command *c = state;
+    struct batch b = {.inputs = inputs, .n = n, .first_id = c->n_asked, .scores = ret_scores};
+    c->n_asked += n;
+    *ret_failed = 0;
+    if (c->failed) return status_fail(ST_PEER_GONE, "command \"%s\" is gone", c->line);
+    enum status st = score_batch(c, &b, ret_failed);
+    if (st == ST_OK) return ST_OK;
+    c->failed = true;
+    for (int k = 0; k < c->n_workers; k++) child_end(&c->workers[k].child);
     return st;
 }
 
 const struct scorer scorer_command = {
     .name = "command",
     .takes_argument = true,
-    .help = "command:PROGRAM ARGS, a child process fed JSON lines; the last of the list",
+    .help =
+        "command:PROGRAM ARGS, child processes fed JSON lines (--reward-processes); last in the "
+        "list, or before another command:",
     .open = command_open,
     .close = command_close,
-    .score = command_score,
+    .check = command_check,
+    .score_all = command_score,
 };

@@ -11,13 +11,18 @@ struct scorer {
     bool takes_argument;       // written NAME:ARGUMENT
     const char *help;
     const char *prompt_template; // reward_prompt_template(); NULL: none
-    // Any of the next four may be NULL: no state; nothing to free; every line will do; `name`.
+    // Any of the next five may be NULL: no state; nothing to free; every line will do; `name`; it
+    // is ready as it is. check: before the first sample.
     enum status (*open)(const struct reward_options *options, const char *argument,
                         void **ret_state);
     void (*close)(void *state); // takes NULL
     enum status (*check_row)(void *state, const char *answer, const json_t *row);
     const char *(*label)(const void *state); // its name in metrics
+    enum status (*check)(void *state);
+    // One of the two: of one sample, or of n at a time (ret_failed: the sample that could not be).
     enum status (*score)(void *state, const struct reward_input *input, double *ret_score);
+    enum status (*score_all)(void *state, const struct reward_input *inputs, int n,
+                             double *ret_scores, int *ret_failed);
 };
 
 extern const struct scorer scorer_regex, scorer_plugin, scorer_command;

@@ -33,24 +33,59 @@ enum status scoring_check(struct reward *reward, const struct dataset *data)
         st = reward_check_row(reward, e->answer, e->row);
         status_context(st, "%s, line %d", data->path, e->line);
     }
-    return st;
+    return st == ST_OK ? reward_check(reward) : st;
 }
 
-enum status scoring_task(struct reward *reward, const char *data, const struct rollout *r, int i,
-                         double *ret_terms, double *ret_sum)
+enum status scoring_task(struct reward *reward, const char *data, const struct rollout *r,
+                         double *ret_terms, double *ret_sums)
 {
-    const struct sample *sample = &r->samples[i];
-    const struct example *example = r->examples[i / r->n_per_group];
-    struct reward_input input = {
-        .text = sample->text,
-        .answer = example->answer,
-        .n_tokens = sample->n,
-        .truncated = sample->truncated,
-        .telemetry = sample->telemetry,
-        .prompt = example->said,
-        .row = example->row,
-    };
-    return at_sample(reward_score(reward, &input, ret_terms, ret_sum), data, r, i);
+    const int n = r->n_groups * r->n_per_group;
+    int failed = 0;
+    struct reward_input *inputs = malloc((size_t)n * sizeof *inputs);
+    if (!inputs) return status_fail(ST_NO_MEMORY, "no memory to score %d samples", n);
+    for (int i = 0; i < n; i++) {
+        const struct sample *sample = &r->samples[i];
+        const struct example *example = r->examples[i / r->n_per_group];
+        inputs[i] = (struct reward_input){
+            .text = sample->text,
+            .answer = example->answer,
+            .n_tokens = sample->n,
+            .truncated = sample->truncated,
+            .telemetry = sample->telemetry,
+            .prompt = example->said,
+            .row = example->row,
+        };
+    }
+    enum status st = reward_score_all(reward, inputs, n, ret_terms, ret_sums, &failed);
+    free(inputs);
+    return at_sample(st, data, r, failed);
+}
+
+// Mean acceptance rate of the drafted among n samples; `none` where there is no such.
+static double drafted_mean(const struct cost_sample *samples, int n, double none)
+{
+    double sum = 0;
+    int drafted = 0;
+    for (int i = 0; i < n; i++) {
+        if (!samples[i].drafted) continue;
+        sum += samples[i].accept_rate;
+        drafted++;
+    }
+    return drafted ? sum / drafted : none;
+}
+
+// Whether to draft is the server's choice: a sample that had none is neither better nor worse for it
+// than the others of its group. It takes their mean, or, where none of them was drafted for, the
+// step's.
+static void rate_undrafted(struct cost_sample *samples, int n_groups, int n_per_group)
+{
+    const double step_mean = drafted_mean(samples, n_groups * n_per_group, 0);
+    for (int g = 0; g < n_groups; g++) {
+        struct cost_sample *group = samples + (size_t)g * n_per_group;
+        const double mean = drafted_mean(group, n_per_group, step_mean);
+        for (int i = 0; i < n_per_group; i++)
+            if (!group[i].drafted) group[i].accept_rate = mean;
+    }
 }
 
 static enum status read_costs(const struct scoring *how, const struct rollout *r, struct scores *s)
@@ -67,6 +102,7 @@ static enum status read_costs(const struct scoring *how, const struct rollout *r
         CHECK(at_sample(cost_read(r->samples[i].telemetry, &samples[i]), how->data, r, i));
         s->n_undrafted += !samples[i].drafted;
     }
+    rate_undrafted(samples, r->n_groups, r->n_per_group);
     if (how->latency) {
         for (int i = 0; i < s->n; i++) latency_model_add(how->latency, &samples[i]);
         latency_model_fit(how->latency);
@@ -91,11 +127,13 @@ out:
 static void add_z_scores(const double *term, double weight, int n_groups, int n_per_group,
                          double *ret_sums)
 {
+    double largest = 0;
+    for (int i = 0; i < n_groups * n_per_group; i++) largest = fmax(largest, fabs(term[i]));
     for (int g = 0; g < n_groups; g++) {
         const double *x = term + (size_t)g * n_per_group;
         double *sums = ret_sums + (size_t)g * n_per_group, mean, std;
         mean_std(x, n_per_group, &mean, &std);
-        if (std <= 1e-12 * fabs(mean)) continue; // equal, but for the rounding of their mean
+        if (std <= SCORING_NOISE * largest) continue;
         for (int i = 0; i < n_per_group; i++) sums[i] += weight * (x[i] - mean) / std;
     }
 }
@@ -137,7 +175,6 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
     enum status st = ST_OK;
     struct scores s = {.n = r->n_groups * r->n_per_group, .n_terms = reward_terms(how->reward)};
     size_t n = (size_t)s.n;
-    double terms[REWARD_MAX_TERMS];
     s.rewards = malloc(n * sizeof *s.rewards);
     s.terms = malloc(n * (size_t)s.n_terms * sizeof *s.terms);
     s.advantages = malloc(n * sizeof *s.advantages);
@@ -145,10 +182,7 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
         st = status_fail(ST_NO_MEMORY, "no memory for %d rewards", s.n);
         goto out;
     }
-    for (int i = 0; i < s.n; i++) {
-        CHECK(scoring_task(how->reward, how->data, r, i, terms, &s.rewards[i]));
-        for (int k = 0; k < s.n_terms; k++) s.terms[(size_t)k * n + (size_t)i] = terms[k];
-    }
+    CHECK(scoring_task(how->reward, how->data, r, s.terms, s.rewards));
     if (how->cost) CHECK(read_costs(how, r, &s));
     advantage_compute(s.rewards, r->n_groups, r->n_per_group, how->scale, &s.stats, s.advantages);
     if (how->normalise_terms) CHECK(normalised_advantages(how, r, &s));

@@ -23,25 +23,30 @@ struct scores { // of a rollout's samples
     double *rewards;              // (n) task and costs, as they are
     double *terms;                // (n_terms, n) task terms, unweighted
     double *costs;                // (COST_TERMS, n) quantities, unweighted; NULL without costs
-    int n_undrafted;              // samples without an accept_rate, which counts as 0; with costs
+    int n_undrafted;              // samples without an accept_rate, which take a mean; with costs
     float *advantages;            // (n)
     struct advantage_stats stats; // of the rewards as they are; of these advantages
 };
 
-// The task's score of sample i; errors name the data set's line and the sample.
+// The task's scores of all n samples: ret_terms (n_terms, n), ret_sums (n). Errors name the data
+// set's line and the sample.
 enum status scoring_task(struct reward *reward, const char *data, const struct rollout *rollout,
-                         int i, double *ret_terms, double *ret_sum);
+                         double *ret_terms, double *ret_sums);
 // Zero-initialised or released scores. With a latency model: adds this rollout to it, fits it again
 // and takes its latencies.
 enum status scoring_rollout(const struct scoring *s, const struct rollout *rollout,
                             struct scores *ret);
 void scores_release(struct scores *s);
 
-// Every line of the data set has what the reward needs of it: an answer, a pattern.
+// Every line of the data set has what the reward needs of it: an answer, a pattern; and the reward
+// is ready to score.
 enum status scoring_check(struct reward *reward, const struct dataset *data);
 
+// A deviation within a group that is no more than this share of the term's largest magnitude in the
+// step is what f32 leaves of equal scores, and no difference.
+#define SCORING_NOISE 1e-6
 // --reward-normalise terms: of each term (n_terms, n), z-scores within each group (0 in a group of
-// equals), times the term's weight, summed: ret (n).
+// equals, but for such noise), times the term's weight, summed: ret (n).
 void scoring_normalise(const double *terms, const double *weights, int n_terms, int n_groups,
                        int n_per_group, double *ret_sums);
 

@@ -116,6 +116,11 @@ void cluster_report_text(const struct cluster_report *r, struct bytes *ret)
         bytes_printf(&text, "boundary %-2d at %.4g: %s\n", k + 1, b->boundary[k].at,
                      boundary_origin_name(b->boundary[k].origin));
     if (b->n == 1) bytes_puts(&text, "no boundary\n");
+    if (b->n > 1 && buckets_contrast(b) < 1)
+        bytes_printf(&text,
+                     "rewards hardly differ: their range counts as %.2g of a full one, and the "
+                     "numbers of rollouts come closer\n",
+                     buckets_contrast(b));
     bytes_printf(&text, "\n%6s  %-18s %7s %7s %8s  %-*s  %10s  %-8s\n\n", "bucket", "range",
                  "count", "share", "rollouts", BAR, "histogram", "spread", "balance");
     for (int k = 0; k < b->n; k++) put_bucket(r, k, &text);
@@ -155,6 +160,7 @@ void cluster_report_metrics(const struct cluster_report *r, json_t *metrics)
     metrics_put(metrics, "curriculum/reward_std", b->std);
     metrics_put(metrics, "curriculum/reward_min", b->min);
     metrics_put(metrics, "curriculum/reward_max", b->max);
+    metrics_put(metrics, "curriculum/contrast", buckets_contrast(b));
     metrics_put(metrics, "curriculum/buckets", b->n);
     for (int k = 0; k + 1 < b->n; k++) {
         char key[64];

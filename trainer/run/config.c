@@ -114,7 +114,8 @@ const struct option_spec train_options[] = {
 
     HEADING("Optimizer (AdamW)"),
     ADAMW_OPTIONS("1e-6"),
-    {"max-steps", OPTION_INT, AT(max_steps), "-1", "N", "steps of the run; -1: by epochs", -1, 1e9,
+    {"max-steps", OPTION_INT, AT(max_steps), "-1", "N",
+     "steps of the run, each a rollout with its --num-iterations updates; -1: by epochs", -1, 1e9,
      NULL},
     {"num-train-epochs", OPTION_DOUBLE, AT(num_train_epochs), "3", "N", "times through the data", 0,
      1e6, NULL},

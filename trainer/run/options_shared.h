@@ -116,9 +116,19 @@
          0,                                                                                        \
          0,                                                                                        \
          NULL},                                                                                    \
+        {"reward-timeout",                                                                         \
+         OPTION_DOUBLE,                                                                            \
+         AT(reward.timeout_s),                                                                     \
+         "30",                                                                                     \
+         "SECONDS",                                                                                \
+         "longest wait for the next reply of the reward \"command\"",                              \
+         0.01,                                                                                     \
+         1e6,                                                                                      \
+         NULL},                                                                                    \
     {                                                                                              \
-        "reward-timeout", OPTION_DOUBLE, AT(reward.timeout_s), "30", "SECONDS",                    \
-            "longest wait for a reply of the reward \"command\"", 0.01, 1e6, NULL                  \
+        "reward-processes", OPTION_INT, AT(reward.processes), "1", "N",                            \
+            "processes of each reward \"command\", among which a step's samples are divided", 1,   \
+            256, NULL                                                                              \
     }
 
 // AdamW and its learning rate.

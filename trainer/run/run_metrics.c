@@ -204,9 +204,10 @@ void run_say_inference(struct run *run, const struct rollout *rollout, const str
     if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
         run->said_undrafted = true;
         log_progress_end();
-        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; their accept_rate "
-                 "counts as 0 (metric inference/undrafted)",
-                 run->step, s->n_undrafted, s->n);
+        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; they count with the "
+                 "mean accept_rate of their group, or else of the step%s (metric "
+                 "inference/undrafted)",
+                 run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
     }
     if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
     if (run->spec.present && run->spec.num_drafts > 0) {
@@ -247,7 +248,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     char best[64];
     sampling.temperature = 0;
     enum status st = evaluate(&run->source, run->eval_data, (int)run->config->eval_limit,
-                              run->reward, &sampling, &r);
+                              run->reward, &sampling, NULL, &r);
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "trainer/learn/memory.h"
 #include "trainer/rollout/prompts.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 
 #include <errno.h>
@@ -321,6 +322,8 @@ enum status run_open(struct run *run)
     CHECK(open_draft(run));
     CHECK(open_data(run));
     plan_scoring(run);
+    notice_router(run->model);
+    notice_filtering(run->config);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(open_run_folder(run, &latest));

@@ -1,0 +1,45 @@
+/* adjust.h: penalties and logit_bias. A sample that has some keeps a list of the tokens whose
+ * logits they change, with how often each was generated; before a row is sampled its list goes to
+ * the device (ops.h, adjust_logits), and afterwards the logits are put back, so that raw
+ * log-probabilities can be read. Requests without any have empty lists, and cost nothing. The
+ * engine's thread. */
+#ifndef INFER_SERVER_ADJUST_H
+#define INFER_SERVER_ADJUST_H
+
+#include "infer-server/engine/engine.h"
+#include "kernels/ops.h"
+
+struct logit_list {         // of one sample; all zero: nothing is adjusted
+    struct logit_entry *at; // (cap)
+    int n, cap;
+    int n_counted; // of its generated tokens, these are counted
+};
+
+// The prompt's tokens and the biases; room for whatever is generated.
+enum status logit_list_init(const struct sampling *s, const int32_t *prompt, int n_prompt,
+                            struct logit_list *ret);
+void logit_list_release(struct logit_list *l);
+// Counts those of the n generated tokens that are not counted yet.
+void logit_list_count(struct logit_list *l, const struct sampling *s, const int32_t *generated,
+                      int n);
+
+struct adjustment {                // of one row that is to be sampled
+    const struct logit_list *list; // NULL: none
+    const int32_t *ahead;          // drafts before the row, which count as generated
+    int n_ahead;
+};
+
+struct adjuster; // buffers for max_rows rows
+enum status adjuster_new(struct device *dev, int max_rows, int vocab, struct adjuster **ret);
+void adjuster_free(struct adjuster *a);
+
+// Row by row what is to be sampled next: adjuster_add() of those that are adjusted, then the whole.
+void adjuster_clear(struct adjuster *a);
+enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
+                         const struct adjustment *adjustment); // ST_NO_MEMORY
+// Enqueues the adjustment of logits (max_rows, vocab), and its way back. Nothing where no row was
+// added.
+void adjuster_apply(struct adjuster *a, float *logits);
+void adjuster_undo(struct adjuster *a, float *logits);
+
+#endif

@@ -1,0 +1,73 @@
+/* logprob_reader.c: owns the buffers that bring log-probabilities back from the device; none until
+ * somebody asks for some. The engine's thread. */
+#include "infer-server/engine/logprob_reader.h"
+#include <stdlib.h>
+
+struct logprob_reader {
+    struct device *dev;
+    int cap_rows, cap_entries;
+    int32_t *targets, *host_targets;              // (cap_rows)
+    struct token_logprob *entries, *host_entries; // (cap_entries)
+};
+
+enum status logprob_reader_new(struct device *dev, struct logprob_reader **ret)
+{
+    struct logprob_reader *r = calloc(1, sizeof *r);
+    if (!r) return status_fail(ST_NO_MEMORY, "no memory for log-probabilities");
+    r->dev = dev;
+    *ret = r;
+    return ST_OK;
+}
+
+static void release_buffers(struct logprob_reader *r)
+{
+    device_release(r->dev, r->targets);
+    device_release(r->dev, r->entries);
+    device_host_release(r->dev, r->host_targets);
+    device_host_release(r->dev, r->host_entries);
+    *r = (struct logprob_reader){.dev = r->dev};
+}
+
+void logprob_reader_free(struct logprob_reader *r)
+{
+    if (!r) return;
+    release_buffers(r);
+    free(r);
+}
+
+// What came back is read before the next call: nothing has to outlive this.
+static enum status reserve(struct logprob_reader *r, int n_rows, int n_entries)
+{
+    enum status st = ST_OK;
+    if (n_rows <= r->cap_rows && n_entries <= r->cap_entries) return ST_OK;
+    const int rows = n_rows > r->cap_rows ? n_rows : r->cap_rows;
+    const int entries = n_entries > r->cap_entries ? n_entries : r->cap_entries;
+    const size_t ids = (size_t)rows * sizeof *r->targets;
+    const size_t bytes = (size_t)entries * sizeof *r->entries;
+    release_buffers(r);
+    CHECK(device_alloc(r->dev, ids, (void **)&r->targets));
+    CHECK(device_host_alloc(r->dev, ids, (void **)&r->host_targets));
+    CHECK(device_alloc(r->dev, bytes, (void **)&r->entries));
+    CHECK(device_host_alloc(r->dev, bytes, (void **)&r->host_entries));
+    r->cap_rows = rows;
+    r->cap_entries = entries;
+out:
+    return st;
+}
+
+enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_rows *rows,
+                                const struct token_logprob **ret)
+{
+    const int n_entries = rows->n * (1 + rows->n_top);
+    enum status st = reserve(r, rows->n, n_entries);
+    if (st != ST_OK) return st;
+    for (int i = 0; i < rows->n; i++) r->host_targets[i] = rows->targets[i];
+    device_copy_in(r->dev, r->targets, r->host_targets, (size_t)rows->n * sizeof *r->targets);
+    device_ops(r->dev)->top_logprobs(r->dev, r->entries, rows->logits, r->targets, rows->n,
+                                     rows->vocab, rows->n_top,
+                                     rows->temperature > 0 ? rows->temperature : 1);
+    device_copy_out(r->dev, r->host_entries, r->entries, (size_t)n_entries * sizeof *r->entries);
+    st = device_sync(r->dev);
+    if (st == ST_OK) *ret = r->host_entries;
+    return st;
+}

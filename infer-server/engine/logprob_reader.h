@@ -1,0 +1,25 @@
+/* logprob_reader.h: log-probabilities of given tokens, and the likeliest ones, from rows of logits
+ * on the device: of sampled tokens (sampler.c) and of a prompt's (prompt_logprobs.c), by the one
+ * kernel that the trainer's come from (ops.h, top_logprobs). The engine's thread. */
+#ifndef INFER_SERVER_LOGPROB_READER_H
+#define INFER_SERVER_LOGPROB_READER_H
+
+#include "kernels/ops.h"
+
+struct logprob_reader; // buffers that grow with what is read
+enum status logprob_reader_new(struct device *dev, struct logprob_reader **ret);
+void logprob_reader_free(struct logprob_reader *r);
+
+struct logprob_rows {
+    const float *logits;    // device, (n, vocab) f32
+    const int32_t *targets; // host, (n)
+    int n, vocab;
+    int n_top;         // likeliest tokens wanted, at most vocab and TOP_LOGPROBS_MOST
+    float temperature; // 0 (greedy) counts as 1
+};
+// Enqueues and waits. *ret (n, 1 + n_top): each row's target, then its likeliest tokens; valid
+// until the next call.
+enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_rows *rows,
+                                const struct token_logprob **ret);
+
+#endif

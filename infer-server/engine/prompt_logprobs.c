@@ -1,0 +1,130 @@
+/* prompt_logprobs.c: owns the list of rows whose logits are computed beside those that are sampled
+ * from. The engine's thread.
+ *
+ * Row p of a prompt says how likely token p + 1 is; the last row is sampled from and has nothing to
+ * say of the prompt. A request's rows are read from the front, each once (request.n_scored): what a
+ * preempted sample computes again, or a sibling, is passed over, and no sample starts from cached
+ * blocks whose rows were not read (scheduler.c). Each row notes the version that computed it. */
+#include "infer-server/engine/prompt_logprobs.h"
+#include "infer-server/engine/logprob_reader.h"
+#include <assert.h>
+#include <stdlib.h>
+
+struct prompt_row {
+    struct request *request;
+    int position; // of the token that the row is about
+};
+
+struct prompt_logprobs {
+    struct model *model;
+    struct logprob_reader *reader;
+    int n;
+    struct prompt_row *rows;         // (model->max_rows) of the chunk
+    int32_t *targets;                // (max_rows)
+    int32_t *numbers, *host_numbers; // (max_rows) of the rows in the batch
+};
+
+enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret)
+{
+    enum status st = ST_OK;
+    const size_t n = (size_t)model->max_rows;
+    struct prompt_logprobs *p = calloc(1, sizeof *p);
+    if (!p) return status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
+    p->model = model;
+    p->rows = malloc(n * sizeof *p->rows);
+    p->targets = malloc(n * sizeof *p->targets);
+    if (!p->rows || !p->targets) {
+        st = status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
+        goto out;
+    }
+    CHECK(device_alloc(model->dev, n * sizeof *p->numbers, (void **)&p->numbers));
+    CHECK(device_host_alloc(model->dev, n * sizeof *p->host_numbers, (void **)&p->host_numbers));
+    CHECK(logprob_reader_new(model->dev, &p->reader));
+    *ret = p;
+    return ST_OK;
+out:
+    prompt_logprobs_free(p);
+    return st;
+}
+
+void prompt_logprobs_free(struct prompt_logprobs *p)
+{
+    if (!p) return;
+    logprob_reader_free(p->reader);
+    device_release(p->model->dev, p->numbers);
+    device_host_release(p->model->dev, p->host_numbers);
+    free(p->rows);
+    free(p->targets);
+    free(p);
+}
+
+static void note_row(const struct prompt_row *row, const struct token_logprob *read, int n_top,
+                     uint64_t version)
+{
+    struct request *r = row->request;
+    struct top_logprob *top =
+        r->prompt_top + (size_t)row->position * (size_t)r->sampling.prompt_top;
+    r->prompt_tokens[row->position] = (struct prompt_token){
+        .logprob = read[0].logprob, .rank = read[0].rank, .weight_version = version};
+    for (int j = 0; j < n_top; j++)
+        top[j] = (struct top_logprob){.token = read[1 + j].token, .logprob = read[1 + j].logprob};
+}
+
+// Computes the logits of the rows listed so far, and empties the list.
+static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
+{
+    struct model *m = p->model;
+    if (p->n == 0) return ST_OK;
+    const struct sampling *sampling = &p->rows[0].request->sampling;
+    device_copy_in(m->dev, p->numbers, p->host_numbers, (size_t)p->n * sizeof *p->numbers);
+    model_head(m, m->x, p->numbers, p->n);
+    const struct logprob_rows rows = {.logits = m->logits,
+                                      .targets = p->targets,
+                                      .n = p->n,
+                                      .vocab = m->config->vocab_size,
+                                      .n_top = sampling->prompt_top,
+                                      .temperature = sampling->temperature};
+    const struct token_logprob *read;
+    enum status st = logprob_reader_read(p->reader, &rows, &read);
+    for (int i = 0; st == ST_OK && i < p->n; i++)
+        note_row(&p->rows[i], read + (size_t)i * (size_t)(1 + rows.n_top), rows.n_top, version);
+    p->n = 0;
+    return st;
+}
+
+static bool read_alike(const struct sampling *a, const struct sampling *b)
+{
+    return a->prompt_top == b->prompt_top && a->temperature == b->temperature;
+}
+
+static enum status read_item(struct prompt_logprobs *p, const struct step_item *item, int end,
+                             uint64_t version)
+{
+    enum status st = ST_OK;
+    struct request *r = item->sample->request;
+    const int last = r->n_prompt - 1, stop = item->first + item->n;
+    if (p->n > 0 && !read_alike(&p->rows[0].request->sampling, &r->sampling))
+        CHECK(read_chunk(p, version));
+    assert(item->first <= r->n_scored || r->n_scored >= last);
+    for (; r->n_scored < last && r->n_scored < stop; r->n_scored++) {
+        if (p->n == p->model->max_rows) CHECK(read_chunk(p, version));
+        p->rows[p->n] = (struct prompt_row){.request = r, .position = r->n_scored + 1};
+        p->targets[p->n] = r->prompt[r->n_scored + 1];
+        p->host_numbers[p->n++] = end - item->n + (r->n_scored - item->first);
+    }
+out:
+    return st;
+}
+
+enum status prompt_logprobs_read(struct prompt_logprobs *p, const struct step *step,
+                                 const int *item_end, uint64_t version)
+{
+    enum status st = ST_OK;
+    p->n = 0;
+    for (int i = 0; i < step->n_items; i++)
+        if (step->items[i].sample->request->sampling.prompt_logprobs)
+            CHECK(read_item(p, &step->items[i], item_end[i], version));
+    CHECK(read_chunk(p, version));
+out:
+    return st;
+}

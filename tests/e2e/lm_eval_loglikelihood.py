@@ -1,0 +1,24 @@
+"""Log-likelihoods by the client of lm-evaluation-harness: URL, model folder (for its tokenizer),
+a file for [[log-likelihood, is_greedy], ...], and pairs of context and continuation. Leaves with 77
+where a package is missing."""
+import json
+import os
+import sys
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+try:
+    import transformers  # noqa: F401  the tokenizer
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+except ImportError as missing:
+    print(missing, file=sys.stderr)
+    sys.exit(77)
+
+url, folder, out, *texts = sys.argv[1:]
+model = LocalCompletionsAPI(base_url=url, model=os.path.basename(folder), tokenizer=folder,
+                            tokenizer_backend="huggingface", max_length=128, batch_size=4)
+pairs = zip(texts[::2], texts[1::2])
+requests = [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i)
+            for i, pair in enumerate(pairs)]
+with open(out, "w") as f:
+    json.dump(model.loglikelihood(requests, disable_tqdm=True), f)

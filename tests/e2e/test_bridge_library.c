@@ -1,0 +1,182 @@
+/* test_bridge_library.c: libcommonweight-bridge.so as other programs use it: loaded at run time,
+ * its functions found by name, against a real server; and the example that trains from PyTorch. */
+#include "bridge/library/commonweight-bridge.h"
+#include "tests/support/daemon.h"
+#include <dlfcn.h>
+#include <string.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct daemon server;
+
+static struct { // the library's functions
+    typeof(cw_bridge_open) *open;
+    typeof(cw_bridge_close) *close;
+    typeof(cw_bridge_message) *message;
+    typeof(cw_bridge_error_words) *words;
+    typeof(cw_bridge_tensor_count) *count;
+    typeof(cw_bridge_tensor_at) *at;
+    typeof(cw_bridge_version) *version;
+    typeof(cw_bridge_check) *check;
+    typeof(cw_bridge_take_lease) *take;
+    typeof(cw_bridge_give_lease) *give;
+    typeof(cw_bridge_publish) *publish;
+    typeof(cw_bridge_set_snapshot) *snapshot;
+} lib;
+
+static int load_library(void **state)
+{
+    (void)state;
+    void *so = dlopen(test_binary("libcommonweight-bridge.so.0"), RTLD_NOW | RTLD_LOCAL);
+    if (!so) {
+        fprintf(stderr, "%s\n", dlerror());
+        return -1;
+    }
+#define FIND(field, name) lib.field = (typeof(lib.field))dlsym(so, name)
+    FIND(open, "cw_bridge_open");
+    FIND(close, "cw_bridge_close");
+    FIND(message, "cw_bridge_message");
+    FIND(words, "cw_bridge_error_words");
+    FIND(count, "cw_bridge_tensor_count");
+    FIND(at, "cw_bridge_tensor_at");
+    FIND(version, "cw_bridge_version");
+    FIND(check, "cw_bridge_check");
+    FIND(take, "cw_bridge_take_lease");
+    FIND(give, "cw_bridge_give_lease");
+    FIND(publish, "cw_bridge_publish");
+    FIND(snapshot, "cw_bridge_set_snapshot");
+#undef FIND
+    return lib.open && lib.snapshot ? 0 : -1;
+}
+
+static int stop_server(void **state)
+{
+    (void)state;
+    daemon_kill(&server);
+    return 0;
+}
+
+static void skip_on_gpu(void)
+{
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("writes the weights from the host; train_in_place.py does it on a GPU");
+}
+
+static struct cw_bridge *open_bridge(void)
+{
+    struct cw_bridge *bridge = NULL;
+    if (lib.open(server.bridge, &bridge)) fail_msg("%s", lib.message());
+    return bridge;
+}
+
+// Adds 1 to every element of the first tensor.
+static int add_one(void *context)
+{
+    struct cw_bridge_tensor t;
+    if (lib.at(context, "policy", 0, &t)) return 1;
+    for (uint64_t i = 0; i < t.bytes / 4; i++) ((float *)t.data)[i] += 1;
+    return 0;
+}
+
+static int add_one_and_fail(void *context)
+{
+    add_one(context);
+    return 7;
+}
+
+static void publishes_in_place(void **state)
+{
+    (void)state;
+    skip_on_gpu();
+    daemon_start(&server, daemon_model(test_folder(), false, 1), OPTIONS(NULL));
+    struct cw_bridge *bridge = open_bridge();
+    int n = lib.count(bridge, "policy");
+    assert_true(n > 4);
+    assert_int_equal(lib.count(bridge, "draft"), 0);
+    struct cw_bridge_tensor t;
+    assert_int_not_equal(lib.at(bridge, "policy", n, &t), 0);
+    assert_contains(lib.message(), "has no tensor");
+    assert_int_equal(lib.at(bridge, "policy", 0, &t), 0);
+    assert_string_equal(t.dtype, "float32");
+    assert_int_equal(t.device, -1);
+    float first = *(float *)t.data;
+
+    uint64_t version = lib.version(bridge);
+    assert_int_not_equal(lib.publish(bridge, 5000, add_one, bridge, NULL), 0); // no lease
+    assert_contains(lib.message(), "lease");
+    assert_int_equal(lib.take(bridge), 0);
+    struct cw_bridge_times times;
+    if (lib.publish(bridge, 10000, add_one, bridge, &times)) fail_msg("%s", lib.message());
+    assert_int_equal(lib.version(bridge), version + 2);
+    assert_true(times.total_ms >= times.write_ms);
+    assert_true(*(float *)t.data == first + 1);
+    json_t *health = daemon_get(server.socket, "/health", 200);
+    assert_int_equal(json_integer_value(json_object_get(health, "weight_version")), version + 2);
+    json_decref(health);
+    assert_int_equal(lib.check(bridge), 0);
+
+    // The lease goes to one at a time, and can be given back.
+    pid_t child = fork();
+    if (child == 0) {
+        struct cw_bridge *other = NULL;
+        bool refused = lib.open(server.bridge, &other) == 0 && lib.take(other) != 0 &&
+                       strcmp(lib.words(lib.take(other)), "busy") == 0;
+        _exit(refused ? 0 : 1);
+    }
+    int exit_status = -1;
+    assert_int_equal(waitpid(child, &exit_status, 0), child);
+    assert_int_equal(exit_status, 0);
+    lib.give(bridge);
+    assert_int_equal(lib.take(bridge), 0);
+    lib.close(bridge);
+}
+
+static void a_failed_update_is_restored(void **state)
+{
+    (void)state;
+    skip_on_gpu();
+    const char *model = daemon_model(test_folder(), false, 2);
+    daemon_start(&server, model, OPTIONS(NULL));
+    struct cw_bridge *bridge = open_bridge();
+    assert_int_equal(lib.take(bridge), 0);
+    assert_int_not_equal(lib.snapshot(bridge, "/nowhere"), 0);
+    assert_contains(lib.message(), "/nowhere");
+    assert_int_not_equal(lib.publish(bridge, 10000, add_one_and_fail, bridge, NULL), 0);
+    assert_contains(lib.message(), "update() returned 7");
+    for (int i = 0; i < 200 && lib.version(bridge) % 2; i++) usleep(50000);
+    assert_int_equal(lib.version(bridge) % 2, 0);
+    lib.close(bridge);
+    daemon_wait(&server);
+    daemon_holds(&server, "policy", model);
+}
+
+static void pytorch_trains_in_place(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "example.log");
+    const char *model = test_path(test_root(), "tools/demo-model");
+    const char *python = test_python("torch, transformers");
+    daemon_start(&server, model, OPTIONS(NULL));
+    setenv("HF_HUB_OFFLINE", "1", 1);
+    int code = test_command(
+        log, 240000,
+        OPTIONS(python, test_path(test_root(), "bridge/library/train_in_place.py"), "--bridge",
+                server.bridge, "--library", test_binary("libcommonweight-bridge.so.0"), "--prompt",
+                "27+35=", "--completion", "99", "--steps", "20"));
+    char *text = test_read(log);
+    if (code) fail_msg("exit status %d: %s", code, text);
+    assert_null(strstr(text, "before: '99'"));
+    assert_contains(text, "after: '99' version 42");
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(publishes_in_place, stop_server),
+        cmocka_unit_test_teardown(a_failed_update_is_restored, stop_server),
+        cmocka_unit_test_teardown(pytorch_trains_in_place, stop_server),
+    };
+    return cmocka_run_group_tests(tests, load_library, NULL);
+}

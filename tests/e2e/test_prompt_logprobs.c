@@ -1,0 +1,444 @@
+/* test_prompt_logprobs.c: prompt log-probabilities, echo, penalties and biases over HTTP: each
+ * endpoint's form, and its numbers against the model run in this process. Also what
+ * lm-evaluation-harness makes of them, where a Python has it ($COMMONWEIGHT_PYTHON, or python3). */
+#include "tests/support/daemon.h"
+#include "tests/support/reference.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VOCAB = 300, MOST = 128 };
+
+static struct daemon d;
+static const char *model;
+static struct reference reference;
+
+static int start(void **state)
+{
+    (void)state;
+    model = daemon_model(test_folder(), true, 7);
+    reference_open(model, "cpu", &reference);
+    daemon_start(&d, model,
+                 OPTIONS("--max-batch", "8", "--kv-memory", "32M", "--prefill-chunk", "24"));
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    int status = test_running(&d.child) ? daemon_stop(&d) : 1; // 1: it died meanwhile
+    daemon_kill(&d);
+    reference_close(&reference);
+    return status;
+}
+
+static json_t *at(const json_t *object, const char *key)
+{
+    json_t *value = json_object_get(object, key);
+    if (!value) fail_msg("there is no \"%s\"", key);
+    return value;
+}
+
+static json_t *choice_of(const json_t *answer, size_t i)
+{
+    json_t *choice = json_array_get(at(answer, "choices"), i);
+    if (!choice) fail_msg("there is no choice %zu", i);
+    return choice;
+}
+
+// The f32 that was written.
+static float number(const json_t *value)
+{
+    if (!json_is_number(value)) fail_msg("not a number");
+    return (float)json_number_value(value);
+}
+
+static int read_ids(const json_t *list, int32_t *ret) // room for MOST / 2
+{
+    assert_true(json_array_size(list) <= MOST / 2);
+    for (size_t i = 0; i < json_array_size(list); i++)
+        ret[i] = (int32_t)json_integer_value(json_array_get(list, i));
+    return (int)json_array_size(list);
+}
+
+// ret[i] of ids[i] given those before it, i from 1 on.
+static void logprobs_of(struct reference *r, const int32_t *ids, int n, float *ret)
+{
+    static float logits[MOST * VOCAB], lse[MOST];
+    assert_true(r->config->vocab_size <= VOCAB);
+    reference_logits(r, ids, n, logits);
+    device_ops(r->dev)->logprob(r->dev, ret + 1, lse, NULL, logits, ids + 1, n - 1,
+                                r->config->vocab_size, 1);
+}
+
+// ---- echo --------------------------------------------------------------------------------------
+
+// Every list of the object, over prompt and completion: the first number is null, the others are
+// the model's to the bit, none is above the best listed, and every token stands where its offset
+// says.
+static void check_logprobs(const json_t *choice, const int32_t *ids, int n)
+{
+    const json_t *l = at(choice, "logprobs"), *own = at(l, "token_logprobs");
+    const json_t *top = at(l, "top_logprobs"), *offsets = at(l, "text_offset");
+    const char *text = json_string_value(at(choice, "text"));
+    float want[MOST];
+    logprobs_of(&reference, ids, n, want);
+    assert_int_equal(json_array_size(at(l, "tokens")), n);
+    assert_int_equal(json_array_size(own), n);
+    assert_int_equal(json_array_size(top), n);
+    assert_int_equal(json_array_size(offsets), n);
+    assert_true(json_is_null(json_array_get(own, 0)) && json_is_null(json_array_get(top, 0)));
+    for (int i = 0; i < n; i++) {
+        const size_t offset = (size_t)json_integer_value(json_array_get(offsets, (size_t)i));
+        const char *token = json_string_value(json_array_get(at(l, "tokens"), (size_t)i));
+        assert_true(offset <= strlen(text)); // all of it is ASCII
+        if (strncmp(token, "\xef\xbf\xbd", 3) != 0)
+            assert_int_equal(strncmp(text + offset, token, strlen(token)), 0);
+        if (i == 0) continue;
+        const float got = number(json_array_get(own, (size_t)i));
+        assert_memory_equal(&got, &want[i], sizeof got);
+        const char *key;
+        json_t *value;
+        float best = -INFINITY;
+        json_object_foreach (json_array_get(top, (size_t)i), key, value)
+            best = fmaxf(best, number(value));
+        assert_true(best >= got);
+    }
+}
+
+static void echo_has_the_prompts_numbers(void **state)
+{
+    (void)state;
+    // "hello" is "hell" and "o"; a biased model of bytes says ASCII only
+    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
+                            "{\"prompt\":\"hello there, you\",\"max_tokens\":6,\"temperature\":0,"
+                            "\"logprobs\":2,\"echo\":true,\"logit_bias\":{\"65\":100}}");
+    json_t *plain = daemon_post(d.socket, "/v1/rollouts", 200,
+                                "{\"groups\":[{\"prompt\":\"hello there, you\"}],\"sampling\":"
+                                "{\"max_tokens\":0}}");
+    int32_t ids[MOST];
+    int n = read_ids(at(plain, "prompt_token_ids"), ids);
+    n += read_ids(at(choice_of(a, 0), "token_ids"), ids + n);
+    assert_string_equal(json_string_value(at(choice_of(a, 0), "text")), "hello there, youAAAAAA");
+    check_logprobs(choice_of(a, 0), ids, n);
+    json_decref(a);
+    json_decref(plain);
+}
+
+static void echo_alone(void **state)
+{
+    (void)state;
+    // what was sent comes back, whatever it is made of, and as often as asked for
+    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
+                            "{\"prompt\":[\"<|im_start|>h\\u00e9llo\",\"x\"],\"max_tokens\":0,"
+                            "\"n\":2,\"echo\":true,\"logprobs\":0}");
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *choice = choice_of(a, i);
+        assert_string_equal(json_string_value(at(choice, "text")),
+                            i < 2 ? "<|im_start|>h\xc3\xa9llo" : "x");
+        assert_string_equal(json_string_value(at(choice, "finish_reason")), "length");
+        assert_int_equal(json_array_size(at(choice, "token_ids")), 0);
+        assert_true(json_is_null(at(at(choice, "logprobs"), "top_logprobs")));
+    }
+    const json_t *offsets = at(at(choice_of(a, 0), "logprobs"), "text_offset");
+    // <|im_start|> h, the two bytes of e with its accent, l l o
+    static const int want[] = {0, 12, 13, 13, 14};
+    for (size_t i = 0; i < 5; i++)
+        assert_int_equal(json_integer_value(json_array_get(offsets, i)), want[i]);
+    assert_true(json_integer_value(at(a, "weight_version")) >= 2);
+    json_decref(a);
+    a = daemon_post(d.socket, "/v1/completions", 200,
+                    "{\"prompt\":[104,105],\"max_tokens\":0,\"echo\":true}");
+    assert_string_equal(json_string_value(at(choice_of(a, 0), "text")), "hi");
+    assert_true(json_is_null(at(choice_of(a, 0), "logprobs")));
+    json_decref(a);
+}
+
+// ---- prompt_logprobs ---------------------------------------------------------------------------
+
+static const int32_t prompt[] = {104, 105, 7, 259, 33, 200};
+enum { N_PROMPT = sizeof prompt / sizeof *prompt };
+
+// vLLM's: [null, {"ID": {"logprob", "rank", "decoded_token"}, ...}, ...], the prompt's token first.
+static void check_vllm_list(const json_t *list, int n_top)
+{
+    float want[MOST];
+    logprobs_of(&reference, prompt, N_PROMPT, want);
+    assert_int_equal(json_array_size(list), N_PROMPT);
+    assert_true(json_is_null(json_array_get(list, 0)));
+    for (int i = 1; i < N_PROMPT; i++) {
+        json_t *entries = json_array_get(list, (size_t)i), *entry;
+        const char *id;
+        int n = 0, ranks = 0;
+        assert_in_range(json_object_size(entries), n_top, n_top + 1);
+        json_object_foreach (entries, id, entry) {
+            const int rank = (int)json_integer_value(at(entry, "rank"));
+            assert_true(json_is_string(at(entry, "decoded_token")));
+            if (n++ == 0) {
+                const float got = number(at(entry, "logprob"));
+                assert_int_equal(atoi(id), prompt[i]);
+                assert_memory_equal(&got, &want[i], sizeof got);
+            }
+            if (rank <= n_top) ranks += rank;
+        }
+        assert_int_equal(ranks, n_top * (n_top + 1) / 2); // 1 to n_top, once each
+    }
+}
+
+static void every_endpoint_has_its_form(void **state)
+{
+    (void)state;
+    float want[MOST];
+    logprobs_of(&reference, prompt, N_PROMPT, want);
+    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
+                            "{\"prompt\":[[1,2],[104,105,7,259,33,200]],\"max_tokens\":1,\"n\":2,"
+                            "\"prompt_logprobs\":5}");
+    for (size_t i = 2; i < 4; i++) check_vllm_list(at(choice_of(a, i), "prompt_logprobs"), 5);
+    json_decref(a);
+    a = daemon_post(d.socket, "/v1/rollouts", 200,
+                    "{\"groups\":[{\"prompt_token_ids\":[104,105,7,259,33,200]}],\"sampling\":"
+                    "{\"max_tokens\":2,\"prompt_logprobs\":2}}");
+    for (size_t i = 1; i < N_PROMPT; i++) {
+        const float got = number(json_array_get(at(a, "prompt_logprobs"), i));
+        const json_t *top = json_array_get(at(a, "prompt_top_logprobs"), i);
+        assert_memory_equal(&got, &want[i], sizeof got);
+        assert_true(json_integer_value(json_array_get(at(a, "prompt_weight_versions"), i)) >= 2);
+        assert_int_equal(json_array_size(top), 2);
+        assert_true(number(json_array_get(json_array_get(top, 0), 1)) >= got);
+    }
+    json_decref(a);
+    a = daemon_post(d.socket, "/generate", 200,
+                    "{\"prompt\":{\"prompt_token_ids\":[104,105,7,259,33,200]},\"max_tokens\":1,"
+                    "\"prompt_logprobs\":1}");
+    const json_t *pairs = json_array_get(at(a, "prompt_logprobs"), 0);
+    assert_int_equal(json_array_size(pairs), N_PROMPT);
+    for (size_t i = 1; i < N_PROMPT; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "%d", prompt[i]);
+        const float got = number(at(json_array_get(json_array_get(pairs, i), 0), id));
+        assert_memory_equal(&got, &want[i], sizeof got);
+    }
+    json_decref(a);
+    a = daemon_post(d.socket, "/v1/chat/completions", 200,
+                    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":1,"
+                    "\"prompt_logprobs\":0}");
+    const json_t *list = at(a, "prompt_logprobs"), *usage = at(a, "usage");
+    assert_int_equal(json_array_size(list), json_integer_value(at(usage, "prompt_tokens")));
+    assert_int_equal(json_object_size(json_array_get(list, 1)), 1);
+    json_decref(a);
+    a = daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[5,6],\"max_tokens\":1}");
+    assert_null(json_object_get(choice_of(a, 0), "prompt_logprobs")); // nobody asked
+    json_decref(a);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *body, *part;
+    } cases[] = {
+        {"/v1/completions", "{\"prompt\":\"a\",\"prompt_logprobs\":129}", "\"prompt_logprobs\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"prompt_logprobs\":-1}", "\"prompt_logprobs\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"prompt_logprobs\":1,\"stream\":true}", "stream"},
+        {"/v1/completions",
+         "{\"prompt\":[1,2,3,4,5,6,7,8],\"prompt_logprobs\":128,\"max_tokens\":1,\"n\":4096}",
+         "4227072 log-probabilities"},
+        {"/generate", "{\"prompt\":\"a\",\"echo\":true}", "\"echo\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"a\":1}}", "'a'"},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"300\":1}}", "0 to 299"},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"7\":-101}}", "-100 to 100"},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"7\":\"x\"}}", "-100 to 100"},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":[7]}", "\"logit_bias\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"frequency_penalty\":2.5}", "frequency_penalty"},
+        {"/v1/completions", "{\"prompt\":\"a\",\"repetition_penalty\":0}", "repetition_penalty"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *a = daemon_post(d.socket, cases[i].path, 400, cases[i].body);
+        assert_contains(json_string_value(at(at(a, "error"), "message")), cases[i].part);
+        json_decref(a);
+    }
+}
+
+// ---- penalties ---------------------------------------------------------------------------------
+
+static json_t *greedy_ids(const char *fields)
+{
+    char body[256];
+    snprintf(body, sizeof body, "{\"prompt\":\"abc\",\"max_tokens\":24,\"temperature\":0%s}",
+             fields);
+    json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
+    json_t *ids = json_incref(at(choice_of(a, 0), "token_ids"));
+    json_decref(a);
+    return ids;
+}
+
+static int count_distinct(const json_t *ids)
+{
+    bool seen[VOCAB] = {0};
+    int n = 0;
+    for (size_t i = 0; i < json_array_size(ids); i++) {
+        const json_int_t id = json_integer_value(json_array_get(ids, i));
+        n += !seen[id];
+        seen[id] = true;
+    }
+    return n;
+}
+
+static void penalties_do_what_they_say(void **state)
+{
+    (void)state;
+    json_t *biased = greedy_ids(",\"logit_bias\":{\"66\":100}");
+    assert_int_equal(count_distinct(biased), 1);
+    assert_int_equal(json_integer_value(json_array_get(biased, 0)), 66);
+    json_t *both = greedy_ids(",\"logit_bias\":{\"66\":12,\"67\":12},\"presence_penalty\":2");
+    json_t *fresh = greedy_ids(",\"frequency_penalty\":2,\"presence_penalty\":2,"
+                               "\"repetition_penalty\":50");
+    json_t *plain = greedy_ids("");
+    assert_true(count_distinct(both) == 2);
+    assert_true(count_distinct(fresh) > 20 && count_distinct(fresh) >= count_distinct(plain));
+    json_decref(biased);
+    json_decref(both);
+    json_decref(fresh);
+    json_decref(plain);
+}
+
+// What was sampled from and what the model says are both told.
+static void processed_and_raw(void **state)
+{
+    (void)state;
+    json_t *a = daemon_post(d.socket, "/v1/rollouts", 200,
+                            "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{"
+                            "\"max_tokens\":8,\"seed\":5,\"logit_bias\":{\"66\":100}}}");
+    int32_t ids[MOST] = {1, 2, 3};
+    float want[MOST];
+    const int n = 3 + read_ids(at(a, "token_ids"), ids + 3);
+    logprobs_of(&reference, ids, n, want);
+    for (int i = 3; i < n; i++) {
+        const float raw = number(json_array_get(at(a, "logprobs"), (size_t)(i - 3)));
+        assert_int_equal(ids[i], 66);
+        assert_memory_equal(&raw, &want[i], sizeof raw);
+        assert_true(raw < -1 &&
+                    number(json_array_get(at(a, "cut_logprobs"), (size_t)(i - 3))) > -1e-4f);
+    }
+    json_decref(a);
+}
+
+// The penalty that a model comes with is said, and left to the requests.
+static void a_models_own_penalty(void **state)
+{
+    (void)state;
+    static const char config[] = "{\"repetition_penalty\": 50.0, \"do_sample\": false}";
+    const char *own = daemon_model(test_folder(), true, 7);
+    struct daemon other = {0};
+    test_write(test_path(own, "generation_config.json"), config, sizeof config - 1);
+    daemon_start(&other, own, OPTIONS("--max-batch", "2", "--kv-memory", "8M"));
+    static const char *const bodies[] = {
+        "{\"prompt\":\"abc\",\"max_tokens\":24,\"repetition_penalty\":50}",
+        "{\"prompt\":\"abc\",\"max_tokens\":24}",
+    };
+    json_t *want = greedy_ids(",\"repetition_penalty\":50"), *plain = greedy_ids("");
+    for (int i = 0; i < 2; i++) {
+        json_t *a = daemon_post(other.socket, "/v1/completions", 200, bodies[i]);
+        assert_true(json_equal(at(choice_of(a, 0), "token_ids"), i ? plain : want));
+        json_decref(a);
+    }
+    assert_false(json_equal(want, plain));
+    char *log = test_read(other.log);
+    assert_contains(log, "repetition_penalty 50 is not applied by default");
+    free(log);
+    json_decref(want);
+    json_decref(plain);
+    assert_int_equal(daemon_stop(&other), 0);
+    daemon_kill(&other);
+}
+
+// ---- lm-evaluation-harness ---------------------------------------------------------------------
+
+static const char *const pairs[] = {"27+35=", "62", "12+11=", "23", "44+44=", "88",
+                                    "27+35=", "99", "8",      "+1", "10+10=", "20"};
+enum { N_PAIRS = sizeof pairs / sizeof *pairs / 2 };
+
+static void run_lm_eval(struct daemon *demo, const char *folder, const char *out)
+{
+    const char *python = getenv("COMMONWEIGHT_PYTHON");
+    const char *script = test_path(test_root(), "tests/e2e/lm_eval_loglikelihood.py");
+    const char *argv[6 + 2 * N_PAIRS] = {python ? python : "python3", script};
+    const char *log = test_path(test_folder(), "lm-eval.log");
+    char url[64];
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/v1/completions", daemon_tcp_port(demo));
+    argv[2] = url;
+    argv[3] = folder;
+    argv[4] = out;
+    memcpy(argv + 5, pairs, sizeof pairs);
+    const int status = test_command(log, 120000, argv);
+    if (status == 77 || status == 127) {
+        daemon_kill(demo);
+        test_skip("%s has no lm_eval with transformers ($COMMONWEIGHT_PYTHON names another)",
+                  argv[0]);
+    }
+    if (status != 0) fail_msg("lm_eval: status %d: %s", status, test_read(log));
+}
+
+// A token of this model is a character.
+static void expect_pair(struct reference *r, const char *context, const char *continuation,
+                        double *ret_sum, bool *ret_greedy)
+{
+    static float logits[MOST * VOCAB];
+    int32_t ids[MOST];
+    float own[MOST];
+    const int n_context = (int)strlen(context), vocab = r->config->vocab_size;
+    int n = 0;
+    for (const char *c = context; *c; c++) ids[n++] = *c;
+    for (const char *c = continuation; *c; c++) ids[n++] = *c;
+    logprobs_of(r, ids, n, own);
+    reference_logits(r, ids, n, logits);
+    *ret_sum = 0;
+    *ret_greedy = true;
+    for (int i = n_context; i < n; i++) {
+        const float *row = logits + (i - 1) * vocab;
+        *ret_sum += own[i];
+        for (int t = 0; t < vocab; t++) *ret_greedy &= row[t] <= row[ids[i]];
+    }
+}
+
+static void lm_eval_agrees(void **state)
+{
+    (void)state;
+    const char *folder = test_path(test_root(), "tools/demo-model");
+    const char *out = test_path(test_folder(), "loglikelihood.json");
+    struct daemon demo = {0};
+    struct reference r;
+    int n_greedy = 0;
+    daemon_start(&demo, folder, OPTIONS("--listen", "127.0.0.1:0", "--kv-memory", "8M"));
+    run_lm_eval(&demo, folder, out);
+    reference_open(folder, "cpu", &r);
+    json_t *got = json_load_file(out, 0, NULL);
+    assert_int_equal(json_array_size(got), N_PAIRS);
+    for (int i = 0; i < N_PAIRS; i++) {
+        double sum;
+        bool greedy;
+        expect_pair(&r, pairs[2 * i], pairs[2 * i + 1], &sum, &greedy);
+        const json_t *one = json_array_get(got, (size_t)i);
+        assert_true(fabs(json_number_value(json_array_get(one, 0)) - sum) < 1e-6);
+        assert_int_equal(json_is_true(json_array_get(one, 1)), greedy);
+        n_greedy += greedy;
+    }
+    assert_in_range(n_greedy, 1, N_PAIRS - 1); // both answers occur
+    json_decref(got);
+    reference_close(&r);
+    assert_int_equal(daemon_stop(&demo), 0);
+    daemon_kill(&demo);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(echo_has_the_prompts_numbers), cmocka_unit_test(echo_alone),
+        cmocka_unit_test(every_endpoint_has_its_form),  cmocka_unit_test(refusals),
+        cmocka_unit_test(penalties_do_what_they_say),   cmocka_unit_test(processed_and_raw),
+        cmocka_unit_test(a_models_own_penalty),         cmocka_unit_test(lm_eval_agrees),
+    };
+    return cmocka_run_group_tests_name("prompt_logprobs", tests, start, stop);
+}

@@ -1,0 +1,236 @@
+/* test_rewards.c: cw-trainer's rewards and evaluations against a daemon: what eval --output writes,
+ * commands that score many samples or cannot start, and what is said before the first step of what
+ * is not trained. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/daemon.h"
+#include "tests/support/tiny_tokenizer.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LIMIT_MS 120000
+
+enum { PROMPTS = 10 };
+
+struct scene { // one daemon and a data set
+    const char *folder, *model, *data, *log;
+    struct daemon daemon;
+};
+
+static void scene_open(struct scene *s)
+{
+    struct bytes lines = BYTES_INIT;
+    memset(s, 0, sizeof *s);
+    s->folder = test_folder();
+    s->model = daemon_model(s->folder, true, 11);
+    s->data = test_path(s->folder, "data.jsonl");
+    s->log = test_path(s->folder, "trainer.log");
+    for (int a = 0; a < PROMPTS; a++)
+        bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", a, a + 3, 2 * a + 3);
+    test_write(s->data, lines.data, lines.len);
+    bytes_release(&lines);
+    daemon_start(&s->daemon, s->model, NULL);
+}
+
+static int train(const struct scene *s, const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS];
+    daemon_trainer(&s->daemon, s->data, test_path(s->folder, run),
+                   OPTIONS("--reward", "length", "--prompts-per-step", "3", "--num-generations",
+                           "4", "--max-completion-length", "8", "--max-steps", "1"),
+                   more, argv);
+    return test_command(s->log, LIMIT_MS, argv);
+}
+
+static int eval(const struct scene *s, const char *output, const char *reward, const char *log)
+{
+    return test_command(log, LIMIT_MS,
+                        OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s->daemon.bridge,
+                                "--data", s->data, "--reward", reward, "--reward-weights", "1,2",
+                                "--max-completion-length", "8", "--output", output));
+}
+
+static void assert_log(const struct scene *s, const char *part)
+{
+    char *log = test_read(s->log);
+    assert_contains(log, part);
+    free(log);
+}
+
+static int files_in(const char *folder)
+{
+    int n = 0;
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (const struct dirent *e; (e = readdir(dir));) n += e->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+static double tokens_generated(const struct scene *s)
+{
+    struct wire_answer a;
+    daemon_request(s->daemon.socket, "GET", "/metrics", "", NULL, &a);
+    const char *at = strstr(bytes_text(&a.body), "\nvllm:generation_tokens_total");
+    assert_non_null(at);
+    double n = strtod(strpbrk(at + 1, " \n"), NULL);
+    wire_answer_release(&a);
+    return n;
+}
+
+// ---- eval --output ------------------------------------------------------------------------------
+
+static void check_line(const json_t *line, int number, double *ret_reward)
+{
+    char prompt[32], answer[16];
+    const json_t *terms = json_object_get(line, "terms");
+    const char *finish = json_string_value(json_object_get(line, "finish_reason"));
+    snprintf(prompt, sizeof prompt, "%d+%d=", number, number + 3);
+    snprintf(answer, sizeof answer, "%d", 2 * number + 3);
+    assert_int_equal(json_integer_value(json_object_get(line, "line")), number + 1);
+    assert_string_equal(json_string_value(json_object_get(line, "prompt")), prompt);
+    assert_string_equal(json_string_value(json_object_get(line, "answer")), answer);
+    assert_true(json_is_string(json_object_get(line, "completion")));
+    assert_true(strcmp(finish, "stop") == 0 || strcmp(finish, "length") == 0);
+    assert_true(json_is_object(json_object_get(line, "telemetry")));
+    double length = json_number_value(json_object_get(terms, "length"));
+    double exact = json_number_value(json_object_get(terms, "exact"));
+    double reward = json_number_value(json_object_get(line, "reward"));
+    assert_int_equal(json_object_size(terms), 2);
+    assert_true(length < 0 && exact == 0);
+    assert_true(fabs(reward - length - 2 * exact) < 1e-8);
+    *ret_reward = reward;
+}
+
+static void eval_writes_samples(void **state)
+{
+    (void)state;
+    struct scene s;
+    double sum = 0, mean = 0, reward;
+    int n = 0;
+    scene_open(&s);
+    const char *folder = test_path(s.folder, "new/folder");
+    const char *output = test_path(folder, "samples.jsonl");
+    assert_int_equal(eval(&s, output, "length,exact", s.log), 0);
+    char *text = test_read(output), *end;
+    for (char *line = text; (end = strchr(line, '\n')); line = end + 1, n++) {
+        json_t *sample;
+        assert_ok(json_parse("line", line, (size_t)(end - line), &sample));
+        check_line(sample, n, &reward);
+        sum += reward;
+        json_decref(sample);
+    }
+    assert_int_equal(n, PROMPTS);
+    free(text);
+    assert_int_equal(files_in(folder), 1); // no temporary file
+    text = test_read(s.log);
+    assert_contains(text, "samples.jsonl: 10 samples");
+    assert_int_equal(sscanf(strstr(text, "reward -"), "reward %lf", &mean), 1);
+    assert_true(fabs(mean - sum / PROMPTS) < 1e-4);
+    free(text);
+
+    // One that cannot be written is refused before anything is generated; a failed one leaves the
+    // last as it is.
+    double before = tokens_generated(&s);
+    assert_int_equal(eval(&s, folder, "length,exact", s.log), 1);
+    assert_log(&s, "is no file");
+    assert_int_equal(eval(&s, "/proc/nowhere/x.jsonl", "length,exact", s.log), 1);
+    assert_log(&s, "/proc/nowhere");
+    assert_true(tokens_generated(&s) == before);
+    char *kept = test_read(output);
+    assert_int_equal(eval(&s, output, "length,command:sh -c 'exit 3'", s.log), 1);
+    text = test_read(output);
+    assert_string_equal(text, kept);
+    free(text);
+    free(kept);
+    daemon_kill(&s.daemon);
+}
+
+// ---- commands -----------------------------------------------------------------------------------
+
+static void commands_in_a_run(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    const char *script = test_path(s.folder, "score.sh");
+    static const char text[] = "while read -r line; do echo \"{\\\"reward\\\": $1}\"; done\n";
+    char reward[PATH_MAX * 3];
+    test_write(script, text, strlen(text));
+    snprintf(reward, sizeof reward, "length,command:sh %s 0.25,command:sh %s 4", script, script);
+    assert_int_equal(train(&s, "run", OPTIONS("--reward", reward, "--reward-processes", "3")), 0);
+    char *metrics = test_read(test_path(test_path(s.folder, "run"), "metrics.jsonl"));
+    json_t *m;
+    assert_ok(json_parse("metrics", metrics, strcspn(metrics, "\n"), &m));
+    assert_true(json_number_value(json_object_get(m, "rewards/command/mean")) == 0.25);
+    assert_true(json_number_value(json_object_get(m, "rewards/command_2/mean")) == 4);
+    json_decref(m);
+    free(metrics);
+
+    // One that cannot start is found before the first rollouts.
+    double before = tokens_generated(&s);
+    assert_int_equal(train(&s, "none", OPTIONS("--reward", "command:/no/such/scorer --x")), 1);
+    assert_log(&s, "/no/such/scorer --x\" ended with status 127 (it could not be started)");
+    assert_true(tokens_generated(&s) == before);
+    daemon_kill(&s.daemon);
+}
+
+// ---- what is not trained ------------------------------------------------------------------------
+
+static void filtering_is_said(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "plain", OPTIONS("--top-p", "1")), 0);
+    char *log = test_read(s.log);
+    assert_null(strstr(log, "filtered"));
+    free(log);
+    assert_int_equal(train(&s, "cut", OPTIONS("--top-p", "0.9", "--top-k", "7", "--min-p", "0.01")),
+                     0);
+    assert_log(&s, "--top-k 7, --top-p 0.9, --min-p 0.01: samples come from the filtered");
+    daemon_kill(&s.daemon);
+}
+
+static void router_loss_is_said(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "sft.log");
+    const char *config = test_path(folder, "config.json"), *data = test_path(folder, "data.jsonl");
+    static const char mixtral[] =
+        "{\"model_type\": \"mixtral\", \"architectures\": [\"MixtralForCausalLM\"],"
+        " \"hidden_size\": 32, \"intermediate_size\": 32, \"num_hidden_layers\": 1,"
+        " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"num_local_experts\": 4,"
+        " \"num_experts_per_tok\": 2, \"vocab_size\": 300, \"max_position_embeddings\": 64,"
+        " \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000, \"hidden_act\": \"silu\","
+        " \"tie_word_embeddings\": false, \"eos_token_id\": 2}";
+    static const char line[] = "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n";
+    const char *tokenizer = daemon_model(folder, true, 3);
+    test_write(config, mixtral, strlen(mixtral));
+    test_write(data, line, strlen(line));
+    assert_int_equal(
+        test_command(log, LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "sft", "--init", config, "--tokenizer",
+                             tokenizer, "--data", data, "--out", test_path(folder, "out"),
+                             "--max-steps", "1", "--device", test_device())),
+        0);
+    char *text = test_read(log);
+    assert_contains(text, "mixture of 4 experts");
+    assert_contains(text, "load-balancing loss");
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(eval_writes_samples),
+        cmocka_unit_test(commands_in_a_run),
+        cmocka_unit_test(filtering_is_said),
+        cmocka_unit_test(router_loss_is_said),
+    };
+    return cmocka_run_group_tests_name("rewards", tests, NULL, NULL);
+}

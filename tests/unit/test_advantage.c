@@ -1,0 +1,164 @@
+/* test_advantage.c: trainer/advantage, scoring and buckets where rewards differ by chance, or not
+ * at all: means, noise of f32, samples without drafts, prompts that are all solved. */
+#include "tests/support/support.h"
+#include "trainer/rollout/advantage.h"
+#include "trainer/rollout/curriculum.h"
+#include "trainer/rollout/scoring.h"
+
+#include <math.h>
+
+// The mean of equal numbers is their value, and that of 0 and 1 a quotient of whole numbers.
+static void means(void **state)
+{
+    (void)state;
+    double x[60], mean, std;
+    for (int n = 1; n <= 60; n++) {
+        for (int i = 0; i < n; i++) x[i] = 0.1;
+        mean_std(x, n, &mean, &std);
+        assert_true(mean == 0.1 && std == 0);
+        for (int right = 0; right <= n; right++) {
+            for (int i = 0; i < n; i++) x[i] = i < right;
+            mean_std(x, n, &mean, NULL);
+            assert_true(mean == (double)right / n);
+        }
+    }
+    mean_std(NULL, 0, &mean, &std);
+    assert_true(mean == 0 && std == 0);
+}
+
+static void equal_groups(void **state)
+{
+    (void)state;
+    enum { GROUPS = 10, EACH = 7 };
+    double rewards[GROUPS * EACH];
+    float advantages[GROUPS * EACH];
+    struct advantage_stats stats;
+    for (int i = 0; i < GROUPS * EACH; i++) rewards[i] = 0.1 * (1 + i / EACH);
+    for (int scale = SCALE_GROUP; scale <= SCALE_NONE; scale++) {
+        advantage_compute(rewards, GROUPS, EACH, (enum advantage_scale)scale, &stats, advantages);
+        assert_true(stats.frac_zero_std == 1);
+        assert_true(stats.group_std == 0);
+        assert_true(stats.mean == 0 && stats.std == 0);
+        for (int i = 0; i < GROUPS * EACH; i++) assert_true(advantages[i] == 0);
+    }
+}
+
+// --reward-normalise terms: what f32 leaves of equal scores is no difference.
+static void noise_is_no_score(void **state)
+{
+    (void)state;
+    const double weights[] = {1, 1};
+    double sums[8], plain[8];
+    // right, wrong, right, wrong; right x 4. A second term of equal scores computed in f32.
+    const double task[8] = {1, 0, 1, 0, 1, 1, 1, 1};
+    double terms[16];
+    for (int i = 0; i < 8; i++) {
+        float third = (float)(i % 4 + 1) / 3; // 3 third / (i + 1) is 1, nearly
+        terms[i] = task[i];
+        terms[8 + i] = (double)(1e3f * (third * 3 / (float)(i % 4 + 1) + 1e-7f * (float)(i % 3)));
+    }
+    assert_true(terms[9] != terms[10]);
+    scoring_normalise(task, weights, 1, 2, 4, plain);
+    scoring_normalise(terms, weights, 2, 2, 4, sums);
+    for (int i = 0; i < 8; i++) assert_true(sums[i] == plain[i]);
+    // Noise about 0 is one beside another group's scores; a real difference stays one.
+    const double about_zero[8] = {1e-9, 2e-9, -1e-9, 0, 0.25, 0.5, 0.75, 1};
+    scoring_normalise(about_zero, weights, 1, 2, 4, sums);
+    for (int i = 0; i < 4; i++) assert_true(sums[i] == 0);
+    assert_true(fabs(sums[7] - 0.375 / sqrt(5.0 / 48)) < 1e-12);
+    const double small[4] = {1000, 1000, 1000, 1000.01};
+    scoring_normalise(small, weights, 1, 1, 4, sums);
+    assert_true(fabs(sums[3] - 1.5) < 1e-6);
+}
+
+// --cost: a sample that the daemon drafted nothing for is neither better nor worse for it.
+static void undrafted_samples(void **state)
+{
+    (void)state;
+    enum { GROUPS = 3, EACH = 4, N = GROUPS * EACH };
+    // one of the first group, two of the second, none of the third
+    static const double rates[N] = {1, -1, -1, -1, 0.25, -1, 0.75, -1, -1, -1, -1, -1};
+    static const double wanted[N] = {1,    1,   1,       1,       0.25,    0.5,
+                                     0.75, 0.5, 2.0 / 3, 2.0 / 3, 2.0 / 3, 2.0 / 3};
+    struct example example = {.line = 1};
+    const struct example *list[GROUPS] = {&example, &example, &example};
+    struct sample samples[N] = {0};
+    struct rollout rollout = {
+        .n_groups = GROUPS, .n_per_group = EACH, .examples = list, .samples = samples};
+    struct scores s = {0};
+    struct scoring how = {.data = "d.jsonl", .cost = true, .weights = {.acceptance = 1}};
+    struct reward_options options = {.names = "constant"};
+    for (int i = 0; i < N; i++) {
+        samples[i].text = (char *)"";
+        samples[i].telemetry =
+            json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "latency_ms", 1, "queue_ms",
+                      0, "prompt_tokens", 1, "cached_prompt_tokens", 0, "generated_tokens", 1,
+                      "num_draft_tokens", 0, "num_accepted_tokens", 0, "kv_bytes_peak", 0,
+                      "accept_rate", rates[i] < 0 ? json_null() : json_real(rates[i]));
+    }
+    assert_ok(reward_new(&options, &how.reward));
+    assert_ok(scoring_rollout(&how, &rollout, &s));
+    assert_int_equal(s.n_undrafted, 9);
+    for (int i = 0; i < N; i++) {
+        assert_true(fabs(s.costs[COST_ACCEPTANCE * N + i] - wanted[i]) < 1e-12);
+        assert_true(fabs(s.rewards[i] - 1 - wanted[i]) < 1e-12);
+        if (rates[i] < 0) assert_true(fabsf(s.advantages[i]) < 1e-6f);
+    }
+    scores_release(&s);
+    reward_free(how.reward);
+    for (int i = 0; i < N; i++) json_decref(samples[i].telemetry);
+}
+
+static void cut(const double *rewards, int n, struct buckets *ret)
+{
+    int8_t of[64];
+    assert_ok(buckets_cut(rewards, n, 3, 4, ret, of));
+}
+
+static int rollouts(const struct buckets *b, int bucket)
+{
+    const struct curriculum_options o = {.mode = CURRICULUM_KDE, .base = 4, .alpha = 1.5};
+    return curriculum_rollouts(&o, b->bucket[bucket].level);
+}
+
+// Prompts that are all solved, or all not, get the same number of samples; others are told apart
+// as ever.
+static void solved_prompts(void **state)
+{
+    (void)state;
+    double solved[30], unsolved[30], mixed[30], failed[30];
+    struct buckets b;
+    for (int i = 0; i < 30; i++) {
+        solved[i] = i % 3 == 0 ? 0.985 : i % 3 == 1 ? 0.993 : 1;
+        unsolved[i] = solved[i] - 1.5; // about -0.5
+        mixed[i] = (i % 3) / 2.0;
+        failed[i] = i % 3 == 0 ? 0 : i % 3 == 1 ? 0.05 : 0.1;
+    }
+    cut(solved, 30, &b);
+    assert_int_equal(b.n, 3); // sorted they are, and reported
+    assert_true(fabs(buckets_contrast(&b) - 0.06) < 1e-12);
+    for (int k = 0; k < 3; k++) assert_int_equal(rollouts(&b, k), 7);
+    cut(unsolved, 30, &b);
+    for (int k = 0; k < b.n; k++) assert_int_equal(rollouts(&b, k), 7);
+    cut(mixed, 30, &b);
+    assert_true(b.n == 3 && buckets_contrast(&b) == 1);
+    assert_int_equal(rollouts(&b, 0), 10);
+    assert_int_equal(rollouts(&b, 1), 7);
+    assert_int_equal(rollouts(&b, 2), 4);
+    cut(failed, 30, &b); // some of them are never solved
+    assert_true(buckets_contrast(&b) == 1);
+    assert_int_equal(rollouts(&b, 0), 10);
+    assert_int_equal(rollouts(&b, 2), 4);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(means),
+        cmocka_unit_test(equal_groups),
+        cmocka_unit_test(noise_is_no_score),
+        cmocka_unit_test(undrafted_samples),
+        cmocka_unit_test(solved_prompts),
+    };
+    return cmocka_run_group_tests_name("advantage", tests, NULL, NULL);
+}

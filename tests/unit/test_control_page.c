@@ -1,0 +1,48 @@
+/* test_control_page.c: docs/bridge-library.md tells other languages where each word of the control
+ * page lies; this holds its table against the struct. */
+#include "bridge/control_page.h"
+#include "tests/support/support.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIELD(name)                                                                                \
+    {                                                                                              \
+#name, offsetof(struct page, name), sizeof((struct page *)0)->name                         \
+    }
+static const struct {
+    const char *name;
+    size_t offset, bytes;
+} fields[] = {
+    FIELD(magic),           FIELD(format),         FIELD(bytes),
+    FIELD(layout_hash),     FIELD(owner_start),    FIELD(owner_pid),
+    FIELD(owner_namespace), FIELD(version),        FIELD(publishes),
+    FIELD(owner_beat_ns),   FIELD(owner_updating), FIELD(ended),
+    FIELD(phase),           FIELD(bell),           FIELD(lease),
+    FIELD(identity),        FIELD(writer_beat_ns), FIELD(heartbeat_limit_ms),
+    FIELD(wait_ns),         FIELD(write_ns),       FIELD(pause_ns),
+    FIELD(snapshot_turn),   FIELD(snapshot),
+};
+
+static void the_page_says_where_each_word_lies(void **state)
+{
+    (void)state;
+    char *text = test_read(test_path(test_root(), "docs/bridge-library.md"));
+    int rows = 0;
+    for (char *at = text; (at = strstr(at, "\n| ")); at += 3)
+        if (at[3] >= '0' && at[3] <= '9') rows++;
+    assert_int_equal(rows, sizeof fields / sizeof *fields);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        char row[96];
+        snprintf(row, sizeof row, "| %zu | %zu | `%s` |", fields[i].offset, fields[i].bytes,
+                 fields[i].name);
+        assert_contains(text, row);
+    }
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_page_says_where_each_word_lies)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

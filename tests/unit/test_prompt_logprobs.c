@@ -1,0 +1,673 @@
+/* test_prompt_logprobs.c: the engine on the CPU with tiny random models: log-probabilities of
+ * prompts, and what penalties and biases do to sampling, both held to the bit against the model run
+ * by itself over the whole sequence. With chunks, groups, the prefix cache, preemption, drafts and
+ * new weights in the way. */
+#include "bridge/control.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "infer-server/engine/engine.h"
+#include "tests/support/reference.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VOCAB = 320, MOST_SAMPLES = 4, MOST_TOKENS = 512, MOST_TOP = 8, WAIT_MS = 60000 };
+
+static const char *folder, *model_a, *model_b; // two models of one layout
+static struct reference of_a, of_b;
+
+// ---- requests ----------------------------------------------------------------------------------
+
+struct take { // what came back of a request; its tag
+    struct request *request;
+    struct prompt_token prompt[MOST_TOKENS];
+    struct top_logprob prompt_top[MOST_TOKENS][MOST_TOP];
+    int n_prompt, n_top, times_told;
+    struct {
+        struct token_record tokens[MOST_TOKENS];
+        struct top_logprob top[MOST_TOKENS][MOST_TOP];
+        int n;
+        enum finish_reason finish;
+        struct sample_telemetry telemetry;
+    } sample[MOST_SAMPLES];
+    int reload_at; // this many tokens of sample 0: asks for model_b; 0: never
+    bool done;
+};
+
+struct bench {
+    struct engine *engine;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+};
+
+static void on_reloaded(void *context, enum status st, const char *message, uint64_t version)
+{
+    (void)context, (void)version;
+    if (st != ST_OK) fprintf(stderr, "reload: %s\n", message);
+}
+
+static void take_event(struct take *take, const struct engine_event *event)
+{
+    const int n_logprobs = take->n_top;
+    for (int i = 0; i < event->n_tokens; i++) {
+        const int at = take->sample[event->sample].n++;
+        take->sample[event->sample].tokens[at] = event->tokens[i];
+        if (event->top)
+            memcpy(take->sample[event->sample].top[at], event->top,
+                   (size_t)n_logprobs * sizeof *event->top);
+    }
+    if (event->prompt) {
+        take->times_told++;
+        for (int i = 0; i < take->n_prompt; i++) {
+            take->prompt[i] = event->prompt[i];
+            memcpy(take->prompt_top[i], event->prompt_top + i * n_logprobs,
+                   (size_t)n_logprobs * sizeof *event->prompt_top);
+        }
+    }
+    if (event->finish == FINISH_NONE) return;
+    take->sample[event->sample].finish = event->finish;
+    take->sample[event->sample].telemetry = *event->telemetry;
+}
+
+static void on_event(void *context, const struct engine_event *event)
+{
+    struct bench *b = context;
+    struct take *take = request_tag(event->request);
+    pthread_mutex_lock(&b->lock);
+    take_event(take, event);
+    if (event->request_done) take->done = true;
+    const bool reload = take->reload_at > 0 && take->sample[0].n == take->reload_at;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+    if (reload) engine_reload(b->engine, model_b, on_reloaded, NULL);
+}
+
+static struct engine_options plain_options(void)
+{
+    static int count;
+    char name[32];
+    snprintf(name, sizeof name, "bridge-%d.json", count++);
+    return (struct engine_options){.model_folder = model_a,
+                                   .device = "cpu",
+                                   .dtype = -1,
+                                   .max_batch = 8,
+                                   .kv_bytes = 8 << 20,
+                                   .block_size = 4,
+                                   .prefill_chunk = 64,
+                                   .max_queue = 64,
+                                   .bridge_path = test_path(folder, name),
+                                   .socket_path = test_path(folder, "engine.sock"),
+                                   .kv_policy = "keep"};
+}
+
+static void bench_start(struct bench *b, const struct engine_options *options)
+{
+    struct engine_stats stats = {.state = ENGINE_LOADING};
+    memset(b, 0, sizeof *b);
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    assert_ok(engine_new(options, on_event, b, &b->engine));
+    for (int i = 0; i < WAIT_MS && stats.state == ENGINE_LOADING; i++) {
+        engine_stats(b->engine, &stats);
+        clock_sleep_ms(1);
+    }
+    assert_int_equal(stats.state, ENGINE_OK);
+}
+
+static struct engine_stats bench_end(struct bench *b)
+{
+    struct engine_stats stats;
+    do {
+        clock_sleep_ms(1);
+        engine_stats(b->engine, &stats);
+    } while (stats.running + stats.waiting > 0);
+    engine_free(b->engine, 0);
+    pthread_cond_destroy(&b->changed);
+    pthread_mutex_destroy(&b->lock);
+    return stats;
+}
+
+static struct sampling plain_sampling(int max_tokens, float temperature)
+{
+    return (struct sampling){.n = 1,
+                             .max_tokens = max_tokens,
+                             .temperature = temperature,
+                             .top_p = 1,
+                             .logprobs = -1,
+                             .seed = 11,
+                             .ignore_eos = true};
+}
+
+static struct take *submit(struct bench *b, const int32_t *prompt, int n_prompt,
+                           const struct sampling *s)
+{
+    struct take *take = calloc(1, sizeof *take);
+    assert_non_null(take);
+    take->n_prompt = n_prompt;
+    take->n_top = s->logprobs > s->prompt_top ? s->logprobs : s->prompt_top;
+    assert_ok(request_new(prompt, n_prompt, s, take, &take->request));
+    assert_ok(engine_submit(b->engine, take->request));
+    return take;
+}
+
+static void await_done(struct bench *b, struct take *take)
+{
+    const int64_t deadline = clock_deadline_ns(WAIT_MS);
+    bool done = false;
+    while (!done && clock_now_ns() < deadline) {
+        pthread_mutex_lock(&b->lock);
+        done = take->done;
+        pthread_mutex_unlock(&b->lock);
+        if (!done) clock_sleep_ms(1);
+    }
+    assert_true(done);
+    request_free(take->request);
+    take->request = NULL;
+}
+
+static void make_prompt(int32_t *prompt, int n, uint64_t seed)
+{
+    struct rng r;
+    rng_init(&r, seed, 99);
+    for (int i = 0; i < n; i++) prompt[i] = (int32_t)rng_below(&r, VOCAB);
+}
+
+// ---- what the model says by itself -------------------------------------------------------------
+
+// logprob[i] of ids[i] given those before it, i from 1 on, by the operation that trains.
+static void reference_logprobs(struct reference *r, const int32_t *ids, int n, float temperature,
+                               float *ret)
+{
+    static float logits[MOST_TOKENS * VOCAB], lse[MOST_TOKENS];
+    reference_logits(r, ids, n, logits);
+    device_ops(r->dev)->logprob(r->dev, ret + 1, lse, NULL, logits, ids + 1, n - 1, VOCAB,
+                                temperature);
+}
+
+static void assert_prompt_is(const struct take *take, const int32_t *prompt, int from, int to,
+                             struct reference *r, float temperature)
+{
+    static float want[MOST_TOKENS];
+    reference_logprobs(r, prompt, take->n_prompt, temperature, want);
+    for (int i = from; i < to; i++)
+        if (memcmp(&want[i], &take->prompt[i].logprob, sizeof *want) != 0)
+            fail_msg("token %d of %d: %.9g, want %.9g", i, take->n_prompt, take->prompt[i].logprob,
+                     want[i]);
+}
+
+// ---- prompts -----------------------------------------------------------------------------------
+
+// Prompts of several lengths, one token among them, over chunks that end anywhere.
+static void prompts_are_scored_as_they_are_trained(void **state)
+{
+    (void)state;
+    static const int lengths[] = {1, 2, 4, 5, 63, 64, 65, 200};
+    enum { N = sizeof lengths / sizeof *lengths };
+    struct engine_options options = plain_options();
+    options.prefill_chunk = 24;
+    struct bench b;
+    struct take *takes[N];
+    int32_t prompts[N][MOST_TOKENS];
+    bench_start(&b, &options);
+    for (int i = 0; i < N; i++) {
+        struct sampling s = plain_sampling(3, i % 2 ? 0.7f : 0);
+        s.prompt_logprobs = true;
+        s.prompt_top = i % 3;
+        make_prompt(prompts[i], lengths[i], (uint64_t)i);
+        takes[i] = submit(&b, prompts[i], lengths[i], &s);
+    }
+    for (int i = 0; i < N; i++) {
+        await_done(&b, takes[i]);
+        assert_int_equal(takes[i]->times_told, 1);
+        assert_int_equal(takes[i]->sample[0].n, 3);
+        assert_prompt_is(takes[i], prompts[i], 1, lengths[i], &of_a, i % 2 ? 0.7f : 1);
+        for (int t = 1; t < lengths[i] && i % 3 > 0; t++) {
+            const struct prompt_token *own = &takes[i]->prompt[t];
+            const struct top_logprob *top = takes[i]->prompt_top[t];
+            assert_true((own->rank == 1) == (top[0].token == prompts[i][t]));
+            assert_true(top[0].logprob >= own->logprob);
+            if (own->rank == 1) assert_memory_equal(&top[0].logprob, &own->logprob, sizeof(float));
+        }
+        free(takes[i]);
+    }
+    bench_end(&b);
+}
+
+// A completion, sent again as a prompt, has the numbers it was sampled with.
+static void sampling_and_scoring_agree(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    struct bench b;
+    int32_t ids[MOST_TOKENS];
+    bench_start(&b, &options);
+    struct sampling s = plain_sampling(60, 0.7f);
+    make_prompt(ids, 40, 3);
+    struct take *sampled = submit(&b, ids, 40, &s);
+    await_done(&b, sampled);
+    for (int i = 0; i < 60; i++) ids[40 + i] = sampled->sample[0].tokens[i].token;
+    s.max_tokens = 0;
+    s.prompt_logprobs = true;
+    struct take *scored = submit(&b, ids, 100, &s);
+    await_done(&b, scored);
+    for (int i = 0; i < 60; i++)
+        assert_memory_equal(&scored->prompt[40 + i].logprob, &sampled->sample[0].tokens[i].logprob,
+                            sizeof(float));
+    free(sampled);
+    free(scored);
+    bench_end(&b);
+}
+
+static void nothing_is_sampled_for_max_tokens_0(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    struct bench b;
+    int32_t prompt[MOST_TOKENS];
+    bench_start(&b, &options);
+    struct sampling s = plain_sampling(0, 1);
+    s.n = 3;
+    make_prompt(prompt, 512, 4); // the whole context
+    struct take *take = submit(&b, prompt, 512, &s);
+    await_done(&b, take);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(take->sample[i].n, 0);
+        assert_int_equal(take->sample[i].finish, FINISH_LENGTH);
+        assert_int_equal(take->sample[i].telemetry.generated_tokens, 0);
+        assert_true(take->sample[i].telemetry.weight_version_last >= 2);
+    }
+    assert_int_equal(take->times_told, 0); // nobody asked
+    free(take);
+    assert_int_equal(bench_end(&b).prompt_tokens, 512);
+}
+
+// Cached blocks have no logits: who wants some computes the prompt, and leaves it to the next.
+static void cache_is_passed_over(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    struct bench b;
+    int32_t prompt[MOST_TOKENS];
+    bench_start(&b, &options);
+    make_prompt(prompt, 100, 5);
+    for (int round = 0; round < 3; round++) {
+        struct sampling s = plain_sampling(2, 1);
+        s.prompt_logprobs = round == 1;
+        struct take *take = submit(&b, prompt, 100, &s);
+        await_done(&b, take);
+        assert_int_equal(take->sample[0].telemetry.cached_prompt_tokens, round == 2 ? 96 : 0);
+        if (round == 1) assert_prompt_is(take, prompt, 1, 100, &of_a, 1);
+        free(take);
+    }
+    bench_end(&b);
+}
+
+// Groups, too little room, and drafts: every prompt is told once, and right.
+static void crowds_are_scored_once(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    struct engine_options options = plain_options();
+    struct bench b;
+    struct take *takes[N];
+    int32_t prompts[N][MOST_TOKENS];
+    options.prefill_chunk = 16;
+    options.max_context = 200;
+    options.kv_bytes = 160 << 10;
+    options.speculative = (struct speculative_choice){.chosen = true};
+    options.speculative.k[SPECULATIVE_NGRAM] = 4;
+    options.speculative_fixed = true;
+    bench_start(&b, &options);
+    for (int i = 0; i < N; i++) {
+        struct sampling s = plain_sampling(60, 1);
+        s.n = 1 + i % MOST_SAMPLES;
+        s.prompt_logprobs = true;
+        s.seed = (uint64_t)i;
+        make_prompt(prompts[i], 30 + 17 * i, (uint64_t)i);
+        takes[i] = submit(&b, prompts[i], 30 + 17 * i, &s);
+    }
+    for (int i = 0; i < N; i++) {
+        await_done(&b, takes[i]);
+        assert_int_equal(takes[i]->times_told, 1);
+        assert_prompt_is(takes[i], prompts[i], 1, 30 + 17 * i, &of_a, 1);
+        free(takes[i]);
+    }
+    assert_true(bench_end(&b).preemptions > 0);
+}
+
+// New weights in the middle of a prompt: each token says which version its number is of, and where
+// the prompt is computed again from its start, each is that version's to the bit.
+static void versions_are_told_apart(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    struct bench b;
+    int32_t prompt[MOST_TOKENS], other[8];
+    options.prefill_chunk = 8;
+    options.kv_policy = "recompute";
+    bench_start(&b, &options);
+    struct sampling s = plain_sampling(200, 1);
+    make_prompt(other, 8, 7);
+    make_prompt(prompt, 400, 8);
+    assert_ok(engine_pause(b.engine, WAIT_MS));
+    struct take *beside = submit(&b, other, 8, &s); // one token a step
+    beside->reload_at = 20;
+    s.max_tokens = 1;
+    s.prompt_logprobs = true;
+    struct take *take = submit(&b, prompt, 400, &s); // 50 steps
+    assert_ok(engine_resume(b.engine));
+    await_done(&b, take);
+    await_done(&b, beside);
+    int border = 1;
+    while (border < 400 && take->prompt[border].weight_version == 2) border++;
+    assert_true(border > 50 && border < 300);
+    for (int i = border; i < 400; i++) assert_int_equal(take->prompt[i].weight_version, 4);
+    assert_prompt_is(take, prompt, 1, border, &of_a, 1);
+    assert_prompt_is(take, prompt, border, 400, &of_b, 1);
+    free(take);
+    free(beside);
+    bench_end(&b);
+}
+
+// ---- sampled tokens and the likeliest ones -----------------------------------------------------
+
+static void one_number_for_one_token(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    struct bench b;
+    int32_t prompt[MOST_TOKENS];
+    bench_start(&b, &options);
+    make_prompt(prompt, 20, 9);
+    for (int hot = 0; hot < 2; hot++) {
+        struct sampling s = plain_sampling(300, hot ? 0.4f : 0);
+        s.logprobs = MOST_TOP;
+        struct take *take = submit(&b, prompt, 20, &s);
+        await_done(&b, take);
+        int found = 0;
+        for (int t = 0; t < 300; t++)
+            for (int i = 0; i < (hot ? MOST_TOP : 1); i++) {
+                const struct top_logprob *top = &take->sample[0].top[t][i];
+                const struct token_record *token = &take->sample[0].tokens[t];
+                if (hot && top->token != token->token) continue;
+                assert_int_equal(top->token, token->token);
+                assert_memory_equal(&top->logprob, &token->logprob, sizeof(float));
+                found++;
+            }
+        assert_true(found == 300 || (hot && found > 50));
+        free(take);
+    }
+    bench_end(&b);
+}
+
+// ---- penalties ---------------------------------------------------------------------------------
+
+static const struct token_bias biases[] = {{5, 3.5f}, {17, -100}, {300, 2}};
+
+static const struct sampling penalties[] = {
+    {.presence_penalty = 1.5f},
+    {.frequency_penalty = 0.7f},
+    {.repetition_penalty = 1.4f},
+    {.logit_bias = biases, .n_logit_bias = 3},
+    {.presence_penalty = -1.2f, .frequency_penalty = -0.4f}, // says the same again
+    {.presence_penalty = -0.5f,
+     .frequency_penalty = 0.1f,
+     .repetition_penalty = 0.9f,
+     .logit_bias = biases,
+     .n_logit_bias = 3},
+};
+enum { N_PENALTIES = sizeof penalties / sizeof *penalties };
+
+static struct sampling penalised(int which, int max_tokens, float temperature)
+{
+    struct sampling s = plain_sampling(max_tokens, temperature);
+    s.presence_penalty = penalties[which].presence_penalty;
+    s.frequency_penalty = penalties[which].frequency_penalty;
+    s.repetition_penalty = penalties[which].repetition_penalty;
+    s.logit_bias = penalties[which].logit_bias;
+    s.n_logit_bias = penalties[which].n_logit_bias;
+    return s;
+}
+
+// The row after everything that came before it, in vLLM's order.
+static void adjust_row(float *row, const struct sampling *s, const int32_t *ids, int n_prompt,
+                       int n)
+{
+    int count[VOCAB] = {0};
+    bool seen[VOCAB] = {0};
+    for (int i = 0; i < n; i++) seen[ids[i]] = true;
+    for (int i = n_prompt; i < n; i++) count[ids[i]]++;
+    for (int i = 0; i < s->n_logit_bias; i++) row[s->logit_bias[i].token] += s->logit_bias[i].bias;
+    for (int t = 0; t < VOCAB; t++) {
+        const float r = s->repetition_penalty;
+        if (r != 0 && seen[t]) row[t] = row[t] > 0 ? row[t] / r : row[t] * r;
+        row[t] -= s->frequency_penalty * (float)count[t];
+        if (count[t]) row[t] -= s->presence_penalty;
+    }
+}
+
+// Every greedy token is the likeliest of the adjusted row; its numbers are of the rows before and
+// after.
+static void check_penalised(const struct sampling *s, const int32_t *prompt, int n_prompt,
+                            const struct take *take, int sample)
+{
+    static float logits[MOST_TOKENS * VOCAB], raw[MOST_TOKENS];
+    int32_t ids[MOST_TOKENS];
+    const int n = take->sample[sample].n;
+    memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
+    for (int i = 0; i < n; i++) ids[n_prompt + i] = take->sample[sample].tokens[i].token;
+    reference_logprobs(&of_a, ids, n_prompt + n, s->temperature > 0 ? s->temperature : 1, raw);
+    reference_logits(&of_a, ids, n_prompt + n, logits);
+    for (int i = 0; i < n; i++) {
+        const struct token_record *token = &take->sample[sample].tokens[i];
+        float *row = logits + (size_t)(n_prompt + i - 1) * VOCAB, lse, processed;
+        adjust_row(row, s, ids, n_prompt, n_prompt + i);
+        for (int t = 0; t < VOCAB && s->temperature == 0; t++)
+            if (row[t] > row[token->token] + 1e-5f)
+                fail_msg("token %d is %d, and %d is likelier", i, token->token, t);
+        device_ops(of_a.dev)->logprob(of_a.dev, &processed, &lse, NULL, row, &token->token, 1,
+                                      VOCAB, s->temperature > 0 ? s->temperature : 1);
+        assert_memory_equal(&raw[n_prompt + i], &token->logprob, sizeof(float));
+        assert_true(fabsf(processed - token->cut_logprob) < 1e-4f);
+    }
+}
+
+static void run_penalised(const struct engine_options *options, float temperature,
+                          const int32_t *prompt, int n_prompt, struct take *ret[N_PENALTIES])
+{
+    struct bench b;
+    bench_start(&b, options);
+    for (int i = 0; i < N_PENALTIES; i++) {
+        struct sampling s = penalised(i, 100, temperature);
+        s.n = 2;
+        ret[i] = submit(&b, prompt, n_prompt, &s);
+    }
+    for (int i = 0; i < N_PENALTIES; i++) await_done(&b, ret[i]);
+    bench_end(&b);
+}
+
+static void assert_same_token(const struct token_record *x, const struct token_record *y)
+{
+    assert_int_equal(x->token, y->token);
+    assert_memory_equal(&x->logprob, &y->logprob, sizeof(float));
+    assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof(float));
+    assert_memory_equal(&x->kept_mass, &y->kept_mass, sizeof(float));
+}
+
+static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[N_PENALTIES],
+                        int *ret_accepted)
+{
+    *ret_accepted = 0;
+    for (int i = 0; i < N_PENALTIES; i++)
+        for (int k = 0; k < 2; k++) {
+            *ret_accepted += b[i]->sample[k].telemetry.num_accepted_tokens;
+            assert_int_equal(a[i]->sample[k].n, b[i]->sample[k].n);
+            for (int t = 0; t < a[i]->sample[k].n; t++)
+                assert_same_token(&a[i]->sample[k].tokens[t], &b[i]->sample[k].tokens[t]);
+        }
+}
+
+// Greedy and sampled; alone, and with drafts, whose rows count the drafts before them: to the bit.
+static void penalties_with_and_without_drafts(void **state)
+{
+    (void)state;
+    int32_t prompt[24];
+    make_prompt(prompt, 24, 10);
+    for (int i = 12; i < 24; i++) prompt[i] = prompt[i - 12];
+    for (int hot = 0; hot < 2; hot++) {
+        struct take *alone[N_PENALTIES], *drafted[N_PENALTIES];
+        struct engine_options options = plain_options();
+        int accepted;
+        run_penalised(&options, hot ? 0.8f : 0, prompt, 24, alone);
+        options = plain_options();
+        options.speculative = (struct speculative_choice){.chosen = true};
+        options.speculative.k[SPECULATIVE_NGRAM] = 5;
+        options.speculative_fixed = true;
+        run_penalised(&options, hot ? 0.8f : 0, prompt, 24, drafted);
+        assert_same(alone, drafted, &accepted);
+        assert_true(accepted > (hot ? 20 : 100));
+        for (int i = 0; i < N_PENALTIES; i++) {
+            const struct sampling s = penalised(i, 100, hot ? 0.8f : 0);
+            check_penalised(&s, prompt, 24, alone[i], 1);
+            free(alone[i]);
+            free(drafted[i]);
+        }
+    }
+}
+
+// A draft model knows of no penalties; with --exact its drafts still change nothing.
+static void penalties_with_a_draft_model(void **state)
+{
+    (void)state;
+    struct take *alone[N_PENALTIES], *drafted[N_PENALTIES];
+    struct engine_options options = plain_options();
+    int32_t prompt[24];
+    int accepted;
+    make_prompt(prompt, 24, 13);
+    run_penalised(&options, 0.8f, prompt, 24, alone);
+    options = plain_options();
+    options.exact = true;
+    options.draft_folder = model_a;
+    options.speculative = (struct speculative_choice){.chosen = true};
+    options.speculative.k[SPECULATIVE_DRAFT_MODEL] = 3;
+    run_penalised(&options, 0.8f, prompt, 24, drafted);
+    assert_same(alone, drafted, &accepted);
+    assert_true(accepted > 100);
+    for (int i = 0; i < N_PENALTIES; i++) {
+        free(alone[i]);
+        free(drafted[i]);
+    }
+}
+
+// A neighbour's penalties are none of a request's business.
+static void neighbours_keep_their_bits(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    struct take *plain[2];
+    int32_t prompt[24];
+    make_prompt(prompt, 24, 12);
+    for (int crowded = 0; crowded < 2; crowded++) {
+        struct bench b;
+        struct take *others[N_PENALTIES];
+        options.bridge_path = plain_options().bridge_path;
+        bench_start(&b, &options);
+        assert_ok(engine_pause(b.engine, WAIT_MS));
+        struct sampling s = plain_sampling(80, 1);
+        for (int i = 0; i < N_PENALTIES && crowded; i++) {
+            struct sampling of_other = penalised(i, 80, 1);
+            of_other.logprobs = i % 3;
+            others[i] = submit(&b, prompt, 24, &of_other);
+        }
+        plain[crowded] = submit(&b, prompt, 24, &s);
+        assert_ok(engine_resume(b.engine));
+        await_done(&b, plain[crowded]);
+        for (int i = 0; i < N_PENALTIES && crowded; i++) {
+            await_done(&b, others[i]);
+            free(others[i]);
+        }
+        bench_end(&b);
+    }
+    for (int t = 0; t < 80; t++)
+        assert_same_token(&plain[0]->sample[0].tokens[t], &plain[1]->sample[0].tokens[t]);
+    free(plain[0]);
+    free(plain[1]);
+}
+
+static void refuse(struct bench *b, const struct sampling *s, const char *part)
+{
+    struct request *r = NULL;
+    const int32_t prompt[] = {1, 2, 3};
+    assert_ok(request_new(prompt, 3, s, NULL, &r));
+    assert_status(engine_submit(b->engine, r), ST_INVALID);
+    assert_message(part);
+    request_free(r);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    const struct token_bias outside = {VOCAB, 1}, endless = {1, INFINITY};
+    struct bench b;
+    bench_start(&b, &options);
+    struct sampling s = plain_sampling(1, 1);
+    s.repetition_penalty = -1;
+    refuse(&b, &s, "repetition_penalty is -1");
+    s = plain_sampling(1, 1);
+    s.presence_penalty = NAN;
+    refuse(&b, &s, "presence_penalty");
+    s = plain_sampling(1, 1);
+    s.logit_bias = &outside;
+    s.n_logit_bias = 1;
+    refuse(&b, &s, "logit_bias: token");
+    s.logit_bias = &endless;
+    refuse(&b, &s, "finite");
+    s = plain_sampling(1, 1);
+    s.prompt_logprobs = true;
+    s.prompt_top = 129;
+    refuse(&b, &s, "prompt_logprobs is 129");
+    bench_end(&b);
+}
+
+static int make_models(void **state)
+{
+    (void)state;
+    folder = test_folder();
+    model_a = test_path(folder, "a");
+    model_b = test_path(folder, "b");
+    assert_ok(tiny_model_write(model_a, 64, 2, VOCAB, 1));
+    assert_ok(tiny_model_write(model_b, 64, 2, VOCAB, 2));
+    reference_open(model_a, "cpu", &of_a);
+    reference_open(model_b, "cpu", &of_b);
+    return 0;
+}
+
+static int close_models(void **state)
+{
+    (void)state;
+    reference_close(&of_a);
+    reference_close(&of_b);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_are_scored_as_they_are_trained),
+        cmocka_unit_test(sampling_and_scoring_agree),
+        cmocka_unit_test(nothing_is_sampled_for_max_tokens_0),
+        cmocka_unit_test(cache_is_passed_over),
+        cmocka_unit_test(crowds_are_scored_once),
+        cmocka_unit_test(versions_are_told_apart),
+        cmocka_unit_test(one_number_for_one_token),
+        cmocka_unit_test(penalties_with_and_without_drafts),
+        cmocka_unit_test(penalties_with_a_draft_model),
+        cmocka_unit_test(neighbours_keep_their_bits),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests_name("prompt_logprobs", tests, make_models, close_models);
+}

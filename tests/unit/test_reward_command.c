@@ -1,0 +1,233 @@
+/* test_reward_command.c: the scorer `command` on many samples at a time: how many are in flight,
+ * among how many processes, whose reply is whose, several commands in one list, and what is said of
+ * a child that cannot start or does not flush. What it does with one sample is test_reward.c's. */
+#include "tests/support/support.h"
+#include "trainer/rollout/reward.h"
+#include "trainer/rollout/scoring.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { N = 100 };
+
+static struct reward *open_command(const char *names, int64_t processes, double timeout_s)
+{
+    struct reward *r;
+    struct reward_options o = {.names = names, .timeout_s = timeout_s, .processes = processes};
+    assert_ok(reward_new(&o, &r));
+    return r;
+}
+
+// "command:sh SCRIPT FOLDER", valid until the next call.
+static const char *script(const char *folder, const char *text)
+{
+    static char names[PATH_MAX * 2 + 32];
+    const char *path = test_path(folder, "scorer.sh");
+    test_write(path, text, strlen(text));
+    snprintf(names, sizeof names, "command:sh %s %s", path, folder);
+    return names;
+}
+
+// Scores N samples whose texts are "0" .. "99".
+static enum status ask(struct reward *r, int n, double *ret_terms, double *ret_sums)
+{
+    char texts[N][8];
+    int failed;
+    struct reward_input inputs[N] = {0};
+    for (int i = 0; i < n; i++) {
+        snprintf(texts[i], sizeof texts[i], "%d", i);
+        inputs[i].text = texts[i];
+    }
+    return reward_score_all(r, inputs, n, ret_terms, ret_sums, &failed);
+}
+
+#define TAKE_TEXT "text=${line#*completion\\\":\\\"}; text=${text%%\\\"*}\n"
+#define TAKE_ID   "id=${line#*\\\"id\\\":}; id=${id%%,*}\n"
+
+// The child reads all lines before it answers the first: they are in flight together.
+static void many_in_flight(void **state)
+{
+    (void)state;
+    double terms[N], sums[N];
+    struct reward *r = open_command(script(test_folder(), "while true; do\n"
+                                                          "  all=; i=0\n"
+                                                          "  while [ $i -lt 100 ]; do\n"
+                                                          "    read -r line || exit\n" TAKE_TEXT
+                                                          "    all=\"$all $text\"; i=$((i+1))\n"
+                                                          "  done\n"
+                                                          "  for x in $all; do\n"
+                                                          "    echo \"{\\\"reward\\\": $x}\"\n"
+                                                          "  done\n"
+                                                          "done\n"),
+                                    1, 20);
+    for (int batch = 0; batch < 3; batch++) {
+        assert_ok(ask(r, N, terms, sums));
+        for (int i = 0; i < N; i++) assert_true(terms[i] == i && sums[i] == i);
+    }
+    reward_free(r);
+}
+
+// Replies that say whose they are may come in any order.
+static void replies_by_id(void **state)
+{
+    (void)state;
+    double terms[N], sums[N];
+    struct reward *r = open_command(
+        script(test_folder(), "while read -r first; do\n"
+                              "  read -r second\n"
+                              "  for line in \"$second\" \"$first\"; do\n" TAKE_TEXT TAKE_ID
+                              "    echo \"{\\\"reward\\\": $text, \\\"id\\\": $id}\"\n"
+                              "  done\n"
+                              "done\n"),
+        1, 20);
+    for (int batch = 0; batch < 3; batch++) {
+        assert_ok(ask(r, N, terms, sums));
+        for (int i = 0; i < N; i++) assert_true(terms[i] == i);
+    }
+    reward_free(r);
+    r = open_command(script(test_folder(), "while read -r line; do\n"
+                                           "  echo '{\"reward\": 1, \"id\": 1000}'\n"
+                                           "done\n"),
+                     1, 20);
+    assert_status(ask(r, 3, terms, sums), ST_FORMAT);
+    assert_message("1000");
+    reward_free(r);
+}
+
+// Each of several processes gets its share, and none is asked for what another has answered.
+static void several_processes(void **state)
+{
+    (void)state;
+    double terms[N], sums[N];
+    const char *folder = test_folder();
+    struct reward *r = open_command(script(folder, "echo start >>\"$1/starts\"\n"
+                                                   "while read -r line; do\n" TAKE_TEXT
+                                                   "  echo $$ >>\"$1/asked\"\n"
+                                                   "  echo \"{\\\"reward\\\": $text}\"\n"
+                                                   "done\n"),
+                                    4, 20);
+    assert_ok(reward_check(r));
+    assert_ok(ask(r, N, terms, sums));
+    for (int i = 0; i < N; i++) assert_true(terms[i] == i);
+    reward_free(r);
+    char *starts = test_read(test_path(folder, "starts"));
+    assert_string_equal(starts, "start\nstart\nstart\nstart\n");
+    free(starts);
+    char *asked = test_read(test_path(folder, "asked"));
+    int pids[4] = {0}, counts[4] = {0}, n = 0;
+    for (char *line = strtok(asked, "\n"); line; line = strtok(NULL, "\n"), n++)
+        for (int k = 0; k < 4; k++) {
+            if (pids[k] && pids[k] != atoi(line)) continue;
+            pids[k] = atoi(line);
+            counts[k]++;
+            break;
+        }
+    assert_int_equal(n, N);
+    for (int k = 0; k < 4; k++) assert_int_equal(counts[k], N / 4);
+    free(asked);
+}
+
+// A process that ends with samples in flight is asked again for those that it owes, and no others.
+static void restart_owes(void **state)
+{
+    (void)state;
+    double terms[N], sums[N];
+    const char *folder = test_folder();
+    struct reward *r = open_command(script(folder, "n=0\n"
+                                                   "while read -r line; do\n" TAKE_TEXT
+                                                   "  echo \"{\\\"reward\\\": $text}\"\n"
+                                                   "  n=$((n+1)); [ $n -lt 30 ] || [ -e $1/died ] "
+                                                   "|| { touch $1/died; exit 7; }\n"
+                                                   "done\n"),
+                                    1, 20);
+    assert_ok(ask(r, N, terms, sums));
+    for (int i = 0; i < N; i++) assert_true(terms[i] == i);
+    reward_free(r);
+}
+
+// More lines than samples are never taken for other samples' rewards.
+static void too_many_lines(void **state)
+{
+    (void)state;
+    double terms[N], sums[N];
+    struct reward *r = open_command(script(test_folder(), "while read -r line; do\n"
+                                                          "  echo '{\"reward\": 1}'\n"
+                                                          "  echo '{\"reward\": 1}'\n"
+                                                          "done\n"),
+                                    1, 20);
+    assert_status(ask(r, N, terms, sums), ST_FORMAT);
+    assert_message("more than one line for one sample");
+    assert_status(ask(r, N, terms, sums), ST_PEER_GONE); // it stays an error
+    reward_free(r);
+    r = open_command("command:echo ready; cat", 1, 20);
+    usleep(300000);
+    assert_status(ask(r, 1, terms, sums), ST_FORMAT);
+    assert_message("wrote without being asked: ready");
+    reward_free(r);
+}
+
+static void several_commands(void **state)
+{
+    (void)state;
+    static const char one[] = "while read -r line; do echo '{\\\"reward\\\": 1}'; done";
+    char names[1024];
+    double terms[4 * N], sums[N];
+    snprintf(names, sizeof names,
+             "constant,command:sh -c \"%s\",command:sh -c 'while read -r a; do echo "
+             "\"{\\\"reward\\\": 2}\"; done' x,constant ',command:y',command:sh -c \"%s\"",
+             one, one);
+    struct reward *r = open_command(names, 2, 20);
+    assert_int_equal(reward_terms(r), 4);
+    assert_string_equal(reward_term_name(r, 0), "constant");
+    assert_string_equal(reward_term_name(r, 1), "command");
+    assert_string_equal(reward_term_name(r, 2), "command_2");
+    assert_string_equal(reward_term_name(r, 3), "command_3");
+    assert_ok(reward_check(r));
+    assert_ok(ask(r, N, terms, sums));
+    for (int i = 0; i < N; i++) {
+        assert_true(terms[N + i] == 1 && terms[2 * N + i] == 2 && terms[3 * N + i] == 1);
+        assert_true(sums[i] == 5);
+    }
+    reward_free(r);
+}
+
+// Before the first sample, where the data set is looked at.
+static void cannot_start(void **state)
+{
+    (void)state;
+    struct dataset none = {0};
+    struct reward *r = open_command("command:/no/such/program --flag", 2, 20);
+    assert_status(scoring_check(r, &none), ST_PEER_GONE);
+    assert_message("/no/such/program");
+    assert_message("could not be started");
+    reward_free(r);
+    r = open_command("command:cat", 1, 20);
+    assert_ok(scoring_check(r, &none));
+    reward_free(r);
+}
+
+// A child that never flushes: the time-out says what to look for.
+static void buffered_output(void **state)
+{
+    (void)state;
+    double terms[N], sums[N];
+    struct reward *r = open_command(script(test_folder(), "cat >/dev/null\n"), 1, 0.3);
+    assert_status(ask(r, N, terms, sums), ST_TIMEOUT);
+    assert_message("--reward-timeout");
+    assert_message("buffered");
+    assert_message("flush");
+    reward_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(many_in_flight),    cmocka_unit_test(replies_by_id),
+        cmocka_unit_test(several_processes), cmocka_unit_test(restart_owes),
+        cmocka_unit_test(too_many_lines),    cmocka_unit_test(several_commands),
+        cmocka_unit_test(cannot_start),      cmocka_unit_test(buffered_output),
+    };
+    return cmocka_run_group_tests_name("reward command", tests, NULL, NULL);
+}

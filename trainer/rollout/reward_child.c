@@ -1,0 +1,216 @@
+/* reward_child.c: starts, feeds, reads and ends a child process. Owns the process and its pipes.
+ * The trainer's thread.
+ */
+#include "trainer/rollout/reward_child.h"
+#include "common/base/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_LINE (1 << 20) // bytes
+#define GRACE_MS 200
+#define READ     65536
+
+// ---- its life -----------------------------------------------------------------------------------
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+// Kills it and takes its status, as waitpid() gives it; 0 where there was none.
+static int end(struct child *c)
+{
+    int status = 0;
+    if (c->pid > 0) {
+        close_fd(&c->to);
+        close_fd(&c->from);
+        kill(-c->pid, SIGKILL); // also what it started; one that ended by itself keeps its status
+        while (waitpid(c->pid, &status, 0) < 0 && errno == EINTR) continue;
+    }
+    c->pid = 0;
+    bytes_release(&c->out);
+    bytes_release(&c->in);
+    c->written = c->taken = 0;
+    return status;
+}
+
+void child_end(struct child *c)
+{
+    end(c);
+}
+
+// Between fork and exec: system calls only.
+static void become_child(const char *shell_line, int in, int out, pid_t parent)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent && dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0)
+        execl("/bin/sh", "sh", "-c", shell_line, (char *)NULL);
+    _exit(127);
+}
+
+enum status child_start(struct child *c, const char *line)
+{
+    enum status st = ST_OK;
+    int in[2] = {-1, -1}, out[2] = {-1, -1};
+    pid_t pid, parent = getpid();
+    struct bytes shell_line = BYTES_INIT;
+    *c = (struct child){.line = line, .started_ns = clock_now_ns()};
+    bytes_printf(&shell_line, "exec %s", line);
+    CHECK(bytes_status(&shell_line));
+    if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) {
+        st = status_fail(ST_IO, "command \"%s\": pipe: %s", line, strerror(errno));
+        goto out;
+    }
+    // Ours do not block; the flag is the open pipe end's, so the child's stay as they are.
+    fcntl(in[1], F_SETFL, O_NONBLOCK);
+    fcntl(out[0], F_SETFL, O_NONBLOCK);
+    pid = fork();
+    if (pid == 0) become_child(shell_line.data, in[0], out[1], parent);
+    if (pid < 0) {
+        st = status_fail(ST_IO, "command \"%s\": fork: %s", line, strerror(errno));
+        goto out;
+    }
+    setpgid(pid, pid); // whichever of the two comes first
+    c->pid = pid;
+    c->to = in[1];
+    c->from = out[0];
+    in[1] = out[0] = -1;
+out:
+    close_fd(&in[0]);
+    close_fd(&in[1]);
+    close_fd(&out[0]);
+    close_fd(&out[1]);
+    bytes_release(&shell_line);
+    return st;
+}
+
+static bool has_exited(const struct child *c)
+{
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid;
+}
+
+// It closed its output: most likely it is just ending, and its status says why.
+static enum status ended(struct child *c)
+{
+    for (int i = 0; i < GRACE_MS / 5 && !has_exited(c); i++) clock_sleep_ms(5);
+    int status = end(c);
+    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+        return status_fail(ST_PEER_GONE, "command \"%s\" was ended by signal %d (%s)", c->line,
+                           WTERMSIG(status), strsignal(WTERMSIG(status)));
+    if (WIFEXITED(status))
+        return status_fail(ST_PEER_GONE, "command \"%s\" ended with status %d%s", c->line,
+                           WEXITSTATUS(status),
+                           WEXITSTATUS(status) == 127 ? " (it could not be started)" : "");
+    return status_fail(ST_PEER_GONE, "command \"%s\" closed its output or was killed", c->line);
+}
+
+enum status child_check(struct child *c, int ms)
+{
+    int64_t until = c->started_ns + ms * NS_PER_MS;
+    while (!has_exited(c)) {
+        if (clock_ms_until(until) == 0) return ST_OK;
+        clock_sleep_ms(5);
+    }
+    return ended(c);
+}
+
+// ---- what is said -------------------------------------------------------------------------------
+
+// write(2) without the SIGPIPE of a reader that has gone.
+static ssize_t write_quietly(int fd, const void *data, size_t len)
+{
+    sigset_t pipe_signal, before, pending;
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+    ssize_t n = write(fd, data, len);
+    int error = errno;
+    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
+        const struct timespec now = {0};
+        while (sigtimedwait(&pipe_signal, NULL, &now) < 0 && errno == EINTR) continue;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return n;
+}
+
+static enum status write_some(struct child *c)
+{
+    if (c->out.len == c->written) return ST_OK;
+    ssize_t n = write_quietly(c->to, c->out.data + c->written, c->out.len - c->written);
+    if (n < 0 && errno == EPIPE) return ended(c);
+    if (n < 0 && errno != EAGAIN && errno != EINTR)
+        return status_fail(ST_IO, "command \"%s\": %s", c->line, strerror(errno));
+    if (n > 0) c->written += (size_t)n;
+    if (c->written == c->out.len) {
+        bytes_clear(&c->out);
+        c->written = 0;
+    }
+    return ST_OK;
+}
+
+static enum status read_some(struct child *c)
+{
+    if (c->taken == c->in.len) {
+        bytes_clear(&c->in);
+        c->taken = 0;
+    }
+    if (!bytes_reserve(&c->in, READ)) return bytes_status(&c->in);
+    ssize_t n = read(c->from, c->in.data + c->in.len, READ);
+    if (n == 0) return ended(c);
+    if (n < 0 && errno != EAGAIN && errno != EINTR)
+        return status_fail(ST_IO, "command \"%s\": %s", c->line, strerror(errno));
+    if (n > 0) c->in.len += (size_t)n;
+    c->in.data[c->in.len] = '\0';
+    if (c->in.len - c->taken > MAX_LINE)
+        return status_fail(ST_FORMAT, "command \"%s\": a reply of more than %d bytes", c->line,
+                           MAX_LINE);
+    return ST_OK;
+}
+
+enum status child_pump(struct child *c)
+{
+    // First what it said: one that ends after its last reply is found ended with the next.
+    size_t unread = c->in.len - c->taken;
+    enum status st = read_some(c);
+    return st == ST_OK && c->in.len - c->taken == unread ? write_some(c) : st;
+}
+
+bool child_line(struct child *c, const char **ret_text, size_t *ret_len)
+{
+    const char *text = child_rest(c), *newline = memchr(text, '\n', c->in.len - c->taken);
+    if (!newline) return false;
+    *ret_text = text;
+    *ret_len = (size_t)(newline - text);
+    c->taken += *ret_len + 1;
+    return true;
+}
+
+const char *child_rest(const struct child *c)
+{
+    return bytes_text(&c->in) + c->taken;
+}
+
+bool child_unread(const struct child *c)
+{
+    int to = 0, from = 0;
+    ioctl(c->to, FIONREAD, &to);
+    ioctl(c->from, FIONREAD, &from);
+    return c->out.len > 0 || to > 1 || from > 0; // a parser may stop before a line's end
+}

@@ -1,0 +1,28 @@
+/* notices.c: two log lines of cw-trainer train and sft. No state. */
+#include "trainer/run/notices.h"
+#include "common/base/bytes.h"
+#include "common/base/log.h"
+
+#include <inttypes.h>
+
+void notice_router(const struct model_config *model)
+{
+    if (model->n_experts > 0)
+        log_warn("the model is a mixture of %d experts: the router's load-balancing loss "
+                 "(router_aux_loss_coef) is no part of what is trained, and the router may come to "
+                 "favour few experts",
+                 model->n_experts);
+}
+
+void notice_filtering(const struct train_config *c)
+{
+    struct bytes options = BYTES_INIT;
+    if (c->top_k > 0) bytes_printf(&options, ", --top-k %" PRId64, c->top_k);
+    if (c->top_p < 1) bytes_printf(&options, ", --top-p %g", c->top_p);
+    if (c->min_p > 0) bytes_printf(&options, ", --min-p %g", c->min_p);
+    if (options.len)
+        log_warn("%s: samples come from the filtered distribution, but are trained on with the "
+                 "log-probabilities of the whole one, before filtering",
+                 bytes_text(&options) + 2);
+    bytes_release(&options);
+}
