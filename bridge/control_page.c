@@ -281,8 +281,7 @@ void control_end(struct control *c)
     struct page *page = c->page;
     atomic_store(&page->ended, 1);
     shm_unlink(c->name);
-    close(c->fd);
-    c->fd = -1;
+    flock(c->fd, LOCK_UN); // closing it is not enough while the page is mapped
     // A writer asleep in control_quiet() looks at `ended` when the futex lets it go.
     futex_wake(&page->phase);
     control_ring(c);

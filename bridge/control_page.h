@@ -53,7 +53,7 @@ struct control {
     struct page *page;
     char name[NAME_BYTES];
     bool owner;
-    int fd; // owner: of the page, locked; -1 once it has left
+    int fd; // owner: of the page, locked until it leaves
     // A test's, or NULL: called between the look at a writer that is lost and what follows from it.
     void (*on_lost_writer)(void);
     // writer
