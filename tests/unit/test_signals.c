@@ -106,7 +106,7 @@ static void *raise_one(void *signal)
 static void test_two_at_once(void **state)
 {
     (void)state;
-    enum { ROUNDS = 60 };
+    enum { ROUNDS = 20 };
     struct control *c = control_test_owner();
     for (int round = 0; round < ROUNDS; round++) {
         pid_t pid = control_test_fork();
