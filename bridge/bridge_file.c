@@ -158,11 +158,11 @@ enum status bridge_file_write(const struct bridge_file *file)
                               json_pack("{s:s, s:s, s:s, s:I, s:i}", "role", r->role, "kind",
                                         r->kind, "handle", r->handle, "bytes", (json_int_t)r->bytes,
                                         "device_index", device_number(file->device)));
-        json_t *role =
-            json_pack("{s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:I}", "role", r->role, "model",
-                      r->model, "segment", i, "dtype", dtype_torch_name(r->dt), "layout_hash",
-                      r->layout_hash, "canary_offset", (json_int_t)r->canary_offset, "num_params",
-                      r->n_tensors, "num_parameters", (json_int_t)r->n_parameters);
+        json_t *role = json_pack(
+            "{s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:I, s:i}", "role", r->role, "model", r->model,
+            "segment", i, "dtype", dtype_torch_name(r->dt), "layout_hash", r->layout_hash,
+            "canary_offset", (json_int_t)r->canary_offset, "num_params", r->n_tensors,
+            "num_parameters", (json_int_t)r->n_parameters, "rope_context", r->rope_context);
         json_array_append_new(roles, role);
         CHECK(put_tensors(i == 0 ? json : role, file, r));
     }
@@ -502,6 +502,7 @@ static enum status read_role(const char *path, const json_t *json, int i, struct
     CHECK(need_int(where, object, "num_params", 1, MAX_TENSORS, &tensors));
     role->n_tensors = (int)tensors;
     CHECK(need_int(where, object, "num_parameters", 1, INT64_MAX, &role->n_parameters));
+    CHECK(json_get_int32(where, object, "rope_context", 0, INT_MAX, &role->rope_context));
     CHECK(read_tensors(i == 0 ? path : where, i == 0 ? json : object, file, role));
 out:
     return st;

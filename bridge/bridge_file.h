@@ -27,6 +27,7 @@ struct bridge_role {           // one arena: "policy", "draft", "frozen", "adapt
     uint64_t bytes, canary_offset;
     enum dtype dt;
     int64_t n_parameters;
+    int rope_context; // by which the daemon chose the rope's factors (config.h); 0: not told
     int n_tensors;
     struct bridge_tensor *tensors;
 };

@@ -19,6 +19,11 @@
  *   bell     A futex that counts rings. The engine, idle or not, waits on nothing else.
  *   beats    CLOCK_MONOTONIC of the last sign of life of each side.
  *
+ * What the weights are (`loaded`, `origin`, `run` and the counts of `publishes` beside them) is
+ * plain text, written only while the version is odd by whoever writes the weights: a reader copies
+ * it between two looks at one even version. A writer counts its update before the version becomes
+ * even: if it dies in between, the weights are torn, and restoring them begins a new count.
+ *
  * WRITER (trainer)                               READER (engine thread, at a step boundary)
  *   1 phase IDLE -> REQUESTED, ring the bell
  *                                                2 sees REQUESTED; waits for its device; notes the
@@ -317,6 +322,32 @@ void control_forget_snapshot(struct control *c)
     set_snapshot(c->page, "", 0);
 }
 
+// Absolute and without links, which may name another folder tomorrow; what is no folder stays.
+static void put_folder(char to[CONTROL_PATH_BYTES], const char *folder)
+{
+    char *real = realpath(folder, NULL);
+    bool fits = real && strlen(real) < CONTROL_PATH_BYTES;
+    snprintf(to, CONTROL_PATH_BYTES, "%s", fits ? real : folder);
+    free(real);
+}
+
+static void put_origin(struct page *page, const char *folder, uint64_t publishes)
+{
+    snprintf(page->origin, CONTROL_PATH_BYTES, "%s", folder);
+    page->run[0] = 0;
+    atomic_store(&page->origin_publishes, publishes);
+    atomic_store(&page->run_publishes, publishes);
+    atomic_store(&page->noted_publishes, publishes);
+}
+
+void control_owner_loaded(struct control *c, const char *folder, bool chosen)
+{
+    char path[CONTROL_PATH_BYTES];
+    put_folder(path, folder);
+    if (chosen) snprintf(c->page->loaded, CONTROL_PATH_BYTES, "%s", path);
+    put_origin(c->page, path, atomic_load(&c->page->publishes));
+}
+
 // ---- writer's side ------------------------------------------------------------------------------
 
 static enum status lease_lost(const struct control *c)
@@ -462,7 +493,34 @@ enum status control_write_begin(struct control *c)
     // The owner revokes the lease by moving on from the same version: only one of the two can.
     if (!atomic_compare_exchange_strong(&page->version, &even, even + 1)) return lease_lost(c);
     c->odd_since_ns = clock_now_ns();
+    c->writing[0] = 0;
     return ST_OK;
+}
+
+void control_set_run(struct control *c, const char *folder)
+{
+    put_folder(c->run, folder);
+}
+
+void control_set_origin(struct control *c, const char *folder)
+{
+    put_folder(c->writing, folder);
+}
+
+// Counts the update and says what the weights are after it: see the head of the file.
+static void note_update(struct control *c)
+{
+    struct page *page = c->page;
+    uint64_t publishes = atomic_load(&page->publishes);
+    if (c->writing[0]) {
+        put_origin(page, c->writing, publishes + 1);
+    } else if (strncmp(page->run, c->run, CONTROL_PATH_BYTES) != 0 ||
+               atomic_load(&page->noted_publishes) != publishes) {
+        snprintf(page->run, CONTROL_PATH_BYTES, "%s", c->run);
+        atomic_store(&page->run_publishes, publishes);
+    }
+    atomic_store(&page->noted_publishes, publishes + 1);
+    atomic_store(&page->publishes, publishes + 1);
 }
 
 enum status control_write_end(struct control *c)
@@ -473,13 +531,20 @@ enum status control_write_end(struct control *c)
     int64_t now = clock_now_ns();
     uint64_t odd = c->version + 1;
     // Before the version: who sees it even finds the figures of this update.
-    if (atomic_load(&page->lease) == lease) atomic_store(&page->write_ns, now - c->odd_since_ns);
+    if (atomic_load(&page->lease) != lease || atomic_load(&page->version) != odd)
+        return lease_lost(c);
+    atomic_store(&page->write_ns, now - c->odd_since_ns);
+    note_update(c);
     if (!atomic_compare_exchange_strong(&page->version, &odd, c->version + 2) ||
         atomic_load(&page->lease) != lease)
         return lease_lost(c);
-    atomic_fetch_add(&page->publishes, 1);
     c->version += 2;
     return ST_OK;
+}
+
+bool control_as_left(const struct control *c)
+{
+    return !(c->version & 1) && c->version > 0 && atomic_load(&c->page->version) == c->version;
 }
 
 void control_resume(struct control *c)
@@ -501,10 +566,10 @@ enum status control_set_snapshot(struct control *c, const char *folder)
         return status_fail(ST_NOT_FOUND, "snapshot folder %s: %s", folder, strerror(errno));
     enum status st = ST_OK;
     size_t len = strlen(absolute);
-    if (len >= SNAPSHOT_BYTES) {
+    if (len >= CONTROL_PATH_BYTES) {
         st =
             status_fail(ST_INVALID, "snapshot folder %s: its path has %zu bytes, the page takes %d",
-                        absolute, len, SNAPSHOT_BYTES - 1);
+                        absolute, len, CONTROL_PATH_BYTES - 1);
     } else {
         set_snapshot(page, absolute, len);
     }
@@ -538,15 +603,32 @@ enum status control_owner_alive(const struct control *c)
 void control_snapshot(const struct control *c, char *ret, size_t size)
 {
     const struct page *page = c->page;
-    char folder[SNAPSHOT_BYTES];
+    char folder[CONTROL_PATH_BYTES];
     uint32_t turn;
     do { // a second change during the copy would be into the place that is read
         turn = atomic_load(&page->snapshot_turn);
-        memcpy(folder, page->snapshot[turn & 1], SNAPSHOT_BYTES);
+        memcpy(folder, page->snapshot[turn & 1], CONTROL_PATH_BYTES);
         atomic_thread_fence(memory_order_seq_cst);
     } while (atomic_load(&page->snapshot_turn) != turn);
-    folder[SNAPSHOT_BYTES - 1] = 0;
+    folder[CONTROL_PATH_BYTES - 1] = 0;
     snprintf(ret, size, "%s", folder);
+}
+
+// What the weights are, as the page has it at an even version; else nothing.
+static void copy_origin(const struct page *page, struct control_facts *f)
+{
+    if (f->version & 1) return;
+    f->updates = f->publishes - atomic_load(&page->origin_publishes);
+    f->run_updates = f->publishes - atomic_load(&page->run_publishes);
+    snprintf(f->loaded, sizeof f->loaded, "%.*s", CONTROL_PATH_BYTES - 1, page->loaded);
+    snprintf(f->origin, sizeof f->origin, "%.*s", CONTROL_PATH_BYTES - 1, page->origin);
+    snprintf(f->run, sizeof f->run, "%.*s", CONTROL_PATH_BYTES - 1, page->run);
+    uint64_t noted = atomic_load(&page->noted_publishes);
+    if (noted != f->publishes) { // a writer that says nothing here made the last ones
+        f->run[0] = 0;
+        f->run_updates = f->publishes - noted;
+    }
+    atomic_thread_fence(memory_order_seq_cst);
 }
 
 void control_facts(const struct control *c, struct control_facts *ret)
@@ -566,6 +648,7 @@ void control_facts(const struct control *c, struct control_facts *ret)
         f.last_pause_ms = (double)atomic_load(&page->pause_ns) / NS_PER_MS;
         f.owner_heartbeat_age_ms = clock_ms_since(atomic_load(&page->owner_beat_ns));
         f.writer_heartbeat_age_ms = clock_ms_since(atomic_load(&page->writer_beat_ns));
+        copy_origin(page, &f);
     } while (lease != atomic_load(&page->lease) || phase != atomic_load(&page->phase) ||
              f.version != atomic_load(&page->version));
     f.owner_pid = page->owner_pid;

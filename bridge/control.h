@@ -8,6 +8,7 @@
 #define BRIDGE_CONTROL_H
 
 #include "bridge/process.h"
+#include "common/base/bytes.h"
 #include "common/base/status.h"
 #include <stdint.h>
 #include <sys/types.h>
@@ -52,6 +53,9 @@ void control_owner_update_end(struct control *c);   // next even version
 // The weights of the writers' snapshots are no longer the ones to go back to. Only between the two
 // calls above, when no writer can take the lease.
 void control_forget_snapshot(struct control *c);
+// Between the same two calls: the weights are now exactly those of `folder`. chosen: by the owner's
+// start or a reload, not by a restore; `loaded` is then that folder too.
+void control_owner_loaded(struct control *c, const char *folder, bool chosen);
 void control_end(
     struct control *c); // owner leaves: page marked ended, name unlinked; then control_free
 
@@ -73,6 +77,13 @@ bool control_quiet_cancel(struct control *c);
 enum status control_write_begin(struct control *c); // version goes odd; on failure write nothing
 enum status control_write_end(struct control *c);   // version goes even: weights are whole
 void control_resume(struct control *c);             // lets the engine go on
+// The weights are whole, and as this writer found them with the lease or last left them; of a dead
+// owner's too.
+bool control_as_left(const struct control *c);
+// The run folder that this writer's updates are said to be of; none: nobody's.
+void control_set_run(struct control *c, const char *folder);
+// Between write_begin and write_end: this update makes the weights exactly those of `folder`.
+void control_set_origin(struct control *c, const char *folder);
 // Where the daemon finds the last good weights (a model folder) if this writer dies in an update.
 // The folder must exist; its absolute path is kept.
 enum status control_set_snapshot(struct control *c, const char *folder);
@@ -92,7 +103,15 @@ struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
     double last_write_ms; // version odd
     double last_pause_ms; // grant to resume seen by the engine: what generation lost
     char layout_hash[65], snapshot[512];
+    // What the weights are; "" and 0 while the version is odd. `updates` of writers since they were
+    // exactly those of `origin`, the last run_updates of them by `run` ("": an unnamed writer).
+    // loaded: the folder that the owner was started with, or reloaded last.
+    char loaded[512], origin[512], run[512];
+    uint64_t updates, run_updates;
 };
 void control_facts(const struct control *c, struct control_facts *ret);
+// Appends what the weights are: "version 42, 20 updates since DIR, the last 5 of them by the run
+// RUN".
+void control_origin_words(const struct control_facts *f, struct bytes *ret);
 
 #endif

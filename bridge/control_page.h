@@ -10,7 +10,7 @@
 
 #define CONTROL_BYTES      4096
 #define HEARTBEAT_LIMIT_MS 30000 // of a writer, unless the owner sets another
-#define SNAPSHOT_BYTES     512
+#define CONTROL_PATH_BYTES 512
 #define NAME_BYTES         96
 
 enum phase { PHASE_IDLE, PHASE_REQUESTED, PHASE_GRANTED };
@@ -43,7 +43,15 @@ struct page {
 
     // Two places for the path, filled by turns (control.c).
     _Alignas(64) _Atomic uint32_t snapshot_turn; // current: snapshot[turn & 1]
-    char snapshot[2][SNAPSHOT_BYTES];
+    char snapshot[2][CONTROL_PATH_BYTES];
+
+    // What the weights are. Changed only while the version is odd, by whoever writes the weights.
+    _Alignas(64) _Atomic uint64_t origin_publishes; // `publishes` when they were exactly origin's
+    _Atomic uint64_t run_publishes;                 // `publishes` before the first update of `run`
+    _Atomic uint64_t noted_publishes;               // that these words know of
+    char loaded[CONTROL_PATH_BYTES]; // folder that the owner loaded by its own choice
+    char origin[CONTROL_PATH_BYTES]; // folder that the weights were last exactly of
+    char run[CONTROL_PATH_BYTES];    // that wrote the updates since; "": not known
 };
 _Static_assert(sizeof(struct page) <= CONTROL_BYTES, "the control page is one page");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,
@@ -60,6 +68,8 @@ struct control {
     _Atomic uint64_t lease; // what it holds; 0: none. The heartbeat thread reads it.
     uint64_t version;       // even: what this writer found at first, or left behind last
     int64_t odd_since_ns;
+    char run[CONTROL_PATH_BYTES];     // control_set_run()
+    char writing[CONTROL_PATH_BYTES]; // folder that the update under way loads; "": none
 };
 
 // Wakes everybody who sleeps on the word (control.c).

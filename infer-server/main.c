@@ -22,7 +22,7 @@
 struct config {
     const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
     const char *socket, *listen, *api_key_file, *allowed_hosts, *bridge, *kv_memory, *kv_policy;
-    const char *prefix_cache, *log_level, *draft_length;
+    const char *prefix_cache, *log_level, *draft_length, *unknown_fields;
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_buffered;
     int64_t max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
@@ -91,6 +91,8 @@ static const struct option_spec table[] = {
            "longest time for one answer"),
     NUMBER("drain-timeout", drain_timeout, "30", "S", 0, 86400,
            "time for requests under way to end after SIGTERM"),
+    CHOICE("unknown-fields", unknown_fields, "refuse", "refuse|warn",
+           "fields of requests that docs/protocol.md does not list: 400, or a line in the log"),
     HEADING("Engine"),
     NUMBER("max-batch", max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
     NUMBER("max-context", max_context, "0", "N", 0, 1 << 24,
@@ -116,14 +118,6 @@ static const struct option_spec table[] = {
     TEXT("config", config, NULL, "FILE.json", "the same names with _ for -; a flag beats the file"),
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
 };
-
-static enum log_level level_of(const char *name)
-{
-    static const char *const names[] = {"error", "warn", "info", "debug"};
-    int level = 0;
-    while (strcmp(names[level], name) != 0) level++;
-    return (enum log_level)level;
-}
 
 static enum status check_usage(const struct config *c)
 {
@@ -284,6 +278,7 @@ static enum status serve(const struct config *c)
                    .exact = c->exact},
         .model_name = c->served_name,
         .chat_template = c->chat_template,
+        .accept_unknown = strcmp(c->unknown_fields, "warn") == 0,
         .unix_fd = -1,
         .tcp_fd = -1,
         .max_body = c->max_body,
@@ -329,7 +324,8 @@ int main(int argc, char **argv)
     enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
                                               argc, argv, 0, &config, NULL, &set);
     if (parsed == OPTIONS_DONE) return 0;
-    log_open("cw-infer-server", parsed == OPTIONS_OK ? level_of(config.log_level) : LOG_INFO);
+    log_open("cw-infer-server",
+             parsed == OPTIONS_OK ? log_level_from_name(config.log_level) : LOG_INFO);
     if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {
         log_error("%s", status_message());
         options_free(set);

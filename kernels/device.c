@@ -146,6 +146,12 @@ void device_release(struct device *dev, void *memory)
     dev->backend->release(dev, memory);
 }
 
+void device_parts_widen(struct device_part *parts, const struct device_part *other, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (other[i].bytes > parts[i].bytes) parts[i].bytes = other[i].bytes;
+}
+
 size_t device_parts_bytes(const struct device_part *parts, int n)
 {
     size_t bytes = 0;

@@ -62,6 +62,8 @@ enum status device_alloc_parts(struct device *dev, void *owner, const struct dev
                                int n);
 void device_release_parts(struct device *dev, void *owner, const struct device_part *parts, int n);
 size_t device_parts_bytes(const struct device_part *parts, int n);
+// Each of `parts` becomes as large as the same one of `other`, where that is larger.
+void device_parts_widen(struct device_part *parts, const struct device_part *other, int n);
 void **device_part_pointer(void *owner, const struct device_part *part);
 
 // Host memory that copies to and from the device fast (pinned on CUDA).

@@ -320,6 +320,11 @@ static void add_facts(struct check *c, const struct control_facts *f)
                                         f->last_write_ms, "pause_ms", f->last_pause_ms)
                             : json_null());
     json_object_set_new(o, "snapshot", json_string(f->snapshot));
+    json_object_set_new(o, "loaded", json_string(f->loaded));
+    json_object_set_new(o, "origin", json_string(f->origin));
+    json_object_set_new(o, "updates", json_integer((json_int_t)f->updates));
+    json_object_set_new(o, "run", json_string(f->run));
+    json_object_set_new(o, "run_updates", json_integer((json_int_t)f->run_updates));
     json_t *roles = json_array();
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
@@ -335,6 +340,12 @@ static void add_facts(struct check *c, const struct control_facts *f)
 static void print_facts(const struct check *c, const struct control_facts *f)
 {
     const struct bridge_file *file = bridge_file_of(c->bridge);
+    struct bytes words = BYTES_INIT;
+    if (!(f->version & 1)) {
+        control_origin_words(f, &words);
+        fact(c, "origin", "%s", bytes_text(&words));
+        bytes_release(&words);
+    }
     fact(c, "owner", "pid %d, heartbeat %.0f ms ago, socket %s", (int)f->owner_pid,
          f->owner_heartbeat_age_ms, file->socket);
     if (f->writer_pid)

@@ -134,7 +134,7 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
 // ---- the command --------------------------------------------------------------------------------
 
 struct eval_config {
-    const char *bridge, *data, *config, *stop, *output;
+    const char *bridge, *data, *config, *stop, *output, *log_level;
     struct prompt_options prompts;
     struct reward_options reward;
     bool json;
@@ -159,6 +159,7 @@ static const struct option_spec eval_options[] = {
     {"limit", OPTION_INT, AT(limit), "0", "N", "first N prompts; 0: all", 0, 1e9, NULL},
     {"rollout-timeout", OPTION_DOUBLE, AT(rollout_timeout), "1800", "SECONDS",
      "longest wait for one request", 0.1, 1e6, NULL},
+    LOG_LEVEL_OPTION,
     {"output", OPTION_STRING, AT(output), NULL, "FILE",
      "JSONL, a line for each sample: prompt, completion, reward and its terms, finish reason", 0, 0,
      NULL},
@@ -310,6 +311,7 @@ int eval_main(int argc, char **argv)
         break;
     }
     int exit_status = 0;
+    log_open("cw-trainer", log_level_from_name(config.log_level));
     if (!config.data) {
         log_error("--data is missing: a JSONL file of prompts");
         exit_status = 2;

@@ -7,6 +7,7 @@
 #include "trainer/run/options_shared.h"
 #include "trainer/sft.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "trainer/run/checkpoint.h"
@@ -17,6 +18,7 @@
 #include "trainer/run/notices.h"
 #include "trainer/run/stop.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -31,7 +33,9 @@ struct sft_config {
     struct prompt_options prompts;
     int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, head_rows;
-    const char *recompute, *optim_moments;
+    const char *recompute, *optim_moments, *train_on;
+    int64_t rope_context;
+    bool overwrite;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
     double num_train_epochs;
 };
@@ -47,7 +51,15 @@ static const struct option_spec sft_options[] = {
      "folder with the tokenizer (default: --model)", 0, 0, NULL},
     {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts and completions, JSONL", 0, 0, NULL},
     MAX_SAMPLES_OPTION,
+    {"train-on", OPTION_STRING, AT(train_on), "last", NULL,
+     "which turns of the assistant are learnt of a conversation", 0, 0, "last|all"},
+    {"rope-context", OPTION_INT, AT(rope_context), "0", "TOKENS",
+     "of models with longrope: context by which its factors are chosen, as a daemon does by "
+     "--max-context; 0: the longest example",
+     0, 1 << 24, NULL},
     {"out", OPTION_STRING, AT(out), NULL, "DIR", "model folder to write", 0, 0, NULL},
+    {"overwrite", OPTION_FLAG, AT(overwrite), NULL, NULL, "replace --out where it is there", 0, 0,
+     NULL},
     {"dtype", OPTION_STRING, AT(dtype), "auto", "DTYPE", "of the folder written; auto: as trained",
      0, 0, "auto|f32|bf16"},
     {"device", OPTION_STRING, AT(device), "auto", "DEVICE", "auto, cpu, cuda:N", 0, 0, NULL},
@@ -83,22 +95,93 @@ struct sft {
     struct weights *weights;
     void *memory;
     struct dataset *data;
+    int64_t longest; // tokens of an example
     struct data_order order;
     struct schedule schedule;
     struct learner *learner;
     struct pack_group *groups; // (examples_per_step)
     struct pack_completion *completions;
+    const struct example **examples; // of the step, (examples_per_step) too
 };
+
+static bool is_empty(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    int n = 0;
+    while (dir && n <= 2 && readdir(dir)) n++;
+    if (dir) closedir(dir);
+    return n == 2; // . and ..
+}
+
+// Before anything is trained: a folder that is there is replaced on request only, and only if it is
+// a model's.
+static enum status check_out(const struct sft_config *c)
+{
+    if (!c->out) return status_fail(ST_INVALID, "--out is missing: the model folder to write");
+    if (!file_exists(c->out) || is_empty(c->out)) return ST_OK;
+    if (!c->overwrite)
+        return status_fail(ST_INVALID,
+                           "--out %s is there already; take another folder, or say --overwrite to "
+                           "replace it whole",
+                           c->out);
+    char *config = path_join(c->out, "config.json");
+    bool is_model = config && file_exists(config);
+    free(config);
+    if (is_model) return ST_OK;
+    return status_fail(
+        ST_INVALID,
+        "--out %s is no model folder (it has no config.json), so --overwrite does not "
+        "replace it; take another",
+        c->out);
+}
 
 static enum status check_config(const struct sft_config *c)
 {
     if (!c->model == !c->init)
         return status_fail(ST_INVALID, "one of --model DIR and --init CONFIG.json is needed");
     if (!c->data) return status_fail(ST_INVALID, "--data is missing: a JSONL file of examples");
-    if (!c->out) return status_fail(ST_INVALID, "--out is missing: the model folder to write");
     if (!c->model && !c->tokenizer)
         return status_fail(ST_INVALID, "--init needs --tokenizer, a folder with tokenizer.json");
-    return prompts_check(&c->prompts);
+    enum status st = check_out(c);
+    return st == ST_OK ? prompts_check(&c->prompts) : st;
+}
+
+static const char *tokenizer_folder(const struct sft_config *c)
+{
+    return c->tokenizer ? c->tokenizer : c->model;
+}
+
+// A new model can still be given the rows that its tokenizer needs; of one that is there it is
+// said.
+static enum status check_tokenizer(const struct sft *s)
+{
+    struct tokenizer *t;
+    const struct sft_config *c = s->config;
+    enum status st = tokenizer_load(tokenizer_folder(c), &t);
+    if (st != ST_OK) return st;
+    const int n = tokenizer_vocab_size(t), rows = s->model->vocab_size, eos = tokenizer_eos(t);
+    bool knows_eos = eos < 0 || s->model->n_eos == 0;
+    for (int i = 0; i < s->model->n_eos; i++) knows_eos |= s->model->eos_ids[i] == eos;
+    tokenizer_free(t);
+    if (n > rows && c->init)
+        return status_fail(
+            ST_MISMATCH,
+            "--init %s: vocab_size is %d, and the tokenizer in %s has %d tokens; set "
+            "vocab_size to %d or more",
+            c->init, rows, c->tokenizer, n, n);
+    if (n > rows)
+        log_warn(
+            "the tokenizer in %s has %d tokens, the model rows for %d: text with the others is "
+            "refused",
+            tokenizer_folder(c), n, rows);
+    if (c->init && rows > n)
+        log_info("--init %s: vocab_size is %d; %d of these rows have no token in %s", c->init, rows,
+                 rows - n, c->tokenizer);
+    if (!knows_eos)
+        log_warn("the tokenizer in %s ends texts with token %d, which is none of the model's "
+                 "eos_token_id: completions will end with %d",
+                 tokenizer_folder(c), eos, s->model->eos_ids[0]);
+    return ST_OK;
 }
 
 static enum status open_model(struct sft *s)
@@ -110,6 +193,7 @@ static enum status open_model(struct sft *s)
         CHECK(model_config_load(c->model, &s->model));
     else
         CHECK(model_config_load_file(c->init, &s->model));
+    CHECK(check_tokenizer(s));
     CHECK(weights_plan(s->model, device_default_dtype(s->dev), &s->weights));
     CHECK(device_alloc(s->dev, s->weights->bytes, &s->memory));
     device_fill(s->dev, s->memory, 0, s->weights->bytes);
@@ -122,6 +206,50 @@ out:
     return st;
 }
 
+static void say_turns(const struct dataset *d, const struct sft_config *c)
+{
+    if (d->turns.several == 0) return;
+    if (strcmp(c->train_on, "last") == 0)
+        log_info("%s: %" PRId64 " conversations have several turns of the assistant, of which the "
+                 "last alone is learnt; --train-on all learns every one",
+                 c->data, d->turns.several);
+    else
+        log_info("%s: of %" PRId64 " conversations every turn of the assistant is learnt", c->data,
+                 d->turns.several);
+    if (strcmp(c->train_on, "all") == 0 && d->turns.learnt < d->turns.earlier)
+        log_warn("%s: but for %" PRId64 " of %" PRId64 " turns before the last, which the chat "
+                 "template renders otherwise once others follow; they are not learnt",
+                 c->data, d->turns.earlier - d->turns.learnt, d->turns.earlier);
+}
+
+// Tokens of the longest example, prompt and completion.
+static int64_t longest_example(const struct dataset *d)
+{
+    int longest = 0;
+    for (int i = 0; i < d->n; i++) {
+        int n = d->examples[i].prompt_ids.n + d->examples[i].completion_ids.n;
+        if (n > longest) longest = n;
+    }
+    return longest;
+}
+
+// What a daemon chooses by --max-context.
+static enum status choose_rope(struct sft *s)
+{
+    char words[128];
+    int64_t context = s->config->rope_context;
+    if (context > 0 && context < s->longest)
+        return status_fail(ST_INVALID,
+                           "--rope-context %" PRId64 " is below the longest example (%" PRId64
+                           " tokens)",
+                           context, s->longest);
+    s->model->rope_context = (int)(context > 0 ? context : s->longest);
+    if (rope_describe(s->model, words, sizeof words))
+        log_info("%s%s; a daemon chooses by its --max-context, sft by --rope-context", words,
+                 context > 0 ? "" : ", as the longest example says");
+    return ST_OK;
+}
+
 static enum status open_data(struct sft *s)
 {
     enum status st;
@@ -129,20 +257,23 @@ static enum status open_data(struct sft *s)
     int left_out;
     struct prompt_options options = c->prompts;
     options.completions = true;
+    options.all_turns = strcmp(c->train_on, "all") == 0;
     options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
-    CHECK(prompts_load(c->data, c->tokenizer ? c->tokenizer : c->model, s->model->vocab_size,
-                       &options, &s->data, &left_out));
+    CHECK(prompts_load(c->data, tokenizer_folder(c), s->model->vocab_size, &options, &s->data,
+                       &left_out));
     if (left_out)
         log_warn("%s: %d prompts are longer than --max-prompt-length and left out", c->data,
                  left_out);
-    if (s->data->max_prompt + s->data->max_completion > s->model->max_positions) {
+    say_turns(s->data, c);
+    s->longest = longest_example(s->data);
+    if (s->longest > s->model->max_positions) {
         st = status_fail(ST_INVALID,
-                         "%s: a prompt of %d tokens and a completion of %d are over the model's "
-                         "context of %d",
-                         c->data, s->data->max_prompt, s->data->max_completion,
-                         s->model->max_positions);
+                         "%s: the longest example, prompt and completion, has %" PRId64
+                         " tokens; the model's context is %d",
+                         c->data, s->longest, s->model->max_positions);
         goto out;
     }
+    CHECK(choose_rope(s));
     CHECK(data_order_init(&s->order, (uint64_t)c->seed, s->data->n));
     CHECK(schedule_type_from_name(c->lr_scheduler_type, &s->schedule.type));
     s->schedule.peak = c->learning_rate;
@@ -159,8 +290,7 @@ static enum status open_learner(struct sft *s)
 {
     enum status st;
     const struct sft_config *c = s->config;
-    int64_t longest = s->data->max_prompt + s->data->max_completion;
-    int64_t most = c->examples_per_step * longest;
+    int64_t longest = s->longest, most = c->examples_per_step * longest;
     size_t n = (size_t)c->examples_per_step;
     struct learner_config options = {
         .optimizer =
@@ -184,11 +314,12 @@ static enum status open_learner(struct sft *s)
                            c->token_budget, longest);
     s->groups = calloc(n, sizeof *s->groups);
     s->completions = calloc(n, sizeof *s->completions);
-    if (!s->groups || !s->completions)
+    s->examples = calloc(n, sizeof(struct example *));
+    if (!s->groups || !s->completions || !s->examples)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
     CHECK(recompute_from_name(c->recompute, &options.recompute));
     CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
-    CHECK(learner_new(s->dev, s->model, s->weights, NULL, &options, &s->learner));
+    CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_router(s->model);
     memory_say(s->learner, "of its own, beside what follows");
@@ -198,17 +329,23 @@ out:
 }
 
 struct cross_entropy {
-    long n_tokens; // of the step
+    const struct example *const *examples; // of the step
+    long n_tokens;                         // that are learnt
     double loss;
 };
 
 static void cross_entropy(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
     struct cross_entropy *ce = context;
-    int n = rows->mb->first[rows->mb->n_seqs];
-    for (int i = 0; i < n; i++) {
-        ce->loss -= rows->logprobs[i] / (double)ce->n_tokens;
-        ret_dlogprobs[i] = (float)(-1.0 / (double)ce->n_tokens);
+    const struct micro_batch *mb = rows->mb;
+    for (int seq = 0; seq < mb->n_seqs; seq++) {
+        const uint8_t *learnt = ce->examples[mb->sample[seq]]->learnt;
+        for (int i = mb->first[seq]; i < mb->first[seq + 1]; i++) {
+            ret_dlogprobs[i] = 0;
+            if (learnt && !learnt[i - mb->first[seq]]) continue;
+            ce->loss -= rows->logprobs[i] / (double)ce->n_tokens;
+            ret_dlogprobs[i] = (float)(-1.0 / (double)ce->n_tokens);
+        }
     }
 }
 
@@ -218,14 +355,15 @@ static enum status sft_step(struct sft *s, int64_t step, double *ret_loss, long 
 {
     enum status st;
     int n = (int)s->config->examples_per_step;
-    struct cross_entropy ce = {0};
+    struct cross_entropy ce = {.examples = s->examples};
     double norm;
     for (int i = 0; i < n; i++) {
         const struct example *e = &s->data->examples[data_order_at(&s->order, step * n + i)];
+        s->examples[i] = e;
         s->completions[i] = (struct pack_completion){e->completion_ids.ids, e->completion_ids.n};
         s->groups[i] =
             (struct pack_group){e->prompt_ids.ids, e->prompt_ids.n, &s->completions[i], 1};
-        ce.n_tokens += e->completion_ids.n;
+        for (int t = 0; t < e->completion_ids.n; t++) ce.n_tokens += !e->learnt || e->learnt[t];
     }
     CHECK(learner_gradients(s->learner, s->groups, n, cross_entropy, &ce));
     st = learner_clip(s->learner, &norm);
@@ -293,8 +431,7 @@ static enum status run_sft(struct sft *s)
     CHECK(train_steps_all(s));
     enum dtype as =
         strcmp(c->dtype, "auto") == 0 ? s->weights->dt : (enum dtype)dtype_from_name(c->dtype);
-    CHECK(model_folder_write(c->out, s->dev, s->weights, as, c->tokenizer ? c->tokenizer : c->model,
-                             NULL, NULL));
+    CHECK(model_folder_write(c->out, s->dev, s->weights, as, tokenizer_folder(c), NULL, NULL));
     log_info("wrote %s", c->out);
 out:
     return st;
@@ -305,6 +442,7 @@ static void sft_release(struct sft *s)
     learner_free(s->learner);
     free(s->groups);
     free(s->completions);
+    free(s->examples);
     data_order_release(&s->order);
     dataset_free(s->data);
     weights_free(s->weights);

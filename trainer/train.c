@@ -3,7 +3,8 @@
  *
  * train_step() is the algorithm: pull groups of samples from the policy as it is served, score
  * them, compare each with its group, and write the update in place. What it needs is opened in
- * run_open.c; what it did is written down in run_metrics.c and run_checkpoint.c.
+ * run_open.c; what it did is written down in run_metrics.c and run_checkpoint.c, and said in
+ * run_say.c.
  */
 #include "trainer/train.h"
 #include "common/base/clock.h"
@@ -121,7 +122,8 @@ static enum status train_step(struct run *run)
     struct rollout *rollout = NULL;
     struct scores scores = {0};
     struct update_stats update;
-    json_t *metrics = NULL;
+    const struct latency_model latency = run->latency; // before the fit to this step's samples
+    const int64_t step = run->step;
     int64_t start = clock_now_ns(), epochs_before = epochs_done(run);
     double lr = schedule_at(&run->resolved.schedule, run->step);
 
@@ -132,30 +134,20 @@ static enum status train_step(struct run *run)
     double train_s = clock_ms_since(learn_start) / 1e3, step_s = clock_ms_since(start) / 1e3;
     run->step++;
 
-    metrics = run_metrics(run, rollout, &scores, &update, lr, train_s, step_s);
-    if (!metrics) {
+    run->line = run_metrics(run, rollout, &scores, &update, lr, train_s, step_s);
+    if (!run->line) {
         st = status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
         goto out;
     }
-    CHECK(run_record(run, rollout, &scores, metrics));
-    double acceptance = spec_acceptance_rate(&run->spec);
-    struct progress progress = {
-        .step = run->step,
-        .reward = scores.stats.reward_mean,
-        .accuracy = run_accuracy(run, &scores),
-        .acceptance = run->spec.present && isfinite(acceptance) ? acceptance : -1,
-        .loss = update.loss,
-        .mean_length = (double)rollout->n_tokens / scores.n,
-        .tokens_per_s = (double)rollout->n_tokens / step_s,
-    };
-    runlog_progress(run->log, &progress);
+    CHECK(run_record(run, rollout, &scores, run->line));
+    run->step_version = control_version(bridge_control(run->bridge));
+    run->evaluation_due = evaluation_due(run, epochs_before);
+    run_say_step(run, rollout, &scores, &update, learn_start - start, step_s);
     run_say_inference(run, rollout, &scores, &update);
     if (run->config->log_completions) CHECK(run_log_rollout(run, rollout, &scores));
-    if (evaluation_due(run, epochs_before)) CHECK(run_evaluate(run, metrics));
-    st = runlog_write(run->log, metrics);
-    metrics = NULL;
+    CHECK(run_finish_line(run));
 out:
-    json_decref(metrics);
+    if (run->step == step) run->latency = latency; // the step will be run again
     scores_release(&scores);
     rollout_free(rollout);
     return st;
@@ -183,7 +175,11 @@ static void say_end(const struct run *run)
                  : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
                                                           : "reward",
                  run->best.score);
+    struct bytes idle = BYTES_INIT;
+    symptoms_sum_up(&run->symptoms, &idle);
     log_progress_end();
+    if (idle.len) log_warn("%s", bytes_text(&idle));
+    bytes_release(&idle);
     if (run->step < run->total_steps && out_of_patience(run))
         log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
                  " evaluations in a row were no better (--early-stop-patience)%s; run folder %s",
@@ -194,24 +190,49 @@ static void say_end(const struct run *run)
                  best, run->folder);
 }
 
-static enum status train_loop(struct run *run)
+// Whether the step just done has a checkpoint of its own, which stays.
+static bool checkpoint_due(const struct run *run)
+{
+    return due(run->step, run->config->save_steps, run->total_steps) || run->best.step == run->step;
+}
+
+static enum status save_if_due(struct run *run)
+{
+    const double minutes = clock_ms_since(run->saved_ns) / 60e3, every = run->config->save_minutes;
+    if (checkpoint_due(run)) return run_save(run, false);
+    return every > 0 && minutes >= every ? run_save(run, true) : ST_OK;
+}
+
+// What is to be done before the next step: the baseline of a run that begins, or the rest of a step
+// whose evaluation the daemon's end cut off, and with it its checkpoint.
+static enum status before_the_steps(struct run *run)
 {
     enum status st = ST_OK;
     if (run->step == 0) {
         if (run->eval_data) CHECK(baseline(run));
-        CHECK(run_save(run)); // something to restore before the first update
+        CHECK(run_save(run, false)); // something to restore before the first update
+    } else if (run->line) {
+        CHECK(run_finish_line(run));
+        run->saved_step = -1;
+        CHECK(run_save(run, !checkpoint_due(run)));
     }
+out:
+    return st;
+}
+
+static enum status train_loop(struct run *run)
+{
+    enum status st;
+    CHECK(before_the_steps(run));
     while (run->step < run->total_steps && !stop_requested() && !out_of_patience(run)) {
         CHECK(train_step(run));
-        if (due(run->step, run->config->save_steps, run->total_steps) ||
-            run->best.step == run->step)
-            CHECK(run_save(run));
+        CHECK(save_if_due(run));
     }
-    CHECK(run_save(run));
+    CHECK(run_save(run, false));
     say_end(run);
     if (run->config->load_best_model_at_end && !stop_requested()) CHECK(run_serve_best(run));
 out:
-    if (st != ST_OK) log_progress_end();
+    if (st != ST_OK) run_save_remains(run, st);
     return st;
 }
 
@@ -245,13 +266,17 @@ int train_main(int argc, char **argv)
     bytes_release(&usage);
     if (parsed == OPTIONS_DONE) return 0;
     int exit_status = 0;
-    if (parsed == OPTIONS_BAD || train_config_resolve(&config, &run.resolved) != ST_OK ||
+    if (parsed == OPTIONS_BAD || run_folder_options(set, &config) != ST_OK ||
+        train_config_resolve(&config, &run.resolved) != ST_OK ||
         reward_new(&config.reward, &run.reward) != ST_OK) {
         log_error("%s", status_message());
         exit_status = 2;
     } else {
+        log_open("cw-trainer", log_level_from_name(config.log_level));
         const char *idle = train_config_idle_cost(&config);
         if (idle) log_warn("--%s has no effect without --cost", idle);
+        if (config.resume && options_given(set, "start-from"))
+            log_warn("--start-from has no effect with --resume where the run has a checkpoint");
         stop_catch_signals();
         if (train(&run) != ST_OK) {
             log_error("%s", status_message());

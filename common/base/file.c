@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,10 +24,22 @@ static enum status io_fail(const char *doing, const char *path)
     return status_fail(code, "cannot %s %s: %s", doing, path, strerror(error));
 }
 
+enum status file_check_link(const char *path)
+{
+    char target[PATH_MAX];
+    ssize_t n = readlink(path, target, sizeof target);
+    if (n < 0 || access(path, F_OK) == 0 || errno != ENOENT) return ST_OK;
+    return status_fail(ST_IO,
+                       "%s is a link to %.*s, which is not there (a download that was cut off?); "
+                       "fetch the file anew, or remove the link",
+                       path, (int)n, target);
+}
+
 static enum status open_regular(const char *path, int *ret_fd, size_t *ret_len)
 {
     // O_NONBLOCK so that opening a FIFO does not wait for a writer; it means nothing to a file
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT && file_check_link(path) != ST_OK) return ST_IO;
     if (fd < 0) return io_fail("open", path);
     struct stat info;
     enum status st = ST_OK;
@@ -257,7 +270,8 @@ void file_map_release(struct file_map *map)
 
 bool file_exists(const char *path)
 {
-    return access(path, F_OK) == 0;
+    struct stat info;
+    return lstat(path, &info) == 0;
 }
 
 enum status file_make_folders(const char *path)

@@ -34,7 +34,10 @@ struct file_map {
 enum status file_map_open(const char *path, struct file_map *ret);
 void file_map_release(struct file_map *map);
 
+// Also where it is a link that leads nowhere: what reads it then says so.
 bool file_exists(const char *path);
+// ST_IO where it is such a link, naming what it leads to.
+enum status file_check_link(const char *path);
 enum status file_make_folders(const char *path); // mkdir -p, 0755; new names are fsynced
 // fsyncs a folder, so that names created in it are durable
 enum status file_sync_folder(const char *path);

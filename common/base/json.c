@@ -3,25 +3,79 @@
 #include "common/base/json.h"
 #include "common/base/file.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+// An integer of more digits than int64_t holds, as Python writes them ("no limit" is 10^30 in
+// tokenizer_config.json).
+static bool is_wide_integer(const char *number, size_t len)
+{
+    char digits[24];
+    for (size_t i = 0; i < len; i++)
+        if (!strchr("-0123456789", number[i])) return false; // a fraction
+    if (len >= sizeof digits) return true;
+    memcpy(digits, number, len);
+    digits[len] = '\0';
+    errno = 0;
+    strtoll(digits, NULL, 10);
+    return errno == ERANGE;
+}
+
+static bool in_number(char c)
+{
+    return c && strchr("+-.eE0123456789", c);
+}
+
+// The text with wide integers as fractions ("10..." becomes "10....0"), which are read as reals.
+static enum status widen_integers(const char *text, size_t len, struct bytes *ret)
+{
+    bool in_string = false;
+    for (size_t i = 0; i < len;) {
+        size_t n = 1;
+        bool wide = false;
+        if (in_string && text[i] == '\\' && i + 1 < len) {
+            n = 2;
+        } else if (text[i] == '"') {
+            in_string = !in_string;
+        } else if (!in_string && in_number(text[i])) {
+            while (i + n < len && in_number(text[i + n])) n++;
+            wide = is_wide_integer(text + i, n);
+        }
+        bytes_append(ret, text + i, n);
+        if (wide) bytes_puts(ret, ".0");
+        i += n;
+    }
+    return bytes_status(ret);
+}
+
 enum status json_parse(const char *where, const char *text, size_t len, json_t **ret)
 {
+    static const char bom[] = "\xef\xbb\xbf";
     json_error_t error;
+    struct bytes widened = BYTES_INIT;
+    enum status st = ST_OK;
+    if (len >= 3 && memcmp(text, bom, 3) == 0) text += 3, len -= 3;
     // A sampled token may be the byte 0, so strings may hold NUL; json_get_string() refuses it.
     json_t *value = json_loadb(text, len, JSON_ALLOW_NUL, &error);
+    if (!value && json_error_code(&error) == json_error_numeric_overflow) {
+        CHECK(status_context(widen_integers(text, len, &widened), "%s", where));
+        value = json_loadb(bytes_text(&widened), widened.len, JSON_ALLOW_NUL, &error);
+    }
     if (!value) {
         char line[32] = ""; // of one line, `where` says which
         if (len && memchr(text, '\n', len)) snprintf(line, sizeof line, "line %d, ", error.line);
-        return status_fail(
-            json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY : ST_FORMAT,
-            "%s: %scolumn %d: %s", where, line, error.column, error.text);
+        st = status_fail(json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY
+                                                                             : ST_FORMAT,
+                         "%s: %scolumn %d: %s", where, line, error.column, error.text);
+        goto out;
     }
     *ret = value;
-    return ST_OK;
+out:
+    bytes_release(&widened);
+    return st;
 }
 
 enum status json_read_file(const char *path, size_t max_bytes, json_t **ret)

@@ -611,6 +611,37 @@ bool options_given(const struct option_set *set, const char *name)
     return spec && set->given[spec - set->table];
 }
 
+static json_t *field_to_json(const struct option_spec *spec, const void *config);
+
+enum status options_fill(struct option_set *set, const char *path, const json_t *recorded,
+                         void *config, struct bytes *ret_taken)
+{
+    enum status st = ST_OK;
+    const char *key;
+    json_t *value, *before = NULL;
+    json_object_foreach ((json_t *)recorded, key, value) {
+        const struct option_spec *spec = find_key(set->table, key);
+        if (!spec) {
+            st = status_context(unknown_key(set, path, key), "recorded by another version");
+            goto out;
+        }
+        if (json_is_null(value) || is_config(spec) || set->given[spec - set->table]) continue;
+        before = field_to_json(spec, config);
+        CHECK(store_json(set, spec, path, recorded, key, config));
+        if (!json_equal(before, value)) {
+            char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+            bytes_printf(ret_taken, "%s--%s %s", ret_taken->len ? ", " : "", spec->name,
+                         text ? text : "");
+            free(text);
+        }
+        json_decref(before);
+        before = NULL;
+    }
+out:
+    json_decref(before);
+    return st;
+}
+
 static json_t *field_to_json(const struct option_spec *spec, const void *config)
 {
     const char *field = (const char *)config + spec->offset;

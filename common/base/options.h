@@ -5,7 +5,7 @@
 #ifndef COMMON_BASE_OPTIONS_H
 #define COMMON_BASE_OPTIONS_H
 
-#include "common/base/status.h"
+#include "common/base/bytes.h"
 #include <jansson.h>
 #include <stdint.h>
 
@@ -47,6 +47,11 @@ enum option_result options_parse(const struct option_spec *table, const char *pr
                                  void *config, const char **ret_positional,
                                  struct option_set **ret_set);
 bool options_given(const struct option_set *set, const char *name); // by flag or file
+// Options that were not given, by flag or file, take what `recorded`, such an object as
+// options_to_json() makes, has for them. `path` names it in errors; ret_taken: "--name value" of
+// each that is not the default, with commas between.
+enum status options_fill(struct option_set *set, const char *path, const json_t *recorded,
+                         void *config, struct bytes *ret_taken);
 // Resolved, with underscores, without "config" itself (its content is resolved already), so that the
 // object can be read back through --config. The caller's; NULL for want of memory.
 json_t *options_to_json(const struct option_spec *table, const void *config);

@@ -23,6 +23,7 @@ extern "C" {
     X(ST_INVALID, "invalid argument")     /* a caller's value: flag, field, request */             \
     X(ST_FORMAT, "malformed input")       /* a file or message that does not parse or add up */    \
     X(ST_UNSUPPORTED, "not supported")    /* well formed, but nothing here can do it */            \
+    X(ST_TOO_LONG, "too long")            /* a prompt and its completion, for the context */       \
     X(ST_NOT_FOUND, "not found")                                                                   \
     X(ST_IO, "input/output error")        /* the system refused: open, read, write, socket */      \
     X(ST_MISMATCH, "mismatch")            /* two sides disagree: shape, dtype, layout, boot, GPU */ \

@@ -5,6 +5,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/family.h"
+#include "common/model/model_folder.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,9 @@ out:
     return st;
 }
 
-static enum status read_sizes(const char *where, const json_t *json, struct model_config *c)
+// Sizes of the model, and those that all layers have unless the family says otherwise.
+static enum status read_sizes(const char *where, const json_t *json, struct model_config *c,
+                              struct layer_config *all)
 {
     struct {
         const char *key;
@@ -77,9 +80,9 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
     } needed[] = {
         {"vocab_size", 1 << 24, &c->vocab_size},
         {"hidden_size", 1 << 16, &c->hidden},
-        {"intermediate_size", 1 << 20, &c->intermediate},
+        {"intermediate_size", 1 << 20, &all->intermediate},
         {"num_hidden_layers", 1024, &c->n_layers},
-        {"num_attention_heads", 1024, &c->n_heads},
+        {"num_attention_heads", 1024, &all->n_heads},
     };
     enum status st = ST_OK;
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
@@ -89,24 +92,24 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
         }
         CHECK(json_get_int32(where, json, needed[i].key, 1, needed[i].max, needed[i].field));
     }
-    c->n_kv_heads = c->n_heads;
-    CHECK(json_get_int32(where, json, "num_key_value_heads", 1, 1024, &c->n_kv_heads));
-    c->head_dim = c->family->head_dim ? c->family->head_dim : c->hidden / c->n_heads;
-    if (!json_has(json, "head_dim") && !c->family->head_dim && c->hidden % c->n_heads != 0) {
+    all->n_kv_heads = all->n_heads;
+    CHECK(json_get_int32(where, json, "num_key_value_heads", 1, 1024, &all->n_kv_heads));
+    all->head_dim = c->family->head_dim ? c->family->head_dim : c->hidden / all->n_heads;
+    if (!json_has(json, "head_dim") && !c->family->head_dim && c->hidden % all->n_heads != 0) {
         st = status_fail(ST_FORMAT,
                          "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
                          "no head_dim",
-                         where, c->hidden, c->n_heads);
+                         where, c->hidden, all->n_heads);
         goto out;
     }
-    CHECK(json_get_int32(where, json, "head_dim", 2, 256, &c->head_dim));
-    if (c->n_heads % c->n_kv_heads != 0)
+    CHECK(json_get_int32(where, json, "head_dim", 2, 256, &all->head_dim));
+    if (all->n_heads % all->n_kv_heads != 0)
         st = status_fail(ST_FORMAT,
                          "%s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
-                         where, c->n_heads, c->n_kv_heads);
-    else if (c->head_dim % 2 != 0 || c->head_dim > 256)
+                         where, all->n_heads, all->n_kv_heads);
+    else if (all->head_dim % 2 != 0 || all->head_dim > 256)
         st = status_fail(ST_UNSUPPORTED, "%s: head_dim %d; even sizes up to 256 are supported", where,
-                         c->head_dim);
+                         all->head_dim);
     c->max_positions = 2048;
     if (st == ST_OK)
         st = json_get_int32(where, json, "max_position_embeddings", 1, 1 << 24, &c->max_positions);
@@ -115,14 +118,26 @@ out:
 }
 
 // What holds unless the config or the family's own keys say otherwise. The sizes were read.
-static void apply_defaults(struct model_config *c)
+static enum status apply_defaults(const char *where, struct layer_config *all,
+                                  struct model_config *c)
 {
     c->norm = c->family->norm;
     c->rotary_share = c->family->rotary_share > 0 ? c->family->rotary_share : 1;
     c->tie_embeddings = c->family->tied;
     c->gated_mlp = true;
-    c->attn_scale = (float)(1.0 / sqrt((double)c->head_dim));
     c->embed_scale = 1;
+    all->attn_scale = (float)(1.0 / sqrt((double)all->head_dim));
+    c->layers = calloc((size_t)c->n_layers, sizeof *c->layers);
+    if (!c->layers) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
+    for (int l = 0; l < c->n_layers; l++) c->layers[l] = *all;
+    return ST_OK;
+}
+
+int64_t config_kv_elements(const struct model_config *config)
+{
+    int64_t n = 0;
+    for (int l = 0; l < config->n_layers; l++) n += 2 * layer_kv_width(&config->layers[l]);
+    return n;
 }
 
 static enum status read_config(const char *where, json_t *json, struct model_config *c)
@@ -130,6 +145,7 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     const char *type = "", *architecture = "", *dtype = "float32";
     char torch_name[32];
     double eps = 1e-6;
+    struct layer_config all = {0};
     enum status st = ST_OK;
     if (!json_is_object(json)) return status_fail(ST_FORMAT, "%s: not a JSON object", where);
     CHECK(json_get_string(where, json, "model_type", &type));
@@ -152,13 +168,8 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     if (f->norm_eps > 0) eps = f->norm_eps;
     snprintf(c->model_type, sizeof c->model_type, "%s", type);
     snprintf(c->architecture, sizeof c->architecture, "%s", f->architecture);
-    CHECK(read_sizes(where, json, c));
-    c->window = calloc((size_t)c->n_layers, sizeof *c->window);
-    if (!c->window) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
-        goto out;
-    }
-    apply_defaults(c);
+    CHECK(read_sizes(where, json, c, &all));
+    CHECK(apply_defaults(where, &all, c));
     CHECK(json_get_double(where, json, f->norm_eps_key ? f->norm_eps_key : "rms_norm_eps", 0, 1, &eps));
     c->norm_eps = (float)eps;
     CHECK(json_get_bool(where, json, "tie_word_embeddings", &c->tie_embeddings));
@@ -189,7 +200,8 @@ enum status model_config_from_json(const char *where, json_t *json, struct model
 enum status model_config_load_file(const char *path, struct model_config **ret)
 {
     json_t *json = NULL;
-    enum status st = json_read_file(path, 16 << 20, &json);
+    enum status st = model_config_path_check(path);
+    if (st == ST_OK) st = json_read_file(path, 16 << 20, &json);
     if (st == ST_OK) st = model_config_from_json(path, json, ret);
     json_decref(json);
     return st;
@@ -206,6 +218,7 @@ enum status model_config_load(const char *folder, struct model_config **ret)
         st = status_fail(ST_NO_MEMORY, "%s: no memory for a path", folder);
         goto out;
     }
+    CHECK(model_folder_check(folder, "config.json"));
     CHECK(model_config_load_file(path, &c));
     if (file_exists(generation_path)) {
         CHECK(json_read_file(generation_path, 1 << 20, &generation));
@@ -224,9 +237,11 @@ out:
 void model_config_free(struct model_config *config)
 {
     if (!config) return;
-    free(config->window);
-    free(config->rope.short_factor);
-    free(config->rope.long_factor);
+    for (int i = 0; i < config->n_ropes; i++) {
+        free(config->ropes[i].short_factor);
+        free(config->ropes[i].long_factor);
+    }
+    free(config->layers);
     json_decref(config->source);
     free(config);
 }

@@ -28,11 +28,24 @@ struct rope_config { // filled by rope_config_read (rope.c)
 
 struct family; // common/model/family.h: tensor names and config quirks, one table row each
 
+// One layer. Every layer begins with what config.json says of all; a family then sets what differs.
+struct layer_config {
+    int n_heads, n_kv_heads, head_dim;
+    int rope;          // its positions: model_config.ropes[rope]; -1: none are encoded
+    int window;        // 0: full attention, else positions a token sees, itself included
+    float attn_scale;  // of scores
+    float attn_softcap; // 0: none
+    int intermediate;  // inner width of the MLP, or of each expert
+    int n_experts, experts_per_token; // 0: one plain MLP
+};
+
+#define MAX_ROPES 2
+
 struct model_config {
     const struct family *family;
     char model_type[32], architecture[64];
-    int vocab_size, hidden, intermediate, n_layers;
-    int n_heads, n_kv_heads, head_dim, max_positions;
+    int vocab_size, hidden, n_layers, max_positions;
+    struct layer_config *layers; // (n_layers)
     enum norm_kind norm;
     float norm_eps;
     enum act_kind act;
@@ -42,13 +55,14 @@ struct model_config {
     bool sandwich_norm;  // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
     bool tie_embeddings;
-    float attn_scale;    // of scores
-    float attn_softcap, logit_softcap; // 0: none
+    float logit_softcap; // 0: none
     float embed_scale;   // of looked-up embeddings
-    int n_experts, experts_per_token;  // 0: one plain MLP
-    int *window; // (n_layers) 0: full attention, else positions a token sees, itself included
     double rotary_share; // of a head's entries that rope rotates, where the config does not say
-    struct rope_config rope;
+    struct rope_config ropes[MAX_ROPES];
+    int n_ropes;
+    // Longrope, chosen once for all who compute with the same weights: the longest sequence that is
+    // meant, in tokens. 0: not chosen, a table goes by its own length.
+    int rope_context;
     int bos_id, pad_id;   // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype; // torch_dtype / dtype: what the folder's tensors are said to be
@@ -65,22 +79,33 @@ enum status model_config_from_json(const char *where, json_t *json, struct model
 void model_config_free(struct model_config *config);
 
 // Widths in elements.
-static inline int config_q_width(const struct model_config *c) { return c->n_heads * c->head_dim; }
-static inline int config_kv_width(const struct model_config *c) { return c->n_kv_heads * c->head_dim; }
-static inline int config_qkv_width(const struct model_config *c)
+static inline int layer_q_width(const struct layer_config *l) { return l->n_heads * l->head_dim; }
+static inline int layer_kv_width(const struct layer_config *l) { return l->n_kv_heads * l->head_dim; }
+static inline int layer_qkv_width(const struct layer_config *l)
 {
-    return config_q_width(c) + 2 * config_kv_width(c);
+    return layer_q_width(l) + 2 * layer_kv_width(l);
 }
 // Of the MLP's first product: gate and up, or up alone.
-static inline int config_up_width(const struct model_config *c)
+static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)
 {
-    return c->gated_mlp ? 2 * c->intermediate : c->intermediate;
+    return c->gated_mlp ? 2 * l->intermediate : l->intermediate;
 }
-// Reads the rope keys of a config.json: rope_theta, rope_scaling, rope_parameters, partial_rotary_factor.
-// head_dim and max_positions must be set.
+// Rows that the MLP's products have for t tokens.
+static inline size_t layer_mlp_rows(const struct layer_config *l, size_t t)
+{
+    return l->n_experts > 0 ? t * (size_t)l->experts_per_token : t;
+}
+// Keys and values of one token in all layers.
+int64_t config_kv_elements(const struct model_config *config);
+
+// Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters,
+// partial_rotary_factor) into ropes[0], which all layers have. Layers and max_positions must be set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
-// (n_positions, rope.dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope picks its long
-// factors where n_positions is above original_max_positions.
-float *rope_table(const struct model_config *config, int n_positions);
+// Of ropes[i]: (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes
+// its long factors where rope_context (or n_positions, if that is 0) is above original_max_positions.
+float *rope_table(const struct model_config *config, int i, int n_positions);
+// For logs: which factors longrope takes by rope_context, and where the border lies. False where
+// there is no such choice.
+bool rope_describe(const struct model_config *config, char *ret, size_t size);
 
 #endif

@@ -163,6 +163,17 @@ void decoding_reset(const struct decoder *d, struct decoding *state)
     state->strip_left = d->strip_left;
 }
 
+bool decoding_is_inside(const struct decoder *d, const struct decoding *state)
+{
+    return d->kind == DECODER_BYTE_LEVEL || (state->started && state->strip_left == 0);
+}
+
+void decoding_set_inside(struct decoding *state)
+{
+    state->started = true;
+    state->strip_left = 0;
+}
+
 // Gives out text, less the characters still to be stripped off the front.
 static void emit(const struct decoder *d, struct decoding *state, const char *text, size_t len,
                  struct bytes *ret)

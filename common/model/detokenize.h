@@ -17,6 +17,9 @@ struct decoding {
     int strip_left;       // characters that may still be taken off the front
 };
 void decoding_reset(const struct decoder *d, struct decoding *state);
+// What comes no longer depends on what has come: no token is the first, nothing is stripped.
+bool decoding_is_inside(const struct decoder *d, const struct decoding *state);
+void decoding_set_inside(struct decoding *state);
 // One token's text; what can be given out is appended to *ret. bytes_status() tells of failures.
 enum status decoding_push(const struct decoder *d, struct decoding *state, const char *token,
                           size_t len, struct bytes *ret);

@@ -34,7 +34,7 @@ static enum status read_windows(const char *where, const json_t *json, int windo
             st = status_fail(ST_FORMAT, "%s: layer_types[%d] slides, but sliding_window is not set", where, l);
             goto out;
         }
-        c->window[l] = sliding ? window : 0;
+        c->layers[l].window = sliding ? window : 0;
     }
 out:
     return st;
@@ -87,11 +87,14 @@ static enum status configure_mistral(const char *where, const json_t *json, stru
 
 static enum status configure_mixtral(const char *where, const json_t *json, struct model_config *c)
 {
+    int experts = 8, per_token = 2;
     enum status st = ST_OK;
-    c->n_experts = 8;
-    c->experts_per_token = 2;
-    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &c->n_experts));
-    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, c->n_experts, &c->experts_per_token));
+    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
+    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    for (int l = 0; l < c->n_layers; l++) {
+        c->layers[l].n_experts = experts;
+        c->layers[l].experts_per_token = per_token;
+    }
     st = read_windows(where, json, 0, 0, 1, c);
 out:
     return st;
@@ -139,9 +142,12 @@ static enum status configure_gemma2(const char *where, const json_t *json, struc
     CHECK(json_get_bool(where, json, "attention_bias", &bias));
     c->qkv_bias = c->o_bias = bias;
     // null is "none", absent is the default
-    c->attn_softcap = json_is_null(json_object_get(json, "attn_logit_softcapping")) ? 0 : (float)attn_cap;
+    if (json_is_null(json_object_get(json, "attn_logit_softcapping"))) attn_cap = 0;
     c->logit_softcap = json_is_null(json_object_get(json, "final_logit_softcapping")) ? 0 : (float)logit_cap;
-    c->attn_scale = (float)(1.0 / sqrt(scalar));
+    for (int l = 0; l < c->n_layers; l++) {
+        c->layers[l].attn_softcap = (float)attn_cap;
+        c->layers[l].attn_scale = (float)(1.0 / sqrt(scalar));
+    }
     st = read_windows(where, json, 4096, 0, 2, c);
 out:
     return st;

@@ -51,49 +51,55 @@ int model_decode_padding(const struct model *m, int n)
 }
 
 // ---- a model -------------------------------------------------------------------------------------------
-static void routing_parts(const struct model_config *c, size_t base, size_t t, struct device_part ret[5])
+static void routing_parts(const struct layer_config *l, size_t base, size_t t, struct device_part ret[5])
 {
-    size_t a = t * (size_t)c->experts_per_token, i32 = sizeof(int32_t);
+    size_t a = t * (size_t)l->experts_per_token, i32 = sizeof(int32_t);
     ret[0] = (struct device_part){base + offsetof(struct moe_routing, expert), a * i32};
     ret[1] = (struct device_part){base + offsetof(struct moe_routing, weight), a * sizeof(float)};
     ret[2] = (struct device_part){base + offsetof(struct moe_routing, row), a * i32};
     ret[3] = (struct device_part){base + offsetof(struct moe_routing, place), a * i32};
     ret[4] = (struct device_part){base + offsetof(struct moe_routing, offsets),
-                           c->n_experts > 0 ? ((size_t)c->n_experts + 1) * i32 : 0};
-}
-
-// Rows that the MLP's products have for t tokens.
-static size_t mlp_rows(const struct model_config *c, size_t t)
-{
-    return c->n_experts > 0 ? t * (size_t)c->experts_per_token : t;
+                           l->n_experts > 0 ? ((size_t)l->n_experts + 1) * i32 : 0};
 }
 
 #define N_SCRATCH 19
 #define SCRATCH(name, size) {offsetof(struct model, name), (size)}
 
-static void scratch_parts(const struct model *m, struct device_part ret[N_SCRATCH])
+// What one layer, and the head, want.
+static void layer_scratch(const struct model *m, const struct layer_config *l, struct device_part ret[N_SCRATCH])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows, h = (size_t)c->hidden;
-    size_t a = mlp_rows(c, t), inner = (size_t)c->intermediate, expert = c->n_experts > 0 ? a * h * e : 0;
+    size_t a = layer_mlp_rows(l, t), inner = (size_t)l->intermediate, expert = l->n_experts > 0 ? a * h * e : 0;
+    size_t gate_up = a * inner * 2 * e, lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
     struct device_part parts[N_SCRATCH - 5] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
-        SCRATCH(qkv, t * (size_t)config_qkv_width(c) * e),
-        SCRATCH(attn_out, t * (size_t)config_q_width(c) * e),
-        SCRATCH(gate_up, a * inner * 2 * e),
+        SCRATCH(qkv, t * (size_t)layer_qkv_width(l) * e),
+        SCRATCH(attn_out, t * (size_t)layer_q_width(l) * e),
+        SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
         SCRATCH(act, a * inner * e),
         SCRATCH(block, c->sandwich_norm ? t * h * e : 0),
         SCRATCH(expert_in, expert),
         SCRATCH(expert_out, expert),
-        SCRATCH(router_logits, t * (size_t)c->n_experts * sizeof(float)),
+        SCRATCH(router_logits, t * (size_t)l->n_experts * sizeof(float)),
         SCRATCH(row_x, r * h * e),
         SCRATCH(row_normed, r * h * e),
         SCRATCH(row_rstd, 2 * r * sizeof(float)), // and row_mean
         SCRATCH(logits, r * (size_t)c->vocab_size * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
-    routing_parts(c, offsetof(struct model, routing), t, ret + N_SCRATCH - 5);
+    routing_parts(l, offsetof(struct model, routing), t, ret + N_SCRATCH - 5);
+}
+
+static void scratch_parts(const struct model *m, struct device_part ret[N_SCRATCH])
+{
+    struct device_part one[N_SCRATCH];
+    layer_scratch(m, &m->config->layers[0], ret);
+    for (int l = 1; l < m->config->n_layers; l++) {
+        layer_scratch(m, &m->config->layers[l], one);
+        device_parts_widen(ret, one, N_SCRATCH);
+    }
 }
 
 static enum status alloc_scratch(struct model *m)
@@ -109,14 +115,15 @@ static enum status alloc_scratch(struct model *m)
     return ST_OK;
 }
 
-static enum status upload_rope(struct model *m)
+static enum status upload_rope(struct model *m, int i)
 {
-    size_t bytes = (size_t)m->max_context * (size_t)(m->config->rope.dim / 2) * 2 * sizeof(float);
-    float *table = rope_table(m->config, m->max_context);
+    const struct rope_config *rope = &m->config->ropes[i];
+    size_t bytes = (size_t)m->max_context * (size_t)(rope->dim / 2) * 2 * sizeof(float);
+    float *table = rope_table(m->config, i, m->max_context);
     enum status st = ST_OK;
     if (!table) return status_fail(ST_NO_MEMORY, "no memory for the rope table of %d positions", m->max_context);
-    CHECK(device_alloc(m->dev, bytes, (void **)&m->rope));
-    device_copy_in(m->dev, m->rope, table, bytes);
+    CHECK(device_alloc(m->dev, bytes, (void **)&m->ropes[i]));
+    device_copy_in(m->dev, m->ropes[i], table, bytes);
     st = device_sync(m->dev);
     m->scratch_bytes += bytes;
 out:
@@ -149,15 +156,17 @@ enum status model_new(struct device *dev, const struct model_config *config, con
         st = status_fail(ST_NO_MEMORY, "no memory for a model");
         goto out;
     }
-    for (int l = 0; l < config->n_layers; l++)
-        m->attn[l] = (struct attn_shape){.n_heads = config->n_heads,
-                                         .n_kv_heads = config->n_kv_heads,
-                                         .head_dim = config->head_dim,
-                                         .scale = config->attn_scale,
-                                         .softcap = config->attn_softcap,
-                                         .window = config->window[l]};
+    for (int i = 0; i < config->n_layers; i++) {
+        const struct layer_config *l = &config->layers[i];
+        m->attn[i] = (struct attn_shape){.n_heads = l->n_heads,
+                                         .n_kv_heads = l->n_kv_heads,
+                                         .head_dim = l->head_dim,
+                                         .scale = l->attn_scale,
+                                         .softcap = l->attn_softcap,
+                                         .window = l->window};
+    }
     CHECK(alloc_scratch(m));
-    CHECK(upload_rope(m));
+    for (int i = 0; i < config->n_ropes; i++) CHECK(upload_rope(m, i));
     *ret = m;
     m = NULL;
 out:
@@ -173,7 +182,7 @@ void model_free(struct model *m)
     struct device_part parts[N_SCRATCH];
     scratch_parts(m, parts);
     device_release_parts(m->dev, m, parts, N_SCRATCH);
-    device_release(m->dev, m->rope);
+    for (int i = 0; i < MAX_ROPES; i++) device_release(m->dev, m->ropes[i]);
     free(m->attn);
     free(m);
 }
@@ -201,15 +210,16 @@ static void normalise(struct model *m, void *y, float *rstd, float *mean, const 
 }
 
 // The q and k norms: each head of each row by itself, in place.
-static void normalise_heads(struct model *m, void *qkv, float *rstd_q, float *rstd_k, const struct layer_weights *w,
-                            int rows)
+static void normalise_heads(struct model *m, int i, void *qkv, float *rstd_q, float *rstd_k, int rows)
 {
     const struct model_config *c = m->config;
-    struct norm_shape q = {c->norm, rows * c->n_heads, c->head_dim, c->n_heads, config_qkv_width(c), c->norm_eps};
+    const struct layer_config *l = &c->layers[i];
+    const struct layer_weights *w = &m->weights->layers[i];
+    struct norm_shape q = {c->norm, rows * l->n_heads, l->head_dim, l->n_heads, layer_qkv_width(l), c->norm_eps};
     struct norm_shape k = q;
-    k.rows = rows * c->n_kv_heads;
-    k.heads = c->n_kv_heads;
-    void *keys = (char *)qkv + (size_t)config_q_width(c) * dtype_size(m->dt);
+    k.rows = rows * l->n_kv_heads;
+    k.heads = l->n_kv_heads;
+    void *keys = (char *)qkv + (size_t)layer_q_width(l) * dtype_size(m->dt);
     m->ops->norm(m->dev, qkv, rstd_q, NULL, qkv, w->q_norm, NULL, &q, m->dt);
     m->ops->norm(m->dev, keys, rstd_k, NULL, keys, w->k_norm, NULL, &k, m->dt);
 }
@@ -242,15 +252,24 @@ static void add_contribution(struct model *m, int rows, const struct contributio
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
 }
 
+void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign)
+{
+    const struct layer_config *c = &m->config->layers[l];
+    if (c->rope < 0) return;
+    m->ops->rope(m->dev, qkv, m->ropes[c->rope], batch->positions, batch->n_tokens, layer_qkv_width(c),
+                 c->n_heads + c->n_kv_heads, c->head_dim, m->config->ropes[c->rope].dim, sign, m->dt);
+}
+
 // Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid, which
 // is x itself outside of training.
 static void attention_block(struct model *m, int l, const struct batch_view *batch, const struct kv_view *kv,
                             struct layer_tape *tape, void *x, void *x_mid)
 {
     const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const struct ops *ops = m->ops;
-    int rows = batch->n_tokens, width = config_qkv_width(c);
+    int rows = batch->n_tokens, width = layer_qkv_width(layer);
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
 
@@ -258,17 +277,16 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
               rows);
     product(m, raw, m->normed, w->qkv, w->qkv_bias, rows, width, c->hidden, 0, m->dt);
     copy_rows(m, qkv, raw, rows, width);
-    if (c->qk_norm) normalise_heads(m, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, w, rows);
-    ops->rope(m->dev, qkv, m->rope, batch->positions, rows, width, c->n_heads + c->n_kv_heads, c->head_dim,
-              c->rope.dim, 1.0f, m->dt);
+    if (c->qk_norm) normalise_heads(m, l, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, rows);
+    model_rotate(m, l, qkv, batch, 1.0f);
     if (kv) {
         ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
-        // without a tape nobody reads the log-sum-exp; gate_up is free here and large enough for it
+        // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough for it
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch, &m->attn[l], m->dt);
     }
-    struct contribution o = {out, w->o, w->o_bias, w->post_attn_norm, config_q_width(c), tape ? tape->attn_proj : NULL,
+    struct contribution o = {out, w->o, w->o_bias, w->post_attn_norm, layer_q_width(layer), tape ? tape->attn_proj : NULL,
                              tape ? tape->rstd_post1 : NULL};
     add_contribution(m, rows, &o, x, x_mid);
 }
@@ -277,20 +295,21 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
 static void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
 {
     const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
-    struct moe_shape shape = {rows, c->n_experts, c->experts_per_token};
-    int a = rows * c->experts_per_token, up = config_up_width(c);
+    struct moe_shape shape = {rows, layer->n_experts, layer->experts_per_token};
+    int a = rows * shape.top_k, up = layer_up_width(c, layer), inner = layer->intermediate;
     void *gate_up = tape ? tape->gate_up : m->gate_up, *out = tape ? tape->expert_out : m->expert_out;
     struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt};
-    struct matmul second = {a, c->hidden, c->intermediate, false, true, 0, m->dt, m->dt};
+    struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt};
 
-    product(m, m->router_logits, m->normed, w->router, NULL, rows, c->n_experts, c->hidden, 0, DT_F32);
+    product(m, m->router_logits, m->normed, w->router, NULL, rows, shape.n_experts, c->hidden, 0, DT_F32);
     m->ops->moe_route(m->dev, routing, m->router_logits, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed, routing->row, a, c->hidden, 1.0f, m->dt);
-    m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets, c->n_experts, &first);
-    m->ops->act(m->dev, m->act, gate_up, a, c->intermediate, c->act, c->gated_mlp, m->dt);
-    m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, c->n_experts, &second);
+    m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets, shape.n_experts, &first);
+    m->ops->act(m->dev, m->act, gate_up, a, inner, c->act, c->gated_mlp, m->dt);
+    m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts, &second);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, c->hidden, true, m->dt);
 }
 
@@ -298,20 +317,22 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
 static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_mid, void *x_out)
 {
     const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
+    int inner = layer->intermediate;
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
     if (!c->parallel_block)
         normalise(m, m->normed, tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL, x_mid, w->mlp_norm,
                   w->mlp_norm_bias, rows);
-    if (c->n_experts > 0) {
+    if (layer->n_experts > 0) {
         copy_rows(m, x_out, x_mid, rows, c->hidden);
         experts_block(m, l, rows, tape, x_out);
         return;
     }
-    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, config_up_width(c), c->hidden, 0, m->dt);
-    m->ops->act(m->dev, m->act, gate_up, rows, c->intermediate, c->act, c->gated_mlp, m->dt);
-    struct contribution down = {m->act, w->down, w->down_bias, w->post_mlp_norm, c->intermediate,
+    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, layer_up_width(c, layer), c->hidden, 0, m->dt);
+    m->ops->act(m->dev, m->act, gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
+    struct contribution down = {m->act, w->down, w->down_bias, w->post_mlp_norm, inner,
                                 tape ? tape->mlp_proj : NULL, tape ? tape->rstd_post2 : NULL};
     add_contribution(m, rows, &down, x_mid, x_out);
 }
@@ -417,33 +438,34 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
 #define N_TAPE 23
 #define TAPE(name, size) {offsetof(struct layer_tape, name), (size)}
 
-static void tape_parts(const struct model_config *c, enum dtype dt, size_t t, struct device_part ret[N_TAPE])
+static void tape_parts(const struct model_config *c, const struct layer_config *l, enum dtype dt, size_t t,
+                       struct device_part ret[N_TAPE])
 {
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
-    size_t qkv = t * (size_t)config_qkv_width(c) * e, a = mlp_rows(c, t);
+    size_t qkv = t * (size_t)layer_qkv_width(l) * e, a = layer_mlp_rows(l, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
     struct device_part parts[N_TAPE - 5] = {
         TAPE(x, hidden), // first: lay_out()
         TAPE(rstd1, stat),
         TAPE(mean1, mean),
         TAPE(qkv_raw, c->qk_norm ? qkv : 0),
-        TAPE(rstd_q, c->qk_norm ? stat * (size_t)c->n_heads : 0),
-        TAPE(rstd_k, c->qk_norm ? stat * (size_t)c->n_kv_heads : 0),
+        TAPE(rstd_q, c->qk_norm ? stat * (size_t)l->n_heads : 0),
+        TAPE(rstd_k, c->qk_norm ? stat * (size_t)l->n_kv_heads : 0),
         TAPE(qkv, qkv),
-        TAPE(attn, t * (size_t)config_q_width(c) * e),
-        TAPE(lse, stat * (size_t)c->n_heads),
+        TAPE(attn, t * (size_t)layer_q_width(l) * e),
+        TAPE(lse, stat * (size_t)l->n_heads),
         TAPE(attn_proj, c->sandwich_norm ? hidden : 0),
         TAPE(rstd_post1, c->sandwich_norm ? stat : 0),
         TAPE(x_mid, hidden),
         TAPE(rstd2, c->parallel_block ? 0 : stat),
         TAPE(mean2, c->parallel_block ? 0 : mean),
-        TAPE(gate_up, a * (size_t)config_up_width(c) * e),
-        TAPE(expert_out, c->n_experts > 0 ? a * (size_t)c->hidden * e : 0),
+        TAPE(gate_up, a * (size_t)layer_up_width(c, l) * e),
+        TAPE(expert_out, l->n_experts > 0 ? a * (size_t)c->hidden * e : 0),
         TAPE(mlp_proj, c->sandwich_norm ? hidden : 0),
         TAPE(rstd_post2, c->sandwich_norm ? stat : 0),
     };
     memcpy(ret, parts, sizeof parts);
-    routing_parts(c, offsetof(struct layer_tape, routing), t, ret + N_TAPE - 5);
+    routing_parts(l, offsetof(struct layer_tape, routing), t, ret + N_TAPE - 5);
 }
 
 // Sets a part's pointer where there is a layer to set it in; returns where the next part begins.
@@ -454,22 +476,26 @@ static size_t place_part(struct layer_tape *layer, const struct device_part *par
 }
 
 // Visits every part of a tape in one fixed order: sums their sizes, and sets the pointers of `tape`.
-// x, the first part, of every layer comes first; with RECOMPUTE_LAYER all layers share the rest.
+// x, the first part, of every layer comes first; with RECOMPUTE_LAYER all layers share the rest, which
+// is as long as the largest layer's.
 static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t, enum recompute recompute,
                       struct tape *tape)
 {
     struct device_part parts[N_TAPE];
-    size_t at = 0;
+    const size_t hidden = t * (size_t)c->hidden * dtype_size(dt);
+    const struct device_part x = TAPE(x, hidden);
+    size_t at = 0, end = 0;
     char *base = tape ? tape->memory : NULL;
-    tape_parts(c, dt, t, parts);
-    for (int l = 0; l < c->n_layers; l++) at = place_part(tape ? &tape->layers[l] : NULL, &parts[0], base, at);
-    size_t rest = at;
+    for (int l = 0; l < c->n_layers; l++) at = place_part(tape ? &tape->layers[l] : NULL, &x, base, at);
+    const size_t rest = at;
     for (int l = 0; l < c->n_layers; l++) {
         if (recompute == RECOMPUTE_LAYER) at = rest;
+        tape_parts(c, &c->layers[l], dt, t, parts);
         for (int i = 1; i < N_TAPE; i++) at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
+        if (at > end) end = at;
     }
-    if (tape) tape->x_final = base + at;
-    return at + t * (size_t)c->hidden * dtype_size(dt);
+    if (tape) tape->x_final = base + end;
+    return end + hidden;
 }
 
 size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens,

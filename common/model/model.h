@@ -50,7 +50,7 @@ struct model {
     const struct weights *weights;     // borrowed, bound
     enum dtype dt;
     struct attn_shape *attn; // (n_layers)
-    float *rope;             // device; (max_context, rope.dim / 2, 2)
+    float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
     int max_tokens, max_rows, max_context;
     // scratch of the walk, device
     void *x, *normed;  // (max_tokens, hidden)
@@ -81,6 +81,10 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
 // Final norm and vocabulary product of n <= max_rows rows of x; row indices are device memory.
 // Fills m->row_x, row_normed, row_rstd, row_mean and m->logits (n, vocab).
 void model_head(struct model *m, const void *x, const int32_t *rows, int n);
+
+// Encodes the positions of layer l's queries and keys, in place; sign -1: the inverse, which is the
+// backward pass.
+void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
 // The factor of looked-up embeddings, as the walk applies it.
 float model_embed_scale(const struct model *m);

@@ -4,6 +4,7 @@
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,10 +126,12 @@ out:
 
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *c)
 {
-    struct rope_config *r = &c->rope;
+    int head_dim = c->layers[0].head_dim;
+    struct rope_config *r = &c->ropes[0];
     struct rope_source s = {where, "rope_parameters", json, json_object_get(json, "rope_parameters")};
     double share = c->rotary_share;
     enum status st = ST_OK;
+    c->n_ropes = 1;
     r->theta = 10000.0;
     r->factor = r->attention_factor = 1.0;
     r->original_max_positions = c->max_positions;
@@ -144,11 +147,11 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
     CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
     CHECK(json_get_double(where, json, "partial_rotary_factor", 0.01, 1.0, &share));
     if (s.object) CHECK(json_get_double(where, s.object, "partial_rotary_factor", 0.01, 1.0, &share));
-    r->dim = (int)(c->head_dim * share);
+    r->dim = (int)(head_dim * share);
     if (r->dim < 2 || r->dim % 2 != 0) {
         st = status_fail(ST_UNSUPPORTED, "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
                                          "number is needed",
-                         where, share, r->dim, c->head_dim);
+                         where, share, r->dim, head_dim);
         goto out;
     }
     if (s.object) st = read_kind(&s, c->max_positions, r);
@@ -187,29 +190,49 @@ static double yarn_frequency(const struct rope_config *r, int i, double f)
     return f / r->factor * stretched + f * (1 - stretched);
 }
 
-static double frequency(const struct rope_config *r, int i, bool beyond_original)
+static double frequency(const struct rope_config *r, int i, bool long_factors)
 {
     double f = pow(r->theta, -2.0 * i / r->dim);
     switch (r->kind) {
     case ROPE_LINEAR: return f / r->factor;
     case ROPE_LLAMA3: return llama3_frequency(r, f);
     case ROPE_YARN: return yarn_frequency(r, i, f);
-    case ROPE_LONGROPE: return f / (beyond_original ? r->long_factor : r->short_factor)[i];
+    case ROPE_LONGROPE:
+        return f / (long_factors ? r->long_factor : r->short_factor)[i];
     case ROPE_DEFAULT:
     case ROPE_DYNAMIC: break;
     }
     return f;
 }
 
-float *rope_table(const struct model_config *config, int n_positions)
+// Longrope: whether sequences are meant that are longer than the original ones.
+static bool beyond_original(const struct model_config *config, const struct rope_config *r,
+                            int n_positions)
 {
-    const struct rope_config *r = &config->rope;
+    int meant = config->rope_context > 0 ? config->rope_context : n_positions;
+    return meant > r->original_max_positions;
+}
+
+bool rope_describe(const struct model_config *config, char *ret, size_t size)
+{
+    const struct rope_config *r = &config->ropes[0];
+    if (r->kind != ROPE_LONGROPE) return false;
+    snprintf(ret, size,
+             "longrope takes its %s factors, for contexts of up to %d tokens (short: up to %d)",
+             beyond_original(config, r, 0) ? "long" : "short", config->rope_context,
+             r->original_max_positions);
+    return true;
+}
+
+float *rope_table(const struct model_config *config, int index, int n_positions)
+{
+    const struct rope_config *r = &config->ropes[index];
     int half = r->dim / 2;
     float *table = malloc((size_t)n_positions * (size_t)half * 2 * sizeof *table);
     if (!table) return NULL;
     for (int i = 0; i < half; i++) {
         // published models were trained with f32 frequencies and f32 angles: round where they did
-        float f = (float)frequency(r, i, n_positions > r->original_max_positions);
+        float f = (float)frequency(r, i, beyond_original(config, r, n_positions));
         for (int p = 0; p < n_positions; p++) {
             float angle = (float)p * f;
             float *entry = table + ((size_t)p * (size_t)half + (size_t)i) * 2;

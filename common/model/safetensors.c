@@ -143,7 +143,7 @@ static enum status add_file(struct safetensors *set, struct shard *shard, const 
                            "not a safetensors file",
                            where, (unsigned long long)header_len, len);
     CHECK(json_parse(where, (const char *)file + 8, header_len, &shard->header));
-    if (!json_is_object(shard->header))
+    if (!json_is_object(shard->header) || file[8] != '{')
         return status_fail(ST_FORMAT, "%s: the header is not a JSON object", where);
 
     const unsigned char *data = file + 8 + header_len;

@@ -13,6 +13,7 @@
 #include "common/model/added_tokens.h"
 #include "common/model/bpe.h"
 #include "common/model/detokenize.h"
+#include "common/model/model_folder.h"
 #include "common/model/normalizer.h"
 #include "common/model/pretokenize.h"
 #include <stdlib.h>
@@ -420,7 +421,8 @@ enum status tokenizer_load(const char *folder, struct tokenizer **ret)
     json_t *config = NULL;
     const char *model_type = NULL;
     char *where = path_join(folder, names[0]);
-    enum status st = where ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory");
+    enum status st =
+        where ? model_folder_check(folder, names[0]) : status_fail(ST_NO_MEMORY, "out of memory");
     for (int i = 0; st == ST_OK && i < 4; i++)
         st = read_part(folder, names[i], i == 0, &text[i], &there[i]);
     if (st == ST_OK && there[3]) {
@@ -581,6 +583,16 @@ enum status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int 
     return st;
 }
 
+enum status tokenizer_decode_inside(const struct tokenizer *t, int32_t id, struct bytes *ret)
+{
+    struct decoding state = {.pending = BYTES_INIT};
+    decoding_set_inside(&state);
+    enum status st = push_token(t, &state, false, id, ret);
+    if (st == ST_OK) st = decoding_flush(t->decoder, &state, ret);
+    bytes_release(&state.pending);
+    return st;
+}
+
 enum status detokenizer_new(const struct tokenizer *t, bool skip_special, struct detokenizer **ret)
 {
     struct detokenizer *d = calloc(1, sizeof(*d));
@@ -597,6 +609,21 @@ void detokenizer_free(struct detokenizer *d)
     if (!d) return;
     bytes_release(&d->state.pending);
     free(d);
+}
+
+// Only how the text begins matters, so that mostly one token decides. A character that the last of
+// these ids leave open is not completed: its bytes are the other text's.
+enum status detokenizer_follow(struct detokenizer *d, const int32_t *ids, int n)
+{
+    const struct decoder *decoder = d->tokenizer->decoder;
+    struct bytes text = BYTES_INIT;
+    enum status st = ST_OK;
+    for (int i = 0; st == ST_OK && i < n && !decoding_is_inside(decoder, &d->state); i++)
+        st = push_token(d->tokenizer, &d->state, d->skip_special, ids[i], &text);
+    if (d->state.pending.len > 0) decoding_set_inside(&d->state);
+    bytes_clear(&d->state.pending);
+    bytes_release(&text);
+    return st;
 }
 
 enum status detokenizer_push(struct detokenizer *d, int32_t id, struct bytes *ret_text)

@@ -47,6 +47,10 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
 enum status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n,
                              bool skip_special, struct bytes *ret);
 
+// The same of one id, special or not, as it stands behind other text: SentencePiece-style
+// tokenizers drop the space that a text's first token begins with.
+enum status tokenizer_decode_inside(const struct tokenizer *t, int32_t id, struct bytes *ret);
+
 // ids are 0 .. vocab_size - 1, though not every one need have a token
 int tokenizer_vocab_size(const struct tokenizer *t);
 // No id stands for more bytes of text, but for white space that an added token takes with it, a
@@ -66,6 +70,9 @@ int tokenizer_pad(const struct tokenizer *t);
 struct detokenizer;
 enum status detokenizer_new(const struct tokenizer *t, bool skip_special, struct detokenizer **ret);
 void detokenizer_free(struct detokenizer *d);
+// The text to come stands behind that of these ids (a completion behind its prompt), which is not
+// given out. Before the first push.
+enum status detokenizer_follow(struct detokenizer *d, const int32_t *ids, int n);
 enum status detokenizer_push(struct detokenizer *d, int32_t id, struct bytes *ret_text); // appended
 enum status detokenizer_flush(struct detokenizer *d,
                               struct bytes *ret_text); // ready for a new text

@@ -1,7 +1,7 @@
 /* weights.c: lays the arena out, fills it from a folder, writes it back.
  *
- * The plan walks the roles in a fixed order; each role's block is one matrix (or vector), and the
- * family's names divide its rows among Hugging Face tensors. Loading checks every tensor before it
+ * A new kind of tensor is one row of `roles`. The plan walks the roles in a fixed order; each role's
+ * block is one matrix (or vector), and the family's names divide its rows among Hugging Face tensors. Loading checks every tensor before it
  * writes one, so a bad folder leaves the arena as it was. One thread. */
 #include "common/model/weights.h"
 #include "common/base/bytes.h"
@@ -9,6 +9,7 @@
 #include "common/base/rng.h"
 #include "common/model/safetensors.h"
 #include <openssl/evp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,72 +17,91 @@
 #define ALIGN_ELEMENTS 128
 #define STAGING_ELEMENTS ((int64_t)4 << 20)
 
-// ---- the plan ----------------------------------------------------------------------------------------
-struct role_shape {
-    int64_t rows, cols; // of one expert where there are several; cols 0: a vector of `rows`
-    int experts;        // 1 but for the MLPs of a mixture
-    int n_parts;        // of each expert, as most families store it
-    int64_t part_rows[3];
+// ---- the roles ---------------------------------------------------------------------------------------
+// Sizes that shapes are made of.
+enum size { SIZE_NONE, SIZE_HIDDEN, SIZE_VOCAB, SIZE_Q, SIZE_KV, SIZE_QKV, SIZE_HEAD, SIZE_EXPERTS, SIZE_UP, SIZE_INNER };
+
+static int64_t size_of(const struct model_config *c, const struct layer_config *l, enum size size)
+{
+    switch (size) {
+    case SIZE_HIDDEN: return c->hidden;
+    case SIZE_VOCAB: return c->vocab_size;
+    case SIZE_Q: return layer_q_width(l);
+    case SIZE_KV: return layer_kv_width(l);
+    case SIZE_QKV: return layer_qkv_width(l);
+    case SIZE_HEAD: return l->head_dim;
+    case SIZE_EXPERTS: return l->n_experts;
+    case SIZE_UP: return layer_up_width(c, l);
+    case SIZE_INNER: return l->intermediate;
+    case SIZE_NONE: break;
+    }
+    return 0;
+}
+
+// When a model, or a layer, has a role's block.
+enum when { ALWAYS, IF_LAYER_NORM, IF_MLP_NORM, IF_MLP_LAYER_NORM, IF_POST_NORM, IF_QK_NORM, IF_QKV_BIAS, IF_O_BIAS,
+            IF_MLP_BIAS, IF_EXPERTS, IF_UNTIED, IF_HEAD_BIAS };
+
+static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
+{
+    switch (when) {
+    case ALWAYS: break;
+    case IF_LAYER_NORM: return c->norm == NORM_LAYER;
+    case IF_MLP_NORM: return !c->parallel_block;
+    case IF_MLP_LAYER_NORM: return c->norm == NORM_LAYER && !c->parallel_block;
+    case IF_POST_NORM: return c->sandwich_norm;
+    case IF_QK_NORM: return c->qk_norm;
+    case IF_QKV_BIAS: return c->qkv_bias;
+    case IF_O_BIAS: return c->o_bias;
+    case IF_MLP_BIAS: return c->mlp_bias;
+    case IF_EXPERTS: return l->n_experts > 0;
+    case IF_UNTIED: return !c->tie_embeddings;
+    case IF_HEAD_BIAS: return c->head_bias;
+    }
+    return true;
+}
+
+// A role's block: (rows, cols), or (rows) where cols is none; as many of them as there are experts where
+// it is theirs. `parts` are the rows of the tensors that most families store it in.
+struct role {
+    size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
+    bool in_layer, is_norm, of_experts;
+    enum when when;
+    enum size rows, cols, parts[3];
+};
+#define IN_LAYER(field) .pointer = offsetof(struct layer_weights, field), .in_layer = true
+#define IN_MODEL(field) .pointer = offsetof(struct weights, field)
+#define NORM            .is_norm = true, .rows = SIZE_HIDDEN
+#define OF_EXPERTS      .of_experts = true
+
+static const struct role roles[ROLE_COUNT] = {
+    [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
+    [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM},
+    [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
+    [ROLE_QKV] = {IN_LAYER(qkv), .rows = SIZE_QKV, .cols = SIZE_HIDDEN, .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
+    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_QKV, .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
+    [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_HEAD},
+    [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_HEAD},
+    [ROLE_O] = {IN_LAYER(o), .rows = SIZE_HIDDEN, .cols = SIZE_Q},
+    [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
+    [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
+    [ROLE_MLP_NORM_BIAS] = {IN_LAYER(mlp_norm_bias), .when = IF_MLP_LAYER_NORM, .rows = SIZE_HIDDEN},
+    [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, .rows = SIZE_EXPERTS, .cols = SIZE_HIDDEN},
+    [ROLE_GATE_UP] = {IN_LAYER(gate_up), OF_EXPERTS, .rows = SIZE_UP, .cols = SIZE_HIDDEN,
+                      .parts = {SIZE_INNER, SIZE_INNER}},
+    [ROLE_GATE_UP_BIAS] = {IN_LAYER(gate_up_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_UP,
+                           .parts = {SIZE_INNER, SIZE_INNER}},
+    [ROLE_DOWN] = {IN_LAYER(down), OF_EXPERTS, .rows = SIZE_HIDDEN, .cols = SIZE_INNER},
+    [ROLE_DOWN_BIAS] = {IN_LAYER(down_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
+    [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
+    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
+    [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
+    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .when = IF_HEAD_BIAS, .rows = SIZE_VOCAB},
 };
 
-static bool role_present(const struct model_config *c, enum tensor_role role)
-{
-    switch (role) {
-    case ROLE_ATTN_NORM_BIAS:
-    case ROLE_FINAL_NORM_BIAS: return c->norm == NORM_LAYER;
-    case ROLE_MLP_NORM_BIAS: return c->norm == NORM_LAYER && !c->parallel_block;
-    case ROLE_QKV_BIAS: return c->qkv_bias;
-    case ROLE_Q_NORM:
-    case ROLE_K_NORM: return c->qk_norm;
-    case ROLE_O_BIAS: return c->o_bias;
-    case ROLE_POST_ATTN_NORM:
-    case ROLE_POST_MLP_NORM: return c->sandwich_norm;
-    case ROLE_MLP_NORM: return !c->parallel_block;
-    case ROLE_ROUTER: return c->n_experts > 0;
-    case ROLE_GATE_UP_BIAS:
-    case ROLE_DOWN_BIAS: return c->mlp_bias;
-    case ROLE_HEAD: return !c->tie_embeddings;
-    case ROLE_HEAD_BIAS: return c->head_bias;
-    default: return true;
-    }
-}
-
-static struct role_shape role_shape(const struct model_config *c, enum tensor_role role)
-{
-    int64_t h = c->hidden, q = config_q_width(c), kv = config_kv_width(c), i = c->intermediate;
-    int64_t up = c->gated_mlp ? 2 * i : i;
-    int parts = c->gated_mlp ? 2 : 1, experts = c->n_experts > 0 ? c->n_experts : 1;
-    switch (role) {
-    case ROLE_EMBED:
-    case ROLE_HEAD: return (struct role_shape){c->vocab_size, h, 1, 1, {c->vocab_size}};
-    case ROLE_HEAD_BIAS: return (struct role_shape){c->vocab_size, 0, 1, 1, {c->vocab_size}};
-    case ROLE_QKV: return (struct role_shape){q + 2 * kv, h, 1, 3, {q, kv, kv}};
-    case ROLE_QKV_BIAS: return (struct role_shape){q + 2 * kv, 0, 1, 3, {q, kv, kv}};
-    case ROLE_Q_NORM:
-    case ROLE_K_NORM: return (struct role_shape){c->head_dim, 0, 1, 1, {c->head_dim}};
-    case ROLE_O: return (struct role_shape){h, q, 1, 1, {h}};
-    case ROLE_ROUTER: return (struct role_shape){experts, h, 1, 1, {experts}};
-    case ROLE_GATE_UP: return (struct role_shape){up, h, experts, parts, {i, i}};
-    case ROLE_GATE_UP_BIAS: return (struct role_shape){up, 0, experts, parts, {i, i}};
-    case ROLE_DOWN: return (struct role_shape){h, i, experts, 1, {h}};
-    default: return (struct role_shape){h, 0, 1, 1, {h}}; // norms, biases of o and down
-    }
-}
-
-static bool role_is_norm(enum tensor_role role)
-{
-    switch (role) {
-    case ROLE_ATTN_NORM:
-    case ROLE_Q_NORM:
-    case ROLE_K_NORM:
-    case ROLE_POST_ATTN_NORM:
-    case ROLE_MLP_NORM:
-    case ROLE_POST_MLP_NORM:
-    case ROLE_FINAL_NORM: return true;
-    default: return false;
-    }
-}
-
+// ---- the plan ----------------------------------------------------------------------------------------
 static int count_names(const char *pattern)
 {
     int n = 1;
@@ -107,52 +127,77 @@ static void tensor_name(const char *pattern, int part, int layer, int expert, ch
     ret[at] = '\0';
 }
 
+// How a layer's block of a role is cut into tensors; without any where there is no such block.
+struct cut {
+    int experts, n_parts; // tensors: n_parts of each expert (1 expert where the block is not theirs)
+    int64_t rows[3], cols;
+};
+
+static struct cut cut_role(const struct model_config *c, const struct layer_config *l, enum tensor_role i)
+{
+    const struct role *r = &roles[i];
+    struct cut cut = {0};
+    if (!holds(c, l, r->when)) return cut;
+    cut.experts = r->of_experts && l->n_experts > 0 ? l->n_experts : 1;
+    cut.cols = size_of(c, l, r->cols);
+    int64_t left = size_of(c, l, r->rows);
+    bool whole = count_names(c->family->names[i]) == 1;
+    for (; left > 0; left -= cut.rows[cut.n_parts++])
+        cut.rows[cut.n_parts] = whole || r->parts[0] == SIZE_NONE ? left : size_of(c, l, r->parts[cut.n_parts]);
+    return cut;
+}
+
+static void count_role(struct weights *w, enum tensor_role role, int layer, int64_t *n)
+{
+    struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
+    *n += (int64_t)cut.experts * cut.n_parts;
+}
+
 static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
 {
-    const struct model_config *c = w->config;
-    if (!role_present(c, role)) return;
-    struct role_shape s = role_shape(c, role);
-    const char *names = c->family->names[role];
-    if (count_names(names) == 1) { // stored whole
-        s.n_parts = 1;
-        s.part_rows[0] = s.rows;
-    }
+    const struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
+    if (cut.experts == 0) return;
     *at = (*at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    for (int p = 0; p < s.experts * s.n_parts; p++) {
+    for (int p = 0; p < cut.experts * cut.n_parts; p++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
-        tensor_name(names, p % s.n_parts, layer, p / s.n_parts, t->name);
+        int64_t rows = cut.rows[p % cut.n_parts];
+        tensor_name(w->config->family->names[role], p % cut.n_parts, layer, p / cut.n_parts, t->name);
         t->role = role;
         t->layer = layer;
-        t->n_dims = s.cols ? 2 : 1;
-        t->shape[0] = s.part_rows[p % s.n_parts];
-        t->shape[1] = s.cols;
-        t->n = t->shape[0] * (s.cols ? s.cols : 1);
+        t->n_dims = cut.cols ? 2 : 1;
+        t->shape[0] = rows;
+        t->shape[1] = cut.cols;
+        t->n = rows * (cut.cols ? cut.cols : 1);
         t->offset = *at;
         *at += t->n;
         w->n_parameters += t->n;
     }
 }
 
+// Every block in the arena's order.
+static void each_role(struct weights *w, void (*visit)(struct weights *, enum tensor_role, int, int64_t *), int64_t *sum)
+{
+    for (enum tensor_role r = 0; r < ROLE_ATTN_NORM; r++) visit(w, r, 0, sum);
+    for (int l = 0; l < w->config->n_layers; l++)
+        for (enum tensor_role r = ROLE_ATTN_NORM; r < ROLE_FINAL_NORM; r++) visit(w, r, l, sum);
+    for (enum tensor_role r = ROLE_FINAL_NORM; r < ROLE_COUNT; r++) visit(w, r, 0, sum);
+}
+
 enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret)
 {
-    int64_t at = 0;
-    size_t experts = config->n_experts > 0 ? (size_t)config->n_experts : 1;
-    size_t most = (size_t)config->n_layers * (3 * experts + 3 * ROLE_COUNT) + ROLE_COUNT;
+    int64_t at = 0, n = 0;
     struct weights *w = calloc(1, sizeof *w);
-    if (w) {
-        w->tensors = calloc(most, sizeof *w->tensors);
-        w->layers = calloc((size_t)config->n_layers, sizeof *w->layers);
-    }
-    if (!w || !w->tensors || !w->layers) {
+    if (!w) return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    w->config = config;
+    w->dt = dt;
+    each_role(w, count_role, &n);
+    w->tensors = calloc((size_t)n, sizeof *w->tensors);
+    w->layers = calloc((size_t)config->n_layers, sizeof *w->layers);
+    if (!w->tensors || !w->layers) {
         weights_free(w);
         return status_fail(ST_NO_MEMORY, "no memory for the weights table");
     }
-    w->config = config;
-    w->dt = dt;
-    plan_role(w, ROLE_EMBED, 0, &at);
-    for (int l = 0; l < config->n_layers; l++)
-        for (enum tensor_role r = ROLE_ATTN_NORM; r < ROLE_FINAL_NORM; r++) plan_role(w, r, l, &at);
-    for (enum tensor_role r = ROLE_FINAL_NORM; r < ROLE_COUNT; r++) plan_role(w, r, 0, &at);
+    each_role(w, plan_role, &at);
     w->n_elements = (at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
     w->canary_offset = (size_t)w->n_elements * dtype_size(dt);
     w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
@@ -163,33 +208,9 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
 // Where the pointer to a role's block stands.
 static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
 {
-    struct layer_weights *l = &w->layers[layer];
-    switch (role) {
-    case ROLE_EMBED: return &w->embed;
-    case ROLE_ATTN_NORM: return &l->attn_norm;
-    case ROLE_ATTN_NORM_BIAS: return &l->attn_norm_bias;
-    case ROLE_QKV: return &l->qkv;
-    case ROLE_QKV_BIAS: return &l->qkv_bias;
-    case ROLE_Q_NORM: return &l->q_norm;
-    case ROLE_K_NORM: return &l->k_norm;
-    case ROLE_O: return &l->o;
-    case ROLE_O_BIAS: return &l->o_bias;
-    case ROLE_POST_ATTN_NORM: return &l->post_attn_norm;
-    case ROLE_MLP_NORM: return &l->mlp_norm;
-    case ROLE_MLP_NORM_BIAS: return &l->mlp_norm_bias;
-    case ROLE_ROUTER: return &l->router;
-    case ROLE_GATE_UP: return &l->gate_up;
-    case ROLE_GATE_UP_BIAS: return &l->gate_up_bias;
-    case ROLE_DOWN: return &l->down;
-    case ROLE_DOWN_BIAS: return &l->down_bias;
-    case ROLE_POST_MLP_NORM: return &l->post_mlp_norm;
-    case ROLE_FINAL_NORM: return &w->final_norm;
-    case ROLE_FINAL_NORM_BIAS: return &w->final_norm_bias;
-    case ROLE_HEAD: return &w->head;
-    case ROLE_HEAD_BIAS: return &w->head_bias;
-    case ROLE_COUNT: break;
-    }
-    return NULL;
+    const struct role *r = &roles[role];
+    char *holder = r->in_layer ? (char *)&w->layers[layer] : (char *)w;
+    return (void **)(holder + r->pointer);
 }
 
 void weights_bind(struct weights *w, void *base)
@@ -336,14 +357,36 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     return st;
 }
 
+// The folder's tensors, which are those of the table.
+static enum status open_tensors(const struct weights *w, const char *folder,
+                                struct safetensors **ret)
+{
+    struct safetensors *set = NULL;
+    enum status st;
+    CHECK(safetensors_open(folder, &set));
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, folder));
+    CHECK(check_extra(w, set));
+    *ret = set;
+    set = NULL;
+out:
+    safetensors_free(set);
+    return st;
+}
+
+enum status weights_check(const struct weights *w, const char *folder)
+{
+    struct safetensors *set = NULL;
+    enum status st = open_tensors(w, folder, &set);
+    safetensors_free(set);
+    return st;
+}
+
 enum status weights_load(struct weights *w, struct device *dev, const char *folder)
 {
     struct safetensors *set = NULL;
     void *staging = NULL;
     enum status st = ST_OK;
-    CHECK(safetensors_open(folder, &set));
-    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, folder));
-    CHECK(check_extra(w, set));
+    CHECK(open_tensors(w, folder, &set));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) {
         st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", folder);
@@ -381,7 +424,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                 int64_t end = begin + chunk < n ? begin + chunk : n;
                 rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
                 for (int64_t j = begin; j < end; j++)
-                    staging[j] = t->n_dims == 2 ? 0.02f * rng_normal(&r) : role_is_norm(t->role) ? norm_one : 0.0f;
+                    staging[j] = t->n_dims == 2 ? 0.02f * rng_normal(&r) : roles[t->role].is_norm ? norm_one : 0.0f;
             }
             const void *data = staging;
             if (w->dt != DT_F32) {

@@ -67,6 +67,9 @@ void weights_layout_hash(const struct weights *w, char ret[65]);
 // one, a wrong shape or an unusable dtype is an error naming file and tensor; on any such error
 // nothing was written. (lm_head.weight of a tied model may be there and is ignored.)
 enum status weights_load(struct weights *w, struct device *dev, const char *folder);
+// The same checks without reading the values: what passes, weights_load() takes. For those who must
+// know before they begin to write. `w` need not be bound.
+enum status weights_check(const struct weights *w, const char *folder);
 // Normal(0, 0.02) matrices, ones in norms, zeros in biases: a fresh model (sft --init, benchmarks).
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed);
 // Writes folder/model.safetensors in the family's own names, as dt `as`.

@@ -6,6 +6,7 @@
  * instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
+#include "infer-server/engine/draft_folder.h"
 #include "infer-server/engine/engine_thread.h"
 #include "infer-server/engine/sampler.h"
 #include <math.h>
@@ -81,19 +82,14 @@ static enum status check_options(struct engine_options *o)
     return ST_OK;
 }
 
-static enum status load_draft_config(struct engine *e)
+// Once for all who compute with these weights: the bridge file tells it to trainers.
+static void choose_rope(struct engine *e)
 {
-    const char *folder = e->options.draft_folder;
-    enum status st = model_config_load(folder, &e->draft_config);
-    if (st != ST_OK) return status_context(st, "--draft");
-    // A larger model's vocabulary may be padded further; the tokens are the same.
-    if (e->draft_config->vocab_size > e->config->vocab_size)
-        return status_fail(ST_MISMATCH,
-                           "--draft %s: its vocabulary of %d tokens is larger than the %d of %s; a "
-                           "draft model must be of the same tokenizer",
-                           folder, e->draft_config->vocab_size, e->config->vocab_size,
-                           e->options.model_folder);
-    return ST_OK;
+    const int context = executor_wished_context(e->config, e->options.max_context);
+    struct model_config *draft = e->draft_config;
+    e->config->rope_context = context;
+    if (draft)
+        draft->rope_context = context < draft->max_positions ? context : draft->max_positions;
 }
 
 static void engine_release(struct engine *e)
@@ -139,7 +135,10 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     CHECK(check_options(&e->options));
     CHECK(read_policy(options->kv_policy, &e->policy));
     CHECK(model_config_load(options->model_folder, &e->config));
-    if (options->draft_folder) CHECK(load_draft_config(e));
+    if (options->draft_folder)
+        CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,
+                                &e->draft_config));
+    choose_rope(e);
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);
@@ -320,7 +319,7 @@ enum status engine_submit(struct engine *e, struct request *r)
     pthread_mutex_lock(&e->lock);
     st = check_state(e, r);
     pthread_mutex_unlock(&e->lock);
-    const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : 0;
+    const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : r->sampling.cache_salt;
     if (st == ST_OK) st = request_prepare(r, e->options.block_size, cache_salt);
     if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;
@@ -414,16 +413,24 @@ static enum status queue_command(struct engine *e, const struct command *wanted)
     return st;
 }
 
-enum status engine_reload(struct engine *e, const char *folder,
+enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
                           void (*done)(void *context, enum status, const char *message,
                                        uint64_t version),
                           void *context)
 {
     struct command c = {.kind = COMMAND_RELOAD, .context = context, .reload_done = done};
+    enum status st;
     c.folder = strdup(folder);
-    if (!c.folder) return status_fail(ST_NO_MEMORY, "no memory for a command");
-    enum status st = queue_command(e, &c);
-    if (st != ST_OK) free(c.folder);
+    if (draft_folder) c.draft_folder = strdup(draft_folder);
+    if (!c.folder || (draft_folder && !c.draft_folder)) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a command");
+        goto out;
+    }
+    CHECK(queue_command(e, &c));
+    return ST_OK;
+out:
+    free(c.folder);
+    free(c.draft_folder);
     return st;
 }
 

@@ -13,6 +13,7 @@
 #include "bridge/control.h"
 #include "common/base/status.h"
 #include "common/model/weights.h"
+#include "infer-server/engine/histogram.h"
 #include "infer-server/speculative/speculative.h"
 #include "kernels/device.h"
 #include <jansson.h>
@@ -58,6 +59,7 @@ struct sampling {
     int32_t stop_ids[16];
     int n_stop_ids;
     int min_tokens; // no stop token before this many
+    uint64_t cache_salt; // finds and leaves blocks in the prefix cache under this; 0: everybody's
     // Adjustments of the logits, before temperature and filtering (ops.h, adjust_logits). 0: off,
     // for repetition 1 as well. A token has at most one bias.
     float repetition_penalty, frequency_penalty, presence_penalty;
@@ -137,14 +139,10 @@ typedef void (*engine_event_fn)(void *context, const struct engine_event *event)
 
 enum engine_state { ENGINE_LOADING, ENGINE_OK, ENGINE_TORN, ENGINE_DRAINING, ENGINE_FAILED };
 
-// Histograms: count i is of values <= engine_bucket_bounds[i] seconds and above the bound before it
-// (not cumulative); the last count is of everything above. One set of bounds for all three.
-#define ENGINE_BUCKETS 16
-extern const double engine_bucket_bounds[ENGINE_BUCKETS - 1];
-
 struct engine_stats { // a snapshot for /health and /metrics; counters since start
     enum engine_state state;
     char state_detail[256];
+    char weights_warning[1400]; // what the weights lack after a restore that fell back; "": nothing
     uint64_t weight_version;
     int running, waiting;
     int kv_blocks_total, kv_blocks_used, kv_block_tokens;
@@ -158,9 +156,8 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     uint64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
     struct speculative_choice speculative; // the server's
     int draft_positions;                   // its K, or the most that a request has drafted
-    uint64_t ttft_buckets[ENGINE_BUCKETS];
-    uint64_t itl_buckets[ENGINE_BUCKETS]; // first token, between tokens
-    double ttft_sum, itl_sum;             // seconds
+    struct histogram first_token, next_token; // seconds; the second: between tokens of a sample
+    struct histogram step_tokens; // prompt tokens computed and tokens generated, by step
 };
 
 // Starts the thread; loading goes on in it (engine_stats tells). Config errors come at once.
@@ -185,8 +182,8 @@ enum status engine_resume(struct engine *e);
 bool engine_paused(struct engine *e);
 // Rewrites the weights from a model folder at a step boundary (POST /reload): next even version.
 // Runs on the engine thread; done() is called there when finished, with the message of a failure.
-// ST_BUSY while a trainer is attached.
-enum status engine_reload(struct engine *e, const char *folder,
+// ST_BUSY while a trainer is attached. draft_folder: the draft model's; NULL: it stays as it is.
+enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
                           void (*done)(void *context, enum status, const char *message,
                                        uint64_t version),
                           void *context);

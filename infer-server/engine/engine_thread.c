@@ -94,14 +94,27 @@ static void take_version(struct engine *e, bool recompute)
     executor_update(e->executor, e->live.weight_version, recompute);
 }
 
+// What restored weights lack stays said until somebody loads others or trains on from these.
+static void say_fallback(struct engine *e, const struct weights_restored *restored)
+{
+    if (!restored->fault[0]) return;
+    snprintf(
+        e->live.weights_warning, sizeof e->live.weights_warning,
+        "what was trained is NOT served: the trainer's last snapshot cannot be used (%s); these "
+        "are the weights of %s; go on from a good checkpoint (cw-trainer train --resume) or load "
+        "one (POST /reload)",
+        restored->fault, restored->from);
+    log_error("engine: %s", e->live.weights_warning);
+}
+
 static void restore(struct engine *e, const char *why)
 {
-    char from[512];
+    struct weights_restored restored;
     log_error("engine: weights are torn: %s", why);
     set_state(e, ENGINE_TORN,
               "an update was cut off in the middle; the weights are being restored");
     const int64_t start_ns = clock_now_ns();
-    if (weights_owner_restore(e->owner, from) != ST_OK) {
+    if (weights_owner_restore(e->owner, &restored) != ST_OK) {
         char message[256];
         snprintf(message, sizeof message, "torn weights cannot be restored: %s", status_message());
         fail(e, message);
@@ -109,8 +122,9 @@ static void restore(struct engine *e, const char *why)
     }
     e->live.restores++;
     take_version(e, true);
+    say_fallback(e, &restored);
     set_state(e, ENGINE_OK, "");
-    log_info("engine: weights restored from %s in %.0f ms, version %llu", from,
+    log_info("engine: weights restored from %s in %.0f ms, version %llu", restored.from,
              clock_ms_since(start_ns), (unsigned long long)e->live.weight_version);
 }
 
@@ -146,6 +160,9 @@ static void serve_writer(struct engine *e)
         if (event == CONTROL_UPDATED) {
             e->live.updates++;
             e->live.last_pause_ms = clock_ms_since(start_ns);
+            e->live.weights_warning[0] = 0;
+            log_debug("engine: the trainer's update: version %llu, generation paused %.2f ms",
+                      (unsigned long long)control_version(control), e->live.last_pause_ms);
         }
         after_writer(e, event);
         return;
@@ -162,6 +179,7 @@ static void serve_writer(struct engine *e)
 static void command_free(struct command *c)
 {
     free(c->folder);
+    free(c->draft_folder);
     free(c);
 }
 
@@ -179,14 +197,19 @@ static void refuse_command(struct engine *e, struct command *c)
 static void reload(struct engine *e, struct command *c)
 {
     char message[512] = "";
-    enum status st = weights_owner_reload(e->owner, c->folder);
-    if (st != ST_OK) snprintf(message, sizeof message, "%s", status_message());
+    enum status st = weights_owner_reload(e->owner, c->folder, c->draft_folder);
+    if (st != ST_OK)
+        snprintf(message, sizeof message, "%s", status_message());
+    else
+        e->live.weights_warning[0] = 0;
     if (st == ST_TORN)
         restore(e, message);
     else
         take_version(e, st == ST_OK && e->policy != KV_KEEP);
     if (st == ST_OK)
-        log_info("engine: weights reloaded from %s, version %llu", c->folder,
+        log_info("engine: weights reloaded from %s%s%s, version %llu", c->folder,
+                 c->draft_folder ? ", the draft model's from " : "",
+                 c->draft_folder ? c->draft_folder : "",
                  (unsigned long long)e->live.weight_version);
     publish(e);
     c->reload_done(c->context, st, message, e->live.weight_version);
@@ -306,6 +329,12 @@ static enum status open_device(struct engine *e)
     return ST_OK;
 }
 
+static void say_rope(const struct model_config *config, const char *folder)
+{
+    char words[128];
+    if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
+}
+
 static enum status load(struct engine *e)
 {
     enum status st = ST_OK;
@@ -334,9 +363,12 @@ static enum status load(struct engine *e)
              (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
-    if (draft)
+    say_rope(e->config, o->model_folder);
+    if (draft) {
         log_info("engine: draft model %s: %.1f MB of weights", o->draft_folder,
                  (double)draft->bytes / 1e6);
+        say_rope(e->draft_config, o->draft_folder);
+    }
     return ST_OK;
 out:
     executor_free(e->executor);

@@ -17,7 +17,7 @@ struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
-    char *folder; // RELOAD; owned
+    char *folder, *draft_folder; // RELOAD; owned; draft_folder: NULL where it stays
     void (*reload_done)(void *context, enum status, const char *message, uint64_t version);
     bool checksums; // FACTS
     void (*facts_done)(void *context, const struct engine_bridge_facts *);

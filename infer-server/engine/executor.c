@@ -13,6 +13,7 @@
  * them, and take_draws() keeps what agrees. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "infer-server/engine/draft_model.h"
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/prompt_logprobs.h"
@@ -25,10 +26,13 @@
 #define DEFAULT_MOST_CONTEXT 32768
 #define DRAFT_ROWS_OFF       64 // of a step, where only single requests ask for drafts
 #define DRAFT_ROWS           512
-#define TIME_PROMPTS         8 // steps that follow prompts, one of which is timed
+#define UNACCEPTED           32 // drafts of the draft model in vain, before that is said
+#define TIME_PROMPTS         8  // steps that follow prompts, one of which is timed
 
-const double engine_bucket_bounds[ENGINE_BUCKETS - 1] = {
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60};
+struct unaccepted { // drafts until one is accepted, or it is said that none was
+    bool over;
+    int drafts, tokens;
+};
 
 struct executor {
     struct device *dev;
@@ -48,6 +52,7 @@ struct executor {
     struct speculative_choice choice; // of requests that do not choose
     int draft_rows;
     unsigned n_followed;            // steps whose prompts the draft model followed
+    struct unaccepted unaccepted;   // of the draft model
     bool exact;                     // draws do not know of drafts
     struct draft **drafts;          // (max_batch) of one step
     struct sample **drawing;        // (max_batch) for which the draft model draws
@@ -60,15 +65,11 @@ struct executor {
 
 // ---- life --------------------------------------------------------------------------------------
 
-static enum status choose_context(const struct model_config *config, int wished, int *ret)
+int executor_wished_context(const struct model_config *config, int named)
 {
-    if (wished > config->max_positions)
-        return status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
-                           config->max_positions);
     int most =
         config->max_positions < DEFAULT_MOST_CONTEXT ? config->max_positions : DEFAULT_MOST_CONTEXT;
-    *ret = wished > 0 ? wished : most;
-    return ST_OK;
+    return named > 0 ? named : most;
 }
 
 static void plan_draft_rows(struct executor *x, const struct engine_options *options)
@@ -111,8 +112,12 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     x->context = context;
     plan_draft_rows(x, options);
     const int max_rows = max_batch + x->draft_rows, max_tokens = max_rows + chunk;
-    int wished = 0;
-    CHECK(choose_context(config, options->max_context, &wished));
+    const int wished = executor_wished_context(config, options->max_context);
+    if (wished > config->max_positions) {
+        st = status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
+                         config->max_positions);
+        goto out;
+    }
     CHECK(model_new(dev, config, weights, max_tokens, max_rows, wished, &x->model));
     CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
                       &x->sampler));
@@ -207,6 +212,7 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
     struct engine_stats mine = x->stats;
     mine.state = stats->state;
     memcpy(mine.state_detail, stats->state_detail, sizeof mine.state_detail);
+    memcpy(mine.weights_warning, stats->weights_warning, sizeof mine.weights_warning);
     mine.weight_version = stats->weight_version;
     mine.updates = stats->updates;
     mine.restores = stats->restores;
@@ -225,14 +231,6 @@ void executor_stats(const struct executor *x, struct engine_stats *stats)
 }
 
 // ---- events ------------------------------------------------------------------------------------
-
-static void count_time(uint64_t buckets[ENGINE_BUCKETS], double *sum, double seconds)
-{
-    int i = 0;
-    while (i < ENGINE_BUCKETS - 1 && seconds > engine_bucket_bounds[i]) i++;
-    buckets[i]++;
-    *sum += seconds;
-}
 
 // Takes the sample out of the scheduler where it ends; after its request's last event neither may
 // be touched.
@@ -412,11 +410,11 @@ static void take_token(struct executor *x, struct sample *sample, const struct t
     if (sample->n_generated == 1) {
         t->weight_version_first = record->weight_version;
         t->first_token_ms = (double)(now_ns - sample->queued_ns) / 1e6;
-        count_time(x->stats.ttft_buckets, &x->stats.ttft_sum, t->first_token_ms / 1e3);
+        histogram_add(&x->stats.first_token, &bounds_first_token, t->first_token_ms / 1e3);
         count_prompt(x, sample);
     } else {
-        count_time(x->stats.itl_buckets, &x->stats.itl_sum,
-                   (double)(now_ns - sample->last_token_ns) / 1e9);
+        histogram_add(&x->stats.next_token, &bounds_next_token,
+                      (double)(now_ns - sample->last_token_ns) / 1e9);
     }
     t->weight_version_last = record->weight_version;
     sample->last_token_ns = now_ns;
@@ -492,8 +490,24 @@ static enum status draft_step(struct executor *x, struct step_report *report)
                             speculative_pass_cost(x->speculative), report);
 }
 
+// A draft model of another tokenizer, or of no sense, is drafted with in vain: said once.
+static void watch_draft_model(struct executor *x, int n_drafts, int n_accepted)
+{
+    struct unaccepted *u = &x->unaccepted;
+    if (u->over) return;
+    u->drafts++;
+    u->tokens += n_drafts;
+    u->over = n_accepted > 0 || u->drafts == UNACCEPTED;
+    if (u->over && n_accepted == 0)
+        log_warn(
+            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
+            "it of this model's tokenizer, and trained?",
+            u->tokens);
+}
+
 static void count_drafts(struct executor *x, struct sample *sample, int n_drafts, int n_accepted)
 {
+    if (sample->draft.method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(x, n_drafts, n_accepted);
     struct sample_telemetry *t = &sample->telemetry;
     struct engine_stats *all = &x->stats;
     if (n_drafts > t->draft_positions) t->draft_positions = n_drafts;
@@ -599,6 +613,14 @@ static void report_rows(const struct step *step, struct step_report *report)
     }
 }
 
+static int prompt_tokens_of(const struct step *step)
+{
+    int n = 0;
+    for (int i = 0; i < step->n_items; i++)
+        if (!item_decodes(&step->items[i])) n += step->items[i].n;
+    return n;
+}
+
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped)
 {
@@ -623,16 +645,21 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     CHECK(draw_tokens(x, step, &results));
     CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
+    int n_tokens = prompt_tokens_of(step);
     for (int i = 0, row = 0; i < step->n_draws; i++) {
         struct sample *sample = step->draws[i].sample;
         const int n_drafts = step->items[step->draws[i].item].n_drafts;
-        if (sample->request->sampling.max_tokens == 0)
+        if (sample->request->sampling.max_tokens == 0) {
             end_unsampled(x, sample, version, now_ns);
-        else
-            report.n_saved +=
-                take_draws(x, sample, results + row, x->top + row, n_drafts, version, now_ns) - 1;
+        } else {
+            const int n =
+                take_draws(x, sample, results + row, x->top + row, n_drafts, version, now_ns);
+            n_tokens += n;
+            report.n_saved += n - 1;
+        }
         row += n_drafts + 1;
     }
+    histogram_add(&x->stats.step_tokens, &bounds_step_tokens, n_tokens);
     report.step_ms = (double)(now_ns - drafted_ns) / 1e6;
     speculative_step_over(x->speculative, &report);
     x->stats.steps++;

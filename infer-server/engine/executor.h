@@ -21,6 +21,9 @@ enum status executor_new(struct device *dev, const struct weights *weights,
                          engine_event_fn on_event, void *context, struct executor **ret);
 void executor_free(struct executor *x); // no samples in it
 
+// The longest sequence that is wished for, of which memory may leave less: the one that was named
+// (--max-context), or 0 and then the default for this model.
+int executor_wished_context(const struct model_config *config, int named);
 int executor_max_context(const struct executor *x);
 
 // Takes a request over, or ends all its samples with FINISH_ERROR where there is no memory for it.

@@ -34,8 +34,7 @@ static enum status pool_bytes(struct device *dev, const struct kv_wish *wish, in
 
 int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size)
 {
-    return 2 * (int64_t)config->n_layers * block_size * config_kv_width(config) *
-           (int64_t)dtype_size(dt);
+    return block_size * config_kv_elements(config) * (int64_t)dtype_size(dt);
 }
 
 enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
@@ -56,7 +55,7 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     m->view = (struct kv_view){.k = k,
                                .v = v,
                                .layer_stride =
-                                   (int64_t)n_blocks * block_size * config_kv_width(config),
+                                   (int64_t)n_blocks * block_size * layer_kv_width(config->layers),
                                .n_blocks = n_blocks,
                                .block_size = block_size,
                                .dt = dt};

@@ -30,7 +30,7 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     r->samples = calloc((size_t)sampling->n, sizeof *r->samples);
     if (!r->prompt || !r->samples) goto no_memory;
     memcpy(r->prompt, prompt, (size_t)n_prompt * sizeof *r->prompt);
-    r->prompt_key = speculative_prompt_key(prompt, n_prompt);
+    r->prompt_key = speculative_prompt_key(prompt, n_prompt) ^ sampling->cache_salt;
     for (int i = 0; i < sampling->n; i++) {
         r->samples[i].request = r;
         r->samples[i].index = i;

@@ -35,7 +35,7 @@ struct arena {
 };
 struct weights_owner {
     struct device *dev;
-    char *reloaded; // the policy's folder of the last reload; NULL: none
+    char *reloaded[WEIGHTS_ROLES]; // folders of the last reload of each; NULL: none
     char bridge_path[512], path_hash[17], page_name[64];
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
@@ -57,6 +57,11 @@ static enum status absolute_path(const char *path, char *ret, size_t size)
         return status_fail(ST_INVALID, "--bridge %s: a path of more than %zu bytes", path,
                            size - 1);
     return ST_OK;
+}
+
+static const char *source_name(const struct weights_source *source)
+{
+    return source->folder ? source->folder : "(random weights)";
 }
 
 // Path hash; then for an arena PID namespace, pid and start time (the page holds its owner's), and
@@ -157,6 +162,7 @@ enum status weights_owner_new(struct device *dev, const struct weights_source so
     sweep_dead_segments();
     for (int i = 0; i < WEIGHTS_ROLES; i++)
         if (o->arenas[i].weights) CHECK(arena_new(o, (enum weights_role)i));
+    control_owner_loaded(o->control, source_name(&sources[WEIGHTS_POLICY]), true);
     control_owner_update_end(o->control);
     *ret = o;
     return ST_OK;
@@ -176,12 +182,13 @@ static enum status describe_role(const struct weights_owner *o, enum weights_rol
                                .canary_offset = w->canary_offset,
                                .dt = w->dt,
                                .n_parameters = w->n_parameters,
+                               .rope_context = w->config->rope_context,
                                .n_tensors = w->n_tensors};
     enum status st = ST_OK;
     if (a->source.folder)
         st = absolute_path(a->source.folder, role.model, sizeof role.model);
     else
-        snprintf(role.model, sizeof role.model, "(random weights)");
+        snprintf(role.model, sizeof role.model, "%s", source_name(&a->source));
     if (st != ST_OK) return st;
     snprintf(role.role, sizeof role.role, "%s", role_names[which]);
     snprintf(role.kind, sizeof role.kind, "%s", shared_memory_kind(o->dev));
@@ -244,7 +251,7 @@ void weights_owner_free(struct weights_owner *o)
         shared_memory_free(o->arenas[i].memory);
         weights_free(o->arenas[i].weights);
     }
-    free(o->reloaded);
+    for (int i = 0; i < WEIGHTS_ROLES; i++) free(o->reloaded[i]);
     free(o);
 }
 
@@ -257,49 +264,77 @@ struct control *weights_owner_control(const struct weights_owner *o)
     return o->control;
 }
 
-// From the snapshot's folder for this role, else from `otherwise`. ret_from (512) may be NULL.
-static enum status arena_restore(struct weights_owner *o, enum weights_role role,
-                                 const char *snapshot, const char *otherwise, char *ret_from)
+// The folder that the owner loaded last by its own choice; NULL: random weights.
+static const char *chosen_folder(const struct weights_owner *o, enum weights_role role)
 {
-    const char *from = snapshot;
-    enum status st = ST_NOT_FOUND;
-    if (snapshot[0]) {
-        st = arena_load(o, role, snapshot);
-        if (st != ST_OK)
-            log_warn(
-                "the trainer's last snapshot cannot be used: %s; taking the model that was loaded",
-                status_message());
-    }
-    if (st != ST_OK && otherwise) {
-        from = otherwise;
-        st = arena_load(o, role, from);
-    }
-    if (st == ST_OK && ret_from) snprintf(ret_from, 512, "%s", from);
-    return st;
+    return o->reloaded[role] ? o->reloaded[role] : o->arenas[role].source.folder;
 }
 
-static enum status restore_draft(struct weights_owner *o, const char *snapshot)
+// From the snapshot's folder for this role ("": there is none), else from what was loaded. Where a
+// snapshot that is there cannot be used, its fault stands in ret->fault.
+static enum status arena_restore(struct weights_owner *o, enum weights_role role,
+                                 const char *snapshot, struct weights_restored *ret)
+{
+    const char *chosen = chosen_folder(o, role);
+    if (snapshot[0]) {
+        enum status st = arena_load(o, role, snapshot);
+        if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%s", snapshot);
+        if (st == ST_OK) return ST_OK;
+        snprintf(ret->fault, sizeof ret->fault, "%s", status_message());
+    }
+    if (!chosen) return status_fail(ST_NOT_FOUND, "there is no folder to restore them from");
+    if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%s", chosen);
+    return arena_load(o, role, chosen);
+}
+
+static enum status restore_draft(struct weights_owner *o, const char *snapshot,
+                                 struct weights_restored *ret)
 {
     char folder[600] = "";
     if (snapshot[0]) snprintf(folder, sizeof folder, "%s/draft", snapshot);
     if (folder[0] && access(folder, F_OK) != 0) folder[0] = 0; // that run did not train it
-    return arena_restore(o, WEIGHTS_DRAFT, folder, o->arenas[WEIGHTS_DRAFT].source.folder, NULL);
+    return arena_restore(o, WEIGHTS_DRAFT, folder, ret);
 }
 
-enum status weights_owner_restore(struct weights_owner *o, char ret_from[512])
+enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret)
 {
     char snapshot[512];
-    const char *loaded =
-        o->reloaded ? o->reloaded : o->arenas[WEIGHTS_POLICY].source.folder;
+    struct weights_restored restored = {0};
     control_snapshot(o->control, snapshot, sizeof snapshot);
     control_owner_update_begin(o->control);
-    enum status st = arena_restore(o, WEIGHTS_POLICY, snapshot, loaded, ret_from);
-    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot);
-    if (st == ST_OK) control_owner_update_end(o->control);
-    return st;
+    enum status st = arena_restore(o, WEIGHTS_POLICY, snapshot, &restored);
+    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, &restored);
+    if (st != ST_OK) return st;
+    control_owner_loaded(o->control, restored.from, false);
+    control_owner_update_end(o->control);
+    *ret = restored;
+    return ST_OK;
 }
 
-enum status weights_owner_reload(struct weights_owner *o, const char *folder)
+// The folders that were asked for, kept as the ones to restore from.
+static void keep_reloaded(struct weights_owner *o, char *names[WEIGHTS_ROLES])
+{
+    for (int i = 0; i < WEIGHTS_ROLES; i++) {
+        if (!names[i]) continue;
+        free(o->reloaded[i]);
+        o->reloaded[i] = names[i];
+        names[i] = NULL;
+    }
+}
+
+static enum status check_reload(const struct weights_owner *o, const char *folder,
+                                const char *draft_folder)
+{
+    const struct weights *draft = o->arenas[WEIGHTS_DRAFT].weights;
+    enum status st = weights_check(o->arenas[WEIGHTS_POLICY].weights, folder);
+    if (st != ST_OK || !draft_folder) return st;
+    if (!draft)
+        return status_fail(ST_INVALID, "\"draft\": this server was started without --draft");
+    return status_context(weights_check(draft, draft_folder), "the draft model");
+}
+
+enum status weights_owner_reload(struct weights_owner *o, const char *folder,
+                                 const char *draft_folder)
 {
     struct control_facts facts;
     control_facts(o->control, &facts);
@@ -308,25 +343,26 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder)
                            "a trainer (pid %d) is attached to these weights; stop it before they "
                            "are reloaded from %s",
                            (int)facts.writer_pid, folder);
-    char *name = strdup(folder);
-    if (!name) return status_fail(ST_NO_MEMORY, "no memory to reload from %s", folder);
-    // A folder that cannot be used is found out before the first byte is written (weights_load);
-    // what fails later is the device, and then the weights are half old, half new.
+    char *names[WEIGHTS_ROLES] = {strdup(folder), draft_folder ? strdup(draft_folder) : NULL};
+    enum status st;
+    if (!names[WEIGHTS_POLICY] || (draft_folder && !names[WEIGHTS_DRAFT])) {
+        st = status_fail(ST_NO_MEMORY, "no memory to reload from %s", folder);
+        goto out;
+    }
+    CHECK(check_reload(o, folder, draft_folder));
     control_owner_update_begin(o->control);
-    enum status st = arena_load(o, WEIGHTS_POLICY, folder);
-    if (st == ST_DEVICE) {
+    st = arena_load(o, WEIGHTS_POLICY, folder);
+    if (st == ST_OK && draft_folder) st = arena_load(o, WEIGHTS_DRAFT, draft_folder);
+    if (st != ST_OK) { // of checked folders: half old, half new
         st = status_context(ST_TORN, "reload");
         goto out;
     }
-    if (st == ST_OK) { // what is to be restored from now on
-        control_forget_snapshot(o->control);
-        free(o->reloaded);
-        o->reloaded = name;
-        name = NULL;
-    }
+    control_forget_snapshot(o->control);
+    control_owner_loaded(o->control, folder, true);
+    keep_reloaded(o, names);
     control_owner_update_end(o->control);
 out:
-    free(name);
+    for (int i = 0; i < WEIGHTS_ROLES; i++) free(names[i]);
     return st;
 }
 

@@ -34,13 +34,18 @@ struct control *weights_owner_control(const struct weights_owner *o);
 
 // Torn weights: the writer's last good snapshot if there is one that loads, else the folder of the
 // last reload, else the model folder; for the draft "draft" inside the snapshot, else its folder.
-// Next even version. ret_from (512 bytes) is the folder it took. On failure they stay torn.
-enum status weights_owner_restore(struct weights_owner *o, char ret_from[512]);
-// Rewrites the policy's weights from a folder: next even version. ST_BUSY while a trainer holds the lease
-// (its master weights would be of another model). Snapshots of trainers before are forgotten: they
-// are of the weights that were replaced. On failure ST_TORN where the weights are half
-// written, else they are as they were.
-enum status weights_owner_reload(struct weights_owner *o, const char *folder);
+// Next even version. On failure they stay torn.
+struct weights_restored {
+    char from[512];  // the policy's folder
+    char fault[512]; // why the snapshot, or its draft, was not used; "": it was, or there is none
+};
+enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret);
+// Rewrites the policy's weights from a folder, and the draft's from draft_folder (NULL: it stays as
+// it is): next even version. ST_BUSY while a trainer holds the lease (its master weights would be
+// of another model). Snapshots of trainers before are forgotten: they are of the weights that were
+// replaced. On failure ST_TORN where the weights are half written, else they are as they were.
+enum status weights_owner_reload(struct weights_owner *o, const char *folder,
+                                 const char *draft_folder);
 
 // The 64-bit word at the start of the policy's canary; its complement is then stored beside it.
 enum status weights_owner_canary(struct weights_owner *o, uint64_t *ret_word);

@@ -21,7 +21,7 @@ const char *finish_name(enum finish_reason finish)
 void token_text(const struct api_model *model, int32_t token, struct bytes *to)
 {
     if (model->tokenizer)
-        tokenizer_decode(model->tokenizer, &token, 1, false, to);
+        tokenizer_decode_inside(model->tokenizer, token, to);
     else
         bytes_printf(to, "token_id:%d", token);
 }
@@ -51,6 +51,33 @@ enum stream_state stream_next(struct answer *a, bool overdue, const char *before
     http_error_object(to, code, code == 504 ? "timeout_error" : "server_error", sentence);
     bytes_puts(to, after);
     return STREAM_END;
+}
+
+enum stream_state events_stream(struct answer *a, bool overdue, put_chunk_fn put, struct bytes *to)
+{
+    struct generation_sample *s;
+    enum stream_state state = stream_next(a, overdue, "data: ", "\n\ndata: [DONE]\n\n", to, &s);
+    if (state != STREAM_MORE) return state;
+    put(a, s, to);
+    if (s->finish == FINISH_NONE || --a->unfinished > 0) return STREAM_MORE;
+    if (generation_request(a->generation)->include_usage) put(a, NULL, to);
+    bytes_puts(to, "data: [DONE]\n\n");
+    return STREAM_END;
+}
+
+void put_prompt_ids(struct json_out *o, const struct api_prompt *prompt)
+{
+    json_out_open(o, '[');
+    for (int i = 0; i < prompt->n_ids; i++) json_out_int(o, prompt->ids[i]);
+    json_out_close(o, ']');
+}
+
+void put_sample_text(struct json_out *o, const struct answer *a, const struct generation_sample *s)
+{
+    if (a->model->tokenizer)
+        json_out_string(o, bytes_text(&s->text), s->text.len);
+    else
+        json_out_null(o);
 }
 
 void put_token_ids(struct json_out *o, const struct generation_sample *s, int from)

@@ -24,9 +24,14 @@ enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *
 // /generate
 void generate_answer(struct answer *a, struct bytes *to);
 
+// /inference/v1/generate
+void inference_answer(struct answer *a, struct bytes *to);
+enum stream_state inference_stream(struct answer *a, bool overdue, struct bytes *to);
+
 // "stop", "length", "abort", "error"; NULL while it runs
 const char *finish_name(enum finish_reason finish);
-// The text of one token by itself, appended ("token_id:N" where there is no tokenizer).
+// The text of one token as it stands behind other text, appended ("token_id:N" where there is no
+// tokenizer).
 void token_text(const struct api_model *model, int32_t token, struct bytes *to);
 // The drafts of a sample as {"num_drafts", ..., "acceptance_histogram"}; null where nothing was
 // drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
@@ -35,8 +40,18 @@ void put_spec_decode(struct json_out *o, const struct sample_telemetry *t);
 void put_draft_counts(struct json_out *o, const struct sample_telemetry *t);
 // What to tell the client of a sample that failed (500) or was cancelled by the engine (503).
 unsigned failure_code(const struct generation_sample *s, const char **ret_sentence);
+void put_prompt_ids(struct json_out *o, const struct api_prompt *prompt);
+// The text of a sample that has ended; null where there is no tokenizer.
+void put_sample_text(struct json_out *o, const struct answer *a, const struct generation_sample *s);
 // Token ids from number `from` on, as a list.
 void put_token_ids(struct json_out *o, const struct generation_sample *s, int from);
+// "usage" of the whole response.
+void put_usage(struct json_out *o, const struct answer *a);
+// That of a chunk, where it was asked for: of the choice s so far, or (NULL) of all in the end.
+void put_chunk_usage(struct json_out *o, const struct answer *a, const struct generation_sample *s);
+// "weight_version" of the last token and "spec_decode", of the whole response and of one choice.
+void put_extras(struct json_out *o, const struct answer *a);
+void put_chunk_extras(struct json_out *o, const struct generation_sample *s);
 // "stop_reason", vLLM's: the stop string or the asked-for stop token that ended it, else null.
 void put_stop_reason(struct json_out *o, const struct answer *a, const struct generation_sample *s);
 
@@ -52,5 +67,9 @@ void put_prompt_lists(struct json_out *o, const struct answer *a, int prompt);
 // object has been written, between `before` and `after`.
 enum stream_state stream_next(struct answer *a, bool overdue, const char *before, const char *after,
                               struct bytes *to, struct generation_sample **ret);
+// The next server-sent event: put() writes one with what is new of a sample, or (NULL) the usage of
+// all behind the last.
+typedef void (*put_chunk_fn)(struct answer *a, struct generation_sample *s, struct bytes *to);
+enum stream_state events_stream(struct answer *a, bool overdue, put_chunk_fn put, struct bytes *to);
 
 #endif

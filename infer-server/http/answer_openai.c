@@ -11,25 +11,34 @@ static bool is_chat(const struct answer *a)
     return generation_request(a->generation)->kind == API_CHAT;
 }
 
-static void put_token_text(struct json_out *o, const struct answer *a, int32_t token)
-{
-    struct bytes text = BYTES_INIT;
-    token_text(a->model, token, &text);
-    json_out_string(o, bytes_text(&text), text.len);
-    bytes_release(&text);
-}
-
 // ---- log-probabilities -------------------------------------------------------------------------
 
-static bool text_is_listed(const struct answer *a, const struct top_logprob *top, int n,
+// What a token is called here: its text, or "token_id:N" where that was asked for.
+static void name_token(const struct answer *a, int32_t token, struct bytes *to)
+{
+    if (generation_request(a->generation)->tokens_as_ids)
+        bytes_printf(to, "token_id:%d", token);
+    else
+        token_text(a->model, token, to);
+}
+
+static void put_token_name(struct json_out *o, const struct answer *a, int32_t token)
+{
+    struct bytes name = BYTES_INIT;
+    name_token(a, token, &name);
+    json_out_string(o, bytes_text(&name), name.len);
+    bytes_release(&name);
+}
+
+static bool name_is_listed(const struct answer *a, const struct top_logprob *top, int n,
                            int32_t token)
 {
     struct bytes mine = BYTES_INIT, other = BYTES_INIT;
     bool listed = false;
-    token_text(a->model, token, &mine);
+    name_token(a, token, &mine);
     for (int i = 0; i < n && !listed; i++) {
         bytes_clear(&other);
-        token_text(a->model, top[i].token, &other);
+        name_token(a, top[i].token, &other);
         listed =
             other.len == mine.len && memcmp(bytes_text(&other), bytes_text(&mine), mine.len) == 0;
     }
@@ -38,24 +47,24 @@ static bool text_is_listed(const struct answer *a, const struct top_logprob *top
     return listed;
 }
 
-// The alternatives of one token as an object from text to log-probability: two tokens may have the
+// The alternatives of one token as an object from name to log-probability: two tokens may have the
 // same text (broken characters), of which the likelier stands; the token itself is always there.
 static void put_top_object(struct json_out *o, const struct answer *a,
                            const struct top_logprob *top, int n_top, struct top_logprob own)
 {
     json_out_open(o, '{');
-    struct bytes text = BYTES_INIT;
-    for (int i = 0; top && i <= n_top; i++) {
+    struct bytes name = BYTES_INIT;
+    for (int i = 0; i <= n_top; i++) {
         const struct top_logprob entry = i < n_top ? top[i] : own;
-        if (text_is_listed(a, top, i, entry.token)) continue;
-        bytes_clear(&text);
-        token_text(a->model, entry.token, &text);
-        json_out_string(o, bytes_text(&text), text.len);
+        if (name_is_listed(a, top, i, entry.token)) continue;
+        bytes_clear(&name);
+        name_token(a, entry.token, &name);
+        json_out_string(o, bytes_text(&name), name.len);
         bytes_puts(o->to, ":");
         o->comma = false;
         json_out_logprob(o, entry.logprob);
     }
-    bytes_release(&text);
+    bytes_release(&name);
     json_out_close(o, '}');
 }
 
@@ -84,8 +93,8 @@ static void put_listed_tokens(struct json_out *o, const struct answer *a, const 
 {
     json_out_key(o, "tokens");
     json_out_open(o, '[');
-    for (int i = 0; l->prompt && i < l->prompt->n_ids; i++) put_token_text(o, a, l->prompt->ids[i]);
-    for (int i = l->from; i < l->s->n; i++) put_token_text(o, a, l->s->tokens[i].token);
+    for (int i = 0; l->prompt && i < l->prompt->n_ids; i++) put_token_name(o, a, l->prompt->ids[i]);
+    for (int i = l->from; i < l->s->n; i++) put_token_name(o, a, l->s->tokens[i].token);
     json_out_close(o, ']');
 }
 
@@ -106,10 +115,6 @@ static void put_listed_logprobs(struct json_out *o, const struct listed *l)
 static void put_listed_top(struct json_out *o, const struct answer *a, const struct listed *l)
 {
     json_out_key(o, "top_logprobs");
-    if (l->n_top <= 0) {
-        json_out_null(o);
-        return;
-    }
     json_out_open(o, '[');
     for (int i = 0; l->prompt && i < l->prompt->n_ids; i++) {
         const struct top_logprob own = {l->prompt->ids[i], l->report->tokens[i].logprob};
@@ -149,7 +154,7 @@ static void put_chat_token(struct json_out *o, const struct answer *a, int32_t t
     struct bytes text = BYTES_INIT;
     token_text(a->model, token, &text);
     json_out_key(o, "token");
-    json_out_string(o, bytes_text(&text), text.len);
+    put_token_name(o, a, token);
     json_out_key(o, "token_id");
     json_out_int(o, token);
     json_out_key(o, "logprob");
@@ -200,6 +205,16 @@ static void put_text(struct json_out *o, const struct answer *a, const char *key
         json_out_string(o, bytes_text(&s->text) + from, to - from);
     else
         json_out_string(o, "", 0); // ids only; SDKs want a string here
+}
+
+// Ids of the prompt, where they were asked for: vLLM has them in a completion's choices, and beside
+// those of a chat.
+static void put_asked_prompt_ids(struct json_out *o, const struct answer *a, int prompt)
+{
+    const struct api_request *r = generation_request(a->generation);
+    if (!r->return_prompt_ids) return;
+    json_out_key(o, "prompt_token_ids");
+    put_prompt_ids(o, &r->prompts[prompt]);
 }
 
 // The completion's text, behind its prompt's.
@@ -258,6 +273,7 @@ static void put_choice(struct json_out *o, const struct answer *a, struct genera
     if (ended) put_stop_reason(o, a, s);
     json_out_key(o, "token_ids");
     put_token_ids(o, s, from);
+    if (!chat && !(chunk && s->sent_head)) put_asked_prompt_ids(o, a, s->prompt);
     json_out_close(o, '}');
     s->sent_head = true;
     s->sent_tokens = s->n;
@@ -280,80 +296,22 @@ static void put_head(struct json_out *o, const struct answer *a, bool chunk)
     json_out_text(o, a->model->name);
 }
 
-static void put_usage(struct json_out *o, const struct answer *a)
-{
-    const struct api_request *r = generation_request(a->generation);
-    const struct generation_sample *samples = generation_samples(a->generation);
-    int64_t prompt = 0, completion = 0, cached = 0;
-    for (int i = 0; i < r->n_prompts; i++) prompt += r->prompts[i].n_ids;
-    for (int i = 0; i < r->n_samples; i++) {
-        completion += samples[i].n;
-        if (samples[i].index == 0) cached += samples[i].telemetry.cached_prompt_tokens;
-    }
-    json_out_key(o, "usage");
-    json_out_open(o, '{');
-    json_out_key(o, "prompt_tokens");
-    json_out_int(o, prompt);
-    json_out_key(o, "completion_tokens");
-    json_out_int(o, completion);
-    json_out_key(o, "total_tokens");
-    json_out_int(o, prompt + completion);
-    json_out_key(o, "prompt_tokens_details");
-    json_out_open(o, '{');
-    json_out_key(o, "cached_tokens");
-    json_out_int(o, cached);
-    json_out_close(o, '}');
-    json_out_close(o, '}');
-}
-
-static void put_extras(struct json_out *o, uint64_t version, const struct sample_telemetry *drafts)
-{
-    json_out_key(o, "weight_version");
-    if (version)
-        json_out_uint(o, version);
-    else
-        json_out_null(o); // no token yet
-    json_out_key(o, "spec_decode");
-    put_spec_decode(o, drafts);
-}
-
-static uint64_t last_version(const struct generation_sample *s)
-{
-    if (s->n > 0) return s->tokens[s->n - 1].weight_version;
-    return s->telemetry.weight_version_last; // of a prompt alone, once it has ended
-}
-
-static void add_drafts(struct sample_telemetry *sum, const struct sample_telemetry *t)
-{
-    sum->num_drafts += t->num_drafts;
-    sum->num_draft_tokens += t->num_draft_tokens;
-    sum->num_accepted_tokens += t->num_accepted_tokens;
-    if (t->draft_positions > sum->draft_positions) sum->draft_positions = t->draft_positions;
-    for (int i = 0; i < SPECULATIVE_MOST; i++)
-        sum->num_accepted_tokens_per_pos[i] += t->num_accepted_tokens_per_pos[i];
-}
-
 void openai_answer(struct answer *a, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
     struct generation_sample *samples = generation_samples(a->generation);
     int n = generation_request(a->generation)->n_samples;
-    uint64_t version = 0;
-    struct sample_telemetry drafts = {0}; // of all choices
     json_out_open(o, '{');
     put_head(o, a, false);
     json_out_key(o, "choices");
     json_out_open(o, '[');
-    for (int i = 0; i < n; i++) {
-        if (last_version(&samples[i]) > version) version = last_version(&samples[i]);
-        put_choice(o, a, &samples[i], false);
-        add_drafts(&drafts, &samples[i].telemetry);
-    }
+    for (int i = 0; i < n; i++) put_choice(o, a, &samples[i], false);
     json_out_close(o, ']');
+    if (is_chat(a)) put_asked_prompt_ids(o, a, 0);
     if (is_chat(a) && generation_request(a->generation)->want_prompt_logprobs)
         put_prompt_logprobs(o, a, 0);
     put_usage(o, a);
-    put_extras(o, version, &drafts);
+    put_extras(o, a);
     json_out_close(o, '}');
     bytes_puts(to, "\n");
 }
@@ -366,31 +324,18 @@ static void put_chunk(struct answer *a, struct generation_sample *s, struct byte
     bytes_puts(to, "data: ");
     json_out_open(o, '{');
     put_head(o, a, true);
+    if (s && is_chat(a) && !s->sent_head) put_asked_prompt_ids(o, a, 0);
     json_out_key(o, "choices");
     json_out_open(o, '[');
     if (s) put_choice(o, a, s, true);
     json_out_close(o, ']');
-    if (!s) {
-        put_usage(o, a);
-    } else {
-        if (generation_request(a->generation)->include_usage) {
-            json_out_key(o, "usage");
-            json_out_null(o);
-        }
-        put_extras(o, last_version(s), &s->telemetry);
-    }
+    put_chunk_usage(o, a, s);
+    if (s) put_chunk_extras(o, s);
     json_out_close(o, '}');
     bytes_puts(to, "\n\n");
 }
 
 enum stream_state openai_stream(struct answer *a, bool overdue, struct bytes *to)
 {
-    struct generation_sample *s;
-    enum stream_state state = stream_next(a, overdue, "data: ", "\n\ndata: [DONE]\n\n", to, &s);
-    if (state != STREAM_MORE) return state;
-    put_chunk(a, s, to);
-    if (s->finish == FINISH_NONE || --a->unfinished > 0) return STREAM_MORE;
-    if (generation_request(a->generation)->include_usage) put_chunk(a, NULL, to);
-    bytes_puts(to, "data: [DONE]\n\n");
-    return STREAM_END;
+    return events_stream(a, overdue, put_chunk, to);
 }

@@ -1,5 +1,5 @@
-/* answer_rollouts.c: lines of /v1/rollouts and the object of /generate. A finished sample's memory
- * goes as soon as its line is written. Loop's thread. */
+/* answer_rollouts.c: lines of /v1/rollouts. A finished sample's memory goes as soon as its line is
+ * written. Loop's thread. */
 #include "infer-server/http/answer.h"
 
 static void put_telemetry(struct json_out *o, const struct sample_telemetry *t)
@@ -25,13 +25,6 @@ static void put_telemetry(struct json_out *o, const struct sample_telemetry *t)
     json_out_key(o, "weight_version_last");
     json_out_uint(o, t->weight_version_last);
     json_out_close(o, '}');
-}
-
-static void put_prompt_ids(struct json_out *o, const struct api_prompt *prompt)
-{
-    json_out_open(o, '[');
-    for (int i = 0; i < prompt->n_ids; i++) json_out_int(o, prompt->ids[i]);
-    json_out_close(o, ']');
 }
 
 static void put_logprobs(struct json_out *o, const struct generation_sample *s)
@@ -68,15 +61,6 @@ static void put_accepted(struct json_out *o, const struct answer *a,
     json_out_close(o, ']');
 }
 
-static void put_text(struct json_out *o, const struct answer *a, const struct generation_sample *s)
-{
-    json_out_key(o, "text");
-    if (a->model->tokenizer)
-        json_out_string(o, bytes_text(&s->text), s->text.len);
-    else
-        json_out_null(o);
-}
-
 static void put_line(const struct answer *a, const struct generation_sample *s, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
@@ -106,7 +90,8 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
     json_out_close(o, ']');
     json_out_key(o, "finish_reason");
     json_out_text(o, finish_name(s->finish));
-    put_text(o, a, s);
+    json_out_key(o, "text");
+    put_sample_text(o, a, s);
     json_out_key(o, "telemetry");
     put_telemetry(o, &s->telemetry);
     json_out_close(o, '}');
@@ -121,112 +106,4 @@ enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *
     put_line(a, s, to);
     generation_sample_clear(s);
     return --a->unfinished > 0 ? STREAM_MORE : STREAM_END;
-}
-
-// vLLM's logprobs of one token: {"ID": {"logprob", "decoded_token"}, ...}, the sampled one first.
-static void put_vllm_logprob(struct json_out *o, const struct answer *a, int32_t token,
-                             float logprob)
-{
-    char key[16];
-    struct bytes text = BYTES_INIT;
-    snprintf(key, sizeof key, "%d", token);
-    token_text(a->model, token, &text);
-    json_out_key(o, key);
-    json_out_open(o, '{');
-    json_out_key(o, "logprob");
-    json_out_logprob(o, logprob);
-    json_out_key(o, "decoded_token");
-    json_out_string(o, bytes_text(&text), text.len);
-    json_out_close(o, '}');
-    bytes_release(&text);
-}
-
-static void put_vllm_logprobs(struct json_out *o, const struct answer *a,
-                              const struct generation_sample *s)
-{
-    int n_top = generation_request(a->generation)->sampling.logprobs;
-    json_out_open(o, '[');
-    for (int i = 0; i < s->n; i++) {
-        json_out_open(o, '{');
-        put_vllm_logprob(o, a, s->tokens[i].token, s->tokens[i].logprob);
-        for (int k = 0; s->top && k < n_top; k++) {
-            const struct top_logprob *top = &s->top[(size_t)i * (size_t)n_top + (size_t)k];
-            if (top->token != s->tokens[i].token) put_vllm_logprob(o, a, top->token, top->logprob);
-        }
-        json_out_close(o, '}');
-    }
-    json_out_close(o, ']');
-}
-
-static void put_output(struct json_out *o, const struct answer *a,
-                       const struct generation_sample *s)
-{
-    double cumulative = 0;
-    for (int i = 0; i < s->n; i++) cumulative += s->tokens[i].logprob;
-    json_out_open(o, '{');
-    json_out_key(o, "index");
-    json_out_int(o, s->index);
-    json_out_key(o, "prompt_index");
-    json_out_int(o, s->prompt);
-    put_text(o, a, s);
-    json_out_key(o, "token_ids");
-    put_token_ids(o, s, 0);
-    json_out_key(o, "cumulative_logprob");
-    json_out_real(o, cumulative);
-    json_out_key(o, "logprobs");
-    if (generation_request(a->generation)->want_logprobs)
-        put_vllm_logprobs(o, a, s);
-    else
-        json_out_null(o);
-    json_out_key(o, "finish_reason");
-    json_out_text(o, finish_name(s->finish));
-    put_stop_reason(o, a, s);
-    json_out_key(o, "spec_decode");
-    put_spec_decode(o, &s->telemetry);
-    json_out_close(o, '}');
-}
-
-void generate_answer(struct answer *a, struct bytes *to)
-{
-    struct json_out out = {to, false}, *o = &out;
-    const struct api_request *r = generation_request(a->generation);
-    const struct generation_sample *samples = generation_samples(a->generation);
-    uint64_t version = 0;
-    json_out_open(o, '{');
-    json_out_key(o, "prompt_ids");
-    json_out_open(o, '[');
-    for (int i = 0; i < r->n_prompts; i++) put_prompt_ids(o, &r->prompts[i]);
-    json_out_close(o, ']');
-    json_out_key(o, "completion_ids");
-    json_out_open(o, '[');
-    for (int i = 0; i < r->n_samples; i++) put_token_ids(o, &samples[i], 0);
-    json_out_close(o, ']');
-    json_out_key(o, "logprobs");
-    if (r->want_logprobs) {
-        json_out_open(o, '[');
-        for (int i = 0; i < r->n_samples; i++) put_logprobs(o, &samples[i]);
-        json_out_close(o, ']');
-    } else {
-        json_out_null(o);
-    }
-    if (r->want_prompt_logprobs) {
-        json_out_key(o, "prompt_logprobs");
-        json_out_open(o, '[');
-        for (int i = 0; i < r->n_prompts; i++) put_prompt_pairs(o, a, i);
-        json_out_close(o, ']');
-    }
-    json_out_key(o, "outputs");
-    json_out_open(o, '[');
-    for (int i = 0; i < r->n_samples; i++) {
-        if (samples[i].telemetry.weight_version_last > version)
-            version = samples[i].telemetry.weight_version_last;
-        put_output(o, a, &samples[i]);
-    }
-    json_out_close(o, ']');
-    json_out_key(o, "finished");
-    json_out_bool(o, true);
-    json_out_key(o, "weight_version");
-    json_out_uint(o, version);
-    json_out_close(o, '}');
-    bytes_puts(to, "\n");
 }

@@ -8,6 +8,7 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/http/spec_window.h"
 #include "infer-server/http/json_out.h"
+#include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
 #include "common/model/chat_template.h"
 #include "common/model/tokenizer.h"
@@ -30,6 +31,7 @@ struct api_model {
     const char *why_no_chat;
     int vocab_size;
     int max_context; // tokens, prompt and completion together
+    struct unknown_fields *unknown; // NULL: refused
     // Defaults of the OpenAI endpoints: generation_config.json's.
     double temperature, top_p, min_p;
     int top_k;
@@ -41,13 +43,13 @@ struct api_model {
 enum status api_model_read_defaults(const char *where, const json_t *generation_config,
                                     struct api_model *ret);
 
-enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE };
+enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE, API_INFERENCE };
 
 struct api_prompt {
     int32_t *ids; // owned
     int n_ids;
     bool tokenised; // by the server, from text
-    char *text;     // (text_len) as it was sent, where it is to be echoed; owned; else NULL
+    char *text;     // (text_len) as it was sent, where the response has it; owned; else NULL
     size_t text_len;
     json_t *group_id; // rollouts: as the client gave it
     int n;            // samples
@@ -55,7 +57,8 @@ struct api_prompt {
 };
 
 struct api_request {
-    char id[REQUEST_ID_BYTES]; // "cmpl-...", "chatcmpl-..."
+    char name[REQUEST_NAME_BYTES]; // "request_id", or empty
+    char id[REQUEST_ID_BYTES];     // "cmpl-NAME", "chatcmpl-NAME"...
     enum api_kind kind;
     int n_prompts, n_samples; // n_samples: of all prompts
     struct api_prompt *prompts;
@@ -64,12 +67,16 @@ struct api_request {
     struct stop_set stop;
     bool include_stop, skip_special;
     bool stream, include_usage;
+    bool continuous_usage;     // usage so far, in every chunk
+    bool return_prompt_ids;    // in the response
+    bool tokens_as_ids;        // log-probabilities name tokens "token_id:N"
     bool want_logprobs;        // in the answer; sampling.logprobs then says how many alternatives
     bool echo;                 // completions: a choice begins with its prompt
     bool want_prompt_logprobs; // in the answer, with prompt_top likeliest tokens
     int prompt_top;
-    bool cut_active; // what is sampled from may differ from the raw distribution
-    bool shorten;    // max_tokens is a default, and gives way to the context
+    bool cut_active;   // what is sampled from may differ from the raw distribution
+    bool many_prompts; // /generate: "prompts", not "prompt"
+    bool shorten;      // max_tokens is a default, and gives way to the context
 };
 
 // ST_FORMAT: not JSON; ST_INVALID, ST_UNSUPPORTED: a field, named in quotes by the sentence;
@@ -77,6 +84,14 @@ struct api_request {
 enum status api_request_parse(enum api_kind kind, const struct api_model *model, const char *body,
                               size_t len, struct api_request **ret);
 void api_request_free(struct api_request *r);
+
+// Token ids of {"prompt"} or {"messages"}, a body of /tokenize.
+enum status api_tokenize(const struct api_model *model, const json_t *object,
+                         struct token_list *ret);
+
+// Ids of {"tokens"}, a body of /detokenize.
+enum status api_detokenize(const struct api_model *model, const json_t *object,
+                           struct token_list *ret);
 
 // A seed nobody asked for: from the system's random numbers.
 uint64_t api_random_seed(void);

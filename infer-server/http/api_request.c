@@ -1,14 +1,15 @@
 /* api_request.c: request bodies to struct api_request. Every field is checked here, where its name
- * is known; the engine only sees token ids and numbers that make sense. Unknown fields are ignored,
- * as OpenAI's servers do; fields that are known, would change the result and cannot be honoured are
- * refused. Any thread: it reads the model's facts, which nobody changes, and writes its own
- * request. */
+ * is known; the engine only sees token ids and numbers that make sense. Which fields there are, and
+ * what becomes of those that are not read here, is in request_fields.c. Any thread: it reads the
+ * model's facts, which nobody changes, and writes its own request. */
 #include "infer-server/http/api.h"
+#include "infer-server/http/api_messages.h"
 #include "common/base/json.h"
 #include "infer-server/http/api_logits.h"
 
 #include <limits.h>
 #include <math.h>
+#include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -22,6 +23,16 @@ uint64_t api_random_seed(void)
     uint64_t seed = 0;
     if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)(uintptr_t)&seed;
     return seed;
+}
+
+// 64 bits of a text's SHA-256, never 0.
+static uint64_t hash64(const char *text)
+{
+    unsigned char digest[32];
+    uint64_t x = 0;
+    EVP_Digest(text, strlen(text), digest, NULL, EVP_sha256(), NULL);
+    memcpy(&x, digest, sizeof x);
+    return x ? x : 1;
 }
 
 // Prompt i of a request draws from its own seed; the first keeps the one that was given, so that a
@@ -108,9 +119,9 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
     // a text that cannot fit is not worth the seconds that megabytes take
     size_t most = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
     if (len > most)
-        return status_fail(ST_INVALID,
-                           "request: \"%s\" has %zu bytes; the context is %d tokens, prompt and "
-                           "completion together, which hold %zu bytes at most",
+        return status_fail(ST_TOO_LONG,
+                           "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
+                           "tokens, which hold %zu bytes at most: shorten the prompt",
                            field, len, model->max_context, most);
     struct token_list list = TOKEN_LIST_INIT;
     enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
@@ -141,6 +152,7 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     enum status st = ST_OK;
     bool generation_prompt = true, continue_final = false;
     const json_t *messages = json_object_get(object, "messages");
+    json_t *plain = NULL;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return status_fail(ST_INVALID, "request: \"messages\" must be an array of one message or "
                                        "more");
@@ -157,7 +169,8 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
-    st = chat_template_render(model->chat, messages, generation_prompt, &text);
+    CHECK(api_messages_plain(messages, &plain));
+    st = chat_template_render(model->chat, plain, generation_prompt, &text);
     if (st != ST_OK) {
         st = status_context(st, "request: \"messages\"");
         goto out;
@@ -166,6 +179,7 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     // the template has written the special tokens itself
     CHECK(encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
 out:
+    json_decref(plain);
     bytes_release(&text);
     return st;
 }
@@ -176,14 +190,14 @@ static enum status add_special_of(const json_t *object, bool *ret)
     return json_get_bool(where, object, "add_special_tokens", ret);
 }
 
-// A prompt that is a string, which an echo gives back.
+// A prompt that is a string, which an echo and /generate give back.
 static enum status read_text(const struct api_request *r, const json_t *value, bool add_special,
                              const char *field, const struct api_model *model,
                              struct api_prompt *ret)
 {
     const char *text = json_string_value(value);
     const size_t len = json_string_length(value);
-    if (r->echo) {
+    if (r->echo || r->kind == API_GENERATE) {
         ret->text = malloc(len + 1);
         if (!ret->text) return status_fail(ST_NO_MEMORY, "out of memory");
         memcpy(ret->text, text, len);
@@ -296,50 +310,6 @@ static enum status read_stop_ids(const json_t *object, const struct api_model *m
     return ST_OK;
 }
 
-// Fields that would change what is drawn and that nothing here can do.
-static enum status refuse_unsupported(const json_t *object)
-{
-    static const struct {
-        const char *key;
-        double neutral;
-    } numbers[] = {{"length_penalty", 1}, {"truncate_prompt_tokens", -1}};
-    static const char *const things[] = {
-        "tools",          "functions",          "guided_decoding_regex",
-        "guided_json",    "guided_regex",       "guided_choice",
-        "guided_grammar", "structured_outputs", "structured_outputs_regex",
-        "bad_words",      "allowed_token_ids",  "suffix",
-        "images",         "lora_request"};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        double x = numbers[i].neutral;
-        enum status st = json_get_double(where, object, numbers[i].key, -INFINITY, INFINITY, &x);
-        if (st != ST_OK) return st;
-        if (x != numbers[i].neutral)
-            return status_fail(ST_UNSUPPORTED, "request: \"%s\" is not supported; leave it out",
-                               numbers[i].key);
-    }
-    for (size_t i = 0; i < sizeof things / sizeof *things; i++) {
-        const json_t *value = json_object_get(object, things[i]);
-        bool empty = !value || json_is_null(value) || json_is_false(value) ||
-                     (json_is_array(value) && json_array_size(value) == 0) ||
-                     (json_is_object(value) && json_object_size(value) == 0) ||
-                     (json_is_string(value) && json_string_length(value) == 0);
-        if (!empty)
-            return status_fail(ST_UNSUPPORTED, "request: \"%s\" is not supported; leave it out",
-                               things[i]);
-    }
-    bool flag = false;
-    enum status st = json_get_bool(where, object, "use_beam_search", &flag);
-    if (st != ST_OK) return st;
-    if (flag) return status_fail(ST_UNSUPPORTED, "request: \"use_beam_search\" is not supported");
-    const json_t *format = json_object_get(object, "response_format");
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (json_is_object(format) && (!type || strcmp(type, "text") != 0))
-        return status_fail(ST_UNSUPPORTED,
-                           "request: \"response_format\" other than {\"type\":\"text\"} is not "
-                           "supported");
-    return ST_OK;
-}
-
 static enum status read_speculative(const json_t *object, struct speculative_choice *ret)
 {
     const char *text = NULL;
@@ -366,7 +336,6 @@ static enum status read_sampling(struct api_request *r, const json_t *object,
     struct sampling *s = &r->sampling;
     double temperature = s->temperature, top_p = s->top_p, min_p = s->min_p;
     int64_t seed = 0;
-    CHECK(refuse_unsupported(object));
     CHECK(json_get_int32(where, object, "n", 1, API_MAX_N, &s->n));
     CHECK(json_get_int32(where, object, "max_tokens", 0, INT_MAX / 4, &s->max_tokens));
     CHECK(json_get_int32(where, object, "max_completion_tokens", 0, INT_MAX / 4, &s->max_tokens));
@@ -419,20 +388,48 @@ static enum status check_model_name(const json_t *object, const struct api_model
                        model->name);
 }
 
-static enum status read_stream(struct api_request *r, const json_t *object)
+static enum status read_stream(struct api_request *r, const json_t *object,
+                               const struct api_model *model)
 {
     enum status st;
     CHECK(json_get_bool(where, object, "stream", &r->stream));
+    if (!json_has(object, "stream_options")) return ST_OK;
     const json_t *options = json_object_get(object, "stream_options");
-    if (json_is_object(options))
-        CHECK(json_get_bool(where, options, "include_usage", &r->include_usage));
-    else if (options && !json_is_null(options))
+    if (!json_is_object(options))
         return status_fail(ST_INVALID, "request: \"stream_options\" must be an object");
+    if (!r->stream)
+        return status_fail(ST_INVALID, "request: \"stream_options\" need \"stream\": true");
+    CHECK(request_fields_check(options, PLACE_STREAM_OPTIONS, model->unknown));
+    CHECK(json_get_bool(where, options, "include_usage", &r->include_usage));
+    CHECK(json_get_bool(where, options, "continuous_usage_stats", &r->continuous_usage));
+    r->continuous_usage = r->continuous_usage && r->include_usage; // as vLLM has it
 out:
     return st;
 }
 
-// ---- the four kinds ----------------------------------------------------------------------------
+// Fields that say how the response and the request's blocks are to be known.
+static enum status read_identity(struct api_request *r, const json_t *object)
+{
+    const char *id = NULL, *salt = NULL;
+    enum status st;
+    CHECK(json_get_bool(where, object, "return_token_ids", &r->return_prompt_ids));
+    CHECK(json_get_bool(where, object, "return_tokens_as_token_ids", &r->tokens_as_ids));
+    CHECK(json_get_string(where, object, "request_id", &id));
+    CHECK(json_get_string(where, object, "cache_salt", &salt));
+    if (salt && !*salt)
+        return status_fail(ST_INVALID, "request: \"cache_salt\" is empty: leave it out");
+    if (salt) r->sampling.cache_salt = hash64(salt);
+    if (!id) return ST_OK;
+    const size_t n = strlen(id);
+    if (n == 0 || n >= REQUEST_NAME_BYTES)
+        return status_fail(ST_INVALID, "request: \"request_id\" must have 1 to %d bytes",
+                           REQUEST_NAME_BYTES - 1);
+    memcpy(r->name, id, n + 1);
+out:
+    return st;
+}
+
+// ---- the five kinds ----------------------------------------------------------------------------
 
 // max_tokens of an OpenAI request that does not say: the model's own, or as much as fits.
 static void default_length(struct api_request *r, const json_t *object,
@@ -448,7 +445,9 @@ static enum status parse_completions(struct api_request *r, const json_t *object
     enum status st;
     int logprobs = -1, best_of = 0;
     default_length(r, object, model, 16);
-    CHECK(read_stream(r, object));
+    CHECK(request_fields_check(object, PLACE_COMPLETIONS, model->unknown));
+    CHECK(read_stream(r, object, model));
+    CHECK(read_identity(r, object));
     CHECK(read_sampling(r, object, model));
     CHECK(json_get_int32(where, object, "best_of", 1, API_MAX_N, &best_of));
     if (best_of > 0 && best_of != r->sampling.n)
@@ -469,7 +468,9 @@ static enum status parse_chat(struct api_request *r, const json_t *object,
     enum status st;
     int top = 0;
     default_length(r, object, model, UP_TO_CONTEXT);
-    CHECK(read_stream(r, object));
+    CHECK(request_fields_check(object, PLACE_CHAT, model->unknown));
+    CHECK(read_stream(r, object, model));
+    CHECK(read_identity(r, object));
     CHECK(read_sampling(r, object, model));
     CHECK(json_get_bool(where, object, "logprobs", &r->want_logprobs));
     CHECK(json_get_int32(where, object, "top_logprobs", 0, API_MAX_LOGPROBS, &top));
@@ -498,6 +499,8 @@ static enum status parse_rollouts(struct api_request *r, const json_t *object,
     r->stream = true;
     r->want_logprobs = true;
     r->sampling.max_tokens = 256;
+    CHECK(request_fields_check(object, PLACE_ROLLOUTS, model->unknown));
+    CHECK(request_fields_check(sampling, PLACE_SAMPLING, model->unknown));
     CHECK(read_sampling(r, sampling, model));
     CHECK(json_get_int32(where, sampling, "logprobs", 0, 0, &logprobs));
     r->sampling.logprobs = 0;
@@ -523,6 +526,7 @@ static enum status parse_rollouts(struct api_request *r, const json_t *object,
                              i);
             goto out;
         }
+        CHECK(request_fields_check(group, PLACE_GROUP, model->unknown));
         prompt->group_id = id && !json_is_null(id) ? json_deep_copy(id) : json_integer(i);
         CHECK(json_get_int32(where, group, "n", 1, API_MAX_N, &prompt->n));
         CHECK(json_get_int(where, group, "seed", INT64_MIN, INT64_MAX, &seed));
@@ -540,19 +544,20 @@ out:
 
 // "prompt" is a string, token ids, or an object as vLLM's TokensPrompt and TextPrompt; "prompts" is
 // a list of any of them.
-static enum status read_generate_prompt(const json_t *value, const json_t *object,
-                                        const struct api_model *model, struct api_prompt *ret)
+static enum status read_generate_prompt(const struct api_request *r, const json_t *value,
+                                        const json_t *object, const struct api_model *model,
+                                        struct api_prompt *ret)
 {
     bool add_special;
     enum status st = add_special_of(object, &add_special);
+    if (st == ST_OK && json_is_object(value))
+        st = request_fields_check(value, PLACE_PROMPT, model->unknown);
     if (st != ST_OK) return st;
     if (json_is_object(value) && json_has(value, "prompt_token_ids"))
         return read_ids(json_object_get(value, "prompt_token_ids"), "prompt_token_ids", model, ret);
     if (json_is_object(value)) value = json_object_get(value, "prompt");
     if (json_is_array(value)) return read_ids(value, "prompt", model, ret);
-    if (json_is_string(value))
-        return encode_text(json_string_value(value), json_string_length(value), add_special,
-                           "prompt", model, ret);
+    if (json_is_string(value)) return read_text(r, value, add_special, "prompt", model, ret);
     return status_fail(ST_INVALID,
                        "request: \"prompt\" must be a string, an array of token ids, or "
                        "an object with prompt_token_ids or prompt");
@@ -564,7 +569,8 @@ static enum status parse_generate(struct api_request *r, const json_t *object,
     enum status st;
     int logprobs = -1;
     r->sampling.max_tokens = 16;
-    CHECK(read_stream(r, object));
+    CHECK(request_fields_check(object, PLACE_GENERATE, model->unknown));
+    CHECK(read_stream(r, object, model));
     if (r->stream)
         return status_fail(ST_UNSUPPORTED, "request: \"stream\" is not supported by /generate; use "
                                            "/v1/completions or /v1/rollouts");
@@ -578,16 +584,53 @@ static enum status parse_generate(struct api_request *r, const json_t *object,
         return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"prompts\"");
     if (json_has(object, "prompt")) {
         CHECK(make_prompts(r, 1, "prompt"));
-        return read_generate_prompt(json_object_get(object, "prompt"), object, model,
+        return read_generate_prompt(r, json_object_get(object, "prompt"), object, model,
                                     &r->prompts[0]);
     }
     if (!json_is_array(many))
         return status_fail(ST_INVALID, "request: \"prompts\" must be an array");
+    r->many_prompts = true;
     CHECK(make_prompts(r, json_array_size(many), "prompts"));
     for (int i = 0; i < r->n_prompts; i++)
-        CHECK(read_generate_prompt(json_array_get(many, (size_t)i), object, model, &r->prompts[i]));
+        CHECK(read_generate_prompt(r, json_array_get(many, (size_t)i), object, model,
+                                   &r->prompts[i]));
 out:
     return st;
+}
+
+// Tokens in, tokens out: vLLM's /inference/v1/generate.
+static enum status parse_inference(struct api_request *r, const json_t *object,
+                                   const struct api_model *model)
+{
+    enum status st;
+    int logprobs = -1;
+    const json_t *sampling = json_object_get(object, "sampling_params");
+    if (!json_is_object(sampling))
+        return status_fail(ST_INVALID, "request: \"sampling_params\" must be an object");
+    default_length(r, sampling, model, UP_TO_CONTEXT);
+    CHECK(request_fields_check(object, PLACE_INFERENCE, model->unknown));
+    CHECK(request_fields_check(sampling, PLACE_SAMPLING, model->unknown));
+    CHECK(read_stream(r, object, model));
+    CHECK(read_identity(r, object));
+    CHECK(read_sampling(r, sampling, model));
+    CHECK(json_get_int32(where, sampling, "logprobs", 0, API_MAX_LOGPROBS, &logprobs));
+    r->sampling.logprobs = logprobs;
+    r->want_logprobs = logprobs >= 0;
+    r->tokens_as_ids = true;
+    CHECK(api_read_prompt_logprobs(r, sampling));
+    CHECK(make_prompts(r, 1, "token_ids"));
+    CHECK(read_ids(json_object_get(object, "token_ids"), "token_ids", model, &r->prompts[0]));
+out:
+    return st;
+}
+
+// The field that a prompt came in, for errors.
+static const char *prompt_field(const struct api_request *r)
+{
+    return r->kind == API_CHAT        ? "messages"
+           : r->kind == API_INFERENCE ? "token_ids"
+           : r->kind == API_ROLLOUTS  ? "groups"
+                                      : "prompt";
 }
 
 static enum status check_lengths(struct api_request *r, const struct api_model *model)
@@ -605,20 +648,57 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
                            (long long)samples, API_MAX_SAMPLES);
     r->n_samples = (int)samples;
     if (longest + (r->sampling.max_tokens != 0) > model->max_context)
-        return status_fail(
-            ST_INVALID,
-            "request: \"prompt\" has %d tokens; the context is %d tokens, prompt and "
-            "completion together",
-            longest, model->max_context);
+        return status_fail(ST_TOO_LONG,
+                           "request: \"%s\" has %d tokens. This model's maximum context length is "
+                           "%d tokens, prompt and completion together: shorten the prompt",
+                           prompt_field(r), longest, model->max_context);
     int room = model->max_context - longest;
     if (r->sampling.max_tokens == UP_TO_CONTEXT || (r->shorten && r->sampling.max_tokens > room))
         r->sampling.max_tokens = room;
     if (r->sampling.max_tokens > room)
-        return status_fail(ST_INVALID,
-                           "request: \"max_tokens\" is %d after a prompt of %d tokens; the context "
-                           "is %d tokens",
-                           r->sampling.max_tokens, longest, model->max_context);
+        return status_fail(
+            ST_TOO_LONG,
+            "request: \"max_tokens\" is %d after a prompt of %d tokens. This model's "
+            "maximum context length is %d tokens, prompt and completion together: ask "
+            "for at most %d",
+            r->sampling.max_tokens, longest, model->max_context, room);
     return api_check_prompt_logprobs(r);
+}
+
+enum status api_tokenize(const struct api_model *model, const json_t *object,
+                         struct token_list *ret)
+{
+    struct api_prompt prompt = {0};
+    bool add_special = false;
+    enum status st;
+    CHECK(request_fields_check(object, PLACE_TOKENIZE, model->unknown));
+    CHECK(check_model_name(object, model));
+    if (json_has(object, "messages") == json_has(object, "prompt"))
+        return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"messages\"");
+    if (json_has(object, "messages"))
+        CHECK(json_get_bool(where, object, "add_special_tokens", &add_special));
+    if (add_special)
+        return status_fail(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not "
+                                           "supported: the chat template writes them");
+    CHECK(read_group_prompt(object, model, &prompt));
+    *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
+out:
+    return st;
+}
+
+enum status api_detokenize(const struct api_model *model, const json_t *object,
+                           struct token_list *ret)
+{
+    struct api_prompt tokens = {0};
+    const json_t *list = json_object_get(object, "tokens");
+    enum status st;
+    CHECK(request_fields_check(object, PLACE_DETOKENIZE, model->unknown));
+    CHECK(check_model_name(object, model));
+    if (json_is_array(list) && json_array_size(list) == 0) return ST_OK; // the empty text
+    CHECK(read_ids(list, "tokens", model, &tokens));
+    *ret = (struct token_list){tokens.ids, tokens.n_ids, tokens.n_ids};
+out:
+    return st;
 }
 
 enum status api_model_read_defaults(const char *file, const json_t *generation_config,
@@ -680,6 +760,9 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
         break;
     case API_GENERATE:
         CHECK(parse_generate(r, object, model));
+        break;
+    case API_INFERENCE:
+        CHECK(parse_inference(r, object, model));
         break;
     }
     if (kind != API_ROLLOUTS)

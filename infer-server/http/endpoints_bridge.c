@@ -75,7 +75,7 @@ static json_t *control_json(struct engine *engine)
     struct control_facts f;
     if (!control) return json_null();
     control_facts(control, &f);
-    return json_pack(
+    json_t *json = json_pack(
         "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o}",
         "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
         (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
@@ -85,6 +85,13 @@ static json_t *control_json(struct engine *engine)
         (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
         "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
         json_clean_string(f.snapshot));
+    // What the weights are.
+    json_object_set_new(json, "loaded", json_clean_string(f.loaded));
+    json_object_set_new(json, "origin", json_clean_string(f.origin));
+    json_object_set_new(json, "run", json_clean_string(f.run));
+    json_object_set_new(json, "updates", json_integer((json_int_t)f.updates));
+    json_object_set_new(json, "run_updates", json_integer((json_int_t)f.run_updates));
+    return json;
 }
 
 static json_t *info_json(struct server *s, uint64_t version)
@@ -285,11 +292,30 @@ static void reload_done(void *context, enum status st, const char *sentence, uin
     inbox_post(j->server->host.inbox, &j->message);
 }
 
+// "draft": true is the folder of --draft, a string a folder; ret_folder stays where it is not asked
+// for.
+static enum status draft_to_reload(const struct server *s, const json_t *object,
+                                   const char **ret_folder)
+{
+    const json_t *draft = json_object_get(object, "draft");
+    const char *own = s->options->engine.draft_folder;
+    if (!draft || json_is_null(draft) || json_is_false(draft)) return ST_OK;
+    if (json_is_string(draft)) return json_get_string("request", object, "draft", ret_folder);
+    if (!json_is_true(draft))
+        return status_fail(ST_INVALID, "request: \"draft\" must be a model folder, or true for the "
+                                       "one of --draft");
+    if (!own)
+        return status_fail(ST_INVALID,
+                           "request: \"draft\": this server was started without --draft");
+    *ret_folder = own;
+    return ST_OK;
+}
+
 void handle_reload(void *server, struct exchange *x)
 {
     struct server *s = server;
     size_t len;
-    const char *body = exchange_body(x, &len), *folder = s->model.folder;
+    const char *body = exchange_body(x, &len), *folder = s->model.folder, *draft = NULL;
     json_t *object = NULL;
     struct job *j = NULL;
     enum status st = ST_OK;
@@ -297,11 +323,12 @@ void handle_reload(void *server, struct exchange *x)
     if (len > 0) { // without a body: the folder it was started with
         CHECK(json_parse("request", body, len, &object));
         CHECK(json_get_string("request", object, "model", &folder));
+        CHECK(draft_to_reload(s, object, &draft));
     }
     j = job_new(s, x);
     if (!j) goto out;
     j->message.deliver = reload_deliver;
-    CHECK(engine_reload(s->engine, folder, reload_done, j));
+    CHECK(engine_reload(s->engine, folder, draft, reload_done, j));
     j = NULL;
 out:
     if (st != ST_OK) exchange_fail_status(x, st);

@@ -1,8 +1,10 @@
-/* endpoints_status.c: /health, /v1/models, /metrics, /v1/spec_decode_stats. Loop's thread; the
- * engine's facts are a snapshot (engine_stats), so that they are there however busy the engine is.
+/* endpoints_status.c: /health, /version, /v1/models, /metrics, /v1/spec_decode_stats. Loop's
+ * thread; the engine's facts are a snapshot (engine_stats), so that they are there however busy the
+ * engine is.
  */
 #include "infer-server/http/server_impl.h"
 #include "common/base/clock.h"
+#include "common/base/options.h"
 
 #include <string.h>
 
@@ -46,25 +48,47 @@ void handle_health(void *server, struct exchange *x)
     const char *state = server_state(s, &stats, &detail);
     bool ok = strcmp(state, "ok") == 0;
     if (!ok) exchange_header(x, "Retry-After", "1");
-    exchange_reply_json(x, ok ? 200 : 503,
-                        json_pack("{s:s, s:I, s:o, s:o, s:b, s:i, s:i, s:i, s:f}", "status", state,
-                                  "weight_version", (json_int_t)stats.weight_version, "model",
-                                  json_clean_string(s->model.name), "state_detail",
-                                  json_clean_string(detail), "paused", (int)s->paused, "running",
-                                  stats.running, "waiting", stats.waiting, "max_context",
-                                  s->model.max_context, "uptime_seconds",
-                                  clock_ms_since(s->start_ns) / 1e3));
+    json_t *health = json_pack(
+        "{s:s, s:I, s:o, s:o, s:b, s:i, s:i, s:i, s:f}", "status", state, "weight_version",
+        (json_int_t)stats.weight_version, "model", json_clean_string(s->model.name), "state_detail", json_clean_string(detail), "paused",
+        (int)s->paused, "running", stats.running, "waiting", stats.waiting, "max_context",
+        s->model.max_context, "uptime_seconds", clock_ms_since(s->start_ns) / 1e3);
+    json_object_set_new(health, "warning", json_clean_string(stats.weights_warning));
+    exchange_reply_json(x, ok ? 200 : 503, health);
+}
+
+void handle_version(void *server, struct exchange *x)
+{
+    (void)server;
+    exchange_reply_json(
+        x, 200, json_pack("{s:s, s:s}", "version", COMMONWEIGHT_VERSION, "server", "commonweight"));
+}
+
+static json_t *model_card(const struct server *s)
+{
+    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:n, s:i}", "id", json_clean_string(s->model.name), "object", "model",
+                     "created", (json_int_t)s->start_s, "owned_by", "commonweight", "root",
+                     json_clean_string(s->model.folder), "parent", "max_model_len", s->model.max_context);
 }
 
 void handle_models(void *server, struct exchange *x)
 {
-    struct server *s = server;
     exchange_reply_json(x, 200,
-                        json_pack("{s:s, s:[{s:o, s:s, s:I, s:s, s:o, s:n, s:i}]}", "object",
-                                  "list", "data", "id", json_clean_string(s->model.name), "object",
-                                  "model", "created", (json_int_t)s->start_s, "owned_by",
-                                  "commonweight", "root", json_clean_string(s->model.folder),
-                                  "parent", "max_model_len", s->model.max_context));
+                        json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(server)));
+}
+
+void handle_model(void *server, struct exchange *x)
+{
+    const struct server *s = server;
+    const char *id = exchange_rest(x);
+    char sentence[700];
+    if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) {
+        exchange_reply_json(x, 200, model_card(s));
+        return;
+    }
+    snprintf(sentence, sizeof sentence, "\"model\" is '%.200s'; this server has '%.200s'", id,
+             s->model.name);
+    exchange_fail(x, 404, "not_found_error", sentence);
 }
 
 void handle_metrics(void *server, struct exchange *x)
@@ -73,7 +97,11 @@ void handle_metrics(void *server, struct exchange *x)
     struct engine_stats stats;
     struct bytes text = BYTES_INIT;
     engine_stats(s->engine, &stats);
+    const struct engine_options *o = &s->options->engine;
     const struct metrics_facts facts = {.model = s->model.name,
+                                        .kv_dtype = o->dtype < 0 ? "auto"
+                                                                 : dtype_name((enum dtype)o->dtype),
+                                        .prefix_cache = !o->prefix_cache_off,
                                         .engine = &stats,
                                         .paused = s->paused,
                                         .draining = s->draining,

@@ -1,11 +1,10 @@
-/* endpoints_text.c: the four endpoints that generate. A body becomes a checked request (api.h; a
+/* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
  * large one in another thread, parse.h), then a generation; its answer is written when all is
  * there, or as a stream while the client reads. Loop's thread. */
 #include "infer-server/http/server_impl.h"
 #include "infer-server/http/parse.h"
 #include "common/base/clock.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 // Bodies up to here take less time than the wake-up of another thread.
@@ -31,10 +30,20 @@ static void on_close(void *attached, bool answered)
 static void answer_whole(struct text_exchange *t)
 {
     struct bytes body = BYTES_INIT;
-    if (generation_request(t->answer.generation)->kind == API_GENERATE)
-        generate_answer(&t->answer, &body);
-    else
+    switch (generation_request(t->answer.generation)->kind) {
+    case API_COMPLETIONS:
+    case API_CHAT:
         openai_answer(&t->answer, &body);
+        break;
+    case API_GENERATE:
+        generate_answer(&t->answer, &body);
+        break;
+    case API_INFERENCE:
+        inference_answer(&t->answer, &body);
+        break;
+    case API_ROLLOUTS: // always a stream
+        break;
+    }
     exchange_reply(t->exchange, 200, "application/json", &body);
 }
 
@@ -60,6 +69,11 @@ static enum stream_state produce_events(void *attached, struct exchange *x, stru
     return openai_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
 }
 
+static enum stream_state produce_tokens(void *attached, struct exchange *x, struct bytes *to)
+{
+    return inference_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
+}
+
 static enum stream_state produce_lines(void *attached, struct exchange *x, struct bytes *to)
 {
     return rollouts_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
@@ -76,6 +90,25 @@ static enum status check_room(const struct server *s, const struct api_request *
         r->n_samples, most);
 }
 
+// The client's own name for it, where there is one, is a part of the id.
+static void name_response(const struct exchange *x, struct api_request *r)
+{
+    const char *prefix = r->kind == API_CHAT        ? "chatcmpl-"
+                         : r->kind == API_INFERENCE ? ""
+                                                    : "cmpl-";
+    if (!r->name[0]) snprintf(r->name, sizeof r->name, "%s", exchange_request_id(x));
+    snprintf(r->id, sizeof r->id, "%s%s", prefix, r->name);
+}
+
+static void open_stream(struct exchange *x, enum api_kind kind)
+{
+    static const char *const events = "text/event-stream; charset=utf-8";
+    if (kind == API_ROLLOUTS)
+        exchange_stream(x, "application/x-ndjson", produce_lines);
+    else
+        exchange_stream(x, events, kind == API_INFERENCE ? produce_tokens : produce_events);
+}
+
 // Takes the request over, also where it fails.
 static enum status begin(struct text_exchange *t, struct api_request *r)
 {
@@ -84,8 +117,7 @@ static enum status begin(struct text_exchange *t, struct api_request *r)
     enum api_kind kind = r->kind;
     t->answer.model = &s->model;
     t->answer.created = clock_wall_s();
-    snprintf(r->id, sizeof r->id, "%s-%016" PRIx64, kind == API_CHAT ? "chatcmpl" : "cmpl",
-             api_random_seed());
+    name_response(t->exchange, r);
     t->answer.unfinished = r->n_samples;
     enum status st = check_room(s, r);
     if (st != ST_OK) {
@@ -94,10 +126,9 @@ static enum status begin(struct text_exchange *t, struct api_request *r)
     }
     st = generation_start(&s->host, r, on_progress, t, &t->answer.generation);
     if (st != ST_OK) return st;
-    if (kind == API_ROLLOUTS)
-        exchange_stream(t->exchange, "application/x-ndjson", produce_lines);
-    else if (stream)
-        exchange_stream(t->exchange, "text/event-stream; charset=utf-8", produce_events);
+    for (int i = 0; i < r->n_prompts; i++)
+        metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
+    if (stream) open_stream(t->exchange, kind);
     return ST_OK;
 }
 
@@ -178,4 +209,9 @@ void handle_rollouts(void *server, struct exchange *x)
 void handle_generate(void *server, struct exchange *x)
 {
     handle(server, x, API_GENERATE);
+}
+
+void handle_inference(void *server, struct exchange *x)
+{
+    handle(server, x, API_INFERENCE);
 }

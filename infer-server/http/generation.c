@@ -310,7 +310,9 @@ static enum status make_samples(struct generation *g, struct api_request *r)
             s->index = i;
             s->choice = choice;
             s->stop_token = -1;
-            if (tokenizer) CHECK(detokenizer_new(tokenizer, r->skip_special, &s->detokenizer));
+            if (!tokenizer) continue;
+            CHECK(detokenizer_new(tokenizer, r->skip_special, &s->detokenizer));
+            CHECK(detokenizer_follow(s->detokenizer, r->prompts[p].ids, r->prompts[p].n_ids));
         }
     }
 out:

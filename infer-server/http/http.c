@@ -14,11 +14,13 @@
 #include "infer-server/http/http_impl.h"
 #include "infer-server/http/json_out.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 
 #include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/random.h>
 
 #define CONNECTION_BYTES (64u << 10) // request line, headers and write buffer of one connection
 #define DRAIN_BYTES      (64u << 20) // of a refused body that are read so that the answer arrives
@@ -146,6 +148,9 @@ static void drop_body(struct exchange *x)
 static void exchange_free(struct exchange *x, bool answered)
 {
     if (x->on_close) x->on_close(x->attached, answered);
+    if (x->route && x->route->path)
+        log_debug("%s %s: %u, %.1f ms%s", x->route->method, x->route->path, x->code,
+                  clock_ms_since(x->since_ns), answered ? "" : ", the client had left");
     x->socket->exchange = NULL;
     x->socket->since_ns = clock_now_ns();
     x->listener->http->n_exchanges--;
@@ -184,6 +189,16 @@ void http_body_free(struct http_body *body)
     bytes_release(&body->bytes);
     http_unref(body->http);
     free(body);
+}
+
+const char *exchange_rest(const struct exchange *x)
+{
+    return x->rest;
+}
+
+const char *exchange_request_id(const struct exchange *x)
+{
+    return x->request_id;
 }
 
 const char *exchange_query(const struct exchange *x, const char *name)
@@ -254,25 +269,38 @@ static json_t *quoted_word(const char *sentence)
     return word ? word : json_null();
 }
 
-void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence)
+// `name` is OpenAI's word for the fault, where clients look for one; NULL: "code" is the status.
+static void error_object(struct bytes *to, unsigned code, const char *name, const char *type,
+                         const char *sentence)
 {
     json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
     json_t *object =
-        json_pack("{s:{s:o, s:s, s:o, s:i}}", "error", "message", json_clean_string(sentence),
-                  "type", type, "param", param, "code", (int)code);
+        json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message", json_clean_string(sentence), "type",
+                  type, "param", param, "code", name ? json_string(name) : json_integer(code));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     bytes_puts(to, text ? text : "{\"error\":{\"message\":\"out of memory\"}}");
     free(text);
     json_decref(object);
 }
 
-void exchange_fail(struct exchange *x, unsigned code, const char *type, const char *sentence)
+void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence)
+{
+    error_object(to, code, NULL, type, sentence);
+}
+
+static void fail_as(struct exchange *x, unsigned code, const char *name, const char *type,
+                    const char *sentence)
 {
     struct bytes body = BYTES_INIT;
-    http_error_object(&body, code, type, sentence);
+    error_object(&body, code, name, type, sentence);
     bytes_puts(&body, "\n");
     if (code == 429 || code == 503) exchange_header(x, "Retry-After", "1");
     exchange_reply(x, code, "application/json", &body);
+}
+
+void exchange_fail(struct exchange *x, unsigned code, const char *type, const char *sentence)
+{
+    fail_as(x, code, NULL, type, sentence);
 }
 
 void exchange_fail_status(struct exchange *x, enum status st)
@@ -284,6 +312,9 @@ void exchange_fail_status(struct exchange *x, enum status st)
     case ST_UNSUPPORTED:
     case ST_MISMATCH:
         exchange_fail(x, 400, "invalid_request_error", sentence);
+        break;
+    case ST_TOO_LONG:
+        fail_as(x, 400, "context_length_exceeded", "invalid_request_error", sentence);
         break;
     case ST_NOT_FOUND:
         exchange_fail(x, 404, "not_found_error", sentence);
@@ -362,6 +393,7 @@ static enum MHD_Result queue_reply(struct exchange *x)
     if (!response) return MHD_NO;
     MHD_add_response_header(response, "Content-Type", x->content_type);
     if (x->streaming) MHD_add_response_header(response, "Cache-Control", "no-cache");
+    MHD_add_response_header(response, "X-Request-Id", x->request_id);
     if (x->close_after) MHD_add_response_header(response, "Connection", "close");
     for (int i = 0; i < x->n_headers; i++)
         MHD_add_response_header(response, x->headers[i].name, x->headers[i].value);
@@ -423,6 +455,36 @@ static void check_access(struct exchange *x)
     }
 }
 
+// The client's name for its request, where it is of printable ASCII and not too long, or a new one.
+static void name_request(struct exchange *x)
+{
+    const char *given = header_of(x, "X-Request-Id");
+    size_t n = given ? strlen(given) : 0;
+    for (size_t i = 0; i < n; i++)
+        if (given[i] < 0x20 || given[i] > 0x7e) n = 0;
+    if (n > 0 && n <= REQUEST_ID_MAX) {
+        memcpy(x->request_id, given, n + 1);
+        return;
+    }
+    unsigned char random[16] = {0};
+    if (getrandom(random, sizeof random, 0) != sizeof random) memcpy(random, &x, sizeof x);
+    for (size_t i = 0; i < sizeof random; i++)
+        snprintf(x->request_id + 2 * i, 3, "%02x", random[i]);
+}
+
+// Clients end paths with a slash now and then. ret_rest: what stands behind a route's "/a/".
+static bool path_is(const char *path, const char *url, const char **ret_rest)
+{
+    size_t n = strlen(path), len = strlen(url);
+    if (n > 2 && path[n - 1] == '*') {
+        if (strncmp(path, url, n - 1) != 0 || len < n) return false;
+        *ret_rest = url + n - 1;
+        return true;
+    }
+    while (len > 1 && url[len - 1] == '/') len--;
+    return n == len && memcmp(path, url, n) == 0;
+}
+
 // Finds the route; where there is none, or it may not be used, the exchange has its answer already.
 static void find_route(struct exchange *x, const char *url, const char *method)
 {
@@ -430,7 +492,7 @@ static void find_route(struct exchange *x, const char *url, const char *method)
     const char *wanted = strcmp(method, "HEAD") == 0 ? "GET" : method;
     char allow[64] = "", sentence[256];
     for (const struct http_route *r = o->routes; r->path; r++) {
-        if (strcmp(r->path, url) != 0) continue;
+        if (!path_is(r->path, url, &x->rest)) continue;
         if (strcmp(r->method, wanted) == 0) {
             x->route = r;
             break;
@@ -511,6 +573,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         x = l->http->closing ? NULL : exchange_new(l, connection);
         if (!x) return MHD_NO;
         *con_cls = x;
+        name_request(x);
         find_route(x, url, method);
         return answer_early(x) ? queue_reply(x) : MHD_YES;
     }

@@ -24,7 +24,8 @@ enum http_access {
     HTTP_ADMIN      // changes the server or shows its insides: only with an API key
 };
 struct http_route {
-    const char *method, *path; // "GET" also serves HEAD; path NULL ends the table
+    const char *method, *path; // "GET" also serves HEAD; path NULL ends the table; "/a/*": all
+                               // below /a/ (exchange_rest)
     http_handler handle;
     enum http_access access;
 };
@@ -56,6 +57,9 @@ struct http_body *exchange_take_body(struct exchange *x);
 const char *http_body_text(const struct http_body *body, size_t *ret_len);
 void http_body_free(struct http_body *body);                            // NULL is fine
 const char *exchange_query(const struct exchange *x, const char *name); // NULL: not given
+const char *exchange_rest(const struct exchange *x); // of the path, behind a route's "/a/"
+// X-Request-Id as the client sent it, or one made up; it stands in the response's header.
+const char *exchange_request_id(const struct exchange *x);
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the
 // client has left (answered: false).
 void exchange_attach(struct exchange *x, void *attached,

@@ -8,9 +8,10 @@
 #include <microhttpd.h>
 #include <poll.h>
 
-#define LISTENERS_MAX 2
-#define HEADERS_MAX   4
-#define SWEEP_MS      100
+#define LISTENERS_MAX  2
+#define HEADERS_MAX    4
+#define SWEEP_MS       100
+#define REQUEST_ID_MAX 128
 
 struct listener {
     struct http *http;
@@ -51,6 +52,8 @@ struct exchange {
     struct MHD_Connection *connection;
     struct connection *socket;
     const struct http_route *route;
+    const char *rest; // libmicrohttpd's, for as long as the request
+    char request_id[REQUEST_ID_MAX + 1];
     enum exchange_state state;
     bool received; // whole
     bool suspended, gone, expired, streaming, stream_ended, close_after;

@@ -4,12 +4,29 @@
 
 #include <inttypes.h>
 
-static void observe(struct histogram *h, double seconds)
+void metrics_context(struct metrics *m, int max_context)
 {
-    int i = 0;
-    while (i < ENGINE_BUCKETS - 1 && seconds > engine_bucket_bounds[i]) i++;
-    h->counts[i]++;
-    h->sum += seconds;
+    histogram_bounds_tokens(max_context, &m->tokens);
+}
+
+void metrics_request(struct metrics *m, int n, int max_tokens)
+{
+    histogram_add(&m->asked_n, &bounds_n, n);
+    histogram_add(&m->asked_tokens, &m->tokens, max_tokens);
+}
+
+// Times are cut as vLLM cuts them: queue, prefill up to the first token, decode up to the last.
+static void count_times(struct metrics *m, const struct sample_telemetry *t)
+{
+    const double prefill = (t->first_token_ms - t->queue_ms) / 1e3;
+    const double decode = (t->latency_ms - t->first_token_ms) / 1e3;
+    const int n = t->generated_tokens;
+    histogram_add(&m->queue, &bounds_request, t->queue_ms / 1e3);
+    histogram_add(&m->whole, &bounds_request, t->latency_ms / 1e3);
+    histogram_add(&m->prefill, &bounds_request, prefill);
+    histogram_add(&m->decode, &bounds_request, decode);
+    histogram_add(&m->inference, &bounds_request, prefill + decode);
+    histogram_add(&m->per_token, &bounds_next_token, n > 1 ? decode / (n - 1) : 0);
 }
 
 void metrics_sample(struct metrics *m, enum finish_reason finish,
@@ -17,8 +34,11 @@ void metrics_sample(struct metrics *m, enum finish_reason finish,
 {
     m->finished[finish]++;
     if (finish != FINISH_STOP && finish != FINISH_LENGTH) return;
-    observe(&m->queue, telemetry->queue_ms / 1e3);
-    observe(&m->whole, telemetry->latency_ms / 1e3);
+    count_times(m, telemetry);
+    histogram_add(&m->prompt_tokens, &m->tokens, telemetry->prompt_tokens);
+    histogram_add(&m->generated_tokens, &m->tokens, telemetry->generated_tokens);
+    histogram_add(&m->computed_tokens, &m->tokens,
+                  telemetry->prompt_tokens - telemetry->cached_prompt_tokens);
 }
 
 struct page {
@@ -31,7 +51,8 @@ static void put_head(struct page *p, const char *name, const char *type, const c
     bytes_printf(p->to, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void put_labels(struct page *p, const char *key, const char *value)
+// `more`: further labels as they stand in the text, or NULL.
+static void put_labels(struct page *p, const char *more)
 {
     bytes_puts(p->to, "{model_name=\"");
     for (const char *c = p->model; *c; c++) {
@@ -39,7 +60,7 @@ static void put_labels(struct page *p, const char *key, const char *value)
         bytes_append(p->to, *c == '\n' ? " " : c, 1);
     }
     bytes_puts(p->to, "\"");
-    if (key) bytes_printf(p->to, ",%s=\"%s\"", key, value);
+    if (more) bytes_printf(p->to, ",%s", more);
     bytes_puts(p->to, "}");
 }
 
@@ -48,30 +69,30 @@ static void put_number(struct page *p, const char *name, const char *type, const
 {
     put_head(p, name, type, help);
     bytes_puts(p->to, name);
-    put_labels(p, NULL, NULL);
+    put_labels(p, NULL);
     bytes_printf(p->to, " %.17g\n", value);
 }
 
 static void put_histogram(struct page *p, const char *name, const char *help,
-                          const uint64_t counts[ENGINE_BUCKETS], double sum)
+                          const struct histogram *h, const struct histogram_bounds *bounds)
 {
     uint64_t total = 0;
-    char bound[32];
+    char bound[40];
     put_head(p, name, "histogram", help);
-    for (int i = 0; i < ENGINE_BUCKETS; i++) {
-        total += counts[i];
-        if (i < ENGINE_BUCKETS - 1)
-            snprintf(bound, sizeof bound, "%g", engine_bucket_bounds[i]);
+    for (int i = 0; i <= bounds->n; i++) {
+        total += h->counts[i];
+        if (i < bounds->n)
+            snprintf(bound, sizeof bound, "le=\"%.9g\"", bounds->at[i]);
         else
-            snprintf(bound, sizeof bound, "+Inf");
+            snprintf(bound, sizeof bound, "le=\"+Inf\"");
         bytes_printf(p->to, "%s_bucket", name);
-        put_labels(p, "le", bound);
+        put_labels(p, bound);
         bytes_printf(p->to, " %" PRIu64 "\n", total);
     }
     bytes_printf(p->to, "%s_sum", name);
-    put_labels(p, NULL, NULL);
-    bytes_printf(p->to, " %.9g\n%s_count", sum, name);
-    put_labels(p, NULL, NULL);
+    put_labels(p, NULL);
+    bytes_printf(p->to, " %.9g\n%s_count", h->sum, name);
+    put_labels(p, NULL);
     bytes_printf(p->to, " %" PRIu64 "\n", total);
 }
 
@@ -79,16 +100,16 @@ static void put_finished(struct page *p, const struct metrics *m)
 {
     static const struct {
         enum finish_reason finish;
-        const char *name;
-    } reasons[] = {{FINISH_STOP, "stop"},
-                   {FINISH_LENGTH, "length"},
-                   {FINISH_CANCELLED, "abort"},
-                   {FINISH_ERROR, "error"}};
+        const char *label;
+    } reasons[] = {{FINISH_STOP, "finished_reason=\"stop\""},
+                   {FINISH_LENGTH, "finished_reason=\"length\""},
+                   {FINISH_CANCELLED, "finished_reason=\"abort\""},
+                   {FINISH_ERROR, "finished_reason=\"error\""}};
     const char *name = "vllm:request_success_total";
     put_head(p, name, "counter", "Samples that ended, by reason.");
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         bytes_puts(p->to, name);
-        put_labels(p, "finished_reason", reasons[i].name);
+        put_labels(p, reasons[i].label);
         bytes_printf(p->to, " %" PRIu64 "\n", m->finished[reasons[i].finish]);
     }
 }
@@ -106,12 +127,74 @@ static void put_drafts(struct page *p, const struct engine_stats *e)
                (double)e->num_accepted_tokens);
     put_head(p, per_pos, "counter", "Draft tokens accepted, by place among a sample's drafts.");
     for (int i = 0; i < e->draft_positions; i++) {
-        char position[16];
-        snprintf(position, sizeof position, "%d", i);
+        char position[32];
+        snprintf(position, sizeof position, "position=\"%d\"", i);
         bytes_puts(p->to, per_pos);
-        put_labels(p, "position", position);
+        put_labels(p, position);
         bytes_printf(p->to, " %" PRIu64 "\n", e->num_accepted_tokens_per_pos[i]);
     }
+}
+
+static void put_engine_histograms(struct page *p, const struct engine_stats *e)
+{
+    put_histogram(p, "vllm:time_to_first_token_seconds", "From queued to the first token.",
+                  &e->first_token, &bounds_first_token);
+    put_histogram(p, "vllm:time_per_output_token_seconds", "Between two tokens of a sample.",
+                  &e->next_token, &bounds_next_token);
+    put_histogram(p, "vllm:inter_token_latency_seconds", "Between two tokens of a sample.",
+                  &e->next_token, &bounds_next_token);
+    put_histogram(p, "vllm:iteration_tokens_total",
+                  "Prompt tokens computed and tokens generated, by step.", &e->step_tokens,
+                  &bounds_step_tokens);
+}
+
+static void put_request_histograms(struct page *p, const struct metrics *m)
+{
+    const struct {
+        const char *name, *help;
+        const struct histogram *histogram;
+        const struct histogram_bounds *bounds;
+    } all[] = {
+        {"vllm:e2e_request_latency_seconds", "From queued to the last token.", &m->whole,
+         &bounds_request},
+        {"vllm:request_queue_time_seconds", "Time in the queue.", &m->queue, &bounds_request},
+        {"vllm:request_prefill_time_seconds", "From the first prefill to the first token.",
+         &m->prefill, &bounds_request},
+        {"vllm:request_decode_time_seconds", "From the first token to the last.", &m->decode,
+         &bounds_request},
+        {"vllm:request_inference_time_seconds", "From the first prefill to the last token.",
+         &m->inference, &bounds_request},
+        {"vllm:request_time_per_output_token_seconds", "Mean time between a sample's tokens.",
+         &m->per_token, &bounds_next_token},
+        {"vllm:request_prompt_tokens", "Prompt tokens of a sample.", &m->prompt_tokens, &m->tokens},
+        {"vllm:request_generation_tokens", "Tokens generated for a sample.", &m->generated_tokens,
+         &m->tokens},
+        {"vllm:request_prefill_kv_computed_tokens",
+         "Prompt tokens of a sample that were not in the prefix cache.", &m->computed_tokens,
+         &m->tokens},
+        {"vllm:request_params_n", "Samples asked for, by prompt.", &m->asked_n, &bounds_n},
+        {"vllm:request_params_max_tokens", "max_tokens asked for, by prompt.", &m->asked_tokens,
+         &m->tokens},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        put_histogram(p, all[i].name, all[i].help, all[i].histogram, all[i].bounds);
+}
+
+// A gauge of 1 whose labels are the facts.
+static void put_cache_config(struct page *p, const struct metrics_facts *facts)
+{
+    const struct engine_stats *e = facts->engine;
+    const char *name = "vllm:cache_config_info";
+    char labels[256];
+    snprintf(labels, sizeof labels,
+             "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\","
+             "engine=\"0\",kv_cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
+             e->kv_block_tokens, facts->kv_dtype, facts->prefix_cache ? "True" : "False",
+             (int64_t)e->kv_blocks_total * e->kv_block_tokens, e->kv_blocks_total);
+    put_head(p, name, "gauge", "How the KV cache is set up; always 1.");
+    bytes_puts(p->to, name);
+    put_labels(p, labels);
+    bytes_puts(p->to, " 1\n");
 }
 
 // What vLLM has too, under its names.
@@ -136,17 +219,8 @@ static void put_usual(struct page *p, const struct metrics *m, const struct engi
     put_number(p, "vllm:prefix_cache_hits_total", "counter",
                "Prompt tokens found in the prefix cache.", (double)e->cache_hits);
     put_finished(p, m);
-    put_histogram(p, "vllm:time_to_first_token_seconds", "From queued to the first token.",
-                  e->ttft_buckets, e->ttft_sum);
-    put_histogram(p, "vllm:time_per_output_token_seconds", "Between two tokens of a sample.",
-                  e->itl_buckets, e->itl_sum);
-    put_histogram(p, "vllm:inter_token_latency_seconds", "Between two tokens of a sample.",
-                  e->itl_buckets, e->itl_sum);
-    put_histogram(p, "vllm:e2e_request_latency_seconds", "From queued to the last token.",
-                  m->whole.counts, m->whole.sum);
-    put_histogram(p, "vllm:request_queue_time_seconds", "Time in the queue.", m->queue.counts,
-                  m->queue.sum);
-
+    put_engine_histograms(p, e);
+    put_request_histograms(p, m);
     put_drafts(p, e);
 }
 
@@ -155,6 +229,7 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
     const struct engine_stats *e = facts->engine;
     struct page page = {ret, facts->model}, *p = &page;
     put_usual(p, m, e);
+    put_cache_config(p, facts);
     put_number(p, "commonweight:weight_version", "gauge",
                "Even: whole; odd: being written or torn.", (double)e->weight_version);
     put_number(p, "commonweight:updates_total", "counter", "Weight updates taken up by the engine.",

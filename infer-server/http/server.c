@@ -11,6 +11,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/model/model_folder.h"
 
 #include <math.h>
 #include <signal.h>
@@ -24,11 +25,17 @@
 
 static const struct http_route routes[] = {
     {"GET", "/health", handle_health, HTTP_OPEN},
+    {"GET", "/version", handle_version, HTTP_NEEDS_KEY},
     {"GET", "/v1/models", handle_models, HTTP_NEEDS_KEY},
+    {"GET", "/v1/models/*", handle_model, HTTP_NEEDS_KEY},
     {"POST", "/v1/completions", handle_completions, HTTP_NEEDS_KEY},
     {"POST", "/v1/chat/completions", handle_chat, HTTP_NEEDS_KEY},
     {"POST", "/v1/rollouts", handle_rollouts, HTTP_NEEDS_KEY},
     {"POST", "/generate", handle_generate, HTTP_NEEDS_KEY},
+    {"POST", "/inference/v1/generate", handle_inference, HTTP_NEEDS_KEY},
+    {"POST", "/tokenize", handle_tokenize, HTTP_NEEDS_KEY},
+    {"POST", "/detokenize", handle_detokenize, HTTP_NEEDS_KEY},
+    {"GET", "/tokenizer_info", handle_tokenizer_info, HTTP_NEEDS_KEY},
     {"GET", "/metrics", handle_metrics, HTTP_NEEDS_KEY},
     {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, HTTP_NEEDS_KEY},
     {"GET", "/bridge/info", handle_bridge_info, HTTP_ADMIN},
@@ -92,8 +99,9 @@ out:
 
 static enum status read_tokenizer(struct server *s, const char *folder)
 {
+    enum status st = model_folder_check(folder, "config.json");
+    if (st != ST_OK) return st;
     char *path = path_join(folder, "tokenizer.json");
-    enum status st = ST_OK;
     if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
     bool found = file_exists(path);
     free(path);
@@ -137,6 +145,8 @@ static enum status read_model(struct server *s)
     s->model.tokenizer = s->host.tokenizer = s->tokenizer;
     s->model.chat = s->chat;
     s->model.why_no_chat = s->why_no_chat;
+    s->unknown.accept = s->options->accept_unknown;
+    s->model.unknown = &s->unknown;
 out:
     return st;
 }
@@ -196,7 +206,10 @@ static void on_tick(uv_timer_t *timer)
     struct server *s = timer->data;
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
-    if (s->model.max_context == 0) s->model.max_context = engine_max_context(s->engine);
+    if (s->model.max_context == 0) {
+        s->model.max_context = engine_max_context(s->engine);
+        metrics_context(&s->metrics, s->model.max_context);
+    }
     tell_systemd(s, &stats);
     if (stats.state == ENGINE_FAILED && !s->draining) begin_drain(s, FAILED_MS);
     if (__atomic_load_n(&s->host.lost_event, __ATOMIC_RELAXED)) {

@@ -12,6 +12,7 @@ struct server_options { // all borrowed
     const char *chat_template; // NULL: recognised
     const char *api_key;       // for the TCP listener; NULL: none
     const char *socket_path;
+    bool accept_unknown; // fields that the protocol does not know: logged, not refused
     int unix_fd, tcp_fd; // listening; -1: none. Taken over
     const char *const *allowed_hosts; // of requests over TCP without a key; NULL-ended, or NULL
     int64_t max_body, max_buffered;   // bytes

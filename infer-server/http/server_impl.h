@@ -13,6 +13,7 @@ struct server {
     struct generation_host host;
     struct metrics metrics;
     struct spec_window finished;
+    struct unknown_fields unknown;
     struct tokenizer *tokenizer;
     struct chat_template *chat;
     struct api_model model;
@@ -32,7 +33,9 @@ struct server {
 
 // Endpoints: the context is the struct server.
 void handle_health(void *server, struct exchange *x);
+void handle_version(void *server, struct exchange *x);
 void handle_models(void *server, struct exchange *x);
+void handle_model(void *server, struct exchange *x);
 void handle_metrics(void *server, struct exchange *x);
 void handle_spec_decode_stats(void *server, struct exchange *x);
 
@@ -40,6 +43,11 @@ void handle_completions(void *server, struct exchange *x);
 void handle_chat(void *server, struct exchange *x);
 void handle_rollouts(void *server, struct exchange *x);
 void handle_generate(void *server, struct exchange *x);
+void handle_inference(void *server, struct exchange *x);
+
+void handle_tokenize(void *server, struct exchange *x);
+void handle_detokenize(void *server, struct exchange *x);
+void handle_tokenizer_info(void *server, struct exchange *x);
 
 void handle_bridge_info(void *server, struct exchange *x);
 void handle_bridge_pause(void *server, struct exchange *x);

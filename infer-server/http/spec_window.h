@@ -7,7 +7,8 @@
 #include "infer-server/engine/engine.h"
 
 #define SPEC_WINDOW_SAMPLES 1024
-#define REQUEST_ID_BYTES    40 // "chatcmpl-0123456789abcdef"
+#define REQUEST_NAME_BYTES  129 // what a client may call its request
+#define REQUEST_ID_BYTES    144 // "chatcmpl-NAME"
 
 struct spec_window_entry {
     char request_id[REQUEST_ID_BYTES];

@@ -228,8 +228,9 @@ static void resumes_to_the_bit(void **state)
                           "1e-3", "--resume", "--max-steps", half == 1 ? "2" : "4")),
             0);
     }
-    static const char *const files[] = {"model.safetensors", "optimizer.safetensors",
-                                        "draft/model.safetensors", "draft/optimizer.safetensors"};
+    static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors",
+                                        "draft/model.safetensors",
+                                        "draft/trainer/optimizer.safetensors"};
     for (int i = 0; i < 4; i++) test_same_file(latest(&s, "whole"), latest(&s, "halves"), files[i]);
     // and it is another draft than the one that was loaded
     struct file_map before, after;
@@ -242,7 +243,8 @@ static void resumes_to_the_bit(void **state)
     // Without the option the draft is left alone, and the user told.
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.policy, daemon);
-    assert_int_equal(train(&s, "halves", OPTIONS("--resume", "--max-steps", "5")), 0);
+    assert_int_equal(
+        train(&s, "halves", OPTIONS("--resume", "--no-train-draft", "--max-steps", "5")), 0);
     assert_log(&s, "--train-draft goes on with it");
     daemon_holds(&s.daemon, "draft", s.draft);
     assert_false(file_exists(test_path(latest(&s, "halves"), "draft")));

@@ -106,7 +106,7 @@ static void scene_open(struct scene *s, bool draft)
     assert_ok(weights_plan(s->config, DT_F32, &s->policy));
     weights_bind(s->policy, bridge_base(s->bridge, "policy"));
     assert_ok(
-        learner_new(bridge_device(s->bridge), s->config, s->policy, NULL, &options, &s->learner));
+        learner_new(bridge_device(s->bridge), s->config, s->policy, false, &options, &s->learner));
     if (draft) add_draft(s);
     assert_ok(learner_prepare(s->learner));
     write_rollout(s);

@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct weights *weights = NULL;
     if (json_parse("fuzz", (const char *)data, size, &json) == ST_OK &&
         model_config_from_json("fuzz", json, &config) == ST_OK && config->n_layers <= 64) {
-        free(rope_table(config, 4));
+        free(rope_table(config, 0, 4));
         if (weights_plan(config, DT_F32, &weights) == ST_OK && weights->n_parameters <= 0) abort();
     }
     weights_free(weights);

@@ -1,7 +1,8 @@
-/* fuzz_request.c: any bytes as the body of each of the endpoints that generate: refused in a
- * sentence, or a request whose every number the engine may rely on. The first byte picks the
- * endpoint, and whether the model has a tokenizer and a chat template. */
+/* fuzz_request.c: any bytes as the body of each of the endpoints that generate, and of /tokenize
+ * and /detokenize: refused in a sentence, or a request whose every number the engine may rely on.
+ * The first byte picks the endpoint, and whether the model has a tokenizer and a chat template. */
 #include "infer-server/http/api.h"
+#include "common/base/json.h"
 #include "tests/support/tiny_tokenizer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,32 @@ static void check(const struct api_request *r, const struct api_model *model)
     if (s->top_k < 0 || s->logprobs < -1 || s->logprobs > API_MAX_LOGPROBS) abort();
 }
 
+static void generate(enum api_kind kind, const struct api_model *model, const char *body,
+                     size_t len)
+{
+    struct api_request *r = NULL;
+    enum status st = api_request_parse(kind, model, body, len, &r);
+    if (st == ST_OK)
+        check(r, model);
+    else if (r || !status_message()[0])
+        abort();
+    api_request_free(r);
+}
+
+static void tokenize(const struct api_model *model, const char *body, size_t len,
+                     enum status (*read)(const struct api_model *model, const json_t *object,
+                                         struct token_list *ret))
+{
+    struct token_list ids = TOKEN_LIST_INIT;
+    json_t *object = NULL;
+    if (json_parse("request", body, len, &object) == ST_OK && json_is_object(object) &&
+        read(model, object, &ids) == ST_OK)
+        for (int i = 0; i < ids.n; i++)
+            if (ids.ids[i] < 0 || ids.ids[i] >= model->vocab_size) abort();
+    token_list_release(&ids);
+    json_decref(object);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!tokenizer) make_tokenizer();
@@ -65,13 +92,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                     .max_context = 512,
                                     .temperature = 1,
                                     .top_p = 1};
-    struct api_request *r = NULL;
-    enum api_kind kind = (enum api_kind)(data[0] & 3);
-    enum status st = api_request_parse(kind, &model, (const char *)data + 1, size - 1, &r);
-    if (st == ST_OK)
-        check(r, &model);
-    else if (r || !status_message()[0])
-        abort();
-    api_request_free(r);
+    const char *body = (const char *)data + 1;
+    // the first four as they always were, by two bits; others by bits that were free
+    const int others = data[0] >> 6;
+    if (others > 1)
+        tokenize(&model, body, size - 1, others == 2 ? api_tokenize : api_detokenize);
+    else
+        generate(others ? API_INFERENCE : (enum api_kind)(data[0] & 3), &model, body, size - 1);
     return 0;
 }

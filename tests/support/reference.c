@@ -58,7 +58,7 @@ enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *p
 {
     const struct model_config *c = m->config;
     int vocab = c->vocab_size, n_blocks = (n_prompt + n_new + BLOCK - 1) / BLOCK;
-    struct kv_view kv = {.layer_stride = (int64_t)n_blocks * BLOCK * config_kv_width(c),
+    struct kv_view kv = {.layer_stride = (int64_t)n_blocks * BLOCK * layer_kv_width(c->layers),
                          .n_blocks = n_blocks,
                          .block_size = BLOCK,
                          .dt = m->dt};

@@ -89,3 +89,22 @@ enum status tiny_tokenizer_write(const char *folder)
     free(config_path);
     return st;
 }
+
+enum status tiny_tokenizer_write_bytes(const char *folder)
+{
+    json_t *vocab = json_object();
+    char *path = path_join(folder, "tokenizer.json");
+    for (int i = 0; i < 256; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", (unsigned)i & 0xff);
+        json_object_set_new(vocab, name, json_integer(i));
+    }
+    json_t *tokenizer = json_pack("{s:s, s:{s:s}, s:{s:s, s:o, s:[], s:b}}", "version", "1.0",
+                                  "decoder", "type", "ByteFallback", "model", "type", "BPE",
+                                  "vocab", vocab, "merges", "byte_fallback", 1);
+    enum status st = tokenizer && path ? json_write_file(path, 0644, tokenizer)
+                                       : status_fail(ST_NO_MEMORY, "no memory for a tokenizer");
+    json_decref(tokenizer);
+    free(path);
+    return st;
+}

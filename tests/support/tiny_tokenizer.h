@@ -15,5 +15,7 @@ enum status tiny_tokenizer_json(json_t **ret_tokenizer, json_t **ret_config);
 
 // tokenizer.json and tokenizer_config.json; the folder must be there.
 enum status tiny_tokenizer_write(const char *folder);
+// tokenizer.json of 256 tokens alone, one a byte, without special ones: for small vocabularies.
+enum status tiny_tokenizer_write_bytes(const char *folder);
 
 #endif

@@ -125,9 +125,9 @@ static void test_context(void **state)
     (void)state;
     struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":60}");
     api_request_free(r);
-    refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_INVALID,
+    refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_TOO_LONG,
            "\"max_tokens\"");
-    refuse(API_COMPLETIONS, "{\"prompt\":[[1],[1,2,3,4]],\"max_tokens\":61}", ST_INVALID,
+    refuse(API_COMPLETIONS, "{\"prompt\":[[1],[1,2,3,4]],\"max_tokens\":61}", ST_TOO_LONG,
            "\"max_tokens\"");
 }
 

@@ -174,7 +174,7 @@ static void draft_round_trip(void **state)
     assert_true(checkpoint_has_draft(&c));
     const char *inside = test_path(folder, CHECKPOINT_DRAFT);
     assert_holds(&draft, inside, draft.memory);
-    assert_false(file_exists(test_path(inside, "optimizer.safetensors")));
+    assert_false(file_exists(test_path(inside, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_load_draft_optimizer(folder, &c, draft.optimizer));
     json_decref(c.state);
     free(folder);
@@ -207,9 +207,9 @@ static void draft_round_trip(void **state)
     draft.optimizer = fresh[1];
     train_one(&draft, 0.125f);
     assert_memory_equal(after, draft.memory, bytes);
-    assert_int_equal(unlink(test_path(inside, "optimizer.safetensors")), 0);
+    assert_int_equal(unlink(test_path(inside, "trainer/optimizer.safetensors")), 0);
     assert_status(checkpoint_load_draft_optimizer(folder, &c, fresh[1]), ST_NOT_FOUND);
-    assert_message("draft/optimizer.safetensors");
+    assert_message("draft/trainer/optimizer.safetensors");
     json_decref(c.state);
     optimizer_free(fresh[0]);
     free(before);
@@ -228,7 +228,7 @@ static void step_zero(void **state)
     char *folder;
     fixture_open(&f);
     assert_ok(write_step(&f, 0, 0, &folder));
-    assert_false(file_exists(test_path(folder, "optimizer.safetensors")));
+    assert_false(file_exists(test_path(folder, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_read(folder, &c));
     assert_ok(checkpoint_load_optimizer(folder, &c, f.optimizer));
     json_decref(c.state);
@@ -236,10 +236,10 @@ static void step_zero(void **state)
     train_one(&f, 1);
     free(folder);
     assert_ok(write_step(&f, 1, 0, &folder));
-    assert_int_equal(unlink(test_path(folder, "optimizer.safetensors")), 0);
+    assert_int_equal(unlink(test_path(folder, "trainer/optimizer.safetensors")), 0);
     assert_ok(checkpoint_read(folder, &c));
     assert_status(checkpoint_load_optimizer(folder, &c, f.optimizer), ST_NOT_FOUND);
-    assert_message("optimizer.safetensors");
+    assert_message("trainer/optimizer.safetensors");
     json_decref(c.state);
     free(folder);
     fixture_close(&f);

@@ -52,7 +52,7 @@ static void bad_lines(void **state)
         {"", "holds no example"},
         {"\n \n", "holds no example"},
         {"{\"prompt\": \"a\"}\n{\"prompt\": \"a\"", "line 2: column "},
-        {"[1]\n", "line 1: not a JSON object"},
+        {"{\"prompt\": \"a\"}\n[1]\n", "line 2: not a JSON object"},
         {"{}\n", "line 1: no field \"prompt\""},
         {"{\"prompt\": 3}\n", "\"prompt\" must be text or a list of messages"},
         {"{\"prompt\": \"\"}\n", "\"prompt\" is empty"},

@@ -63,7 +63,7 @@ static void machine_open(const char *draft, int budget, int head_rows, float los
     if (m->draft.config->logit_softcap > 0) // larger logits, so that the cap bends them
         for (int64_t i = 0; i < (int64_t)m->draft.config->vocab_size * m->draft.config->hidden; i++)
             ((float *)m->draft.weights->embed)[i] *= 3;
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, NULL, &options,
+    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options,
                           &m->learner));
     assert_ok(learner_add_draft(m->learner, m->draft.config, m->draft.weights, &draft_options));
     assert_ok(learner_prepare(m->learner));
@@ -348,7 +348,7 @@ static void larger_vocabulary_is_refused(void **state)
     struct learner_draft_config draft_options = {adamw, 1};
     machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
     reference_open(tiny_folder(32, 1, 301, 8), "cpu", &large);
-    assert_ok(learner_new(m.policy.dev, m.policy.config, m.policy.weights, NULL, &options, &l));
+    assert_ok(learner_new(m.policy.dev, m.policy.config, m.policy.weights, false, &options, &l));
     assert_status(learner_add_draft(l, large.config, large.weights, &draft_options), ST_MISMATCH);
     assert_message("301 tokens");
     assert_null(learner_draft(l));

@@ -827,14 +827,14 @@ static void reloads(void **state)
     assert_int_equal(b.version, 2);
     const uint64_t sums[2] = {b.first_sums[0], b.first_sums[1]};
 
-    assert_ok(engine_reload(b.engine, test_path(folder, "nowhere"), on_reload, &b));
+    assert_ok(engine_reload(b.engine, test_path(folder, "nowhere"), NULL, on_reload, &b));
     await_command(&b);
     assert_int_not_equal(b.command_status, ST_OK);
     assert_contains(b.message, "nowhere");
     struct take *still = greedy_of(&b, prompt, 20, 30);
     assert_same_tokens(a, 0, still, 0);
 
-    assert_ok(engine_reload(b.engine, model_b, on_reload, &b));
+    assert_ok(engine_reload(b.engine, model_b, NULL, on_reload, &b));
     await_command(&b);
     assert_int_equal(b.command_status, ST_OK);
     assert_int_equal(b.version % 2, 0);
@@ -1164,7 +1164,7 @@ static void reloaded_weights_are_restored(void **state)
     bench_start(&b, &options);
     start_writer(&child, model_a, "1", false); // leaves model_a as its snapshot
     assert_int_equal(test_wait(&child, WAIT_MS), 0);
-    assert_ok(engine_reload(b.engine, model_b, on_reload, &b));
+    assert_ok(engine_reload(b.engine, model_b, NULL, on_reload, &b));
     await_command(&b);
     assert_int_equal(b.command_status, ST_OK);
     start_writer(&child, model_a, "0", true);

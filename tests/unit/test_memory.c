@@ -71,8 +71,8 @@ static void machine_open(const struct setting *s, struct machine *m)
     *m = (struct machine){0};
     reference_open(folder, "cpu", &m->policy);
     if (s->draft) reference_open(draft, "cpu", &m->draft);
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights,
-                          s->reference ? folder : NULL, &options, &m->learner));
+    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, s->reference,
+                          &options, &m->learner));
     if (s->draft)
         assert_ok(learner_add_draft(m->learner, m->draft.config, m->draft.weights, &draft_options));
     assert_ok(learner_prepare(m->learner));

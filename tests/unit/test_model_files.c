@@ -39,10 +39,10 @@ static void config_both_styles(void **state)
                         &newer));
     assert_int_equal(older->file_dtype, DT_BF16);
     assert_int_equal(newer->file_dtype, DT_BF16);
-    float *a = rope_table(older, 64), *b = rope_table(newer, 64);
-    assert_memory_equal(a, b, 64 * (size_t)older->rope.dim * sizeof *a);
-    assert_int_equal(older->rope.kind, ROPE_LLAMA3);
-    assert_int_equal(older->head_dim, 4);
+    float *a = rope_table(older, 0, 64), *b = rope_table(newer, 0, 64);
+    assert_memory_equal(a, b, 64 * (size_t)older->ropes[0].dim * sizeof *a);
+    assert_int_equal(older->ropes[0].kind, ROPE_LLAMA3);
+    assert_int_equal(older->layers[0].head_dim, 4);
     free(a);
     free(b);
     model_config_free(older);
@@ -55,12 +55,12 @@ static void config_windows(void **state)
     (void)state;
     // Qwen2.5 folders carry a sliding_window that is not in use
     assert_ok(load_text(QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":false,\"max_window_layers\":1}", &c));
-    assert_int_equal(c->window[0] + c->window[1], 0);
+    assert_int_equal(c->layers[0].window + c->layers[1].window, 0);
     assert_true(c->qkv_bias && !c->o_bias);
     model_config_free(c);
     assert_ok(load_text(QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":true,\"max_window_layers\":1}", &c));
-    assert_int_equal(c->window[0], 0);
-    assert_int_equal(c->window[1], 8);
+    assert_int_equal(c->layers[0].window, 0);
+    assert_int_equal(c->layers[1].window, 8);
     model_config_free(c);
 }
 

@@ -95,8 +95,8 @@ static void machine_open(int budget, int head_rows, bool reference, struct machi
     };
     assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
     reference_open(folder, "cpu", &m->policy);
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights,
-                          reference ? folder : NULL, &options, &m->learner));
+    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, reference, &options,
+                          &m->learner));
     assert_ok(learner_prepare(m->learner));
 }
 
@@ -243,7 +243,7 @@ static void no_room_is_said(void **state)
                                      .max_seqs = 10,
                                      .max_context = 32};
     machine_open(30, 4, false, &m);
-    assert_status(learner_new(m.policy.dev, m.policy.config, m.policy.weights, NULL, &options, &l),
+    assert_status(learner_new(m.policy.dev, m.policy.config, m.policy.weights, false, &options, &l),
                   ST_NO_MEMORY);
     assert_message("--token-budget");
     assert_message("GiB are free");

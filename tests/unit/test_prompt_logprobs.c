@@ -82,7 +82,7 @@ static void on_event(void *context, const struct engine_event *event)
     const bool reload = take->reload_at > 0 && take->sample[0].n == take->reload_at;
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->lock);
-    if (reload) engine_reload(b->engine, model_b, on_reloaded, NULL);
+    if (reload) engine_reload(b->engine, model_b, NULL, on_reloaded, NULL);
 }
 
 static struct engine_options plain_options(void)

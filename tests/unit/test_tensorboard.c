@@ -236,18 +236,26 @@ static void live_line(void **state)
                          .reward = 0.5124,
                          .accuracy = 0.5,
                          .acceptance = 0.631,
-                         .loss = -0.01,
+                         .zero_spread = 0.25,
+                         .kl = 0.00123,
+                         .grad_norm = 0.2134,
+                         .clipped = 0.011,
+                         .cut_off = 0.5,
                          .mean_length = 12.25,
                          .tokens_per_s = 4200.4};
     progress_line(&p, 200, 64.4, &text);
     assert_string_equal(bytes_text(&text),
                         "step 3/200  1:04 left  reward 0.512  accuracy 50.0%  acceptance 63.1%"
-                        "  4200 tokens/s  loss -0.0100  length 12.2");
+                        "  zero-spread 25.0%  kl 0.0012  grad norm 0.213  clipped 1.1%"
+                        "  cut off 50.0%  4200 tokens/s  length 12.2");
     bytes_clear(&text);
-    p.accuracy = p.acceptance = -1;
+    p.accuracy = p.acceptance = p.clipped = -1;
+    p.kl = NAN;
     progress_line(&p, 200, 3600 + 4 * 60 + 8.7, &text);
-    assert_string_equal(bytes_text(&text), "step 3/200  1:04:09 left  reward 0.512  4200 tokens/s"
-                                           "  loss -0.0100  length 12.2");
+    assert_string_equal(bytes_text(&text),
+                        "step 3/200  1:04:09 left  reward 0.512  zero-spread 25.0%"
+                        "  grad norm 0.213  cut off 50.0%  4200 tokens/s"
+                        "  length 12.2");
     bytes_release(&text);
 }
 

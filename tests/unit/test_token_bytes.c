@@ -70,9 +70,9 @@ static void test_refused_by_bytes(void **state)
     size_t most = CONTEXT * tokenizer_max_token_bytes(tokenizer);
     char number[64];
     assert_ok(parse(CONTEXT - 1));
-    assert_status(parse(most), ST_INVALID); // tokenised, and too long
-    assert_message("tokens; the context is 64 tokens");
-    assert_status(parse(most + 1), ST_INVALID);
+    assert_status(parse(most), ST_TOO_LONG); // tokenised, and too long
+    assert_message(" tokens. This model's maximum context length is 64 tokens");
+    assert_status(parse(most + 1), ST_TOO_LONG);
     snprintf(number, sizeof number, "has %zu bytes", most + 1);
     assert_message(number);
     assert_message("\"prompt\"");

@@ -603,7 +603,7 @@ static void truncated(void **state)
     assert_status(tokenizer_parse("F.json", text, len, "{", 1, NULL, 0, NULL, &t), ST_FORMAT);
     assert_message("tokenizer_config.json");
     assert_status(tokenizer_load("/nonexistent/folder", &t), ST_NOT_FOUND);
-    assert_message("/nonexistent/folder/tokenizer.json");
+    assert_message("/nonexistent/folder: no such folder");
     assert_null(t);
     free(text);
     json_decref(json);

@@ -64,7 +64,7 @@ enum status decoder_open(struct decoder *d, struct bench *b)
     if (!d->tokens || !d->blocks) return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
     d->kv = (struct kv_view){.n_blocks = d->n * d->blocks_each, .block_size = BLOCK, .dt = b->dt};
-    d->kv.layer_stride = (int64_t)d->kv.n_blocks * BLOCK * config_kv_width(b->config);
+    d->kv.layer_stride = (int64_t)d->kv.n_blocks * BLOCK * layer_kv_width(b->config->layers);
     bytes = (size_t)d->kv.layer_stride * (size_t)b->config->n_layers * dtype_size(b->dt);
     CHECK(device_alloc(b->dev, bytes, &d->kv.k));
     CHECK(device_alloc(b->dev, bytes, &d->kv.v));
@@ -123,7 +123,7 @@ enum status bench_decode(struct bench *b)
     double step_ms = median(ms, steps);
     // an untied input embedding is looked up, not read through
     double read = (double)b->weights->n_parameters - (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
-    read += (double)d.n * (double)b->o.context * 2 * config_kv_width(c) * c->n_layers;
+    read += (double)d.n * (double)b->o.context * (double)config_kv_elements(c);
     double floor_ms = 1e3 * read * (double)dtype_size(b->dt) / b->read_bandwidth;
     json_t *report = bench_report(b, "decode");
     json_object_set_new(report, "batch", json_integer(d.n));

@@ -87,7 +87,7 @@ static enum status measure_limit(struct step_bench *s)
     const double samples = (double)b->o.batch, prompts = samples / (double)b->o.group;
     const double parameters = (double)b->weights->n_parameters, element = (double)dtype_size(b->dt);
     const double context = (double)b->o.prompt_tokens + (double)b->o.tokens / 2;
-    const double kv = samples * context * 2 * config_kv_width(c) * c->n_layers;
+    const double kv = samples * context * (double)config_kv_elements(c);
     const double prompt_rows = prompts * (double)b->o.prompt_tokens;
     const double rows = prompt_rows + samples * (double)b->o.tokens;
     const double decode = (double)b->o.tokens * (parameters + kv) * element / b->read_bandwidth;

@@ -102,7 +102,7 @@ enum status bench_train(struct bench *b)
     double pass_ms = median(ms, steps), n = l.n;
     // 6 operations a parameter and token, and the attention scores and sums of causal sequences
     double work = 6 * (double)b->weights->n_parameters * n +
-                  6.0 * c->n_layers * n * (double)b->o.sequence * config_q_width(c);
+                  6.0 * c->n_layers * n * (double)b->o.sequence * layer_q_width(c->layers);
     if (!c->tie_embeddings) work -= 6 * (double)c->vocab_size * c->hidden * n; // looked up, not multiplied
     double floor_ms = 1e3 * work / flops;
     json_t *report = bench_report(b, "train");

@@ -36,24 +36,26 @@ struct backward {
 #define N_PARTS 19
 #define PART(name, size) {offsetof(struct backward, name), (size)}
 
-static void list_parts(const struct model *m, int max_tokens, int max_targets, struct device_part ret[N_PARTS])
+// What one layer, and the head, want.
+static void layer_parts(const struct model *m, const struct layer_config *l, int max_tokens, int max_targets,
+                        struct device_part ret[N_PARTS])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)max_tokens, n = (size_t)max_targets, h = (size_t)c->hidden;
-    size_t a = c->n_experts > 0 ? t * (size_t)c->experts_per_token : t;
+    size_t a = layer_mlp_rows(l, t);
     size_t logits = (size_t)m->max_rows * (size_t)c->vocab_size;
     struct device_part parts[N_PARTS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
         PART(dproj, c->sandwich_norm ? t * h * e : 0),
         PART(dparallel, c->parallel_block ? t * h * e : 0),
-        PART(dgate_up, a * (size_t)config_up_width(c) * e),
-        PART(dact, a * (size_t)c->intermediate * e),
-        PART(dexpert, c->n_experts > 0 ? a * h * e : 0),
-        PART(drouter, t * (size_t)c->n_experts * e),
-        PART(dweight, t * (size_t)c->experts_per_token * sizeof(float)),
-        PART(dqkv, t * (size_t)config_qkv_width(c) * e),
-        PART(dattn, t * (size_t)config_q_width(c) * e),
+        PART(dgate_up, a * (size_t)layer_up_width(c, l) * e),
+        PART(dact, a * (size_t)l->intermediate * e),
+        PART(dexpert, l->n_experts > 0 ? a * h * e : 0),
+        PART(drouter, t * (size_t)l->n_experts * e),
+        PART(dweight, t * (size_t)l->experts_per_token * sizeof(float)),
+        PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
+        PART(dattn, t * (size_t)layer_q_width(l) * e),
         PART(dlogits, logits * e),
         PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
         PART(drows, n * h * e),
@@ -64,6 +66,16 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, s
         PART(dlogprob, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
+}
+
+static void list_parts(const struct model *m, int max_tokens, int max_targets, struct device_part ret[N_PARTS])
+{
+    struct device_part one[N_PARTS];
+    layer_parts(m, &m->config->layers[0], max_tokens, max_targets, ret);
+    for (int l = 1; l < m->config->n_layers; l++) {
+        layer_parts(m, &m->config->layers[l], max_tokens, max_targets, one);
+        device_parts_widen(ret, one, N_PARTS);
+    }
 }
 
 size_t backward_bytes(const struct model *m, int max_tokens, int max_targets)
@@ -225,26 +237,28 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
     const struct ops *ops = m->ops;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct moe_routing *r = &tape->routing;
-    struct moe_shape shape = {rows, c->n_experts, c->experts_per_token};
-    int hidden = c->hidden, inner = c->intermediate, up = config_up_width(c), a = rows * c->experts_per_token;
+    struct moe_shape shape = {rows, layer->n_experts, layer->experts_per_token};
+    int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer), a = rows * shape.top_k;
+    int experts = shape.n_experts;
     struct matmul to_act = {a, inner, hidden, false, false, 0, m->dt, m->dt};
     struct matmul to_input = {a, hidden, up, false, false, 0, m->dt, m->dt};
 
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape, hidden, m->dt);
     ops->act(m->dev, m->act, tape->gate_up, a, inner, c->act, c->gated_mlp, m->dt);
-    ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, c->n_experts, a, hidden, inner, m->dt);
-    ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, c->n_experts, &to_act);
+    ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts, a, hidden, inner, m->dt);
+    ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, a, inner, c->act, c->gated_mlp, m->dt);
     ops->gather_rows(m->dev, m->expert_in, m->normed, r->row, a, hidden, 1.0f, m->dt);
-    ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, c->n_experts, a, up, hidden,
+    ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts, a, up, hidden,
                              m->dt);
-    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, c->n_experts, &to_input);
+    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts, &to_input);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, r, &shape, m->dt);
-    back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, c->n_experts, hidden);
-    back_to_input(m, b->dnormed, b->drouter, w->router, rows, c->n_experts, hidden);
+    back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
+    back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
     ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, hidden, true, m->dt);
 }
 
@@ -253,8 +267,9 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int hidden = c->hidden, inner = c->intermediate, up = config_up_width(c);
+    int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer);
     const void *dout = contribution_back(b, rows, tape->mlp_proj, w->post_mlp_norm, tape->rstd_post2, g->post_mlp_norm);
 
     m->ops->act(m->dev, m->act, tape->gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
@@ -279,7 +294,7 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm, *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
     m->ops->norm(m->dev, m->normed, NULL, NULL, x, norm, bias, &shape, m->dt);
-    if (c->n_experts > 0) experts_back(b, l, rows, tape);
+    if (c->layers[l].n_experts > 0) experts_back(b, l, rows, tape);
     else plain_mlp_back(b, l, rows, tape);
     m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, x, norm,
                       parallel ? tape->rstd1 : tape->rstd2, parallel ? tape->mean1 : tape->mean2, &shape, !parallel,
@@ -292,11 +307,13 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    size_t keys = (size_t)config_q_width(c) * dtype_size(m->dt);
-    struct norm_shape q = {c->norm, rows * c->n_heads, c->head_dim, c->n_heads, config_qkv_width(c), c->norm_eps};
+    const struct layer_config *layer = &c->layers[l];
+    size_t keys = (size_t)layer_q_width(layer) * dtype_size(m->dt);
+    struct norm_shape q = {c->norm,        rows * layer->n_heads,  layer->head_dim,
+                           layer->n_heads, layer_qkv_width(layer), c->norm_eps};
     struct norm_shape k = q;
-    k.rows = rows * c->n_kv_heads;
-    k.heads = c->n_kv_heads;
+    k.rows = rows * layer->n_kv_heads;
+    k.heads = layer->n_kv_heads;
     void *dk = (char *)b->dqkv + keys;
     m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, tape->qkv_raw, w->q_norm, tape->rstd_q, NULL, &q,
                       false, m->dt);
@@ -310,7 +327,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int rows = batch->n_tokens, width = config_qkv_width(c), q_width = config_q_width(c);
+    int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]), q_width = layer_q_width(&c->layers[l]);
     struct norm_shape shape = hidden_norm(m, rows);
     const void *dout = contribution_back(b, rows, tape->attn_proj, w->post_attn_norm, tape->rstd_post1,
                                          g->post_attn_norm);
@@ -318,8 +335,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     back_to_weight(m, g->o, g->o_bias, dout, tape->attn, rows, c->hidden, q_width);
     back_to_input(m, b->dattn, dout, w->o, rows, c->hidden, q_width);
     m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch, &m->attn[l], m->dt);
-    m->ops->rope(m->dev, b->dqkv, m->rope, batch->positions, rows, width, c->n_heads + c->n_kv_heads, c->head_dim,
-                 c->rope.dim, -1.0f, m->dt);
+    model_rotate(m, l, b->dqkv, batch, -1.0f);
     if (c->qk_norm) heads_norm_back(b, l, rows, tape);
     m->ops->norm(m->dev, m->normed, NULL, NULL, tape->x, w->attn_norm, w->attn_norm_bias, &shape, m->dt);
     back_to_weight(m, g->qkv, g->qkv_bias, b->dqkv, m->normed, rows, width, c->hidden);

@@ -27,7 +27,7 @@ struct learner {
     const struct model_config *config;
     const struct weights *policy;
     struct learner_config options;
-    char *reference_folder;
+    bool has_reference;
     int max_targets;
     struct memory_plan plan;
     size_t scratch;   // that the operations want, a draft's included
@@ -76,7 +76,6 @@ void learner_free(struct learner *l)
     free(l->dlogprobs);
     free(l->kl);
     free(l->overlap);
-    free(l->reference_folder);
     free(l);
 }
 
@@ -93,7 +92,7 @@ static void plan_arrays(struct learner *l, size_t free_before)
     plan->gradients = o.grads;
     plan->activations =
         tape_bytes(l->config, l->policy->dt, l->options.token_budget, l->options.recompute);
-    if (l->reference_folder)
+    if (l->has_reference)
         plan->reference =
             l->policy->bytes + (size_t)l->max_targets * (sizeof(int32_t) + 2 * sizeof(float));
     plan->total =
@@ -103,26 +102,31 @@ static void plan_arrays(struct learner *l, size_t free_before)
 static size_t operations_scratch(const struct learner *l)
 {
     const struct model_config *c = l->config;
-    int up = config_up_width(c), qkv = config_qkv_width(c);
-    struct scratch_shape shape = {
-        .attn = l->model->attn[0],
-        .rows = l->options.token_budget,
-        .max_context = l->options.max_context,
-        .hidden = c->hidden,
-        .widest = up > qkv ? up : qkv,
-        .head_rows = l->options.head_rows,
-        .vocab = c->vocab_size,
-        .n_elements = l->policy->n_elements,
-        .dt = l->policy->dt,
-    };
-    return device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+    size_t most = 0;
+    for (int i = 0; i < c->n_layers; i++) {
+        int up = layer_up_width(c, &c->layers[i]), qkv = layer_qkv_width(&c->layers[i]);
+        struct scratch_shape shape = {
+            .attn = l->model->attn[i],
+            .rows = l->options.token_budget,
+            .max_context = l->options.max_context,
+            .hidden = c->hidden,
+            .widest = up > qkv ? up : qkv,
+            .head_rows = l->options.head_rows,
+            .vocab = c->vocab_size,
+            .n_elements = l->policy->n_elements,
+            .dt = l->policy->dt,
+        };
+        size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+        if (bytes > most) most = bytes;
+    }
+    return most;
 }
 
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
 static void plan_workspace(struct learner *l)
 {
     struct memory_plan *plan = &l->plan;
-    size_t scratch = l->model->scratch_bytes, reference = l->reference_folder ? scratch : 0;
+    size_t scratch = l->model->scratch_bytes, reference = l->has_reference ? scratch : 0;
     plan->workspace = scratch + backward_bytes(l->model, l->options.token_budget, l->max_targets);
     l->scratch = operations_scratch(l);
     if (!l->is_draft)
@@ -146,7 +150,7 @@ static enum status check_room(const struct memory_plan *plan, const struct devic
 }
 
 static enum status new_learner(struct device *dev, const struct model_config *config,
-                               const struct weights *policy, const char *reference_folder,
+                               const struct weights *policy, bool reference,
                                const struct learner_config *options, bool is_draft,
                                struct learner **ret)
 {
@@ -161,10 +165,7 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     l->is_draft = is_draft;
     l->max_targets = options->token_budget + options->max_seqs;
     if (l->options.head_rows > l->max_targets) l->options.head_rows = l->max_targets;
-    if (reference_folder && !(l->reference_folder = strdup(reference_folder))) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the learner");
-        goto out;
-    }
+    l->has_reference = reference;
     device_allocated(dev, &l->allocated, &peak);
     CHECK(device_memory(dev, &free_before, &total));
     plan_arrays(l, free_before);
@@ -179,10 +180,10 @@ out:
 }
 
 enum status learner_new(struct device *dev, const struct model_config *config,
-                        const struct weights *policy, const char *reference_folder,
+                        const struct weights *policy, bool reference,
                         const struct learner_config *options, struct learner **ret)
 {
-    return new_learner(dev, config, policy, reference_folder, options, false, ret);
+    return new_learner(dev, config, policy, reference, options, false, ret);
 }
 
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
@@ -197,7 +198,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
                            "draft cannot propose what its target does not know",
                            config->vocab_size, l->config->vocab_size);
-    CHECK(new_learner(l->dev, config, draft, NULL, &draft_options, true, &l->draft));
+    CHECK(new_learner(l->dev, config, draft, false, &draft_options, true, &l->draft));
     l->draft->loss_weight = options->loss_weight;
     l->plan.draft = l->draft->plan.total;
     l->plan.total += l->plan.draft;
@@ -233,7 +234,16 @@ size_t learner_memory_taken(const struct learner *l)
     return peak - l->allocated;
 }
 
-static enum status reference_load(struct learner *l)
+enum status learner_set_reference(struct learner *l, const char *folder)
+{
+    struct weights *w = l->ref.weights;
+    if (folder)
+        return status_context(weights_load(w, l->dev, folder), "the KL term's reference model");
+    device_copy(l->dev, w->base, l->policy->base, (size_t)w->n_elements * dtype_size(w->dt));
+    return device_sync(l->dev);
+}
+
+static enum status reference_new(struct learner *l)
 {
     struct reference *ref = &l->ref;
     enum status st;
@@ -242,7 +252,7 @@ static enum status reference_load(struct learner *l)
     CHECK(device_alloc(l->dev, ref->weights->bytes, &ref->memory));
     device_fill(l->dev, ref->memory, 0, ref->weights->bytes);
     weights_bind(ref->weights, ref->memory);
-    CHECK(weights_load(ref->weights, l->dev, l->reference_folder));
+    CHECK(learner_set_reference(l, NULL));
     CHECK(model_new(l->dev, l->config, ref->weights, l->options.token_budget, l->options.head_rows,
                     l->options.max_context, &ref->model));
     CHECK(device_alloc(l->dev, n * sizeof *ref->targets, (void **)&ref->targets));
@@ -286,7 +296,7 @@ enum status learner_prepare(struct learner *l)
     CHECK(backward_new(l->model, optimizer_grads(l->optimizer), l->options.token_budget,
                        l->max_targets, &l->backward));
     CHECK(prepare_rows(l));
-    if (l->reference_folder) CHECK(reference_load(l));
+    if (l->has_reference) CHECK(reference_new(l));
     if (l->draft) CHECK(status_context(learner_prepare(l->draft), "training the draft model"));
 out:
     return st;

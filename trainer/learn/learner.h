@@ -31,11 +31,10 @@ struct memory_plan {
     size_t free;        // on the device before any of it was taken
 };
 
-// policy: bound. reference_folder: a model folder whose weights stay frozen beside the policy's;
-// NULL: no KL term. Takes no large memory yet: learner_memory() tells what learner_prepare() will
-// take.
+// policy: bound. reference: frozen weights for a KL term stay beside the policy's. Takes no large
+// memory yet: learner_memory() tells what learner_prepare() will take.
 enum status learner_new(struct device *dev, const struct model_config *config,
-                        const struct weights *policy, const char *reference_folder,
+                        const struct weights *policy, bool reference,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
@@ -55,9 +54,12 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                               const struct learner_draft_config *options);
 struct learner *learner_draft(struct learner *l); // NULL: there is none
 struct device *learner_device(const struct learner *l);
-// Takes all memory, once, and loads the reference. ST_NO_MEMORY, with the figures and the option
-// that helps most, where it does not fit.
+// Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the
+// figures and the option that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);
+// Makes the reference, which there must be, a copy of the policy's present weights (NULL), or that
+// model folder's.
+enum status learner_set_reference(struct learner *l, const char *folder);
 
 // What the passes over one micro-batch gave, for its targets in the order of mb->first.
 struct learner_rows {

@@ -9,8 +9,11 @@
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "common/model/chat_template.h"
+#include "trainer/rollout/data_file.h"
+#include "trainer/rollout/turns.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +22,7 @@ static void example_release(struct example *e)
 {
     json_decref(e->row);
     free(e->number);
+    free(e->learnt);
     token_list_release(&e->prompt_ids);
     token_list_release(&e->completion_ids);
 }
@@ -109,6 +113,11 @@ static enum status read_answer(const char *where, const char *field, struct exam
     const char *name = field ? field : "answer";
     const json_t *answer = json_object_get(e->row, name);
     if (field && !json_has(e->row, field)) return no_field(where, field, "answer-field");
+    if (json_is_real(answer) && fabs(json_real_value(answer)) >= 0x1p63)
+        return status_fail(ST_FORMAT,
+                           "%s: field \"%s\" is a number of more digits than are kept; write it as "
+                           "text, in quotes",
+                           where, name);
     if (json_is_number(answer)) {
         e->number = json_dumps(answer, JSON_ENCODE_ANY);
         if (!e->number) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
@@ -172,6 +181,9 @@ enum status dataset_parse(const char *where, const char *text, size_t len,
         st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
         goto out;
     }
+    CHECK(data_file_check(where, text, len));
+    d->byte_order_mark = data_file_has_mark(text, len);
+    if (d->byte_order_mark) read = 3;
     if (!options) options = &plain;
     while (read < len && (!options->max_samples || d->n < options->max_samples)) {
         const char *start = text + read, *newline = memchr(start, '\n', len - read);
@@ -199,7 +211,7 @@ enum status dataset_load(const char *path, const struct dataset_options *options
                          struct dataset **ret)
 {
     struct file_map map;
-    enum status st = file_map_open(path, &map);
+    enum status st = data_file_open(path, &map);
     if (st != ST_OK) return st;
     st = dataset_parse(path, map.data ? (const char *)map.data : "", map.len, options, ret);
     file_map_release(&map);
@@ -372,58 +384,106 @@ enum status dataset_tokenize(struct dataset *d, const struct prompt_format *form
     return ST_OK;
 }
 
-// The completion of a chat is what the whole conversation's text has beyond the prompt's: the
-// answer and the template's own end of turn.
-static enum status tokenize_chat_completion(const struct dataset *d, struct example *e,
+// The whole conversation of an example, with the answer at its end. New reference.
+static enum status answered_messages(const struct dataset *d, const struct example *e,
+                                     const struct prompt_format *format, json_t **ret)
+{
+    json_t *messages = example_messages(e, format), *answered = messages;
+    if (messages && !(e->messages && ends_on_assistant(messages))) {
+        if (!e->completion) {
+            json_decref(messages);
+            return status_fail(ST_FORMAT,
+                               "%s, line %d: neither a \"completion\" nor an assistant's "
+                               "message at the end to learn",
+                               d->path, e->line);
+        }
+        answered = json_copy(messages);
+        json_array_append_new(
+            answered, json_pack("{s:s, s:s}", "role", "assistant", "content", e->completion));
+        json_decref(messages);
+    }
+    if (!answered) return status_fail(ST_NO_MEMORY, "%s, line %d: no memory", d->path, e->line);
+    *ret = answered;
+    return ST_OK;
+}
+
+struct rendering {
+    const struct dataset *d;
+    const struct example *e;
+    const struct prompt_format *format;
+};
+
+static enum status render_turns(void *context, const json_t *messages, bool generation_prompt,
+                                struct bytes *ret)
+{
+    const struct rendering *r = context;
+    return render(r->d, r->e, r->format, messages, generation_prompt, ret);
+}
+
+// Appends the tokens of a stretch of text to the completion.
+static enum status add_stretch(const struct dataset *d, struct example *e,
+                               const struct prompt_format *format, const struct bytes *text,
+                               size_t start, size_t end, bool learnt)
+{
+    const int before = e->completion_ids.n;
+    if (start == end) return ST_OK;
+    enum status st =
+        encode(d, e, format, bytes_text(text) + start, end - start, false, &e->completion_ids);
+    if (st != ST_OK) return st;
+    const int n = e->completion_ids.n;
+    uint8_t *larger = realloc(e->learnt, (size_t)(n ? n : 1));
+    if (!larger) return status_fail(ST_NO_MEMORY, "%s, line %d: no memory", d->path, e->line);
+    e->learnt = larger;
+    memset(larger + before, learnt, (size_t)(n - before));
+    return ST_OK;
+}
+
+static void count_turns(struct dataset *d, const json_t *messages, const struct turns *t)
+{
+    size_t i, n = 0;
+    const json_t *message;
+    json_array_foreach (messages, i, message) {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        n += role && strcmp(role, "assistant") == 0;
+    }
+    d->turns.several += n > 1;
+    d->turns.earlier += (int64_t)n - 1;
+    d->turns.learnt += t->n - 1;
+}
+
+// The completion of a chat is what the conversation's text has from its first turn that is learnt
+// on: the answers with the template's own ends of turn, and what stands between them.
+static enum status tokenize_chat_completion(struct dataset *d, struct example *e,
                                             const struct prompt_format *format)
 {
     enum status st = ST_OK;
-    struct bytes whole = BYTES_INIT, prompt = BYTES_INIT;
-    json_t *messages = example_messages(e, format), *before = json_copy(messages);
-    if (!messages || !before) {
-        st = status_fail(ST_NO_MEMORY, "%s, line %d: no memory", d->path, e->line);
-        goto out;
+    struct turns t = TURNS_INIT;
+    struct rendering rendering = {d, e, format};
+    json_t *messages = NULL;
+    char where[512];
+    snprintf(where, sizeof where, "%s, line %d", d->path, e->line);
+    CHECK(answered_messages(d, e, format, &messages));
+    CHECK(turns_find(where, messages, format->all_turns, render_turns, &rendering, &t));
+    if (t.n > 1) { // it begins before the last
+        e->prompt_ids.n = 0;
+        CHECK(encode(d, e, format, bytes_text(&t.text), t.turns[0].start, false, &e->prompt_ids));
     }
-    if (e->messages && ends_on_assistant(messages)) {
-        json_array_remove(before, json_array_size(before) - 1);
-    } else {
-        if (!e->completion) {
-            st = status_fail(ST_FORMAT,
-                             "%s, line %d: neither a \"completion\" nor an assistant's "
-                             "message at the end to learn",
-                             d->path, e->line);
-            goto out;
-        }
-        json_t *with = json_copy(messages);
-        json_decref(messages);
-        messages = with;
-        json_array_append_new(
-            messages, json_pack("{s:s, s:s}", "role", "assistant", "content", e->completion));
+    for (int i = 0; i < t.n; i++) {
+        if (i > 0)
+            CHECK(add_stretch(d, e, format, &t.text, t.turns[i - 1].end, t.turns[i].start, false));
+        CHECK(add_stretch(d, e, format, &t.text, t.turns[i].start, t.turns[i].end, true));
     }
-    CHECK(render(d, e, format, messages, false, &whole));
-    CHECK(render(d, e, format, before, true, &prompt));
-    if (whole.len < prompt.len ||
-        memcmp(bytes_text(&whole), bytes_text(&prompt), prompt.len) != 0) {
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s, line %d: in this chat template an answered conversation does not "
-                         "begin with its prompt",
-                         d->path, e->line);
-        goto out;
-    }
-    CHECK(encode(d, e, format, bytes_text(&whole) + prompt.len, whole.len - prompt.len, false,
-                 &e->completion_ids));
+    count_turns(d, messages, &t);
 out:
     json_decref(messages);
-    json_decref(before);
-    bytes_release(&whole);
-    bytes_release(&prompt);
+    turns_release(&t);
     return st;
 }
 
 enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_format *format,
                                          int end_id)
 {
-    d->max_completion = 0;
+    d->max_prompt = d->max_completion = 0;
     for (int i = 0; i < d->n; i++) {
         struct example *e = &d->examples[i];
         enum status st;
@@ -444,6 +504,7 @@ enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_
         if (e->completion_ids.n == 0)
             return status_fail(ST_FORMAT, "%s, line %d: the completion has no tokens", d->path,
                                e->line);
+        if (e->prompt_ids.n > d->max_prompt) d->max_prompt = e->prompt_ids.n;
         if (e->completion_ids.n > d->max_completion) d->max_completion = e->completion_ids.n;
     }
     return ST_OK;

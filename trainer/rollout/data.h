@@ -27,6 +27,7 @@ struct example {
     char *number;                     // an answer given as a number, as text
     struct token_list prompt_ids;     // after dataset_tokenize
     struct token_list completion_ids; // after dataset_tokenize_completions
+    uint8_t *learnt; // (completion_ids.n) 0: between turns of a conversation; NULL: all is learnt
 };
 struct dataset {
     char *path;
@@ -34,6 +35,12 @@ struct dataset {
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
     uint64_t digest;                // of what was read, to notice on resume that it changed
+    // Of conversations, after dataset_tokenize_completions: those with several turns of the
+    // assistant; the turns before the last of each, and how many of them are learnt.
+    struct {
+        int64_t several, earlier, learnt;
+    } turns;
+    bool byte_order_mark; // the file began with one, which was skipped
     bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
 };
 
@@ -61,13 +68,15 @@ struct prompt_format {
     const char *around, *around_questions;
     const char *system; // system message put before such a prompt; NULL: none
     int vocab_size;     // of the model: an id beyond it is refused
+    bool all_turns;     // of completions: every turn of the assistant is learnt, not the last alone
 };
 // Fills prompt_ids. max_prompt > 0: examples with longer prompts are left out; ret_left_out counts
 // them. Leaving out all is an error.
 enum status dataset_tokenize(struct dataset *d, const struct prompt_format *format, int max_prompt,
                              int *ret_left_out);
 // Fills completion_ids (the completion and what ends it: end_id, or the chat template's end of
-// turn) for supervised training. end_id -1: nothing.
+// turn) for supervised training. end_id -1: nothing. Of a conversation the completion is its last
+// turn; with all_turns it begins at the first, and `learnt` tells what is the assistant's.
 enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_format *format,
                                          int end_id);
 // ST_INVALID naming the first example without an answer.

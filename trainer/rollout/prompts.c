@@ -7,6 +7,7 @@
  * follow an instruction, gets the question as it is.
  */
 #include "trainer/rollout/prompts.h"
+#include "common/base/log.h"
 #include "common/model/chat_template.h"
 
 #include <string.h>
@@ -50,6 +51,7 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     int left_out = 0;
     CHECK(prompts_check(options));
     CHECK(dataset_load(path, &fields, &data));
+    if (data->byte_order_mark) log_info("%s begins with a byte order mark, which is skipped", path);
     CHECK(tokenizer_load(model_folder, &tokenizer));
     bool ask = is_auto(options) && options->question_template && dataset_has_questions(data);
     bool needed = options->chat || options->chat_template || dataset_has_messages(data);
@@ -66,6 +68,7 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
         .around_questions = ask && chat ? options->question_template : NULL,
         .system = options->system_prompt,
         .vocab_size = vocab_size,
+        .all_turns = options->all_turns,
     };
     CHECK(dataset_tokenize(data, &format, (int)options->max_prompt_length, &left_out));
     if (options->completions) {

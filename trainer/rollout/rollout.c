@@ -9,6 +9,7 @@
 #include "trainer/rollout/rollout.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -194,6 +195,24 @@ out:
     return st;
 }
 
+// A copy in which a sampled U+0000 is its symbol, U+2400: scorers, plug-ins and logs take text that
+// ends at a NUL, and must see what follows one. NULL: no memory.
+static char *text_of(const json_t *value)
+{
+    const char *text = json_is_string(value) ? json_string_value(value) : "";
+    size_t len = json_is_string(value) ? json_string_length(value) : 0;
+    struct bytes copy = BYTES_INIT;
+    bytes_puts(&copy, "");
+    for (size_t i = 0; i < len; i++) {
+        if (text[i])
+            bytes_append(&copy, text + i, 1);
+        else
+            bytes_puts(&copy, "\xe2\x90\x80");
+    }
+    if (copy.failed) bytes_release(&copy);
+    return copy.data;
+}
+
 static enum status read_sample(const char *where, const struct intake *in, const json_t *line,
                                struct sample *ret)
 {
@@ -211,8 +230,7 @@ static enum status read_sample(const char *where, const struct intake *in, const
     s.truncated = strcmp(finish, "length") == 0;
     CHECK(read_tokens(where, in, line, &s));
     CHECK(read_accepted(where, line, &s));
-    const json_t *text = json_object_get(line, "text");
-    s.text = strdup(json_is_string(text) ? json_string_value(text) : "");
+    s.text = text_of(json_object_get(line, "text"));
     if (!s.text) {
         st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
         goto out;
@@ -277,6 +295,8 @@ static enum status post(struct intake *in, const json_t *request)
                             in->source->idle_timeout_ms, take_line, still_alive, in);
         // Busy comes instead of an answer, never within one.
         if (st != ST_BUSY || in->n_taken || clock_ms_until(deadline) <= BUSY_RETRY_MS) return st;
+        log_debug("POST /v1/rollouts: %s; it is asked again in %d ms", status_message(),
+                  BUSY_RETRY_MS);
         clock_sleep_ms(BUSY_RETRY_MS);
     }
 }
@@ -311,6 +331,8 @@ enum status rollout_pull(const struct rollout_source *source, const struct examp
         goto out;
     }
     r->seconds = clock_ms_since(start) / 1e3;
+    log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", n_groups, n_per_group,
+              r->n_tokens, r->seconds);
     *ret = r;
 out:
     json_decref(request);

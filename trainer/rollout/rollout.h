@@ -13,7 +13,7 @@ struct sample {
     float *logprobs;    // (n) of the daemon's temperature-scaled distribution
     uint64_t *versions; // (n) of the weights that drew each token
     bool truncated;     // ended at the token limit
-    char *text;         // as the daemon decoded it; "" where it has no tokenizer
+    char *text;         // as the daemon decoded it, U+0000 as U+2400; "" where it has no tokenizer
     uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
     int32_t *text_offset; // (n) characters of text before each token; NULL: not told
     json_t *telemetry;    // docs/protocol.md, POST /v1/rollouts; may be NULL

@@ -1,12 +1,13 @@
 /* checkpoint.c: writes and finds checkpoints. Owns no state; the trainer's thread.
  *
  * Weights are stored in the dtype they are trained in. With bf16 that is the upper half of the
- * exact fp32 master, whose lower half is in optimizer.safetensors: loading both gives every bit
+ * exact fp32 master, whose lower half is in trainer/optimizer.safetensors: both give every bit
  * back.
  */
 #include "trainer/run/checkpoint.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/model_folder.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -20,13 +21,6 @@
 
 #define MAX_COPIED ((size_t)1 << 30)
 #define MAX_STATE  ((size_t)1 << 26)
-
-static const char *const copied_files[] = {
-    "generation_config.json",  "tokenizer.json",  "tokenizer_config.json",
-    "special_tokens_map.json", "vocab.json",      "merges.txt",
-    "added_tokens.json",       "tokenizer.model", "chat_template.jinja",
-    "chat_template.json",
-};
 
 // ---- a Hugging Face folder ----------------------------------------------------------------------
 
@@ -87,8 +81,8 @@ static enum status fill_folder(const char *folder, struct device *dev,
     CHECK(file_make_folders(folder));
     CHECK(write_config(folder, weights->config, as));
     if (source_folder)
-        for (size_t i = 0; i < sizeof copied_files / sizeof *copied_files; i++)
-            CHECK(copy_file(source_folder, folder, copied_files[i]));
+        for (const char *const *name = model_folder_files; *name; name++)
+            CHECK(copy_file(source_folder, folder, *name));
     CHECK(weights_save(weights, dev, folder, as));
     if (extra) CHECK(extra(context, folder));
     CHECK(file_sync_folder(folder));
@@ -159,6 +153,34 @@ out:
 #define POLICY_STEPS "optimizer_steps" // in trainer_state.json
 #define DRAFT_STEPS  "draft_optimizer_steps"
 
+#define STATE_FILE     "trainer_state.json"
+#define OPTIMIZER_FILE "optimizer.safetensors"
+
+// FOLDER/trainer/NAME, its folder made.
+static enum status new_trainer_file(const char *folder, const char *name, char **ret_path)
+{
+    char *inside = path_join(folder, CHECKPOINT_TRAINER);
+    char *path = inside ? path_join(inside, name) : NULL;
+    enum status st = path ? file_make_folders(inside) : no_memory();
+    if (st == ST_OK)
+        *ret_path = path;
+    else
+        free(path);
+    free(inside);
+    return st;
+}
+
+// The same for reading, or FOLDER/NAME where an older checkpoint has it there; NULL: no memory.
+static char *find_trainer_file(const char *folder, const char *name)
+{
+    char *inside = path_join(folder, CHECKPOINT_TRAINER);
+    char *path = inside ? path_join(inside, name) : NULL, *older = path_join(folder, name);
+    bool is_older = path && older && !file_exists(path) && file_exists(older);
+    free(inside);
+    free(is_older ? path : older);
+    return is_older ? older : path;
+}
+
 struct trainer_files {
     const struct checkpoint *checkpoint;
     struct device *dev;
@@ -169,9 +191,12 @@ struct trainer_files {
 static enum status write_optimizer(void *context, const char *folder)
 {
     struct optimizer *optimizer = context;
+    char *path;
     if (optimizer_steps(optimizer) == 0) return ST_OK;
-    char *path = path_join(folder, "optimizer.safetensors");
-    enum status st = path ? optimizer_save(optimizer, path) : no_memory();
+    enum status st = new_trainer_file(folder, OPTIMIZER_FILE, &path);
+    if (st != ST_OK) return st;
+    st = optimizer_save(optimizer, path);
+    if (st == ST_OK) st = sync_parent(path);
     free(path);
     return st;
 }
@@ -193,9 +218,9 @@ static enum status write_trainer_files(void *context, const char *folder)
     const struct trainer_files *files = context;
     const struct checkpoint *c = files->checkpoint;
     enum status st = ST_OK;
-    char *state_path = path_join(folder, "trainer_state.json");
+    char *state_path = NULL;
     json_t *state = c->state ? json_copy(c->state) : json_object();
-    if (!state_path || !state || json_object_set_new(state, "step", json_integer(c->step)) ||
+    if (!state || json_object_set_new(state, "step", json_integer(c->step)) ||
         json_object_set_new(state, "data_index", json_integer(c->data_index)) ||
         json_object_set_new(state, POLICY_STEPS,
                             json_integer(optimizer_steps(files->policy->optimizer))) ||
@@ -205,8 +230,9 @@ static enum status write_trainer_files(void *context, const char *folder)
         st = no_memory();
         goto out;
     }
-    CHECK(json_write_file(state_path, 0644, state));
     CHECK(write_optimizer(files->policy->optimizer, folder));
+    CHECK(new_trainer_file(folder, STATE_FILE, &state_path));
+    CHECK(json_write_file(state_path, 0644, state));
     if (files->draft) CHECK(write_draft(files, folder));
 out:
     json_decref(state);
@@ -268,7 +294,23 @@ static enum status link_best(const char *checkpoints, int64_t step)
     return st;
 }
 
-// Removes all but the step just written, the keep - 1 highest of the others, and the best.
+static bool is_kept(const struct checkpoint *c, int64_t step)
+{
+    return step == c->step || (c->best_step && step == *c->best_step) ||
+           (c->keep_start && step == 0);
+}
+
+static enum status remove_step(const char *checkpoints, int64_t step)
+{
+    char name[STEP_NAME];
+    step_name(step, name);
+    char *path = path_join(checkpoints, name);
+    enum status st = path ? file_remove_tree(path) : no_memory();
+    free(path);
+    return st;
+}
+
+// Removes all but the step just written, the keep - 1 highest of the others, and what is_kept().
 static enum status remove_old(const char *checkpoints, const struct checkpoint *c, int keep)
 {
     enum status st = ST_OK;
@@ -287,19 +329,8 @@ static enum status remove_old(const char *checkpoints, const struct checkpoint *
         steps[n++] = step;
     }
     if (n > 1) qsort(steps, (size_t)n, sizeof *steps, by_step);
-    for (int i = 0; i < n - (keep - 1); i++) {
-        char name[STEP_NAME];
-        if (c->best_step && steps[i] == *c->best_step) continue;
-        step_name(steps[i], name);
-        char *path = path_join(checkpoints, name);
-        if (!path) {
-            st = no_memory();
-            goto out;
-        }
-        st = file_remove_tree(path);
-        free(path);
-        if (st != ST_OK) goto out;
-    }
+    for (int i = 0; i < n - (keep - 1); i++)
+        if (!is_kept(c, steps[i])) CHECK(remove_step(checkpoints, steps[i]));
 out:
     free(steps);
     closedir(dir);
@@ -344,6 +375,8 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
                              policy->source_folder, write_trainer_files, &files));
     if (c->best_step) CHECK(link_best(checkpoints, *c->best_step));
     CHECK(swap_link(checkpoints, "latest", name));
+    if (c->replaced_step && !is_kept(c, *c->replaced_step))
+        CHECK(remove_step(checkpoints, *c->replaced_step));
     if (keep > 0) CHECK(remove_old(checkpoints, c, keep));
     if (ret_folder) {
         if (!realpath(folder, absolute)) {
@@ -405,7 +438,7 @@ enum status checkpoint_read(const char *folder, struct checkpoint *ret)
 {
     enum status st = ST_OK;
     struct checkpoint c = {.step = -1, .data_index = -1};
-    char *path = path_join(folder, "trainer_state.json");
+    char *path = find_trainer_file(folder, STATE_FILE);
     if (!path) return no_memory();
     CHECK(json_read_file(path, MAX_STATE, &c.state));
     CHECK(json_get_int(path, c.state, "step", 0, INT64_MAX, &c.step));
@@ -421,11 +454,11 @@ out:
     return st;
 }
 
-static enum status load_optimizer(const char *folder, const char *name, const struct checkpoint *c,
-                                  const char *steps, struct optimizer *optimizer)
+static enum status load_optimizer(const char *folder, const struct checkpoint *c, const char *steps,
+                                  struct optimizer *optimizer)
 {
     if (json_integer_value(json_object_get(c->state, steps)) == 0) return ST_OK;
-    char *path = path_join(folder, name);
+    char *path = find_trainer_file(folder, OPTIMIZER_FILE);
     if (!path) return no_memory();
     enum status st = optimizer_load(optimizer, path);
     free(path);
@@ -435,7 +468,7 @@ static enum status load_optimizer(const char *folder, const char *name, const st
 enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
                                       struct optimizer *optimizer)
 {
-    return load_optimizer(folder, "optimizer.safetensors", c, POLICY_STEPS, optimizer);
+    return load_optimizer(folder, c, POLICY_STEPS, optimizer);
 }
 
 bool checkpoint_has_draft(const struct checkpoint *c)
@@ -446,6 +479,9 @@ bool checkpoint_has_draft(const struct checkpoint *c)
 enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
                                             struct optimizer *optimizer)
 {
-    return load_optimizer(folder, CHECKPOINT_DRAFT "/optimizer.safetensors", c, DRAFT_STEPS,
-                          optimizer);
+    char *draft = path_join(folder, CHECKPOINT_DRAFT);
+    if (!draft) return no_memory();
+    enum status st = load_optimizer(draft, c, DRAFT_STEPS, optimizer);
+    free(draft);
+    return st;
 }

@@ -1,7 +1,9 @@
 /* checkpoint.h: checkpoints/step-N/: a Hugging Face folder that any loader opens (config.json,
- * model.safetensors, tokenizer and generation files), with the trainer's own state beside it
- * (trainer_state.json, optimizer.safetensors). A draft model that is trained too has the same in
- * step-N/draft/. One thread.
+ * model.safetensors, tokenizer and generation files), with the trainer's own state in
+ * step-N/trainer/ (trainer_state.json, optimizer.safetensors): vLLM and SGLang load every
+ * *.safetensors of a folder without an index. A draft model that is trained too has the same in
+ * step-N/draft/. Checkpoints of before, with the state beside the model, are read as well. One
+ * thread.
  *
  * A folder is written under a temporary name, synced, and renamed: step-N is whole or not there.
  * The links checkpoints/best and checkpoints/latest are swapped after it. A crash at any point
@@ -28,9 +30,12 @@ struct checkpoint {
     json_t *state;      // what trainer_state.json holds beyond these; borrowed on write
     // On write: the step whose checkpoint is the best, this one or an earlier one; NULL: none is.
     const int64_t *best_step;
+    const int64_t *replaced_step; // on write: whose checkpoint goes once this one is there, or NULL
+    bool keep_start;              // on write: that of step 0 is never removed
 };
 
-#define CHECKPOINT_DRAFT "draft" // the folder's name
+#define CHECKPOINT_DRAFT   "draft" // the folders' names
+#define CHECKPOINT_TRAINER "trainer"
 
 struct checkpoint_model { // one model of a checkpoint
     const struct weights *weights;

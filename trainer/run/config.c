@@ -16,7 +16,14 @@ const struct option_spec train_options[] = {
     {"run-dir", OPTION_STRING, AT(run_dir), NULL, "DIR", "run folder (default: runs/DATE-TIME)", 0,
      0, NULL},
     {"resume", OPTION_FLAG, AT(resume), NULL, NULL,
-     "go on from the run folder's last checkpoint, if it has one", 0, 0, NULL},
+     "go on from the run folder's last checkpoint, if it has one, with the options in its "
+     "config.json where they are not given here",
+     0, 0, NULL},
+    {"start-from", OPTION_STRING, AT(start_from), "loaded", "loaded|current|DIR",
+     "weights that a new run starts from: those of the folder the daemon loaded, as they are now, "
+     "or "
+     "those of a model folder; also the reference of --beta",
+     0, 0, NULL},
     {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
      NULL},
     PROMPT_OPTIONS,
@@ -91,7 +98,10 @@ const struct option_spec train_options[] = {
     {"delta", OPTION_DOUBLE, AT(delta), "0", "D",
      "dual clip: cap the ratio at D where the advantage is negative too; 0: off", 0, 1e9, NULL},
     {"beta", OPTION_DOUBLE, AT(beta), "0", "B",
-     "weight of the KL divergence from the starting model, which then takes memory", 0, 1e6, NULL},
+     "weight of the KL divergence from the weights the run started from (--start-from), of which "
+     "it "
+     "then keeps a copy in memory",
+     0, 1e6, NULL},
     {"kl-estimator", OPTION_STRING, AT(kl_estimator), "k3", "NAME", "how that is estimated", 0, 0,
      "k1|k2|k3"},
     {"use-bias-correction-kl", OPTION_FLAG, AT(use_bias_correction_kl), "true", NULL,
@@ -139,6 +149,9 @@ const struct option_spec train_options[] = {
      "steps between plain progress lines (metrics.jsonl has every step)", 1, 1e9, NULL},
     {"save-steps", OPTION_INT, AT(save_steps), "500", "N",
      "steps between checkpoints; 0: at the end", 0, 1e9, NULL},
+    {"save-minutes", OPTION_DOUBLE, AT(save_minutes), "10", "N",
+     "minutes after which a step gets a checkpoint that the next one replaces; 0: off", 0, 1e6,
+     NULL},
     {"save-total-limit", OPTION_INT, AT(save_total_limit), "0", "N", "checkpoints kept; 0: all", 0,
      1e9, NULL},
     {"also-count", OPTION_STRING, AT(also_count), NULL, "BRIDGE,...",
@@ -162,6 +175,8 @@ const struct option_spec train_options[] = {
      NULL},
     {"load-best-model-at-end", OPTION_FLAG, AT(load_best_model_at_end), NULL, NULL,
      "serve the weights of the best evaluation once the run is over", 0, 0, NULL},
+
+    LOG_LEVEL_OPTION,
 
     HEADING("Machine"),
     {"exact", OPTION_FLAG, AT(exact), NULL, NULL,
@@ -299,6 +314,11 @@ enum status train_config_resolve(const struct train_config *config, struct train
     if (config->run_dir && !config->run_dir[0]) {
         st = status_fail(ST_INVALID, "--run-dir is empty; name a folder, or leave it out for "
                                      "runs/DATE-TIME");
+        goto out;
+    }
+    if (!config->start_from[0]) {
+        st = status_fail(ST_INVALID,
+                         "--start-from is empty; take loaded, current or a model folder");
         goto out;
     }
     if (config->num_generations < 2) {

@@ -16,7 +16,7 @@
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
-    const char *also_count;
+    const char *also_count, *start_from, *log_level;
     bool resume, exact;
     // prompts
     struct prompt_options prompts;
@@ -56,6 +56,7 @@ struct train_config {
     double draft_learning_rate, draft_loss_weight, draft_max_grad_norm;
     // run
     int64_t logging_steps, save_steps, save_total_limit;
+    double save_minutes;
     bool log_completions;
     const char *eval_data;
     const char *eval_strategy;

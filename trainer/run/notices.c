@@ -7,11 +7,14 @@
 
 void notice_router(const struct model_config *model)
 {
-    if (model->n_experts > 0)
+    int experts = 0;
+    for (int l = 0; l < model->n_layers; l++)
+        if (model->layers[l].n_experts > experts) experts = model->layers[l].n_experts;
+    if (experts > 0)
         log_warn("the model is a mixture of %d experts: the router's load-balancing loss "
                  "(router_aux_loss_coef) is no part of what is trained, and the router may come to "
                  "favour few experts",
-                 model->n_experts);
+                 experts);
 }
 
 void notice_filtering(const struct train_config *c)

@@ -131,6 +131,12 @@
             256, NULL                                                                              \
     }
 
+#define LOG_LEVEL_OPTION                                                                           \
+    {                                                                                              \
+        "log-level", OPTION_STRING, AT(log_level), "info", NULL, "what is logged", 0, 0,           \
+            "error|warn|info|debug"                                                                \
+    }
+
 // AdamW and its learning rate.
 #define ADAMW_OPTIONS(peak)                                                                          \
     {"learning-rate", OPTION_DOUBLE, AT(learning_rate), peak, "LR", "at its peak", 0, 10, NULL},     \

@@ -14,6 +14,7 @@
 #include "trainer/rollout/scoring.h"
 #include "trainer/run/spec_watch.h"
 #include "trainer/run/stop.h"
+#include "trainer/run/symptoms.h"
 #include "trainer/learn/update.h"
 
 struct run {
@@ -42,8 +43,15 @@ struct run {
     // the state
     struct runlog *log;
     struct stop *stop;
+    json_t *start;             // run_start.c: what the weights were at the first start
     int64_t step, total_steps; // step: done
+    uint64_t step_version;     // of the weights, after the step done
     int64_t saved_step;        // of the last checkpoint; -1: none
+    int64_t interim_step;      // the same, where the next one is to replace it; -1: it is not
+    int64_t saved_ns;          // clock_now_ns() of it
+    bool save_failed;          // the one after it
+    json_t *line;              // of the step done, not yet in metrics.jsonl; NULL: it is there
+    bool evaluation_due;       // before the line can be written
     struct best best;          // of the evaluations
     json_t *best_of;           // what they were made of: run_checkpoint.c; NULL: not yet said
     int64_t skipped;           // updates whose gradient was not finite
@@ -51,6 +59,7 @@ struct run {
     int draft_skips_in_a_row;  // the same of the draft model
     struct spec_watch *watch;  // the daemons that count drafts
     struct spec_counters spec; // of the last rollout
+    struct symptoms symptoms;  // of this process's steps
     bool said_undrafted, said_memory;
 };
 
@@ -60,12 +69,39 @@ struct run {
 enum status run_open(struct run *run);
 void run_close(struct run *run);
 
+// run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
+// where there is none, which the caller frees. ST_INVALID where it holds a run that --resume does
+// not ask for; one that ended before its first step is removed.
+enum status run_folder_open(struct run *run, char **ret_latest);
+// The options of a run to go on with (--resume, --run-dir) that were not given are those of its
+// config.json, where it has one; says which.
+enum status run_folder_options(struct option_set *set, struct train_config *config);
+// config.json and run.json, once the weights are where this process starts.
+enum status run_folder_describe(const struct run *run, bool resumed);
+
+// run_start.c: brings the weights to where --start-from says that a new run starts, says what they
+// were and are, and makes them the reference of the KL term.
+enum status run_start(struct run *run);
+// The KL term's reference of a run that goes on: what it started from. Nothing without --beta.
+enum status run_resume_reference(struct run *run);
+// What the daemon's weights are: folder, updates since, by which run. New reference; NULL: no
+// memory.
+json_t *run_weights(const struct run *run);
+
 // run_checkpoint.c: a checkpoint of the present step, unless there is one; it becomes the snapshot
-// that the daemon restores should this process die in the middle of an update.
-enum status run_save(struct run *run);
-// Writes a checkpoint's weights into the shared arena under the publish protocol and takes over its
-// step.
+// that the daemon restores should this process die in the middle of an update. interim: the next
+// one replaces it.
+enum status run_save(struct run *run, bool interim);
+// The last checkpoint of a run that ends by an error: of what was learned since the one before, as
+// long as the weights are whole and this run's. Keeps the error `why` and its sentence.
+void run_save_remains(struct run *run, enum status why);
+// Reads a whole checkpoint and checks that it is of this run and model; then writes its weights
+// into the shared arena and takes over its step. On failure the arena is as it was.
 enum status run_resume(struct run *run, const char *folder);
+// Writes a model folder's weights into the shared arena under the publish protocol; draft_folder:
+// NULL where the draft stays as it is. The folders are checked before the daemon is asked for
+// quiet.
+enum status run_load_weights(struct run *run, const char *folder, const char *draft_folder);
 // Writes the weights of the best checkpoint into the shared arena, where it is not the present one.
 enum status run_serve_best(struct run *run);
 
@@ -84,17 +120,25 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
                     const struct scores *scores, const struct update_stats *update, double lr,
                     double train_s, double step_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
-// Lines about the step just done, every --logging-steps: speculative decoding, the draft model, the
-// latency model. Once in a run: that samples drafted nothing.
-void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                       const struct update_stats *update);
+double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
 // Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
 // it.
 enum status run_evaluate(struct run *run, json_t *metrics);
+// Evaluates where that is due, and writes run->line.
+enum status run_finish_line(struct run *run);
 // rollouts/step-N.jsonl
 enum status run_log_rollout(struct run *run, const struct rollout *rollout,
                             const struct scores *scores);
 // What sampling of the present step is asked for.
 struct sampling_options run_sampling(const struct run *run);
+
+// run_say.c: the progress line of the step just done, warnings of what is wrong with it, and with
+// --log-level debug where its time went. sampled_ns: until its samples were there and scored.
+void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                  const struct update_stats *update, int64_t sampled_ns, double step_s);
+// Lines about it every --logging-steps: speculative decoding, the draft model, the
+// latency model. Once in a run: that samples drafted nothing.
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                       const struct update_stats *update);
 
 #endif

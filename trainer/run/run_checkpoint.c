@@ -1,11 +1,14 @@
 /* run_checkpoint.c: saving a run and taking it up again. The main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
- * the seed, the curriculum, the best evaluation and what it was of, and a digest of the data.
+ * the seed, the curriculum, the best evaluation and what it was of, what the run started from, and
+ * a digest of the data. A step whose evaluation did not come to its end (the daemon was gone) keeps
+ * its line there, and it is evaluated first when the run goes on.
  * Taking it up with another data set or seed would silently be another run, and is refused.
  * Evaluations of other prompts or by another reward cannot be compared: there the best is looked
  * for anew.
  */
+#include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
@@ -36,26 +39,52 @@ static json_t *evaluation_of(const struct run *run)
                      "max_completion_length", (json_int_t)c->max_completion_length);
 }
 
-enum status run_save(struct run *run)
+// What trainer_state.json holds of a run. New reference; NULL: no memory.
+static json_t *state_of(struct run *run, bool interim)
+{
+    char digest[DIGEST_ROOM];
+    if (run->eval_data && !run->best_of && !(run->best_of = evaluation_of(run))) return NULL;
+    json_t *state = json_pack(
+        "{s:I, s:s, s:I, s:s, s:s, s:o*, s:o, s:O*, s:O*}", "seed", (json_int_t)run->config->seed,
+        "data_digest", digest_text(run->data, digest), "skipped_updates", (json_int_t)run->skipped,
+        "version", COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)),
+        "curriculum", curriculum_to_json(run->curriculum), "best", best_to_json(&run->best),
+        "best_of", run->best_of, "start", run->start);
+    bool ok = state != NULL;
+    if (ok && run->scoring.latency)
+        ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
+    if (ok && interim) ok = json_object_set_new(state, "interim", json_true()) == 0;
+    if (ok && run->line)
+        ok = json_object_set(state, "line", run->line) == 0 &&
+             json_object_set_new(state, "evaluation_due", json_boolean(run->evaluation_due)) == 0;
+    if (ok) return state;
+    json_decref(state);
+    return NULL;
+}
+
+static enum status say_failed_save(const struct run *run, enum status st)
+{
+    if (st != ST_OK && run->saved_step >= 0 && run->saved_step < run->step)
+        return status_context(st,
+                              "checkpoint of step %" PRId64 " (that of step %" PRId64
+                              " is whole; --resume goes on from it)",
+                              run->step, run->saved_step);
+    return status_context(st, "checkpoint of step %" PRId64, run->step);
+}
+
+enum status run_save(struct run *run, bool interim)
 {
     enum status st = ST_OK;
     char *folder = NULL;
+    const int64_t start_ns = clock_now_ns();
     if (run->saved_step == run->step) return ST_OK;
     struct checkpoint c = {.step = run->step,
                            .data_index = curriculum_taken(run->curriculum),
-                           .best_step = run->best.step >= 0 ? &run->best.step : NULL};
-    char digest[DIGEST_ROOM];
-    c.state = json_pack("{s:I, s:s, s:I, s:s, s:s}", "seed", (json_int_t)run->config->seed,
-                        "data_digest", digest_text(run->data, digest), "skipped_updates",
-                        (json_int_t)run->skipped, "version", COMMONWEIGHT_VERSION, "device",
-                        device_name(bridge_device(run->bridge)));
-    if (run->eval_data && !run->best_of) run->best_of = evaluation_of(run);
-    if (!c.state || (run->eval_data && !run->best_of) ||
-        (run->best_of && json_object_set(c.state, "best_of", run->best_of) != 0) ||
-        json_object_set_new(c.state, "curriculum", curriculum_to_json(run->curriculum)) != 0 ||
-        json_object_set_new(c.state, "best", best_to_json(&run->best)) != 0 ||
-        (run->scoring.latency && json_object_set_new(c.state, "latency_model",
-                                                     latency_model_to_json(&run->latency)) != 0)) {
+                           .state = state_of(run, interim),
+                           .best_step = run->best.step >= 0 ? &run->best.step : NULL,
+                           .replaced_step = run->interim_step >= 0 ? &run->interim_step : NULL,
+                           .keep_start = run->config->beta > 0};
+    if (!c.state) {
         st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
         goto out;
     }
@@ -67,43 +96,87 @@ enum status run_save(struct run *run)
                            run->draft ? &draft : NULL, (int)run->config->save_total_limit,
                            &folder));
     run->saved_step = run->step;
+    run->interim_step = interim ? run->step : -1;
+    run->saved_ns = clock_now_ns();
+    log_debug("step %" PRId64 ": checkpoint %s written in %.2f s", run->step, folder,
+              clock_ms_since(start_ns) / 1e3);
     // What the daemon restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
 out:
+    run->save_failed = st != ST_OK;
     json_decref(c.state);
     free(folder);
-    if (st != ST_OK && run->saved_step >= 0 && run->saved_step < run->step)
-        return status_context(st,
-                              "checkpoint of step %" PRId64 " (that of step %" PRId64
-                              " is whole; --resume goes on from it)",
-                              run->step, run->saved_step);
-    return status_context(st, "checkpoint of step %" PRId64, run->step);
+    return say_failed_save(run, st);
+}
+
+// Between two of a step's updates moments and weights belong together, but to no step.
+static bool within_a_step(const struct run *run)
+{
+    return control_version(bridge_control(run->bridge)) != run->step_version;
+}
+
+static enum status save_remains(struct run *run)
+{
+    enum status st;
+    const bool within = within_a_step(run);
+    if (within && run->config->exact) {
+        log_warn("the error came between two updates of step %" PRId64
+                 ", which are not saved: --exact goes on from the checkpoint of step %" PRId64,
+                 run->step + 1, run->saved_step);
+        return ST_OK;
+    }
+    stop_saving(run->stop);
+    CHECK(run_save(run, true));
+    log_info("what was learned is saved: %s/checkpoints/step-%" PRId64 "%s", run->folder, run->step,
+             within ? ", with the first of the next step's updates" : "");
+out:
+    return st;
+}
+
+void run_save_remains(struct run *run, enum status why)
+{
+    const struct control *control = bridge_control(run->bridge);
+    if (run->step == 0 || run->step == run->saved_step || run->save_failed) return;
+    char *sentence = strdup(status_message());
+    log_progress_end();
+    if (!control_as_left(control))
+        log_warn("what was learned since the checkpoint of step %" PRId64
+                 " is not saved: the weights are not as this run left them",
+                 run->saved_step);
+    else if (save_remains(run) != ST_OK)
+        log_error("%s", status_message());
+    status_fail(why, "%s", sentence ? sentence : "the run ended by an error");
+    free(sentence);
 }
 
 struct restore {
     struct run *run;
-    const char *folder, *draft_folder; // draft_folder: NULL where the draft stays as it is
+    const char *folder, *draft_folder;
 };
 
 static enum status load_weights(void *context)
 {
     struct restore *r = context;
     struct device *dev = bridge_device(r->run->bridge);
+    control_set_origin(bridge_control(r->run->bridge), r->folder);
     enum status st = weights_load(r->run->policy, dev, r->folder);
     return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
 }
 
-static enum status push_weights(struct run *run, const char *folder, const char *draft_folder)
+enum status run_load_weights(struct run *run, const char *folder, const char *draft_folder)
 {
     struct restore restore = {run, folder, draft_folder};
     struct publish_times times;
+    enum status st;
+    CHECK(weights_check(run->policy, folder));
+    if (draft_folder) CHECK(weights_check(run->draft, draft_folder));
     // First, so that a death in the middle of this very update is repaired from it as well.
-    enum status st = control_set_snapshot(bridge_control(run->bridge), folder);
-    if (st != ST_OK) return st;
+    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
     pthread_mutex_lock(stop_publish_lock(run->stop));
     st = bridge_publish(run->bridge, (int64_t)(run->config->quiet_timeout * 1e3), load_weights,
                         &restore, &times);
     pthread_mutex_unlock(stop_publish_lock(run->stop));
+out:
     return st;
 }
 
@@ -192,8 +265,13 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(resume_best(run, folder, &c));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, &draft_folder));
-    CHECK(push_weights(run, folder, draft_folder));
+    run->start = json_incref(json_object_get(c.state, "start"));
+    CHECK(run_resume_reference(run));
+    CHECK(run_load_weights(run, folder, draft_folder));
     run->step = run->saved_step = c.step;
+    if (json_is_true(json_object_get(c.state, "interim"))) run->interim_step = c.step;
+    run->line = json_incref(json_object_get(c.state, "line"));
+    run->evaluation_due = json_is_true(json_object_get(c.state, "evaluation_due"));
     run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
     log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
              run->step, folder, control_version(bridge_control(run->bridge)));
@@ -218,8 +296,8 @@ enum status run_serve_best(struct run *run)
         st = status_fail(ST_NO_MEMORY, "no memory to load the draft model");
         goto out;
     }
-    CHECK(
-        push_weights(run, folder, draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
+    CHECK(run_load_weights(run, folder,
+                           draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
     log_info("serving the weights of step %" PRId64 ", the best", run->best.step);
 out:
     free(folder);

@@ -37,20 +37,27 @@ double run_accuracy(const struct run *run, const struct scores *s)
     return mean;
 }
 
+double run_cut_off(const struct rollout *r)
+{
+    const int n = r->n_groups * r->n_per_group;
+    int cut_off = 0;
+    for (int i = 0; i < n; i++) cut_off += r->samples[i].truncated;
+    return (double)cut_off / n;
+}
+
 static void put_lengths(json_t *metrics, const struct rollout *r)
 {
-    int n = r->n_groups * r->n_per_group, truncated = 0;
+    int n = r->n_groups * r->n_per_group;
     int shortest = r->samples[0].n, longest = 0;
     for (int i = 0; i < n; i++) {
         const struct sample *s = &r->samples[i];
         if (s->n < shortest) shortest = s->n;
         if (s->n > longest) longest = s->n;
-        truncated += s->truncated;
     }
     metrics_put(metrics, "completions/mean_length", (double)r->n_tokens / n);
     metrics_put(metrics, "completions/min_length", shortest);
     metrics_put(metrics, "completions/max_length", longest);
-    metrics_put(metrics, "completions/clipped_ratio", (double)truncated / n);
+    metrics_put(metrics, "completions/clipped_ratio", run_cut_off(r));
 }
 
 static void put_rewards(json_t *metrics, const struct run *run, const struct scores *s)
@@ -196,42 +203,6 @@ json_t *run_metrics(const struct run *run, const struct rollout *rollout,
     return metrics;
 }
 
-void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s,
-                       const struct update_stats *update)
-{
-    const struct train_config *c = run->config;
-    const struct latency_model *m = run->scoring.latency;
-    if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
-        run->said_undrafted = true;
-        log_progress_end();
-        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; they count with the "
-                 "mean accept_rate of their group, or else of the step%s (metric "
-                 "inference/undrafted)",
-                 run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
-    }
-    if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
-    if (run->spec.present && run->spec.num_drafts > 0) {
-        struct bytes line = BYTES_INIT;
-        spec_counters_say(&run->spec, rollout->seconds, &line);
-        log_progress_end();
-        log_info("%s", bytes_text(&line));
-        bytes_release(&line);
-    }
-    if (run->draft) {
-        log_progress_end();
-        log_info("draft model: KL divergence %.4f from the policy, acceptance to expect %.1f%%, "
-                 "gradient norm %.4f",
-                 update->draft.kl, 100 * update->draft.overlap, update->draft_grad_norm);
-    }
-    if (m) {
-        log_progress_end();
-        log_info("latency model of %.0f samples: %.3f ms + %.4f prefill + %.4f generated + %.4f "
-                 "draft + %.4f accepted ms a token, R2 %.3f",
-                 m->n, m->base_ms, m->ms_per[LATENCY_PREFILL], m->ms_per[LATENCY_GENERATED],
-                 m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
-    }
-}
-
 // The end of an evaluation's line.
 static void say_best(const struct run *run, bool is_best, char ret[64])
 {
@@ -271,6 +242,18 @@ enum status run_evaluate(struct run *run, json_t *metrics)
         log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s", run->step,
                  r.reward, r.reward_standard_error, r.n, best);
     return ST_OK;
+}
+
+enum status run_finish_line(struct run *run)
+{
+    if (run->evaluation_due) {
+        enum status st = run_evaluate(run, run->line);
+        if (st != ST_OK) return st;
+    }
+    run->evaluation_due = false;
+    json_t *line = run->line;
+    run->line = NULL;
+    return runlog_write(run->log, line);
 }
 
 // What sample i's reward is made of: the task's terms as they are, the costs with their weights.

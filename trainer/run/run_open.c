@@ -1,26 +1,35 @@
 /* run_open.c: opens what a training run needs, in the order in which it can be refused cheaply: the
  * bridge, the data, the writer's lease, the run folder, the memory. The main thread.
  */
-#include "common/base/file.h"
-#include "common/base/json.h"
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/learn/memory.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <time.h>
 #include <unistd.h>
 
-#define INFO_MS    10000
-#define MAX_CONFIG ((size_t)1 << 20)
+#define INFO_MS 10000
+
+// Server and trainer must rotate alike, however long the trainer's own sequences are.
+static enum status take_rope(const struct bridge *bridge, const struct bridge_role *role,
+                             struct model_config *model)
+{
+    char words[128];
+    model->rope_context = role->rope_context;
+    if (!rope_describe(model, words, sizeof words)) return ST_OK;
+    if (role->rope_context == 0)
+        return status_fail(ST_MISMATCH,
+                           "%s: role %s has no \"rope_context\", by which the daemon chose the "
+                           "factors of longrope; daemon and trainer must be of one version",
+                           bridge_file_of(bridge)->path, role->role);
+    log_info("%s: %s, as the daemon chose", role->model, words);
+    return ST_OK;
+}
 
 // The model of one role of the bridge, bound to its arena.
 static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
@@ -29,6 +38,7 @@ static enum status open_role(struct bridge *bridge, const struct bridge_role *ro
     enum status st;
     char hash[65];
     CHECK(model_config_load(role->model, ret_model));
+    CHECK(take_rope(bridge, role, *ret_model));
     CHECK(weights_plan(*ret_model, role->dt, ret_weights));
     weights_layout_hash(*ret_weights, hash);
     if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
@@ -205,8 +215,8 @@ static enum status open_learner(struct run *run)
         .max_context = (int)longest,
         .recompute = run->resolved.recompute,
     };
-    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
-                      c->beta > 0 ? run->model_folder : NULL, &options, &run->learner));
+    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->beta > 0, &options,
+                      &run->learner));
     if (run->draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
@@ -218,103 +228,12 @@ out:
     return st;
 }
 
-// Trainers of other daemons are kept out of the folder too. The lock ends with the process; a file
-// system without locks has none.
-static enum status lock_run_folder(struct run *run)
-{
-    run->folder_lock = open(run->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (run->folder_lock < 0) return status_fail(ST_IO, "%s: %s", run->folder, strerror(errno));
-    if (flock(run->folder_lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return status_fail(ST_BUSY, "%s: another trainer is writing there; take another --run-dir",
-                           run->folder);
-    return ST_OK;
-}
-
-// ret_latest: the checkpoint to go on from, NULL where there is none.
-static enum status open_run_folder(struct run *run, char **ret_latest)
-{
-    enum status st = ST_OK;
-    char *latest = NULL;
-    if (run->config->run_dir) {
-        if (snprintf(run->folder, sizeof run->folder, "%s", run->config->run_dir) >=
-            (int)sizeof run->folder)
-            return status_fail(ST_INVALID, "--run-dir is too long");
-    } else {
-        time_t now = time(NULL);
-        struct tm tm;
-        strftime(run->folder, sizeof run->folder, "runs/%Y%m%d-%H%M%S", localtime_r(&now, &tm));
-    }
-    CHECK(file_make_folders(run->folder));
-    CHECK(lock_run_folder(run));
-    CHECK(checkpoint_latest(run->folder, &latest));
-    if (latest && !run->config->resume) {
-        st = status_fail(ST_INVALID,
-                         "%s holds a run already: go on with it (--resume), or take "
-                         "another --run-dir",
-                         run->folder);
-        goto out;
-    }
-    *ret_latest = latest;
-    latest = NULL;
-out:
-    free(latest);
-    return st;
-}
-
-static void put_option(struct bytes *to, const json_t *value)
-{
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
-    bytes_puts(to, !text || json_is_null(value) ? "none" : text);
-    free(text);
-}
-
-// Says which options a resumed run goes on with that it did not have before. How a run is found and
-// how long it takes does not make another run of it.
-static void say_changes(const json_t *old, json_t *now)
-{
-    static const char *const free_to_change[] = {"bridge", "run_dir", "resume", "max_steps"};
-    struct bytes text = BYTES_INIT;
-    const char *key;
-    const json_t *value, *before;
-    json_object_foreach (now, key, value) {
-        bool said = (before = json_object_get(old, key)) && !json_equal(before, value);
-        for (size_t i = 0; i < sizeof free_to_change / sizeof *free_to_change; i++)
-            said = said && strcmp(key, free_to_change[i]) != 0;
-        if (!said) continue;
-        bytes_printf(&text, "%s%s ", text.len ? ", " : "", key);
-        put_option(&text, value);
-        bytes_puts(&text, " (was ");
-        put_option(&text, before);
-        bytes_puts(&text, ")");
-    }
-    if (text.len) log_warn("the run goes on with other options: %s", bytes_text(&text));
-    bytes_release(&text);
-}
-
-static enum status write_config(const struct run *run, bool resumed)
-{
-    enum status st = ST_OK;
-    char *path = path_join(run->folder, "config.json");
-    json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
-    if (!path || !resolved) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the run's config.json");
-        goto out;
-    }
-    // One that cannot be read is replaced.
-    if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
-    CHECK(json_write_file(path, 0644, resolved));
-out:
-    json_decref(old);
-    json_decref(resolved);
-    free(path);
-    return st;
-}
-
 enum status run_open(struct run *run)
 {
     enum status st;
     char *latest = NULL;
-    run->saved_step = -1;
+    run->saved_step = run->interim_step = -1;
+    run->saved_ns = clock_now_ns();
     run->best = BEST_NONE;
     run->folder_lock = -1;
     CHECK(open_policy(run));
@@ -326,11 +245,13 @@ enum status run_open(struct run *run)
     notice_filtering(run->config);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
-    CHECK(open_run_folder(run, &latest));
+    CHECK(run_folder_open(run, &latest));
+    control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));
     CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
-    if (latest) CHECK(run_resume(run, latest));
-    CHECK(write_config(run, latest != NULL));
+    CHECK(latest ? run_resume(run, latest) : run_start(run));
+    run->step_version = control_version(bridge_control(run->bridge));
+    CHECK(run_folder_describe(run, latest != NULL));
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
     run_plan_steps(run);
@@ -356,5 +277,7 @@ void run_close(struct run *run)
     model_config_free(run->model);
     bridge_detach(run->bridge);
     json_decref(run->best_of);
+    json_decref(run->start);
+    json_decref(run->line);
     if (run->folder_lock >= 0) close(run->folder_lock);
 }

@@ -48,6 +48,23 @@ out:
     return st;
 }
 
+bool runlog_has_steps(const char *folder)
+{
+    bool found = false;
+    struct bytes text = BYTES_INIT;
+    char *path = path_join(folder, "metrics.jsonl");
+    if (path && file_read(path, (size_t)1 << 32, &text) == ST_OK)
+        for (char *line = text.data, *end; !found && line && (end = strchr(line, '\n'));
+             line = end + 1) {
+            json_t *json = json_loadb(line, (size_t)(end - line), 0, NULL);
+            found = json_integer_value(json_object_get(json, "step")) > 0;
+            json_decref(json);
+        }
+    bytes_release(&text);
+    free(path);
+    return found;
+}
+
 enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
                        struct runlog **ret)
 {
@@ -172,8 +189,12 @@ void progress_line(const struct progress *p, int64_t total_steps, double seconds
                  duration_text(seconds_left, left), p->reward);
     if (p->accuracy >= 0) bytes_printf(ret, "  accuracy %.1f%%", 100 * p->accuracy);
     if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
-    bytes_printf(ret, "  %.0f tokens/s  loss %+.4f  length %.1f", p->tokens_per_s, p->loss,
-                 p->mean_length);
+    bytes_printf(ret, "  zero-spread %.1f%%", 100 * p->zero_spread);
+    if (isfinite(p->kl)) bytes_printf(ret, "  kl %.4f", p->kl);
+    bytes_printf(ret, "  grad norm %.3g", p->grad_norm);
+    if (p->clipped >= 0) bytes_printf(ret, "  clipped %.1f%%", 100 * p->clipped);
+    bytes_printf(ret, "  cut off %.1f%%  %.0f tokens/s  length %.1f", 100 * p->cut_off,
+                 p->tokens_per_s, p->mean_length);
 }
 
 void runlog_progress(struct runlog *log, const struct progress *p)

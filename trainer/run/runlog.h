@@ -15,6 +15,7 @@ struct runlog;
 enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
                        struct runlog **ret);
 void runlog_free(struct runlog *log);
+bool runlog_has_steps(const char *folder); // metrics.jsonl there has a line of a step above 0
 void runlog_set_total(struct runlog *log, int64_t total_steps);
 
 // A number of such a line; null where it is not finite, which JSON cannot say.
@@ -29,14 +30,19 @@ struct progress {
     int64_t step;                // steps done
     double reward;               // mean over the step's samples
     double accuracy, acceptance; // shares of 1; < 0: there is none
-    double loss, mean_length;    // tokens of a completion
-    double tokens_per_s;         // generated tokens over the whole step
+    double zero_spread;          // share of groups whose samples all have the same reward
+    double kl;                   // NAN: there is no KL term
+    double grad_norm;
+    double clipped;      // share of tokens whose ratio is clipped; < 0: none can be
+    double cut_off;      // share of samples that came to the token limit
+    double mean_length;  // tokens of a completion
+    double tokens_per_s; // generated tokens over the whole step
 };
 #define DURATION_ROOM 24
 const char *duration_text(double seconds, char ret[DURATION_ROOM]); // "4:09", "1:04:09"
 
-// Appends "step 3/200  1:04 left  reward 0.512  accuracy 51.2%  acceptance 63.0%  4200 tokens/s
-// ...".
+// Appends "step 3/200  1:04 left  reward 0.512  accuracy 51.2%  acceptance 63.0%  zero-spread 25.0%
+// ...": what matters most first. Not the loss, which is 0 by construction in a first iteration.
 void progress_line(const struct progress *progress, int64_t total_steps, double seconds_left,
                    struct bytes *ret);
 // The live line, or a plain one every logging_steps.

@@ -4,8 +4,9 @@
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
  * thread holds from the request for quiet to the even version, before it ends the process. A
  * request that is not granted yet, which may take as long as the quiet time-out, it revokes
- * instead. A dead daemon has no weights to tear: there the main thread gets GRACE_MS to end by
- * itself, with its own sentence.
+ * instead. A dead daemon has no weights to tear: there the main thread, which maps the last whole
+ * ones, gets GONE_MS to come to the end of what it computes, write its checkpoint, and end with its
+ * own sentence.
  */
 #include "trainer/run/stop.h"
 #include "common/base/clock.h"
@@ -17,7 +18,8 @@
 #include <unistd.h>
 
 #define WATCH_MS 100
-#define GRACE_MS 1000
+#define GRACE_MS 1000             // of a main thread before it is said that it is waited for
+#define GONE_MS  (10 * 60 * 1000) // after which it counts as hung
 
 static _Atomic int signals_seen; // two signals may come to two threads at once
 
@@ -25,7 +27,7 @@ struct stop {
     pthread_t thread;
     pthread_mutex_t publish_lock;
     struct control *control;
-    _Atomic bool ended;
+    _Atomic bool ended, saving;
 };
 
 static void on_signal(int number)
@@ -63,9 +65,34 @@ static void end_at_once(struct stop *s)
     pthread_mutex_unlock(&s->publish_lock);
 }
 
+// Whether the daemon is gone, and for how long, is looked at; said once.
+struct gone {
+    int64_t since_ns; // 0: it lives
+    bool said;
+};
+
+static void look_at_daemon(struct stop *s, struct gone *gone)
+{
+    if (control_owner_alive(s->control) == ST_OK) return;
+    if (!gone->since_ns) gone->since_ns = clock_now_ns();
+    const double ms = clock_ms_since(gone->since_ns);
+    if (ms >= GRACE_MS && !gone->said && !s->saving) {
+        log_warn("%s: the run ends with a checkpoint once the computation under way is done; a "
+                 "second signal ends it at once, without",
+                 status_message());
+        gone->said = true;
+    }
+    if (ms < GONE_MS || s->saving) return;
+    log_error("%s; the computation under way does not end, so that what was learned since the last "
+              "checkpoint is lost",
+              status_message());
+    _exit(1);
+}
+
 static void *watch(void *context)
 {
     struct stop *s = context;
+    struct gone gone = {0};
     bool said = false;
     while (!s->ended) {
         clock_sleep_ms(WATCH_MS);
@@ -78,13 +105,7 @@ static void *watch(void *context)
             end_at_once(s);
             return NULL;
         }
-        if (control_owner_alive(s->control) == ST_OK) continue;
-        for (int64_t deadline = clock_deadline_ns(GRACE_MS); clock_ms_until(deadline) > 0;) {
-            if (s->ended) return NULL;
-            clock_sleep_ms(WATCH_MS / 10);
-        }
-        log_error("%s; what was learned since the last checkpoint is lost", status_message());
-        _exit(1);
+        look_at_daemon(s, &gone);
     }
     return NULL;
 }
@@ -111,6 +132,11 @@ void stop_watch_end(struct stop *s)
     pthread_join(s->thread, NULL);
     pthread_mutex_destroy(&s->publish_lock);
     free(s);
+}
+
+void stop_saving(struct stop *s)
+{
+    s->saving = true;
 }
 
 pthread_mutex_t *stop_publish_lock(struct stop *s)

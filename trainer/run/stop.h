@@ -2,8 +2,9 @@
  *
  * The first SIGINT or SIGTERM asks for an end after the current step; the second ends the process
  * within a fifth of a second, though never while an update is being published (a request for quiet
- * that is not granted yet is revoked). A watching thread does the latter, and ends the process also
- * when the daemon has died and the main thread, deep in a computation, has not noticed. */
+ * that is not granted yet is revoked). A watching thread does the latter. When the daemon has died
+ * it says so while the main thread, deep in a computation, has not noticed; and ends the process if
+ * that takes ten minutes. */
 #ifndef TRAINER_STOP_H
 #define TRAINER_STOP_H
 
@@ -18,6 +19,7 @@ bool stop_requested(void);
 // Starts the watch; control is borrowed until stop_watch_end().
 enum status stop_watch_new(struct control *control, struct stop **ret);
 void stop_watch_end(struct stop *s);                // NULL is fine
+void stop_saving(struct stop *s); // the last checkpoint is being written, however long it takes
 pthread_mutex_t *stop_publish_lock(struct stop *s); // hold it while publishing
 
 #endif

@@ -1,0 +1,112 @@
+/* model_folder.c: looks at what was given as a model folder before anything in it is read. A file
+ * that may be missing is read where it is there, so one that is there but cannot be read (a link of
+ * the Hub's cache whose content was not fetched) must not pass for missing. No state; any thread.
+ */
+#include "common/model/model_folder.h"
+#include "common/base/file.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+const char *const model_folder_files[] = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    NULL,
+};
+
+#define FOLDER_WORDS "a folder with config.json, model.safetensors and tokenizer.json"
+
+// "Qwen/Qwen2.5-1.5B": two words of the Hub's letters.
+static bool is_hub_name(const char *name)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                  "-_.";
+    size_t owner = strspn(name, letters);
+    if (owner == 0 || name[0] == '.' || name[owner] != '/') return false;
+    size_t model = strspn(name + owner + 1, letters);
+    return model > 0 && name[owner + 1 + model] == '\0';
+}
+
+static enum status no_such_folder(const char *folder)
+{
+    enum status st = file_check_link(folder);
+    if (st != ST_OK) return st;
+    if (is_hub_name(folder))
+        return status_fail(ST_NOT_FOUND,
+                           "%s: there is no such folder, and nothing is fetched from the Hub by "
+                           "name; fetch it first (hf download %s --local-dir DIR) and give DIR",
+                           folder, folder);
+    return status_fail(ST_NOT_FOUND, "%s: no such folder; a model is " FOLDER_WORDS, folder);
+}
+
+// The folder is there and does not hold the needed file.
+static enum status incomplete(const char *folder, const char *needed)
+{
+    static const struct {
+        const char *name, *words;
+    } signs[] = {
+        {"snapshots", "it is the Hub's cache of a model: give the folder of a revision in its "
+                      "snapshots/"},
+        {"adapter_config.json", "it holds an adapter, not a model"},
+        {"tokenizer.model", "a SentencePiece file alone is not read: save it once with "
+                            "transformers' AutoTokenizer, which writes tokenizer.json"},
+    };
+    const char *words = "a model is " FOLDER_WORDS;
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
+        char *path = path_join(folder, signs[i].name);
+        bool there = path && file_exists(path);
+        free(path);
+        if (there) {
+            words = signs[i].words;
+            break;
+        }
+    }
+    return status_fail(ST_NOT_FOUND, "%s: no %s in it; %s", folder, needed, words);
+}
+
+static enum status check_files(const char *folder)
+{
+    enum status st = ST_OK;
+    for (const char *const *name = model_folder_files; *name && st == ST_OK; name++) {
+        char *path = path_join(folder, *name);
+        st = path ? file_check_link(path) : status_fail(ST_NO_MEMORY, "%s: no memory", folder);
+        free(path);
+    }
+    return st;
+}
+
+enum status model_folder_check(const char *folder, const char *needed)
+{
+    struct stat info;
+    if (stat(folder, &info) != 0 && errno == ENOENT) return no_such_folder(folder);
+    if (stat(folder, &info) != 0) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return status_fail(ST_INVALID,
+                           "%s is a file; a model is " FOLDER_WORDS
+                           " (other formats, as GGUF, must be converted first)",
+                           folder);
+    char *path = path_join(folder, needed);
+    if (!path) return status_fail(ST_NO_MEMORY, "%s: no memory", folder);
+    bool there = file_exists(path);
+    free(path);
+    return there ? check_files(folder) : incomplete(folder, needed);
+}
+
+enum status model_config_path_check(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return status_fail(ST_INVALID, "%s is a folder; name the config.json in it", path);
+    return file_exists(path) || !is_hub_name(path) || strstr(path, ".json") ? ST_OK
+                                                                            : no_such_folder(path);
+}

@@ -1,0 +1,232 @@
+/* test_metrics.c: GET /metrics: vLLM's histograms with its buckets and the numbers that known
+ * requests must give, the text as Prometheus' own parser reads it, and
+ * tools/grafana-dashboard.json, whose queries must name what is there. */
+#include "common/base/json.h"
+#include "tests/support/daemon.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct daemon d;
+static char *page; // of /metrics, after the requests below
+
+static void load_page(void)
+{
+    struct wire_answer a;
+    daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
+    assert_int_equal(a.status, 200);
+    free(page);
+    page = strdup(bytes_text(&a.body));
+    wire_answer_release(&a);
+}
+
+// 3 prompts of 4 tokens with 2 samples of 10 tokens each, one of which begins with cached blocks.
+static int start(void **state)
+{
+    (void)state;
+    daemon_start(
+        &d, daemon_model(test_folder(), true, 7),
+        OPTIONS("--listen", "127.0.0.1:0", "--block-size", "2", "--speculative", "ngram:2"));
+    const char *body = "{\"prompt\":[1,2,3,4],\"n\":2,\"max_tokens\":10,\"ignore_eos\":true}";
+    for (int i = 0; i < 3; i++) json_decref(daemon_post(d.socket, "/v1/completions", 200, body));
+    load_page();
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    int status = test_running(&d.child) ? daemon_stop(&d) : 1;
+    daemon_kill(&d);
+    free(page);
+    return status;
+}
+
+// The value of the line that begins with `series`, labels included.
+static double value_of(const char *series)
+{
+    const char *line = page;
+    size_t n = strlen(series);
+    while (line && strncmp(line, series, n) != 0) {
+        line = strchr(line, '\n');
+        if (line) line++;
+    }
+    if (!line) fail_msg("no series %s", series);
+    return atof(line + n);
+}
+
+static double total(const char *name, const char *what)
+{
+    char series[160];
+    snprintf(series, sizeof series, "%s_%s{model_name=\"model\"}", name, what);
+    return value_of(series);
+}
+
+static double bucket(const char *name, const char *le)
+{
+    char series[160];
+    snprintf(series, sizeof series, "%s_bucket{model_name=\"model\",le=\"%s\"}", name, le);
+    return value_of(series);
+}
+
+// ---- what known requests give ------------------------------------------------------------------
+
+static void test_tokens(void **state)
+{
+    (void)state;
+    const char *prompt = "vllm:request_prompt_tokens",
+               *generated = "vllm:request_generation_tokens";
+    assert_true(total(prompt, "count") == 6 && total(prompt, "sum") == 24);
+    assert_true(bucket(prompt, "2") == 0 && bucket(prompt, "5") == 6);
+    assert_true(total(generated, "count") == 6 && total(generated, "sum") == 60);
+    assert_true(bucket(generated, "5") == 0 && bucket(generated, "10") == 6);
+    assert_true(total("vllm:request_params_n", "sum") == 6);
+    assert_true(total("vllm:request_params_max_tokens", "sum") == 30);
+    // the later two prompts found their first block
+    assert_true(total("vllm:request_prefill_kv_computed_tokens", "sum") == 8 + 4 + 4);
+}
+
+// A prompt is computed once for its samples, but for what was cached.
+static void test_steps(void **state)
+{
+    (void)state;
+    const char *name = "vllm:iteration_tokens_total";
+    assert_true(total(name, "sum") == 4 + 2 + 2 + 60);
+    assert_true(total(name, "count") == value_of("commonweight:steps_total{model_name=\"model\"}"));
+}
+
+static void test_times(void **state)
+{
+    (void)state;
+    const double queue = total("vllm:request_queue_time_seconds", "sum");
+    const double prefill = total("vllm:request_prefill_time_seconds", "sum");
+    const double decode = total("vllm:request_decode_time_seconds", "sum");
+    const double inference = total("vllm:request_inference_time_seconds", "sum");
+    const double whole = total("vllm:e2e_request_latency_seconds", "sum");
+    assert_true(queue >= 0 && prefill > 0 && decode > 0);
+    assert_true(fabs(prefill + decode - inference) < 1e-6);
+    assert_true(fabs(queue + inference - whole) < 1e-6);
+    assert_true(fabs(total("vllm:request_time_per_output_token_seconds", "sum") - decode / 9) <
+                1e-6);
+    assert_true(total("vllm:request_inference_time_seconds", "count") == 6);
+}
+
+// The bounds of vLLM 0.24; a bucket that an alert names must be there.
+static void test_buckets(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *bounds[8];
+    } cases[] = {
+        {"vllm:request_prefill_time_seconds", {"0.3", "0.8", "1", "15", "960", "7680", "+Inf"}},
+        {"vllm:request_decode_time_seconds", {"0.3", "0.5", "1.5", "60", "120", "+Inf"}},
+        {"vllm:time_to_first_token_seconds", {"0.001", "0.08", "0.75", "2560", "+Inf"}},
+        {"vllm:inter_token_latency_seconds", {"0.01", "0.075", "0.15", "80", "+Inf"}},
+        {"vllm:request_prompt_tokens", {"1", "2", "5", "10", "20", "200", "500", "+Inf"}},
+        {"vllm:iteration_tokens_total", {"1", "8", "16", "512", "16384", "+Inf"}},
+        {"vllm:request_params_n", {"1", "2", "5", "10", "20", "+Inf"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int k = 0; k < 8 && cases[i].bounds[k]; k++) bucket(cases[i].name, cases[i].bounds[k]);
+    assert_null(
+        strstr(page, "vllm:request_prompt_tokens_bucket{model_name=\"model\",le=\"1000\"}"));
+}
+
+static void test_cache_config(void **state)
+{
+    (void)state;
+    const char *line = strstr(page, "\nvllm:cache_config_info{");
+    assert_non_null(line);
+    const char *end = strchr(line + 1, '\n');
+    char text[400];
+    snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
+    assert_contains(text, "block_size=\"2\"");
+    assert_contains(text, "enable_prefix_caching=\"True\"");
+    assert_contains(text, "cache_dtype=\"f32\"");
+    assert_contains(text, "} 1");
+    char blocks[64];
+    snprintf(blocks, sizeof blocks, "num_gpu_blocks=\"%.0f\"",
+             value_of("commonweight:kv_blocks{model_name=\"model\"}"));
+    assert_contains(text, blocks);
+}
+
+// ---- the text ----------------------------------------------------------------------------------
+
+static void test_prometheus_parser(void **state)
+{
+    (void)state;
+    char url[64];
+    const char *python = test_python("prometheus_client");
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&d));
+    const char *const argv[] = {python, test_path(test_root(), "tests/clients/parse_metrics.py"),
+                                url, NULL};
+    const char *log = test_path(d.folder, "parser.log");
+    if (test_command(log, 60000, argv) != 0) {
+        char *text = test_read(log);
+        print_message("%s\n", text);
+        free(text);
+        fail_msg("the parser refused the text");
+    }
+}
+
+// ---- the dashboard -----------------------------------------------------------------------------
+
+// A series of that name.
+static bool is_served(const char *name, size_t len)
+{
+    for (const char *at = page; (at = strstr(at, name)); at++)
+        if ((at == page || at[-1] == '\n') && at[len] == '{') return true;
+    return false;
+}
+
+static int check_query(const char *query)
+{
+    static const char *const prefixes[] = {"vllm:", "commonweight:"};
+    int n = 0;
+    for (size_t i = 0; i < 2; i++)
+        for (const char *at = query; (at = strstr(at, prefixes[i])); n++) {
+            char name[128];
+            size_t len = strlen(prefixes[i]);
+            while (isalnum((unsigned char)at[len]) || at[len] == '_') len++;
+            snprintf(name, sizeof name, "%.*s", (int)len, at);
+            if (!is_served(name, len)) fail_msg("%s: the server has no %s", query, name);
+            at += len;
+        }
+    return n;
+}
+
+static void test_dashboard(void **state)
+{
+    (void)state;
+    json_t *board = NULL, *panel, *target;
+    size_t i, k;
+    int queries = 0;
+    assert_ok(
+        json_read_file(test_path(test_root(), "tools/grafana-dashboard.json"), 1 << 20, &board));
+    json_array_foreach (json_object_get(board, "panels"), i, panel)
+        json_array_foreach (json_object_get(panel, "targets"), k, target) {
+            const char *query = json_string_value(json_object_get(target, "expr"));
+            assert_non_null(query);
+            if (check_query(query) == 0) fail_msg("%s names no metric", query);
+            assert_contains(query, "model_name=\"$model\"");
+            queries++;
+        }
+    assert_true(queries > 30);
+    const json_t *variables = json_object_get(json_object_get(board, "templating"), "list");
+    check_query(json_string_value(json_object_get(json_array_get(variables, 1), "query")));
+    json_decref(board);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tokens),       cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_times),        cmocka_unit_test(test_buckets),
+        cmocka_unit_test(test_cache_config), cmocka_unit_test(test_prometheus_parser),
+        cmocka_unit_test(test_dashboard),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}

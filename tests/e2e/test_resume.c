@@ -1,0 +1,272 @@
+/* test_resume.c: going on with a run: from a checkpoint that is damaged, by --resume alone, in a
+ * folder that holds nothing learned, and what the folder says of itself. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/training.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *checkpoint_file(const struct scene *s, const char *run, const char *name)
+{
+    return test_path(latest(s, run), name);
+}
+
+static json_int_t version(const struct scene *s)
+{
+    json_t *health = daemon_get(s->daemon.socket, "/health", 200);
+    json_int_t v = json_integer_value(json_object_get(health, "weight_version"));
+    json_decref(health);
+    return v;
+}
+
+static char *snapshot(const struct scene *s)
+{
+    json_t *info = daemon_get(s->daemon.socket, "/bridge/info", 200);
+    const json_t *c = json_object_get(info, "control");
+    char *folder = strdup(json_string_value(json_object_get(c, "snapshot")));
+    json_decref(info);
+    return folder;
+}
+
+enum damage { GONE, CUT, OTHER, WORDS };
+
+static void damage(const char *path, enum damage how, const char *other)
+{
+    char *text;
+    switch (how) {
+    case GONE:
+        assert_int_equal(unlink(path), 0);
+        break;
+    case CUT:
+        assert_int_equal(truncate(path, 5000), 0);
+        break;
+    case OTHER: // of a model of another shape
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(link(other, path), 0);
+        break;
+    case WORDS:
+        text = "{\"step\": 2,";
+        test_write(path, text, strlen(text));
+        break;
+    }
+}
+
+static void copy(const char *from, const char *to)
+{
+    struct bytes content = BYTES_INIT;
+    assert_ok(file_read(from, 1 << 30, &content));
+    assert_ok(file_write_atomic(to, 0644, bytes_text(&content), content.len));
+    bytes_release(&content);
+}
+
+// A checkpoint that cannot be used is found out before the server is asked for anything: another
+// run's weights stay, and what would restore them.
+static void damaged_checkpoints(void **state)
+{
+    (void)state;
+    struct scene s;
+    static const struct {
+        const char *file;
+        enum damage how;
+    } cases[] = {
+        {"model.safetensors", GONE},
+        {"model.safetensors", CUT},
+        {"model.safetensors", OTHER},
+        {"trainer/optimizer.safetensors", GONE},
+        {"trainer/optimizer.safetensors", CUT},
+        {"trainer/trainer_state.json", GONE},
+        {"trainer/trainer_state.json", WORDS},
+    };
+    scene_open(&s);
+    const char *kept = test_path(s.folder, "kept"), *other = test_folder();
+    assert_ok(tiny_model_write(other, 32, 2, 300, 5)); // of the same names
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
+    assert_int_equal(train(&s, "served", OPTIONS("--max-steps", "1")), 0);
+    const json_int_t before = version(&s);
+    char *snapshot_before = snapshot(&s);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path = checkpoint_file(&s, "run", cases[i].file);
+        copy(path, kept);
+        damage(path, cases[i].how, test_path(other, "model.safetensors"));
+        assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 1);
+        // where one is missing, the folder is named
+        if (!said(&s, cases[i].file)) fail_msg("case %zu does not name %s", i, cases[i].file);
+        assert_said(&s, "error: resuming: ");
+        assert_said(&s, "/run/checkpoints/step-2");
+        char *now = snapshot(&s);
+        assert_string_equal(now, snapshot_before);
+        free(now);
+        assert_int_equal(version(&s), before);
+        daemon_holds(&s.daemon, "policy", latest(&s, "served"));
+        copy(kept, path);
+    }
+    free(snapshot_before);
+    char *log = test_read(s.daemon.log);
+    assert_null(strstr(log, "torn"));
+    free(log);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// A draft model's checkpoint is looked at as well.
+static void damaged_draft(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    const char *draft = daemon_model(test_folder(), true, 12);
+    daemon_start(&s.daemon, s.model, OPTIONS("--draft", draft, "--speculative", "draft_model:3"));
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--train-draft")), 0);
+    const json_int_t before = version(&s);
+    damage(checkpoint_file(&s, "run", "draft/model.safetensors"), CUT, NULL);
+    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 1);
+    assert_said(&s, "step-2/draft/model.safetensors");
+    assert_int_equal(version(&s), before);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// cw-trainer train with nothing but these words.
+static int plain_train(struct scene *s, const char *const more[])
+{
+    const char *argv[16] = {test_binary("cw-trainer"), "train"};
+    const char *log = test_path(s->folder, "alone.log");
+    for (int i = 0; more[i]; i++) argv[i + 2] = more[i];
+    unlink(log);
+    return test_command(log, LIMIT_MS, argv);
+}
+
+static json_t *read_json(const struct scene *s, const char *path)
+{
+    json_t *json;
+    assert_ok(json_read_file(test_path(s->folder, path), 1 << 20, &json));
+    return json;
+}
+
+// --resume and the folder are enough: the run's own options hold, and what is given otherwise is
+// said.
+static void resume_alone(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    const char *run = test_path(s.folder, "run");
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--seed", "7")), 0);
+    json_t *options = read_json(&s, "run/config.json");
+    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume")), 0);
+    assert_said(&s, "resumed at step 2");
+    assert_false(said(&s, "with other options"));
+    json_t *now = read_json(&s, "run/config.json");
+    assert_int_equal(json_object_set_new(now, "resume", json_false()), 0);
+    assert_true(json_equal(now, options));
+    json_decref(now);
+    json_decref(options);
+
+    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume", "--max-steps", "3",
+                                             "--temperature", "0.5")),
+                     0);
+    assert_said(&s, "--prompts-per-step 3");
+    assert_said(&s, "--seed 7");
+    assert_said(&s, "with other options: temperature 0.5 (was 1.0)");
+    json_t *m = last_metrics(&s, "run");
+    assert_true(metric(m, "step") == 3 && metric(m, "completions/max_length") <= 12);
+    json_decref(m);
+    // nor does --start-from make another run of it
+    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume", "--max-steps", "4",
+                                             "--start-from", "current")),
+                     0);
+    assert_said(&s, "--start-from has no effect with --resume");
+    assert_said(&s, "--temperature 0.5");
+
+    const char *broken = "{\"prompts_per_step\": 3, \"nonsense\": 1}";
+    test_write(test_path(run, "config.json"), broken, strlen(broken));
+    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume")), 2);
+    assert_said(&s, "nonsense");
+    assert_said(&s, "mend or remove it");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// A run that never made a step is no obstacle; one whose steps were lost is.
+static void nothing_learned(void **state)
+{
+    (void)state;
+    struct scene s;
+    char reward[PATH_MAX + 32];
+    static const char script[] = "while read -r line; do echo no; done\n";
+    scene_open(&s);
+    const char *scorer = test_path(s.folder, "scorer.sh");
+    test_write(scorer, script, strlen(script));
+    snprintf(reward, sizeof reward, "command:sh %s", scorer);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
+    assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-0")));
+    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2")), 0);
+    assert_said(&s, "ended before its first step: it is begun anew");
+    assert_int_equal(steps_done(&s, "run"), 2);
+
+    assert_ok(file_remove_tree(test_path(s.folder, "run/checkpoints/step-2")));
+    const char *link = test_path(s.folder, "run/checkpoints/latest");
+    assert_int_equal(unlink(link), 0);
+    assert_int_equal(symlink("step-0", link), 0);
+    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2")), 1);
+    assert_said(&s, "holds a run already");
+    assert_int_equal(steps_done(&s, "run"), 2);
+
+    // Nor is one that holds trained weights, which may stand nowhere else.
+    const char *const fails[] = {"--start-from", "current", "--reward", reward, NULL};
+    assert_int_equal(train(&s, "current", fails), 1);
+    assert_int_equal(train_alone(&s, "current", fails), 1);
+    assert_said(&s, "holds a run already");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// The folder names what the run was made of, at each of its starts.
+static void folder_says_what_it_is(void **state)
+{
+    (void)state;
+    struct scene s;
+    char host[256] = "";
+    scene_open(&s);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    json_t *json = read_json(&s, "run/run.json");
+    const json_t *starts = json_object_get(json, "starts"), *start;
+    assert_int_equal(json_array_size(starts), 2);
+    assert_int_equal(gethostname(host, sizeof host - 1), 0);
+    for (size_t i = 0; i < 2; i++) {
+        start = json_array_get(starts, i);
+        assert_string_equal(json_string_value(json_object_get(start, "host")), host);
+        assert_string_equal(json_string_value(json_object_get(start, "model")), s.model);
+        assert_contains(json_string_value(json_object_get(start, "program")), "cw-trainer ");
+        assert_int_equal(json_integer_value(json_object_get(start, "weight_version")), i ? 8 : 2);
+        assert_int_equal(json_integer_value(json_object_get(start, "step")), 2 * i);
+        assert_int_equal(json_integer_value(json_object_get(start, "server_pid")),
+                         s.daemon.child.pid);
+        const json_t *weights = json_object_get(start, "weights");
+        assert_contains(json_string_value(json_object_get(weights, "folder")),
+                        i ? "/run/checkpoints/step-2" : s.model);
+        assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 0);
+    }
+    json_decref(json);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(damaged_checkpoints),    cmocka_unit_test(damaged_draft),
+        cmocka_unit_test(resume_alone),           cmocka_unit_test(nothing_learned),
+        cmocka_unit_test(folder_says_what_it_is),
+    };
+    return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
+}

@@ -1,0 +1,190 @@
+/* test_server_gone.c: the server goes, in good order or not, while a trainer learns: what it
+ * learned is saved from its mapping of the weights, and the run goes on from there to the same
+ * bits. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/training.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// The step of the newest checkpoint.
+static int saved_step(const struct scene *s, const char *run)
+{
+    json_t *state;
+    assert_ok(
+        json_read_file(test_path(latest(s, run), "trainer/trainer_state.json"), 1 << 20, &state));
+    int step = (int)json_integer_value(json_object_get(state, "step"));
+    json_decref(state);
+    return step;
+}
+
+static int count_checkpoints(const struct scene *s, const char *run)
+{
+    int n = 0;
+    DIR *dir = opendir(test_path(test_path(s->folder, run), "checkpoints"));
+    assert_non_null(dir);
+    for (const struct dirent *entry; (entry = readdir(dir));)
+        n += strncmp(entry->d_name, "step-", 5) == 0;
+    closedir(dir);
+    return n;
+}
+
+static void end_server(struct scene *s, int signal)
+{
+    test_kill(&s->daemon.child, signal);
+    test_wait(&s->daemon.child, LIMIT_MS);
+}
+
+// Ends in the middle of a run that saves nothing by itself, twice; the whole is a run that nothing
+// happened to.
+static void nothing_is_lost(void **state)
+{
+    (void)state;
+    if (strcmp(test_device(), "cpu") != 0) test_skip("exact mode is the CPU's");
+    struct scene s;
+    struct test_child trainer = {0};
+    static const int signals[] = {SIGKILL, SIGTERM};
+    const char *const run[] = {"--exact", "--max-steps",    "400", "--save-steps",
+                               "0",       "--save-minutes", "0",   NULL};
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.model, OPTIONS("--exact"));
+    assert_int_equal(train(&s, "whole", run), 0);
+    daemon_kill(&s.daemon);
+    for (int i = 0; i < 2; i++) {
+        daemon_start(&s.daemon, s.model, OPTIONS("--exact"));
+        start_trainer(&s, &trainer, "parts", i ? OPTIONS("--resume") : run);
+        wait_for_steps(&s, "parts", 5 + 100 * i, &trainer);
+        end_server(&s, signals[i]);
+        assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
+        assert_log(&s, "what was learned is saved: ");
+        assert_log(&s, "error: ");
+        assert_int_equal(saved_step(&s, "parts"), steps_done(&s, "parts"));
+        assert_in_range(saved_step(&s, "parts"), 5 + 100 * i, 399);
+        assert_int_equal(count_checkpoints(&s, "parts"), 2); // the next replaces it
+        daemon_kill(&s.daemon);
+    }
+    daemon_start(&s.daemon, s.model, OPTIONS("--exact"));
+    assert_int_equal(train(&s, "parts", OPTIONS("--resume")), 0);
+    test_same_file(latest(&s, "whole"), latest(&s, "parts"), "model.safetensors");
+    test_same_file(latest(&s, "whole"), latest(&s, "parts"), "trainer/trainer_state.json");
+    assert_int_equal(count_checkpoints(&s, "parts"), 2);
+    scene_close(&s);
+}
+
+// The server goes while the evaluation behind a step is half done: the step is saved, and its
+// evaluation comes first when the run goes on.
+static void evaluation_is_made_up_for(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    struct bytes lines = BYTES_INIT;
+    double steps[8], whole[8], parts[8];
+    char reward[PATH_MAX + 32];
+    scene_open(&s);
+    // 70 prompts go out in two requests, the second once the first one's are scored: of the
+    // baseline 70 samples, of two steps 24, then the evaluation's
+    const char *held_out = test_path(s.folder, "held-out.jsonl");
+    for (int a = 0; a < 70; a++)
+        bytes_printf(&lines, "{\"prompt\": \"%d+1=\", \"answer\": \"%d\"}\n", a, a + 1);
+    test_write(held_out, lines.data, lines.len);
+    bytes_release(&lines);
+    static const char script[] =
+        "n=0\n"
+        "while read -r line; do n=$((n + 1))\n"
+        "if [ $n = 100 ] && [ ! -e \"$0.asked\" ]; then\n"
+        "touch \"$0.asked\"; while [ ! -e \"$0.go\" ]; do sleep 0.05; done\n"
+        "fi\n"
+        "echo '{\"reward\": 1}'\n"
+        "done\n";
+    const char *scorer = test_path(s.folder, "scorer.sh"), *calm = test_path(s.folder, "calm.sh");
+    test_write(scorer, script, strlen(script));
+    test_write(calm, script, strlen(script));
+    test_write(test_path(s.folder, "calm.sh.asked"), "", 0);
+    for (int i = 0; i < 2; i++) {
+        const char *run = i ? "parts" : "whole";
+        snprintf(reward, sizeof reward, "length,command:sh %s", i ? scorer : calm);
+        start_trainer(&s, &trainer, run,
+                      OPTIONS("--max-steps", "3", "--eval-data", held_out, "--eval-steps", "2",
+                              "--save-steps", "0", "--reward", reward));
+        if (i) {
+            test_wait_for_file(test_path(s.folder, "scorer.sh.asked"), LIMIT_MS, &trainer);
+            end_server(&s, SIGKILL);
+            test_write(test_path(s.folder, "scorer.sh.go"), "", 0);
+        }
+        assert_int_equal(test_wait(&trainer, LIMIT_MS), i);
+        daemon_kill(&s.daemon);
+        daemon_start(&s.daemon, s.model, NULL);
+    }
+    assert_int_equal(saved_step(&s, "parts"), 2);
+    assert_int_equal(steps_done(&s, "parts"), 2); // the baseline's and the first step's
+    assert_int_equal(train(&s, "parts", OPTIONS("--resume", "--reward", reward)), 0);
+    assert_int_equal(column(&s, "parts", "step", steps, 8), 4);
+    for (int i = 0; i < 4; i++) assert_true(steps[i] == i);
+    assert_int_equal(column(&s, "whole", "eval/reward", whole, 8), 4);
+    assert_int_equal(column(&s, "parts", "eval/reward", parts, 8), 4);
+    assert_true(whole[2] > 0);
+    if (strcmp(test_device(), "cpu") == 0) assert_memory_equal(whole, parts, 4 * sizeof *whole);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// By the clock, whatever --save-steps is: a trainer that is killed goes on from there, and only the
+// newest of these checkpoints stays.
+static void saves_by_the_clock(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    scene_open(&s);
+    start_trainer(&s, &trainer, "run",
+                  OPTIONS("--max-steps", "100000", "--save-minutes", "0.0001"));
+    wait_for_steps(&s, "run", 6, &trainer);
+    test_end(&trainer); // SIGKILL
+    daemon_wait(&s.daemon);
+    assert_true(saved_step(&s, "run") >= 4);
+    assert_in_range(count_checkpoints(&s, "run"), 2, 3); // 3: killed before the older one went
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// Any other error in the middle of a run saves what was learned before it, too.
+static void other_errors_lose_nothing(void **state)
+{
+    (void)state;
+    struct scene s;
+    char reward[PATH_MAX + 32];
+    static const char script[] = "n=0\n"
+                                 "while read -r line; do n=$((n + 1))\n"
+                                 "[ $n -le 30 ] && echo '{\"reward\": '$((n % 3))'}' || echo no\n"
+                                 "done\n";
+    scene_open(&s);
+    const char *scorer = test_path(s.folder, "scorer.sh");
+    test_write(scorer, script, strlen(script));
+    snprintf(reward, sizeof reward, "command:sh %s", scorer);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "9", "--reward", reward)), 1);
+    assert_log(&s, "what was learned is saved: ");
+    assert_log(&s, "error: ");
+    assert_int_equal(saved_step(&s, "run"), 2);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_lost),
+        cmocka_unit_test(evaluation_is_made_up_for),
+        cmocka_unit_test(saves_by_the_clock),
+        cmocka_unit_test(other_errors_lose_nothing),
+    };
+    return cmocka_run_group_tests_name("server gone", tests, NULL, NULL);
+}

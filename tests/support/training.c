@@ -1,0 +1,162 @@
+/* training.c: the scene of training.h. */
+#include "tests/support/training.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void scene_open(struct scene *s)
+{
+    struct bytes lines = BYTES_INIT;
+    memset(s, 0, sizeof *s);
+    s->folder = test_folder();
+    s->model = daemon_model(s->folder, true, 11);
+    s->data = test_path(s->folder, "data.jsonl");
+    for (int a = 0; a < 20; a++)
+        bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", a, a + 3, 2 * a + 3);
+    test_write(s->data, lines.data, lines.len);
+    bytes_release(&lines);
+    daemon_start(&s->daemon, s->model, NULL);
+}
+
+void scene_close(struct scene *s)
+{
+    daemon_kill(&s->daemon);
+}
+
+// cw-trainer train with small numbers, into `folder`; `more` (NULL-ended) comes last.
+void trainer_command(struct scene *s, const char *folder, const char *const more[],
+                     const char *ret_argv[TRAINER_WORDS])
+{
+    daemon_trainer(&s->daemon, s->data, folder,
+                   OPTIONS("--reward", "length", "--length-target", "10", "--prompts-per-step", "3",
+                           "--num-generations", "4", "--max-completion-length", "12",
+                           "--learning-rate", "1e-3", "--lr-scheduler-type", "constant",
+                           "--logging-steps", "1"),
+                   more, ret_argv);
+}
+
+void start_trainer(struct scene *s, struct test_child *child, const char *run,
+                   const char *const more[])
+{
+    const char *argv[TRAINER_WORDS];
+    trainer_command(s, test_path(s->folder, run), more, argv);
+    test_spawn(child, test_path(s->folder, "trainer.log"), argv);
+}
+
+int train(struct scene *s, const char *run, const char *const more[])
+{
+    struct test_child child = {0};
+    start_trainer(s, &child, run, more);
+    return test_wait(&child, LIMIT_MS);
+}
+
+int train_alone(struct scene *s, const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS], *log = test_path(s->folder, "alone.log");
+    trainer_command(s, test_path(s->folder, run), more, argv);
+    unlink(log);
+    return test_command(log, LIMIT_MS, argv);
+}
+
+bool said(const struct scene *s, const char *part)
+{
+    char *log = test_read(test_path(s->folder, "alone.log"));
+    bool found = strstr(log, part) != NULL;
+    free(log);
+    return found;
+}
+
+void assert_said(const struct scene *s, const char *part)
+{
+    char *log = test_read(test_path(s->folder, "alone.log"));
+    assert_contains(log, part);
+    free(log);
+}
+
+void assert_log(const struct scene *s, const char *part)
+{
+    char *log = test_read(test_path(s->folder, "trainer.log"));
+    assert_contains(log, part);
+    free(log);
+}
+
+// Lines of metrics.jsonl so far.
+int steps_done(const struct scene *s, const char *run)
+{
+    const char *path = test_path(test_path(s->folder, run), "metrics.jsonl");
+    if (!file_exists(path)) return 0;
+    char *text = test_read(path);
+    int n = 0;
+    for (const char *c = text; *c; c++) n += *c == '\n';
+    free(text);
+    return n;
+}
+
+void wait_for_steps(const struct scene *s, const char *run, int n, struct test_child *child)
+{
+    int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    while (steps_done(s, run) < n) {
+        if (!test_running(child) || clock_ms_until(deadline) == 0) {
+            char *log = test_read(test_path(s->folder, "trainer.log"));
+            fail_msg("the trainer does not come to step %d:\n%s", n, log);
+        }
+        clock_sleep_ms(10);
+    }
+}
+
+const char *latest(const struct scene *s, const char *run)
+{
+    return test_path(test_path(s->folder, run), "checkpoints/latest");
+}
+
+// The last line of a run's metrics.jsonl.
+json_t *last_metrics(const struct scene *s, const char *run)
+{
+    json_t *m;
+    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl"));
+    text[strlen(text) - 1] = '\0';
+    const char *line = strrchr(text, '\n');
+    line = line ? line + 1 : text;
+    assert_ok(json_parse("metrics", line, strlen(line), &m));
+    free(text);
+    return m;
+}
+
+double metric(const json_t *m, const char *key)
+{
+    if (!json_is_number(json_object_get(m, key))) fail_msg("no number %s in metrics.jsonl", key);
+    return json_number_value(json_object_get(m, key));
+}
+
+// Values of a key in the lines of metrics.jsonl, 0 where a line has none; up to `most`.
+int column(const struct scene *s, const char *run, const char *key, double *ret, int most)
+{
+    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl")), *end;
+    int n = 0;
+    for (char *line = text; n < most && (end = strchr(line, '\n')); line = end + 1) {
+        json_t *m;
+        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
+        ret[n++] = json_number_value(json_object_get(m, key));
+        json_decref(m);
+    }
+    free(text);
+    return n;
+}
+
+void wait_for_log(const struct scene *s, const char *part)
+{
+    const char *path = test_path(s->folder, "trainer.log");
+    int64_t deadline = clock_deadline_ns(10000);
+    for (bool found = false; !found;) {
+        char *log = test_read(path);
+        found = strstr(log, part) != NULL;
+        if (!found && clock_ms_until(deadline) == 0) fail_msg("no \"%s\" in:\n%s", part, log);
+        free(log);
+        clock_sleep_ms(10);
+    }
+}

@@ -1,0 +1,42 @@
+/* training.h: a daemon with a tiny model and sums to learn, and cw-trainer train on it, for
+ * end-to-end tests: one scene is one daemon, one data set and any number of runs in its folder.
+ * Failures fail the running test. One thread. */
+#ifndef TESTS_SUPPORT_TRAINING_H
+#define TESTS_SUPPORT_TRAINING_H
+
+#include "tests/support/daemon.h"
+
+#define LIMIT_MS 120000 // for anything that one process does
+
+struct scene { // one daemon and a data set
+    const char *folder, *model, *data;
+    struct daemon daemon;
+};
+void scene_open(struct scene *s);
+void scene_close(struct scene *s);
+
+// cw-trainer train with small numbers, into the run folder `run` of the scene; `more` (NULL-ended)
+// comes last. Its output goes to trainer.log, one for all runs.
+void trainer_command(struct scene *s, const char *folder, const char *const more[],
+                     const char *ret_argv[TRAINER_WORDS]);
+void start_trainer(struct scene *s, struct test_child *child, const char *run,
+                   const char *const more[]);
+int train(struct scene *s, const char *run, const char *const more[]); // its exit status
+// The same, with a log of its own, alone.log, which said() and assert_said() look at.
+int train_alone(struct scene *s, const char *run, const char *const more[]);
+bool said(const struct scene *s, const char *part);
+void assert_said(const struct scene *s, const char *part);
+void assert_log(const struct scene *s, const char *part);
+void wait_for_log(const struct scene *s, const char *part);
+
+int steps_done(const struct scene *s, const char *run); // lines of metrics.jsonl so far
+void wait_for_steps(const struct scene *s, const char *run, int n, struct test_child *child);
+const char *latest(const struct scene *s, const char *run); // checkpoint
+
+json_t *last_metrics(const struct scene *s,
+                     const char *run);           // line of metrics.jsonl; new reference
+double metric(const json_t *m, const char *key); // which it must have
+// Values of a key in the lines of metrics.jsonl, 0 where a line has none; up to `most`. How many.
+int column(const struct scene *s, const char *run, const char *key, double *ret, int most);
+
+#endif

@@ -1,0 +1,274 @@
+/* test_folders.c: what people give as a model or as data: numbers without a limit, byte order
+ * marks, names of the Hub, other formats, downloads that were cut off. Read where that is sensible;
+ * else the sentence says what is needed. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/model/chat_template.h"
+#include "common/model/config.h"
+#include "common/model/tokenizer.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "trainer/rollout/data.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NO_LIMIT "1000000000000000019884624838656" // what transformers writes for "no limit"
+
+static const char *model_folder(void)
+{
+    const char *folder = test_folder();
+    assert_ok(tiny_model_write(folder, 32, 1, 300, 1));
+    assert_ok(tiny_tokenizer_write(folder));
+    return folder;
+}
+
+// Puts `text` right behind the file's first byte, a brace.
+static void put_first(const char *folder, const char *name, const char *text)
+{
+    const char *path = test_path(folder, name);
+    char *old = file_exists(path) ? test_read(path) : strdup("{\"eos_token_id\": 2}");
+    struct bytes content = BYTES_INIT;
+    bytes_printf(&content, "{%s%s", text, old + 1);
+    test_write(path, content.data, content.len);
+    bytes_release(&content);
+    free(old);
+}
+
+static void assert_opens(const char *folder)
+{
+    struct model_config *config;
+    struct tokenizer *tokenizer;
+    struct chat_template *chat;
+    assert_ok(model_config_load(folder, &config));
+    assert_ok(tokenizer_load(folder, &tokenizer));
+    assert_ok(chat_template_find(folder, NULL, &chat));
+    model_config_free(config);
+    tokenizer_free(tokenizer);
+    chat_template_free(chat);
+}
+
+static void numbers_without_a_limit(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"config.json", "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json", "special_tokens_map.json"};
+    const char *folder = model_folder();
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        put_first(folder, files[i], "\"model_max_length\": " NO_LIMIT ", ");
+        assert_opens(folder);
+    }
+    // a field that is read says what is wrong with it, by name
+    struct model_config *config;
+    put_first(folder, "config.json", "\"max_position_embeddings\": " NO_LIMIT ", \"x\": 1, ");
+    char *text = test_read(test_path(folder, "config.json"));
+    char *second = strstr(strstr(text, "max_position_embeddings") + 1, "max_position_embeddings");
+    memcpy(second, "MAX", 3); // jansson takes the last of two
+    test_write(test_path(folder, "config.json"), text, strlen(text));
+    free(text);
+    assert_status(model_config_load(folder, &config), ST_INVALID);
+    assert_message("\"max_position_embeddings\" is 1e+30, which is not a whole number of 64 bits");
+}
+
+static void wide_integers_are_reals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double wanted;
+    } cases[] = {
+        {"[" NO_LIMIT "]", 1e30},
+        {"[-" NO_LIMIT "]", -1e30},
+        {"[9223372036854775808]", 0x1p63},
+        {"[-9223372036854775809]", -0x1p63},
+        {"[99999999999999999999.5, 99999999999999999999]", 1e20},
+        {"[99999999999999999999e-1,99999999999999999999]", 1e19},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *value;
+        assert_ok(json_parse("request", cases[i].text, strlen(cases[i].text), &value));
+        assert_true(json_is_real(json_array_get(value, 0)));
+        assert_true(fabs(json_real_value(json_array_get(value, 0)) / cases[i].wanted - 1) < 1e-12);
+        json_decref(value);
+    }
+    // whole numbers of 64 bits beside them stay whole, and strings stay as they are
+    static const char mixed[] = "{\"a\": 9223372036854775807, \"b\\\"\": \"\\\\\\\"" NO_LIMIT "\", "
+                                "\"c\": [" NO_LIMIT "], \"" NO_LIMIT "\": -9223372036854775808}";
+    json_t *o;
+    assert_ok(json_parse("request", mixed, sizeof mixed - 1, &o));
+    assert_true(json_integer_value(json_object_get(o, "a")) == INT64_MAX);
+    assert_string_equal(json_string_value(json_object_get(o, "b\"")), "\\\"" NO_LIMIT);
+    assert_true(json_is_real(json_array_get(json_object_get(o, "c"), 0)));
+    assert_true(json_integer_value(json_object_get(o, NO_LIMIT)) == INT64_MIN);
+    json_decref(o);
+    // no number at all: 400 digits, and what follows a wide one is still checked
+    static const char bad[] = "[" NO_LIMIT ", 1e999]", broken[] = "[" NO_LIMIT ", nul]";
+    assert_status(json_parse("request", bad, sizeof bad - 1, &o), ST_FORMAT);
+    assert_status(json_parse("request", broken, sizeof broken - 1, &o), ST_FORMAT);
+    assert_message("request: column");
+}
+
+static void wide_integers_in_data(void **state)
+{
+    (void)state;
+    static const char good[] = "{\"prompt\": \"a\", \"answer\": 7, \"id\": " NO_LIMIT "}\n";
+    static const char bad[] = "{\"prompt\": \"a\", \"answer\": " NO_LIMIT "}\n";
+    struct dataset *d;
+    assert_ok(dataset_parse("data", good, sizeof good - 1, NULL, &d));
+    assert_string_equal(d->examples[0].answer, "7");
+    dataset_free(d);
+    assert_status(dataset_parse("data", bad, sizeof bad - 1, NULL, &d), ST_FORMAT);
+    assert_message("data, line 1: field \"answer\" is a number of more digits than are kept");
+}
+
+static void byte_order_marks(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
+    const char *folder = model_folder();
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        const char *path = test_path(folder, files[i]);
+        char *old = test_read(path);
+        struct bytes content = BYTES_INIT;
+        bytes_printf(&content, "\xef\xbb\xbf%s", old);
+        test_write(path, content.data, content.len);
+        bytes_release(&content);
+        free(old);
+    }
+    assert_opens(folder);
+    static const char marked[] = "\xef\xbb\xbf\n{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n";
+    struct dataset *d;
+    assert_ok(dataset_parse("data", marked, sizeof marked - 1, NULL, &d));
+    assert_int_equal(d->n, 2);
+    assert_true(d->byte_order_mark);
+    dataset_free(d);
+    assert_ok(dataset_parse("data", marked + 3, sizeof marked - 4, NULL, &d));
+    assert_false(d->byte_order_mark);
+    dataset_free(d);
+}
+
+static void assert_no_model(const char *folder, enum status wanted, const char *part)
+{
+    struct model_config *config;
+    assert_status(model_config_load(folder, &config), wanted);
+    assert_message(folder);
+    assert_message(part);
+}
+
+static void what_is_no_model(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *file = test_path(folder, "model.gguf");
+    struct tokenizer *tokenizer;
+    assert_no_model("Qwen/Qwen2.5-1.5B", ST_NOT_FOUND,
+                    "hf download Qwen/Qwen2.5-1.5B --local-dir DIR");
+    assert_status(tokenizer_load("Qwen/Qwen2.5-1.5B", &tokenizer), ST_NOT_FOUND);
+    assert_message("nothing is fetched from the Hub by name");
+    assert_no_model("/no/such/folder", ST_NOT_FOUND,
+                    "no such folder; a model is a folder with "
+                    "config.json, model.safetensors");
+    assert_no_model("./runs/first", ST_NOT_FOUND, "no such folder");
+    assert_no_model(folder, ST_NOT_FOUND, "no config.json in it");
+    test_write(file, "GGUF", 4);
+    assert_no_model(file, ST_INVALID, "is a file; a model is a folder");
+    assert_ok(file_make_folders(test_path(folder, "snapshots/0123abcd")));
+    assert_no_model(folder, ST_NOT_FOUND, "snapshots/");
+    struct model_config *config;
+    assert_status(model_config_load_file(folder, &config), ST_INVALID);
+    assert_message("is a folder; name the config.json in it");
+    assert_status(model_config_load_file("Qwen/Qwen2.5-1.5B", &config), ST_NOT_FOUND);
+    assert_message("nothing is fetched from the Hub by name");
+    const char *adapter = test_folder();
+    test_write(test_path(adapter, "adapter_config.json"), "{}", 2);
+    assert_no_model(adapter, ST_NOT_FOUND, "an adapter, not a model");
+    const char *pieces = test_folder();
+    test_write(test_path(pieces, "tokenizer.model"), "x", 1);
+    assert_status(tokenizer_load(pieces, &tokenizer), ST_NOT_FOUND);
+    assert_message("no tokenizer.json in it; a SentencePiece file alone is not read");
+}
+
+// As in a cache of the Hub whose blobs were not all fetched.
+static void links_that_lead_nowhere(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json",  "special_tokens_map.json",
+                                        "chat_template.jinja",    "vocab.json"};
+    struct model_config *config;
+    struct tokenizer *tokenizer;
+    const char *folder = model_folder();
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        const char *path = test_path(folder, files[i]);
+        char *kept = file_exists(path) ? test_read(path) : NULL;
+        unlink(path);
+        assert_int_equal(symlink("../../blobs/8f3c", path), 0);
+        assert_status(model_config_load(folder, &config), ST_IO);
+        assert_message(path);
+        assert_message("is a link to ../../blobs/8f3c, which is not there");
+        assert_status(tokenizer_load(folder, &tokenizer), ST_IO);
+        assert_message(path);
+        assert_int_equal(unlink(path), 0);
+        if (kept) test_write(path, kept, strlen(kept));
+        free(kept);
+        assert_opens(folder);
+    }
+    const char *path = test_path(folder, "config.json");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink("gone", path), 0);
+    assert_no_model(folder, ST_IO, "is a link to gone, which is not there");
+    const char *linked = test_path(test_folder(), "model");
+    assert_int_equal(symlink("gone", linked), 0);
+    assert_no_model(linked, ST_IO, "is a link to gone");
+    assert_int_equal(unlink(linked), 0);
+    assert_int_equal(symlink(model_folder(), linked), 0);
+    assert_opens(linked);
+}
+
+static void assert_no_data(const char *text, size_t len, const char *part)
+{
+    struct dataset *d;
+    const char *path = test_path(test_folder(), "given");
+    test_write(path, text, len);
+    assert_true(dataset_load(path, NULL, &d) != ST_OK);
+    assert_message(path);
+    assert_message(part);
+}
+
+static void what_is_no_data(void **state)
+{
+    (void)state;
+    static const char list[] = "\xef\xbb\xbf \n[{\"prompt\": \"a\"}]";
+    struct dataset *d;
+    assert_status(dataset_load("openai/gsm8k", NULL, &d), ST_NOT_FOUND);
+    assert_message("no data set is fetched by name");
+    assert_message("load_dataset(\"openai/gsm8k\")");
+    assert_status(dataset_load("data/train.jsonl", NULL, &d), ST_NOT_FOUND);
+    assert_message("cannot open data/train.jsonl");
+    assert_status(dataset_load(test_folder(), NULL, &d), ST_INVALID);
+    assert_message("is a folder; data is one file, JSONL");
+    assert_no_data("PAR1\x15\x04", 6, "is a Parquet file; data is JSONL");
+    assert_no_data("ARROW1\0\0", 8, "is an Arrow file");
+    assert_no_data("\x1f\x8b\x08\x00", 4, "gunzip");
+    assert_no_data("PK\x03\x04zip", 7, "zip");
+    assert_no_data("\xff\xfe{\0", 4, "is UTF-16: write it as UTF-8");
+    assert_no_data(list, sizeof list - 1, "is one JSON list; data is JSONL");
+    const char *gone = test_path(test_folder(), "train.jsonl");
+    assert_int_equal(symlink("blobs/1", gone), 0);
+    assert_status(dataset_load(gone, NULL, &d), ST_IO);
+    assert_message("is a link to blobs/1, which is not there");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numbers_without_a_limit), cmocka_unit_test(wide_integers_are_reals),
+        cmocka_unit_test(wide_integers_in_data),   cmocka_unit_test(byte_order_marks),
+        cmocka_unit_test(what_is_no_model),        cmocka_unit_test(links_that_lead_nowhere),
+        cmocka_unit_test(what_is_no_data),
+    };
+    return cmocka_run_group_tests_name("folders", tests, NULL, NULL);
+}

@@ -1,0 +1,108 @@
+/* test_nul_text.c: samples whose text holds U+0000, from the server's line to the scorers: what
+ * follows it counts. The server is a child that gives one canned answer. */
+#include "bridge/control.h"
+#include "tests/support/support.h"
+#include "trainer/rollout/reward.h"
+#include "trainer/rollout/rollout.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define N 3
+// As /v1/rollouts gives them: NDJSON, NUL escaped.
+#define LINE(sample, text)                                                                         \
+    "{\"group_id\": 0, \"sample\": " #sample ", \"finish_reason\": \"stop\", \"text\": \"" text    \
+    "\", \"token_ids\": [1], \"logprobs\": [-1], \"weight_versions\": [2]}\n"
+static const char answer[] = LINE(0, "62\\u0000 garbage") LINE(1, "62") LINE(2, "\\u000061\\u0000");
+
+// Reads the request's head and body roughly; the answer ends with the connection.
+static void serve(int listener)
+{
+    char request[8192];
+    int fd = accept(listener, NULL, NULL);
+    static const char head[] = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+    if (fd < 0 || read(fd, request, sizeof request) <= 0) _exit(1);
+    if (write(fd, head, sizeof head - 1) < 0 || write(fd, answer, sizeof answer - 1) < 0) _exit(1);
+    close(fd);
+    _exit(0);
+}
+
+static pid_t start_server(const char *path)
+{
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%.100s", path);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        serve(listener);
+    }
+    close(listener);
+    assert_true(child > 0);
+    return child;
+}
+
+static double score(const char *names, const char *text)
+{
+    const struct reward_options options = {.names = names, .length_target = 10, .timeout_s = 20};
+    const struct reward_input input = {.text = text, .answer = "62"};
+    struct reward *r;
+    double sum;
+    assert_ok(reward_new(&options, &r));
+    assert_ok(reward_score(r, &input, NULL, &sum));
+    reward_free(r);
+    return sum;
+}
+
+static void what_follows_a_nul_is_scored(void **state)
+{
+    (void)state;
+    const char *path = test_path(test_folder(), "s.sock");
+    char page[64];
+    struct control *control;
+    int32_t prompt[] = {1};
+    const struct example example = {.prompt_ids = {prompt, 1, 1}};
+    const struct example *examples[] = {&example};
+    const struct sampling_options sampling = {.temperature = 1, .top_p = 1, .max_tokens = 4};
+    struct rollout_source source = {.vocab_size = 8, .timeout_ms = 20000, .idle_timeout_ms = 20000};
+    struct rollout *r;
+    snprintf(page, sizeof page, "/commonweight-nul-%d", (int)getpid());
+    assert_ok(control_create(
+        page, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", &control));
+    control_owner_update_end(control);
+    pid_t child = start_server(path);
+    source.control = control;
+    assert_ok(http_client_new(path, &source.http));
+    assert_ok(rollout_pull(&source, examples, 1, N, &sampling, &r));
+    assert_string_equal(r->samples[0].text, "62\xe2\x90\x80 garbage");
+    assert_string_equal(r->samples[2].text, "\xe2\x90\x80"
+                                            "61\xe2\x90\x80");
+    assert_true(score("exact", r->samples[0].text) == 0);
+    assert_true(score("exact", r->samples[1].text) == 1);
+    assert_true(score("numeric", r->samples[0].text) == 1); // the last number is still 62
+    assert_true(score("numeric", r->samples[2].text) == 0);
+    assert_true(fabs(score("length", r->samples[0].text) + 1.0 / 10) < 1e-12); // 11 characters
+    rollout_free(r);
+    http_client_free(source.http);
+    waitpid(child, NULL, 0);
+    control_end(control);
+    control_free(control);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_follows_a_nul_is_scored),
+    };
+    return cmocka_run_group_tests_name("nul_text", tests, NULL, NULL);
+}

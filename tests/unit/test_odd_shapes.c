@@ -1,0 +1,99 @@
+/* test_odd_shapes.c: configs that no published folder has and that are still taken: an MLP narrower
+ * than the heads are many, experts with biases. Run it under the address sanitizer too. */
+#include "common/model/model.h"
+#include "tests/support/reference.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOKENS 24
+
+// 16 heads of 16; the log-sum-exp of a row takes as much scratch as the MLP's rows at 8.
+static const char *narrow_model(int intermediate)
+{
+    const char *folder = test_folder();
+    const struct tiny_model shape = {.hidden = 256,
+                                     .layers = 2,
+                                     .vocab = 64,
+                                     .intermediate = intermediate,
+                                     .eos_id = -1,
+                                     .seed = 5};
+    assert_ok(tiny_model_write_as(folder, &shape));
+    return folder;
+}
+
+static size_t scratch_of(const struct reference *r, int tokens)
+{
+    struct model *m;
+    assert_ok(model_new(r->dev, r->config, r->weights, tokens, 1, tokens, &m));
+    size_t bytes = m->scratch_bytes;
+    model_free(m);
+    return bytes;
+}
+
+static void mlp_narrower_than_heads(void **state)
+{
+    (void)state;
+    struct reference r, at_least;
+    int32_t ids[TOKENS];
+    float *logits = calloc((size_t)TOKENS * 64, sizeof *logits);
+    struct model *exact;
+    assert_non_null(logits);
+    for (int i = 0; i < TOKENS; i++) ids[i] = (7 * i + 3) % 64;
+    reference_open(narrow_model(2), "cpu", &r);
+    reference_open(narrow_model(8), "cpu", &at_least);
+    assert_int_equal(r.config->layers[0].n_heads, 16);
+    // of the two only `act`, (tokens, intermediate), may differ
+    assert_int_equal(scratch_of(&at_least, TOKENS) - scratch_of(&r, TOKENS),
+                     (size_t)TOKENS * (8 - 2) * sizeof(float));
+    // scratch for these rows and no more, so that the sanitizer sees a row beyond it
+    assert_ok(model_new(r.dev, r.config, r.weights, TOKENS, TOKENS, TOKENS, &exact));
+    model_free(r.model);
+    r.model = exact;
+    reference_logits(&r, ids, TOKENS, logits);
+    for (int i = 0; i < TOKENS * 64; i++) assert_true(isfinite(logits[i]));
+    free(logits);
+    reference_close(&r);
+    reference_close(&at_least);
+}
+
+// Mixtral's block as if its experts had biases.
+#define EXPERT "model.layers.%d.mlp.experts.%d."
+
+static void experts_with_biases(void **state)
+{
+    (void)state;
+    struct model_config *config;
+    struct weights *w;
+    assert_ok(model_config_load(test_path(test_root(), "tests/golden/mixtral-6x3"), &config));
+    struct family biased = *config->family;
+    biased.names[ROLE_GATE_UP_BIAS] = EXPERT "w1.bias|" EXPERT "w3.bias";
+    biased.names[ROLE_DOWN_BIAS] = EXPERT "w2.bias";
+    config->family = &biased;
+    config->mlp_bias = true;
+    for (int l = 0; l < config->n_layers; l++) config->layers[l].n_experts = 64;
+    assert_ok(weights_plan(config, DT_F32, &w));
+    // embedding and final norm; of a layer: two norms, q, k, v, o, router, and six an expert
+    assert_int_equal(w->n_tensors,
+                     2 + !config->tie_embeddings + config->n_layers * (7 + 6 * 64));
+    const struct weight_tensor *t = weights_find(w, "model.layers.1.mlp.experts.63.w2.bias");
+    assert_non_null(t);
+    assert_int_equal(t->n, config->hidden);
+    assert_non_null(weights_find(w, "model.layers.0.mlp.experts.0.w2.bias"));
+    for (int i = 1; i < w->n_tensors; i++)
+        assert_true(w->tensors[i].offset >= w->tensors[i - 1].offset + w->tensors[i - 1].n);
+    weights_free(w);
+    model_config_free(config);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mlp_narrower_than_heads),
+        cmocka_unit_test(experts_with_biases),
+    };
+    return cmocka_run_group_tests_name("odd_shapes", tests, NULL, NULL);
+}

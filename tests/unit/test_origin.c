@@ -1,0 +1,135 @@
+/* test_origin.c: what the control page says the weights are, through loads, runs, restores and
+ * writers that say nothing. The test is owner and writer; a thread is the engine that grants. */
+#include "bridge/control.h"
+#include "bridge/control_page.h"
+#include "common/base/clock.h"
+#include "tests/support/support.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define HASH "0123456789abcdef"
+
+struct scene {
+    struct control *owner, *writer;
+    pthread_t engine;
+    _Atomic bool stop;
+};
+
+static void *engine(void *context)
+{
+    struct scene *s = context;
+    while (!s->stop) {
+        uint32_t seen = control_bell(s->owner);
+        if (control_quiet_requested(s->owner)) control_grant_quiet(s->owner);
+        control_wait(s->owner, seen, 5);
+    }
+    return NULL;
+}
+
+static void scene_open(struct scene *s, const char *folder)
+{
+    char name[64];
+    memset(s, 0, sizeof *s);
+    snprintf(name, sizeof name, "/commonweight-test-origin-%d", (int)getpid());
+    assert_ok(control_create(name, HASH, &s->owner));
+    control_owner_loaded(s->owner, folder, true);
+    control_owner_update_end(s->owner);
+    assert_ok(control_open(name, HASH, &s->writer));
+    assert_int_equal(pthread_create(&s->engine, NULL, engine, s), 0);
+}
+
+static void scene_close(struct scene *s)
+{
+    s->stop = true;
+    pthread_join(s->engine, NULL);
+    control_free(s->writer);
+    control_end(s->owner);
+    control_free(s->owner);
+}
+
+// An update, of a folder's weights or (NULL) a step of training.
+static void update(struct scene *s, const char *folder)
+{
+    assert_ok(control_quiet(s->writer, clock_deadline_ns(10000)));
+    assert_ok(control_write_begin(s->writer));
+    if (folder) control_set_origin(s->writer, folder);
+    assert_ok(control_write_end(s->writer));
+    control_resume(s->writer);
+}
+
+static void assert_is(const struct scene *s, const char *words)
+{
+    struct control_facts f;
+    struct bytes text = BYTES_INIT;
+    control_facts(s->owner, &f);
+    control_origin_words(&f, &text);
+    const char *said = strchr(bytes_text(&text), ',');
+    assert_non_null(said);
+    assert_string_equal(said + 2, words);
+    bytes_release(&text);
+}
+
+static void what_becomes_of_weights(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct control_facts f;
+    scene_open(&s, "/");
+    assert_is(&s, "those of /");
+    assert_false(control_as_left(s.writer)); // no lease yet
+    assert_ok(control_lease_take(s.writer));
+    assert_true(control_as_left(s.writer));
+    update(&s, NULL);
+    assert_is(&s, "1 update since / by a writer without a run folder");
+    control_set_run(s.writer, "/runs/one");
+    update(&s, NULL);
+    update(&s, NULL);
+    assert_is(&s, "3 updates since /, the last 2 of them by the run /runs/one");
+    update(&s, "/tmp/../tmp");
+    assert_is(&s, "those of /tmp");
+    update(&s, NULL);
+    assert_is(&s, "1 update since /tmp by the run /runs/one");
+    control_lease_release(s.writer);
+
+    assert_ok(control_lease_take(s.writer));
+    update(&s, NULL); // the same run goes on
+    assert_is(&s, "2 updates since /tmp by the run /runs/one");
+    atomic_fetch_add(&s.owner->page->publishes, 1); // a writer of another make
+    assert_is(&s, "3 updates since /tmp, the last 1 of them by a writer without a run folder");
+    update(&s, NULL);
+    assert_is(&s, "4 updates since /tmp, the last 1 of them by the run /runs/one");
+
+    // in the middle of an update nothing is claimed
+    assert_ok(control_quiet(s.writer, clock_deadline_ns(10000)));
+    assert_ok(control_write_begin(s.writer));
+    control_facts(s.owner, &f);
+    assert_true(f.updates == 0 && !f.origin[0] && !f.run[0]);
+    assert_false(control_as_left(s.writer));
+    assert_ok(control_write_end(s.writer));
+    control_resume(s.writer);
+    assert_true(control_as_left(s.writer));
+    control_lease_release(s.writer);
+
+    control_owner_update_begin(s.owner); // restored
+    control_owner_loaded(s.owner, "/usr", false);
+    control_owner_update_end(s.owner);
+    assert_is(&s, "those of /usr");
+    control_facts(s.owner, &f);
+    assert_string_equal(f.loaded, "/");
+    assert_false(control_as_left(s.writer));
+    control_owner_update_begin(s.owner); // reloaded
+    control_owner_loaded(s.owner, "(random weights)", true);
+    control_owner_update_end(s.owner);
+    control_facts(s.owner, &f);
+    assert_string_equal(f.loaded, "(random weights)");
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_becomes_of_weights)};
+    return cmocka_run_group_tests_name("origin", tests, NULL, NULL);
+}

@@ -1,0 +1,138 @@
+/* test_request_fields.c: infer-server/http/request_fields.h: which values are taken, that nothing
+ * is ignored unsaid, and that docs/protocol.md names every field of the table. */
+#include "infer-server/http/request_fields.h"
+#include "infer-server/http/api_messages.h"
+#include "tests/support/support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status check(enum field_place place, const char *text, struct unknown_fields *unknown)
+{
+    json_t *object = json_loads(text, 0, NULL);
+    if (!object) fail_msg("not JSON: %s", text);
+    enum status st = request_fields_check(object, place, unknown);
+    json_decref(object);
+    return st;
+}
+
+static void values_that_change_nothing(void **state)
+{
+    (void)state;
+    assert_ok(check(PLACE_COMPLETIONS,
+                    "{\"prompt\":[1],\"best_of\":1,\"length_penalty\":1.0,"
+                    "\"suffix\":\"\",\"use_beam_search\":false,\"priority\":0,"
+                    "\"structured_outputs\":null,\"user\":\"x\",\"allowed_token_ids\":[],"
+                    "\"truncate_prompt_tokens\":-1,\"kv_transfer_params\":null}",
+                    NULL));
+    assert_ok(
+        check(PLACE_CHAT,
+              "{\"messages\":[],\"tool_choice\":\"none\",\"tools\":[],\"store\":false,"
+              "\"modalities\":[\"text\"],\"service_tier\":\"auto\",\"metadata\":{\"a\":\"b\"},"
+              "\"response_format\":{\"type\":\"text\"},\"parallel_tool_calls\":true,"
+              "\"include_reasoning\":true,\"verbosity\":\"medium\",\"function_call\":null}",
+              NULL));
+    assert_ok(check(PLACE_SAMPLING, "{\"detokenize\":false,\"output_kind\":2,\"n\":4}", NULL));
+}
+
+static void values_that_ask_for_more(void **state)
+{
+    (void)state;
+    static const struct {
+        enum field_place place;
+        const char *text, *part;
+    } cases[] = {
+        {PLACE_COMPLETIONS, "{\"bad_words\":[\"a\"]}", "\"bad_words\" is not supported"},
+        {PLACE_COMPLETIONS, "{\"length_penalty\":2}", "but for 1: it is 2"},
+        {PLACE_COMPLETIONS, "{\"priority\":\"0\"}", "it is \"0\""},
+        {PLACE_CHAT, "{\"tools\":[{\"type\":\"function\"}]}", "\"tools\""},
+        {PLACE_CHAT, "{\"tool_choice\":\"required\"}", "\"tool_choice\""},
+        {PLACE_CHAT, "{\"tool_choice\":{\"type\":\"function\"}}", "\"tool_choice\""},
+        {PLACE_CHAT, "{\"modalities\":[\"text\",\"audio\"]}", "\"modalities\""},
+        {PLACE_CHAT, "{\"add_special_tokens\":true}", "\"add_special_tokens\""},
+        {PLACE_STREAM_OPTIONS, "{\"include_obfuscation\":true}", "\"include_obfuscation\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_status(check(cases[i].place, cases[i].text, NULL), ST_UNSUPPORTED);
+        assert_message(cases[i].part);
+    }
+}
+
+static void unknown_fields(void **state)
+{
+    (void)state;
+    struct unknown_fields unknown = {.accept = false};
+    const char *text = "{\"n\":1,\"temprature\":0.5}";
+    assert_status(check(PLACE_COMPLETIONS, text, NULL), ST_INVALID);
+    assert_message("\"temprature\" is no field of /v1/completions");
+    assert_status(check(PLACE_COMPLETIONS, text, &unknown), ST_INVALID);
+    assert_status(check(PLACE_COMPLETIONS, "{\"messages\":[]}", NULL), ST_INVALID); // a chat's
+    unknown.accept = true;
+    assert_ok(check(PLACE_COMPLETIONS, text, &unknown));
+    assert_ok(check(PLACE_COMPLETIONS, text, &unknown));
+    assert_int_equal(unknown.n_logged, 1);
+    for (int i = 0; i < 100; i++) { // as many names as there is room for
+        char other[32];
+        snprintf(other, sizeof other, "{\"field %d\":1}", i);
+        assert_ok(check(PLACE_CHAT, other, &unknown));
+    }
+    assert_int_equal(unknown.n_logged, sizeof unknown.logged / sizeof *unknown.logged);
+    assert_status(check(PLACE_CHAT, "{\"store\":true}", &unknown), ST_UNSUPPORTED); // is known
+}
+
+static void table_is_sound_and_documented(void **state)
+{
+    (void)state;
+    const char *name, *accepts, *other;
+    unsigned places, other_places;
+    char *docs = test_read(test_path(test_root(), "docs/protocol.md"));
+    for (int i = 0; request_fields_row(i, &name, &places, &accepts); i++) {
+        char quoted[80];
+        snprintf(quoted, sizeof quoted, "`%s", name);
+        if (!strstr(docs, quoted)) fail_msg("docs/protocol.md says nothing of `%s`", name);
+        if (accepts && strcmp(accepts, "*") != 0) {
+            json_t *list = json_loads(accepts, 0, NULL);
+            if (!json_is_array(list)) fail_msg("%s accepts %s", name, accepts);
+            json_decref(list);
+        }
+        for (int k = 0; k < i; k++) {
+            request_fields_row(k, &other, &other_places, &accepts);
+            if (strcmp(name, other) == 0 && (places & other_places)) fail_msg("%s twice", name);
+        }
+    }
+    free(docs);
+}
+
+static void messages(void **state)
+{
+    (void)state;
+    json_t *given = json_loads("[{\"role\":\"developer\",\"content\":\"a\"},"
+                               "{\"role\":\"assistant\",\"content\":\"b\",\"tool_calls\":[]},"
+                               "{\"role\":\"assistant\",\"content\":\"c\",\"tool_calls\":[1]},7]",
+                               0, NULL);
+    json_t *want = json_loads("[{\"role\":\"system\",\"content\":\"a\"},"
+                              "{\"role\":\"assistant\",\"content\":\"b\"},"
+                              "{\"role\":\"assistant\",\"content\":\"c\",\"tool_calls\":[1]},7]",
+                              0, NULL);
+    json_t *copy = json_deep_copy(given), *plain = NULL;
+    assert_ok(api_messages_plain(given, &plain));
+    assert_true(json_equal(plain, want));
+    assert_true(json_equal(given, copy)); // the caller's are as they were
+    json_decref(plain);
+    json_decref(copy);
+    json_decref(want);
+    json_decref(given);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(values_that_change_nothing),
+        cmocka_unit_test(values_that_ask_for_more),
+        cmocka_unit_test(unknown_fields),
+        cmocka_unit_test(table_is_sound_and_documented),
+        cmocka_unit_test(messages),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,128 @@
+/* test_symptoms.c: what a run that learns nothing or goes astray is told, when, and how often. */
+#include "tests/support/support.h"
+#include "trainer/run/symptoms.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct step_signs healthy = {.reward = 0.4,
+                                          .accuracy = 0.4,
+                                          .zero_spread = 0.25,
+                                          .grad_norm = 0.5,
+                                          .kl = NAN,
+                                          .entropy = 1.5,
+                                          .most_entropy = 10};
+
+// How often `part` is said in n such steps. Nothing else may be.
+static int times_said(struct symptoms *s, const struct step_signs *signs, int n, const char *part)
+{
+    int said = 0;
+    for (int i = 0; i < n; i++) {
+        struct bytes text = BYTES_INIT;
+        symptoms_look(s, signs, &text);
+        if (text.len) {
+            assert_contains(bytes_text(&text), part);
+            assert_true(text.data[text.len - 1] == '\n');
+            said++;
+        }
+        bytes_release(&text);
+    }
+    return said;
+}
+
+static void assert_sums_up(const struct symptoms *s, const char *part)
+{
+    struct bytes text = BYTES_INIT;
+    symptoms_sum_up(s, &text);
+    if (part)
+        assert_contains(bytes_text(&text), part);
+    else
+        assert_int_equal(text.len, 0);
+    bytes_release(&text);
+}
+
+static void a_healthy_run_is_left_alone(void **state)
+{
+    (void)state;
+    struct symptoms s = {0};
+    assert_sums_up(&s, NULL);
+    assert_int_equal(times_said(&s, &healthy, 5000, "nothing"), 0);
+    assert_sums_up(&s, NULL);
+}
+
+static void rewards_without_spread(void **state)
+{
+    (void)state;
+    struct symptoms s = {0};
+    struct step_signs flat = healthy;
+    flat.zero_spread = 1;
+    flat.grad_norm = 0;
+    flat.accuracy = flat.reward = 0;
+    assert_int_equal(times_said(&s, &flat, 9, "same reward"), 0);
+    assert_int_equal(times_said(&s, &flat, 1, "no sample was right"), 1);
+    assert_int_equal(times_said(&s, &flat, 1990, "same reward"), 2); // at 100 and 1000
+    assert_sums_up(&s, "in none of the 2000 steps");
+    assert_int_equal(times_said(&s, &healthy, 1, ""), 0); // it begins anew
+    assert_sums_up(&s, NULL);
+    flat.accuracy = flat.reward = 1;
+    assert_int_equal(times_said(&s, &flat, 99, "take harder prompts"), 1);
+    s = (struct symptoms){0};
+    flat.accuracy = -1;
+    assert_int_equal(times_said(&s, &flat, 99, "look at --reward"), 1);
+}
+
+static void no_right_sample(void **state)
+{
+    (void)state;
+    struct symptoms s = {0};
+    struct step_signs wrong = healthy;
+    wrong.accuracy = 0; // other terms differ
+    assert_int_equal(times_said(&s, &wrong, 99, "no sample was right"), 1);
+    wrong.accuracy = 0.01;
+    assert_int_equal(times_said(&s, &wrong, 99, ""), 0);
+}
+
+static void masked_samples(void **state)
+{
+    (void)state;
+    struct symptoms s = {0};
+    struct step_signs still = healthy;
+    still.grad_norm = 0;
+    assert_int_equal(times_said(&s, &still, 99, "--mask-truncated-completions"), 1);
+    still.grad_norm = NAN; // skipped: said elsewhere
+    assert_int_equal(times_said(&s, &still, 99, ""), 0);
+}
+
+static void divergence(void **state)
+{
+    (void)state;
+    struct symptoms s = {0};
+    struct step_signs bad = healthy;
+    bad.grad_norm = 80;
+    assert_int_equal(times_said(&s, &bad, 1, ""), 0); // nothing to compare it with
+    s = (struct symptoms){0};
+    assert_int_equal(times_said(&s, &healthy, 20, ""), 0);
+    assert_int_equal(times_said(&s, &bad, 3, "160 times what it was of late"), 1);
+    bad = healthy;
+    bad.kl = 0.2;
+    assert_int_equal(times_said(&s, &bad, 20, ""), 0);
+    bad.kl = 2;
+    assert_int_equal(times_said(&s, &bad, 20, "KL divergence from the start is 2 a token"), 2);
+    bad.kl = NAN;
+    bad.entropy = 9.5;
+    assert_int_equal(times_said(&s, &bad, 5, "close to noise"), 1);
+    s = (struct symptoms){0}; // it was so from the first step on: a model that knows nothing yet
+    assert_int_equal(times_said(&s, &bad, 50, ""), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_healthy_run_is_left_alone),
+        cmocka_unit_test(rewards_without_spread),
+        cmocka_unit_test(no_right_sample),
+        cmocka_unit_test(masked_samples),
+        cmocka_unit_test(divergence),
+    };
+    return cmocka_run_group_tests_name("symptoms", tests, NULL, NULL);
+}

@@ -1,0 +1,201 @@
+/* test_turns.c: which tokens of a conversation are learnt: the last turn of the assistant, or every
+ * one, found by rendering the conversation's beginnings; and templates that render a turn otherwise
+ * once others follow. */
+#include "common/model/chat_template.h"
+#include "common/model/tokenizer.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "trainer/rollout/data.h"
+#include "trainer/rollout/turns.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// ---- turns_find() -------------------------------------------------------------------------------
+
+// "[role:content]" a message, "[assistant:" as the opening. `forgets`: what stands before "|" in an
+// assistant's content is left out of all but the last message, as reasoning is.
+struct template
+{
+    bool forgets, refuses_empty;
+    int calls;
+};
+
+static enum status render(void *context, const json_t *messages, bool generation_prompt,
+                          struct bytes *ret)
+{
+    struct template *t = context;
+    size_t i, n = json_array_size(messages);
+    const json_t *message;
+    t->calls++;
+    if (t->refuses_empty && n == 0) return status_fail(ST_INVALID, "no messages");
+    json_array_foreach (messages, i, message) {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        const char *content = json_string_value(json_object_get(message, "content"));
+        const char *bar = strchr(content, '|');
+        if (t->forgets && bar && i + 1 < n) content = bar + 1;
+        bytes_printf(ret, "[%s:%s]", role, content);
+    }
+    if (generation_prompt) bytes_puts(ret, "[assistant:");
+    return bytes_status(ret);
+}
+
+// "u:hello a:hi": roles by their first letter.
+static json_t *conversation(const char *text)
+{
+    json_t *messages = json_array();
+    char *copy = strdup(text), *rest = copy, *word;
+    while ((word = strsep(&rest, " "))) {
+        const char *role = word[0] == 'a' ? "assistant" : word[0] == 's' ? "system" : "user";
+        json_array_append_new(messages, json_pack("{s:s, s:s}", "role", role, "content", word + 2));
+    }
+    free(copy);
+    return messages;
+}
+
+// The turns found, "one/two/", as text.
+static enum status find(struct template *t, const char *text, bool all, int *ret_left_out,
+                        char ret[256])
+{
+    struct turns turns = TURNS_INIT;
+    json_t *messages = conversation(text);
+    enum status st = turns_find("here", messages, all, render, t, &turns);
+    ret[0] = '\0';
+    for (int i = 0; i < turns.n; i++) {
+        const struct turn *turn = &turns.turns[i];
+        strncat(ret, bytes_text(&turns.text) + turn->start, turn->end - turn->start);
+        strcat(ret, "/");
+    }
+    *ret_left_out = turns.left_out;
+    turns_release(&turns);
+    json_decref(messages);
+    return st;
+}
+
+static void finds_turns(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *messages;
+        bool all, forgets, refuses_empty;
+        const char *wanted;
+        int left_out;
+    } cases[] = {
+        {"u:x a:one", false, false, false, "one]/", 0},
+        {"u:x a:one u:y a:two", false, false, false, "two]/", 0},
+        {"u:x a:one u:y a:two", true, false, false, "one]/two]/", 0},
+        {"s:z u:x a:one a:more u:y a:two", true, false, false, "one]/more]/two]/", 0},
+        {"a:hello u:y a:two", true, false, false, "hello]/two]/", 0},
+        {"a:hello u:y a:two", true, false, true, "two]/", 1},
+        {"u:x a:r|one u:y a:s|two", true, true, false, "s|two]/", 1},
+        {"u:x a:one u:y a:s|two", true, true, false, "one]/s|two]/", 0},
+        {"u:x a:r|one u:y a:s|two", false, true, false, "s|two]/", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct template t = {cases[i].forgets, cases[i].refuses_empty, 0};
+        char got[256];
+        int left_out;
+        assert_ok(find(&t, cases[i].messages, cases[i].all, &left_out, got));
+        assert_string_equal(got, cases[i].wanted);
+        assert_int_equal(left_out, cases[i].left_out);
+    }
+}
+
+// The last turn is what the run is about: where it cannot be found, that is an error.
+static enum status render_otherwise(void *context, const json_t *messages, bool generation_prompt,
+                                    struct bytes *ret)
+{
+    enum status st = render(context, messages, generation_prompt, ret);
+    if (generation_prompt) bytes_puts(ret, "<think>");
+    return st;
+}
+
+static void last_turn_must_be_there(void **state)
+{
+    (void)state;
+    struct template t = {0};
+    struct turns turns = TURNS_INIT;
+    json_t *messages = conversation("u:x a:one");
+    assert_status(turns_find("here", messages, true, render_otherwise, &t, &turns), ST_UNSUPPORTED);
+    assert_message("here: in this chat template an answered conversation does not begin with");
+    json_decref(messages);
+}
+
+// ---- a data set ---------------------------------------------------------------------------------
+
+#define CHAT(messages) "{\"messages\": [" messages "]}\n"
+#define USER(text)     "{\"role\": \"user\", \"content\": \"" text "\"}"
+#define SAID(text)     "{\"role\": \"assistant\", \"content\": \"" text "\"}"
+static const char data[] = CHAT(USER("one") "," SAID("two") "," USER("three") "," SAID("four"))
+    CHAT(USER("five") "," SAID("six")) //
+    "{\"prompt\": [" USER("a") "," SAID("b") "," USER(
+        "c") "], \"completion\": \"d\"}\n"
+             "{\"prompt\": \"plain\", \"completion\": \"text\"}\n";
+
+// The example's completion, with what is not learnt in braces.
+static void completion_text(const struct example *e, const struct tokenizer *tokenizer,
+                            struct bytes *ret)
+{
+    bool open = false;
+    bytes_clear(ret);
+    for (int t = 0; t <= e->completion_ids.n; t++) {
+        bool skipped = t < e->completion_ids.n && e->learnt && !e->learnt[t];
+        if (skipped != open) bytes_puts(ret, skipped ? "{" : "}");
+        open = skipped;
+        if (t < e->completion_ids.n)
+            assert_ok(tokenizer_decode(tokenizer, &e->completion_ids.ids[t], 1, false, ret));
+    }
+}
+
+static void learns_what_was_asked(void **state)
+{
+    (void)state;
+    static const char *const wanted[2][4] = {
+        {"four<|im_end|>\n", "six<|im_end|>\n", "d<|im_end|>\n", "text<|im_end|>"},
+        {"two<|im_end|>\n{<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n}four<|im_end|>"
+         "\n",
+         "six<|im_end|>\n",
+         "b<|im_end|>\n{<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n}d<|im_end|>\n",
+         "text<|im_end|>"}};
+    const char *folder = test_folder();
+    struct prompt_format format = {.vocab_size = TINY_TOKENIZER_VOCAB};
+    struct tokenizer *tokenizer;
+    struct chat_template *chat;
+    struct bytes text = BYTES_INIT;
+    assert_ok(tiny_tokenizer_write(folder));
+    assert_ok(tokenizer_load(folder, &tokenizer));
+    assert_ok(chat_template_find(folder, NULL, &chat));
+    format.tokenizer = tokenizer;
+    format.chat = chat;
+    for (int all = 0; all < 2; all++) {
+        struct dataset *d;
+        int left_out, longest = 0;
+        format.all_turns = all;
+        assert_ok(dataset_parse("data", data, sizeof data - 1, NULL, &d));
+        assert_ok(dataset_tokenize(d, &format, 0, &left_out));
+        assert_ok(dataset_tokenize_completions(d, &format, TINY_TOKENIZER_IM_END));
+        for (int i = 0; i < 4; i++) {
+            completion_text(&d->examples[i], tokenizer, &text);
+            assert_string_equal(bytes_text(&text), wanted[all][i]);
+            if (d->examples[i].prompt_ids.n > longest) longest = d->examples[i].prompt_ids.n;
+        }
+        assert_int_equal(d->max_prompt, longest);
+        assert_int_equal(d->turns.several, 2);
+        assert_int_equal(d->turns.earlier, 2);
+        assert_int_equal(d->turns.learnt, all ? 2 : 0);
+        dataset_free(d);
+    }
+    bytes_release(&text);
+    chat_template_free(chat);
+    tokenizer_free(tokenizer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(finds_turns),
+        cmocka_unit_test(last_turn_must_be_there),
+        cmocka_unit_test(learns_what_was_asked),
+    };
+    return cmocka_run_group_tests_name("turns", tests, NULL, NULL);
+}

@@ -1,0 +1,95 @@
+/* run_say.c: what a run says of a step: its progress line, warnings, where its time went. The main
+ * thread; logs.
+ */
+#include "common/base/log.h"
+#include "trainer/run/run.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+// One warning a line.
+static void say_symptoms(struct run *run, const struct scores *s, const struct update_stats *u)
+{
+    struct bytes text = BYTES_INIT;
+    const struct step_signs signs = {
+        .reward = s->stats.reward_mean,
+        .accuracy = run_accuracy(run, s),
+        .zero_spread = s->stats.frac_zero_std,
+        .grad_norm = u->applied ? u->grad_norm : NAN,
+        .kl = run->config->beta > 0 ? u->kl : NAN,
+        .entropy = u->entropy,
+        .most_entropy = log(run->model->vocab_size),
+    };
+    symptoms_look(&run->symptoms, &signs, &text);
+    for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
+        log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
+    bytes_release(&text);
+}
+
+void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
+                  const struct update_stats *update, int64_t sampled_ns, double step_s)
+{
+    const double acceptance = spec_acceptance_rate(&run->spec);
+    const double sampled_s = (double)sampled_ns / 1e9;
+    const struct progress progress = {
+        .step = run->step,
+        .reward = scores->stats.reward_mean,
+        .accuracy = run_accuracy(run, scores),
+        .acceptance = run->spec.present && isfinite(acceptance) ? acceptance : -1,
+        .zero_spread = scores->stats.frac_zero_std,
+        .kl = run->config->beta > 0 ? update->kl : NAN,
+        .grad_norm = update->grad_norm,
+        .clipped = run->config->num_iterations > 1 ? update->clip_low + update->clip_high : -1,
+        .cut_off = run_cut_off(rollout),
+        .mean_length = (double)rollout->n_tokens / scores->n,
+        .tokens_per_s = (double)rollout->n_tokens / step_s,
+    };
+    log_debug("step %" PRId64 ": rollouts %.3f s, scores %.3f s, gradients and updates %.3f s (of "
+              "which publishing %.3f), together %.3f s",
+              run->step, rollout->seconds, sampled_s - rollout->seconds, step_s - sampled_s,
+              update->publish.total_ms / 1e3, step_s);
+    log_debug("step %" PRId64 ": published version %" PRIu64
+              ": %d updates, waited %.2f ms for quiet, "
+              "wrote %.2f ms, together %.2f ms",
+              run->step, control_version(bridge_control(run->bridge)), update->applied,
+              update->publish.wait_ms, update->publish.write_ms, update->publish.total_ms);
+    runlog_progress(run->log, &progress);
+    say_symptoms(run, scores, update);
+}
+
+void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s,
+                       const struct update_stats *update)
+{
+    const struct train_config *c = run->config;
+    const struct latency_model *m = run->scoring.latency;
+    if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
+        run->said_undrafted = true;
+        log_progress_end();
+        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; they count with the "
+                 "mean accept_rate of their group, or else of the step%s (metric "
+                 "inference/undrafted)",
+                 run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
+    }
+    if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
+    if (run->spec.present && run->spec.num_drafts > 0) {
+        struct bytes line = BYTES_INIT;
+        spec_counters_say(&run->spec, rollout->seconds, &line);
+        log_progress_end();
+        log_info("%s", bytes_text(&line));
+        bytes_release(&line);
+    }
+    if (run->draft) {
+        log_progress_end();
+        log_info("draft model: KL divergence %.4f from the policy, acceptance to expect %.1f%%, "
+                 "gradient norm %.4f",
+                 update->draft.kl, 100 * update->draft.overlap, update->draft_grad_norm);
+    }
+    if (m) {
+        log_progress_end();
+        log_info("latency model of %.0f samples: %.3f ms + %.4f prefill + %.4f generated + %.4f "
+                 "draft + %.4f accepted ms a token, R2 %.3f",
+                 m->n, m->base_ms, m->ms_per[LATENCY_PREFILL], m->ms_per[LATENCY_GENERATED],
+                 m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
+    }
+}
