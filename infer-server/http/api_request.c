@@ -118,7 +118,7 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
                            field, model->folder);
     // a text that cannot fit is not worth the seconds that megabytes take
     size_t most = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
-    if (len > most)
+    if (most && len > most)
         return status_fail(ST_TOO_LONG,
                            "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
                            "tokens, which hold %zu bytes at most: shorten the prompt",
@@ -669,8 +669,10 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
                          struct token_list *ret)
 {
     struct api_prompt prompt = {0};
+    struct api_model unbounded = *model; // a text need not fit to be counted
     bool add_special = false;
     enum status st;
+    unbounded.max_context = 0;
     CHECK(request_fields_check(object, PLACE_TOKENIZE, model->unknown));
     CHECK(check_model_name(object, model));
     if (json_has(object, "messages") == json_has(object, "prompt"))
@@ -680,7 +682,7 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
     if (add_special)
         return status_fail(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not "
                                            "supported: the chat template writes them");
-    CHECK(read_group_prompt(object, model, &prompt));
+    CHECK(read_group_prompt(object, &unbounded, &prompt));
     *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
 out:
     return st;

@@ -1,20 +1,23 @@
 /* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
- * large one in another thread, parse.h), then a generation; its answer is written when all is
+ * large one in another thread, body_work.h), then a generation; its answer is written when all is
  * there, or as a stream while the client reads. Loop's thread. */
 #include "infer-server/http/server_impl.h"
-#include "infer-server/http/parse.h"
+#include "infer-server/http/body_work.h"
 #include "common/base/clock.h"
 
 #include <stdlib.h>
 
-// Bodies up to here take less time than the wake-up of another thread.
-#define LOOP_BYTES (64 << 10)
-
 struct text_exchange {
     struct server *server;
     struct exchange *exchange; // NULL once it is gone, which happens only while its body is parsed
-    bool parsing;
     struct answer answer;
+    // while its body is parsed: written by that thread
+    bool parsing;
+    enum api_kind kind;
+    struct api_model model; // a copy: the loop may learn more of its own
+    struct api_request *request;
+    enum status status;
+    char sentence[2048];
 };
 
 static void on_close(void *attached, bool answered)
@@ -132,45 +135,43 @@ static enum status begin(struct text_exchange *t, struct api_request *r)
     return ST_OK;
 }
 
-// The body's request, or why there is none. The client may have left meanwhile.
-static void on_parsed(void *context, enum status st, struct api_request *r)
+// Any thread (body_work.h).
+static void parse(void *context, const char *text, size_t len)
 {
     struct text_exchange *t = context;
+    t->status = api_request_parse(t->kind, &t->model, text, len, &t->request);
+    if (t->status != ST_OK) snprintf(t->sentence, sizeof t->sentence, "%s", status_message());
+}
+
+// Refuses the request, which has come to nothing.
+static void refuse(struct text_exchange *t, enum status st)
+{
     struct exchange *x = t->exchange;
-    if (t->parsing) t->server->work--;
-    t->parsing = false;
-    if (!x) {
-        api_request_free(r);
-        free(t);
-        return;
-    }
-    if (st == ST_OK) st = begin(t, r);
-    if (st == ST_OK) return;
     t->server->metrics.refused++;
     exchange_attach(x, NULL, NULL);
     free(t);
     exchange_fail_status(x, st);
 }
 
-static void parse_elsewhere(struct text_exchange *t, enum api_kind kind)
+// The client may have left meanwhile.
+static void on_parsed(void *context)
 {
-    struct server *s = t->server;
-    struct http_body *taken = exchange_take_body(t->exchange);
-    enum status st = taken ? parse_body(&s->loop, kind, &s->model, taken, on_parsed, t)
-                           : status_fail(ST_NO_MEMORY, "out of memory");
-    if (st != ST_OK) {
-        on_parsed(t, st, NULL);
+    struct text_exchange *t = context;
+    enum status st = t->status;
+    t->server->work--;
+    t->parsing = false;
+    if (!t->exchange) {
+        api_request_free(t->request);
+        free(t);
         return;
     }
-    t->parsing = true;
-    s->work++;
+    if (st != ST_OK) status_fail(st, "%s", t->sentence);
+    if (st == ST_OK) st = begin(t, t->request);
+    if (st != ST_OK) refuse(t, st);
 }
 
 static void handle(struct server *s, struct exchange *x, enum api_kind kind)
 {
-    size_t len;
-    const char *body = exchange_body(x, &len);
-    struct api_request *r = NULL;
     if (!server_is_open(s, x)) {
         s->metrics.refused++;
         return;
@@ -180,15 +181,15 @@ static void handle(struct server *s, struct exchange *x, enum api_kind kind)
         exchange_fail(x, 500, "server_error", "out of memory");
         return;
     }
-    t->server = s;
-    t->exchange = x;
+    *t = (struct text_exchange){
+        .server = s, .exchange = x, .parsing = true, .kind = kind, .model = s->model};
     exchange_attach(x, t, on_close);
-    if (len > LOOP_BYTES) {
-        parse_elsewhere(t, kind);
-    } else {
-        enum status st = api_request_parse(kind, &s->model, body, len, &r);
-        on_parsed(t, st, r);
-    }
+    s->work++;
+    const struct body_work work = {parse, on_parsed, t};
+    enum status st = body_work_start(&s->loop, x, &work);
+    if (st == ST_OK) return;
+    s->work--;
+    refuse(t, st);
 }
 
 void handle_completions(void *server, struct exchange *x)

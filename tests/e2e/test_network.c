@@ -400,7 +400,8 @@ static void test_twenty_large_bodies(void **state)
     for (int i = 0; i < MANY; i++) {
         pthread_join(senders[i].thread, NULL);
         assert_int_equal(senders[i].answer.status, 400);
-        assert_contains(bytes_text(&senders[i].answer.body), "maximum context length is 512 tokens, which hold");
+        assert_contains(bytes_text(&senders[i].answer.body),
+                        "maximum context length is 512 tokens, which hold");
         wire_answer_release(&senders[i].answer);
     }
     assert_true(pings >= 2);
