@@ -16,7 +16,7 @@ struct token_job {
     struct exchange *exchange; // NULL once it is gone
     struct api_model model;    // a copy
     bool tokenize;
-    json_t *answer;
+    struct bytes answer;
     enum status status;
     char sentence[2048];
 };
@@ -70,7 +70,8 @@ out:
 
 static enum status work_out(struct token_job *j, const char *text, size_t len)
 {
-    json_t *object = NULL;
+    json_t *object = NULL, *answer = NULL;
+    char *written = NULL;
     enum status st;
     if (!j->model.tokenizer)
         return status_fail(ST_UNSUPPORTED, "%s has no tokenizer.json: there is no text here",
@@ -79,8 +80,17 @@ static enum status work_out(struct token_job *j, const char *text, size_t len)
     if (!json_is_object(object))
         st = status_fail(ST_INVALID, "request: the body must be a JSON object");
     else
-        st = (j->tokenize ? tokenize : detokenize)(&j->model, object, &j->answer);
+        st = (j->tokenize ? tokenize : detokenize)(&j->model, object, &answer);
+    if (st != ST_OK) goto out;
+    written = answer ? json_dumps(answer, JSON_COMPACT) : NULL; // here, as it may be long, too
+    if (written)
+        bytes_puts(&j->answer, written);
+    else
+        st = status_fail(ST_NO_MEMORY, "out of memory while writing the answer");
+    bytes_puts(&j->answer, "\n");
 out:
+    free(written);
+    json_decref(answer);
     json_decref(object);
     return st;
 }
@@ -105,12 +115,12 @@ static void done(void *context)
     j->server->work--;
     if (x) exchange_attach(x, NULL, NULL);
     if (x && j->status == ST_OK) {
-        exchange_reply_json(x, 200, json_incref(j->answer));
+        exchange_reply(x, 200, "application/json", &j->answer);
     } else if (x) {
         status_fail(j->status, "%s", j->sentence);
         exchange_fail_status(x, j->status);
     }
-    json_decref(j->answer);
+    bytes_release(&j->answer);
     free(j);
 }
 

@@ -301,7 +301,7 @@ static void test_loopback_with_key(void **state)
 
 struct sender {
     pthread_t thread;
-    const char *socket, *body;
+    const char *socket, *path, *body;
     size_t len;
     _Atomic bool sent, answered;
     struct wire_answer answer;
@@ -311,9 +311,8 @@ static void *send_large(void *argument)
 {
     struct sender *s = argument;
     char head[128];
-    int n =
-        snprintf(head, sizeof head,
-                 "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", s->len);
+    int n = snprintf(head, sizeof head,
+                     "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", s->path, s->len);
     int fd = wire_open(s->socket);
     if (fd >= 0 && wire_send(fd, head, (size_t)n)) wire_send(fd, s->body, s->len);
     s->sent = true;
@@ -383,6 +382,7 @@ static void test_twenty_large_bodies(void **state)
     daemon_wait(&d);
     for (int i = 0; i < MANY; i++) {
         senders[i].socket = d.socket;
+        senders[i].path = "/v1/completions";
         senders[i].body = body;
         senders[i].len = LARGE;
         assert_int_equal(pthread_create(&senders[i].thread, NULL, send_large, &senders[i]), 0);
@@ -426,7 +426,8 @@ static void test_buffered_bodies(void **state)
     size_t part = 900000;
     char *body = large_body(part);
     daemon_start(&d, model, options);
-    other = (struct sender){.socket = d.socket, .body = body, .len = part};
+    other =
+        (struct sender){.socket = d.socket, .path = "/v1/completions", .body = body, .len = part};
     for (int i = 0; i < HOLDERS; i++) {
         fds[i] = wire_open(d.socket);
         assert_true(fds[i] >= 0 && wire_send(fds[i], head, sizeof head - 1) &&
@@ -448,6 +449,29 @@ static void test_buffered_bodies(void **state)
         wire_answer_release(&other.answer);
         assert_true(clock_now_ns() < deadline);
     }
+    free(body);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// Counting the tokens of a text that no context takes is work for another thread, too.
+static void test_large_text_is_counted(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-body", "32M", NULL};
+    struct daemon d = {0};
+    char *body = large_body(LARGE / 2);
+    daemon_start(&d, model, options);
+    struct sender s = {.socket = d.socket, .path = "/tokenize", .body = body, .len = LARGE / 2};
+    assert_int_equal(pthread_create(&s.thread, NULL, send_large, &s), 0);
+    while (!s.sent) clock_sleep_ms(1);
+    int health = 0;
+    for (; !s.answered; health++) json_decref(daemon_get(d.socket, "/health", 200));
+    pthread_join(s.thread, NULL);
+    assert_int_equal(s.answer.status, 200);
+    assert_contains(bytes_text(&s.answer.body), "\"count\"");
+    print_message("%d answers meanwhile\n", health);
+    assert_true(health >= 20);
+    wire_answer_release(&s.answer);
     free(body);
     assert_int_equal(daemon_stop(&d), 0);
 }
@@ -487,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_twenty_large_bodies),
         cmocka_unit_test(test_buffered_bodies),
         cmocka_unit_test(test_leaves_while_parsed),
+        cmocka_unit_test(test_large_text_is_counted),
     };
     return cmocka_run_group_tests_name("network", tests, make_model, NULL);
 }
