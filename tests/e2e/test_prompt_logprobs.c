@@ -1,6 +1,6 @@
 /* test_prompt_logprobs.c: prompt log-probabilities, echo, penalties and biases over HTTP: each
  * endpoint's form, and its numbers against the model run in this process. Also what
- * lm-evaluation-harness makes of them, where a Python has it ($COMMONWEIGHT_PYTHON, or python3). */
+ * lm-evaluation-harness makes of them, where a Python has it (test_python()). */
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 
@@ -363,11 +363,11 @@ static const char *const pairs[] = {"27+35=", "62", "12+11=", "23", "44+44=", "8
                                     "27+35=", "99", "8",      "+1", "10+10=", "20"};
 enum { N_PAIRS = sizeof pairs / sizeof *pairs / 2 };
 
-static void run_lm_eval(struct daemon *demo, const char *folder, const char *out)
+static void run_lm_eval(const char *python, struct daemon *demo, const char *folder,
+                        const char *out)
 {
-    const char *python = getenv("COMMONWEIGHT_PYTHON");
     const char *script = test_path(test_root(), "tests/e2e/lm_eval_loglikelihood.py");
-    const char *argv[6 + 2 * N_PAIRS] = {python ? python : "python3", script};
+    const char *argv[6 + 2 * N_PAIRS] = {python, script};
     const char *log = test_path(test_folder(), "lm-eval.log");
     char url[64];
     snprintf(url, sizeof url, "http://127.0.0.1:%d/v1/completions", daemon_tcp_port(demo));
@@ -376,11 +376,6 @@ static void run_lm_eval(struct daemon *demo, const char *folder, const char *out
     argv[4] = out;
     memcpy(argv + 5, pairs, sizeof pairs);
     const int status = test_command(log, 120000, argv);
-    if (status == 77 || status == 127) {
-        daemon_kill(demo);
-        test_skip("%s has no lm_eval with transformers ($COMMONWEIGHT_PYTHON names another)",
-                  argv[0]);
-    }
     if (status != 0) fail_msg("lm_eval: status %d: %s", status, test_read(log));
 }
 
@@ -409,13 +404,14 @@ static void expect_pair(struct reference *r, const char *context, const char *co
 static void lm_eval_agrees(void **state)
 {
     (void)state;
+    const char *python = test_python("lm_eval, transformers");
     const char *folder = test_path(test_root(), "tools/demo-model");
     const char *out = test_path(test_folder(), "loglikelihood.json");
     struct daemon demo = {0};
     struct reference r;
     int n_greedy = 0;
     daemon_start(&demo, folder, OPTIONS("--listen", "127.0.0.1:0", "--kv-memory", "8M"));
-    run_lm_eval(&demo, folder, out);
+    run_lm_eval(python, &demo, folder, out);
     reference_open(folder, "cpu", &r);
     json_t *got = json_load_file(out, 0, NULL);
     assert_int_equal(json_array_size(got), N_PAIRS);
