@@ -1,7 +1,7 @@
 /* api_request.c: request bodies to struct api_request. Every field is checked here, where its name
  * is known; the engine only sees token ids and numbers that make sense. Which fields there are, and
- * what becomes of those that are not read here, is in request_fields.c. Loop's thread; the fuzz
- * entry calls it from its own. */
+ * what becomes of those that are not read here, is in request_fields.c. Any thread: it reads the
+ * model's facts, which nobody changes, and writes its own request. */
 #include "infer-server/http/api.h"
 #include "infer-server/http/api_chat.h"
 #include "common/base/json.h"
@@ -116,6 +116,13 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
                            "request: \"%s\" is text, but %s has no tokenizer.json; send token ids "
                            "(prompt_token_ids) instead",
                            field, model->folder);
+    // a text that cannot fit is not worth the seconds that megabytes take
+    size_t most = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
+    if (most && len > most)
+        return status_fail(ST_TOO_LONG,
+                           "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
+                           "tokens, which hold %zu bytes at most: shorten the prompt",
+                           field, len, model->max_context, most);
     struct token_list list = TOKEN_LIST_INIT;
     enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
     if (st == ST_OK && list.n == 0)
@@ -657,8 +664,10 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
                          struct token_list *ret)
 {
     struct api_prompt prompt = {0};
+    struct api_model unbounded = *model; // a text need not fit to be counted
     bool add_special = false;
     enum status st;
+    unbounded.max_context = 0;
     CHECK(request_fields_check(object, PLACE_TOKENIZE, model->unknown));
     CHECK(check_model_name(object, model));
     if (json_has(object, "messages") == json_has(object, "prompt"))
@@ -668,7 +677,7 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
     if (add_special)
         return status_fail(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not "
                                            "supported: the chat template writes them");
-    CHECK(read_group_prompt(object, model, &prompt));
+    CHECK(read_group_prompt(object, &unbounded, &prompt));
     *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
 out:
     return st;

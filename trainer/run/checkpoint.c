@@ -364,7 +364,8 @@ out:
     return st;
 }
 
-// Half-written folders of processes that were killed: a run folder has one writer.
+// Half-written folders, and links (".latest.PID.new"), of processes that were killed: a run folder
+// has one writer.
 static enum status remove_leftovers(const char *checkpoints)
 {
     enum status st = ST_OK;
@@ -372,8 +373,7 @@ static enum status remove_leftovers(const char *checkpoints)
     if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
     for (struct dirent *entry; st == ST_OK && (entry = readdir(dir));) {
         size_t len = strlen(entry->d_name);
-        if (strncmp(entry->d_name, ".step-", 6) != 0 || len < 4 ||
-            strcmp(entry->d_name + len - 4, ".new") != 0)
+        if (entry->d_name[0] != '.' || len < 4 || strcmp(entry->d_name + len - 4, ".new") != 0)
             continue;
         char *path = path_join(checkpoints, entry->d_name);
         st = path ? file_remove_tree(path) : no_memory();
