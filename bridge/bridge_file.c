@@ -628,10 +628,10 @@ enum status bridge_file_parse(const char *where, const char *text, size_t len,
 
 enum status bridge_file_read(const char *path, struct bridge_file **ret)
 {
-    json_t *json = NULL;
-    enum status st = json_read_file(path, MAX_FILE_BYTES, &json);
-    if (st == ST_OK) st = from_json(path, json, ret);
-    json_decref(json);
+    struct bytes text = BYTES_INIT;
+    enum status st = file_read_own(path, MAX_FILE_BYTES, &text);
+    if (st == ST_OK) st = bridge_file_parse(path, bytes_text(&text), text.len, ret);
+    bytes_release(&text);
     return st;
 }
 

@@ -47,7 +47,8 @@ struct bridge_file {
 // first that exists; ST_NOT_FOUND lists where it looked. An explicit path is the only candidate.
 enum status bridge_find(const char *explicit_path, char *ret_path, size_t size);
 enum status bridge_file_write(const struct bridge_file *file);
-// Parses and checks the file by itself: every key, types, ranges inside segments, no overlap.
+// ST_MISMATCH where it belongs to another user (./bridge.json may be anybody's). Parses and checks
+// the file by itself: every key, types, ranges inside segments, no overlap.
 enum status bridge_file_read(const char *path, struct bridge_file **ret);
 enum status bridge_file_parse(const char *where, const char *text, size_t len,
                               struct bridge_file **ret); // for the fuzz entry

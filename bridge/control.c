@@ -9,7 +9,7 @@
  *   version  Even: the weights are whole. Odd: they are being written. A page is born with 1
  *            (nothing loaded yet) and reaches 2 when the first load ends.
  *   lease    Generation in the upper half, the writer's pid in the lower; pid 0: nobody. Each
- *            taking and each taking back makes a new generation, so a holder can tell that it lost
+ *            taking and each revoking makes a new generation, so a holder can tell that it lost
  *            the lease even if the pid came back. `identity` holds the writer's start time under
  *            16 bits of the generation: while they differ, the new holder has not signed yet, and
  *            its pid alone counts.
@@ -28,9 +28,9 @@
  *   1 phase IDLE -> REQUESTED, ring the bell
  *                                                2 sees REQUESTED; waits for its device; notes the
  *                                                  version v; phase REQUESTED -> GRANTED, wakes
- *   3 checks that it is the lease's generation
- *     and that version is the v it left behind;
- *     version v -> v + 1; checks the lease again
+ *   3 checks that it is the lease's generation;
+ *     version v -> v + 1, where v is what it
+ *     left behind
  *   4 writes the weights in place, waits for
  *     its device
  *   5 version v + 1 -> v + 2
@@ -48,26 +48,41 @@
  * ordered against step 4 in the same way: odd is visible before the first weight changes.
  *
  * WHAT A CRASH OF THE WRITER LEAVES
- *   before 1   a lease without a process. control_check_writer() takes it back; nothing was lost.
+ *   before 1   a lease without a process. control_check_writer() revokes it; nothing was lost.
  *   1 .. 2     a request. The engine may grant it; within 100 ms it finds the writer dead, the
- *              version still v: takes the lease back and goes on (CONTROL_WRITER_GONE).
+ *              version still v: revokes the lease and goes on (CONTROL_WRITER_GONE).
  *   2 .. 3     the same.
  *   3 .. 5     an odd version: the weights are torn. The engine says so (CONTROL_TORN), rewrites
  *              them from the last good snapshot, and ends with the next even version.
  *   5 .. 6     version v + 2 and GRANTED: whole new weights. The engine reports CONTROL_UPDATED,
- *              goes on, and the next control_check_writer() takes back the lease.
+ *              goes on, and the next control_check_writer() revokes the lease.
  *   after 6    as before 1.
  * A crash of the owner leaves a page with a dead owner's pid: every call of the writer that waits
  * says ST_PEER_GONE, and the next daemon replaces the page.
  *
- * A writer whose update failed lets go (6) with the version odd, and is treated as in 3 .. 5.
+ * A writer whose update failed lets go (6) with the version odd, which says that it has stopped
+ * writing, and is treated as in 3 .. 5. It loses the lease, and is not killed.
  *
  * A WRITER THAT LIVES BUT STANDS STILL (stopped, or hung so that its heartbeat ends) for 30 s
- * loses the lease as if it had died. It may wake up at any instruction, so taking back also moves
- * the version on by two, which makes its compare-and-swaps of steps 3 and 5 fail: it can neither
- * begin nor end an update. Inside step 4 that would not do, because no protocol holds back the
- * stores it is in the middle of: there it is killed first, and what it leaves is a dead writer's
- * odd version.
+ * loses the lease as if it had died. But it may wake up at any instruction, between any two of the
+ * owner's, so whatever the owner saw of it may be no longer true when the owner acts. Two rules
+ * keep it from writing under an even version:
+ *
+ *   Version v, even: the owner moves it to v + 2 by compare-and-swap before it touches the lease.
+ *   Step 3 is a compare-and-swap from the same v, and exactly one of the two succeeds. If the
+ *   owner's does, the writer can neither begin nor end an update any more, wherever it wakes: the
+ *   lease is revoked. If the writer's does, it has woken and begun: the owner looks again, and
+ *   finds a living writer, or one of the other rule. Nothing that the writer reads after step 3
+ *   could take the place of this: the weights may be written from its next instruction on.
+ *
+ *   Version odd: nothing on the page holds back the stores of step 4. The writer is killed, and
+ *   its end is waited for: all its threads have ended then, and a GPU's driver has closed its
+ *   context. Only after that is the version read again (it may have reached step 5) and the lease
+ *   revoked; what it leaves is a dead writer's. Where it cannot be killed, or has not ended after
+ *   a minute, the weights cannot be restored under it: CONTROL_HELD, and the owner must give them
+ *   up.
+ *
+ * A dead writer needs neither rule: its last instruction was before the owner's look.
  *
  * Threads: the owner's calls belong to the engine thread, the writer's to the trainer's main
  * thread; control_heartbeat(), control_ring(), control_version() and control_facts() may come from
@@ -87,7 +102,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLICE_MS 100 // between looks at whether the peer lives
+#define SLICE_MS 100   // between looks at whether the peer lives
+#define DEATH_MS 60000 // for a killed writer to end; a GPU's driver takes its time
 
 // ---- words of the page --------------------------------------------------------------------------
 
@@ -159,15 +175,24 @@ static enum life writer_life(struct page *page, uint64_t lease)
     return silent_ns > atomic_load(&page->heartbeat_limit_ms) * NS_PER_MS ? LIFE_STILL : LIFE_ALIVE;
 }
 
-// Ends that lease, whose holder may live. False if it changed hands meanwhile.
-static bool take_back(struct page *page, uint64_t lease, bool may_live)
+// Ends that lease. A holder that may live is fenced off first: the version moves on from `seen`,
+// and keeps its parity. False if that had changed, or a dead holder's lease is another's by now.
+static bool revoke_lease(struct page *page, uint64_t lease, bool may_live, uint64_t seen)
 {
+    if (may_live && !atomic_compare_exchange_strong(&page->version, &seen, seen + 2)) return false;
     uint64_t next = lease_next(lease, 0);
-    if (!atomic_compare_exchange_strong(&page->lease, &lease, next)) return false;
+    // A fenced holder may have woken and released the lease itself, which comes to the same.
+    if (!atomic_compare_exchange_strong(&page->lease, &lease, next)) return may_live;
     phase_reset(page, next);
-    // The parity stays, the number does not: a writer that wakes up can neither begin nor end.
-    if (may_live) atomic_fetch_add(&page->version, 2);
     return true;
+}
+
+// Kills the holder of that lease, which has signed it, and waits for its end.
+static enum status kill_writer(struct page *page, uint64_t lease)
+{
+    uint64_t start = atomic_load(&page->identity) & 0xffffffffffffull;
+    return status_context(process_kill(lease_pid(lease), start, DEATH_MS),
+                          "the trainer stands still in the middle of an update");
 }
 
 // ---- owner's side -------------------------------------------------------------------------------
@@ -212,39 +237,46 @@ bool control_quiet_requested(const struct control *c)
     return phase_of(atomic_load(&c->page->phase)) == PHASE_REQUESTED;
 }
 
+// While a writer holds the grant: what to do if it does not live as it should. CONTROL_NONE: look
+// again. `before` is the version of the grant.
+static enum control_event look_after(struct control *c, uint64_t lease, uint64_t before)
+{
+    struct page *page = c->page;
+    enum life life = writer_life(page, lease);
+    if (life == LIFE_ALIVE) return CONTROL_NONE;
+    uint64_t now = atomic_load(&page->version);
+    if (c->on_lost_writer) c->on_lost_writer();
+    if (!(now & 1) && now != before) {
+        // It ended its update and then died or stopped before it let go. The update is news of its
+        // own; the lease is the next control_check_writer()'s.
+        phase_move(page, phase_word(lease, PHASE_GRANTED), phase_word(lease, PHASE_IDLE));
+        return CONTROL_UPDATED;
+    }
+    if (life == LIFE_STILL && (now & 1)) // and then look again: it may have reached its end
+        return kill_writer(page, lease) == ST_OK ? CONTROL_NONE : CONTROL_HELD;
+    if (!revoke_lease(page, lease, life == LIFE_STILL, now)) return CONTROL_NONE;
+    return now & 1 ? CONTROL_TORN : CONTROL_WRITER_GONE;
+}
+
 enum control_event control_grant_quiet(struct control *c)
 {
     struct page *page = c->page;
     uint64_t lease = atomic_load(&page->lease), before = atomic_load(&page->version);
     uint32_t granted = phase_word(lease, PHASE_GRANTED);
+    enum control_event event = CONTROL_NONE;
     if (before & 1) return CONTROL_NONE; // torn, or the owner's own update: not now
     int64_t start = clock_now_ns();      // before the wake, which may hand this core to the writer
     if (!phase_move(page, phase_word(lease, PHASE_REQUESTED), granted)) return CONTROL_NONE;
-    while (atomic_load(&page->phase) == granted) {
+    while (event == CONTROL_NONE && atomic_load(&page->phase) == granted) {
         futex_wait(&page->phase, granted, clock_deadline_ns(SLICE_MS));
         control_heartbeat(c);
-        if (atomic_load(&page->phase) != granted) break;
-        enum life life = writer_life(page, lease);
-        if (life == LIFE_ALIVE) continue;
-        uint64_t now = atomic_load(&page->version);
-        // It is dead at the next look. It runs as our user, so this is refused only to a daemon
-        // that would not be let onto the page either.
-        if (life == LIFE_STILL && (now & 1) && kill(lease_pid(lease), SIGKILL) == 0) continue;
-        if (!(now & 1) && now != before) {
-            // It ended its update and died before it let go. The update is news of its own; the
-            // lease is the next control_check_writer()'s.
-            phase_move(page, granted, phase_word(lease, PHASE_IDLE));
-            break;
-        }
-        if (!take_back(page, lease, life == LIFE_STILL)) continue;
-        atomic_store(&page->pause_ns, clock_now_ns() - start);
-        // Read again: a writer that stood still may have moved until it was fenced off.
-        return atomic_load(&page->version) & 1 ? CONTROL_TORN : CONTROL_WRITER_GONE;
+        if (atomic_load(&page->phase) == granted) event = look_after(c, lease, before);
     }
     atomic_store(&page->pause_ns, clock_now_ns() - start);
+    if (event != CONTROL_NONE) return event;
     uint64_t after = atomic_load(&page->version);
     if (after & 1) { // the writer's update failed and it said so
-        take_back(page, lease, true);
+        revoke_lease(page, lease, true, after);
         return CONTROL_TORN;
     }
     return after == before ? CONTROL_NONE : CONTROL_UPDATED;
@@ -253,11 +285,11 @@ enum control_event control_grant_quiet(struct control *c)
 enum control_event control_check_writer(struct control *c)
 {
     struct page *page = c->page;
-    uint64_t lease = atomic_load(&page->lease);
+    uint64_t lease = atomic_load(&page->lease), version = atomic_load(&page->version);
     enum life life = writer_life(page, lease);
     if (life == LIFE_NOBODY || life == LIFE_ALIVE) return CONTROL_NONE;
-    if (!take_back(page, lease, life == LIFE_STILL)) return CONTROL_NONE;
-    // Outside of a grant an odd version can only be the owner's own.
+    // Outside of a grant an odd version can only be the owner's own, and no writer can begin.
+    if (!revoke_lease(page, lease, life == LIFE_STILL, version)) return CONTROL_NONE;
     return CONTROL_WRITER_GONE;
 }
 
@@ -358,11 +390,15 @@ enum status control_lease_take(struct control *c)
                 "%s the weights; try again when its /health says ok",
                 c->name, (unsigned long long)version, (int)page->owner_pid,
                 version == 1 ? "load" : "restore");
-        uint64_t mine = lease_next(lease, getpid());
+        uint64_t mine = lease_next(lease, getpid()), start = process_start_time(getpid());
+        if (!start)
+            return status_fail(ST_IO,
+                               "/proc/%d/stat cannot be read, by which the daemon knows its "
+                               "trainer: is /proc mounted, are file descriptors left?",
+                               (int)getpid());
         if (!atomic_compare_exchange_strong(&page->lease, &lease, mine)) continue;
         atomic_store(&page->writer_beat_ns, clock_now_ns());
-        atomic_store(&page->identity, (uint64_t)(lease_generation(mine) & 0xffff) << 48 |
-                                          process_start_time(getpid()));
+        atomic_store(&page->identity, (uint64_t)(lease_generation(mine) & 0xffff) << 48 | start);
         phase_reset(page, mine);
         atomic_store(&c->lease, mine);
         c->version = atomic_load(&page->version);
@@ -435,6 +471,13 @@ enum status control_quiet(struct control *c, int64_t deadline_ns)
     return ST_OK;
 }
 
+bool control_quiet_cancel(struct control *c)
+{
+    uint64_t lease = atomic_load(&c->lease);
+    return lease &&
+           phase_move(c->page, phase_word(lease, PHASE_REQUESTED), phase_word(lease, PHASE_IDLE));
+}
+
 enum status control_write_begin(struct control *c)
 {
     struct page *page = c->page;
@@ -447,8 +490,8 @@ enum status control_write_begin(struct control *c)
                            c->name);
     }
     uint64_t even = c->version;
+    // The owner revokes the lease by moving on from the same version: only one of the two can.
     if (!atomic_compare_exchange_strong(&page->version, &even, even + 1)) return lease_lost(c);
-    if (atomic_load(&page->phase) != granted) return lease_lost(c);
     c->odd_since_ns = clock_now_ns();
     c->writing[0] = 0;
     return ST_OK;

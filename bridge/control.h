@@ -18,8 +18,8 @@ struct control; // one process's mapping of the page
 // ---- owner's side -------------------------------------------------------------------------------
 // name: "/commonweight-..." ; replaces a page left by a dead owner, ST_BUSY where the owner lives.
 enum status control_create(const char *name, const char *layout_hash, struct control **ret);
-// Removes a page that a killed owner left under another name; true if it did. A living owner's, one
-// of another PID namespace or anything that is no page stays.
+// Removes a page that a killed owner left under another name, or before it had one; true if it did.
+// A living owner's or anything that is no page stays.
 bool control_sweep(const char *name);
 void control_heartbeat(struct control *c); // either side, about every 100 ms (see also below)
 
@@ -30,21 +30,22 @@ void control_ring(struct control *c);
 void control_wait(struct control *c, uint32_t seen, int timeout_ms);
 
 enum control_event {
-    CONTROL_NONE,       // no update happened
-    CONTROL_UPDATED,    // weights changed, version is even again
-    CONTROL_TORN,       // the writer died or let the deadline pass while the version was odd
-    CONTROL_WRITER_GONE // it died while the version was even: lease taken back, nothing lost
+    CONTROL_NONE,        // no update happened
+    CONTROL_UPDATED,     // weights changed, version is even again
+    CONTROL_TORN,        // the writer died or failed while the version was odd: it writes no more
+    CONTROL_WRITER_GONE, // it was lost while the version was even: lease revoked, nothing else lost
+    CONTROL_HELD // it stands still while the version is odd and cannot be ended: the weights
+                 // must be given up (status_message() says why)
 };
 // After any event but CONTROL_NONE the owner reads control_version() again. A writer that lives but
-// has given no heartbeat for 30 s counts as dead; taking its lease back moves the version on by
-// two.
+// has given no heartbeat for 30 s is treated as dead: revoking its lease moves an even version on
+// by two; at an odd one it is killed first.
 void control_set_heartbeat_limit(struct control *c, int ms); // instead of the 30 s
 bool control_quiet_requested(const struct control *c);
 // At a step boundary, with no work in flight on the device: acknowledges the request, waits until
 // the writer resumes (its death is noticed within 100 ms), and says what happened.
 enum control_event control_grant_quiet(struct control *c);
-// Notices a dead writer outside of an update; cheap enough for every 100 ms. CONTROL_TORN here: a
-// writer that had lost its lease may have written after all; the version is odd now.
+// Notices a lost writer outside of an update; cheap enough for every 100 ms.
 enum control_event control_check_writer(struct control *c);
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
 void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
@@ -70,6 +71,9 @@ void control_lease_release(struct control *c);
 // ST_MISMATCH where the owner rewrote the weights since this writer took the lease or last ended an
 // update. On failure nothing is left to resume.
 enum status control_quiet(struct control *c, int64_t deadline_ns);
+// From another thread than waits in control_quiet(), of a process that is about to end: true where
+// a request was there and cannot be granted any more. control_quiet() then fails.
+bool control_quiet_cancel(struct control *c);
 enum status control_write_begin(struct control *c); // version goes odd; on failure write nothing
 enum status control_write_end(struct control *c);   // version goes even: weights are whole
 void control_resume(struct control *c);             // lets the engine go on

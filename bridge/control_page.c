@@ -1,9 +1,12 @@
 /* control_page.c: making, opening and replacing control pages. A page gets its name only when it is
- * whole, and keeps it until its owner ends or another daemon finds the owner dead. Called by the
- * thread that owns the mapping. */
+ * whole, and keeps it until its owner ends or another daemon finds the owner dead. The owner's sign
+ * of life is a lock on the page's file (flock), which the kernel lets go when the owner dies: a pid
+ * says nothing to a daemon of another PID namespace that shares /dev/shm. Called by the thread that
+ * owns the mapping. */
 #include "bridge/control_page.h"
 #include "bridge/process.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +20,8 @@
 
 #define CONTROL_MAGIC  "CWEIGHTS" // 8 bytes, no NUL
 #define CONTROL_FORMAT 1
+#define ATTEMPTS       10 // to take a name
+#define ATTEMPT_MS     20
 
 static enum status check_name(const char *name)
 {
@@ -45,7 +50,11 @@ static enum status map_page(const char *name, struct page **ret, int *ret_fd)
     }
     struct stat sb;
     struct page *page = MAP_FAILED;
-    enum status st = ST_OK;
+    enum status st = status_context(file_check_owner(fd, name), "control page");
+    if (st != ST_OK) {
+        close(fd);
+        return st;
+    }
     if (fstat(fd, &sb) != 0)
         st = status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
     else if (sb.st_size != CONTROL_BYTES)
@@ -81,14 +90,22 @@ static void page_path(char ret[128], const char *name)
     snprintf(ret, 128, "/dev/shm%s", name);
 }
 
-// Takes the name from the page behind fd. The lock on the page's file makes two daemons that start
-// at once agree on which page they look at.
+// Its owner holds the lock; one of an earlier build held none, and is looked for by its pid. Where
+// the owner is dead the lock is the caller's then, until it closes fd.
+static bool owner_lives(const struct page *page, int fd)
+{
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) return true;
+    return !atomic_load(&page->ended) && page->owner_namespace == process_namespace() &&
+           process_alive(page->owner_pid, page->owner_start);
+}
+
+// Takes the name from the page behind fd, if it still has it. With the lock, so that two daemons
+// that start at once agree on which page they look at.
 static bool unlink_page(const char *name, int fd)
 {
     struct stat held, named;
     int now_fd = -1;
-    bool same = flock(fd, LOCK_EX) == 0 && fstat(fd, &held) == 0 &&
-                (now_fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0)) >= 0 &&
+    bool same = fstat(fd, &held) == 0 && (now_fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0)) >= 0 &&
                 fstat(now_fd, &named) == 0 && held.st_ino == named.st_ino;
     bool removed = same && shm_unlink(name) == 0;
     if (now_fd >= 0) close(now_fd);
@@ -103,7 +120,7 @@ static enum status remove_dead(const char *name)
     enum status st = map_page(name, &page, &fd);
     if (st == ST_NOT_FOUND) return ST_OK;
     if (st != ST_OK) return status_context(st, "the name is taken; remove /dev/shm%s", name);
-    if (!atomic_load(&page->ended) && process_alive(page->owner_pid, page->owner_start)) {
+    if (owner_lives(page, fd)) {
         st = status_fail(
             ST_BUSY,
             "control page %s belongs to the living process %d: another daemon uses this "
@@ -123,8 +140,7 @@ bool control_sweep(const char *name)
     struct page *page = NULL;
     int fd = -1;
     if (map_page(name, &page, &fd) != ST_OK) return false;
-    bool removed = page->owner_namespace == process_namespace() &&
-                   !process_alive(page->owner_pid, page->owner_start) && unlink_page(name, fd);
+    bool removed = !owner_lives(page, fd) && unlink_page(name, fd);
     munmap(page, CONTROL_BYTES);
     close(fd);
     return removed;
@@ -144,6 +160,21 @@ static void fill_page(struct page *page, const char *layout_hash)
     atomic_store(&page->owner_updating, 1);
     atomic_store(&page->owner_beat_ns, clock_now_ns());
     atomic_store(&page->heartbeat_limit_ms, HEARTBEAT_LIMIT_MS);
+}
+
+// Links the whole page to its name, from which a dead owner's page is removed.
+static enum status take_name(const char *fresh_path, const char *path, const char *name)
+{
+    enum status st = ST_OK;
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        if (link(fresh_path, path) == 0) return ST_OK;
+        if (errno != EEXIST) break;
+        st = remove_dead(name);
+        if (st != ST_OK && st != ST_BUSY) return st;
+        // one that sweeps, or starts at the same time, holds a dead owner's lock for an instant
+        if (st == ST_BUSY) clock_sleep_ms(ATTEMPT_MS);
+    }
+    return st == ST_BUSY ? st : status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
 }
 
 enum status control_create(const char *name, const char *layout_hash, struct control **ret)
@@ -180,27 +211,24 @@ enum status control_create(const char *name, const char *layout_hash, struct con
         goto out;
     }
     fill_page(page, layout_hash);
-
-    for (int attempt = 0;; attempt++) {
-        if (link(fresh_path, path) == 0) break;
-        if (errno != EEXIST || attempt == 10) {
-            st = status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
-            goto out;
-        }
-        CHECK(remove_dead(name));
+    // Before it has its name: no page without its owner's lock is ever seen under it.
+    if (flock(fd, LOCK_EX) != 0) {
+        st = status_fail(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
+        goto out;
     }
+    CHECK(take_name(fresh_path, path, name));
     snprintf(c->name, sizeof c->name, "%s", name);
     c->owner = true;
     c->page = page;
+    c->fd = fd;
     page = MAP_FAILED;
+    fd = -1;
     *ret = c;
     c = NULL;
 out:
+    shm_unlink(fresh);
     if (page != MAP_FAILED) munmap(page, CONTROL_BYTES);
-    if (fd >= 0) {
-        close(fd);
-        shm_unlink(fresh);
-    }
+    if (fd >= 0) close(fd);
     free(c);
     return st;
 }
@@ -214,6 +242,7 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
     if (!c) return status_fail(ST_NO_MEMORY, "control page %s: out of memory", name);
     CHECK(map_page(name, &page, NULL));
     c->page = page;
+    c->fd = -1;
     snprintf(c->name, sizeof c->name, "%s", name);
     if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES) {
         st = status_fail(
@@ -243,6 +272,7 @@ void control_free(struct control *c)
 {
     if (!c) return;
     if (c->page) munmap(c->page, CONTROL_BYTES);
+    if (c->owner && c->fd >= 0) close(c->fd);
     free(c);
 }
 
@@ -251,6 +281,7 @@ void control_end(struct control *c)
     struct page *page = c->page;
     atomic_store(&page->ended, 1);
     shm_unlink(c->name);
+    flock(c->fd, LOCK_UN); // closing it is not enough while the page is mapped
     // A writer asleep in control_quiet() looks at `ended` when the futex lets it go.
     futex_wake(&page->phase);
     control_ring(c);

@@ -61,6 +61,9 @@ struct control {
     struct page *page;
     char name[NAME_BYTES];
     bool owner;
+    int fd; // owner: of the page, locked until it leaves
+    // A test's, or NULL: called between the look at a writer that is lost and what follows from it.
+    void (*on_lost_writer)(void);
     // writer
     _Atomic uint64_t lease; // what it holds; 0: none. The heartbeat thread reads it.
     uint64_t version;       // even: what this writer found at first, or left behind last

@@ -16,11 +16,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define OWN_FILES 128 // descriptors beside those of connections
+#define HOSTS_MAX 64  // names in --allowed-hosts
+
 struct config {
     const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
-    const char *socket, *listen, *api_key_file, *bridge, *kv_memory, *kv_policy;
+    const char *chat_template_file;
+    const char *socket, *listen, *api_key_file, *allowed_hosts, *bridge, *kv_memory, *kv_policy;
     const char *prefix_cache, *log_level, *draft_length, *unknown_fields;
-    int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_connections;
+    int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_buffered;
+    int64_t max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
     bool exact;
 };
@@ -49,16 +54,20 @@ static const struct option_spec table[] = {
     CHOICE("dtype", dtype, "auto", "auto|bf16|f32",
            "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
     TEXT("chat-template", chat_template, NULL, "NAME",
-         "family of the chat template, where it is not recognised"),
+         "which of the folder's named chat templates (default: default, with tools tool_use)"),
+    TEXT("chat-template-file", chat_template_file, NULL, "FILE",
+         "Jinja chat template to use instead of the folder's"),
     TEXT("served-model-name", served_name, NULL, "NAME",
          "name in /v1/models (default: the folder's)"),
-    TEXT("draft", draft, NULL, "DIR", "folder of a smaller model of the same tokenizer, which drafts"),
+    TEXT("draft", draft, NULL, "DIR",
+         "folder of a smaller model of the same tokenizer, which drafts"),
     TEXT("speculative", speculative, "off", "METHOD:K",
          "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
          "draft_model[:5] with commas between them"),
-    CHOICE("draft-length", draft_length, "adaptive", "adaptive|fixed",
-           "drafts of a step: as many as pay, by measured time and acceptance, or always as many as "
-           "there are: slower, but acceptance is then counted on all of a sample"),
+    CHOICE(
+        "draft-length", draft_length, "adaptive", "adaptive|fixed",
+        "drafts of a step: as many as pay, by measured time and acceptance, or always as many as "
+        "there are: slower, but acceptance is then counted on all of a sample"),
     HEADING("Sockets"),
     TEXT("socket", socket, NULL, "PATH",
          "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
@@ -67,12 +76,18 @@ static const struct option_spec table[] = {
          "listen on TCP too; off loopback only with --api-key-file"),
     TEXT("api-key-file", api_key_file, NULL, "FILE",
          "its first line is the key that TCP clients must send"),
+    TEXT("allowed-hosts", allowed_hosts, NULL, "NAME,NAME",
+         "names and addresses, beside loopback's and that of --listen, by which TCP clients "
+         "without a "
+         "key may call this server (their Host and Origin headers)"),
     TEXT("bridge", bridge, NULL, "PATH",
          "bridge file to write (default: bridge.json beside the default socket)"),
     NUMBER("max-connections", max_connections, "1024", "N", 1, 65536,
            "open connections, each socket"),
-    {"max-body", OPTION_SIZE, FIELD(max_body), "32M", "SIZE", "largest request body", 1024, 1 << 30,
+    {"max-body", OPTION_SIZE, FIELD(max_body), "8M", "SIZE", "largest request body", 1024, 1 << 30,
      NULL},
+    {"max-buffered", OPTION_SIZE, FIELD(max_buffered), "0", "SIZE",
+     "all request bodies in memory together, more get 429; 0: 32 times --max-body", 0, 0, NULL},
     NUMBER("idle-timeout", idle_timeout, "120", "S", 1, 86400,
            "closes a connection on which nothing moves"),
     NUMBER("request-timeout", request_timeout, "3600", "S", 1, 604800,
@@ -112,6 +127,11 @@ static enum status check_usage(const struct config *c)
     struct speculative_choice choice;
     if (!c->model)
         return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
+    if (c->max_buffered && c->max_buffered < c->max_body)
+        return status_fail(ST_INVALID,
+                           "--max-buffered %lld is below --max-body %lld: no body of that size "
+                           "would ever be taken",
+                           (long long)c->max_buffered, (long long)c->max_body);
     enum status st = speculative_parse(c->speculative, &choice);
     if (st == ST_OK && choice.k[SPECULATIVE_DRAFT_MODEL] && !c->draft)
         st = status_fail(ST_INVALID, "draft_model needs --draft DIR, the draft model's folder");
@@ -191,20 +211,59 @@ static void make_absolute(char path[PATH_MAX])
     if (n > 0 && n < PATH_MAX) memcpy(path, whole, (size_t)n + 1);
 }
 
-// Every connection is a descriptor; the soft limit is often 1024.
-static void raise_descriptor_limit(void)
+// Every connection is a descriptor; the soft limit is often 1024. Gives how many connections each
+// socket may have: as asked for, or what the hard limit has room for beside the server's own files.
+static int connection_limit(const struct config *c)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    int wanted = (int)c->max_connections, sockets = c->listen ? 2 : 1;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_max == RLIM_INFINITY) return wanted;
+    int64_t room = ((int64_t)limit.rlim_max - OWN_FILES) / sockets;
+    if (room >= wanted) return wanted;
+    if (room < 1) room = 1;
+    log_warn(
+        "--max-connections %d: this process may open %lld files (ulimit -Hn, LimitNOFILE=), so "
+        "that each socket takes %lld connections",
+        wanted, (long long)limit.rlim_max, (long long)room);
+    return (int)room;
+}
+
+// The names of --allowed-hosts and the host of --listen. `names` is cut into pieces, which the list
+// borrows, as it does `host`.
+static enum status list_hosts(char *names, const char *host, const char *ret[HOSTS_MAX + 2])
+{
+    int n = 0;
+    char *rest = NULL;
+    if (*host) ret[n++] = host;
+    for (char *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
+        if (n > HOSTS_MAX)
+            return status_fail(ST_INVALID, "--allowed-hosts: more than %d names", HOSTS_MAX);
+        ret[n++] = name;
+    }
+    ret[n] = NULL;
+    return ST_OK;
+}
+
+static enum status listen_tcp(const struct config *c, struct server_options *o, char host[256])
+{
+    int port = 0;
+    const char *key = o->api_key ? " (API key needed)" : "";
+    enum status st = listen_split(c->listen, host, (char[16]){0});
+    if (st == ST_OK) st = tcp_listen(c->listen, o->api_key != NULL, &o->tcp_fd, &port);
+    if (st == ST_OK) log_info("listening on %s, port %d%s", c->listen, port, key);
+    return st;
 }
 
 static enum status serve(const struct config *c)
 {
     enum status st;
-    char socket_path[PATH_MAX], bridge_path[PATH_MAX];
-    char *key = NULL;
+    char socket_path[PATH_MAX], bridge_path[PATH_MAX], host[256] = "";
+    char *key = NULL, *names = strdup(c->allowed_hosts ? c->allowed_hosts : "");
+    const char *hosts[HOSTS_MAX + 2];
+    if (!names) return status_fail(ST_NO_MEMORY, "out of memory");
     struct unix_listener socket = {.fd = -1, .lock_fd = -1};
     struct server_options o = {
         .engine = {.model_folder = c->model,
@@ -221,12 +280,13 @@ static enum status serve(const struct config *c)
                    .prefix_cache_off = strcmp(c->prefix_cache, "off") == 0,
                    .exact = c->exact},
         .model_name = c->served_name,
-        .chat_template = c->chat_template,
+        .chat_template = {.name = c->chat_template, .file = c->chat_template_file},
         .accept_unknown = strcmp(c->unknown_fields, "warn") == 0,
         .unix_fd = -1,
         .tcp_fd = -1,
         .max_body = c->max_body,
-        .max_connections = (int)c->max_connections,
+        .max_buffered = c->max_buffered ? c->max_buffered : 32 * c->max_body,
+        .max_connections = connection_limit(c),
         .idle_timeout_s = (int)c->idle_timeout,
         .request_timeout_s = (int)c->request_timeout,
         .drain_timeout_s = (int)c->drain_timeout,
@@ -240,12 +300,13 @@ static enum status serve(const struct config *c)
     if (c->api_key_file) CHECK(read_api_key(c->api_key_file, &key));
     CHECK(unix_listen(socket_path, &socket));
     log_info("listening on %s", socket_path);
-    if (c->listen) {
-        int port = 0;
-        CHECK(tcp_listen(c->listen, key != NULL, &o.tcp_fd, &port));
-        log_info("listening on %s, port %d%s", c->listen, port, key ? " (API key needed)" : "");
-    }
     o.api_key = key;
+    if (c->listen) CHECK(listen_tcp(c, &o, host));
+    if (*names && (key || !c->listen))
+        log_warn("--allowed-hosts %s: nothing to allow: %s", c->allowed_hosts,
+                 key ? "requests are told by their key" : "there is no --listen");
+    CHECK(list_hosts(names, host, hosts));
+    o.allowed_hosts = hosts;
     o.socket_path = o.engine.socket_path = socket_path;
     o.engine.bridge_path = bridge_path;
     o.unix_fd = socket.fd;
@@ -253,6 +314,7 @@ static enum status serve(const struct config *c)
     st = server_run(&o);
 out:
     unix_listener_close(&socket);
+    free(names);
     free(key);
     return st;
 }
@@ -273,7 +335,6 @@ int main(int argc, char **argv)
         return 2;
     }
     signal(SIGPIPE, SIG_IGN);
-    raise_descriptor_limit();
     enum status st = serve(&config);
     if (st != ST_OK) log_error("%s", status_message());
     options_free(set);

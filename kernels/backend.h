@@ -63,6 +63,7 @@ struct shared_memory {
     size_t bytes;
     char handle[160];
     bool maker;
+    int lock_fd; // of POSIX shared memory's maker: its sign of life (shared.c)
 };
 
 extern const struct backend backend_cpu;

@@ -1,5 +1,6 @@
 /* tokenize.c: cw-tokenize, a model folder's tokenizer over JSON lines: standard input to standard
- * output, a line for a line. One thread. A bad line ends it, with the line's number. */
+ * output, a line for a line. One thread. A bad line ends it, with the line's number; a chat that
+ * the template refuses is answered with {"error"} and the next line follows. */
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
@@ -8,9 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct config {
-    const char *model, *chat_template;
+    const char *model, *now;
+    struct chat_template_choice chat_template;
     bool chat, decode, add_special_tokens, skip_special_tokens;
 };
 
@@ -24,13 +27,24 @@ static const struct option_spec options[] = {
     {.name = "chat",
      .type = OPTION_FLAG,
      FIELD(chat),
-     .help = "{\"messages\",\"add_generation_prompt\"} -> {\"text\",\"ids\"}"},
+     .help = "{\"messages\",\"add_generation_prompt\",\"tools\",\"chat_template_kwargs\"} -> "
+             "{\"text\",\"ids\"} or {\"error\"}"},
     {.name = "decode", .type = OPTION_FLAG, FIELD(decode), .help = "{\"ids\"} -> {\"text\"}"},
     {.name = "chat-template",
      .type = OPTION_STRING,
-     FIELD(chat_template),
+     FIELD(chat_template.name),
      .value_name = "NAME",
-     .help = "family of chat template, instead of recognising the model's"},
+     .help = "which of the folder's named chat templates (default: default, with tools tool_use)"},
+    {.name = "chat-template-file",
+     .type = OPTION_STRING,
+     FIELD(chat_template.file),
+     .value_name = "FILE",
+     .help = "Jinja chat template to use instead of the folder's"},
+    {.name = "now",
+     .type = OPTION_STRING,
+     FIELD(now),
+     .value_name = "TIME",
+     .help = "what templates take for the time: 2025-01-02T03:04:05 (default: the local clock)"},
     {.name = "add-special-tokens",
      .type = OPTION_FLAG,
      FIELD(add_special_tokens),
@@ -46,6 +60,8 @@ struct tool {
     struct config config;
     struct tokenizer *tokenizer;
     struct chat_template *template;
+    char *broken;  // why the template is none; every chat is answered with it
+    struct tm now; // with config.now
 };
 
 static json_t *ids_to_json(const struct token_list *ids)
@@ -78,8 +94,25 @@ static enum status chat_line(const struct tool *t, const json_t *line, json_t *a
     struct bytes text = BYTES_INIT;
     bool prompt = false;
     enum status st;
+    if (t->broken) {
+        json_object_set_new(answer, "error", json_string(t->broken));
+        return ST_OK;
+    }
     CHECK(json_get_bool("line", line, "add_generation_prompt", &prompt));
-    CHECK(chat_template_render(t->template, json_object_get(line, "messages"), prompt, &text));
+    struct chat_input input = {
+        .messages = json_object_get(line, "messages"),
+        .tools = json_object_get(line, "tools"),
+        .kwargs = json_object_get(line, "chat_template_kwargs"),
+        .add_generation_prompt = prompt,
+        .now = t->config.now ? &t->now : NULL,
+    };
+    st = chat_template_render(t->template, &input, &text);
+    if (st == ST_INVALID || st == ST_UNSUPPORTED) { // this chat, not the rest
+        json_object_set_new(answer, "error", json_string(status_message()));
+        st = ST_OK;
+        goto out;
+    }
+    CHECK(st);
     CHECK(tokenizer_encode(t->tokenizer, bytes_text(&text), text.len, t->config.add_special_tokens,
                            &ids));
     json_object_set_new(answer, "text", text_to_json(&text));
@@ -153,6 +186,17 @@ static enum status answer_all(const struct tool *t)
     return st;
 }
 
+// "2025-01-02T03:04:05"
+static enum status read_time(const char *text, struct tm *ret)
+{
+    struct tm tm = {.tm_isdst = -1};
+    const char *end = strptime(text, "%Y-%m-%dT%H:%M:%S", &tm); // fills in the days too
+    if (!end || *end)
+        return status_fail(ST_INVALID, "--now %s is not of the form 2025-01-02T03:04:05", text);
+    *ret = tm;
+    return ST_OK;
+}
+
 int main(int argc, char **argv)
 {
     struct tool t = {.config = {0}};
@@ -162,8 +206,9 @@ int main(int argc, char **argv)
         options_parse(options, "cw-tokenize", "--model DIR [--chat|--decode] < lines.jsonl", argc,
                       argv, 0, &t.config, NULL, &set);
     if (result == OPTIONS_DONE) return 0;
-    const char *wrong = result == OPTIONS_BAD ? status_message()
-                        : !t.config.model     ? "--model DIR is missing"
+    bool bad = result == OPTIONS_BAD || (t.config.now && read_time(t.config.now, &t.now) != ST_OK);
+    const char *wrong = bad               ? status_message()
+                        : !t.config.model ? "--model DIR is missing"
                         : t.config.chat && t.config.decode
                             ? "--chat and --decode exclude each other"
                             : NULL;
@@ -174,11 +219,14 @@ int main(int argc, char **argv)
     }
     enum status st = tokenizer_load(t.config.model, &t.tokenizer);
     if (st == ST_OK && t.config.chat)
-        st = chat_template_find(t.config.model, t.config.chat_template, &t.template);
-    if (st == ST_OK) st = answer_all(&t);
+        st = chat_template_find(t.config.model, &t.config.chat_template, &t.template);
+    if (st == ST_FORMAT && t.config.chat && (t.broken = strdup(status_message())))
+        log_error("%s", t.broken);
+    if (st == ST_OK || t.broken) st = answer_all(&t);
     if (st != ST_OK) log_error("%s", status_message());
     chat_template_free(t.template);
     tokenizer_free(t.tokenizer);
     options_free(set);
-    return st == ST_OK ? 0 : 1;
+    free(t.broken);
+    return st == ST_OK && !t.broken ? 0 : 1;
 }

@@ -261,6 +261,8 @@ static enum status open_data(struct sft *s)
     options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
     CHECK(prompts_load(c->data, tokenizer_folder(c), s->model->vocab_size, &options, &s->data,
                        &left_out));
+    if (s->data->chat_source) log_info("chat template: %s", s->data->chat_source);
+    if (s->data->ignored) log_warn("%s", s->data->ignored);
     if (left_out)
         log_warn("%s: %d prompts are longer than --max-prompt-length and left out", c->data,
                  left_out);

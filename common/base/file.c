@@ -3,6 +3,7 @@
  * it is read, so that a FIFO in the place of a file cannot hang a caller. */
 #include "common/base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,18 +57,31 @@ static enum status open_regular(const char *path, int *ret_fd, size_t *ret_len)
     return ST_OK;
 }
 
+enum status file_check_owner(int fd, const char *path)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0) return io_fail("stat", path);
+    if (info.st_uid == geteuid() || info.st_uid == 0) return ST_OK;
+    return status_fail(
+        ST_MISMATCH,
+        "%s belongs to user %u, and this process runs as user %u: it is not trusted; "
+        "run both as one user, or name another file",
+        path, (unsigned)info.st_uid, (unsigned)geteuid());
+}
+
 static enum status too_large(const char *path, size_t max)
 {
     return status_fail(ST_FORMAT, "%s is larger than the %zu bytes allowed for it", path, max);
 }
 
-enum status file_read(const char *path, size_t max, struct bytes *ret)
+static enum status read_whole(const char *path, size_t max, bool own, struct bytes *ret)
 {
     int fd = -1;
     size_t size;
     struct bytes content = BYTES_INIT;
     enum status st;
     CHECK(open_regular(path, &fd, &size));
+    if (own) CHECK(file_check_owner(fd, path));
     if (size > max) {
         st = too_large(path, max);
         goto out;
@@ -99,6 +114,16 @@ out:
     bytes_release(&content);
     if (fd >= 0) close(fd);
     return st;
+}
+
+enum status file_read(const char *path, size_t max, struct bytes *ret)
+{
+    return read_whole(path, max, false, ret);
+}
+
+enum status file_read_own(const char *path, size_t max, struct bytes *ret)
+{
+    return read_whole(path, max, true, ret);
 }
 
 // The folder of `path`, for fsync: "a/b" -> "a", "b" -> ".", "/b" -> "/". NULL for want of memory.
@@ -142,25 +167,65 @@ enum status file_write_all(int fd, const char *path, const void *data, size_t le
     return ST_OK;
 }
 
+#define TEMPORARY        ".tmp."
+#define TEMPORARY_DIGITS 6
+
+// A new file of a random name. mkostemp() would make it 0600, and what the umask leaves of the mode
+// could then only be guessed.
+static enum status create_beside(const char *path, unsigned mode, char **ret_name, int *ret_fd)
+{
+    for (int attempt = 0; attempt < 100; attempt++) {
+        unsigned bits = 0;
+        char *name;
+        if (getrandom(&bits, sizeof bits, 0) < 0) bits = (unsigned)getpid() + (unsigned)attempt;
+        if (asprintf(&name, "%s" TEMPORARY "%06x", path, bits & 0xffffff) < 0)
+            return status_fail(ST_NO_MEMORY, "out of memory while writing %s", path);
+        int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode);
+        if (fd >= 0) {
+            *ret_name = name;
+            *ret_fd = fd;
+            return ST_OK;
+        }
+        free(name);
+        if (errno != EEXIST) break;
+    }
+    return io_fail("create a file beside", path);
+}
+
+int file_sweep_temporaries(const char *path)
+{
+    char *folder = folder_of(path);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t len = strlen(name), mark = strlen(TEMPORARY);
+    DIR *dir = folder ? opendir(folder) : NULL;
+    int n = 0;
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        const char *rest = entry->d_name + len;
+        if (strncmp(entry->d_name, name, len) != 0 || strncmp(rest, TEMPORARY, mark) != 0 ||
+            strspn(rest + mark, "0123456789abcdef") != TEMPORARY_DIGITS ||
+            rest[mark + TEMPORARY_DIGITS])
+            continue;
+        n += unlinkat(dirfd(dir), entry->d_name, 0) == 0;
+    }
+    if (dir) closedir(dir);
+    free(folder);
+    return n;
+}
+
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len)
 {
     int fd = -1;
     bool made = false;
     enum status st = ST_OK;
     char *folder = folder_of(path), *temporary = NULL;
-    if (!folder || asprintf(&temporary, "%s.tmp.XXXXXX", path) < 0) {
-        temporary = NULL; // asprintf leaves it undefined
+    if (!folder) {
         st = status_fail(ST_NO_MEMORY, "out of memory while writing %s", path);
         goto out;
     }
-    fd = mkostemp(temporary, O_CLOEXEC);
-    if (fd < 0) {
-        st = io_fail("create a file beside", path);
-        goto out;
-    }
+    CHECK(create_beside(path, mode, &temporary, &fd));
     made = true;
     CHECK(file_write_all(fd, path, data, len));
-    if (fchmod(fd, (mode_t)mode) != 0 || fsync(fd) != 0) {
+    if (fsync(fd) != 0) {
         st = io_fail("write", path);
         goto out;
     }

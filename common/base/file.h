@@ -4,14 +4,24 @@
 
 #include "common/base/bytes.h"
 
+// The open file must belong to this user or to root: what another user made may change under its
+// reader's hands, or say what that user likes. ST_MISMATCH names the owner.
+enum status file_check_owner(int fd, const char *path);
+
 // Reads a regular file of at most `max` bytes (larger: ST_FORMAT). The content replaces what the
 // initialised buffer held.
 enum status file_read(const char *path, size_t max, struct bytes *ret);
+enum status file_read_own(const char *path, size_t max, struct bytes *ret); // file_check_owner()
 
-// Temporary file beside `path`, write, fsync, rename, fsync of the folder. On failure `path` is as
-// it was and the temporary file is gone; only where the last step, the folder's fsync, fails, is the
+// Temporary file beside `path` (PATH.tmp.XXXXXX), write, fsync, rename, fsync of the folder. The
+// file gets `mode` but for what the umask takes away, as with open(). On failure `path` is as it
+// was and the temporary file is gone; only where the last step, the folder's fsync, fails, is the
 // new file in place but not known to be durable.
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len);
+
+// Removes the temporary files that killed processes left beside `path`, and says how many there
+// were. Only for who alone writes it.
+int file_sweep_temporaries(const char *path);
 
 // Writes all of it to an open file; `path` names it in the error.
 enum status file_write_all(int fd, const char *path, const void *data, size_t len);

@@ -30,6 +30,7 @@ struct tokenizer {
     struct decoder *decoder;
     struct token_list prefix, suffix; // what add_special puts around a text
     int bos, eos, pad, n_ids;
+    size_t max_token_bytes;
 };
 
 struct detokenizer {
@@ -334,6 +335,18 @@ out:
     return st;
 }
 
+// The longest token's text; normal forms make of a text a quarter at least (U+1D400, four bytes, is
+// "A" in NFKC).
+static size_t max_token_bytes(const struct tokenizer *t, bool normalizes)
+{
+    size_t longest = 1, len;
+    for (int id = 0; id < t->n_ids; id++) {
+        if (token_map_text(bpe_vocab(t->bpe), id, &len) && len > longest) longest = len;
+        if (token_map_text(added_tokens_map(t->added), id, &len) && len > longest) longest = len;
+    }
+    return normalizes ? 4 * longest : longest;
+}
+
 static enum status load(struct tokenizer *t, const struct source *s, const char *model_type)
 {
     enum status st;
@@ -347,6 +360,7 @@ static enum status load(struct tokenizer *t, const struct source *s, const char 
     CHECK(added_tokens_finish(t->added, t->normalizer));
     int n_vocab = bpe_vocab(t->bpe)->n_ids, n_added = added_tokens_map(t->added)->n_ids;
     t->n_ids = n_vocab > n_added ? n_vocab : n_added;
+    t->max_token_bytes = max_token_bytes(t, json_has(s->json, "normalizer"));
     for (int i = 0; i < t->prefix.n + t->suffix.n; i++) {
         int id = i < t->prefix.n ? t->prefix.ids[i] : t->suffix.ids[i - t->prefix.n];
         if (!tokenizer_token(t, id))
@@ -627,6 +641,11 @@ enum status detokenizer_flush(struct detokenizer *d, struct bytes *ret_text)
 int tokenizer_vocab_size(const struct tokenizer *t)
 {
     return t->n_ids;
+}
+
+size_t tokenizer_max_token_bytes(const struct tokenizer *t)
+{
+    return t->max_token_bytes;
 }
 
 int tokenizer_id(const struct tokenizer *t, const char *token)

@@ -53,6 +53,9 @@ enum status tokenizer_decode_inside(const struct tokenizer *t, int32_t id, struc
 
 // ids are 0 .. vocab_size - 1, though not every one need have a token
 int tokenizer_vocab_size(const struct tokenizer *t);
+// No id stands for more bytes of text, but for white space that an added token takes with it, a
+// normaliser strips, or characters that are one unknown token together.
+size_t tokenizer_max_token_bytes(const struct tokenizer *t);
 int tokenizer_id(const struct tokenizer *t, const char *token); // -1: no such token
 const char *tokenizer_token(const struct tokenizer *t, int id); // NULL: no such id
 bool tokenizer_is_special(const struct tokenizer *t, int id);

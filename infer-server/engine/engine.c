@@ -357,13 +357,16 @@ enum status engine_pause(struct engine *e, int timeout_ms)
     const struct timespec until = {.tv_sec = deadline_ns / NS_PER_S,
                                    .tv_nsec = deadline_ns % NS_PER_S};
     pthread_mutex_lock(&e->lock);
+    const uint64_t resumes = e->resumes;
     e->pause_wanted = true;
     wake(e);
-    while (!e->paused && !e->stopping && e->stats.state != ENGINE_FAILED) {
+    while (!e->paused && e->resumes == resumes && !e->stopping && e->stats.state != ENGINE_FAILED) {
         if (clock_now_ns() >= deadline_ns) break;
         pthread_cond_timedwait(&e->changed, &e->lock, &until);
     }
-    if (!e->paused) {
+    if (e->resumes != resumes) {
+        st = status_fail(ST_CANCELLED, "the engine was told to resume before it had paused");
+    } else if (!e->paused) {
         e->pause_wanted = false;
         st = status_fail(ST_TIMEOUT, "the engine did not pause within %d ms", timeout_ms);
     }
@@ -375,9 +378,18 @@ enum status engine_resume(struct engine *e)
 {
     pthread_mutex_lock(&e->lock);
     e->pause_wanted = false;
+    e->resumes++;
     wake(e);
     pthread_mutex_unlock(&e->lock);
     return ST_OK;
+}
+
+bool engine_paused(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    bool paused = e->pause_wanted && e->paused;
+    pthread_mutex_unlock(&e->lock);
+    return paused;
 }
 
 static enum status queue_command(struct engine *e, const struct command *wanted)

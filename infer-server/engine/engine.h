@@ -175,9 +175,11 @@ enum status engine_submit(struct engine *e, struct request *r);
 void engine_cancel(struct engine *e, struct request *r, int sample); // sample -1: all
 void engine_stats(struct engine *e, struct engine_stats *ret);
 // Stops stepping at the next boundary until resumed (POST /bridge/pause). Pausing waits for that,
-// at most timeout_ms (ST_TIMEOUT: it is not paused); updates and commands are served while paused.
+// at most timeout_ms (ST_TIMEOUT: it is not paused; ST_CANCELLED: resumed meanwhile);
+// updates and commands are served while paused.
 enum status engine_pause(struct engine *e, int timeout_ms);
 enum status engine_resume(struct engine *e);
+bool engine_paused(struct engine *e);
 // Rewrites the weights from a model folder at a step boundary (POST /reload): next even version.
 // Runs on the engine thread; done() is called there when finished, with the message of a failure.
 // ST_BUSY while a trainer is attached. draft_folder: the draft model's; NULL: it stays as it is.

@@ -131,12 +131,19 @@ static void restore(struct engine *e, const char *why)
 static void after_writer(struct engine *e, enum control_event event)
 {
     const uint64_t version = control_version(weights_owner_control(e->owner));
+    if (event == CONTROL_HELD) { // it may go on writing at any time, whatever is done here
+        char message[256];
+        snprintf(message, sizeof message, "%s; these weights cannot be served any more",
+                 status_message());
+        fail(e, message);
+        return;
+    }
     if (event == CONTROL_TORN || (version & 1)) {
         restore(e, "the trainer died or failed in the middle of an update");
         return;
     }
     if (event == CONTROL_WRITER_GONE)
-        log_warn("engine: the trainer is gone; its lease was taken back, the weights are whole");
+        log_warn("engine: the trainer is gone; its lease was revoked, the weights are whole");
     // A writer that was fenced off moves the number too: the weights are the same, but what was
     // computed under the old number must not pass for the new one's.
     if (version != e->live.weight_version) take_version(e, e->policy == KV_RECOMPUTE);

@@ -42,6 +42,7 @@ struct engine {
     _Atomic uint64_t n_salts; // given to requests that are to share nothing
     struct command *commands, **commands_end;
     bool pause_wanted, paused, stopping;
+    uint64_t resumes; // so that who waits for a pause learns that it was called off
     int64_t stop_deadline_ns;
     struct weights_owner *owner; // NULL while loading
     int max_context;             // 0 while loading

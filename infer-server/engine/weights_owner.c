@@ -10,15 +10,18 @@
  * were for. */
 #include "infer-server/engine/weights_owner.h"
 #include "bridge/bridge_file.h"
+#include "common/base/file.h"
 #include "common/base/log.h"
 #include "kernels/ops.h"
 #include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -68,21 +71,34 @@ static const char *source_name(const struct weights_source *source)
 #define PAGE_WRITE  "/commonweight-%s-control"
 #define PAGE_READ   "commonweight-%16[0-9a-f]-control%n"
 
-// Process numbers mean something only within one namespace; /dev/shm may be shared by several.
-static bool is_dead_arena(const char *entry)
+// Its maker holds a lock on it (kernels/cpu/shared.c). A pid means something only within one
+// namespace, and /dev/shm may be shared by several; within it, builds before the lock are told by
+// it.
+static bool sweep_arena(const char *name)
 {
     char hash[17], role[8];
     uint64_t namespace, start;
     int pid, end = 0;
-    return sscanf(entry, ARENA_READ, hash, &namespace, &pid, &start, role, &end) == 5 && end > 0 &&
-           !entry[end] && namespace == process_namespace() && !process_alive(pid, start);
+    if (sscanf(name, "/" ARENA_READ, hash, &namespace, &pid, &start, role, &end) != 5 || end <= 0 ||
+        name[end])
+        return false;
+    int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    if (fd < 0) return false;
+    bool lives = flock(fd, LOCK_EX | LOCK_NB) != 0 ||
+                 (namespace == process_namespace() && process_alive(pid, start));
+    bool removed = !lives && shm_unlink(name) == 0;
+    close(fd);
+    return removed;
 }
 
-static bool is_page(const char *entry)
+// A page, or one that its maker did not live to name (control_page.c).
+static bool is_page(const char *name)
 {
     char hash[17];
     int end = 0;
-    return sscanf(entry, PAGE_READ, hash, &end) == 1 && end > 0 && !entry[end];
+    if (sscanf(name, "/" PAGE_READ, hash, &end) != 1 || end <= 0) return false;
+    const char *rest = name + end;
+    return !rest[0] || (rest[0] == '.' && rest[1] && !rest[1 + strspn(rest + 1, "0123456789")]);
 }
 
 static void sweep_dead_segments(void)
@@ -92,8 +108,7 @@ static void sweep_dead_segments(void)
     while (dir && (entry = readdir(dir))) {
         char name[NAME_MAX + 2];
         snprintf(name, sizeof name, "/%s", entry->d_name);
-        if (is_page(entry->d_name) ? control_sweep(name)
-                                   : is_dead_arena(entry->d_name) && shm_unlink(name) == 0)
+        if (is_page(name) ? control_sweep(name) : sweep_arena(name))
             log_info("removed %s, which a killed daemon left", name);
     }
     if (dir) closedir(dir);
@@ -217,6 +232,8 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
     snprintf(file.device, sizeof file.device, "%s", device_spec(o->dev));
     snprintf(file.control_page, sizeof file.control_page, "%s", o->page_name);
     CHECK(absolute_path(socket_path, file.socket, sizeof file.socket));
+    int left = file_sweep_temporaries(file.path);
+    if (left) log_info("removed %d halves of %s, which killed daemons left", left, file.path);
     CHECK(bridge_file_write(&file));
     o->announced = true;
 out:

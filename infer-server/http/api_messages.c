@@ -15,9 +15,10 @@ static bool has_empty_calls(const json_t *message)
     return json_is_array(calls) && json_array_size(calls) == 0;
 }
 
-static json_t *plain_copy(json_t *message)
+static json_t *plain_copy(json_t *message, bool knows_developer)
 {
-    const bool developer = is_developer(message), empty = has_empty_calls(message);
+    const bool developer = !knows_developer && is_developer(message),
+               empty = has_empty_calls(message);
     if (!developer && !empty) return json_incref(message);
     json_t *copy = json_copy(message);
     if (copy && developer) json_object_set_new(copy, "role", json_string("system"));
@@ -25,13 +26,13 @@ static json_t *plain_copy(json_t *message)
     return copy;
 }
 
-enum status api_messages_plain(const json_t *messages, json_t **ret)
+enum status api_messages_plain(const json_t *messages, bool knows_developer, json_t **ret)
 {
     json_t *list = json_array(), *message;
     size_t i;
     bool whole = list != NULL;
     json_array_foreach (messages, i, message)
-        whole = whole && json_array_append_new(list, plain_copy(message)) == 0;
+        whole = whole && json_array_append_new(list, plain_copy(message, knows_developer)) == 0;
     if (!whole) {
         json_decref(list);
         return status_fail(ST_NO_MEMORY, "out of memory");

@@ -7,8 +7,8 @@
 #include <jansson.h>
 
 // A list (json_decref) of the same messages, in which role "developer" is "system" (its older name
-// in OpenAI's API), and an empty "tool_calls" list is gone. What is no message is left for the
-// template to refuse.
-enum status api_messages_plain(const json_t *messages, json_t **ret);
+// in OpenAI's API) unless it is known, and an empty "tool_calls" list is gone. What is no message
+// is left as it is.
+enum status api_messages_plain(const json_t *messages, bool knows_developer, json_t **ret);
 
 #endif

@@ -1,9 +1,9 @@
 /* api_request.c: request bodies to struct api_request. Every field is checked here, where its name
  * is known; the engine only sees token ids and numbers that make sense. Which fields there are, and
- * what becomes of those that are not read here, is in request_fields.c. Loop's thread; the fuzz
- * entry calls it from its own. */
+ * what becomes of those that are not read here, is in request_fields.c. Any thread: it reads the
+ * model's facts, which nobody changes, and writes its own request. */
 #include "infer-server/http/api.h"
-#include "infer-server/http/api_messages.h"
+#include "infer-server/http/api_chat.h"
 #include "common/base/json.h"
 #include "infer-server/http/api_logits.h"
 
@@ -116,6 +116,13 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
                            "request: \"%s\" is text, but %s has no tokenizer.json; send token ids "
                            "(prompt_token_ids) instead",
                            field, model->folder);
+    // a text that cannot fit is not worth the seconds that megabytes take
+    size_t most = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
+    if (most && len > most)
+        return status_fail(ST_TOO_LONG,
+                           "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
+                           "tokens, which hold %zu bytes at most: shorten the prompt",
+                           field, len, model->max_context, most);
     struct token_list list = TOKEN_LIST_INIT;
     enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
     if (st == ST_OK && list.n == 0)
@@ -145,7 +152,6 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     enum status st = ST_OK;
     bool generation_prompt = true, continue_final = false;
     const json_t *messages = json_object_get(object, "messages");
-    json_t *plain = NULL;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return status_fail(ST_INVALID, "request: \"messages\" must be an array of one message or "
                                        "more");
@@ -162,17 +168,11 @@ static enum status encode_messages(const json_t *object, const struct api_model 
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
-    CHECK(api_messages_plain(messages, &plain));
-    st = chat_template_render(model->chat, plain, generation_prompt, &text);
-    if (st != ST_OK) {
-        st = status_context(st, "request: \"messages\"");
-        goto out;
-    }
+    CHECK(api_chat_render(object, model, generation_prompt, &text));
     CHECK(bytes_status(&text));
     // the template has written the special tokens itself
     CHECK(encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
 out:
-    json_decref(plain);
     bytes_release(&text);
     return st;
 }
@@ -247,6 +247,8 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (ids + messages + prompt != 1)
         return status_fail(ST_INVALID, "request: \"groups\": give each group exactly one of "
                                        "prompt_token_ids, messages and prompt");
+    enum status st = messages ? ST_OK : api_chat_refuse_fields(object);
+    if (st != ST_OK) return st;
     if (ids)
         return read_ids(json_object_get(object, "prompt_token_ids"), "prompt_token_ids", model,
                         ret);
@@ -255,7 +257,7 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (!json_is_string(value))
         return status_fail(ST_INVALID, "request: \"prompt\" of a group must be a string (token ids "
                                        "go into prompt_token_ids)");
-    enum status st = add_special_of(object, &add_special);
+    st = add_special_of(object, &add_special);
     if (st != ST_OK) return st;
     return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
                        model, ret);
@@ -662,8 +664,10 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
                          struct token_list *ret)
 {
     struct api_prompt prompt = {0};
+    struct api_model unbounded = *model; // a text need not fit to be counted
     bool add_special = false;
     enum status st;
+    unbounded.max_context = 0;
     CHECK(request_fields_check(object, PLACE_TOKENIZE, model->unknown));
     CHECK(check_model_name(object, model));
     if (json_has(object, "messages") == json_has(object, "prompt"))
@@ -673,7 +677,7 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
     if (add_special)
         return status_fail(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not "
                                            "supported: the chat template writes them");
-    CHECK(read_group_prompt(object, model, &prompt));
+    CHECK(read_group_prompt(object, &unbounded, &prompt));
     *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
 out:
     return st;

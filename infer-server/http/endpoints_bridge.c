@@ -7,6 +7,7 @@
  * the thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
 #include "infer-server/http/server_impl.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -75,18 +76,19 @@ static json_t *control_json(struct engine *engine)
     if (!control) return json_null();
     control_facts(control, &f);
     json_t *json = json_pack(
-        "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:s}",
+        "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o}",
         "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
         (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
         f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms,
         "owner_alive", (int)f.owner_alive, "writer_alive", (int)f.writer_alive, "quiet_requested",
         (int)f.quiet_requested, "quiet_granted", (int)f.quiet_granted, "torn", (int)f.torn, "ended",
         (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
-        "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot", f.snapshot);
-    // What the weights are. A path that is not UTF-8 is left out.
-    json_object_set_new(json, "loaded", json_string(f.loaded));
-    json_object_set_new(json, "origin", json_string(f.origin));
-    json_object_set_new(json, "run", json_string(f.run));
+        "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
+        json_clean_string(f.snapshot));
+    // What the weights are.
+    json_object_set_new(json, "loaded", json_clean_string(f.loaded));
+    json_object_set_new(json, "origin", json_clean_string(f.origin));
+    json_object_set_new(json, "run", json_clean_string(f.run));
     json_object_set_new(json, "updates", json_integer((json_int_t)f.updates));
     json_object_set_new(json, "run_updates", json_integer((json_int_t)f.run_updates));
     return json;
@@ -99,14 +101,15 @@ static json_t *info_json(struct server *s, uint64_t version)
     engine_stats(s->engine, &stats);
     const struct weights *w = engine_weights(s->engine);
     const char *state = server_state(s, &stats, &detail);
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status",
-                     state, "state_detail", detail, "model", s->model.name, "bridge",
-                     engine_bridge_path(s->engine), "socket", s->options->socket_path,
-                     "weight_version", (json_int_t)(version ? version : stats.weight_version),
-                     "paused", (int)s->paused, "exact", (int)s->options->engine.exact,
-                     "weight_bytes", (json_int_t)stats.weight_bytes, "num_tensors",
-                     w ? w->n_tensors : 0, "num_parameters", (json_int_t)(w ? w->n_parameters : 0),
-                     "control", control_json(s->engine));
+    return json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status", state,
+        "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
+        "bridge", json_clean_string(engine_bridge_path(s->engine)), "socket",
+        json_clean_string(s->options->socket_path), "weight_version",
+        (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
+        (int)s->options->engine.exact, "weight_bytes", (json_int_t)stats.weight_bytes,
+        "num_tensors", w ? w->n_tensors : 0, "num_parameters",
+        (json_int_t)(w ? w->n_parameters : 0), "control", control_json(s->engine));
 }
 
 static json_t *hex_json(uint64_t x)
@@ -214,6 +217,10 @@ static void after_pause(uv_work_t *work, int cancelled)
         j->status = ST_CANCELLED;
         snprintf(j->sentence, sizeof j->sentence, "the server is stopping");
     }
+    if (j->status == ST_OK && !engine_paused(j->server->engine)) {
+        j->status = ST_CANCELLED;
+        snprintf(j->sentence, sizeof j->sentence, "the engine was told to resume meanwhile");
+    }
     if (j->status != ST_OK) {
         answer_failure(j);
         return;
@@ -251,9 +258,20 @@ void handle_bridge_resume(void *server, struct exchange *x)
 
 // ---- reload ------------------------------------------------------------------------------------
 
+// What does not parse may be any file that this process can read, which a client of the socket or
+// the key need not be able to: its bytes, which the sentence quotes, go to the log only.
+static void keep_content(struct job *j)
+{
+    log_warn("/reload: %s", j->sentence);
+    snprintf(j->sentence, sizeof j->sentence,
+             "\"model\": the folder cannot be loaded: %s; the server's log says what it is",
+             status_words(j->status));
+}
+
 static void reload_deliver(struct inbox_message *message)
 {
     struct job *j = (struct job *)message;
+    if (j->status == ST_FORMAT || j->status == ST_UNSUPPORTED) keep_content(j);
     if (j->status != ST_OK) {
         answer_failure(j);
         return;

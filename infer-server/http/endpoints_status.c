@@ -49,11 +49,11 @@ void handle_health(void *server, struct exchange *x)
     bool ok = strcmp(state, "ok") == 0;
     if (!ok) exchange_header(x, "Retry-After", "1");
     json_t *health = json_pack(
-        "{s:s, s:I, s:s, s:s, s:b, s:i, s:i, s:i, s:f}", "status", state, "weight_version",
-        (json_int_t)stats.weight_version, "model", s->model.name, "state_detail", detail, "paused",
+        "{s:s, s:I, s:o, s:o, s:b, s:i, s:i, s:i, s:f}", "status", state, "weight_version",
+        (json_int_t)stats.weight_version, "model", json_clean_string(s->model.name), "state_detail", json_clean_string(detail), "paused",
         (int)s->paused, "running", stats.running, "waiting", stats.waiting, "max_context",
         s->model.max_context, "uptime_seconds", clock_ms_since(s->start_ns) / 1e3);
-    json_object_set_new(health, "warning", json_string(stats.weights_warning));
+    json_object_set_new(health, "warning", json_clean_string(stats.weights_warning));
     exchange_reply_json(x, ok ? 200 : 503, health);
 }
 
@@ -66,9 +66,9 @@ void handle_version(void *server, struct exchange *x)
 
 static json_t *model_card(const struct server *s)
 {
-    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:n, s:i}", "id", s->model.name, "object", "model",
+    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:n, s:i}", "id", json_clean_string(s->model.name), "object", "model",
                      "created", (json_int_t)s->start_s, "owned_by", "commonweight", "root",
-                     s->model.folder, "parent", "max_model_len", s->model.max_context);
+                     json_clean_string(s->model.folder), "parent", "max_model_len", s->model.max_context);
 }
 
 void handle_models(void *server, struct exchange *x)

@@ -1,21 +1,31 @@
-/* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h),
- * then a generation; its answer is written when all is there, or as a stream while the client
- * reads. Loop's thread. */
+/* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
+ * large one in another thread, body_work.h), then a generation; its answer is written when all is
+ * there, or as a stream while the client reads. Loop's thread. */
 #include "infer-server/http/server_impl.h"
+#include "infer-server/http/body_work.h"
 #include "common/base/clock.h"
 
 #include <stdlib.h>
 
 struct text_exchange {
     struct server *server;
-    struct exchange *exchange; // outlives this
+    struct exchange *exchange; // NULL once it is gone, which happens only while its body is parsed
     struct answer answer;
+    // while its body is parsed: written by that thread
+    bool parsing;
+    enum api_kind kind;
+    struct api_model model; // a copy: the loop may learn more of its own
+    struct api_request *request;
+    enum status status;
+    char sentence[2048];
 };
 
 static void on_close(void *attached, bool answered)
 {
     struct text_exchange *t = attached;
     if (!answered) t->server->metrics.disconnects++;
+    t->exchange = NULL;
+    if (t->parsing) return; // on_parsed() comes
     generation_release(t->answer.generation);
     free(t);
 }
@@ -102,36 +112,62 @@ static void open_stream(struct exchange *x, enum api_kind kind)
         exchange_stream(x, events, kind == API_INFERENCE ? produce_tokens : produce_events);
 }
 
-static enum status begin(struct server *s, struct exchange *x, enum api_kind kind)
+// Takes the request over, also where it fails.
+static enum status begin(struct text_exchange *t, struct api_request *r)
 {
-    size_t len;
-    const char *body = exchange_body(x, &len);
-    struct api_request *r = NULL;
-    enum status st = ST_OK;
-    struct text_exchange *t = calloc(1, sizeof *t);
-    if (!t) return status_fail(ST_NO_MEMORY, "out of memory");
-    t->server = s;
-    t->exchange = x;
+    struct server *s = t->server;
+    bool stream = r->stream;
+    enum api_kind kind = r->kind;
     t->answer.model = &s->model;
     t->answer.created = clock_wall_s();
-    CHECK(api_request_parse(kind, &s->model, body, len, &r));
-    name_response(x, r);
+    name_response(t->exchange, r);
     t->answer.unfinished = r->n_samples;
-    st = check_room(s, r);
+    enum status st = check_room(s, r);
     if (st != ST_OK) {
         api_request_free(r);
-        goto out;
+        return st;
     }
-    bool stream = r->stream;
-    CHECK(generation_start(&s->host, r, on_progress, t, &t->answer.generation));
+    st = generation_start(&s->host, r, on_progress, t, &t->answer.generation);
+    if (st != ST_OK) return st;
     for (int i = 0; i < r->n_prompts; i++)
         metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
-    exchange_attach(x, t, on_close);
-    if (stream) open_stream(x, kind);
+    if (stream) open_stream(t->exchange, kind);
     return ST_OK;
-out:
+}
+
+// Any thread (body_work.h).
+static void parse(void *context, const char *text, size_t len)
+{
+    struct text_exchange *t = context;
+    t->status = api_request_parse(t->kind, &t->model, text, len, &t->request);
+    if (t->status != ST_OK) snprintf(t->sentence, sizeof t->sentence, "%s", status_message());
+}
+
+// Refuses the request, which has come to nothing.
+static void refuse(struct text_exchange *t, enum status st)
+{
+    struct exchange *x = t->exchange;
+    t->server->metrics.refused++;
+    exchange_attach(x, NULL, NULL);
     free(t);
-    return st;
+    exchange_fail_status(x, st);
+}
+
+// The client may have left meanwhile.
+static void on_parsed(void *context)
+{
+    struct text_exchange *t = context;
+    enum status st = t->status;
+    t->server->work--;
+    t->parsing = false;
+    if (!t->exchange) {
+        api_request_free(t->request);
+        free(t);
+        return;
+    }
+    if (st != ST_OK) status_fail(st, "%s", t->sentence);
+    if (st == ST_OK) st = begin(t, t->request);
+    if (st != ST_OK) refuse(t, st);
 }
 
 static void handle(struct server *s, struct exchange *x, enum api_kind kind)
@@ -140,10 +176,20 @@ static void handle(struct server *s, struct exchange *x, enum api_kind kind)
         s->metrics.refused++;
         return;
     }
-    enum status st = begin(s, x, kind);
+    struct text_exchange *t = calloc(1, sizeof *t);
+    if (!t) {
+        exchange_fail(x, 500, "server_error", "out of memory");
+        return;
+    }
+    *t = (struct text_exchange){
+        .server = s, .exchange = x, .parsing = true, .kind = kind, .model = s->model};
+    exchange_attach(x, t, on_close);
+    s->work++;
+    const struct body_work work = {parse, on_parsed, t};
+    enum status st = body_work_start(&s->loop, x, &work);
     if (st == ST_OK) return;
-    s->metrics.refused++;
-    exchange_fail_status(x, st);
+    s->work--;
+    refuse(t, st);
 }
 
 void handle_completions(void *server, struct exchange *x)

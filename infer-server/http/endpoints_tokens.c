@@ -1,5 +1,7 @@
 /* endpoints_tokens.c: /tokenize, /detokenize and /tokenizer_info, as vLLM has them: text to token
- * ids and back, by the tokenizer that the endpoints which generate use. Loop's thread. */
+ * ids and back, by the tokenizer that the endpoints which generate use. Loop's
+ * thread, but for run(), which may be another's where the body is large (body_work.h). */
+#include "infer-server/http/body_work.h"
 #include "infer-server/http/server_impl.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -9,23 +11,15 @@
 
 #define CONFIG_BYTES (16 << 20)
 
-static enum status read_body(const struct server *s, const struct exchange *x, json_t **ret)
-{
-    size_t len;
-    const char *body = exchange_body(x, &len);
-    json_t *object = NULL;
-    if (!s->tokenizer)
-        return status_fail(ST_UNSUPPORTED, "%s has no tokenizer.json: there is no text here",
-                           s->model.folder);
-    enum status st = json_parse("request", body, len, &object);
-    if (st != ST_OK) return st;
-    if (!json_is_object(object)) {
-        json_decref(object);
-        return status_fail(ST_INVALID, "request: the body must be a JSON object");
-    }
-    *ret = object;
-    return ST_OK;
-}
+struct token_job {
+    struct server *server;
+    struct exchange *exchange; // NULL once it is gone
+    struct api_model model;    // a copy
+    bool tokenize;
+    struct bytes answer;
+    enum status status;
+    char sentence[2048];
+};
 
 static json_t *id_list(const struct token_list *ids)
 {
@@ -45,44 +39,118 @@ static json_t *token_strings(const struct tokenizer *t, const struct token_list 
     return list;
 }
 
+static enum status tokenize(const struct api_model *model, const json_t *object, json_t **ret)
+{
+    struct token_list ids = TOKEN_LIST_INIT;
+    bool strings = false;
+    enum status st;
+    CHECK(json_get_bool("request", object, "return_token_strs", &strings));
+    CHECK(api_tokenize(model, object, &ids));
+    *ret = json_pack("{s:i, s:i, s:o, s:o}", "count", ids.n, "max_model_len", model->max_context,
+                     "tokens", id_list(&ids), "token_strs",
+                     strings ? token_strings(model->tokenizer, &ids) : json_null());
+out:
+    token_list_release(&ids);
+    return st;
+}
+
+static enum status detokenize(const struct api_model *model, const json_t *object, json_t **ret)
+{
+    struct token_list ids = TOKEN_LIST_INIT;
+    struct bytes text = BYTES_INIT;
+    enum status st;
+    CHECK(api_detokenize(model, object, &ids));
+    CHECK(tokenizer_decode(model->tokenizer, ids.ids, ids.n, false, &text));
+    *ret = json_pack("{s:o}", "prompt", json_stringn(bytes_text(&text), text.len));
+out:
+    token_list_release(&ids);
+    bytes_release(&text);
+    return st;
+}
+
+static enum status work_out(struct token_job *j, const char *text, size_t len)
+{
+    json_t *object = NULL, *answer = NULL;
+    char *written = NULL;
+    enum status st;
+    if (!j->model.tokenizer)
+        return status_fail(ST_UNSUPPORTED, "%s has no tokenizer.json: there is no text here",
+                           j->model.folder);
+    CHECK(json_parse("request", text, len, &object));
+    if (!json_is_object(object))
+        st = status_fail(ST_INVALID, "request: the body must be a JSON object");
+    else
+        st = (j->tokenize ? tokenize : detokenize)(&j->model, object, &answer);
+    if (st != ST_OK) goto out;
+    written = answer ? json_dumps(answer, JSON_COMPACT) : NULL; // here, as it may be long, too
+    if (written)
+        bytes_puts(&j->answer, written);
+    else
+        st = status_fail(ST_NO_MEMORY, "out of memory while writing the answer");
+    bytes_puts(&j->answer, "\n");
+out:
+    free(written);
+    json_decref(answer);
+    json_decref(object);
+    return st;
+}
+
+static void run(void *context, const char *text, size_t len)
+{
+    struct token_job *j = context;
+    j->status = work_out(j, text, len);
+    if (j->status != ST_OK) snprintf(j->sentence, sizeof j->sentence, "%s", status_message());
+}
+
+static void on_close(void *attached, bool answered)
+{
+    (void)answered;
+    ((struct token_job *)attached)->exchange = NULL;
+}
+
+static void done(void *context)
+{
+    struct token_job *j = context;
+    struct exchange *x = j->exchange;
+    j->server->work--;
+    if (x) exchange_attach(x, NULL, NULL);
+    if (x && j->status == ST_OK) {
+        exchange_reply(x, 200, "application/json", &j->answer);
+    } else if (x) {
+        status_fail(j->status, "%s", j->sentence);
+        exchange_fail_status(x, j->status);
+    }
+    bytes_release(&j->answer);
+    free(j);
+}
+
+static void handle(struct server *s, struct exchange *x, bool to_tokens)
+{
+    struct token_job *j = calloc(1, sizeof *j);
+    if (!j) {
+        exchange_fail(x, 500, "server_error", "out of memory");
+        return;
+    }
+    *j = (struct token_job){.server = s, .exchange = x, .model = s->model, .tokenize = to_tokens};
+    const struct body_work work = {run, done, j};
+    exchange_attach(x, j, on_close);
+    s->work++;
+    enum status st = body_work_start(&s->loop, x, &work);
+    if (st == ST_OK) return;
+    s->work--;
+    exchange_attach(x, NULL, NULL);
+    free(j);
+    exchange_fail_status(x, st);
+}
+
 void handle_tokenize(void *server, struct exchange *x)
 {
-    struct server *s = server;
-    struct token_list ids = TOKEN_LIST_INIT;
-    json_t *object = NULL;
-    bool strings = false;
-    enum status st = ST_OK;
-    if (!server_is_open(s, x)) return;
-    CHECK(read_body(s, x, &object));
-    CHECK(json_get_bool("request", object, "return_token_strs", &strings));
-    CHECK(api_tokenize(&s->model, object, &ids));
-    exchange_reply_json(x, 200,
-                        json_pack("{s:i, s:i, s:o, s:o}", "count", ids.n, "max_model_len",
-                                  s->model.max_context, "tokens", id_list(&ids), "token_strs",
-                                  strings ? token_strings(s->tokenizer, &ids) : json_null()));
-out:
-    if (st != ST_OK) exchange_fail_status(x, st);
-    token_list_release(&ids);
-    json_decref(object);
+    if (server_is_open(server, x)) handle(server, x, true);
 }
 
 void handle_detokenize(void *server, struct exchange *x)
 {
-    struct server *s = server;
-    struct token_list ids = TOKEN_LIST_INIT;
-    struct bytes text = BYTES_INIT;
-    json_t *object = NULL;
-    enum status st = ST_OK;
-    CHECK(read_body(s, x, &object));
-    CHECK(api_detokenize(&s->model, object, &ids));
-    CHECK(tokenizer_decode(s->tokenizer, ids.ids, ids.n, false, &text));
-    exchange_reply_json(x, 200,
-                        json_pack("{s:o}", "prompt", json_stringn(bytes_text(&text), text.len)));
-out:
-    if (st != ST_OK) exchange_fail_status(x, st);
-    token_list_release(&ids);
-    bytes_release(&text);
-    json_decref(object);
+    handle(server, x, false);
 }
 
 // Special tokens are strings, or objects that have one.

@@ -1,84 +1,40 @@
-/* http.c: libmicrohttpd under libuv, one thread. libmicrohttpd owns sockets, parsing, limits and
- * idle time-outs; its epoll descriptor is polled by the loop, and MHD_run() does what is due.
+/* http.c: libmicrohttpd under libuv, one thread. libmicrohttpd owns sockets, parsing and limits;
+ * its epoll descriptor is polled by the loop, and MHD_run() does what is due.
  *
- * The life of an exchange: READING the body; WAITING (connection suspended) until somebody answers;
- * then the reply is queued, or a stream's producer is asked whenever the socket takes more, and the
- * connection is suspended whenever the producer has nothing. libmicrohttpd does not watch suspended
- * sockets, so a 100 ms timer asks poll(2) which of their clients have hung up, and which answers
- * are overdue. Connections change state only inside MHD_run(), which any change from outside calls
- * for by a zero timer: never from within one of libmicrohttpd's own callbacks. */
-#include "infer-server/http/http.h"
+ * A connection is known from accept on. The life of an exchange on it: READING the body; WAITING
+ * (connection suspended) until somebody answers; then the reply is queued, or a stream's producer
+ * is asked whenever the socket takes more, and the connection is suspended whenever the producer
+ * has nothing. libmicrohttpd does not watch suspended sockets; sweep.c does, and every deadline.
+ * Connections change state only inside MHD_run(), which any change from outside calls for by a zero
+ * timer: never from within one of libmicrohttpd's own callbacks.
+ *
+ * Bodies lie in memory until they are answered or parsed. What all of them take is bounded: who
+ * comes over the bound while others still have theirs is refused, and may come again. */
+#include "infer-server/http/hosts.h"
+#include "infer-server/http/http_impl.h"
+#include "infer-server/http/json_out.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 
-#include <microhttpd.h>
 #include <openssl/crypto.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 
-#define LISTENERS_MAX    2
-#define SWEEP_MS         100
 #define CONNECTION_BYTES (64u << 10) // request line, headers and write buffer of one connection
 #define DRAIN_BYTES      (64u << 20) // of a refused body that are read so that the answer arrives
-#define HEADERS_MAX      4
-#define REQUEST_ID_MAX   128
 
-struct listener {
+struct http_body {
     struct http *http;
-    struct MHD_Daemon *daemon;
-    uv_poll_t poll;
-    uv_timer_t timer;
-    bool needs_key;
-};
-
-struct http {
-    uv_loop_t *loop;
-    struct http_options options;
-    struct listener listeners[LISTENERS_MAX];
-    int n_listeners, n_exchanges, open_handles;
-    bool closing;
-    uv_timer_t sweep;
-    struct exchange *first; // all exchanges
-    struct pollfd *polled;  // scratch of the sweep
-    struct exchange **polled_for;
-    int polled_cap;
-};
-
-enum exchange_state { READING, WAITING, REPLY_READY, SENDING };
-
-struct exchange {
-    struct listener *listener;
-    struct MHD_Connection *connection;
-    struct exchange *next, **link;
-    const struct http_route *route;
-    const char *rest; // libmicrohttpd's, for as long as the request
-    char request_id[REQUEST_ID_MAX + 1];
-    enum exchange_state state;
-    bool suspended, gone, expired, streaming, stream_ended, close_after;
-    struct bytes body; // the request's; later the part of a stream that is not sent yet
-    size_t body_seen, sent;
-    int64_t deadline_ns, since_ns;
-    struct {
-        char name[32], value[160];
-    } headers[HEADERS_MAX];
-    int n_headers;
-    unsigned code;
-    const char *content_type; // static text
-    struct bytes reply;
-    stream_producer produce;
-    void *attached;
-    void (*on_close)(void *attached, bool answered);
+    struct bytes bytes;
 };
 
 // ---- running libmicrohttpd ---------------------------------------------------------------------
 
 static void on_timer(uv_timer_t *timer);
 
-static void run_due(struct listener *l)
+void http_run_due(struct listener *l)
 {
     MHD_UNSIGNED_LONG_LONG ms = 0;
     // a few rounds at once for what is ready; then the loop's other work has its turn
@@ -95,18 +51,17 @@ static void run_due(struct listener *l)
 
 static void on_timer(uv_timer_t *timer)
 {
-    run_due(timer->data);
+    http_run_due(timer->data);
 }
 
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
     (void)status;
     (void)events;
-    run_due(poll->data);
+    http_run_due(poll->data);
 }
 
-// Lets the connection go on at the loop's next turn.
-static void resume(struct exchange *x)
+void exchange_resume(struct exchange *x)
 {
     if (!x->suspended) return;
     x->suspended = false;
@@ -114,23 +69,80 @@ static void resume(struct exchange *x)
     uv_timer_start(&x->listener->timer, on_timer, 0, 0);
 }
 
+// ---- connections -------------------------------------------------------------------------------
+
+static void connection_new(struct http *h, struct MHD_Connection *mhd, void **ret_context)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    struct connection *c = calloc(1, sizeof *c);
+    if (!c || !info) { // on_request() refuses it
+        free(c);
+        return;
+    }
+    c->fd = info->connect_fd;
+    c->since_ns = clock_now_ns();
+    c->next = h->connections;
+    c->link = &h->connections;
+    if (h->connections) h->connections->link = &c->next;
+    h->connections = c;
+    h->n_connections++;
+    *ret_context = c;
+}
+
+static void connection_free(struct http *h, struct connection *c)
+{
+    if (!c) return;
+    h->n_connections--;
+    *c->link = c->next;
+    if (c->next) c->next->link = c->link;
+    free(c);
+}
+
+static void on_connection(void *context, struct MHD_Connection *mhd, void **socket_context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    struct listener *l = context;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        connection_new(l->http, mhd, socket_context);
+    } else {
+        connection_free(l->http, *socket_context);
+        *socket_context = NULL;
+    }
+}
+
+static struct connection *connection_of(struct MHD_Connection *mhd)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
 // ---- exchanges ---------------------------------------------------------------------------------
 
 static struct exchange *exchange_new(struct listener *l, struct MHD_Connection *connection)
 {
-    struct exchange *x = calloc(1, sizeof *x);
+    struct connection *socket = connection_of(connection);
+    struct exchange *x = socket ? calloc(1, sizeof *x) : NULL;
     if (!x) return NULL;
     struct http *h = l->http;
+    socket->exchange = x;
+    socket->used = true;
     x->listener = l;
     x->connection = connection;
+    x->socket = socket;
     x->since_ns = clock_now_ns();
     x->deadline_ns = clock_deadline_ns(1000LL * h->options.request_timeout_s);
-    x->next = h->first;
-    x->link = &h->first;
-    if (h->first) h->first->link = &x->next;
-    h->first = x;
     h->n_exchanges++;
     return x;
+}
+
+// The request's body is needed no more.
+static void drop_body(struct exchange *x)
+{
+    x->listener->http->buffered -= x->buffered;
+    x->buffered = 0;
+    bytes_release(&x->body);
 }
 
 static void exchange_free(struct exchange *x, bool answered)
@@ -139,10 +151,10 @@ static void exchange_free(struct exchange *x, bool answered)
     if (x->route && x->route->path)
         log_debug("%s %s: %u, %.1f ms%s", x->route->method, x->route->path, x->code,
                   clock_ms_since(x->since_ns), answered ? "" : ", the client had left");
-    *x->link = x->next;
-    if (x->next) x->next->link = x->link;
+    x->socket->exchange = NULL;
+    x->socket->since_ns = clock_now_ns();
     x->listener->http->n_exchanges--;
-    bytes_release(&x->body);
+    drop_body(x);
     bytes_release(&x->reply);
     free(x);
 }
@@ -151,6 +163,32 @@ const char *exchange_body(const struct exchange *x, size_t *ret_len)
 {
     *ret_len = x->body.len;
     return bytes_text(&x->body);
+}
+
+struct http_body *exchange_take_body(struct exchange *x)
+{
+    struct http_body *body = malloc(sizeof *body);
+    if (!body) return NULL;
+    *body = (struct http_body){.http = x->listener->http, .bytes = x->body};
+    body->http->users++;
+    x->body = (struct bytes)BYTES_INIT;
+    x->buffered = 0;
+    return body;
+}
+
+const char *http_body_text(const struct http_body *body, size_t *ret_len)
+{
+    *ret_len = body->bytes.len;
+    return bytes_text(&body->bytes);
+}
+
+void http_body_free(struct http_body *body)
+{
+    if (!body) return;
+    body->http->buffered -= body->bytes.len;
+    bytes_release(&body->bytes);
+    http_unref(body->http);
+    free(body);
 }
 
 const char *exchange_rest(const struct exchange *x)
@@ -203,8 +241,8 @@ void exchange_reply(struct exchange *x, unsigned code, const char *content_type,
     x->content_type = content_type;
     x->reply = *body;
     *body = (struct bytes)BYTES_INIT;
-    bytes_release(&x->body);
-    resume(x);
+    drop_body(x);
+    exchange_resume(x);
 }
 
 void exchange_reply_json(struct exchange *x, unsigned code, json_t *value)
@@ -231,28 +269,13 @@ static json_t *quoted_word(const char *sentence)
     return word ? word : json_null();
 }
 
-// A sentence may quote what a client sent, cut anywhere: JSON needs whole characters.
-static json_t *clean_string(const char *sentence)
-{
-    struct bytes text = BYTES_INIT;
-    size_t len = strlen(sentence);
-    for (size_t i = 0; i < len;) {
-        int n = utf8_sequence(sentence + i, len - i);
-        bytes_append(&text, n > 0 ? sentence + i : "?", n > 0 ? (size_t)n : 1);
-        i += n > 0 ? (size_t)n : 1;
-    }
-    json_t *string = json_stringn(bytes_text(&text), text.len);
-    bytes_release(&text);
-    return string;
-}
-
 // `name` is OpenAI's word for the fault, where clients look for one; NULL: "code" is the status.
 static void error_object(struct bytes *to, unsigned code, const char *name, const char *type,
                          const char *sentence)
 {
     json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
     json_t *object =
-        json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message", clean_string(sentence), "type",
+        json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message", json_clean_string(sentence), "type",
                   type, "param", param, "code", name ? json_string(name) : json_integer(code));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     bytes_puts(to, text ? text : "{\"error\":{\"message\":\"out of memory\"}}");
@@ -318,13 +341,13 @@ void exchange_stream(struct exchange *x, const char *content_type, stream_produc
     x->content_type = content_type;
     x->streaming = true;
     x->produce = produce;
-    bytes_release(&x->body);
-    resume(x);
+    drop_body(x);
+    exchange_resume(x);
 }
 
 void exchange_wake(struct exchange *x)
 {
-    if (x->streaming) resume(x);
+    if (x->streaming) exchange_resume(x);
 }
 
 // ---- libmicrohttpd's callbacks -----------------------------------------------------------------
@@ -380,20 +403,62 @@ static enum MHD_Result queue_reply(struct exchange *x)
     return result;
 }
 
-static bool key_is_right(const struct listener *l, struct MHD_Connection *connection)
+static const char *header_of(const struct exchange *x, const char *name)
 {
-    const char *key = l->http->options.api_key;
-    if (!l->needs_key || !key) return true;
-    const char *given = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization");
+    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+}
+
+static bool key_is_right(const struct exchange *x)
+{
+    const char *key = x->listener->http->options.api_key;
+    const char *given = header_of(x, "Authorization");
     if (!given || strncasecmp(given, "Bearer ", 7) != 0) return false;
     given += 7;
     return strlen(given) == strlen(key) && CRYPTO_memcmp(given, key, strlen(key)) == 0;
 }
 
+// Refuses what this client may not ask for: then the exchange has its answer. The Unix socket's
+// file mode has decided for its clients. TCP asks for the key; without one, whoever is on this
+// machine may come, so that what changes the server is not to be had there, and web pages are kept
+// out.
+static void check_access(struct exchange *x)
+{
+    const struct http_options *o = &x->listener->http->options;
+    enum http_access access = x->route ? x->route->access : HTTP_NEEDS_KEY;
+    if (!x->listener->tcp) return;
+    if (o->api_key) {
+        if (access == HTTP_OPEN || key_is_right(x)) return;
+        exchange_header(x, "WWW-Authenticate", "Bearer");
+        exchange_fail(x, 401, "authentication_error",
+                      "this address needs the API key: send it as 'Authorization: Bearer KEY'");
+        return;
+    }
+    const char *host = header_of(x, "Host"), *origin = header_of(x, "Origin");
+    char sentence[400];
+    if (host && !host_is_allowed(host, o->allowed_hosts)) {
+        snprintf(sentence, sizeof sentence,
+                 "Host '%.100s' is none of this server's names: ask it as localhost, or start it "
+                 "with --allowed-hosts or --api-key-file",
+                 host);
+        exchange_fail(x, 403, "permission_error", sentence);
+    } else if (origin && !origin_is_allowed(origin, o->allowed_hosts)) {
+        snprintf(sentence, sizeof sentence,
+                 "pages of '%.100s' may not ask this server: start it with --allowed-hosts or "
+                 "--api-key-file if they are to",
+                 origin);
+        exchange_fail(x, 403, "permission_error", sentence);
+    } else if (access == HTTP_ADMIN) {
+        snprintf(sentence, sizeof sentence,
+                 "%.60s is there on the Unix socket, and on TCP only with --api-key-file",
+                 x->route->path);
+        exchange_fail(x, 403, "permission_error", sentence);
+    }
+}
+
 // The client's name for its request, where it is of printable ASCII and not too long, or a new one.
 static void name_request(struct exchange *x)
 {
-    const char *given = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "X-Request-Id");
+    const char *given = header_of(x, "X-Request-Id");
     size_t n = given ? strlen(given) : 0;
     for (size_t i = 0; i < n; i++)
         if (given[i] < 0x20 || given[i] > 0x7e) n = 0;
@@ -434,11 +499,9 @@ static void find_route(struct exchange *x, const char *url, const char *method)
         }
         snprintf(allow, sizeof allow, "%s%s", r->method, strcmp(r->method, "GET") ? "" : ", HEAD");
     }
-    if ((!x->route || !x->route->open) && !key_is_right(x->listener, x->connection)) {
-        exchange_header(x, "WWW-Authenticate", "Bearer");
-        exchange_fail(x, 401, "authentication_error",
-                      "this address needs the API key: send it as 'Authorization: Bearer KEY'");
-    } else if (!x->route && allow[0]) {
+    check_access(x);
+    if (exchange_answered(x)) return;
+    if (!x->route && allow[0]) {
         exchange_header(x, "Allow", allow);
         snprintf(sentence, sizeof sentence, "%.100s takes %s, not %.20s", url, allow, method);
         exchange_fail(x, 405, "invalid_request_error", sentence);
@@ -461,25 +524,40 @@ static void fail_too_large(struct exchange *x)
 // to send it, or would send more than is worth reading.
 static bool answer_early(struct exchange *x)
 {
-    struct MHD_Connection *c = x->connection;
-    const char *expect = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Expect");
-    const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
+    const char *expect = header_of(x, "Expect"), *length = header_of(x, "Content-Length");
     unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
     if (!exchange_answered(x) && n > x->listener->http->options.max_body) fail_too_large(x);
-    return exchange_answered(x) && (expect || n > DRAIN_BYTES || x->code == 401);
+    return exchange_answered(x) && (expect || n > DRAIN_BYTES || x->code == 401 || x->code == 403);
+}
+
+static void fail_no_room(struct exchange *x)
+{
+    char sentence[160];
+    snprintf(sentence, sizeof sentence,
+             "the bodies of the requests under way are over %zu bytes together (--max-buffered); "
+             "try again later",
+             x->listener->http->options.max_buffered);
+    exchange_fail(x, 429, "rate_limit_error", sentence);
 }
 
 static enum MHD_Result take_body(struct exchange *x, const char *data, size_t *size)
 {
+    struct http *h = x->listener->http;
     size_t n = *size;
     *size = 0;
     x->body_seen += n;
     if (exchange_answered(x)) // refused already: read on, so that the client gets to its answer
-        return x->body_seen <= DRAIN_BYTES + x->listener->http->options.max_body ? MHD_YES : MHD_NO;
-    if (x->body_seen > x->listener->http->options.max_body) {
+        return x->body_seen <= DRAIN_BYTES + h->options.max_body ? MHD_YES : MHD_NO;
+    if (x->body_seen > h->options.max_body) {
         fail_too_large(x);
         return MHD_YES;
     }
+    if (h->buffered + n > h->options.max_buffered) {
+        fail_no_room(x);
+        return MHD_YES;
+    }
+    h->buffered += n;
+    x->buffered += n;
     bytes_append(&x->body, data, n);
     return bytes_status(&x->body) == ST_OK ? MHD_YES : MHD_NO;
 }
@@ -501,6 +579,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     }
     if (*size > 0) return take_body(x, data, size);
     if (x->gone) return MHD_NO;
+    x->received = true;
     if (x->state == READING) {
         x->state = WAITING;
         x->deadline_ns = clock_deadline_ns(1000LL * l->http->options.request_timeout_s);
@@ -524,64 +603,6 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     *con_cls = NULL;
 }
 
-// ---- clients that left, and answers overdue ----------------------------------------------------
-
-static void expire(struct exchange *x)
-{
-    x->expired = true;
-    if (x->state == WAITING)
-        exchange_fail(x, 504, "timeout_error",
-                      "the answer took longer than --request-timeout allows");
-    else
-        resume(x); // a stream's producer sees exchange_expired()
-}
-
-static int exchange_fd(const struct exchange *x)
-{
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    return info ? info->connect_fd : -1;
-}
-
-static bool sweep_room(struct http *h)
-{
-    if (h->polled_cap >= h->n_exchanges) return true;
-    int cap = h->n_exchanges * 2;
-    struct pollfd *polled = realloc(h->polled, (size_t)cap * sizeof *polled);
-    if (polled) h->polled = polled;
-    struct exchange **for_ = realloc(h->polled_for, (size_t)cap * sizeof *for_);
-    if (for_) h->polled_for = for_;
-    if (!polled || !for_) return false;
-    h->polled_cap = cap;
-    return true;
-}
-
-static void on_sweep(uv_timer_t *timer)
-{
-    struct http *h = timer->data;
-    int64_t now = clock_now_ns();
-    int n = 0;
-    if (!sweep_room(h)) return;
-    for (struct exchange *x = h->first; x; x = x->next) {
-        if (x->state == READING || (x->state == REPLY_READY && !x->streaming)) {
-            // libmicrohttpd's time-out starts anew with every byte; this one does not
-            int64_t limit = 10LL * h->options.idle_timeout_s * NS_PER_S;
-            if (now - x->since_ns > limit) shutdown(exchange_fd(x), SHUT_RDWR);
-            continue;
-        }
-        if (now > x->deadline_ns && !x->expired && (x->state == WAITING || x->streaming)) expire(x);
-        if (!x->suspended) continue;
-        h->polled[n] = (struct pollfd){.fd = exchange_fd(x), .events = POLLRDHUP};
-        h->polled_for[n++] = x;
-    }
-    if (n == 0 || poll(h->polled, (nfds_t)n, 0) <= 0) return;
-    for (int i = 0; i < n; i++)
-        if (h->polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) {
-            h->polled_for[i]->gone = true;
-            resume(h->polled_for[i]);
-        }
-}
-
 // ---- the whole ---------------------------------------------------------------------------------
 
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret)
@@ -590,26 +611,24 @@ enum status http_new(uv_loop_t *loop, const struct http_options *options, struct
     if (!h) return status_fail(ST_NO_MEMORY, "out of memory");
     h->loop = loop;
     h->options = *options;
-    uv_timer_init(loop, &h->sweep);
-    h->sweep.data = h;
-    h->open_handles = 1;
-    uv_timer_start(&h->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+    sweep_start(h);
     *ret = h;
     return ST_OK;
 }
 
-enum status http_listen(struct http *h, int fd, bool needs_key)
+enum status http_listen(struct http *h, int fd, bool tcp)
 {
     if (h->n_listeners == LISTENERS_MAX) return status_fail(ST_INVALID, "too many listeners");
     struct listener *l = &h->listeners[h->n_listeners];
     l->http = h;
-    l->needs_key = needs_key;
+    l->tcp = tcp;
     l->daemon = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, l,
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, l,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->options.max_connections,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->options.idle_timeout_s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, l, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)h->options.max_connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)h->options.idle_timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)CONNECTION_BYTES, MHD_OPTION_END);
     if (!l->daemon) return status_fail(ST_IO, "cannot start the HTTP server (libmicrohttpd)");
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
     int e = info ? uv_poll_init(h->loop, &l->poll, info->epoll_fd) : UV_EINVAL;
@@ -620,7 +639,7 @@ enum status http_listen(struct http *h, int fd, bool needs_key)
     uv_timer_init(h->loop, &l->timer);
     l->poll.data = l->timer.data = l;
     h->n_listeners++;
-    h->open_handles += 2;
+    h->users += 2;
     uv_poll_start(&l->poll, UV_READABLE, on_poll);
     uv_timer_start(&l->timer, on_timer, 0, 0);
     return ST_OK;
@@ -631,13 +650,16 @@ int http_open_exchanges(const struct http *h)
     return h->n_exchanges;
 }
 
+void http_unref(struct http *h)
+{
+    if (--h->users > 0) return;
+    free(h->polled);
+    free(h);
+}
+
 static void on_handle_closed(uv_handle_t *handle)
 {
-    struct http *h = handle->data;
-    if (--h->open_handles > 0) return;
-    free(h->polled);
-    free(h->polled_for);
-    free(h);
+    http_unref(handle->data);
 }
 
 void http_close(struct http *h)
@@ -646,9 +668,10 @@ void http_close(struct http *h)
     // libmicrohttpd ends the program if it is stopped with connections suspended: those that sleep
     // are woken, and in the last round none may go to sleep, and no new one begin.
     h->closing = true;
-    for (struct exchange *x = h->first; x; x = x->next) {
-        x->gone = true;
-        resume(x);
+    for (struct connection *c = h->connections; c; c = c->next) {
+        if (!c->exchange) continue;
+        c->exchange->gone = true;
+        exchange_resume(c->exchange);
     }
     for (int i = 0; i < h->n_listeners; i++) {
         struct listener *l = &h->listeners[i];

@@ -17,32 +17,45 @@ struct http;
 struct exchange; // one request and its answer; gone after on_close
 
 typedef void (*http_handler)(void *context, struct exchange *x);
+// Who may ask, over TCP; on the Unix socket everybody may.
+enum http_access {
+    HTTP_NEEDS_KEY, // the API key, where there is one
+    HTTP_OPEN,      // anybody
+    HTTP_ADMIN      // changes the server or shows its insides: only with an API key
+};
 struct http_route {
     const char *method, *path; // "GET" also serves HEAD; path NULL ends the table; "/a/*": all
                                // below /a/ (exchange_rest)
     http_handler handle;
-    bool open; // needs no API key
+    enum http_access access;
 };
 
 struct http_options {
     const struct http_route *routes;
     void *context;
-    const char *api_key; // for listeners that need one; NULL: none
-    size_t max_body;     // bytes
+    const char *api_key;              // for TCP; NULL: none
+    const char *const *allowed_hosts; // beside loopback's, without a key; NULL-ended, or NULL
+    size_t max_body, max_buffered;    // bytes: of one request, of all under way
     int max_connections;
-    int idle_timeout_s;    // no byte from or to the client
+    int idle_timeout_s;    // no byte from or to the client (sweep.c: every phase has an end)
     int request_timeout_s; // from the whole request to the end of its answer
 };
 
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret);
 // Takes a listening socket over. At most two.
-enum status http_listen(struct http *h, int fd, bool needs_key);
+enum status http_listen(struct http *h, int fd, bool tcp);
 int http_open_exchanges(const struct http *h);
-void http_close(
-    struct http *h); // ends every connection; memory goes when the loop has run once more
+void http_close(struct http *h); // ends every connection; memory goes when the loop has run once
+                                 // more, and with the last body that was taken
 
 // ---- one exchange ------------------------------------------------------------------------------
 const char *exchange_body(const struct exchange *x, size_t *ret_len);
+// The body for work that may outlive the exchange, which has none any more; NULL: out of memory.
+// Its text may be read by another thread; it is freed on the loop's.
+struct http_body;
+struct http_body *exchange_take_body(struct exchange *x);
+const char *http_body_text(const struct http_body *body, size_t *ret_len);
+void http_body_free(struct http_body *body);                            // NULL is fine
 const char *exchange_query(const struct exchange *x, const char *name); // NULL: not given
 const char *exchange_rest(const struct exchange *x); // of the path, behind a route's "/a/"
 // X-Request-Id as the client sent it, or one made up; it stands in the response's header.

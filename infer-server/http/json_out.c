@@ -121,3 +121,17 @@ void json_out_logprob(struct json_out *o, float logprob)
 {
     json_out_float(o, isinf(logprob) ? -9999.0f : logprob);
 }
+
+json_t *json_clean_string(const char *sentence)
+{
+    struct bytes text = BYTES_INIT;
+    size_t len = strlen(sentence);
+    for (size_t i = 0; i < len;) {
+        int n = utf8_sequence(sentence + i, len - i);
+        bytes_append(&text, n > 0 ? sentence + i : "?", n > 0 ? (size_t)n : 1);
+        i += n > 0 ? (size_t)n : 1;
+    }
+    json_t *string = json_stringn(bytes_text(&text), text.len);
+    bytes_release(&text);
+    return string;
+}

@@ -26,6 +26,10 @@ void json_out_string(struct json_out *o, const char *s, size_t len); // well-for
 void json_out_text(struct json_out *o, const char *s);               // NULL: null
 void json_out_value(struct json_out *o, const json_t *value);        // NULL: null
 
+// A string of any bytes (a path, what a client sent, cut anywhere) as a JSON string, which takes
+// whole characters only: "?" stands for each byte that is part of none.
+json_t *json_clean_string(const char *text);
+
 // The log-probability as OpenAI-style APIs write it: minus infinity becomes -9999.
 void json_out_logprob(struct json_out *o, float logprob);
 

@@ -39,8 +39,17 @@ static enum status take_lock(const char *path, int *ret_fd)
     struct stat by_name, by_fd;
     snprintf(lock, sizeof lock, "%s.lock", path);
     for (;;) {
-        int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        if (fd < 0) return status_fail(ST_IO, "%s: %s", lock, strerror(errno));
+        // a link, or another user's file, could let that user keep the lock, or lead it elsewhere
+        int fd = open(lock, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+        if (fd < 0)
+            return status_fail(ST_IO, "%s: %s", lock,
+                               errno == ELOOP ? "it is a link, which is not followed: remove it"
+                                              : strerror(errno));
+        enum status st = file_check_owner(fd, lock);
+        if (st != ST_OK) {
+            close(fd);
+            return st;
+        }
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             close(fd);
             return status_fail(ST_BUSY,
@@ -49,7 +58,8 @@ static enum status take_lock(const char *path, int *ret_fd)
                                path);
         }
         // its last holder removes the file: the lock counts only if the name still leads to it
-        if (fstat(fd, &by_fd) == 0 && stat(lock, &by_name) == 0 && by_fd.st_ino == by_name.st_ino) {
+        if (fstat(fd, &by_fd) == 0 && lstat(lock, &by_name) == 0 &&
+            by_fd.st_ino == by_name.st_ino) {
             *ret_fd = fd;
             return ST_OK;
         }
@@ -134,7 +144,7 @@ static bool is_loopback(const struct sockaddr *address)
     return false;
 }
 
-static enum status split_address(const char *address, char host[256], char port[16])
+enum status listen_split(const char *address, char host[256], char port[16])
 {
     const char *colon = strrchr(address, ':');
     size_t n = colon ? (size_t)(colon - address) : 0;
@@ -168,7 +178,7 @@ enum status tcp_listen(const char *address, bool may_be_public, int *ret_fd, int
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int fd = -1, yes = 1;
     enum status st;
-    CHECK(split_address(address, host, port));
+    CHECK(listen_split(address, host, port));
     int e = getaddrinfo(host, port, &hints, &found);
     if (e != 0) {
         st = status_fail(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));

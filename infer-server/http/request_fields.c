@@ -4,6 +4,7 @@
 #include "infer-server/http/request_fields.h"
 #include "common/base/log.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,9 +45,10 @@ static const struct field fields[] = {
     {"add_generation_prompt", CHATS, READ},
     {"continue_final_message", CHATS, READ},
     {"chat_template", CHATS, ABSENT},
-    {"chat_template_kwargs", CHATS, "[{}]"},
+    {"chat_template_kwargs", CHATS, READ},
     {"documents", CHATS, "[[]]"},
-    {"tools", CHATS | SAMPLED, "[[]]"},
+    {"tools", CHATS, READ},
+    {"tools", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_SAMPLING, "[[]]"},
     {"functions", CHATS | SAMPLED, "[[]]"},
     {"tool_choice", PLACE_CHAT, "[\"none\",\"auto\"]"},
     {"function_call", PLACE_CHAT, "[\"none\",\"auto\"]"},
@@ -223,6 +225,10 @@ static const char *place_name(enum field_place place)
     return "this request";
 }
 
+// Large bodies are parsed by several threads at once (body_work.h).
+static pthread_mutex_t logging = PTHREAD_MUTEX_INITIALIZER;
+
+// With the lock.
 static void log_once(struct unknown_fields *unknown, const char *name, const char *place)
 {
     const int most = (int)(sizeof unknown->logged / sizeof *unknown->logged);
@@ -246,9 +252,11 @@ enum status request_fields_check(const json_t *object, enum field_place place,
         enum status st = ST_OK;
         if (f)
             st = check_value(f, value);
-        else if (unknown && unknown->accept)
+        else if (unknown && unknown->accept) {
+            pthread_mutex_lock(&logging);
             log_once(unknown, name, place_name(place));
-        else
+            pthread_mutex_unlock(&logging);
+        } else
             st = status_fail(ST_INVALID,
                              "request: \"%.64s\" is no field of %s: leave it out (docs/protocol.md "
                              "has the list; --unknown-fields warn lets all pass)",

@@ -24,30 +24,30 @@
 #define STUCK_MIN_MS 30000
 
 static const struct http_route routes[] = {
-    {"GET", "/health", handle_health, true},
-    {"GET", "/version", handle_version, false},
-    {"GET", "/v1/models", handle_models, false},
-    {"GET", "/v1/models/*", handle_model, false},
-    {"POST", "/v1/completions", handle_completions, false},
-    {"POST", "/v1/chat/completions", handle_chat, false},
-    {"POST", "/v1/rollouts", handle_rollouts, false},
-    {"POST", "/generate", handle_generate, false},
-    {"POST", "/inference/v1/generate", handle_inference, false},
-    {"POST", "/tokenize", handle_tokenize, false},
-    {"POST", "/detokenize", handle_detokenize, false},
-    {"GET", "/tokenizer_info", handle_tokenizer_info, false},
-    {"GET", "/metrics", handle_metrics, false},
-    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, false},
-    {"GET", "/bridge/info", handle_bridge_info, false},
-    {"POST", "/bridge/pause", handle_bridge_pause, false},
-    {"POST", "/bridge/resume", handle_bridge_resume, false},
-    {"POST", "/reload", handle_reload, false},
-    {"POST", "/v1/load_lora_adapter", handle_adapters, false},
-    {"POST", "/v1/unload_lora_adapter", handle_adapters, false},
-    {"POST", "/lora/load", handle_adapters, false},
-    {"POST", "/lora/unload", handle_adapters, false},
-    {"GET", "/lora/status", handle_adapters, false},
-    {NULL, NULL, NULL, false},
+    {"GET", "/health", handle_health, HTTP_OPEN},
+    {"GET", "/version", handle_version, HTTP_NEEDS_KEY},
+    {"GET", "/v1/models", handle_models, HTTP_NEEDS_KEY},
+    {"GET", "/v1/models/*", handle_model, HTTP_NEEDS_KEY},
+    {"POST", "/v1/completions", handle_completions, HTTP_NEEDS_KEY},
+    {"POST", "/v1/chat/completions", handle_chat, HTTP_NEEDS_KEY},
+    {"POST", "/v1/rollouts", handle_rollouts, HTTP_NEEDS_KEY},
+    {"POST", "/generate", handle_generate, HTTP_NEEDS_KEY},
+    {"POST", "/inference/v1/generate", handle_inference, HTTP_NEEDS_KEY},
+    {"POST", "/tokenize", handle_tokenize, HTTP_NEEDS_KEY},
+    {"POST", "/detokenize", handle_detokenize, HTTP_NEEDS_KEY},
+    {"GET", "/tokenizer_info", handle_tokenizer_info, HTTP_NEEDS_KEY},
+    {"GET", "/metrics", handle_metrics, HTTP_NEEDS_KEY},
+    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, HTTP_NEEDS_KEY},
+    {"GET", "/bridge/info", handle_bridge_info, HTTP_ADMIN},
+    {"POST", "/bridge/pause", handle_bridge_pause, HTTP_ADMIN},
+    {"POST", "/bridge/resume", handle_bridge_resume, HTTP_ADMIN},
+    {"POST", "/reload", handle_reload, HTTP_ADMIN},
+    {"POST", "/v1/load_lora_adapter", handle_adapters, HTTP_ADMIN},
+    {"POST", "/v1/unload_lora_adapter", handle_adapters, HTTP_ADMIN},
+    {"POST", "/lora/load", handle_adapters, HTTP_ADMIN},
+    {"POST", "/lora/unload", handle_adapters, HTTP_ADMIN},
+    {"GET", "/lora/status", handle_adapters, HTTP_ADMIN},
+    {NULL, NULL, NULL, HTTP_NEEDS_KEY},
 };
 
 // ---- the model's facts -------------------------------------------------------------------------
@@ -113,9 +113,10 @@ static enum status read_tokenizer(struct server *s, const char *folder)
     st = tokenizer_load(folder, &s->tokenizer);
     if (st == ST_OK) st = check_draft_tokenizer(s);
     if (st != ST_OK) return st;
-    const char *name = s->options->chat_template;
-    st = chat_template_find(folder, name, &s->chat);
-    if (st == ST_OK || name) return st;
+    const struct chat_template_choice *choice = &s->options->chat_template;
+    st = chat_template_find(folder, choice, &s->chat);
+    if (st == ST_OK) log_info("chat template: %s", chat_template_source(s->chat));
+    if (st == ST_OK || choice->name || choice->file) return st;
     snprintf(s->why_no_chat, sizeof s->why_no_chat, "%s", status_message());
     log_warn("chat is off: %s", s->why_no_chat);
     return ST_OK;
@@ -242,7 +243,9 @@ static enum status start_http(struct server *s)
     const struct http_options options = {.routes = routes,
                                          .context = s,
                                          .api_key = o->api_key,
+                                         .allowed_hosts = o->allowed_hosts,
                                          .max_body = (size_t)o->max_body,
+                                         .max_buffered = (size_t)o->max_buffered,
                                          .max_connections = o->max_connections,
                                          .idle_timeout_s = o->idle_timeout_s,
                                          .request_timeout_s = o->request_timeout_s};

@@ -1,11 +1,14 @@
 /* shared.c: POSIX shared memory for the CPU backend. The name is the handle. The maker takes the
  * name exclusively and reserves every page at once, so that a full /dev/shm is an error here and
- * not a SIGBUS at the first write; its free unlinks the name. Openers check the size before they
- * map. */
+ * not a SIGBUS at the first write; its free unlinks the name. It holds a lock on it (flock), which
+ * the kernel lets go when it dies: so another process can tell what a killed one left, whatever PID
+ * namespace that was in. Openers check owner and size before they map. */
 #include "kernels/cpu/cpu.h"
+#include "common/base/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -41,6 +44,25 @@ static enum status reserve(int fd, const struct shared_memory *memory)
                        err == ENOSPC ? " (remove what is left there, or mount it larger)" : "");
 }
 
+// A new segment, and its lock. Who looks for what the dead left may come between the two and take
+// the name away: then there is another one to be made.
+static int create_locked(const char *name)
+{
+    for (int attempt = 0; attempt < 10; attempt++) {
+        struct stat held, named;
+        int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+        if (fd < 0) return -1;
+        int now_fd = flock(fd, LOCK_EX) == 0 ? shm_open(name, O_RDONLY | O_CLOEXEC, 0) : -1;
+        bool same = now_fd >= 0 && fstat(fd, &held) == 0 && fstat(now_fd, &named) == 0 &&
+                    held.st_ino == named.st_ino;
+        if (now_fd >= 0) close(now_fd);
+        if (same) return fd;
+        close(fd);
+    }
+    errno = EAGAIN;
+    return -1;
+}
+
 enum status cpu_shared_create(struct device *dev, const char *name, struct shared_memory *memory)
 {
     (void)dev;
@@ -51,7 +73,7 @@ enum status cpu_shared_create(struct device *dev, const char *name, struct share
                            strlen(name), sizeof memory->handle - 2);
     enum status st = check_name(memory->handle);
     if (st != ST_OK) return st;
-    int fd = shm_open(memory->handle, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    int fd = create_locked(memory->handle);
     if (fd < 0 && errno == EEXIST)
         return status_fail(ST_BUSY,
                            "shared memory %s exists already: another process made it, or one that "
@@ -62,7 +84,9 @@ enum status cpu_shared_create(struct device *dev, const char *name, struct share
                            strerror(errno));
     st = reserve(fd, memory);
     if (st == ST_OK) st = map(fd, memory);
-    if (st != ST_OK) shm_unlink(memory->handle);
+    memory->lock_fd = fd;
+    if (st == ST_OK) return ST_OK;
+    shm_unlink(memory->handle);
     close(fd);
     return st;
 }
@@ -81,13 +105,13 @@ enum status cpu_shared_open(struct device *dev, struct shared_memory *memory)
         return status_fail(ST_IO, "shared memory %s: cannot open: %s", memory->handle,
                            strerror(errno));
     struct stat info;
-    if (fstat(fd, &info))
+    st = status_context(file_check_owner(fd, memory->handle), "shared memory");
+    if (st == ST_OK && fstat(fd, &info))
         st = status_fail(ST_IO, "shared memory %s: fstat: %s", memory->handle, strerror(errno));
-    else if ((size_t)info.st_size != memory->bytes)
+    else if (st == ST_OK && (size_t)info.st_size != memory->bytes)
         st = status_fail(ST_MISMATCH, "shared memory %s has %lld bytes, not the %zu expected",
                          memory->handle, (long long)info.st_size, memory->bytes);
-    else
-        st = map(fd, memory);
+    if (st == ST_OK) st = map(fd, memory);
     close(fd);
     return st;
 }
@@ -95,5 +119,7 @@ enum status cpu_shared_open(struct device *dev, struct shared_memory *memory)
 void cpu_shared_close(struct shared_memory *memory)
 {
     munmap(memory->data, memory->bytes);
-    if (memory->maker) shm_unlink(memory->handle);
+    if (!memory->maker) return;
+    shm_unlink(memory->handle);
+    close(memory->lock_fd);
 }

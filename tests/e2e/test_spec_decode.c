@@ -478,9 +478,8 @@ static void greedy_with_and_without(void **state)
 static int start(void **state)
 {
     (void)state;
-    daemon_start(
-        &d, daemon_model(test_folder(), true, 7),
-        (const char *const[]){"--draft-length", "fixed", "--chat-template", "chatml", NULL});
+    daemon_start(&d, daemon_model(test_folder(), true, 7),
+                 (const char *const[]){"--draft-length", "fixed", NULL});
     return 0;
 }
 

@@ -211,6 +211,14 @@ static void the_one_command(void **state)
         json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
     assert_null(strstr(said, "####"));
     assert_true(tokens > (int)strlen(said) + 40);
+    // and the log shows it as the model saw it
+    const char *seen = json_string_value(json_object_get(rollout, "prompt_text"));
+    assert_non_null(seen);
+    assert_contains(seen, "<|im_start|>user\n");
+    assert_contains(seen, said);
+    assert_contains(seen, "####");
+    assert_log(log, "chat template: ");
+    assert_log(daemon.log, "chat template: ");
     json_decref(rollout);
 
     // as they are, on request
@@ -273,7 +281,7 @@ static void warm_start_and_train(void **state)
     assert_log(log, "8 prompts");
     // the same with a template needs a chat template, and says where from
     assert_int_equal(train(folder, "chat", &daemon, OPTIONS("--chat")), 1);
-    assert_log(log, "pick one with --chat-template");
+    assert_log(log, "--chat-template-file");
     assert_int_equal(daemon_stop(&daemon), 0);
     daemon_kill(&daemon);
 }

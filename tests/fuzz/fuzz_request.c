@@ -21,8 +21,8 @@ static void make_tokenizer(void)
     if (tokenizer_parse("tokenizer.json", text, strlen(text), config_text, strlen(config_text),
                         NULL, 0, NULL, &tokenizer) != ST_OK)
         abort();
-    if (chat_template_parse("tokenizer_config.json", template_text, NULL, NULL, NULL, &chat) !=
-        ST_OK)
+    if (chat_template_parse("tokenizer_config.json", template_text, strlen(template_text), NULL,
+                            &chat) != ST_OK)
         abort();
     free(text);
     free(config_text);

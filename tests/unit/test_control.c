@@ -2,6 +2,7 @@
  * forked children are writers, and they are killed or stopped at every stage of an update. */
 #include "bridge/control.h"
 #include "common/base/clock.h"
+#include "tests/support/control_test.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,75 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define HASH    "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define WEIGHTS 65536
-#define LONG_MS 10000
-
-static char page_name[64];
-
-static struct control *create_loaded(void)
-{
-    struct control *c = NULL;
-    snprintf(page_name, sizeof page_name, "/commonweight-test-%d", (int)getpid());
-    assert_int_equal(control_create(page_name, HASH, &c), ST_OK);
-    control_owner_update_end(c);
-    return c;
-}
-
-static void end(struct control *c)
-{
-    control_end(c);
-    control_free(c);
-}
-
-// Forks a writer; a child that outlives the test is killed with it.
-static pid_t fork_child(void)
-{
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
-    return pid;
-}
-
-static void wait_dead(pid_t pid) // dead, but still a zombie
-{
-    siginfo_t info;
-    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
-}
-
-static int exit_status(pid_t pid)
-{
-    int status = 0;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-static struct control *open_writer(void) // in a child: exits where it fails
-{
-    struct control *c = NULL;
-    if (control_open(page_name, HASH, &c) != ST_OK || control_lease_take(c) != ST_OK) {
-        fprintf(stderr, "child: %s\n", status_message());
-        _exit(90);
-    }
-    return c;
-}
-
-// The engine's loop until something happened; times out loudly.
-static enum control_event engine_until_event(struct control *c)
-{
-    int64_t deadline = clock_deadline_ns(LONG_MS);
-    while (clock_now_ns() < deadline) {
-        uint32_t seen = control_bell(c);
-        control_heartbeat(c);
-        enum control_event event = CONTROL_NONE;
-        if (control_quiet_requested(c)) event = control_grant_quiet(c);
-        if (event == CONTROL_NONE) event = control_check_writer(c);
-        if (event != CONTROL_NONE) return event;
-        control_wait(c, seen, 20);
-    }
-    fail_msg("nothing happened within %d ms", LONG_MS);
-    return CONTROL_NONE;
-}
 
 static void assert_says(const char *words)
 {
@@ -101,8 +34,8 @@ static void test_starts_at_two(void **state)
     (void)state;
     struct control *c = NULL;
     struct control_facts f;
-    snprintf(page_name, sizeof page_name, "/commonweight-test-%d", (int)getpid());
-    assert_int_equal(control_create(page_name, HASH, &c), ST_OK);
+    snprintf(control_test_page, CONTROL_TEST_NAME, "/commonweight-test-%d", (int)getpid());
+    assert_int_equal(control_create(control_test_page, CONTROL_TEST_HASH, &c), ST_OK);
     assert_int_equal(control_version(c), 1);
     control_facts(c, &f);
     assert_false(f.torn); // being loaded
@@ -114,39 +47,39 @@ static void test_starts_at_two(void **state)
     assert_true(f.owner_alive);
     assert_int_equal(f.owner_pid, getpid());
     assert_int_equal(f.writer_pid, 0);
-    assert_string_equal(f.layout_hash, HASH);
+    assert_string_equal(f.layout_hash, CONTROL_TEST_HASH);
     control_owner_update_begin(c);
     assert_int_equal(control_version(c), 3);
     control_facts(c, &f);
     assert_false(f.torn); // a reload
     control_owner_update_end(c);
     assert_int_equal(control_version(c), 4);
-    end(c);
+    control_test_end(c);
 }
 
 static void test_one_owner(void **state)
 {
     (void)state;
-    struct control *c = create_loaded(), *second = NULL;
-    assert_int_equal(control_create(page_name, HASH, &second), ST_BUSY);
+    struct control *c = control_test_owner(), *second = NULL;
+    assert_int_equal(control_create(control_test_page, CONTROL_TEST_HASH, &second), ST_BUSY);
     assert_says("another daemon uses this bridge");
     assert_null(second);
-    end(c);
+    control_test_end(c);
 
     // A killed owner's page is replaced.
-    pid_t pid = fork_child();
+    pid_t pid = control_test_fork();
     if (pid == 0) {
         struct control *child = NULL;
-        if (control_create(page_name, HASH, &child) != ST_OK) _exit(1);
+        if (control_create(control_test_page, CONTROL_TEST_HASH, &child) != ST_OK) _exit(1);
         kill(getpid(), SIGKILL);
     }
-    wait_dead(pid);
-    assert_int_equal(control_open(page_name, HASH, &c), ST_PEER_GONE);
+    control_test_dead(pid);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &c), ST_PEER_GONE);
     assert_says("died");
-    assert_int_equal(control_create(page_name, HASH, &c), ST_OK);
-    assert_int_equal(exit_status(pid), 128 + SIGKILL);
-    end(c);
-    assert_int_equal(control_open(page_name, HASH, &c), ST_NOT_FOUND);
+    assert_int_equal(control_create(control_test_page, CONTROL_TEST_HASH, &c), ST_OK);
+    assert_int_equal(control_test_status(pid), 128 + SIGKILL);
+    control_test_end(c);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &c), ST_NOT_FOUND);
 }
 
 static void write_shm(const char *name, const char *text, size_t size)
@@ -161,30 +94,31 @@ static void write_shm(const char *name, const char *text, size_t size)
 static void test_open_errors(void **state)
 {
     (void)state;
-    struct control *c = create_loaded(), *other = NULL;
+    struct control *c = control_test_owner(), *other = NULL;
     char wrong[65];
     memset(wrong, 'f', 64);
     wrong[64] = 0;
-    assert_int_equal(control_open(page_name, wrong, &other), ST_MISMATCH);
+    assert_int_equal(control_open(control_test_page, wrong, &other), ST_MISMATCH);
     assert_says("layout");
-    assert_int_equal(control_open("no-slash", HASH, &other), ST_INVALID);
-    assert_int_equal(control_open("/a/b", HASH, &other), ST_INVALID);
-    assert_int_equal(control_open("/commonweight-test-none", HASH, &other), ST_NOT_FOUND);
+    assert_int_equal(control_open("no-slash", CONTROL_TEST_HASH, &other), ST_INVALID);
+    assert_int_equal(control_open("/a/b", CONTROL_TEST_HASH, &other), ST_INVALID);
+    assert_int_equal(control_open("/commonweight-test-none", CONTROL_TEST_HASH, &other),
+                     ST_NOT_FOUND);
     assert_says("/commonweight-test-none");
-    end(c);
+    control_test_end(c);
 
-    write_shm(page_name, "NOTOURS!", 4096);
-    assert_int_equal(control_open(page_name, HASH, &other), ST_MISMATCH);
+    write_shm(control_test_page, "NOTOURS!", 4096);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &other), ST_MISMATCH);
     assert_says("another program");
-    assert_int_equal(control_create(page_name, HASH, &other), ST_MISMATCH);
+    assert_int_equal(control_create(control_test_page, CONTROL_TEST_HASH, &other), ST_MISMATCH);
     assert_says("remove /dev/shm/");
-    write_shm(page_name, "CWEIGHTS", 100);
-    assert_int_equal(control_open(page_name, HASH, &other), ST_MISMATCH);
+    write_shm(control_test_page, "CWEIGHTS", 100);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &other), ST_MISMATCH);
     assert_says("100 bytes");
-    write_shm(page_name, "CWEIGHTS\x63", 4096);
-    assert_int_equal(control_open(page_name, HASH, &other), ST_MISMATCH);
+    write_shm(control_test_page, "CWEIGHTS\x63", 4096);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &other), ST_MISMATCH);
     assert_says("format 99");
-    shm_unlink(page_name);
+    shm_unlink(control_test_page);
     assert_null(other);
 }
 
@@ -195,17 +129,17 @@ static void test_no_torn_read(void **state)
 {
     (void)state;
     enum { PUBLISHES = 1000 };
-    struct control *c = create_loaded();
+    struct control *c = control_test_owner();
     uint64_t *weights = mmap(NULL, WEIGHTS * sizeof *weights, PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(weights != MAP_FAILED);
     for (int i = 0; i < WEIGHTS; i++) weights[i] = 2;
-    pid_t pid = fork_child();
+    pid_t pid = control_test_fork();
     if (pid == 0) {
-        struct control *w = open_writer();
+        struct control *w = control_test_writer();
         for (int n = 0; n < PUBLISHES; n++) {
             control_heartbeat(w);
-            if (control_quiet(w, clock_deadline_ns(LONG_MS)) != ST_OK) _exit(1);
+            if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
             if (control_write_begin(w) != ST_OK) _exit(2);
             for (int i = 0; i < WEIGHTS; i++) weights[i] += 2;
             if (control_write_end(w) != ST_OK) _exit(3);
@@ -229,7 +163,7 @@ static void test_no_torn_read(void **state)
         assert_int_equal(control_version(c), version);
     }
     assert_int_equal(updates, PUBLISHES);
-    assert_int_equal(exit_status(pid), 0);
+    assert_int_equal(control_test_status(pid), 0);
     assert_int_equal(control_version(c), 2 + 2 * PUBLISHES);
     struct control_facts f;
     control_facts(c, &f);
@@ -238,7 +172,7 @@ static void test_no_torn_read(void **state)
     print_message("last publish: wait %.3f ms, write %.3f ms, pause %.3f ms\n", f.last_wait_ms,
                   f.last_write_ms, f.last_pause_ms);
     munmap(weights, WEIGHTS * sizeof *weights);
-    end(c);
+    control_test_end(c);
 }
 
 enum stage { LEASED, REQUESTED, GRANTED, ODD, EVEN, RESUMED };
@@ -258,13 +192,13 @@ static void die_at(enum stage wanted, enum stage here)
 
 static void writer_that_dies(enum stage stage)
 {
-    struct control *w = open_writer();
+    struct control *w = control_test_writer();
     die_at(stage, LEASED);
     if (stage == REQUESTED) {
         pthread_t thread;
         pthread_create(&thread, NULL, kill_soon, NULL);
     }
-    if (control_quiet(w, clock_deadline_ns(LONG_MS)) != ST_OK) _exit(1);
+    if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
     die_at(stage, GRANTED);
     if (control_write_begin(w) != ST_OK) _exit(2);
     die_at(stage, ODD);
@@ -277,26 +211,26 @@ static void writer_that_dies(enum stage stage)
 
 static void check_death(enum stage stage, enum control_event first, uint64_t version)
 {
-    struct control *c = create_loaded();
+    struct control *c = control_test_owner();
     struct control_facts f;
-    pid_t pid = fork_child();
+    pid_t pid = control_test_fork();
     if (pid == 0) writer_that_dies(stage);
-    if (stage == LEASED || stage == REQUESTED) wait_dead(pid);
+    if (stage == LEASED || stage == REQUESTED) control_test_dead(pid);
     if (stage == REQUESTED) assert_true(control_quiet_requested(c));
     int64_t start = clock_now_ns();
-    assert_int_equal(engine_until_event(c), first);
+    assert_int_equal(control_test_event(c), first);
     assert_true(clock_ms_since(start) < 1000);
     assert_int_equal(control_version(c), version);
     control_facts(c, &f);
     assert_int_equal(f.torn, first == CONTROL_TORN);
-    if (first == CONTROL_UPDATED) assert_int_equal(engine_until_event(c), CONTROL_WRITER_GONE);
-    assert_int_equal(exit_status(pid), 128 + SIGKILL);
+    if (first == CONTROL_UPDATED) assert_int_equal(control_test_event(c), CONTROL_WRITER_GONE);
+    assert_int_equal(control_test_status(pid), 128 + SIGKILL);
     assert_int_equal(control_check_writer(c), CONTROL_NONE);
     assert_false(control_quiet_requested(c));
 
     // Another writer comes: refused while the weights are torn, then works.
     struct control *next = NULL;
-    assert_int_equal(control_open(page_name, HASH, &next), ST_OK);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &next), ST_OK);
     if (first == CONTROL_TORN) {
         assert_int_equal(control_lease_take(next), ST_TORN);
         control_owner_update_begin(c);
@@ -311,11 +245,11 @@ static void check_death(enum stage stage, enum control_event first, uint64_t ver
     assert_int_equal(control_lease_take(next), ST_OK);
     control_lease_release(next);
     control_free(next);
-    pid = fork_child();
+    pid = control_test_fork();
     if (pid == 0) writer_that_dies(RESUMED);
-    assert_int_equal(engine_until_event(c), CONTROL_UPDATED);
-    assert_int_equal(exit_status(pid), 128 + SIGKILL);
-    end(c);
+    assert_int_equal(control_test_event(c), CONTROL_UPDATED);
+    assert_int_equal(control_test_status(pid), 128 + SIGKILL);
+    control_test_end(c);
 }
 
 static void test_dies_with_lease(void **state)
@@ -352,11 +286,11 @@ static void test_dies_after_resume(void **state)
 static void test_update_fails(void **state)
 {
     (void)state;
-    struct control *c = create_loaded();
-    pid_t pid = fork_child();
+    struct control *c = control_test_owner();
+    pid_t pid = control_test_fork();
     if (pid == 0) {
-        struct control *w = open_writer();
-        if (control_quiet(w, clock_deadline_ns(LONG_MS)) != ST_OK) _exit(1);
+        struct control *w = control_test_writer();
+        if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
         if (control_write_begin(w) != ST_OK) _exit(2);
         control_resume(w); // the update failed: odd
         clock_sleep_ms(200);
@@ -366,25 +300,25 @@ static void test_update_fails(void **state)
                   ? 0
                   : 3);
     }
-    assert_int_equal(engine_until_event(c), CONTROL_TORN);
+    assert_int_equal(control_test_event(c), CONTROL_TORN);
     assert_true(control_version(c) & 1);
-    assert_int_equal(exit_status(pid), 0);
+    assert_int_equal(control_test_status(pid), 0);
     assert_true(control_version(c) & 1); // its late control_write_end() changed nothing
     control_owner_update_begin(c);
     control_owner_update_end(c);
     assert_false(control_version(c) & 1);
     assert_int_equal(control_check_writer(c), CONTROL_NONE);
-    end(c);
+    control_test_end(c);
 }
 
 // ---- a writer that stands still -----------------------------------------------------------------
 
 static pid_t fork_stopping_writer(bool while_odd)
 {
-    pid_t pid = fork_child();
+    pid_t pid = control_test_fork();
     if (pid != 0) return pid;
-    struct control *w = open_writer();
-    if (control_quiet(w, clock_deadline_ns(LONG_MS)) != ST_OK) _exit(1);
+    struct control *w = control_test_writer();
+    if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
     if (while_odd && control_write_begin(w) != ST_OK) _exit(2);
     raise(SIGSTOP);
     enum status st = while_odd ? control_write_end(w) : control_write_begin(w);
@@ -399,33 +333,33 @@ static pid_t fork_stopping_writer(bool while_odd)
 static void test_stopped_before_writing(void **state)
 {
     (void)state;
-    struct control *c = create_loaded();
+    struct control *c = control_test_owner();
     control_set_heartbeat_limit(c, 300);
     pid_t pid = fork_stopping_writer(false);
-    assert_int_equal(engine_until_event(c), CONTROL_WRITER_GONE);
+    assert_int_equal(control_test_event(c), CONTROL_WRITER_GONE);
     uint64_t version = control_version(c);
     assert_int_equal(version, 4); // even, and not the number the writer knows
     kill(pid, SIGCONT);
-    assert_int_equal(exit_status(pid), 0);
+    assert_int_equal(control_test_status(pid), 0);
     assert_int_equal(control_version(c), version);
     assert_int_equal(control_check_writer(c), CONTROL_NONE);
-    end(c);
+    control_test_end(c);
 }
 
 static void test_stopped_while_writing(void **state)
 {
     (void)state;
-    struct control *c = create_loaded();
+    struct control *c = control_test_owner();
     control_set_heartbeat_limit(c, 300);
     pid_t pid = fork_stopping_writer(true);
     // It could write on when it wakes, whatever the page says: so it never does.
-    assert_int_equal(engine_until_event(c), CONTROL_TORN);
-    assert_int_equal(exit_status(pid), 128 + SIGKILL);
+    assert_int_equal(control_test_event(c), CONTROL_TORN);
+    assert_int_equal(control_test_status(pid), 128 + SIGKILL);
     control_owner_update_begin(c);
     control_owner_update_end(c);
     assert_false(control_version(c) & 1);
     assert_int_equal(control_check_writer(c), CONTROL_NONE);
-    end(c);
+    control_test_end(c);
 }
 
 // ---- leases and waiting -------------------------------------------------------------------------
@@ -433,10 +367,10 @@ static void test_stopped_while_writing(void **state)
 static void test_one_writer(void **state)
 {
     (void)state;
-    struct control *c = create_loaded(), *first = NULL, *second = NULL;
+    struct control *c = control_test_owner(), *first = NULL, *second = NULL;
     char pid[32];
-    assert_int_equal(control_open(page_name, HASH, &first), ST_OK);
-    assert_int_equal(control_open(page_name, HASH, &second), ST_OK);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &first), ST_OK);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &second), ST_OK);
     assert_int_equal(control_quiet(first, 0), ST_INVALID);
     assert_int_equal(control_write_begin(first), ST_INVALID);
     assert_int_equal(control_write_end(first), ST_INVALID);
@@ -456,44 +390,44 @@ static void test_one_writer(void **state)
     control_lease_release(second);
 
     // A dead writer's lease is taken over without the owner's help.
-    pid_t child = fork_child();
+    pid_t child = control_test_fork();
     if (child == 0) writer_that_dies(LEASED);
-    wait_dead(child);
+    control_test_dead(child);
     assert_int_equal(control_lease_take(first), ST_OK);
     assert_int_equal(control_check_writer(c), CONTROL_NONE);
-    exit_status(child);
+    control_test_status(child);
     control_free(first);
     control_free(second);
-    end(c);
+    control_test_end(c);
 }
 
 static void test_quiet_times_out(void **state)
 {
     (void)state;
-    struct control *c = create_loaded(), *w = NULL;
-    assert_int_equal(control_open(page_name, HASH, &w), ST_OK);
+    struct control *c = control_test_owner(), *w = NULL;
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &w), ST_OK);
     assert_int_equal(control_lease_take(w), ST_OK);
     assert_int_equal(control_quiet(w, clock_deadline_ns(150)), ST_TIMEOUT);
     assert_says("did not pause");
     assert_false(control_quiet_requested(c));
     assert_int_equal(control_grant_quiet(c), CONTROL_NONE);
     control_free(w);
-    end(c);
+    control_test_end(c);
 }
 
 static void test_owner_rewrote(void **state)
 {
     (void)state;
-    struct control *c = create_loaded();
-    pid_t pid = fork_child();
+    struct control *c = control_test_owner();
+    pid_t pid = control_test_fork();
     if (pid == 0) {
-        struct control *w = open_writer();
+        struct control *w = control_test_writer();
         while (control_version(w) == 2) clock_sleep_ms(5);
         clock_sleep_ms(20); // the owner's update ends
-        enum status st = control_quiet(w, clock_deadline_ns(LONG_MS));
+        enum status st = control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS));
         _exit(st == ST_MISMATCH && strstr(status_message(), "rewrote") ? 0 : 2);
     }
-    int64_t deadline = clock_deadline_ns(LONG_MS);
+    int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
     struct control_facts f;
     do {
         control_facts(c, &f);
@@ -502,23 +436,24 @@ static void test_owner_rewrote(void **state)
     control_owner_update_begin(c);
     control_owner_update_end(c);
     // The refused update leaves nothing behind; then the writer leaves.
-    assert_int_equal(engine_until_event(c), CONTROL_WRITER_GONE);
+    assert_int_equal(control_test_event(c), CONTROL_WRITER_GONE);
     assert_int_equal(control_version(c), 4);
-    assert_int_equal(exit_status(pid), 0);
-    end(c);
+    assert_int_equal(control_test_status(pid), 0);
+    control_test_end(c);
 }
 
 static void test_owner_dies(void **state)
 {
     (void)state;
     for (int orderly = 0; orderly < 2; orderly++) {
-        snprintf(page_name, sizeof page_name, "/commonweight-test-%d-%d", (int)getpid(), orderly);
-        pid_t pid = fork_child();
+        snprintf(control_test_page, CONTROL_TEST_NAME, "/commonweight-test-%d-%d", (int)getpid(),
+                 orderly);
+        pid_t pid = control_test_fork();
         if (pid == 0) {
             struct control *c = NULL;
-            if (control_create(page_name, HASH, &c) != ST_OK) _exit(1);
+            if (control_create(control_test_page, CONTROL_TEST_HASH, &c) != ST_OK) _exit(1);
             control_owner_update_end(c);
-            int64_t deadline = clock_deadline_ns(LONG_MS);
+            int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
             while (!control_quiet_requested(c) && clock_now_ns() < deadline) clock_sleep_ms(5);
             clock_sleep_ms(50);
             if (!orderly) kill(getpid(), SIGKILL);
@@ -527,8 +462,9 @@ static void test_owner_dies(void **state)
             _exit(0);
         }
         struct control *w = NULL;
-        int64_t deadline = clock_deadline_ns(LONG_MS);
-        while (control_open(page_name, HASH, &w) != ST_OK && clock_now_ns() < deadline)
+        int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
+        while (control_open(control_test_page, CONTROL_TEST_HASH, &w) != ST_OK &&
+               clock_now_ns() < deadline)
             clock_sleep_ms(5);
         assert_non_null(w);
         enum status st;
@@ -536,25 +472,25 @@ static void test_owner_dies(void **state)
             clock_sleep_ms(5);
         assert_int_equal(st, ST_OK);
         int64_t start = clock_now_ns();
-        assert_int_equal(control_quiet(w, clock_deadline_ns(LONG_MS)), ST_PEER_GONE);
+        assert_int_equal(control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)), ST_PEER_GONE);
         assert_true(clock_ms_since(start) < 1500);
         assert_says("from the last checkpoint");
         assert_int_equal(control_owner_alive(w), ST_PEER_GONE);
         control_free(w);
         kill(pid, SIGKILL);
-        exit_status(pid);
-        shm_unlink(page_name);
+        control_test_status(pid);
+        shm_unlink(control_test_page);
     }
 }
 
 static void test_snapshot(void **state)
 {
     (void)state;
-    struct control *c = create_loaded(), *w = NULL;
+    struct control *c = control_test_owner(), *w = NULL;
     char folder[512];
     control_snapshot(c, folder, sizeof folder);
     assert_string_equal(folder, "");
-    assert_int_equal(control_open(page_name, HASH, &w), ST_OK);
+    assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &w), ST_OK);
     assert_int_equal(control_set_snapshot(w, "/tmp"), ST_INVALID);
     assert_int_equal(control_lease_take(w), ST_OK);
     assert_int_equal(control_set_snapshot(w, "/tmp/../tmp"), ST_OK);
@@ -564,35 +500,35 @@ static void test_snapshot(void **state)
     control_snapshot(c, folder, sizeof folder);
     assert_string_equal(folder, "/tmp");
     control_free(w);
-    end(c);
+    control_test_end(c);
 }
 
 static void test_bell(void **state)
 {
     (void)state;
-    struct control *c = create_loaded();
+    struct control *c = control_test_owner();
     uint32_t seen = control_bell(c);
-    pid_t pid = fork_child();
+    pid_t pid = control_test_fork();
     if (pid == 0) {
         struct control *w = NULL;
-        if (control_open(page_name, HASH, &w) != ST_OK) _exit(1);
+        if (control_open(control_test_page, CONTROL_TEST_HASH, &w) != ST_OK) _exit(1);
         clock_sleep_ms(50);
         control_ring(w);
         control_free(w);
         _exit(0);
     }
     int64_t start = clock_now_ns();
-    control_wait(c, seen, LONG_MS);
-    assert_true(clock_ms_since(start) < LONG_MS / 2);
+    control_wait(c, seen, CONTROL_TEST_MS);
+    assert_true(clock_ms_since(start) < CONTROL_TEST_MS / 2);
     assert_true(control_bell(c) != seen);
-    control_wait(c, seen, LONG_MS); // rung already: returns at once
-    assert_true(clock_ms_since(start) < LONG_MS / 2);
+    control_wait(c, seen, CONTROL_TEST_MS); // rung already: returns at once
+    assert_true(clock_ms_since(start) < CONTROL_TEST_MS / 2);
     seen = control_bell(c);
     start = clock_now_ns();
     control_wait(c, seen, 30);
     assert_true(clock_ms_since(start) >= 30);
-    assert_int_equal(exit_status(pid), 0);
-    end(c);
+    assert_int_equal(control_test_status(pid), 0);
+    control_test_end(c);
 }
 
 static void test_processes(void **state)
@@ -603,11 +539,11 @@ static void test_processes(void **state)
     assert_true(process_alive(getpid(), start));
     assert_false(process_alive(getpid(), start + 1));
     assert_false(process_alive(0, start));
-    pid_t pid = fork_child();
+    pid_t pid = control_test_fork();
     if (pid == 0) _exit(0);
-    wait_dead(pid);
+    control_test_dead(pid);
     assert_false(process_alive(pid, process_start_time(pid))); // a zombie is dead
-    exit_status(pid);
+    control_test_status(pid);
     assert_int_equal(process_start_time(pid), 0);
 }
 

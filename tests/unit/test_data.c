@@ -161,10 +161,6 @@ static void chats(void **state)
                        300, &d, &left_out),
                   ST_FORMAT);
     assert_message("line 1");
-    assert_status(load("{\"messages\": [{\"role\": \"wizard\", \"content\": \"Q\"}]}\n", &options,
-                       300, &d, &left_out),
-                  ST_INVALID);
-    assert_message("line 1");
     bytes_release(&text);
 }
 
@@ -226,10 +222,15 @@ static void questions(void **state)
     dataset_free(d);
     options.chat = true;
     assert_status(prompts_load(path, folder, 300, &options, &d, &left_out), ST_NOT_FOUND);
-    assert_message("--chat-template");
-    options = (struct prompt_options){.question_template = "{prompt}!", .chat_template = "chatml"};
+    assert_message("--chat-template-file");
+    const char *file = test_path(folder, "own.jinja");
+    const char own[] = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+    test_write(file, own, strlen(own));
+    options =
+        (struct prompt_options){.question_template = "{prompt}!", .chat_template = {.file = file}};
     assert_ok(prompts_load(path, folder, 300, &options, &d, &left_out));
-    assert_contains(text_of(&d->examples[0].prompt_ids, &text), "Q1?!<261>");
+    assert_string_equal(text_of(&d->examples[0].prompt_ids, &text), "<Q1?!>");
+    assert_string_equal(d->chat_source, file);
     dataset_free(d);
     bytes_release(&text);
 }

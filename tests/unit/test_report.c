@@ -292,6 +292,23 @@ static void put_file(const char *folder, const char *name, const char *text)
     test_write(test_path(folder, name), text, strlen(text));
 }
 
+// The prompt as the model saw it, where the run logged it beside what the row says.
+static void prompt_as_seen(void **state)
+{
+    (void)state;
+    const char *folder = test_path(test_folder(), "run");
+    assert_ok(file_make_folders(test_path(folder, "rollouts")));
+    write_metrics(folder, "{\"step\":1,\"reward\":1}\n");
+    put_file(folder, "config.json", "{}");
+    put_file(folder, "rollouts/step-1.jsonl",
+             "{\"line\":1,\"sample\":0,\"prompt\":[{\"role\":\"user\",\"content\":\"said\"}],"
+             "\"prompt_text\":\"<|user|>said<|end|>\",\"completion\":\"4\",\"reward\":1}\n");
+    char *page = page_of(folder);
+    assert_contains(page, "&lt;|user|&gt;said&lt;|end|&gt;");
+    assert_null(strstr(page, "<b>user</b> said"));
+    free(page);
+}
+
 static void a_whole_run(void **state)
 {
     (void)state;
@@ -440,6 +457,7 @@ int main(void)
         cmocka_unit_test(long_series_are_reduced),
         cmocka_unit_test(chart_is_to_scale),
         cmocka_unit_test(a_whole_run),
+        cmocka_unit_test(prompt_as_seen),
         cmocka_unit_test(missing_parts_are_left_out),
         cmocka_unit_test(long_runs_give_small_pages),
         cmocka_unit_test(other_folders_are_refused),

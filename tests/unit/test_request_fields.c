@@ -46,7 +46,7 @@ static void values_that_ask_for_more(void **state)
         {PLACE_COMPLETIONS, "{\"bad_words\":[\"a\"]}", "\"bad_words\" is not supported"},
         {PLACE_COMPLETIONS, "{\"length_penalty\":2}", "but for 1: it is 2"},
         {PLACE_COMPLETIONS, "{\"priority\":\"0\"}", "it is \"0\""},
-        {PLACE_CHAT, "{\"tools\":[{\"type\":\"function\"}]}", "\"tools\""},
+        {PLACE_COMPLETIONS, "{\"tools\":[{\"type\":\"function\"}]}", "\"tools\""},
         {PLACE_CHAT, "{\"tool_choice\":\"required\"}", "\"tool_choice\""},
         {PLACE_CHAT, "{\"tool_choice\":{\"type\":\"function\"}}", "\"tool_choice\""},
         {PLACE_CHAT, "{\"modalities\":[\"text\",\"audio\"]}", "\"modalities\""},
@@ -116,9 +116,13 @@ static void messages(void **state)
                               "{\"role\":\"assistant\",\"content\":\"c\",\"tool_calls\":[1]},7]",
                               0, NULL);
     json_t *copy = json_deep_copy(given), *plain = NULL;
-    assert_ok(api_messages_plain(given, &plain));
+    assert_ok(api_messages_plain(given, false, &plain));
     assert_true(json_equal(plain, want));
     assert_true(json_equal(given, copy)); // the caller's are as they were
+    json_decref(plain);
+    json_object_set_new(json_array_get(want, 0), "role", json_string("developer"));
+    assert_ok(api_messages_plain(given, true, &plain)); // for a template that knows it
+    assert_true(json_equal(plain, want));
     json_decref(plain);
     json_decref(copy);
     json_decref(want);

@@ -1,4 +1,4 @@
-/* test_tokenizer.c: common/model/tokenizer.h and chat_template.h.
+/* test_tokenizer.c: common/model/tokenizer.h (and the chats of the reference vectors).
  *
  * First tokenizers written by the test itself (byte-level, and SentencePiece-style with byte
  * fallback), whose ids can be worked out by hand; then malformed files; then the reference vectors
@@ -609,345 +609,6 @@ static void truncated(void **state)
     json_decref(json);
 }
 
-// ---- chat templates ----------------------------------------------------------------------------
-
-static void assert_chat(const struct chat_template *t, const char *messages, bool prompt,
-                        const char *want)
-{
-    json_t *list = json_of(messages);
-    struct bytes text = BYTES_INIT;
-    assert_ok(chat_template_render(t, list, prompt, &text));
-    assert_string_equal(bytes_text(&text), want);
-    bytes_release(&text);
-    json_decref(list);
-}
-
-#define CHAT                                                                                       \
-    "[{\"role\":\"system\",\"content\":\" S \"},{\"role\":\"user\",\"content\":\" U\\n\"},"        \
-    "{\"role\":\"assistant\",\"content\":\"A\"},{\"role\":\"user\",\"content\":\"V\"}]"
-#define USER_CHAT                                                                                  \
-    "[{\"role\":\"user\",\"content\":\" U\\n\"},"                                                  \
-    "{\"role\":\"assistant\",\"content\":\"A \"},{\"role\":\"user\",\"content\":\"V\"}]"
-#define ENDED_CHAT                                                                                 \
-    "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"U\"},"              \
-    "{\"role\":\"assistant\",\"content\":\" A \"}]"
-#define DEEPSEEK_BOS                                                                               \
-    "<\xef\xbd\x9c"                                                                                \
-    "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"
-#define DEEPSEEK_EOS                                                                               \
-    "<\xef\xbd\x9c"                                                                                \
-    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"
-#define SHORT_CHAT "[{\"role\":\"user\",\"content\":\"U\"}]"
-
-static void chat_by_name(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *name, *messages, *want;
-        bool prompt;
-    } cases[] = {
-        {"chatml", CHAT,
-         "<|im_start|>system\n S <|im_end|>\n<|im_start|>user\n U\n<|im_end|>\n"
-         "<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nV<|im_end|>\n",
-         false},
-        {"chatml", SHORT_CHAT, "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n", true},
-        {"qwen2", SHORT_CHAT,
-         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-         "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n",
-         true},
-        {"llama2", CHAT, "<s>[INST] <<SYS>>\n S \n<</SYS>>\n\n U [/INST] A </s><s>[INST] V [/INST]",
-         true},
-        {"llama3", CHAT,
-         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
-         "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
-         "<|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>"
-         "<|start_header_id|>user<|end_header_id|>\n\nV<|eot_id|>"
-         "<|start_header_id|>assistant<|end_header_id|>\n\n",
-         true},
-        {"llama3.1", SHORT_CHAT,
-         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
-         "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>"
-         "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>",
-         false},
-        {"phi3", CHAT,
-         "<|system|>\n S <|end|>\n<|user|>\n U\n<|end|>\n<|assistant|>\nA<|end|>\n"
-         "<|user|>\nV<|end|>\n<|assistant|>\n",
-         true},
-        {"phi3", SHORT_CHAT, "<|user|>\nU<|end|>\n<|endoftext|>", false},
-        {"phi4-mini", SHORT_CHAT, "<|user|>U<|end|><|assistant|>", true},
-        {"phi3-medium", SHORT_CHAT, "<|user|>\nU<|end|>\n<|assistant|>\n", true},
-        {"qwen3",
-         "[{\"role\":\"user\",\"content\":\"U\"},{\"role\":\"assistant\",\"content\":"
-         "\"<think>\\nhm\\n</think>\\n\\nA\"},{\"role\":\"user\",\"content\":\"V\"}]",
-         "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nV<|"
-         "im_end|>\n"
-         "<|im_start|>assistant\n",
-         true},
-        {"qwen3",
-         "[{\"role\":\"user\",\"content\":\"U\"},{\"role\":\"assistant\",\"content\":\"A\","
-         "\"reasoning_content\":\"\\nhm\\n\"}]",
-         "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>\nhm\n</"
-         "think>\n\nA<|im_end|>\n",
-         false},
-        {"gemma", USER_CHAT,
-         "<bos><start_of_turn>user\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
-         "<start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
-         true},
-        {"mistral-v0.1", USER_CHAT, "<s>[INST]  U\n [/INST]A </s> [INST] V [/INST]", true},
-        {"mistral-v0.2", USER_CHAT, "<s>[INST]  U\n [/INST]A </s>[INST] V [/INST]", true},
-        {"mistral-v1", CHAT, "<s> [INST]  S \n\n U\n [/INST] A</s> [INST] V [/INST]", true},
-        {"mistral-v1", USER_CHAT, "<s> [INST]  U\n [/INST] A </s> [INST] V [/INST]", true},
-        {"mistral-v3", CHAT, "<s>[INST]  U\n[/INST] A</s>[INST]  S \n\nV[/INST]", true},
-        {"mistral-v3", ENDED_CHAT, "<s>[INST] U[/INST] A</s>", true}, // no place for S
-        {"mistral-v3-tekken", CHAT, "<s>[INST] U\n[/INST]A</s>[INST] S \n\nV[/INST]", true},
-        {"deepseek-coder", CHAT,
-         DEEPSEEK_BOS " S ### Instruction:\n U\n\n### Response:\nA\n<|EOT|>\n"
-                      "### Instruction:\nV\n### Response:\n",
-         true},
-        {"deepseek-coder", SHORT_CHAT,
-         DEEPSEEK_BOS
-         "You are an AI programming assistant, utilizing the Deepseek Coder model, developed by "
-         "Deepseek Company, and you only answer questions related to computer science. For "
-         "politically sensitive questions, security and privacy issues, and other non-computer "
-         "science questions, you will refuse to answer\n### Instruction:\nU\n",
-         false},
-        {"deepseek", CHAT,
-         DEEPSEEK_BOS " S \n\nUser:  U\n\n\nAssistant: A" DEEPSEEK_EOS "User: V\n\nAssistant:",
-         true},
-        {"yi-1.5", CHAT,
-         " S <|im_start|>user\n U\n<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
-         "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
-         false},
-        {"starcoder2", SHORT_CHAT,
-         "<|endoftext|>You are an exceptionally intelligent coding assistant that consistently "
-         "delivers accurate and reliable responses to user instructions.\n\n"
-         "### Instruction\nU\n\n### Response\n",
-         false},
-        {"zephyr", CHAT,
-         "<|system|>\n S </s>\n<|user|>\n "
-         "U\n</s>\n<|assistant|>\nA</s>\n<|user|>\nV</s>\n<|assistant|>\n",
-         true},
-        {"phi4", CHAT,
-         "<|im_start|>system<|im_sep|> S <|im_end|><|im_start|>user<|im_sep|> U\n<|im_end|>"
-         "<|im_start|>assistant<|im_sep|>A<|im_end|><|im_start|>user<|im_sep|>V<|im_end|>"
-         "<|im_start|>assistant<|im_sep|>",
-         true},
-        {"phi4-first", SHORT_CHAT,
-         "<|im_start|>user<|im_sep|>U<|im_end|><|im_start|>assistant<|im_sep|>", false},
-        {"qwen2.5",
-         "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"tool\",\"content\":\"1\"},"
-         "{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":\"2\"}]}]",
-         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n</tool_response>"
-         "\n<tool_response>\n2\n</tool_response><|im_end|>\n",
-         false},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct chat_template *t = NULL;
-        assert_ok(chat_template_parse("test", NULL, cases[i].name, NULL, NULL, &t));
-        assert_string_equal(chat_template_name(t), cases[i].name);
-        assert_contains(chat_template_names(), cases[i].name);
-        assert_chat(t, cases[i].messages, cases[i].prompt, cases[i].want);
-        chat_template_free(t);
-    }
-}
-
-// The parts of Mistral's templates that tell them apart.
-#define ALTERNATE(user, assistant)                                                                 \
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}" user          \
-    "{% else %}" assistant                                                                         \
-    "{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
-#define WITH_SYSTEM(place, open, close, assistant)                                                 \
-    "{{- bos_token }}{#- a 'comment' #}\n{%- for message in loop_messages %}\n"                    \
-    "{%- if loop." place " and system_message is defined %}\n"                                     \
-    "    {{- \"" open "\" + system_message + \"\\n\\n\" + message[\"content\"] + '" close "' }}\n" \
-    "{%- else %}\n    {{- '" open "' + message['content'] + '" close "' }}\n"                      \
-    "{%- elif message['role'] == 'assistant' %}\n    {{- " assistant " + eos_token}}\n"            \
-    "{{- raise_exception('Only user and assistant roles are supported, with the exception of "     \
-    "an initial optional system message!') }}\n{%- endfor %}"
-
-static void chat_recognised(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text, *name, *want; // want: of SHORT_CHAT with the prompt
-    } cases[] = {
-        {"{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
-         "message['content'] + "
-         "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-         "'<|im_start|>assistant\\n' }}"
-         "{% endif %}",
-         "chatml", "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"},
-        {"{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
-         "'<|im_start|>system\\nYou are Bot.<|im_end|>\\n' }}{% endif %}{{\"<|im_start|>\" + "
-         "message['role'] + "
-         "'\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt "
-         "%}"
-         "{{ '<|im_start|>assistant\n' }}{% endif %}",
-         "chatml",
-         "<|im_start|>system\nYou are "
-         "Bot.<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"},
-        {"{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = "
-         "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | "
-         "trim + "
-         "'<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif "
-         "%}"
-         "{{ content }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}",
-         "llama3",
-         "<B><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
-         "<|start_header_id|>assistant<|end_header_id|>\n\n"},
-        {"{% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] "
-         "%}{% endif %}"
-         "{{ '<<SYS>>\\n' }}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{{ eos_token "
-         "}}",
-         "llama2", "<B>[INST] U [/INST]"},
-        {"{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}"
-         "{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}"
-         "{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
-         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif "
-         "%}",
-         "phi3.5", "<|user|>\nU<|end|>\n<|assistant|>\n"},
-        {ALTERNATE("{{ '[INST] ' + message['content'] + ' [/INST]' }}",
-                   "{{ message['content'] + eos_token + ' ' }}"),
-         "mistral-v0.1", "<B>[INST] U [/INST]"},
-        {ALTERNATE("{{ '[INST] ' + message['content'] + ' [/INST]' }}",
-                   "{{ message['content'] + eos_token}}"),
-         "mistral-v0.2", "<B>[INST] U [/INST]"},
-        {WITH_SYSTEM("first", " [INST] ", " [/INST]", "' ' + message['content']"), "mistral-v1",
-         "<B> [INST] U [/INST]"},
-        {WITH_SYSTEM("last", "[INST] ", "[/INST]", "\" \" + message[\"content\"]|trim"),
-         "mistral-v3", "<B>[INST] U[/INST]"},
-        {WITH_SYSTEM("last", "[INST]", "[/INST]", "message['content']"), "mistral-v3-tekken",
-         "<B>[INST]U[/INST]"},
-        {"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role "
-         "not "
-         "supported') }}{% endif %}{% for message in messages %}{{ '<start_of_turn>' + role + '\n' "
-         "+ "
-         "message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt "
-         "%}{{'<start_of_turn>model\n'}}{% endif %}",
-         "gemma", "<B><start_of_turn>user\nU<end_of_turn>\n<start_of_turn>model\n"},
-        // the words of its default system message are the template's own
-        {"{{bos_token}}{%- if not ns.found -%}\n{{'You are a coder\\n'}}\n{%- endif %}\n{{ message["
-         "'content'] }}\n{{'### Instruction:\\n' + message['content'] + '\\n'}}\n{{'### "
-         "Response:\\n' + message['content'] + '\\n<|EOT|>\\n'}}\n{%- endfor %}\n{% if "
-         "add_generation_prompt %}\n{{'### Response:'}}\n{% endif %}",
-         "deepseek-coder", "<B>You are a coder\n### Instruction:\nU\n### Response:\n"},
-        {"{{bos_token}}{{'You are X.\n\n'}}\n{%- for message in messages %}\n{{'### Instruction\n' "
-         "+ "
-         "message['content'] + '\n\n'}}\n{%- else %}\n{{'### Response\n' + message['content'] + "
-         "eos_token + '\n\n'}}\n{%- endfor %}\n{{'### Response\n'}}",
-         "starcoder2", "<B>You are X.\n\n### Instruction\nU\n\n### Response\n"},
-        {"{% if system_message is defined %}{{ system_message }}{% endif %}{% for message in "
-         "messages "
-         "%}{{ '<|im_start|>user\\n' + content + '<|im_end|>\\n<|im_start|>assistant\\n' }}{{ "
-         "content + "
-         "'<|im_end|>' + '\\n' }}{% endfor %}",
-         "yi-1.5", "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"},
-        {"{% for message in messages %}\n{{ '<|user|>\n' + message['content'] + eos_token }}\n{{ "
-         "'<|system|>\n' + message['content'] + eos_token }}\n{{ '<|assistant|>\n'  + "
-         "message['content'] + eos_token }}\n{% if loop.last and add_generation_prompt %}\n{{ "
-         "'<|assistant|>' }}\n{% endif %}\n{% endfor %}",
-         "zephyr", "<|user|>\nU<E>\n<|assistant|>\n"},
-    };
-    struct chat_template *t = NULL;
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        assert_ok(chat_template_parse("test", cases[i].text, NULL, "<B>", "<E>", &t));
-        assert_string_equal(chat_template_name(t), cases[i].name);
-        assert_chat(t, SHORT_CHAT, true, cases[i].want);
-        chat_template_free(t);
-        t = NULL;
-    }
-    // a template one space off the known ones is not taken for one of them
-    assert_status(
-        chat_template_parse("F",
-                            ALTERNATE("{{ '[INST]  ' + message['content'] + ' [/INST]' }}",
-                                      "{{ message['content'] + eos_token}}"),
-                            NULL, NULL, NULL, &t),
-        ST_UNSUPPORTED);
-    assert_status(
-        chat_template_parse("F", "{{ 'USER: ' + messages[0].content }}", NULL, NULL, NULL, &t),
-        ST_UNSUPPORTED);
-    assert_message("--chat-template NAME");
-    assert_message("chatml");
-    assert_status(chat_template_parse("F", NULL, NULL, NULL, NULL, &t), ST_NOT_FOUND);
-    assert_message("--chat-template NAME");
-    assert_status(chat_template_parse("F", NULL, "vicuna", NULL, NULL, &t), ST_INVALID);
-    assert_message("vicuna");
-    assert_null(t);
-}
-
-// tokenizer_config.json may hold several templates by name; "default" is the chat's.
-static void chat_named_list(void **state)
-{
-    (void)state;
-    static const char config[] =
-        "{\"bos_token\":{\"content\":\"<B>\"},\"eos_token\":\"<E>\",\"chat_template\":["
-        "{\"name\":\"tool_use\",\"template\":\"{{ tools "
-        "}}\"},{\"name\":\"default\",\"template\":\"" ALTERNATE(
-            "{{ '[INST] ' + message['content'] + ' [/INST]' }}",
-            "{{ message['content'] + eos_token}}") "\"}]}";
-    const char *folder = test_folder();
-    struct chat_template *t = NULL;
-    test_write(test_path(folder, "tokenizer_config.json"), config, strlen(config));
-    assert_ok(chat_template_find(folder, NULL, &t));
-    assert_string_equal(chat_template_name(t), "mistral-v0.2");
-    assert_chat(t, USER_CHAT, false, "<B>[INST]  U\n [/INST]A <E>[INST] V [/INST]");
-    chat_template_free(t);
-}
-
-static void chat_refused(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *name, *messages, *message;
-        enum status status;
-    } cases[] = {
-        {"chatml", "{}", "messages is not a list", ST_INVALID},
-        {"chatml", "[]", "messages is empty", ST_INVALID},
-        {"chatml", "[5]", "messages[0]", ST_INVALID},
-        {"chatml", "[{\"content\":\"x\"}]", "messages[0].role", ST_INVALID},
-        {"chatml", "[{\"role\":\"user\"}]", "messages[0].content", ST_INVALID},
-        {"chatml", "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]",
-         "messages[0].content[0]", ST_INVALID},
-        {"chatml", "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"bot\",\"content\":\"x\"}]",
-         "messages[1].role is \"bot\"", ST_INVALID},
-        {"chatml", "[{\"role\":\"tool\",\"content\":\"x\"}]", "messages[0].role", ST_INVALID},
-        {"qwen2.5", "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[]}]", "tool_calls",
-         ST_UNSUPPORTED},
-        {"llama2", "[{\"role\":\"assistant\",\"content\":\"x\"}]", "alternate", ST_INVALID},
-        {"gemma", CHAT, "messages[0].role is \"system\"", ST_INVALID},
-        {"gemma", "[{\"role\":\"assistant\",\"content\":\"x\"}]", "alternate", ST_INVALID},
-        {"starcoder2", CHAT, "has no system role", ST_INVALID},
-        {"mistral-v0.2", CHAT, "has no system role", ST_INVALID},
-        {"mistral-v1",
-         "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"system\",\"content\":\"x\"}]",
-         "messages[1].role is \"system\"", ST_INVALID},
-        {"mistral-v3",
-         "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"user\",\"content\":\"x\"}]",
-         "alternate", ST_INVALID},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct chat_template *t = NULL;
-        struct bytes text = BYTES_INIT;
-        json_t *messages = json_of(cases[i].messages);
-        assert_ok(chat_template_parse("test", NULL, cases[i].name, NULL, NULL, &t));
-        assert_status(chat_template_render(t, messages, true, &text), cases[i].status);
-        assert_message(cases[i].message);
-        assert_int_equal(text.len, 0);
-        json_decref(messages);
-        chat_template_free(t);
-    }
-    // NUL bytes in a message are text like any other
-    struct chat_template *t = NULL;
-    struct bytes text = BYTES_INIT;
-    json_t *messages = json_of("[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]");
-    assert_ok(chat_template_parse("test", NULL, "chatml", NULL, NULL, &t));
-    assert_ok(chat_template_render(t, messages, false, &text));
-    assert_int_equal(text.len, strlen("<|im_start|>user\n") + 3 + strlen("<|im_end|>\n"));
-    bytes_release(&text);
-    json_decref(messages);
-    chat_template_free(t);
-}
-
 // ---- reference vectors -------------------------------------------------------------------------
 
 // The lines of a file as JSON; ends the list with NULL.
@@ -1023,16 +684,17 @@ static void check_chat(const char *tokenizer, const char *vectors)
     struct tokenizer *t = load_data(tokenizer, folder);
     struct chat_template *template = NULL;
     test_data_folder(vectors, path);
-    assert_ok(chat_template_find(folder, NULL, &template));
+    assert_ok(chat_template_find(folder, &(struct chat_template_choice){NULL, NULL}, &template));
     json_t *lines = read_lines(path);
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *line = json_array_get(lines, i), *text = json_object_get(line, "text");
         struct bytes got = BYTES_INIT;
         int n;
         int32_t *ids = read_ids(json_object_get(line, "ids"), &n);
-        assert_ok(chat_template_render(template, json_object_get(line, "messages"),
-                                       json_is_true(json_object_get(line, "add_generation_prompt")),
-                                       &got));
+        struct chat_input input = {
+            .messages = json_object_get(line, "messages"),
+            .add_generation_prompt = json_is_true(json_object_get(line, "add_generation_prompt"))};
+        assert_ok(chat_template_render(template, &input, &got));
         assert_int_equal(got.len, json_string_length(text));
         assert_memory_equal(got.data, json_string_value(text), got.len);
         assert_ids(t, got.data, got.len, false, ids, n);
@@ -1137,32 +799,17 @@ static void ggml(void **state)
     check_ggml("phi3-tokenizer", "llama-spm");
 }
 
-static void qwen3_template(void **state)
-{
-    (void)state;
-    char folder[PATH_MAX];
-    struct chat_template *t = NULL;
-    test_data_folder("qwen3-tokenizer", folder);
-    assert_ok(chat_template_find(folder, NULL, &t));
-    assert_string_equal(chat_template_name(t), "qwen3");
-    assert_chat(t, SHORT_CHAT, true, "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n");
-    chat_template_free(t);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(byte_alphabet),   cmocka_unit_test(byte_level),
-        cmocka_unit_test(refused_text),    cmocka_unit_test(pretokenizers),
-        cmocka_unit_test(normalizers),     cmocka_unit_test(sentencepiece),
-        cmocka_unit_test(ignore_merges),   cmocka_unit_test(long_word),
-        cmocka_unit_test(threads),         cmocka_unit_test(malformed),
-        cmocka_unit_test(truncated),       cmocka_unit_test(chat_by_name),
-        cmocka_unit_test(chat_recognised), cmocka_unit_test(chat_named_list),
-        cmocka_unit_test(chat_refused),    cmocka_unit_test(reference_qwen),
-        cmocka_unit_test(reference_phi),   cmocka_unit_test(reference_minimind),
-        cmocka_unit_test(conformance),     cmocka_unit_test(ggml),
-        cmocka_unit_test(qwen3_template),
+        cmocka_unit_test(byte_alphabet), cmocka_unit_test(byte_level),
+        cmocka_unit_test(refused_text),  cmocka_unit_test(pretokenizers),
+        cmocka_unit_test(normalizers),   cmocka_unit_test(sentencepiece),
+        cmocka_unit_test(ignore_merges), cmocka_unit_test(long_word),
+        cmocka_unit_test(threads),       cmocka_unit_test(malformed),
+        cmocka_unit_test(truncated),     cmocka_unit_test(reference_qwen),
+        cmocka_unit_test(reference_phi), cmocka_unit_test(reference_minimind),
+        cmocka_unit_test(conformance),   cmocka_unit_test(ggml),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

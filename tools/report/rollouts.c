@@ -208,7 +208,10 @@ static enum status draw_step(const struct numbered_file *file, struct bytes *to)
     for (size_t i = 0; i < json_array_size(group); i++) n += is_shown(group, i);
     bytes_printf(to, "<h3>Step %lld <span>%zu of a group of %zu samples</span></h3>\n",
                  (long long)file->number, n, json_array_size(group));
-    if (json_object_get(first, "prompt")) put_prompt(json_object_get(first, "prompt"), to);
+    if (json_object_get(first, "prompt_text")) // as the model saw it
+        put_prompt(json_object_get(first, "prompt_text"), to);
+    else if (json_object_get(first, "prompt"))
+        put_prompt(json_object_get(first, "prompt"), to);
     if (json_is_string(answer)) {
         const char *text = json_string_value(answer);
         bytes_puts(to, "<p>answer: <code>");

@@ -22,6 +22,7 @@ static void example_release(struct example *e)
 {
     json_decref(e->row);
     free(e->number);
+    json_decref(e->prompt_text);
     free(e->learnt);
     token_list_release(&e->prompt_ids);
     token_list_release(&e->completion_ids);
@@ -33,6 +34,8 @@ void dataset_free(struct dataset *d)
     for (int i = 0; i < d->n; i++) example_release(&d->examples[i]);
     free(d->examples);
     free(d->path);
+    free(d->chat_source);
+    free(d->ignored);
     free(d);
 }
 
@@ -45,10 +48,12 @@ static enum status check_messages(const char *where, const char *key, const json
     if (json_array_size(messages) == 0)
         return status_fail(ST_FORMAT, "%s: field \"%s\" is an empty list", where, key);
     json_array_foreach (messages, i, message) {
-        if (!json_is_string(json_object_get(message, "role")) || !json_has(message, "content"))
+        bool calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
+        if (!json_is_string(json_object_get(message, "role")) ||
+            (!json_has(message, "content") && !calls))
             return status_fail(ST_FORMAT,
                                "%s: field \"%s\", entry %zu is not an object with \"role\" and "
-                               "\"content\"",
+                               "\"content\" or \"tool_calls\"",
                                where, key, i);
     }
     return ST_OK;
@@ -302,20 +307,51 @@ static bool ends_on_assistant(const json_t *messages)
     return role && strcmp(role, "assistant") == 0;
 }
 
-static enum status render(const struct dataset *d, const struct example *e,
+// The first of what the template ignores is kept for the mains to say.
+static void note_ignored(struct dataset *d, const struct example *e,
+                         const struct chat_template *chat, const struct chat_input *input)
+{
+    char sentence[600];
+    if (d->ignored || chat_template_check_used(chat, input) == ST_OK) return;
+    snprintf(sentence, sizeof sentence, "%s, line %d: %s", d->path, e->line, status_message());
+    d->ignored = strdup(sentence);
+}
+
+static enum status render(struct dataset *d, const struct example *e,
                           const struct prompt_format *format, const json_t *messages,
                           bool generation_prompt, struct bytes *ret)
 {
     if (!format->chat)
         return status_fail(ST_UNSUPPORTED,
                            "%s, line %d: chat messages, but the model folder has no chat template; "
-                           "name one with --chat-template",
+                           "give one with --chat-template-file",
                            d->path, e->line);
-    return status_context(chat_template_render(format->chat, messages, generation_prompt, ret),
-                          "%s, line %d", d->path, e->line);
+    json_t *joined = NULL;
+    enum status st = chat_messages_join_parts(format->chat, messages, &joined);
+    struct chat_input input = {
+        .messages = joined,
+        .tools = json_object_get(e->row, "tools"),
+        .kwargs = json_object_get(e->row, "chat_template_kwargs"),
+        .add_generation_prompt = generation_prompt,
+    };
+    if (st == ST_OK) st = chat_template_render(format->chat, &input, ret);
+    if (st == ST_OK) note_ignored(d, e, format->chat, &input);
+    json_decref(joined);
+    return status_context(st, "%s, line %d", d->path, e->line);
 }
 
-static enum status tokenize_prompt(const struct dataset *d, struct example *e,
+// Kept for the log of rollouts, where it is not what the row says.
+static enum status keep_text(struct example *e, const struct bytes *text)
+{
+    json_decref(e->prompt_text);
+    e->prompt_text = NULL;
+    if (e->prompt && text->len == e->prompt_len && memcmp(text->data, e->prompt, text->len) == 0)
+        return ST_OK;
+    e->prompt_text = json_stringn(bytes_text(text), text->len);
+    return e->prompt_text ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a prompt's text");
+}
+
+static enum status tokenize_prompt(struct dataset *d, struct example *e,
                                    const struct prompt_format *format)
 {
     enum status st = ST_OK;
@@ -342,6 +378,7 @@ static enum status tokenize_prompt(const struct dataset *d, struct example *e,
         CHECK(bytes_status(&text));
         CHECK(encode(d, e, format, bytes_text(&text), text.len, true, &e->prompt_ids));
     }
+    CHECK(keep_text(e, &text));
     if (e->prompt_ids.n == 0)
         st = status_fail(ST_FORMAT, "%s, line %d: the prompt has no tokens", d->path, e->line);
 out:
@@ -408,7 +445,7 @@ static enum status answered_messages(const struct dataset *d, const struct examp
 }
 
 struct rendering {
-    const struct dataset *d;
+    struct dataset *d; // what it ignores is noted there
     const struct example *e;
     const struct prompt_format *format;
 };

@@ -3,6 +3,7 @@
  * Each line is an object with
  *   "prompt"   text or a list of chat messages; else "messages", such a list; else "question", text
  *   "answer"   text or number, else "completion", text; may be missing
+ *   "tools", "chat_template_kwargs"   of a chat: for the template; may be missing
  * so that GSM8K's files are read as they are: a "question", and an "answer" that is worked out and
  * ends on "#### N". Other keys are kept (`row`). In `sft`, messages that end on one of the
  * assistant are prompt and completion in one. Every error names the file and the line. */
@@ -15,13 +16,15 @@
 struct chat_template;
 
 struct example {
-    json_t *row;                      // owns the strings below
-    int line;                         // 1-based
-    const json_t *said;               // the prompt as it stands in the row
-    bool question;                    // text from "question", or the field named for prompts
-    const char *prompt;               // NULL where it is a list of messages
-    size_t prompt_len;                // bytes; a prompt may hold U+0000
-    const json_t *messages;           // NULL where it is text
+    json_t *row;            // owns the strings below
+    int line;               // 1-based
+    const json_t *said;     // the prompt as it stands in the row
+    bool question;          // text from "question", or the field named for prompts
+    const char *prompt;     // NULL where it is a list of messages
+    size_t prompt_len;      // bytes; a prompt may hold U+0000
+    const json_t *messages; // NULL where it is text
+    json_t
+        *prompt_text; // after dataset_tokenize: as the model sees it; NULL: as it stands in the row
     const char *answer;               // NULL: none
     const char *completion;           // of "completion", or else "answer"; NULL: none
     char *number;                     // an answer given as a number, as text
@@ -35,6 +38,8 @@ struct dataset {
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
     uint64_t digest;                // of what was read, to notice on resume that it changed
+    char *ignored; // a sentence: what of the rows the chat template does not read; NULL: nothing
+    char *chat_source; // the chat template that prompts are in; NULL: none
     // Of conversations, after dataset_tokenize_completions: those with several turns of the
     // assistant; the turns before the last of each, and how many of them are learnt.
     struct {

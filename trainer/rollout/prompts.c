@@ -8,8 +8,8 @@
  */
 #include "trainer/rollout/prompts.h"
 #include "common/base/log.h"
-#include "common/model/chat_template.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static bool is_auto(const struct prompt_options *options)
@@ -54,9 +54,10 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     if (data->byte_order_mark) log_info("%s begins with a byte order mark, which is skipped", path);
     CHECK(tokenizer_load(model_folder, &tokenizer));
     bool ask = is_auto(options) && options->question_template && dataset_has_questions(data);
-    bool needed = options->chat || options->chat_template || dataset_has_messages(data);
+    const struct chat_template_choice *choice = &options->chat_template;
+    bool needed = options->chat || choice->name || choice->file || dataset_has_messages(data);
     if (needed || ask) {
-        st = chat_template_find(model_folder, options->chat_template, &chat);
+        st = chat_template_find(model_folder, choice, &chat);
         if (st != ST_OK && !(st == ST_NOT_FOUND && !needed)) goto out;
     }
     struct prompt_format format = {
@@ -76,6 +77,11 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
         CHECK(dataset_tokenize_completions(data, &format, end));
     }
     data->asks = format.wrap_questions;
+    bool used = chat && (options->chat || data->asks || dataset_has_messages(data));
+    if (used && !(data->chat_source = strdup(chat_template_source(chat)))) {
+        st = status_fail(ST_NO_MEMORY, "%s: no memory", path);
+        goto out;
+    }
     *ret = data;
     *ret_left_out = left_out;
 out:

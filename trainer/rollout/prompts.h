@@ -3,13 +3,14 @@
 #ifndef TRAINER_PROMPTS_H
 #define TRAINER_PROMPTS_H
 
+#include "common/model/chat_template.h"
 #include "trainer/rollout/data.h"
 
 struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (options_shared.h)
     const char *prompt_field, *answer_field; // NULL: those of data.h
     bool chat;                               // put text prompts into the chat template
-    const char *chat_template;               // NULL: the folder's own
-    const char *system_prompt;               // NULL: none
+    struct chat_template_choice chat_template;
+    const char *system_prompt; // NULL: none
     // Around a text prompt, PROMPT_PLACE in its midst; "none"; "auto" or NULL: question_template.
     const char *prompt_template;
     int64_t max_prompt_length; // 0: any

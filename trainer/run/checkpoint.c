@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +44,31 @@ static enum status copy_file(const char *from, const char *to, const char *name)
     CHECK(file_write_atomic(target, 0644, bytes_text(&content), content.len));
 out:
     bytes_release(&content);
+    free(source);
+    free(target);
+    return st;
+}
+
+static int is_visible(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
+}
+
+// The chat templates by name; a folder without any is fine.
+static enum status copy_chat_templates(const char *from, const char *to)
+{
+    static const char subfolder[] = "additional_chat_templates";
+    struct dirent **entries = NULL;
+    char *source = path_join(from, subfolder), *target = path_join(to, subfolder);
+    enum status st = source && target ? ST_OK : no_memory();
+    int n = st == ST_OK ? scandir(source, &entries, is_visible, alphasort) : 0;
+    if (n > 0) st = file_make_folders(target);
+    for (int i = 0; i < n; i++) {
+        if (st == ST_OK) st = copy_file(source, target, entries[i]->d_name);
+        free(entries[i]);
+    }
+    if (n > 0 && st == ST_OK) st = file_sync_folder(target);
+    free(entries);
     free(source);
     free(target);
     return st;
@@ -83,6 +109,7 @@ static enum status fill_folder(const char *folder, struct device *dev,
     if (source_folder)
         for (const char *const *name = model_folder_files; *name; name++)
             CHECK(copy_file(source_folder, folder, *name));
+    if (source_folder) CHECK(copy_chat_templates(source_folder, folder));
     CHECK(weights_save(weights, dev, folder, as));
     if (extra) CHECK(extra(context, folder));
     CHECK(file_sync_folder(folder));
@@ -337,7 +364,8 @@ out:
     return st;
 }
 
-// Half-written folders of processes that were killed: a run folder has one writer.
+// Half-written folders, and links (".latest.PID.new"), of processes that were killed: a run folder
+// has one writer.
 static enum status remove_leftovers(const char *checkpoints)
 {
     enum status st = ST_OK;
@@ -345,8 +373,7 @@ static enum status remove_leftovers(const char *checkpoints)
     if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
     for (struct dirent *entry; st == ST_OK && (entry = readdir(dir));) {
         size_t len = strlen(entry->d_name);
-        if (strncmp(entry->d_name, ".step-", 6) != 0 || len < 4 ||
-            strcmp(entry->d_name + len - 4, ".new") != 0)
+        if (entry->d_name[0] != '.' || len < 4 || strcmp(entry->d_name + len - 4, ".new") != 0)
             continue;
         char *path = path_join(checkpoints, entry->d_name);
         st = path ? file_remove_tree(path) : no_memory();

@@ -39,10 +39,19 @@
          NULL},                                                                                    \
         {"chat-template",                                                                          \
          OPTION_STRING,                                                                            \
-         AT(prompts.chat_template),                                                                \
+         AT(prompts.chat_template.name),                                                           \
          NULL,                                                                                     \
          "NAME",                                                                                   \
-         "chat template to use instead of the model folder's",                                     \
+         "which of the folder's named chat templates (default: default, tool_use)",                \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL},                                                                                    \
+        {"chat-template-file",                                                                     \
+         OPTION_STRING,                                                                            \
+         AT(prompts.chat_template.file),                                                           \
+         NULL,                                                                                     \
+         "FILE",                                                                                   \
+         "Jinja chat template to use instead of the folder's",                                     \
          0,                                                                                        \
          0,                                                                                        \
          NULL},                                                                                    \

@@ -304,6 +304,8 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
         "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
     if (ok && number == 0) ok = json_object_set(line, "prompt", (json_t *)e->said) == 0;
+    if (ok && number == 0 && e->prompt_text)
+        ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
     if (ok && sample->accepted) ok = put_accepted(line, sample);
     if (ok) return line;
     json_decref(line);

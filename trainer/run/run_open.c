@@ -141,6 +141,8 @@ static enum status open_data(struct run *run)
     CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
                        &left_out));
     warn_left_out(c->data, left_out);
+    if (run->data->chat_source) log_info("chat template: %s", run->data->chat_source);
+    if (run->data->ignored) log_warn("%s", run->data->ignored);
     if (run->data->asks)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options.question_template);

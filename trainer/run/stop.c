@@ -2,16 +2,18 @@
  * WATCH_MS.
  *
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
- * thread holds from the request for quiet to the even version, before it ends the process. A dead
- * daemon has no weights to tear: there the main thread, which maps the last whole ones, gets
- * GONE_MS to come to the end of what it computes, write its checkpoint, and end with its own
- * sentence.
+ * thread holds from the request for quiet to the even version, before it ends the process. A
+ * request that is not granted yet, which may take as long as the quiet time-out, it revokes
+ * instead. A dead daemon has no weights to tear: there the main thread, which maps the last whole
+ * ones, gets GONE_MS to come to the end of what it computes, write its checkpoint, and end with its
+ * own sentence.
  */
 #include "trainer/run/stop.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -19,7 +21,7 @@
 #define GRACE_MS 1000             // of a main thread before it is said that it is waited for
 #define GONE_MS  (10 * 60 * 1000) // after which it counts as hung
 
-static volatile sig_atomic_t signals_seen;
+static _Atomic int signals_seen; // two signals may come to two threads at once
 
 struct stop {
     pthread_t thread;
@@ -31,7 +33,7 @@ struct stop {
 static void on_signal(int number)
 {
     (void)number;
-    if (signals_seen < 2) signals_seen = signals_seen + 1;
+    atomic_fetch_add(&signals_seen, 1);
 }
 
 void stop_catch_signals(void)
@@ -45,6 +47,22 @@ void stop_catch_signals(void)
 bool stop_requested(void)
 {
     return signals_seen > 0;
+}
+
+// Ends the process once no update can be under way: with the publish lock, or with the main
+// thread's request for quiet revoked. Returns where the run has ended by itself.
+static void end_at_once(struct stop *s)
+{
+    bool cancelled = false;
+    while (!cancelled && pthread_mutex_trylock(&s->publish_lock) != 0) {
+        cancelled = control_quiet_cancel(s->control);
+        if (!cancelled) clock_sleep_ms(WATCH_MS / 10);
+    }
+    if (cancelled || !s->ended) {
+        log_warn("second signal: ending at once");
+        _exit(1);
+    }
+    pthread_mutex_unlock(&s->publish_lock);
 }
 
 // Whether the daemon is gone, and for how long, is looked at; said once.
@@ -84,13 +102,8 @@ static void *watch(void *context)
             said = true;
         }
         if (signals_seen > 1) {
-            pthread_mutex_lock(&s->publish_lock);
-            if (s->ended) { // too late: it is ending already
-                pthread_mutex_unlock(&s->publish_lock);
-                return NULL;
-            }
-            log_warn("second signal: ending at once");
-            _exit(1);
+            end_at_once(s);
+            return NULL;
         }
         look_at_daemon(s, &gone);
     }

@@ -1,9 +1,10 @@
 /* stop.h: how a training process ends when it is told to, or when its daemon is gone.
  *
  * The first SIGINT or SIGTERM asks for an end after the current step; the second ends the process
- * within a tenth of a second, though never while an update is being published. A watching thread
- * does the latter. When the daemon has died it says so while the main thread, deep in a
- * computation, has not noticed; and ends the process if that takes ten minutes. */
+ * within a fifth of a second, though never while an update is being published (a request for quiet
+ * that is not granted yet is revoked). A watching thread does the latter. When the daemon has died
+ * it says so while the main thread, deep in a computation, has not noticed; and ends the process if
+ * that takes ten minutes. */
 #ifndef TRAINER_STOP_H
 #define TRAINER_STOP_H
 

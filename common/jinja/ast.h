@@ -1,0 +1,93 @@
+/* ast.h: the tree of a parsed template. One kind of node for all: `a`, `b`, `c`, `items` and
+ * `others` mean what the table says. Nodes live in the template's arena and never change. */
+#ifndef COMMON_JINJA_AST_H
+#define COMMON_JINJA_AST_H
+
+#include "common/jinja/lexer.h"
+
+enum node_kind {
+    // expressions
+    N_CONST,     // value
+    N_NAME,      // value: its text
+    N_LIST,      // items
+    N_TUPLE,     // items
+    N_DICT,      // items: keys, others: values
+    N_ATTRIBUTE, // a.value
+    N_ITEM,      // a[b]
+    N_SLICE,     // a[items[0]:items[1]:items[2]], each may be NULL
+    N_CALL,      // a(call)
+    N_FILTER,    // a|value(call); a NULL: what the block around holds
+    N_TEST,      // a is value(call)
+    N_NOT,       // a
+    N_NEGATIVE,  // a
+    N_POSITIVE,  // a
+    N_AND,       // a, b
+    N_OR,        // a, b
+    N_BINARY,    // a op b
+    N_CONCAT,    // items
+    N_COMPARE,   // a, then items: N_OPERAND
+    N_OPERAND,   // op a
+    N_CONDITION, // b if a else c; c may be NULL
+    // targets of assignments: N_NAME, N_TUPLE and
+    N_NAMESPACE_NAME, // a (N_NAME).value
+    // statements
+    N_DATA,         // value: the text
+    N_PRINT,        // items
+    N_IF,           // items: N_BRANCH
+    N_BRANCH,       // a: its test, NULL for else; body
+    N_FOR,          // for a in b if c; body, items: the else branch; op: recursive
+    N_SET,          // a = b
+    N_SET_BLOCK,    // a = body, through b (filters, NULL: none)
+    N_MACRO,        // value: its name; macro, body
+    N_CALL_BLOCK,   // a: the call; macro: of the body
+    N_FILTER_BLOCK, // a: filters, body
+    N_WITH,         // items = others, body
+    N_SCOPE,        // body: of `generation`
+    N_BLOCK,        // body, which sees the template's own variables only
+    N_BREAK,
+    N_CONTINUE,
+    N_OTHER_TEMPLATE, // value: "include", "import", ...; an error where it is reached
+};
+
+struct node_list {
+    struct node **nodes;
+    int n, cap;
+};
+
+struct keyword {
+    struct value name;
+    struct node *value;
+};
+struct call_node {
+    struct node_list positional;
+    struct keyword *keywords;
+    int n_keywords, cap_keywords;
+    struct node *star, *star_star; // *a, **a; NULL: none
+};
+
+struct parameter {
+    struct value name;
+    struct node *otherwise; // NULL: none
+};
+struct macro_node {
+    struct parameter *parameters;
+    int n, cap;
+    // What the body asks for that is not among its parameters.
+    bool uses_caller, uses_kwargs, uses_varargs;
+};
+
+// Operators of N_BINARY and N_OPERAND are token types, and these two.
+enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN };
+
+struct node {
+    enum node_kind kind;
+    int op;
+    int line, column;
+    struct value value;
+    struct node *a, *b, *c;
+    struct node_list items, others, body;
+    struct call_node *call;
+    struct macro_node *macro;
+};
+
+#endif

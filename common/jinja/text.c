@@ -1,0 +1,253 @@
+/* text.c: what Python's str knows of characters, by utf8proc's tables. Cases that change a
+ * character's number of code points follow from its case folding ("ß" folds to "ss", so its upper
+ * case is "SS"). No state; any thread. */
+#include "common/jinja/text.h"
+#include <string.h>
+#include <utf8proc.h>
+
+uint32_t text_char(const char *s, size_t len, int *ret_n)
+{
+    int n = (unsigned char)*s < 0x80 ? 1 : utf8_sequence(s, len);
+    if (n < 1) n = 1; // not reached: all text is valid
+    *ret_n = n;
+    return n == 1 ? (unsigned char)*s : utf8_decode(s, n);
+}
+
+// ---- classes ------------------------------------------------------------------------------------
+
+bool text_is_space(uint32_t c)
+{
+    if (c < 0x80) return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20);
+    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
+           c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+bool text_is_line_end(uint32_t c)
+{
+    return (c >= 10 && c <= 13) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
+           c == 0x2029;
+}
+
+static utf8proc_category_t category(uint32_t c)
+{
+    return utf8proc_category((utf8proc_int32_t)c);
+}
+
+bool text_is_printable(uint32_t c)
+{
+    if (c == ' ') return true;
+    switch (category(c)) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+        return false;
+    default:
+        return true;
+    }
+}
+
+static bool is_alpha(uint32_t c)
+{
+    utf8proc_category_t k = category(c);
+    return k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
+}
+
+// Superscripts, subscripts and circled digits: digits that are no decimals.
+static bool is_digit(uint32_t c)
+{
+    return c == 0xb2 || c == 0xb3 || c == 0xb9 || c == 0x2070 || (c >= 0x2074 && c <= 0x2079) ||
+           (c >= 0x2080 && c <= 0x2089) || (c >= 0x2460 && c <= 0x2468) ||
+           (c >= 0x2474 && c <= 0x247c) || (c >= 0x2488 && c <= 0x2490) ||
+           category(c) == UTF8PROC_CATEGORY_ND;
+}
+
+bool text_is(uint32_t c, enum text_class of)
+{
+    utf8proc_category_t k = category(c);
+    bool numeric =
+        k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+    switch (of) {
+    case TEXT_ALPHA:
+        return is_alpha(c);
+    case TEXT_DECIMAL:
+        return k == UTF8PROC_CATEGORY_ND;
+    case TEXT_DIGIT:
+        return is_digit(c);
+    case TEXT_NUMERIC:
+        return numeric;
+    case TEXT_ALNUM:
+        return numeric || is_alpha(c);
+    }
+    return false;
+}
+
+bool text_is_word(uint32_t c)
+{
+    return c == '_' || text_is(c, TEXT_ALNUM);
+}
+
+bool text_is_identifier(uint32_t c, bool first)
+{
+    utf8proc_category_t k = category(c);
+    if (c == '_' || is_alpha(c) || k == UTF8PROC_CATEGORY_NL) return true;
+    return !first && (k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_MN ||
+                      k == UTF8PROC_CATEGORY_MC || k == UTF8PROC_CATEGORY_PC);
+}
+
+size_t text_leading_spaces(const char *s, size_t len)
+{
+    size_t at = 0;
+    for (int n; at < len; at += (size_t)n)
+        if (!text_is_space(text_char(s + at, len - at, &n))) break;
+    return at;
+}
+
+size_t text_without_trailing_spaces(const char *s, size_t len)
+{
+    while (len > 0) {
+        size_t start = len - 1;
+        int n;
+        while (start > 0 && ((unsigned char)s[start] & 0xc0) == 0x80) start--;
+        if (!text_is_space(text_char(s + start, len - start, &n))) break;
+        len = start;
+    }
+    return len;
+}
+
+// ---- case ---------------------------------------------------------------------------------------
+
+static bool is_upper(uint32_t c)
+{
+    return category(c) == UTF8PROC_CATEGORY_LU;
+}
+
+static bool is_title(uint32_t c)
+{
+    return category(c) == UTF8PROC_CATEGORY_LT;
+}
+
+static bool is_lower(uint32_t c)
+{
+    return category(c) == UTF8PROC_CATEGORY_LL || c == 0xaa || c == 0xba ||
+           (utf8proc_tolower((utf8proc_int32_t)c) == (utf8proc_int32_t)c &&
+            utf8proc_toupper((utf8proc_int32_t)c) != (utf8proc_int32_t)c);
+}
+
+static bool is_cased(uint32_t c)
+{
+    return is_upper(c) || is_lower(c) || is_title(c);
+}
+
+static void put_char(utf8proc_int32_t c, struct bytes *ret)
+{
+    char encoded[4];
+    bytes_append(ret, encoded, (size_t)utf8_encode((uint32_t)c, encoded));
+}
+
+static int fold(uint32_t c, utf8proc_int32_t ret[8])
+{
+    int last = 0;
+    utf8proc_ssize_t n =
+        utf8proc_decompose_char((utf8proc_int32_t)c, ret, 8, UTF8PROC_CASEFOLD, &last);
+    if (n >= 1 && n <= 8) return (int)n;
+    ret[0] = (utf8proc_int32_t)c;
+    return 1;
+}
+
+static void put_upper(uint32_t c, struct bytes *ret)
+{
+    utf8proc_int32_t folded[8];
+    int n = c < 0x80 || is_upper(c) ? 1 : fold(c, folded);
+    if (n == 1) put_char(utf8proc_toupper((utf8proc_int32_t)c), ret);
+    for (int i = 0; n > 1 && i < n; i++) put_char(utf8proc_toupper(folded[i]), ret);
+}
+
+static void put_title(uint32_t c, struct bytes *ret)
+{
+    utf8proc_int32_t folded[8], simple = utf8proc_totitle((utf8proc_int32_t)c);
+    bool plain = c < 0x80 || is_title((uint32_t)simple) || is_upper(c);
+    int n = plain ? 1 : fold(c, folded);
+    if (n == 1) put_char(simple, ret);
+    for (int i = 0; n > 1 && i < n; i++) put_char(i ? folded[i] : utf8proc_totitle(folded[0]), ret);
+}
+
+// A Σ that ends a word: after a cased character and before none, marks aside.
+static bool is_final_sigma(const char *s, size_t len, size_t at)
+{
+    size_t before = at;
+    bool cased = false;
+    int n;
+    while (before > 0 && !cased) {
+        before--;
+        while (before > 0 && ((unsigned char)s[before] & 0xc0) == 0x80) before--;
+        uint32_t c = text_char(s + before, len - before, &n);
+        cased = is_cased(c);
+        if (!cased && category(c) != UTF8PROC_CATEGORY_MN) return false;
+    }
+    if (!cased) return false;
+    for (size_t after = at + 2; after < len; after += (size_t)n) {
+        uint32_t c = text_char(s + after, len - after, &n);
+        if (is_cased(c)) return false;
+        if (category(c) != UTF8PROC_CATEGORY_MN) return true;
+    }
+    return true;
+}
+
+static void put_lower(const char *s, size_t len, size_t at, uint32_t c, struct bytes *ret)
+{
+    if (c == 0x3a3)
+        put_char(is_final_sigma(s, len, at) ? 0x3c2 : 0x3c3, ret);
+    else if (c == 0x130)
+        bytes_puts(ret, "i\xcc\x87");
+    else
+        put_char(utf8proc_tolower((utf8proc_int32_t)c), ret);
+}
+
+static void put_folded(uint32_t c, struct bytes *ret)
+{
+    utf8proc_int32_t folded[8];
+    int n = fold(c, folded);
+    for (int i = 0; i < n; i++) put_char(folded[i], ret);
+}
+
+void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *ret)
+{
+    bool inside = false; // of a word, or behind the first character
+    int n;
+    for (size_t at = 0; at < len; at += (size_t)n) {
+        uint32_t c = text_char(s + at, len - at, &n);
+        bool starts = !inside && (to == CASE_TITLE || to == CASE_CAPITALIZE);
+        if (to == CASE_UPPER || (to == CASE_SWAP && is_lower(c)))
+            put_upper(c, ret);
+        else if (to == CASE_FOLD)
+            put_folded(c, ret);
+        else if (to == CASE_SWAP && !is_upper(c))
+            put_char((utf8proc_int32_t)c, ret);
+        else if (starts)
+            put_title(c, ret);
+        else
+            put_lower(s, len, at, c, ret);
+        inside = to == CASE_TITLE ? is_cased(c) : true;
+    }
+}
+
+bool text_has_case(const char *s, size_t len, enum text_case which)
+{
+    bool any = false, inside = false;
+    int n;
+    for (size_t at = 0; at < len; at += (size_t)n) {
+        uint32_t c = text_char(s + at, len - at, &n);
+        bool upper = is_upper(c) || is_title(c), cased = upper || is_lower(c);
+        if (which == CASE_LOWER && upper) return false;
+        if (which == CASE_UPPER && cased && !is_upper(c)) return false;
+        if (which == CASE_TITLE && cased && upper == inside) return false;
+        inside = cased;
+        any |= cased;
+    }
+    return any;
+}

@@ -1,0 +1,164 @@
+/* value.h: the values of a template, which behave as Python's do. All of them live in an arena and
+ * none ever changes once made, but for namespaces, iterators, loops, cyclers and joiners. One
+ * thread at a time. */
+#ifndef COMMON_JINJA_VALUE_H
+#define COMMON_JINJA_VALUE_H
+
+#include "common/jinja/arena.h"
+#include <jansson.h>
+#include <stdint.h>
+#include <string.h>
+
+enum value_kind {
+    V_MISSING, // an argument that was not given, an item that is not there
+    V_UNDEFINED,
+    V_NONE,
+    V_BOOL,
+    V_INT, // 64 bits; what goes beyond is an error
+    V_FLOAT,
+    V_STRING,
+    V_LIST,
+    V_TUPLE,
+    V_DICT,
+    V_VIEW, // keys, values or items of a dict
+    V_RANGE,
+    V_ITERATOR, // goes over its items once, as Python's generators do
+    V_NAMESPACE,
+    V_MACRO,
+    V_FUNCTION,
+    V_METHOD,
+    V_LOOP,
+    V_CYCLER,
+    V_JOINER,
+};
+
+struct string {
+    const char *data; // UTF-8, n_bytes of it; U+0000 may be among them
+    size_t n_bytes, n_chars;
+    bool markup; // safe HTML: what is joined to it is escaped first
+};
+
+struct value {
+    enum value_kind kind;
+    union {
+        bool truth;
+        int64_t integer;
+        double real;
+        const struct string *string;
+        const struct list *list; // V_LIST, V_TUPLE
+        struct dict *dict;       // V_DICT, V_NAMESPACE
+        const struct view *view;
+        const struct range *range;
+        struct iterator *iterator;
+        const struct undefined *undefined;
+        const struct macro *macro;
+        const struct builtin *function;
+        const struct method *method;
+        struct loop *loop;
+        struct cycler *cycler; // V_CYCLER, V_JOINER
+    };
+};
+
+struct list {
+    const struct value *items;
+    size_t n;
+    bool group; // of groupby: its two items are also called grouper and list
+};
+
+struct dict_entry {
+    struct value key, value;
+};
+struct dict { // in the order of insertion; looked through from the front
+    struct dict_entry *entries;
+    size_t n, cap;
+};
+
+enum view_of { VIEW_KEYS, VIEW_VALUES, VIEW_ITEMS };
+struct view {
+    enum view_of of;
+    const struct dict *dict;
+};
+
+struct range {
+    int64_t start, stop, step;
+    size_t n;
+};
+
+struct iterator {
+    struct list items;
+    size_t at;
+    const char *failure; // what asking for more than the items ends in; NULL: they are all
+};
+
+struct undefined { // the first of these that is set says why it is undefined
+    const char *hint;
+    const char *object; // type of what has no such attribute or element
+    struct value name;
+};
+
+struct cycler { // a joiner has one item: its separator
+    struct list items;
+    size_t at;
+};
+
+// The field after `kind` is set by name: value_of(.kind = V_INT, .integer = 3).
+#define value_of(...) ((struct value){__VA_ARGS__})
+#define NONE          value_of(.kind = V_NONE)
+#define MISSING       value_of(.kind = V_MISSING)
+
+static inline struct value value_bool(bool truth)
+{
+    return value_of(.kind = V_BOOL, .truth = truth);
+}
+
+static inline struct value value_int(int64_t integer)
+{
+    return value_of(.kind = V_INT, .integer = integer);
+}
+
+static inline struct value value_float(double real)
+{
+    return value_of(.kind = V_FLOAT, .real = real);
+}
+
+static inline struct value value_string(const struct string *string)
+{
+    return value_of(.kind = V_STRING, .string = string);
+}
+
+static inline bool given(const struct value *v)
+{
+    return v->kind != V_MISSING;
+}
+
+// ---- making them; the arena's limit is the only failure
+// ------------------------------------------
+
+enum status string_make(struct arena *a, const char *data, size_t n_bytes, struct value *ret);
+// The same without a copy: `data` must live as long as the arena.
+enum status string_borrow(struct arena *a, const char *data, size_t n_bytes, struct value *ret);
+enum status string_puts(struct arena *a, const char *text, struct value *ret); // borrows
+// `n` values, to be written by the caller before the list is used.
+enum status list_make(struct arena *a, enum value_kind kind, size_t n, struct value **ret_items,
+                      struct value *ret);
+enum status iterator_make(struct arena *a, struct list items, struct value *ret);
+enum status dict_make(struct arena *a, size_t cap, struct value *ret);
+// Without looking for the key.
+enum status dict_append(struct arena *a, struct dict *d, struct value key, struct value value);
+enum status value_from_json(struct arena *a, const json_t *json, struct value *ret);
+
+// ---- strings ------------------------------------------------------------------------------------
+
+bool string_equal(const struct string *a, const struct string *b);
+bool string_is(const struct string *s, const char *text);
+bool value_is(const struct value *v, const char *text); // a string of that text
+// The byte at which character `i` begins; i <= n_chars.
+size_t string_offset(const struct string *s, size_t i);
+size_t utf8_count(const char *data, size_t n_bytes); // characters of valid UTF-8
+
+// ---- what they are called -----------------------------------------------------------------------
+
+const char *value_type(const struct value *v);        // Python's type(v).__name__
+const char *value_object_type(const struct value *v); // Jinja's "dict object", "None"
+
+#endif

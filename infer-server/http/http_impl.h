@@ -1,0 +1,82 @@
+/* http_impl.h: connections and exchanges as http.c, which libmicrohttpd calls, and sweep.c, which
+ * looks after deadlines, share them. Private to these two; loop's thread. */
+#ifndef INFER_SERVER_HTTP_IMPL_H
+#define INFER_SERVER_HTTP_IMPL_H
+
+#include "infer-server/http/http.h"
+
+#include <microhttpd.h>
+#include <poll.h>
+
+#define LISTENERS_MAX  2
+#define HEADERS_MAX    4
+#define SWEEP_MS       100
+#define REQUEST_ID_MAX 128
+
+struct listener {
+    struct http *http;
+    struct MHD_Daemon *daemon;
+    uv_poll_t poll;
+    uv_timer_t timer;
+    bool tcp;
+};
+
+struct http {
+    uv_loop_t *loop;
+    struct http_options options;
+    struct listener listeners[LISTENERS_MAX];
+    int n_listeners, n_connections, n_exchanges;
+    int users; // open handles, and bodies that were taken: the last frees this
+    bool closing;
+    size_t buffered; // bytes of request bodies
+    uv_timer_t sweep;
+    struct connection *connections;
+    struct pollfd *polled; // scratch of the sweep, one a connection
+    int polled_cap;
+};
+
+// An accepted socket, from accept to close.
+struct connection {
+    struct connection *next, **link;
+    int fd;
+    int64_t since_ns;          // accepted, or the last answer ended
+    struct exchange *exchange; // under way, or NULL
+    bool used;                 // there was one
+    bool hung_up;              // at the last sweep, in the middle of a request
+};
+
+enum exchange_state { READING, WAITING, REPLY_READY, SENDING };
+
+struct exchange {
+    struct listener *listener;
+    struct MHD_Connection *connection;
+    struct connection *socket;
+    const struct http_route *route;
+    const char *rest; // libmicrohttpd's, for as long as the request
+    char request_id[REQUEST_ID_MAX + 1];
+    enum exchange_state state;
+    bool received; // whole
+    bool suspended, gone, expired, streaming, stream_ended, close_after;
+    struct bytes body; // the request's; later the part of a stream that is not sent yet
+    size_t body_seen, sent;
+    size_t buffered; // of the body, as counted in struct http
+    int64_t deadline_ns, since_ns;
+    struct {
+        char name[32], value[160];
+    } headers[HEADERS_MAX];
+    int n_headers;
+    unsigned code;
+    const char *content_type; // static text
+    struct bytes reply;
+    stream_producer produce;
+    void *attached;
+    void (*on_close)(void *attached, bool answered);
+};
+
+void http_run_due(struct listener *l);    // lets libmicrohttpd do what is due
+void exchange_resume(struct exchange *x); // lets a suspended connection go on at the next turn
+void http_unref(struct http *h);          // one user less
+
+void sweep_start(struct http *h); // every SWEEP_MS, until the timer is closed
+
+#endif

@@ -1,0 +1,115 @@
+/* sweep.c: every 100 ms, what no event tells: clients that hung up in the middle of a request or
+ * while their connection sleeps, answers that are overdue, and connections that hold a slot for
+ * longer than they may. Loop's thread.
+ *
+ * libmicrohttpd's own time-out starts anew with every byte, so a client that sends or takes a byte
+ * now and then could keep a connection for ever. From accept to close every phase has an end:
+ *   headers   HEADERS_S after accept, and --idle-timeout after the last answer
+ *   body      --idle-timeout, and a second more for each BODY_RATE bytes that came
+ *   answer    --request-timeout (a sentence says so), and --idle-timeout more to take it
+ * A connection past its end is shut down; libmicrohttpd finds that and closes it.
+ *
+ * libmicrohttpd stops listening at its limit, and begins again only in a later MHD_run(), which
+ * nothing may ask for where all connections ended at once: so every listener is run here too. */
+#include "infer-server/http/http_impl.h"
+#include "common/base/clock.h"
+
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#define HEADERS_S 30
+#define BODY_RATE (64 << 10) // bytes a second
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static void expire(struct exchange *x)
+{
+    x->expired = true;
+    if (x->state == WAITING)
+        exchange_fail(x, 504, "timeout_error",
+                      "the answer took longer than --request-timeout allows");
+    else
+        exchange_resume(x); // a stream's producer sees exchange_expired()
+}
+
+// Past the end of its phase.
+static bool is_overdue(const struct connection *c, int idle_s, int64_t now)
+{
+    const struct exchange *x = c->exchange;
+    if (!x) return now - c->since_ns > (c->used ? idle_s : min_int(idle_s, HEADERS_S)) * NS_PER_S;
+    if (!x->received) // a refused body is read on
+        return now - x->since_ns > (idle_s + (int64_t)(x->body_seen / BODY_RATE)) * NS_PER_S;
+    return now - x->deadline_ns > idle_s * NS_PER_S;
+}
+
+static void sweep_deadlines(struct connection *c, int idle_s, int64_t now)
+{
+    struct exchange *x = c->exchange;
+    if (is_overdue(c, idle_s, now))
+        shutdown(c->fd, SHUT_RDWR);
+    else if (x && x->received && now > x->deadline_ns && !x->expired &&
+             (x->state == WAITING || x->streaming))
+        expire(x);
+}
+
+// The client sends no more. One that waits for its answer has left, as far as can be told; one in
+// the middle of a request will never end it, once all that it sent was read: which libmicrohttpd,
+// told of changes only, may have missed. It gets until the next sweep to read on.
+static void hang_up(struct connection *c)
+{
+    int unread = 0;
+    if (c->exchange && c->exchange->suspended) {
+        c->exchange->gone = true;
+        exchange_resume(c->exchange);
+        return;
+    }
+    if (c->exchange && c->exchange->received) return; // it is being answered
+    bool stuck = ioctl(c->fd, FIONREAD, &unread) == 0 && unread == 0;
+    if (stuck && c->hung_up) shutdown(c->fd, SHUT_RDWR);
+    c->hung_up = stuck;
+}
+
+static bool has_room(struct http *h)
+{
+    if (h->polled_cap >= h->n_connections) return true;
+    int cap = h->n_connections * 2;
+    struct pollfd *polled = realloc(h->polled, (size_t)cap * sizeof *polled);
+    if (!polled) return false;
+    h->polled = polled;
+    h->polled_cap = cap;
+    return true;
+}
+
+static void sweep_hung_up(struct http *h)
+{
+    int n = 0;
+    if (!has_room(h)) return;
+    for (struct connection *c = h->connections; c; c = c->next)
+        h->polled[n++] = (struct pollfd){.fd = c->fd, .events = POLLRDHUP};
+    if (n == 0 || poll(h->polled, (nfds_t)n, 0) <= 0) return;
+    n = 0;
+    for (struct connection *c = h->connections; c; c = c->next)
+        if (h->polled[n++].revents & (POLLRDHUP | POLLHUP | POLLERR)) hang_up(c);
+}
+
+static void on_sweep(uv_timer_t *timer)
+{
+    struct http *h = timer->data;
+    int64_t now = clock_now_ns();
+    for (struct connection *c = h->connections; c; c = c->next)
+        sweep_deadlines(c, h->options.idle_timeout_s, now);
+    sweep_hung_up(h);
+    for (int i = 0; i < h->n_listeners; i++) http_run_due(&h->listeners[i]);
+}
+
+void sweep_start(struct http *h)
+{
+    uv_timer_init(h->loop, &h->sweep);
+    h->sweep.data = h;
+    h->users++;
+    uv_timer_start(&h->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+}

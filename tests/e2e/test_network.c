@@ -1,0 +1,517 @@
+/* test_network.c: cw-infer-server among clients that mean no good: connections that are left, held
+ * and dripped over the limit of a listener, web pages and other users on loopback TCP, request
+ * bodies that fill memory or take seconds to read. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/daemon.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define SOON_MS 10000 // far below the idle time-outs that would free a slot otherwise
+
+static const char *model;
+
+static int make_model(void **state)
+{
+    (void)state;
+    model = daemon_model(test_folder(), true, 7);
+    return 0;
+}
+
+// The status of a request over TCP; 0 where nobody answers in time. Headers end in \r\n.
+static int tcp_status(int port, const char *method, const char *path, const char *headers)
+{
+    char text[512];
+    struct wire_answer a = {0};
+    int n = snprintf(text, sizeof text, "%s %s HTTP/1.0\r\n%s\r\n", method, path, headers);
+    int fd = wire_open_tcp(port);
+    if (fd < 0) return 0;
+    wire_send(fd, text, (size_t)n);
+    wire_read(fd, SOON_MS, &a);
+    close(fd);
+    int status = a.status;
+    wire_answer_release(&a);
+    return status;
+}
+
+// ---- slots -------------------------------------------------------------------------------------
+
+enum leaving { CLOSE, RESET, HALF_CLOSE, HOLD };
+
+static void leave(int fd, enum leaving how)
+{
+    struct linger none = {.l_onoff = 1, .l_linger = 0};
+    if (how == HOLD) return;
+    if (how == HALF_CLOSE) {
+        shutdown(fd, SHUT_WR);
+        return;
+    }
+    if (how == RESET) setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    close(fd);
+}
+
+static const char *const beginnings[] = {
+    "",
+    "GET /hea",
+    "GET /health HTTP/1.1\r\nHost: localho",
+    "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+    "POST /generate HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+    "9\r\n\r\n",
+    "POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+    "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"};
+
+// n clients send that much of a request (NULL: each another) and leave; then another is served.
+static void crowd(int port, int n, const char *same, enum leaving how)
+{
+    const int texts = (int)(sizeof beginnings / sizeof *beginnings);
+    int *fds = calloc((size_t)n, sizeof *fds);
+    assert_non_null(fds);
+    for (int i = 0; i < n; i++) {
+        fds[i] = wire_open_tcp(port);
+        if (fds[i] < 0) fail_msg("connection %d is refused", i);
+        const char *text = same ? same : beginnings[i % texts];
+        wire_send(fds[i], text, strlen(text));
+    }
+    clock_sleep_ms(20);
+    for (int i = 0; i < n; i++) leave(fds[i], how);
+    int status = tcp_status(port, "GET", "/health", "Host: localhost\r\n");
+    if (status != 200)
+        fail_msg("status %d after %d clients left (%d) behind \"%s\"", status, n, how,
+                 same ? same : "(each another)");
+    for (int i = 0; i < n && (how == HALF_CLOSE || how == HOLD); i++) close(fds[i]);
+    free(fds);
+}
+
+static void test_clients_that_leave(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--listen", "127.0.0.1:0", "--max-connections", "8",
+                                          NULL};
+    struct daemon d = {0};
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++)
+        for (enum leaving how = CLOSE; how <= HALF_CLOSE; how++)
+            for (int more = 0; more <= 3; more += 3) {
+                // half closed behind a whole request is a client that waits for its answer
+                if (i == 3 && how == HALF_CLOSE) continue;
+                crowd(port, 8 + more, beginnings[i], how);
+            }
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// They stay, send nothing more, and lose their slots to others.
+static void test_clients_that_hold(void **state)
+{
+    (void)state;
+    static const char *const options[] = {
+        "--listen", "127.0.0.1:0", "--max-connections", "8", "--idle-timeout", "1", NULL};
+    struct daemon d = {0};
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    crowd(port, 8, NULL, HOLD);
+    crowd(port, 16, NULL, HOLD);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static void test_eleven_hundred_connections(void **state)
+{
+    (void)state;
+    enum { MANY = 1100 };
+    struct rlimit before, wanted;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    if (before.rlim_max < 2 * MANY + 400)
+        test_skip("a process may open %d files here; %d are needed", (int)before.rlim_max,
+                  2 * MANY + 400);
+    static const char *const options[] = {"--listen", "127.0.0.1:0", NULL};
+    struct daemon d = {0};
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    wanted = before;
+    wanted.rlim_cur = before.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &wanted), 0);
+    crowd(port, MANY, beginnings[4], RESET);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    json_decref(daemon_get(d.socket, "/health", 200));
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// They have left before the server even accepts them: it is stopped meanwhile, so that all it hears
+// of each is in one piece.
+static void test_left_before_accept(void **state)
+{
+    (void)state;
+    enum { BATCHES = 3, BATCH = 400 }; // more than the limit, and less at once than the backlog
+    static const char *const options[] = {"--listen", "127.0.0.1:0", NULL};
+    struct daemon d = {0};
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    for (int k = 0; k < BATCHES; k++) {
+        test_kill(&d.child, SIGSTOP);
+        for (int i = 0; i < BATCH; i++) {
+            int fd = wire_open_tcp(port);
+            assert_true(fd >= 0 && wire_send(fd, beginnings[4], strlen(beginnings[4])));
+            close(fd);
+        }
+        test_kill(&d.child, SIGCONT);
+        assert_int_equal(tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
+    }
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// A byte now and then, for ever, in every part of a request.
+static void test_drippers(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--idle-timeout", "2", NULL};
+    static const char *const begun[] = {
+        "GET /health HTTP/1.1\r\nX: ",                                        // the first headers
+        "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nX: ", // those after an
+                                                                              // answer
+        "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n "};
+    struct daemon d = {0};
+    daemon_start(&d, model, options);
+    for (size_t i = 0; i < sizeof begun / sizeof *begun; i++) {
+        int fd = wire_open(d.socket);
+        assert_true(fd >= 0 && wire_send(fd, begun[i], strlen(begun[i])));
+        int64_t deadline = clock_deadline_ns(2 * SOON_MS);
+        while (wire_send(fd, " ", 1)) {
+            if (clock_now_ns() > deadline) fail_msg("\"%s\" drips for ever", begun[i]);
+            clock_sleep_ms(200);
+        }
+        close(fd);
+    }
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static void test_few_descriptors(void **state)
+{
+    (void)state;
+    static const char script[] = "ulimit -n 200; exec \"$0\" \"$@\"";
+    const char *folder = test_folder();
+    struct daemon d = {.folder = folder,
+                       .socket = test_path(folder, "s.sock"),
+                       .bridge = test_path(folder, "bridge.json"),
+                       .log = test_path(folder, "daemon.log")};
+    const char *const argv[] = {
+        "sh",       "-c",          script,     test_binary("cw-infer-server"),
+        "--model",  model,         "--device", test_device(),
+        "--socket", d.socket,      "--bridge", d.bridge,
+        "--listen", "127.0.0.1:0", NULL};
+    test_spawn(&d.child, d.log, argv);
+    daemon_wait(&d);
+    int port = daemon_tcp_port(&d);
+    char *log = test_read(d.log);
+    assert_contains(log, "36 connections");
+    free(log);
+    int fds[100];
+    for (int i = 0; i < 100; i++) assert_true((fds[i] = wire_open_tcp(port)) >= 0);
+    clock_sleep_ms(100);
+    json_decref(daemon_get(d.socket, "/health", 200)); // the other listener has its own
+    for (int i = 0; i < 100; i++) close(fds[i]);
+    assert_int_equal(tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// ---- who may ask -------------------------------------------------------------------------------
+
+static const struct {
+    const char *method, *path;
+} admin[] = {{"GET", "/bridge/info"},          {"POST", "/bridge/pause"},
+             {"POST", "/bridge/resume"},       {"POST", "/reload"},
+             {"POST", "/lora/load"},           {"POST", "/lora/unload"},
+             {"POST", "/v1/load_lora_adapter"}};
+
+static void test_loopback_without_key(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--listen", "127.0.0.1:0", "--allowed-hosts",
+                                          "gpu-box.lan,other.lan", NULL};
+    struct daemon d = {0};
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    for (size_t i = 0; i < sizeof admin / sizeof *admin; i++)
+        assert_int_equal(tcp_status(port, admin[i].method, admin[i].path, "Host: localhost\r\n"),
+                         403);
+    json_t *health = daemon_get(d.socket, "/health", 200);
+    assert_false(json_is_true(json_object_get(health, "paused")));
+    json_decref(health);
+    json_decref(daemon_get(d.socket, "/bridge/info", 200)); // the Unix socket has it
+
+    static const char *const taken[] = {"",
+                                        "Host: localhost:9\r\n",
+                                        "Host: 127.0.0.1\r\n",
+                                        "Host: [::1]:80\r\n",
+                                        "Host: other.lan:1\r\n",
+                                        "Host: localhost\r\nOrigin: http://localhost:3000\r\n"};
+    static const char *const refused[] = {"Host: evil.example\r\n", "Host: x\r\n",
+                                          "Host: localhost\r\nOrigin: https://evil.example\r\n",
+                                          "Host: localhost\r\nOrigin: null\r\n"};
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        assert_int_equal(tcp_status(port, "GET", "/v1/models", taken[i]), 200);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(tcp_status(port, "GET", k ? "/health" : "/v1/models", refused[i]),
+                             403);
+    // nothing that a page may read or send more by
+    int fd = wire_open_tcp(port);
+    struct wire_answer a;
+    static const char ask[] = "OPTIONS /v1/models HTTP/1.0\r\nHost: localhost\r\n"
+                              "Origin: http://localhost\r\n\r\n";
+    assert_true(fd >= 0 && wire_send(fd, ask, sizeof ask - 1) && wire_read(fd, SOON_MS, &a));
+    assert_int_equal(a.status, 405);
+    assert_null(strcasestr(bytes_text(&a.head), "Access-Control"));
+    wire_answer_release(&a);
+    close(fd);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static void test_loopback_with_key(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    const char *key = test_path(test_folder(), "key");
+    test_write(key, "correct-horse-battery\n", 22);
+    const char *const options[] = {"--listen", "127.0.0.1:0", "--api-key-file", key, NULL};
+    static const char with[] =
+        "Host: behind.a.proxy\r\nAuthorization: Bearer correct-horse-battery\r\n";
+    daemon_start(&d, model, options);
+    int port = daemon_tcp_port(&d);
+    assert_int_equal(tcp_status(port, "GET", "/bridge/info", "Host: localhost\r\n"), 401);
+    assert_int_equal(tcp_status(port, "GET", "/bridge/info", with), 200);
+    assert_int_equal(tcp_status(port, "POST", "/bridge/pause", with), 200);
+    assert_int_equal(tcp_status(port, "POST", "/bridge/resume", with), 200);
+    assert_int_equal(tcp_status(port, "GET", "/health", "Host: behind.a.proxy\r\n"), 200);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// ---- large bodies ------------------------------------------------------------------------------
+
+#define LARGE ((size_t)31 << 20)
+
+struct sender {
+    pthread_t thread;
+    const char *socket, *path, *body;
+    size_t len;
+    _Atomic bool sent, answered;
+    struct wire_answer answer;
+};
+
+static void *send_large(void *argument)
+{
+    struct sender *s = argument;
+    char head[128];
+    int n = snprintf(head, sizeof head,
+                     "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", s->path, s->len);
+    int fd = wire_open(s->socket);
+    if (fd >= 0 && wire_send(fd, head, (size_t)n)) wire_send(fd, s->body, s->len);
+    s->sent = true;
+    if (fd >= 0) wire_read(fd, 300000, &s->answer);
+    s->answered = true;
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
+static char *large_body(size_t len)
+{
+    static const char head[] = "{\"prompt\":\"", tail[] = "\"}";
+    char *body = malloc(len + 1);
+    assert_non_null(body);
+    memset(body, 'a', len);
+    body[len] = 0;
+    memcpy(body, head, sizeof head - 1);
+    memcpy(body + len - sizeof tail + 1, tail, sizeof tail - 1);
+    return body;
+}
+
+static int open_notify(const char **ret_path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    *ret_path = test_path(test_folder(), "notify");
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", *ret_path);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+static int count_pings(int fd)
+{
+    char text[2048];
+    int n = 0;
+    for (ssize_t len; (len = recv(fd, text, sizeof text - 1, MSG_DONTWAIT)) > 0;) {
+        text[len] = 0;
+        n += strstr(text, "WATCHDOG=1") != NULL;
+    }
+    return n;
+}
+
+static bool all(struct sender *senders, int n, bool answered)
+{
+    for (int i = 0; i < n; i++)
+        if (!(answered ? senders[i].answered : senders[i].sent)) return false;
+    return true;
+}
+
+// Twenty at once: between the last byte of the last one and the last answer the loop goes on: it
+// answers others, and tells the service manager that it lives.
+static void test_twenty_large_bodies(void **state)
+{
+    (void)state;
+    enum { MANY = 20 };
+    static const char *const options[] = {"--max-body", "32M", "--max-buffered", "1G", NULL};
+    struct daemon d = {0};
+    struct sender senders[MANY] = {0};
+    const char *path;
+    char *body = large_body(LARGE);
+    int notify = open_notify(&path), health = 0, pings = 0;
+    setenv("NOTIFY_SOCKET", path, 1);
+    setenv("WATCHDOG_USEC", "300000", 1); // a ping every 100 ms
+    daemon_spawn(&d, model, options);
+    unsetenv("NOTIFY_SOCKET");
+    unsetenv("WATCHDOG_USEC");
+    daemon_wait(&d);
+    for (int i = 0; i < MANY; i++) {
+        senders[i].socket = d.socket;
+        senders[i].path = "/v1/completions";
+        senders[i].body = body;
+        senders[i].len = LARGE;
+        assert_int_equal(pthread_create(&senders[i].thread, NULL, send_large, &senders[i]), 0);
+    }
+    while (!all(senders, MANY, false)) {
+        count_pings(notify); // a full socket would hold up the server
+        clock_sleep_ms(1);
+    }
+    while (!all(senders, MANY, true)) {
+        pings += count_pings(notify);
+        json_decref(daemon_get(d.socket, "/health", 200));
+        health++;
+    }
+    print_message("%d answers and %d pings meanwhile\n", health, pings);
+    for (int i = 0; i < MANY; i++) {
+        pthread_join(senders[i].thread, NULL);
+        assert_int_equal(senders[i].answer.status, 400);
+        assert_contains(bytes_text(&senders[i].answer.body),
+                        "maximum context length is 512 tokens, which hold");
+        wire_answer_release(&senders[i].answer);
+    }
+    assert_true(pings >= 2);
+    assert_true(health >= 2 * MANY);
+    free(body);
+    close(notify);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// Bodies that are never ended take memory only up to --max-buffered; then others are sent away
+// until there is room again.
+static void test_buffered_bodies(void **state)
+{
+    (void)state;
+    enum { HOLDERS = 6 };
+    static const char *const options[] = {"--max-body", "1M", "--max-buffered", "4M", NULL};
+    static const char head[] =
+        "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
+    struct daemon d = {0};
+    struct sender other = {0};
+    int fds[HOLDERS];
+    size_t part = 900000;
+    char *body = large_body(part);
+    daemon_start(&d, model, options);
+    other =
+        (struct sender){.socket = d.socket, .path = "/v1/completions", .body = body, .len = part};
+    for (int i = 0; i < HOLDERS; i++) {
+        fds[i] = wire_open(d.socket);
+        assert_true(fds[i] >= 0 && wire_send(fds[i], head, sizeof head - 1) &&
+                    wire_send(fds[i], body, part));
+    }
+    send_large(&other);
+    assert_int_equal(other.answer.status, 429);
+    assert_contains(bytes_text(&other.answer.head), "Retry-After");
+    assert_contains(bytes_text(&other.answer.body), "--max-buffered");
+    wire_answer_release(&other.answer);
+    json_decref(
+        daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}"));
+    for (int i = 0; i < HOLDERS; i++) close(fds[i]);
+    int64_t deadline = clock_deadline_ns(SOON_MS);
+    for (int status = 429; status == 429;) { // their memory is given back
+        send_large(&other);
+        status = other.answer.status;
+        if (status != 429) assert_int_equal(status, 400); // no prompt of that length fits
+        wire_answer_release(&other.answer);
+        assert_true(clock_now_ns() < deadline);
+    }
+    free(body);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// Counting the tokens of a text that no context takes is work for another thread, too.
+static void test_large_text_is_counted(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-body", "32M", NULL};
+    struct daemon d = {0};
+    char *body = large_body(LARGE / 2);
+    daemon_start(&d, model, options);
+    struct sender s = {.socket = d.socket, .path = "/tokenize", .body = body, .len = LARGE / 2};
+    assert_int_equal(pthread_create(&s.thread, NULL, send_large, &s), 0);
+    while (!s.sent) clock_sleep_ms(1);
+    int health = 0;
+    for (; !s.answered; health++) json_decref(daemon_get(d.socket, "/health", 200));
+    pthread_join(s.thread, NULL);
+    assert_int_equal(s.answer.status, 200);
+    assert_contains(bytes_text(&s.answer.body), "\"count\"");
+    print_message("%d answers meanwhile\n", health);
+    assert_true(health >= 20);
+    wire_answer_release(&s.answer);
+    free(body);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// A client that leaves while its body is parsed leaves nothing behind.
+static void test_leaves_while_parsed(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-body", "32M", NULL};
+    struct daemon d = {0};
+    char *body = large_body(LARGE / 2), head[128];
+    daemon_start(&d, model, options);
+    int n = snprintf(head, sizeof head,
+                     "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
+                     LARGE / 2);
+    for (int i = 0; i < 6; i++) {
+        int fd = wire_open(d.socket);
+        assert_true(fd >= 0 && wire_send(fd, head, (size_t)n) && wire_send(fd, body, LARGE / 2));
+        close(fd);
+    }
+    json_decref(daemon_get(d.socket, "/health", 200));
+    free(body);
+    assert_int_equal(daemon_stop(&d), 0); // some are still being parsed
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_clients_that_leave),
+        cmocka_unit_test(test_clients_that_hold),
+        cmocka_unit_test(test_eleven_hundred_connections),
+        cmocka_unit_test(test_left_before_accept),
+        cmocka_unit_test(test_drippers),
+        cmocka_unit_test(test_few_descriptors),
+        cmocka_unit_test(test_loopback_without_key),
+        cmocka_unit_test(test_loopback_with_key),
+        cmocka_unit_test(test_twenty_large_bodies),
+        cmocka_unit_test(test_buffered_bodies),
+        cmocka_unit_test(test_leaves_while_parsed),
+        cmocka_unit_test(test_large_text_is_counted),
+    };
+    return cmocka_run_group_tests_name("network", tests, make_model, NULL);
+}

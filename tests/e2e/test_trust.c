@@ -1,0 +1,157 @@
+/* test_trust.c: what a real cw-infer-server trusts, shows and leaves: links in the place of its
+ * lock, other users' bridge files, bytes of files in errors, paths that are no UTF-8, what the
+ * killed left. */
+#include "bridge/attach.h"
+#include "common/base/file.h"
+#include "tests/support/daemon.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const char *model;
+
+static int make_model(void **state)
+{
+    (void)state;
+    model = daemon_model(test_folder(), false, 7);
+    return 0;
+}
+
+// The same daemon again: on the socket and bridge of one that has ended.
+static void spawn_again(struct daemon *d)
+{
+    const char *const argv[] = {test_binary("cw-infer-server"),
+                                "--model",
+                                model,
+                                "--device",
+                                test_device(),
+                                "--socket",
+                                d->socket,
+                                "--bridge",
+                                d->bridge,
+                                NULL};
+    test_spawn(&d->child, d->log, argv);
+}
+
+static void test_lock_is_no_link(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *victim = test_path(folder, "victim");
+    struct daemon d = {.folder = folder,
+                       .socket = test_path(folder, "s.sock"),
+                       .bridge = test_path(folder, "b.json"),
+                       .log = test_path(folder, "log")};
+    assert_int_equal(symlink(victim, test_path(folder, "s.sock.lock")), 0);
+    spawn_again(&d);
+    assert_int_equal(test_wait(&d.child, 20000), 1);
+    char *log = test_read(d.log);
+    assert_contains(log, "it is a link");
+    free(log);
+    assert_false(file_exists(victim));
+}
+
+static void test_bridge_of_another(void **state)
+{
+    (void)state;
+    if (getuid() != 0) test_skip("only root can give files to another user");
+    struct daemon d = {0};
+    daemon_start(&d, model, NULL);
+    assert_int_equal(chown(d.bridge, 65534, (gid_t)-1), 0);
+    const char *log = test_path(d.folder, "check.log");
+    const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
+    assert_int_equal(test_command(log, 20000, argv), 1);
+    char *said = test_read(log);
+    assert_contains(said, "belongs to user 65534");
+    free(said);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// POST /reload with a folder whose file of that name holds something else entirely.
+static void reload_secret(struct daemon *d, const char *name, const char *secret)
+{
+    const char *folder = test_folder();
+    char body[PATH_MAX + 32], number[32];
+    unsigned long long first = 0;
+    test_write(test_path(folder, name), secret, strlen(secret));
+    snprintf(body, sizeof body, "{\"model\":\"%s\"}", folder);
+    json_t *a = daemon_post(d->socket, "/reload", 400, body);
+    const char *message =
+        json_string_value(json_object_get(json_object_get(a, "error"), "message"));
+    assert_contains(message, "log");
+    for (size_t at = 0; at + 3 <= strlen(secret); at++)
+        if (memmem(message, strlen(message), secret + at, 3))
+            fail_msg("\"%s\" shows \"%.3s\"", message, secret + at);
+    memcpy(&first, secret, sizeof first);
+    snprintf(number, sizeof number, "%llu", first);
+    assert_null(strstr(message, number)); // the first eight bytes as the length of a header
+    json_decref(a);
+}
+
+static void test_reload_tells_no_content(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    daemon_start(&d, model, NULL);
+    reload_secret(&d, "model.safetensors", "Qzx7Kw9Vbn2Jy5PqLm8");
+    reload_secret(&d, "model.safetensors.index.json", "Qzx7Kw9Vbn2Jy5PqLm8");
+    char *log = test_read(d.log);
+    assert_contains(log, "/reload: "); // who runs it can find out
+    free(log);
+    json_decref(daemon_get(d.socket, "/health", 200));
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static void test_paths_of_any_bytes(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    struct bridge *bridge;
+    daemon_start(&d, model, NULL);
+    const char *snapshot = test_path(test_folder(), "caf\xe9");
+    assert_ok(file_make_folders(snapshot));
+    assert_ok(bridge_attach(d.bridge, NULL, &bridge));
+    assert_ok(bridge_become_writer(bridge));
+    assert_ok(control_set_snapshot(bridge_control(bridge), snapshot));
+    json_t *info = daemon_get(d.socket, "/bridge/info", 200);
+    const json_t *shown = json_object_get(json_object_get(info, "control"), "snapshot");
+    assert_contains(json_string_value(shown), "/caf?");
+    json_decref(info);
+    bridge_detach(bridge);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// A page that its maker did not live to name, and half a bridge file.
+static void test_temporaries_are_swept(void **state)
+{
+    (void)state;
+    static const char page[] = "/commonweight-0123456789abcdef-control.999999";
+    struct daemon d = {0};
+    daemon_start(&d, model, NULL);
+    assert_int_equal(daemon_stop(&d), 0);
+    const char *half = test_path(d.folder, "bridge.json.tmp.0a1b2c");
+    test_write(half, "{", 1);
+    int fd = shm_open(page, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && ftruncate(fd, 4096) == 0 && pwrite(fd, "CWEIGHTS", 8, 0) == 8);
+    close(fd);
+    spawn_again(&d);
+    daemon_wait(&d);
+    assert_false(file_exists(half));
+    fd = shm_open(page, O_RDWR | O_CLOEXEC, 0);
+    shm_unlink(page);
+    assert_int_equal(fd, -1);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lock_is_no_link),         cmocka_unit_test(test_bridge_of_another),
+        cmocka_unit_test(test_reload_tells_no_content), cmocka_unit_test(test_paths_of_any_bytes),
+        cmocka_unit_test(test_temporaries_are_swept),
+    };
+    return cmocka_run_group_tests_name("trust", tests, make_model, NULL);
+}

@@ -1,0 +1,227 @@
+/* test_chat_fields.c: messages, tools and chat_template_kwargs on their way into a prompt: of a
+ * request (infer-server/http/api_chat.h), and of a line of data (trainer/rollout/data.h). */
+#include "common/base/json.h"
+#include "common/model/chat_template.h"
+#include "infer-server/http/api.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "trainer/rollout/prompts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char template_text[] =
+    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}:{{ c.function.arguments|tojson }}]"
+    "{% endfor %}{% endfor %}{% if tools %}T{{ tools|length }}{% endif %}"
+    "{% if enable_thinking is defined %}E{{ enable_thinking }}{% endif %}"
+    "{{ raise_exception('only once') if messages|length > 2 }}";
+
+// A folder with the tiny tokenizer and the template above.
+static const char *model_folder(void)
+{
+    const char *folder = test_folder();
+    json_t *tokenizer = NULL, *config = NULL;
+    assert_ok(tiny_tokenizer_json(&tokenizer, &config));
+    assert_ok(json_write_file(test_path(folder, "tokenizer.json"), 0644, tokenizer));
+    assert_ok(json_write_file(test_path(folder, "tokenizer_config.json"), 0644, config));
+    json_decref(tokenizer);
+    json_decref(config);
+    test_write(test_path(folder, "chat_template.jinja"), template_text, strlen(template_text));
+    return folder;
+}
+
+static void assert_ids(const struct tokenizer *t, const int32_t *ids, int n, const char *want)
+{
+    struct bytes text = BYTES_INIT;
+    assert_ok(tokenizer_decode(t, ids, n, false, &text));
+    assert_string_equal(bytes_text(&text), want);
+    bytes_release(&text);
+}
+
+// ---- requests -----------------------------------------------------------------------------------
+
+struct served {
+    struct tokenizer *tokenizer;
+    struct chat_template *chat;
+    struct api_model model;
+};
+
+static void serve(struct served *s)
+{
+    const char *folder = model_folder();
+    const struct chat_template_choice own = {NULL, NULL};
+    *s = (struct served){.tokenizer = NULL};
+    assert_ok(tokenizer_load(folder, &s->tokenizer));
+    assert_ok(chat_template_find(folder, &own, &s->chat));
+    s->model = (struct api_model){.name = "m",
+                                  .folder = folder,
+                                  .tokenizer = s->tokenizer,
+                                  .chat = s->chat,
+                                  .vocab_size = 300,
+                                  .max_context = 512,
+                                  .temperature = 1,
+                                  .top_p = 1};
+}
+
+static void serve_no_more(struct served *s)
+{
+    chat_template_free(s->chat);
+    tokenizer_free(s->tokenizer);
+}
+
+static void requests(void **state)
+{
+    (void)state;
+    static const struct {
+        enum api_kind kind;
+        const char *body, *want;
+    } cases[] = {
+        {API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", "<user>a"},
+        {API_CHAT, "{\"messages\":[{\"role\":\"developer\",\"content\":\"a\"}]}", "<system>a"},
+        {API_CHAT,
+         "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+         "{\"type\":\"text\",\"text\":\"b\"}]}],\"tools\":[]}",
+         "<user>ab"},
+        {API_CHAT,
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":\"function\","
+         "\"function\":{\"name\":\"f\"}}],\"chat_template_kwargs\":{\"enable_thinking\":false}}",
+         "<user>aT1EFalse"},
+        // arguments of calls travel as text, and templates want what is in it
+        {API_CHAT,
+         "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\","
+         "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\": "
+         "1}\"}}]},{\"role\":\"tool\",\"content\":\"r\"}]}",
+         "<assistant>[f:{\"x\": 1}]<tool>r"},
+        {API_ROLLOUTS,
+         "{\"groups\":[{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{}],"
+         "\"chat_template_kwargs\":{\"enable_thinking\":true}}]}",
+         "<user>aT1ETrue"},
+    };
+    struct served s;
+    serve(&s);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct api_request *r = NULL;
+        assert_ok(
+            api_request_parse(cases[i].kind, &s.model, cases[i].body, strlen(cases[i].body), &r));
+        assert_ids(s.tokenizer, r->prompts[0].ids, r->prompts[0].n_ids, cases[i].want);
+        api_request_free(r);
+    }
+    serve_no_more(&s);
+}
+
+static void requests_refused(void **state)
+{
+    (void)state;
+#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}"
+    static const struct {
+        enum api_kind kind;
+        const char *body;
+        enum status status;
+        const char *message;
+    } cases[] = {
+        {API_CHAT, "{" USER "],\"tools\":5}", ST_INVALID, "tools is not a list"},
+        {API_CHAT, "{" USER "],\"chat_template_kwargs\":[]}", ST_INVALID, "chat_template_kwargs"},
+        {API_CHAT,
+         "{" USER ",{\"role\":\"a\",\"content\":\"\"},{\"role\":\"a\",\"content\":\"\"}]}",
+         ST_INVALID, "only once"},
+        {API_CHAT, "{" USER ",5]}", ST_INVALID, "messages[1] is not an object"},
+        {API_CHAT, "{" USER ",{\"content\":\"\"}]}", ST_INVALID, "messages[1].role"},
+        {API_CHAT, "{" USER ",{\"role\":\"user\"}]}", ST_INVALID, "messages[1].content"},
+        {API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+         ST_UNSUPPORTED, "messages[0].content[0]"},
+        {API_CHAT,
+         "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
+         "\"arguments\":\"{x\"}}]}]}",
+         ST_FORMAT, "messages[0].tool_calls[0].function.arguments"},
+        // what the template does not read
+        {API_CHAT, "{" USER "],\"chat_template_kwargs\":{\"thinking\":true}}", ST_UNSUPPORTED,
+         "request: \"chat_template_kwargs\": \"thinking\" would be ignored"},
+        // where no template is asked, they would do nothing
+        {API_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{}]}", ST_UNSUPPORTED, "\"tools\""},
+        {API_GENERATE, "{\"prompt\":\"a\",\"chat_template_kwargs\":{\"a\":1}}", ST_INVALID,
+         "\"chat_template_kwargs\""},
+        {API_ROLLOUTS, "{\"groups\":[{" USER "]}],\"tools\":[{}]}", ST_INVALID, "\"tools\""},
+        {API_ROLLOUTS, "{\"groups\":[{\"prompt\":\"a\",\"tools\":[{}]}]}", ST_INVALID, "group 0"},
+    };
+    struct served s;
+    serve(&s);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct api_request *r = NULL;
+        const char *body = cases[i].body;
+        assert_status(api_request_parse(cases[i].kind, &s.model, body, strlen(body), &r),
+                      cases[i].status);
+        assert_message(cases[i].message);
+        assert_null(r);
+    }
+    serve_no_more(&s);
+}
+
+// ---- lines of data ------------------------------------------------------------------------------
+
+static enum status load(const char *folder, const char *lines, struct dataset **ret)
+{
+    const char *path = test_path(folder, "set.jsonl");
+    const struct prompt_options options = {.prompt_field = NULL};
+    int left_out;
+    test_write(path, lines, strlen(lines));
+    return prompts_load(path, folder, 300, &options, ret, &left_out);
+}
+
+static void data(void **state)
+{
+    (void)state;
+    const char *folder = model_folder();
+    struct tokenizer *tokenizer = NULL;
+    struct dataset *d = NULL;
+    assert_ok(tokenizer_load(folder, &tokenizer));
+    assert_ok(load(folder,
+                   "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{}],"
+                   "\"chat_template_kwargs\":{\"enable_thinking\":false}}\n"
+                   "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":"
+                   "\"f\",\"arguments\":{\"x\":1}}}]},{\"role\":\"tool\",\"content\":\"r\"}]}\n"
+                   "{\"prompt\":\"plain\"}\n",
+                   &d));
+    static const char *const want[] = {"<user>aT1EFalse", "<assistant>[f:{\"x\": 1}]<tool>r",
+                                       "plain"};
+    for (int i = 0; i < 3; i++)
+        assert_ids(tokenizer, d->examples[i].prompt_ids.ids, d->examples[i].prompt_ids.n, want[i]);
+    // what the log of rollouts shows beside what the row says
+    assert_string_equal(json_string_value(d->examples[0].prompt_text), want[0]);
+    assert_null(d->examples[2].prompt_text);
+    assert_contains(d->chat_source, "chat_template.jinja");
+    assert_null(d->ignored);
+    dataset_free(d);
+    d = NULL;
+    assert_status(load(folder,
+                       "{\"prompt\":\"x\"}\n{\"messages\":[{\"role\":\"a\",\"content\":\"\"},"
+                       "{\"role\":\"a\",\"content\":\"\"},{\"role\":\"a\",\"content\":\"\"}]}\n",
+                       &d),
+                  ST_INVALID);
+    assert_message("set.jsonl, line 2: ");
+    assert_message("only once");
+    assert_status(
+        load(folder, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":{}}", &d),
+        ST_INVALID);
+    assert_message("tools is not a list");
+    assert_null(d);
+    // what the template does not read is ignored, and said once
+    assert_ok(load(folder,
+                   "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n"
+                   "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                   "\"chat_template_kwargs\":{\"date\":1}}\n",
+                   &d));
+    assert_contains(d->ignored, "set.jsonl, line 2: \"chat_template_kwargs\": \"date\"");
+    dataset_free(d);
+    tokenizer_free(tokenizer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(requests),
+        cmocka_unit_test(requests_refused),
+        cmocka_unit_test(data),
+    };
+    return cmocka_run_group_tests_name("chat_fields", tests, NULL, NULL);
+}

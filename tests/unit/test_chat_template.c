@@ -1,0 +1,331 @@
+/* test_chat_template.c: common/model/chat_template.h: where templates are found and which is taken,
+ * what they see, contents in parts; and the shared templates with what transformers makes of them,
+ * skipped where they are absent. */
+#include "common/base/json.h"
+#include "common/model/chat_template.h"
+#include "tests/support/support.h"
+
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct chat_template_choice own = {NULL, NULL};
+
+static json_t *json_of(const char *text)
+{
+    json_t *value = NULL;
+    assert_ok(json_parse("test", text, strlen(text), &value));
+    return value;
+}
+
+static void put(const char *folder, const char *name, const char *text)
+{
+    test_write(test_path(folder, name), text, strlen(text));
+}
+
+#define USER "[{\"role\":\"user\",\"content\":\"U\"}]"
+
+static enum status render(const struct chat_template *t, const char *messages, const char *tools,
+                          const char *kwargs, struct bytes *ret)
+{
+    json_t *list = json_of(messages), *given_tools = tools ? json_of(tools) : NULL;
+    json_t *given_kwargs = kwargs ? json_of(kwargs) : NULL;
+    struct chat_input input = {.messages = list,
+                               .tools = given_tools,
+                               .kwargs = given_kwargs,
+                               .add_generation_prompt = true};
+    enum status st = chat_template_render(t, &input, ret);
+    json_decref(list);
+    json_decref(given_tools);
+    json_decref(given_kwargs);
+    return st;
+}
+
+// With a message of the user "U".
+static void assert_text(const struct chat_template *t, const char *tools, const char *kwargs,
+                        const char *want)
+{
+    struct bytes text = BYTES_INIT;
+    assert_ok(render(t, USER, tools, kwargs, &text));
+    assert_string_equal(bytes_text(&text), want);
+    bytes_release(&text);
+}
+
+static void assert_found(const char *folder, struct chat_template_choice choice, const char *source,
+                         const char *tools, const char *want)
+{
+    struct chat_template *t = NULL;
+    assert_ok(chat_template_find(folder, &choice, &t));
+    assert_contains(chat_template_source(t), source);
+    assert_text(t, tools, NULL, want);
+    chat_template_free(t);
+}
+
+static void assert_not_found(const char *folder, struct chat_template_choice choice,
+                             enum status code, const char *message)
+{
+    struct chat_template *t = NULL;
+    assert_status(chat_template_find(folder, &choice, &t), code);
+    assert_message(message);
+    assert_null(t);
+}
+
+// ---- where from ---------------------------------------------------------------------------------
+
+static void found_as_transformers_does(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    assert_not_found(folder, own, ST_NOT_FOUND, "--chat-template-file");
+    put(folder, "tokenizer_config.json",
+        "{\"chat_template\":\"config {{ messages[0].content }}\"}");
+    assert_found(folder, own, "tokenizer_config.json", NULL, "config U");
+    put(folder, "chat_template.jinja", "file {{ messages[0].content }}\n");
+    assert_found(folder, own, "chat_template.jinja", NULL, "file U");
+
+    // further ones by name; tool_use is taken with tools
+    assert_int_equal(test_command(test_path(folder, "log"), 5000,
+                                  OPTIONS("mkdir", test_path(folder, "additional_chat_templates"))),
+                     0);
+    put(folder, "additional_chat_templates/tool_use.jinja", "tools {{ tools|length }}");
+    put(folder, "additional_chat_templates/rag.jinja", "rag");
+    put(folder, "additional_chat_templates/notes.txt", "{% no template");
+    assert_found(folder, own, "chat_template.jinja (default, rag, tool_use)", NULL, "file U");
+    assert_found(folder, own, "tool_use", "[{}, {}]", "tools 2");
+    assert_found(folder, (struct chat_template_choice){.name = "rag"}, "rag", "[{}]", "rag");
+    assert_found(folder, (struct chat_template_choice){.name = "default"}, "default", "[{}]",
+                 "file U");
+    assert_not_found(folder, (struct chat_template_choice){.name = "chatml"}, ST_INVALID,
+                     "default, rag, tool_use");
+
+    // a file of one's own stands in for all of them
+    const char *file = test_path(folder, "mine.jinja");
+    put(folder, "mine.jinja", "mine {{ messages[0].content }}");
+    assert_found(folder, (struct chat_template_choice){.file = file}, "mine.jinja", "[{}]",
+                 "mine U");
+    assert_not_found(folder, (struct chat_template_choice){.file = "/no/such/file"}, ST_NOT_FOUND,
+                     "/no/such/file");
+}
+
+static void named_in_the_config(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    put(folder, "tokenizer_config.json",
+        "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},"
+        "{\"name\":\"default\",\"template\":\"D\"}]}");
+    assert_found(folder, own, "tokenizer_config.json", NULL, "D");
+    assert_found(folder, own, "(tool_use, default)", "[{}]", "T");
+    put(folder, "tokenizer_config.json",
+        "{\"chat_template\":[{\"name\":\"a\",\"template\":\"A\"},{\"name\":\"b\",\"template\":"
+        "\"B\"}]}");
+    assert_not_found(folder, own, ST_INVALID, "none called default");
+    assert_found(folder, (struct chat_template_choice){.name = "b"}, "b", NULL, "B");
+    put(folder, "tokenizer_config.json", "{\"chat_template\":[{\"name\":\"a\"}]}");
+    assert_not_found(folder, own, ST_FORMAT, "entry 0");
+    put(folder, "tokenizer_config.json", "{\"chat_template\":7}");
+    assert_not_found(folder, own, ST_FORMAT, "chat_template is neither");
+    put(folder, "tokenizer_config.json", "{\"chat_template\":\"{% if %}\"}");
+    assert_not_found(folder, own, ST_FORMAT, "line 1, column 7");
+    put(folder, "tokenizer_config.json", "{\"chat_template\":\"{{ 1|nosuch }}\"}");
+    assert_not_found(folder, own, ST_FORMAT, "No filter named 'nosuch'.");
+}
+
+// A template that resembles another is not taken for it: what it says is what comes.
+static void variants_are_themselves(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {"{% for m in messages %}{{ '<|im_start|>' + ('human' if m['role']=='user' else m['role']) "
+         "+ '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}",
+         "<|im_start|>human\nU<|im_end|>\n"},
+        {"{% for m in messages %}<|im_start|>{{ m.role|upper }}\n{{ m.content }}<|im_end|>{% "
+         "endfor "
+         "%}",
+         "<|im_start|>USER\nU<|im_end|>"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat_template *t = NULL;
+        assert_ok(chat_template_parse("F", cases[i].text, strlen(cases[i].text), NULL, &t));
+        assert_text(t, NULL, NULL, cases[i].want);
+        chat_template_free(t);
+    }
+}
+
+// ---- what a template sees -----------------------------------------------------------------------
+
+static void sees_tokens_tools_and_kwargs(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct chat_template *t = NULL;
+    put(folder, "tokenizer_config.json",
+        "{\"bos_token\":{\"content\":\"<B>\"},\"eos_token\":\"<E>\",\"pad_token\":null,"
+        "\"add_bos_token\":true,\"extra_special_tokens\":{\"image_token\":\"<I>\"}}");
+    put(folder, "special_tokens_map.json", "{\"bos_token\":\"<X>\",\"unk_token\":\"<U>\"}");
+    put(folder, "chat_template.jinja",
+        "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ image_token }}{{ pad_token is defined }}"
+        "{{ add_bos_token is defined }} {{ tools is none }} {{ documents is none }} "
+        "{{ add_generation_prompt }} {{ enable_thinking is defined and enable_thinking }}");
+    assert_ok(chat_template_find(folder, &own, &t));
+    assert_text(t, NULL, NULL, "<B><E><U><I>FalseFalse True True True False");
+    assert_text(t, "[]", "{\"enable_thinking\":true,\"bos_token\":\"-\"}",
+                "-<E><U><I>FalseFalse False True True True");
+    chat_template_free(t);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    static const char text[] = "{% for m in messages %}{{ m.content + '' }}{% endfor %}"
+                               "{{ raise_exception('No, no') if messages|length > 1 }}";
+    static const struct {
+        const char *messages, *tools, *kwargs, *message;
+    } cases[] = {
+        {"{}", NULL, NULL, "messages is not a list"},
+        {"[5]", NULL, NULL, "messages[0] is not an object"},
+        {USER, "{}", NULL, "tools is not a list"},
+        {USER, NULL, "[]", "chat_template_kwargs is not an object"},
+        {USER, NULL, "{\"messages\":[]}", "chat_template_kwargs holds messages"},
+        {"[{\"role\":\"user\"}]", NULL, NULL, "F.jinja, line 1, column 28: 'dict object' has no"},
+        {"[{\"content\":\"a\"},{\"content\":\"b\"}]", NULL, NULL, "No, no"},
+    };
+    struct chat_template *t = NULL;
+    struct bytes got = BYTES_INIT;
+    assert_ok(chat_template_parse("F.jinja", text, strlen(text), NULL, &t));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_status(render(t, cases[i].messages, cases[i].tools, cases[i].kwargs, &got),
+                      ST_INVALID);
+        assert_message(cases[i].message);
+        assert_int_equal(got.len, 0);
+    }
+    // a NUL in a message is text like any other
+    assert_ok(render(t, "[{\"content\":\"a\\u0000b\"}]", NULL, NULL, &got));
+    assert_int_equal(got.len, 3);
+    bytes_release(&got);
+    chat_template_free(t);
+}
+
+static void parts_of_contents(void **state)
+{
+    (void)state;
+    static const char plain[] = "{{ messages[0].content }}";
+    static const char loops[] = "{% for p in messages[0].content %}({{ p.text }}){% endfor %}";
+    struct chat_template *t = NULL;
+    json_t *joined = NULL;
+    json_t *messages = json_of("[{\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+                               "{\"type\":\"text\",\"text\":\"b\"}]},{\"content\":\"c\"}]");
+    json_t *image = json_of("[{\"content\":[{\"type\":\"image_url\"}]}]");
+    assert_ok(chat_template_parse("F", plain, strlen(plain), NULL, &t));
+    assert_ok(chat_messages_join_parts(t, messages, &joined));
+    assert_string_equal(json_string_value(json_object_get(json_array_get(joined, 0), "content")),
+                        "ab");
+    assert_true(json_is_array(json_object_get(json_array_get(messages, 0), "content")));
+    json_decref(joined);
+    joined = NULL;
+    assert_status(chat_messages_join_parts(t, image, &joined), ST_UNSUPPORTED);
+    assert_message("messages[0].content[0]");
+    assert_null(joined);
+    chat_template_free(t);
+    assert_ok(chat_template_parse("F", loops, strlen(loops), NULL, &t));
+    assert_ok(chat_messages_join_parts(t, messages, &joined));
+    assert_true(json_equal(joined, messages));
+    json_decref(joined);
+    json_decref(messages);
+    json_decref(image);
+    chat_template_free(t);
+}
+
+// ---- the shared templates -----------------------------------------------------------------------
+
+static bool is_case_equal(const struct chat_template *t, const char *name, const json_t *line)
+{
+    static const struct tm now = {.tm_year = 125,
+                                  .tm_mday = 2,
+                                  .tm_hour = 3,
+                                  .tm_min = 4,
+                                  .tm_sec = 5,
+                                  .tm_wday = 4,
+                                  .tm_yday = 1};
+    struct chat_input input = {
+        .messages = json_object_get(line, "messages"),
+        .tools = json_object_get(line, "tools"),
+        .kwargs = json_object_get(line, "kwargs"),
+        .add_generation_prompt = json_is_true(json_object_get(line, "add_generation_prompt")),
+        .now = &now,
+    };
+    const json_t *text = json_object_get(line, "text");
+    const char *error = json_string_value(json_object_get(line, "error"));
+    struct bytes got = BYTES_INIT;
+    enum status st = chat_template_render(t, &input, &got);
+    bool equal = error ? st != ST_OK && strstr(status_message(), strstr(error, ": ") + 2)
+                       : st == ST_OK && got.len == json_string_length(text) &&
+                             memcmp(bytes_text(&got), json_string_value(text), got.len) == 0;
+    if (!equal)
+        print_message("%s, %s:\n  gives  %s\n  wanted %s\n", name,
+                      json_string_value(json_object_get(line, "case")),
+                      st == ST_OK ? bytes_text(&got) : status_message(),
+                      error ? error : json_string_value(text));
+    bytes_release(&got);
+    return equal;
+}
+
+// Cases that differ, of one template; *ret_n counts all.
+static int check_template(const char *path, int *ret_n)
+{
+    struct chat_template *t = NULL;
+    json_t *tokens =
+        json_of("{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"unk_token\":\"<unk>\","
+                "\"pad_token\":\"<pad>\"}");
+    char *template = test_read(path), cases_path[PATH_MAX];
+    int different = 0;
+    snprintf(cases_path, sizeof cases_path, "%.*s.jsonl", (int)strlen(path) - 6, path);
+    char *cases = test_read(cases_path);
+    assert_ok(chat_template_parse(path, template, strlen(template), tokens, &t));
+    for (char *line = cases; *line;) {
+        size_t len = strcspn(line, "\n");
+        json_t *one = NULL;
+        assert_ok(json_parse(cases_path, line, len, &one));
+        different += !is_case_equal(t, path, one);
+        json_decref(one);
+        line += len + (line[len] == '\n');
+        ++*ret_n;
+    }
+    chat_template_free(t);
+    json_decref(tokens);
+    free(template);
+    free(cases);
+    return different;
+}
+
+static void shared_templates(void **state)
+{
+    (void)state;
+    char folder[PATH_MAX], pattern[PATH_MAX + 16];
+    glob_t found = {0};
+    int n = 0, different = 0;
+    test_data_folder("chat-templates", folder);
+    snprintf(pattern, sizeof pattern, "%s/*.jinja", folder);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    for (size_t i = 0; i < found.gl_pathc; i++) different += check_template(found.gl_pathv[i], &n);
+    print_message("%zu templates, %d cases, %d different\n", found.gl_pathc, n, different);
+    globfree(&found);
+    assert_int_equal(different, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(found_as_transformers_does),
+        cmocka_unit_test(named_in_the_config),
+        cmocka_unit_test(variants_are_themselves),
+        cmocka_unit_test(sees_tokens_tools_and_kwargs),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(parts_of_contents),
+        cmocka_unit_test(shared_templates),
+    };
+    return cmocka_run_group_tests_name("chat_template", tests, NULL, NULL);
+}

@@ -1,0 +1,273 @@
+/* test_jinja.c: common/jinja against what jinja2 gives (tests/jinja), where errors point, and the
+ * limits that no template gets past. */
+#include "common/base/json.h"
+#include "common/jinja/jinja.h"
+#include "tests/support/support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct tm now = {.tm_year = 125,
+                              .tm_mday = 2,
+                              .tm_hour = 3,
+                              .tm_min = 4,
+                              .tm_sec = 5,
+                              .tm_wday = 4,
+                              .tm_yday = 1};
+
+static enum status render_with(const char *text, size_t len, const json_t *variables,
+                               const struct jinja_limits *limits, struct bytes *ret)
+{
+    struct jinja *t = NULL;
+    enum status st = jinja_parse("T.jinja", text, len, &t);
+    if (st == ST_OK) st = jinja_render(t, variables, &now, limits, ret);
+    jinja_free(t);
+    return st;
+}
+
+// With no variables at all; the sentence of a failure is status_message().
+static enum status render(const char *text, const struct jinja_limits *limits, struct bytes *ret)
+{
+    json_t *none = json_object();
+    enum status st = render_with(text, strlen(text), none, limits, ret);
+    json_decref(none);
+    return st;
+}
+
+static void assert_text(const char *text, const char *want)
+{
+    struct bytes got = BYTES_INIT;
+    assert_ok(render(text, NULL, &got));
+    assert_string_equal(bytes_text(&got), want);
+    bytes_release(&got);
+}
+
+static void assert_error(const char *text, enum status code, const char *message)
+{
+    struct bytes got = BYTES_INIT;
+    assert_status(render(text, NULL, &got), code);
+    assert_message(message);
+    assert_int_equal(got.len, 0);
+    bytes_release(&got);
+}
+
+// ---- against jinja2 -----------------------------------------------------------------------------
+
+// Of these jinja2's own sentence is looked for; Python's about types are its own affair.
+static bool is_jinjas(const char *error)
+{
+    return strncmp(error, "TemplateError: ", 15) == 0 ||
+           strncmp(error, "UndefinedError: ", 16) == 0;
+}
+
+static bool is_case_equal(const json_t *line, const json_t *variables)
+{
+    const json_t *template = json_object_get(line, "template"),
+                 *text = json_object_get(line, "text");
+    const char *error = json_string_value(json_object_get(line, "error"));
+    struct bytes got = BYTES_INIT;
+    enum status st = render_with(json_string_value(template), json_string_length(template),
+                                 variables, NULL, &got);
+    bool equal = error ? st != ST_OK
+                       : st == ST_OK && got.len == json_string_length(text) &&
+                             memcmp(bytes_text(&got), json_string_value(text), got.len) == 0;
+    if (equal && error && is_jinjas(error))
+        equal = strstr(status_message(), strstr(error, ": ") + 2) != NULL;
+    if (!equal)
+        print_message("%s\n  gives  %s\n  wanted %s\n", json_string_value(template),
+                      st == ST_OK ? bytes_text(&got) : status_message(),
+                      error ? error : json_string_value(text));
+    bytes_release(&got);
+    return equal;
+}
+
+static void equal_to_jinja2(void **state)
+{
+    (void)state;
+    const char *folder = test_path(test_root(), "tests/jinja");
+    json_t *variables = NULL;
+    char *cases = test_read(test_path(folder, "cases.jsonl"));
+    int n = 0, different = 0;
+    assert_ok(json_read_file(test_path(folder, "variables.json"), 1 << 20, &variables));
+    for (char *line = cases; *line;) {
+        size_t len = strcspn(line, "\n");
+        json_t *one = NULL;
+        assert_ok(json_parse("cases.jsonl", line, len, &one));
+        different += !is_case_equal(one, variables);
+        json_decref(one);
+        line += len + (line[len] == '\n');
+        n++;
+    }
+    json_decref(variables);
+    free(cases);
+    print_message("%d templates, %d different from jinja2's\n", n, different);
+    assert_true(n > 900);
+    assert_int_equal(different, 0);
+}
+
+// ---- errors -------------------------------------------------------------------------------------
+
+static void errors_name_the_place(void **state)
+{
+    (void)state;
+    assert_error("a\n  {{ 'x' }}{{ nope.x }}", ST_INVALID,
+                 "T.jinja, line 2, column 19: 'nope' is undefined");
+    assert_error("{% if true %}\n\n{{ raise_exception('Roles must alternate') }}{% endif %}",
+                 ST_INVALID, "T.jinja, line 3, column 4: Roles must alternate");
+    assert_error("{% for x in [1] %}\n{{ 'a' + x }}{% endfor %}", ST_INVALID, "line 2, column 4");
+    assert_error("ok\n{% endif %}", ST_FORMAT,
+                 "T.jinja: line 2, column 4: Encountered unknown tag");
+    assert_error("{% if x %}\n", ST_FORMAT, "endif");
+    assert_error("{{ \xc3\xa9\xc3\xa9 ! }}", ST_FORMAT, "line 1, column 7: unexpected char '!'");
+    assert_error("{{ 1|nosuch }}", ST_FORMAT, "column 6: No filter named 'nosuch'.");
+    assert_error("a\xff", ST_FORMAT, "column 2: the text is not UTF-8");
+    assert_error("{{ 99999999999999999999 }}", ST_FORMAT, "64 bits");
+    assert_error("{{ 9223372036854775807 + 1 }}", ST_INVALID, "64 bits");
+    assert_error("{{ 'a'|pprint }}", ST_UNSUPPORTED, "pprint");
+    assert_error("{% autoescape true %}{% endautoescape %}", ST_FORMAT, "autoescape");
+}
+
+// The text of what went well before an error is not given.
+static void failure_leaves_the_buffer(void **state)
+{
+    (void)state;
+    struct bytes got = BYTES_INIT;
+    bytes_puts(&got, "before");
+    assert_status(render("text {{ nope() }}", NULL, &got), ST_INVALID);
+    assert_string_equal(bytes_text(&got), "before");
+    assert_ok(render(" and behind", NULL, &got));
+    assert_string_equal(bytes_text(&got), "before and behind");
+    bytes_release(&got);
+}
+
+// ---- limits -------------------------------------------------------------------------------------
+
+static char *repeated(const char *start, const char *part, int n, const char *end)
+{
+    struct bytes text = BYTES_INIT;
+    bytes_puts(&text, start);
+    for (int i = 0; i < n; i++) bytes_puts(&text, part);
+    bytes_puts(&text, end);
+    assert_ok(bytes_status(&text));
+    return text.data;
+}
+
+static void assert_limit(char *text, const char *message)
+{
+    struct bytes got = BYTES_INIT;
+    assert_true(render(text, NULL, &got) != ST_OK);
+    assert_message(message);
+    bytes_release(&got);
+    free(text);
+}
+
+static void deep_templates(void **state)
+{
+    (void)state;
+    assert_limit(repeated("{{ ", "(", 100000, ""), "nested too deeply");
+    assert_limit(repeated("{{ ", "not ", 100000, "1 }}"), "nested deeper");
+    assert_limit(repeated("{{ ", "-", 100000, "1 }}"), "nested deeper");
+    assert_limit(repeated("", "{% if 1 %}", 100000, ""), "nested deeper");
+    assert_limit(repeated("{{ 1", "+1", 100000, " }}"), "nested deeper");
+    assert_limit(repeated("{{ a", ".b", 100000, " }}"), "nested deeper");
+    assert_limit(repeated("{{ a", "|list", 100000, " }}"), "nested deeper");
+    assert_limit(repeated("{{ 1", " if 1 else 1", 100000, " }}"), "nested deeper");
+    assert_limit(repeated("", "{% macro m() %}", 1000, ""), "nested deeper");
+    assert_limit(strdup("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), "nested deeper");
+    assert_limit(strdup("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}"),
+                 "nested deeper");
+    // values within values
+    assert_limit(strdup("{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = "
+                        "[ns.l] %}{% endfor %}{{ ns.l }}"),
+                 "nested deeper");
+    assert_limit(strdup("{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = "
+                        "[ns.l] %}{% endfor %}{{ ns.l|tojson }}"),
+                 "nested deeper");
+    assert_limit(strdup("{% set ns = namespace() %}{% set ns.self = ns %}{{ ns }}"),
+                 "nested deeper");
+    // as deep as anybody writes them
+    char *text = repeated("{{ 1", "+1", 300, " }}");
+    assert_text(text, "301");
+    free(text);
+}
+
+static void endless_templates(void **state)
+{
+    (void)state;
+    struct bytes got = BYTES_INIT;
+    struct jinja_limits limits = {.steps = 100000, .memory = 1 << 20, .output = 1000};
+    static const struct {
+        const char *text, *message;
+    } cases[] = {
+        {"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "steps"},
+        {"{% for a in range(1000) %}xx{% endfor %}", "beyond 1000 bytes"},
+        {"{{ 'x' * 99999999 }}", "limit"},
+        {"{{ [1] * 99999999 }}", "limit"},
+        {"{{ 'x'.center(99999999) }}", "limit"},
+        {"{{ '%99999999d' % 1 }}", "limit"},
+        {"{{ '{:99999999}'.format(1) }}", "limit"},
+        {"{% set ns = namespace(s='xx') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}"
+         "{% endfor %}",
+         "limit"},
+        {"{% set ns = namespace(s='xx') %}{% for i in range(64) %}{% set ns.s = "
+         "ns.s|replace('x', 'xxxxxxxx') %}{% endfor %}",
+         "limit"},
+        {"{{ range(100001) }}", "Range too big"},
+        {"{{ 10 ** 100 }}", "64 bits"},
+        {"{{ 'a'|indent(99999999) }}", "limit"},
+        {"{{ [1]|tojson(indent=99999) }}", "indent"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_true(render(cases[i].text, &limits, &got) != ST_OK);
+        assert_message(cases[i].message);
+        assert_int_equal(got.len, 0);
+    }
+    bytes_release(&got);
+}
+
+static void deep_messages(void **state)
+{
+    (void)state;
+    struct bytes got = BYTES_INIT;
+    json_t *deep = json_array(), *variables = json_object();
+    for (int i = 0; i < 1000; i++) deep = json_pack("[o]", deep);
+    json_object_set_new(variables, "x", deep);
+    assert_status(render_with("{{ x }}", 7, variables, NULL, &got), ST_INVALID);
+    assert_message("deeper than");
+    json_decref(variables);
+    bytes_release(&got);
+}
+
+static void content_in_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool loops;
+    } cases[] = {
+        {"{{ m.content }}", false},
+        {"{% for m in messages %}{{ m['content'] }}{% endfor %}", false},
+        {"{% for part in m.content %}{{ part.text }}{% endfor %}", true},
+        {"{% for part in m['content']|list %}{{ part.text }}{% endfor %}", true},
+        {"{% macro put(content) %}{% for c in content %}{{ c.text }}{% endfor %}{% endmacro %}",
+         true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct jinja *t = NULL;
+        assert_ok(jinja_parse("T", cases[i].text, strlen(cases[i].text), &t));
+        assert_int_equal(jinja_loops_over_content(t), cases[i].loops);
+        jinja_free(t);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equal_to_jinja2),           cmocka_unit_test(errors_name_the_place),
+        cmocka_unit_test(failure_leaves_the_buffer), cmocka_unit_test(deep_templates),
+        cmocka_unit_test(endless_templates),         cmocka_unit_test(deep_messages),
+        cmocka_unit_test(content_in_parts),
+    };
+    return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);
+}

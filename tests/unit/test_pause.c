@@ -1,0 +1,97 @@
+/* test_pause.c: pausing an engine, and a resume that comes before the pause. */
+#include "bridge/attach.h"
+#include "common/base/clock.h"
+#include "infer-server/engine/engine.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+
+#include <pthread.h>
+
+#define WAIT_MS 10000
+
+static struct engine *engine;
+static const char *bridge_path;
+
+static void no_event(void *context, const struct engine_event *event)
+{
+    (void)context;
+    (void)event;
+}
+
+static int start(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    bridge_path = test_path(folder, "bridge.json");
+    assert_ok(tiny_model_write(folder, 32, 1, 100, 1));
+    const struct engine_options options = {.model_folder = folder,
+                                           .device = "cpu",
+                                           .dtype = -1,
+                                           .kv_bytes = 8 << 20,
+                                           .bridge_path = bridge_path,
+                                           .socket_path = test_path(folder, "s.sock"),
+                                           .kv_policy = "keep"};
+    assert_ok(engine_new(&options, no_event, NULL, &engine));
+    struct engine_stats stats = {0};
+    int64_t deadline = clock_deadline_ns(WAIT_MS);
+    while (stats.state != ENGINE_OK && clock_now_ns() < deadline) {
+        clock_sleep_ms(1);
+        engine_stats(engine, &stats);
+    }
+    return stats.state != ENGINE_OK;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    engine_free(engine, 0);
+    return 0;
+}
+
+static void test_pause_and_resume(void **state)
+{
+    (void)state;
+    assert_false(engine_paused(engine));
+    assert_ok(engine_pause(engine, WAIT_MS));
+    assert_true(engine_paused(engine));
+    assert_ok(engine_pause(engine, WAIT_MS)); // it is already
+    assert_ok(engine_resume(engine));
+    assert_false(engine_paused(engine));
+}
+
+static void *pause_it(void *ret_status)
+{
+    *(enum status *)ret_status = engine_pause(engine, WAIT_MS);
+    return NULL;
+}
+
+// A trainer's update holds the engine up, so that it cannot pause; meanwhile it is told to resume.
+static void test_resumed_before_it_paused(void **state)
+{
+    (void)state;
+    struct bridge *bridge;
+    pthread_t thread;
+    enum status st = ST_OK;
+    assert_ok(bridge_attach(bridge_path, NULL, &bridge));
+    assert_ok(bridge_become_writer(bridge));
+    assert_ok(control_quiet(bridge_control(bridge), clock_deadline_ns(WAIT_MS)));
+    assert_int_equal(pthread_create(&thread, NULL, pause_it, &st), 0);
+    clock_sleep_ms(100);
+    assert_ok(engine_resume(engine));
+    pthread_join(thread, NULL);
+    assert_int_equal(st, ST_CANCELLED);
+    control_resume(bridge_control(bridge));
+    bridge_detach(bridge);
+    assert_false(engine_paused(engine));
+    assert_ok(engine_pause(engine, WAIT_MS));
+    assert_ok(engine_resume(engine));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pause_and_resume),
+        cmocka_unit_test(test_resumed_before_it_paused),
+    };
+    return cmocka_run_group_tests_name("pause", tests, start, stop);
+}

@@ -1,0 +1,141 @@
+/* test_signals.c: trainer/run/stop.h: what a training process does with SIGINT and SIGTERM. The
+ * trainer is a forked child with the writer's lease, the test its daemon. */
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "tests/support/control_test.h"
+#include "trainer/run/stop.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#define FOREVER_MS 600000
+
+// Asks for quiet, as an update does, and waits as long as it takes.
+static void ask_for_quiet(void)
+{
+    struct control *w = control_test_writer();
+    struct stop *stop;
+    log_open("trainer", LOG_ERROR);
+    stop_catch_signals();
+    if (stop_watch_new(w, &stop) != ST_OK) _exit(91);
+    pthread_mutex_lock(stop_publish_lock(stop));
+    enum status st = control_quiet(w, clock_deadline_ns(FOREVER_MS));
+    if (st != ST_OK) {
+        clock_sleep_ms(CONTROL_TEST_MS); // it is about to be ended
+        _exit(92);
+    }
+    if (control_write_begin(w) != ST_OK) _exit(93);
+    clock_sleep_ms(500); // the second signal comes here
+    if (control_write_end(w) != ST_OK) _exit(94);
+    control_resume(w);
+    pthread_mutex_unlock(stop_publish_lock(stop));
+    clock_sleep_ms(CONTROL_TEST_MS);
+    _exit(95);
+}
+
+static void wait_for_request(struct control *c)
+{
+    int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
+    while (!control_quiet_requested(c) && clock_now_ns() < deadline) clock_sleep_ms(1);
+    assert_true(control_quiet_requested(c));
+}
+
+// Ends it after so long, so that a test that waits for it fails and does not hang.
+static int status_within(pid_t pid, int ms)
+{
+    pid_t killer = control_test_fork();
+    if (killer == 0) {
+        clock_sleep_ms(ms);
+        kill(pid, SIGKILL);
+        _exit(0);
+    }
+    int status = control_test_status(pid);
+    kill(killer, SIGKILL);
+    control_test_status(killer);
+    return status;
+}
+
+static void test_second_signal_while_it_waits(void **state)
+{
+    (void)state;
+    struct control *c = control_test_owner();
+    pid_t pid = control_test_fork();
+    if (pid == 0) ask_for_quiet();
+    wait_for_request(c); // which is never granted
+    kill(pid, SIGINT);
+    clock_sleep_ms(150);
+    assert_true(control_quiet_requested(c)); // the first one changes nothing yet
+    kill(pid, SIGINT);
+    assert_int_equal(status_within(pid, CONTROL_TEST_MS), 1);
+    assert_int_equal(control_version(c), 2);
+    assert_int_equal(control_grant_quiet(c), CONTROL_NONE);
+    assert_int_equal(control_check_writer(c), CONTROL_WRITER_GONE);
+    control_test_end(c);
+}
+
+// Never in the middle of an update.
+static void test_second_signal_while_it_writes(void **state)
+{
+    (void)state;
+    struct control *c = control_test_owner();
+    pid_t pid = control_test_fork();
+    if (pid == 0) ask_for_quiet();
+    wait_for_request(c);
+    kill(pid, SIGINT);
+    kill(pid, SIGTERM);
+    // granted before the watching thread has looked; where it was first, there is no update at all
+    enum control_event event = control_grant_quiet(c);
+    assert_int_equal(status_within(pid, CONTROL_TEST_MS), 1);
+    assert_true(event == CONTROL_UPDATED || event == CONTROL_NONE);
+    assert_int_equal(control_version(c), event == CONTROL_UPDATED ? 4 : 2);
+    control_test_end(c);
+}
+
+// ---- counting ----------------------------------------------------------------------------------
+
+static pthread_barrier_t barrier;
+
+static void *raise_one(void *signal)
+{
+    pthread_barrier_wait(&barrier);
+    raise(*(int *)signal);
+    return NULL;
+}
+
+// Two signals that come to two threads at once are two.
+static void test_two_at_once(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 20 };
+    struct control *c = control_test_owner();
+    for (int round = 0; round < ROUNDS; round++) {
+        pid_t pid = control_test_fork();
+        if (pid == 0) {
+            int numbers[2] = {SIGINT, SIGTERM};
+            pthread_t threads[2];
+            struct stop *stop;
+            struct control *w = NULL;
+            log_open("trainer", LOG_ERROR);
+            if (control_open(control_test_page, CONTROL_TEST_HASH, &w) != ST_OK) _exit(90);
+            stop_catch_signals();
+            if (stop_watch_new(w, &stop) != ST_OK) _exit(91);
+            pthread_barrier_init(&barrier, NULL, 2);
+            for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, raise_one, &numbers[i]);
+            for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+            clock_sleep_ms(CONTROL_TEST_MS);
+            _exit(92);
+        }
+        assert_int_equal(status_within(pid, CONTROL_TEST_MS), 1);
+    }
+    control_test_end(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_second_signal_while_it_waits),
+        cmocka_unit_test(test_second_signal_while_it_writes),
+        cmocka_unit_test(test_two_at_once),
+    };
+    return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
+}

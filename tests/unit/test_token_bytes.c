@@ -1,0 +1,88 @@
+/* test_token_bytes.c: the bound on a prompt's bytes: no text that fits the context is over it, and
+ * one that is over it is refused before it is tokenised. */
+#include "common/model/tokenizer.h"
+#include "infer-server/http/api.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CONTEXT 64
+
+static struct tokenizer *tokenizer;
+
+static int load(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    assert_ok(tiny_tokenizer_write(folder));
+    assert_ok(tokenizer_load(folder, &tokenizer));
+    return 0;
+}
+
+static int unload(void **state)
+{
+    (void)state;
+    tokenizer_free(tokenizer);
+    return 0;
+}
+
+// Every token written out as often as the context takes it.
+static void test_no_token_is_longer(void **state)
+{
+    (void)state;
+    size_t longest = 0;
+    for (int id = 0; id < tokenizer_vocab_size(tokenizer); id++) {
+        struct bytes text = BYTES_INIT;
+        assert_ok(tokenizer_decode(tokenizer, &id, 1, false, &text));
+        assert_true(text.len <= tokenizer_max_token_bytes(tokenizer));
+        if (text.len > longest) longest = text.len;
+        bytes_release(&text);
+    }
+    assert_true(longest > 1);
+}
+
+static enum status parse(size_t len)
+{
+    const struct api_model model = {.name = "model",
+                                    .folder = "folder",
+                                    .tokenizer = tokenizer,
+                                    .vocab_size = 300,
+                                    .max_context = CONTEXT,
+                                    .temperature = 1,
+                                    .top_p = 1};
+    struct api_request *r = NULL;
+    struct bytes body = BYTES_INIT;
+    bytes_puts(&body, "{\"max_tokens\":1,\"prompt\":\"");
+    for (size_t i = 0; i < len; i++) bytes_puts(&body, "a");
+    bytes_puts(&body, "\"}");
+    enum status st = api_request_parse(API_COMPLETIONS, &model, bytes_text(&body), body.len, &r);
+    bytes_release(&body);
+    api_request_free(r);
+    return st;
+}
+
+static void test_refused_by_bytes(void **state)
+{
+    (void)state;
+    size_t most = CONTEXT * tokenizer_max_token_bytes(tokenizer);
+    char number[64];
+    assert_ok(parse(CONTEXT - 1));
+    assert_status(parse(most), ST_TOO_LONG); // tokenised, and too long
+    assert_message(" tokens. This model's maximum context length is 64 tokens");
+    assert_status(parse(most + 1), ST_TOO_LONG);
+    snprintf(number, sizeof number, "has %zu bytes", most + 1);
+    assert_message(number);
+    assert_message("\"prompt\"");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_token_is_longer),
+        cmocka_unit_test(test_refused_by_bytes),
+    };
+    return cmocka_run_group_tests_name("token_bytes", tests, load, unload);
+}
