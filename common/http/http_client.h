@@ -2,8 +2,8 @@
  * connection is kept. Every call has a deadline. A refused or broken connection is ST_PEER_GONE;
  * an answer other than 2xx is an error whose sentence is the server's own ("error": {"message"}),
  * with 429 and 503 as ST_BUSY, 4xx as ST_INVALID, others as ST_IO. */
-#ifndef BRIDGE_HTTP_CLIENT_H
-#define BRIDGE_HTTP_CLIENT_H
+#ifndef COMMON_HTTP_HTTP_CLIENT_H
+#define COMMON_HTTP_HTTP_CLIENT_H
 
 #include "common/base/bytes.h"
 #include <jansson.h>

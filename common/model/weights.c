@@ -1,8 +1,9 @@
 /* weights.c: lays the arena out, fills it from a folder, writes it back.
  *
  * A new kind of tensor is one row of `roles`. The plan walks the roles in a fixed order; each role's
- * block is one matrix (or vector), and the family's names divide its rows among Hugging Face tensors. Loading checks every tensor before it
- * writes one, so a bad folder leaves the arena as it was. One thread. */
+ * block is one matrix (or vector), and the family's names divide its rows among Hugging Face
+ * tensors. Loading checks every tensor before it writes one, so a bad folder leaves the arena as it
+ * was. One thread. */
 #include "common/model/weights.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"

@@ -227,6 +227,15 @@ static enum status check_ids(const struct model_config *config, const char *what
     return ST_OK;
 }
 
+// How many likeliest tokens can be listed beside one: `most`, or all of a smaller vocabulary.
+static enum status check_listed(const struct model_config *config, const char *what, int n,
+                                int most)
+{
+    if (most > config->vocab_size) most = config->vocab_size;
+    if (n <= most) return ST_OK;
+    return status_fail(ST_INVALID, "%s is %d; at most %d can be listed", what, n, most);
+}
+
 static enum status check_adjustments(const struct model_config *config, const struct sampling *s)
 {
     if (!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty))
@@ -245,11 +254,7 @@ static enum status check_adjustments(const struct model_config *config, const st
             return status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
                                (int)bias->token, bias->bias);
     }
-    if (s->prompt_top < 0 || s->prompt_top > TOP_LOGPROBS_MOST ||
-        s->prompt_top > config->vocab_size)
-        return status_fail(ST_INVALID, "prompt_logprobs is %d; at most %d can be listed",
-                           s->prompt_top, TOP_LOGPROBS_MOST);
-    return ST_OK;
+    return check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
 }
 
 static enum status check_sampling(const struct model_config *config, const struct sampling *s)
@@ -264,14 +269,12 @@ static enum status check_sampling(const struct model_config *config, const struc
         return status_fail(ST_INVALID, "min_p is %g; it must be 0 to 1", s->min_p);
     if (s->top_k < 0)
         return status_fail(ST_INVALID, "top_k is %d; it must be 0 (off) or more", s->top_k);
-    if (s->logprobs > SAMPLER_MOST_TOP || s->logprobs > config->vocab_size)
-        return status_fail(ST_INVALID, "logprobs is %d; at most %d can be listed", s->logprobs,
-                           SAMPLER_MOST_TOP);
     const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
     if (s->n_stop_ids < 0 || s->n_stop_ids > most)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
                            most);
     enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
+    if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MOST_TOP);
     return st == ST_OK ? check_adjustments(config, s) : st;
 }
 

@@ -61,7 +61,7 @@ struct sampling {
     int min_tokens; // no stop token before this many
     uint64_t cache_salt; // finds and leaves blocks in the prefix cache under this; 0: everybody's
     // Adjustments of the logits, before temperature and filtering (ops.h, adjust_logits). 0: off,
-    // for repetition 1 as well. A token has at most one bias.
+    // for repetition 1 as well. Several biases of one token add up.
     float repetition_penalty, frequency_penalty, presence_penalty;
     const struct token_bias *logit_bias; // borrowed; request_new() copies it
     int n_logit_bias;

@@ -97,6 +97,19 @@ static enum status measure_costs(struct executor *x, int max_rows)
     return st;
 }
 
+// Of one step, in host memory.
+static enum status alloc_lists(struct executor *x, int max_batch, int max_rows, int chunk)
+{
+    x->tokens = malloc((size_t)chunk * sizeof *x->tokens);
+    x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
+    x->rows = malloc((size_t)max_rows * sizeof *x->rows);
+    x->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
+    x->drafts = malloc((size_t)max_batch * sizeof *x->drafts);
+    x->drawing = malloc((size_t)max_batch * sizeof *x->drawing);
+    if (x->tokens && x->item_end && x->rows && x->top && x->drafts && x->drawing) return ST_OK;
+    return status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_rows + chunk);
+}
+
 enum status executor_new(struct device *dev, const struct weights *weights,
                          const struct weights *draft, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct executor **ret)
@@ -146,16 +159,7 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     CHECK(kv_cache_new(x->kv.view.n_blocks, options->block_size, &x->cache));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->cache, &x->scheduler));
-    x->tokens = malloc((size_t)chunk * sizeof *x->tokens);
-    x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
-    x->rows = malloc((size_t)max_rows * sizeof *x->rows);
-    x->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
-    x->drafts = malloc((size_t)max_batch * sizeof *x->drafts);
-    x->drawing = malloc((size_t)max_batch * sizeof *x->drawing);
-    if (!x->tokens || !x->item_end || !x->rows || !x->top || !x->drafts || !x->drawing) {
-        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d tokens", max_tokens);
-        goto out;
-    }
+    CHECK(alloc_lists(x, max_batch, max_rows, chunk));
     if (speculative_most(options->speculative) > 0 && !options->speculative_fixed && !x->exact)
         CHECK(measure_costs(x, max_rows));
     CHECK(device_sync(dev));

@@ -3,6 +3,7 @@
  * lm-evaluation-harness makes of them, where a Python has it (test_python()). */
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
+#include "tests/support/tiny_model.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -431,13 +432,40 @@ static void lm_eval_agrees(void **state)
     daemon_kill(&demo);
 }
 
+// No more can be listed than the vocabulary has, and the sentence says how many that are.
+static void small_vocabulary(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"prompt\":[1,2],\"max_tokens\":1,\"prompt_logprobs\":10}",
+        "{\"prompt\":[1,2],\"max_tokens\":1,\"logprobs\":10}"};
+    const char *few = test_folder();
+    struct daemon tiny;
+    assert_ok(tiny_model_write(few, 32, 1, 8, 4));
+    memset(&tiny, 0, sizeof tiny);
+    daemon_start(&tiny, few, OPTIONS("--max-batch", "2", "--kv-memory", "8M"));
+    for (int i = 0; i < 2; i++) {
+        json_t *a = daemon_post(tiny.socket, "/v1/completions", 400, bodies[i]);
+        const char *said =
+            json_string_value(json_object_get(json_object_get(a, "error"), "message"));
+        assert_contains(said, "logprobs is 10; at most 8 can be listed");
+        json_decref(a);
+    }
+    daemon_kill(&tiny);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(echo_has_the_prompts_numbers), cmocka_unit_test(echo_alone),
-        cmocka_unit_test(every_endpoint_has_its_form),  cmocka_unit_test(refusals),
-        cmocka_unit_test(penalties_do_what_they_say),   cmocka_unit_test(processed_and_raw),
-        cmocka_unit_test(a_models_own_penalty),         cmocka_unit_test(lm_eval_agrees),
+        cmocka_unit_test(echo_has_the_prompts_numbers),
+        cmocka_unit_test(echo_alone),
+        cmocka_unit_test(every_endpoint_has_its_form),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(penalties_do_what_they_say),
+        cmocka_unit_test(processed_and_raw),
+        cmocka_unit_test(a_models_own_penalty),
+        cmocka_unit_test(lm_eval_agrees),
+        cmocka_unit_test(small_vocabulary),
     };
     return cmocka_run_group_tests_name("prompt_logprobs", tests, start, stop);
 }

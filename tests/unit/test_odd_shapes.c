@@ -77,8 +77,7 @@ static void experts_with_biases(void **state)
     for (int l = 0; l < config->n_layers; l++) config->layers[l].n_experts = 64;
     assert_ok(weights_plan(config, DT_F32, &w));
     // embedding and final norm; of a layer: two norms, q, k, v, o, router, and six an expert
-    assert_int_equal(w->n_tensors,
-                     2 + !config->tie_embeddings + config->n_layers * (7 + 6 * 64));
+    assert_int_equal(w->n_tensors, 2 + !config->tie_embeddings + config->n_layers * (7 + 6 * 64));
     const struct weight_tensor *t = weights_find(w, "model.layers.1.mlp.experts.63.w2.bias");
     assert_non_null(t);
     assert_int_equal(t->n, config->hidden);

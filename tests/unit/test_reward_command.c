@@ -221,13 +221,36 @@ static void buffered_output(void **state)
     reward_free(r);
 }
 
+// Samples larger than a pipe, and a child that answers the first before it has read it, and then
+// reads no more: an error within the time-out, not a wait without end.
+static void answers_before_reading(void **state)
+{
+    (void)state;
+    enum { LEN = 1 << 19 };
+    static char text[LEN + 1];
+    struct reward_input inputs[2] = {{.text = text}, {.text = text}};
+    double terms[2], sums[2];
+    int failed = -1;
+    memset(text, 'x', LEN);
+    struct reward *r = open_command(
+        script(test_folder(), "head -c 100 >/dev/null; echo '{\"reward\": 1}'; exec sleep 60\n"), 1,
+        0.3);
+    alarm(20);
+    assert_status(reward_score_all(r, inputs, 2, terms, sums, &failed), ST_TIMEOUT);
+    alarm(0);
+    assert_message("answered a sample before it had read it");
+    assert_int_equal(failed, 0);
+    reward_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(many_in_flight),    cmocka_unit_test(replies_by_id),
-        cmocka_unit_test(several_processes), cmocka_unit_test(restart_owes),
-        cmocka_unit_test(too_many_lines),    cmocka_unit_test(several_commands),
-        cmocka_unit_test(cannot_start),      cmocka_unit_test(buffered_output),
+        cmocka_unit_test(many_in_flight),         cmocka_unit_test(replies_by_id),
+        cmocka_unit_test(several_processes),      cmocka_unit_test(restart_owes),
+        cmocka_unit_test(too_many_lines),         cmocka_unit_test(several_commands),
+        cmocka_unit_test(cannot_start),           cmocka_unit_test(buffered_output),
+        cmocka_unit_test(answers_before_reading),
     };
     return cmocka_run_group_tests_name("reward command", tests, NULL, NULL);
 }

@@ -51,6 +51,12 @@ struct batch {
     double *scores; // (n)
 };
 
+// It owes a reply, or has yet to read what it was sent: one may answer before it has read all.
+static bool is_busy(const struct worker *w)
+{
+    return w->n_owed > 0 || w->child.out.len > 0;
+}
+
 // ---- samples out --------------------------------------------------------------------------------
 
 static enum status put_request(struct child *child, const struct batch *b, int i)
@@ -181,9 +187,15 @@ static enum status check_silence(struct command *c, const struct worker *w, int 
     static const char hint[] = "if it has computed, its output is buffered: it must flush after "
                                "every line (python -u, print(..., flush=True), stdbuf -oL)";
     const double silent_ms = clock_ms_since(w->heard_ns);
-    if (!w->n_owed) return ST_OK;
+    if (!is_busy(w)) return ST_OK;
     if (silent_ms >= c->timeout_ms) {
-        *ret_failed = w->owed[0];
+        *ret_failed = w->owed[0]; // or the last that it answered
+        if (!w->n_owed)
+            return status_fail(
+                ST_TIMEOUT,
+                "command \"%s\" answered a sample before it had read it, and did not "
+                "read on within %g s (--reward-timeout)",
+                c->line, c->timeout_ms / 1e3);
         return status_fail(
             ST_TIMEOUT, "command \"%s\" gave no reply within %g s (--reward-timeout)%s%s", c->line,
             c->timeout_ms / 1e3, w->answered ? "" : "; ", w->answered ? "" : hint);
@@ -206,7 +218,7 @@ static enum status wait_for_any(struct command *c)
     for (int k = 0; k < c->n_workers; k++) {
         const struct worker *w = &c->workers[k];
         const struct child *child = &w->child;
-        if (!w->n_owed) continue;
+        if (!is_busy(w)) continue;
         fds[n++] = (struct pollfd){.fd = child->from, .events = POLLIN};
         if (child->out.len) fds[n++] = (struct pollfd){.fd = child->to, .events = POLLOUT};
         double silent_ms = clock_ms_since(w->heard_ns);
@@ -290,7 +302,7 @@ static enum status score_batch(struct command *c, struct batch *b, int *ret_fail
     CHECK(hand_out(c, b, ret_failed));
     while (b->n_done < b->n) {
         for (int k = 0; k < c->n_workers; k++) {
-            if (!c->workers[k].n_owed) continue;
+            if (!is_busy(&c->workers[k])) continue;
             CHECK(serve(c, &c->workers[k], b, ret_failed));
             CHECK(check_silence(c, &c->workers[k], ret_failed));
         }
