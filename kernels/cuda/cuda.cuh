@@ -27,7 +27,7 @@ struct cuda_state {
     struct matmul_state *matmul;
     void *workspace; // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
     size_t workspace_bytes;
-    void *outgrown[40];
+    void **outgrown;
     int n_outgrown;
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
     cudaEvent_t started, stopped;
