@@ -245,12 +245,12 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     product(m, raw, m->normed, w->qkv, w->qkv_bias, rows, width, c->hidden, 0, m->dt);
     copy_rows(m, qkv, raw, rows, width);
     if (c->qk_norm) normalise_heads(m, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, w, rows);
-    ops->rope(m->dev, qkv, m->rope, batch->positions, rows, width, c->n_heads + c->n_kv_heads, c->head_dim,
-              c->rope.dim, 1.0f, m->dt);
     if (kv) {
-        ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
+        ops->rope_store(m->dev, qkv, m->rope, c->rope.dim, kv, l, batch, &m->attn[l]);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
+        ops->rope(m->dev, qkv, m->rope, batch->positions, rows, width, c->n_heads + c->n_kv_heads, c->head_dim,
+                  c->rope.dim, 1.0f, m->dt);
         // without a tape nobody reads the log-sum-exp; gate_up is free here and large enough for it
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch, &m->attn[l], m->dt);
     }
@@ -295,8 +295,9 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
         experts_block(m, l, rows, tape, x_out);
         return;
     }
-    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, config_up_width(c), c->hidden, 0, m->dt);
-    m->ops->act(m->dev, m->act, gate_up, rows, c->intermediate, c->act, c->gated_mlp, m->dt);
+    struct matmul up = {rows, config_up_width(c), c->hidden, false, true, 0, m->dt, m->dt};
+    m->ops->matmul_act(m->dev, m->act, gate_up, m->normed, w->gate_up, w->gate_up_bias, &up, c->act, c->gated_mlp,
+                       tape != NULL);
     struct contribution down = {m->act, w->down, w->down_bias, w->post_mlp_norm, c->intermediate,
                                 tape ? tape->mlp_proj : NULL, tape ? tape->rstd_post2 : NULL};
     add_contribution(m, rows, &down, x_mid, x_out);
