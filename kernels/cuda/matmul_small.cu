@@ -8,7 +8,9 @@
  * steps is shortest in wgmma with the weights as its N side (20 cycles a step with 16 of them, mma
  * m16n8k16 26, on one H200, 2026-11-22): a block has N = 8 J of them, as many as make one round of
  * blocks fill the device, and 64 rows of A for each of its GROUPS of four warps, of which those
- * that there are need to be right. One more warp keeps a ring of TMA copies ahead of the sums.
+ * that there are need to be right. One more warp keeps a ring of TMA copies ahead of the sums. What
+ * follows the sums goes through shared memory, so that few rows are all threads' work; done by
+ * each warp for its own sums, an activation took 12 us a launch at 16 rows.
  *
  * The weights do not depend on the kernel before, so they are asked for before grid_wait(): this
  * kernel's reads run under the end of its predecessor. That is safe because a running kernel proves
@@ -19,12 +21,12 @@
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include <utility>
 
-#define MOST_ROWS       128 // of a block
-#define MAX_STAGES      16
-#define RING_BYTES      (112 * 1024) // of shared memory: two blocks on an SM
-#define TALL_RING_BYTES (208 * 1024) // where A takes most of it
-#define CHUNK           64           // elements of k in a tile's row
+#define MOST_ROWS    128 // of a block
+#define MAX_STAGES   16
+#define SHARED_APART 2048 // bytes of a block's shared memory that are not the ring's or the tile's
+#define CHUNK        64   // elements of k in a tile's row
 
 struct few_args {
     void *c; // (m, n) of U; (m, n / 2) where gated
@@ -145,79 +147,79 @@ __device__ __forceinline__ void few_sums(float (&sum)[4 * J], few_ring &ring, co
     if (first_lane) barrier_arrive(before);
 }
 
-__device__ __forceinline__ void put_pair(bf16 *to, float x, float y)
+// Threads of the groups, which are all but the last warp's, meet.
+template <int GROUPS> __device__ __forceinline__ void groups_sync()
 {
-    *reinterpret_cast<uint32_t *>(to) = pack2(x, y);
+    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
 }
 
-__device__ __forceinline__ void put_pair(float *to, float x, float y)
+// Sums of the rows that there are, from registers into a tile (rows, tile_pitch<J>).
+template <int J> constexpr int tile_pitch = 8 * J + 8;
+
+template <int J>
+__device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J], int rows)
 {
-    *reinterpret_cast<float2 *>(to) = make_float2(x, y);
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8)
+        if (row < rows)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+                *(float2 *)&tile[row * tile_pitch<J> + j * 8 + lane % 4 * 2] =
+                    make_float2(sum[j * 4 + h * 2], sum[j * 4 + h * 2 + 1]);
 }
 
-// Stores two neighbours of a row of c, of `width`, as far as they lie in it.
-template <typename U>
-__device__ __forceinline__ void put(U *row, int column, int width, float x, float y)
-{
-    if (width % 2 == 0) { // else rows are not aligned
-        put_pair(row + column, x, y);
-        return;
+// What a thread stores at once: pairs of neighbours of the block's tile of c. Their biases and what
+// is there before are loaded while the sums run.
+#define PAIRS_AT_ONCE 4
+
+template <typename U, int J, bool GATED> struct few_pairs {
+    static constexpr int ACROSS = GATED ? 2 * J : 4 * J; // pairs in a row of the tile
+    int row, column;          // of the tile; of c, or not below its width where there is no pair
+    bf16 bias[2], up_bias[2]; // as they lie in memory: not waited for before they are used
+    U old[2];
+
+    __device__ __forceinline__ void load(const few_args &p, const few_rows &rows, int from, int i)
+    {
+        int width = GATED ? p.n / 2 : p.n;
+        row = i / ACROSS;
+        column = row < rows.rows ? from + i % ACROSS * 2 : width;
+        const U *c = (const U *)p.c + (int64_t)(rows.first + row) * width;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            bool there = column + k < width;
+            if (there && p.bias) bias[k] = p.bias[column + k];
+            if (there && p.bias && GATED) up_bias[k] = p.bias[width + column + k];
+            if (there && p.add) old[k] = c[column + k];
+        }
     }
-    row[column] = from_f32<U>(x);
-    if (column + 1 < width) row[column + 1] = from_f32<U>(y);
-}
 
-template <typename U, int J>
-__device__ __forceinline__ void few_store(const float (&sum)[4 * J], const few_args &p,
-                                          const few_rows &rows, int row, int column)
-{
+    __device__ __forceinline__ void store(const float *tile, const few_args &p,
+                                          const few_rows &rows, int from) const
+    {
+        int width = GATED ? p.n / 2 : p.n;
+        if (column >= width) return;
+        U *to = (U *)p.c + (int64_t)(rows.first + row) * width + column;
+        const float *sum = tile + row * tile_pitch<J> + column - from;
+        float x[2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (row + h * 8 >= rows.rows) continue;
-        U *to = (U *)p.c + (int64_t)(rows.first + row + h * 8) * p.n;
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-            int at = column + j * 8, next = min(at + 1, p.n - 1);
-            if (at >= p.n) continue;
-            float x = sum[j * 4 + h * 2], y = sum[j * 4 + h * 2 + 1];
-            if (p.bias) {
-                x += to_f32(p.bias[at]);
-                y += to_f32(p.bias[next]);
+        for (int k = 0; k < 2; k++) {
+            x[k] = p.bias ? sum[k] + to_f32(bias[k]) : sum[k];
+            if (GATED) {
+                float up = p.bias ? sum[4 * J + k] + to_f32(up_bias[k]) : sum[4 * J + k];
+                x[k] = activate(to_f32(from_f32<U>(x[k])), p.act) * to_f32(from_f32<U>(up));
+            } else if (p.add) {
+                x[k] = to_f32(from_f32<U>(x[k])) + to_f32(old[k]);
             }
-            if (p.add) {
-                x = to_f32(from_f32<U>(x)) + to_f32(to[at]);
-                y = to_f32(from_f32<U>(y)) + to_f32(to[next]);
-            }
-            put(to, at, p.n, x, y);
         }
+        if (width % 2 == 0) {
+            store_pair(to, x[0], x[1]);
+            return;
+        }
+        to[0] = from_f32<U>(x[0]); // rows of odd width are not aligned, and end in a half pair
+        if (column + 1 < width) to[1] = from_f32<U>(x[1]);
     }
-}
-
-template <typename U, int J>
-__device__ __forceinline__ void few_store_gated(const float (&sum)[4 * J], const few_args &p,
-                                                const few_rows &rows, int row, int column)
-{
-    int width = p.n / 2;
-    auto act = [&](float gate, float up, int at) {
-        if (p.bias) {
-            gate += to_f32(p.bias[at]);
-            up += to_f32(p.bias[width + at]);
-        }
-        return activate(to_f32(from_f32<U>(gate)), p.act) * to_f32(from_f32<U>(up));
-    };
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (row + h * 8 >= rows.rows) continue;
-        U *to = (U *)p.c + (int64_t)(rows.first + row + h * 8) * width;
-#pragma unroll
-        for (int j = 0; j < J / 2; j++) {
-            int at = column + j * 8, gate = j * 4 + h * 2, up = (j + J / 2) * 4 + h * 2;
-            if (at >= width) continue;
-            put(to, at, width, act(sum[gate], sum[up], at),
-                act(sum[gate + 1], sum[up + 1], min(at + 1, width - 1)));
-        }
-    }
-}
+};
 
 #endif
 
@@ -264,21 +266,34 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     int tiles = ((GATED ? p.n / 2 : p.n) + ACROSS - 1) / ACROSS;
     int rounds = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
     int steps = (p.k / CHUNK + CHUNKS - 1) / CHUNKS;
-    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32; // warp: uniform
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
-        if (lane == 0) few_copy<N, CHUNKS, GATED>(ring, &a_map, &b_map, p, rows, rounds, steps);
-    } else {
-        grid_wait();
-        grid_release();
-        for (int i = 0; i < rounds; i++) {
-            float sum[4 * J];
-            few_sums<J, CHUNKS>(sum, ring, p, warp / 4, steps);
-            int row = warp * 16 + lane / 4;
-            int column = (blockIdx.x + i * gridDim.x) * ACROSS + lane % 4 * 2;
-            if (GATED)
-                few_store_gated<U, J>(sum, p, rows, row, column);
-            else
-                few_store<U, J>(sum, p, rows, row, column);
+        if (threadIdx.x % 32 == 0)
+            few_copy<N, CHUNKS, GATED>(ring, &a_map, &b_map, p, rows, rounds, steps);
+        return;
+    }
+    float *tile = (float *)(stages + p.stages * ring.bytes);
+    grid_wait();
+    grid_release();
+    for (int i = 0; i < rounds; i++) {
+        int from = (blockIdx.x + i * gridDim.x) * ACROSS, at = threadIdx.x;
+        few_pairs<U, J, GATED> pairs[PAIRS_AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < PAIRS_AT_ONCE; k++) pairs[k].load(p, rows, from, at + k * GROUPS * 128);
+        float sum[4 * J];
+        few_sums<J, CHUNKS>(sum, ring, p, warp / 4, steps);
+        if (i > 0) groups_sync<GROUPS>(); // the tile before is stored
+        few_spread<J>(tile, sum, rows.rows);
+        groups_sync<GROUPS>();
+#pragma unroll 1
+        for (;;) {
+#pragma unroll
+            for (int k = 0; k < PAIRS_AT_ONCE; k++) pairs[k].store(tile, p, rows, from);
+            at += PAIRS_AT_ONCE * GROUPS * 128;
+            if (at >= rows.rows * pairs[0].ACROSS) break;
+#pragma unroll
+            for (int k = 0; k < PAIRS_AT_ONCE; k++)
+                pairs[k].load(p, rows, from, at + k * GROUPS * 128);
         }
     }
 #endif
@@ -322,53 +337,32 @@ struct few_plan {
     size_t shared;
 };
 
-static const int tile_sizes[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 18}; // J
+// J, from small to large.
+typedef std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 18> tile_sizes;
 
+template <bool EVEN, int J, typename F> static void if_tile(int j, F f)
+{
+    if constexpr (!EVEN || J % 2 == 0)
+        if (j == J) f(number<J>());
+}
+
+template <bool EVEN, typename F, int... J>
+static void with_tile_among(int j, F f, std::integer_sequence<int, J...>)
+{
+    (if_tile<EVEN, J>(j, f), ...);
+}
+
+// Calls f(number<j>); EVEN: j is even.
 template <bool EVEN, typename F> static void with_tile(int j, F f)
 {
-    switch (j) {
-    case 2:
-        f(number<2>());
-        return;
-    case 4:
-        f(number<4>());
-        return;
-    case 6:
-        f(number<6>());
-        return;
-    case 8:
-        f(number<8>());
-        return;
-    case 10:
-        f(number<10>());
-        return;
-    case 12:
-        f(number<12>());
-        return;
-    case 14:
-        f(number<14>());
-        return;
-    case 16:
-        f(number<16>());
-        return;
-    case 18:
-        f(number<18>());
-        return;
-    }
-    if constexpr (!EVEN) switch (j) {
-        case 1:
-            f(number<1>());
-            return;
-        case 3:
-            f(number<3>());
-            return;
-        case 5:
-            f(number<5>());
-            return;
-        case 17:
-            f(number<17>());
-            return;
-        }
+    with_tile_among<EVEN>(j, f, tile_sizes());
+}
+
+template <int... J> static int least_tile(int want, bool even, std::integer_sequence<int, J...>)
+{
+    int least = 18;
+    ((least = J >= want && J < least && !(even && J % 2) ? J : least), ...);
+    return least;
 }
 
 static int with_chunks(int j, int groups)
@@ -385,10 +379,7 @@ static int with_chunks(int j, int groups)
 static int tile_of(int n, int blocks, bool even)
 {
     int eights = ceil_div(n, 8), rounds = ceil_div(eights, blocks * 18);
-    int want = ceil_div(eights, blocks * rounds);
-    for (int j : tile_sizes)
-        if (j >= want && !(even && j % 2)) return j;
-    return 18;
+    return least_tile(ceil_div(eights, blocks * rounds), even, tile_sizes());
 }
 
 // height: rows of A a block copies; down: blocks that have different rows.
@@ -402,11 +393,18 @@ static few_plan plan_few(struct cuda_state *state, const struct matmul *shape, i
     plan.j = tile_of(shape->n, across, gated);
     plan.gated = gated;
     plan.chunks = with_chunks(plan.j, plan.groups);
-    int stage = plan.chunks * (height + plan.j * 8) * CHUNK * 2;
-    plan.stages = std::min(MAX_STAGES, (height > 32 ? TALL_RING_BYTES : RING_BYTES) / stage);
+    // Two blocks on an SM, so that the next kernel's copies are under way beside the sums of this
+    // one; but where the rows of A are most of the copies, all of it for a deeper ring.
+    size_t most = (height > 32 ? state->max_shared : state->max_shared / 2) - SHARED_APART;
+    size_t tile = (size_t)height * (plan.j * 8 + 8) * sizeof(float);
+    size_t a_bytes = (size_t)plan.chunks * height * CHUNK * 2;
+    size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
+    plan.stages = (int)std::min((size_t)MAX_STAGES, (most - tile) / stage);
     // wgmma reads 64 rows of A, past the last stage where fewer are copied
-    int past = (plan.chunks - 1) * height * CHUNK * 2 + plan.groups * 64 * CHUNK * 2 - stage;
-    plan.shared = plan.stages * stage + std::max(0, past);
+    size_t end = plan.stages * stage + tile;
+    size_t read = plan.stages * stage - stage + (plan.chunks - 1) * (a_bytes / plan.chunks) +
+                  (size_t)plan.groups * 64 * CHUNK * 2;
+    plan.shared = std::max(end, read);
     int tiles = ceil_div(shape->n, plan.j * 8), rounds = ceil_div(tiles, across);
     plan.grid = dim3(ceil_div(tiles, rounds), down);
     return plan;
@@ -444,11 +442,11 @@ static void launch_few(struct device *dev, const few_plan &plan, void *c, const 
     });
 }
 
-static bool is_for_few(struct cuda_state *state, const void *a, const void *b,
+static bool is_for_few(struct cuda_state *state, const void *c, const void *a, const void *b,
                        const struct matmul *shape)
 {
     return state->major == 9 && shape->in == DT_BF16 && !shape->trans_a && shape->trans_b &&
-           shape->k % CHUNK == 0 && shape->k > 0 && aligned(16, {a, b}, {});
+           shape->k % CHUNK == 0 && shape->k > 0 && aligned(16, {a, b}, {}) && aligned(8, {c}, {});
 }
 
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
@@ -456,7 +454,7 @@ bool matmul_small(struct device *dev, void *c, const void *a, const void *b, con
 {
     struct cuda_state *state = cuda_use(dev);
     // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
-    if (!is_for_few(state, a, b, shape) || (shape->m > MOST_ROWS && shape->n % 2 == 0))
+    if (!is_for_few(state, c, a, b, shape) || (shape->m > MOST_ROWS && shape->n % 2 == 0))
         return false;
     int height = std::min(ceil_div(shape->m, 8) * 8, MOST_ROWS);
     few_plan plan = plan_few(state, shape, height, ceil_div(shape->m, height), false);
@@ -469,7 +467,7 @@ bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *
                         const struct matmul *shape, enum act_kind kind, bool after_activation)
 {
     struct cuda_state *state = cuda_use(dev);
-    if (!is_for_few(state, a, b, shape) || shape->m > MOST_ROWS || shape->n % 4 ||
+    if (!is_for_few(state, y, a, b, shape) || shape->m > MOST_ROWS || shape->n % 4 ||
         shape->out != DT_BF16 || shape->beta != 0)
         return false;
     few_plan plan = plan_few(state, shape, ceil_div(shape->m, 8) * 8, 1, true);
@@ -483,7 +481,7 @@ bool matmul_small_experts(struct device *dev, void *c, const void *a, const void
                           bool after_activation)
 {
     struct cuda_state *state = cuda_use(dev);
-    if (!is_for_few(state, a, b, shape) || n_experts > 32768 ||
+    if (!is_for_few(state, c, a, b, shape) || n_experts > 32768 ||
         (shape->m > 64 && shape->m > 32 * n_experts))
         return false;
     // on average an expert has fewer rows than a tile
