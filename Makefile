@@ -59,7 +59,7 @@ WORDS_SRC   := $(wildcard tools/word-problems/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
                $(patsubst tools/%/main.c,$(BUILD)/cw-%,$(wildcard tools/*/main.c))
 BINARIES    := $(BUILD)/cw-infer-server $(BUILD)/cw-trainer $(TOOLS)
-TEST_SUPPORT := $(wildcard tests/support/*.c)
+TEST_SUPPORT := $(wildcard tests/support/*.c) $(if $(filter 1,$(CUDA)),$(wildcard tests/support/*.cu))
 TESTS       := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c tests/ops/test_*.c \
                tests/golden/test_*.c tests/e2e/test_*.c))
 
@@ -95,7 +95,8 @@ $(BUILD)/obj/%.o: %.c $(STAMP)
 	$(call say,CC)
 	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) $(EXTRA) -MMD -MP -c $< -o $@
 
-GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+# Hopper's own instructions (wgmma) are in sm_90a alone.
+GENCODE := $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a))
 NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -Wall,-Wextra \
              -Werror all-warnings -MMD -MP
 $(BUILD)/obj/%.cu.o: %.cu $(STAMP)

@@ -22,6 +22,7 @@ extern "C" {
 // C(m,n) = op(A) op(B) + beta * C [+ bias(n) on every row]. op(A) is (m,k): A is stored (m,k), or
 // (k,m) where trans_a. op(B) is (k,n): B is stored (k,n), or (n,k) where trans_b: a Hugging Face
 // weight (out,in) is B with trans_b in the forward pass. Leading dimensions are the stored widths.
+// Where beta is 1 and C is bf16, the product and its bias are rounded to bf16 before C is added.
 struct matmul {
     int m, n, k;
     bool trans_a, trans_b;
@@ -169,6 +170,10 @@ struct ops {
     // Stores the keys and values of every row of qkv at its slot in layer `layer` of the pool.
     void (*kv_store)(struct device *, const struct kv_view *, int layer, const void *qkv,
                      const struct batch_view *, const struct attn_shape *);
+    // rope (sign 1) of the queries and keys of every row of qkv, then kv_store.
+    void (*rope_store)(struct device *, void *qkv, const float *table, int rot_dim,
+                       const struct kv_view *, int layer, const struct batch_view *,
+                       const struct attn_shape *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
     void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *, int layer,
                        const struct batch_view *, const struct attn_shape *);
@@ -184,6 +189,11 @@ struct ops {
     // Plain: x (rows, width): y = act(x).
     void (*act)(struct device *, void *y, const void *x, int rows, int width, enum act_kind, bool gated,
                 enum dtype dt);
+    // x = matmul(a, b, bias), m rows of n, and y = act(x), n being width or 2 * width. x is scratch,
+    // which may stay unwritten, unless `keep`.
+    void (*matmul_act)(struct device *, void *y, void *x, const void *a, const void *b,
+                       const void *bias, const struct matmul *, enum act_kind, bool gated,
+                       bool keep);
     void (*act_back)(struct device *, void *dx, const void *dy, const void *x, int rows, int width,
                      enum act_kind, bool gated, enum dtype dt); // dx may not be x
 

@@ -8,25 +8,12 @@
  * arithmetic is the same. Decode steps on CUDA are captured once for each shape and replayed. One
  * thread, the owner of the device. */
 #include "common/model/model.h"
+#include "common/model/decode_graphs.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 // ---- captured decode steps -----------------------------------------------------------------------------
-#define MAX_GRAPHS 256
-
-struct decode_graph { // one captured step; everything it froze is its key
-    const struct batch *batch;
-    const struct kv_view *kv;
-    int rows, context;
-    bool warm; // ran once uncaptured, so that no operation needs to set itself up while captured
-    struct device_graph *graph;
-};
-struct decode_graphs {
-    int n;
-    struct decode_graph entry[MAX_GRAPHS];
-};
-
 // Shapes are rounded up so that few graphs serve all: rows to these steps, contexts to powers of two.
 static int round_rows(int n)
 {
@@ -151,7 +138,7 @@ enum status model_new(struct device *dev, const struct model_config *config, con
         goto out;
     }
     m->attn = calloc((size_t)config->n_layers, sizeof *m->attn);
-    if (device_kind(dev) == DEVICE_CUDA) m->graphs = calloc(1, sizeof *m->graphs);
+    if (device_kind(dev) == DEVICE_CUDA) m->graphs = decode_graphs_new(dev);
     if (!m->attn || (device_kind(dev) == DEVICE_CUDA && !m->graphs)) {
         st = status_fail(ST_NO_MEMORY, "no memory for a model");
         goto out;
@@ -177,8 +164,7 @@ out:
 void model_free(struct model *m)
 {
     if (!m) return;
-    for (int i = 0; m->graphs && i < m->graphs->n; i++) device_graph_free(m->graphs->entry[i].graph);
-    free(m->graphs);
+    decode_graphs_free(m->graphs);
     struct device_part parts[N_SCRATCH];
     scratch_parts(m, parts);
     device_release_parts(m->dev, m, parts, N_SCRATCH);
@@ -278,11 +264,15 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     product(m, raw, m->normed, w->qkv, w->qkv_bias, rows, width, c->hidden, 0, m->dt);
     copy_rows(m, qkv, raw, rows, width);
     if (c->qk_norm) normalise_heads(m, l, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, rows);
-    model_rotate(m, l, qkv, batch, 1.0f);
     if (kv) {
-        ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
+        if (layer->rope < 0)
+            ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
+        else
+            ops->rope_store(m->dev, qkv, m->ropes[layer->rope], c->ropes[layer->rope].dim, kv, l, batch,
+                            &m->attn[l]);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
+        model_rotate(m, l, qkv, batch, 1.0f);
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough for it
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch, &m->attn[l], m->dt);
     }
@@ -330,8 +320,9 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
         experts_block(m, l, rows, tape, x_out);
         return;
     }
-    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, layer_up_width(c, layer), c->hidden, 0, m->dt);
-    m->ops->act(m->dev, m->act, gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
+    struct matmul up = {rows, layer_up_width(c, layer), c->hidden, false, true, 0, m->dt, m->dt};
+    m->ops->matmul_act(m->dev, m->act, gate_up, m->normed, w->gate_up, w->gate_up_bias, &up, c->act, c->gated_mlp,
+                       tape != NULL);
     struct contribution down = {m->act, w->down, w->down_bias, w->post_mlp_norm, inner,
                                 tape ? tape->mlp_proj : NULL, tape ? tape->rstd_post2 : NULL};
     add_contribution(m, rows, &down, x_mid, x_out);
@@ -396,20 +387,6 @@ static void run_step(struct model *m, const struct batch_view *view, const struc
     if (batch_rows(batch) > 0) model_head(m, x, batch_rows_device(batch), batch_rows(batch));
 }
 
-static struct decode_graph *find_graph(struct model *m, const struct batch *batch, const struct kv_view *kv,
-                                       int context)
-{
-    struct decode_graphs *g = m->graphs;
-    int rows = batch_view(batch)->n_seqs;
-    for (int i = 0; i < g->n; i++) {
-        struct decode_graph *e = &g->entry[i];
-        if (e->batch == batch && e->kv == kv && e->rows == rows && e->context == context) return e;
-    }
-    if (g->n == MAX_GRAPHS) return NULL; // further shapes simply run uncaptured
-    g->entry[g->n] = (struct decode_graph){.batch = batch, .kv = kv, .rows = rows, .context = context};
-    return &g->entry[g->n++];
-}
-
 bool model_step(struct model *m, const struct batch *batch, const struct kv_view *kv)
 {
     bool settled = true;
@@ -418,7 +395,7 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
     struct decode_graph *g = NULL;
     if (decode && m->graphs) {
         view.max_context = round_context(m, view.max_context);
-        g = find_graph(m, batch, kv, view.max_context);
+        g = decode_graphs_find(m->graphs, batch, kv, view.n_seqs, view.max_context);
     }
     if (m->graphs && !(g && g->graph)) settled = false;
     if (g && !g->graph && g->warm && device_capture_begin(m->dev)) {

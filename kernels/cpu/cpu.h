@@ -93,6 +93,8 @@ void cpu_norm_back(struct device *, void *, float *, float *, const void *, cons
                    enum dtype);
 void cpu_rope(struct device *, void *, const float *, const int32_t *, int, int64_t, int, int, int,
               float, enum dtype);
+void cpu_rope_store(struct device *, void *, const float *, int, const struct kv_view *, int,
+                    const struct batch_view *, const struct attn_shape *);
 void cpu_kv_store(struct device *, const struct kv_view *, int, const void *,
                   const struct batch_view *, const struct attn_shape *);
 void cpu_attn_paged(struct device *, void *, const void *, const struct kv_view *, int,
@@ -103,6 +105,8 @@ void cpu_attn_packed_back(struct device *, void *, const void *, const void *, c
                           const void *, const struct batch_view *, const struct attn_shape *,
                           enum dtype);
 void cpu_act(struct device *, void *, const void *, int, int, enum act_kind, bool, enum dtype);
+void cpu_matmul_act(struct device *, void *, void *, const void *, const void *, const void *,
+                    const struct matmul *, enum act_kind, bool, bool);
 void cpu_act_back(struct device *, void *, const void *, const void *, int, int, enum act_kind,
                   bool, enum dtype);
 void cpu_moe_route(struct device *, const struct moe_routing *, const float *,

@@ -21,3 +21,13 @@ void cpu_rope(struct device *dev, void *qkv, const float *table, const int32_t *
         }
     }
 }
+
+void cpu_rope_store(struct device *dev, void *qkv, const float *table, int rot_dim,
+                    const struct kv_view *kv, int layer, const struct batch_view *batch,
+                    const struct attn_shape *s)
+{
+    int width = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
+    cpu_rope(dev, qkv, table, batch->positions, batch->n_tokens, width, s->n_heads + s->n_kv_heads,
+             s->head_dim, rot_dim, 1, kv->dt);
+    cpu_kv_store(dev, kv, layer, qkv, batch, s);
+}

@@ -413,6 +413,20 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
     return (size_t)(delta + part_rows * part_width(shape)) * sizeof(float);
 }
 
+// Whether a block may have that much shared memory: with heads of 256, not on compute capability 8.6
+// and 8.9.
+static bool shared_fits(struct device *dev, const struct attn_shape *shape, size_t bytes)
+{
+    struct cuda_state *state = cuda_use(dev);
+    if (bytes <= (size_t)state->max_shared) return true;
+    device_fail(dev,
+                "attention gradient: heads of %d take %zu bytes of shared memory, and a block of "
+                "this GPU has %d at most; train this model on one of compute capability 8.0 or "
+                "9.0, or on the CPU",
+                shape->head_dim, bytes, state->max_shared);
+    return false;
+}
+
 void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
                            const float *lse, const void *qkv, const struct batch_view *batch,
                            const struct attn_shape *shape, enum dtype dt)
@@ -437,6 +451,7 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
                                  n_parts, batch->max_query))
                 return;
         size_t tile = (size_t)TILE * (shape->head_dim + 1) * sizeof(float);
+        if (!shared_fits(dev, shape, 4 * tile)) return;
         cuda_launch(
             dev, "attention gradient", dq_kernel<T>,
             dim3(ceil_div((int64_t)batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs),

@@ -27,7 +27,7 @@ struct cuda_state {
     struct matmul_state *matmul;
     void *workspace; // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
     size_t workspace_bytes;
-    void *outgrown[40];
+    void **outgrown;
     int n_outgrown;
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
     cudaEvent_t started, stopped;
@@ -250,10 +250,11 @@ __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
     X(matmul)                                                                                      \
     X(gather_rows)                                                                                 \
     X(scatter_add_rows)                                                                            \
-    X(norm) X(norm_back) X(rope) X(kv_store) X(attn_paged) X(attn_packed) X(attn_packed_back)      \
-        X(act) X(act_back) X(moe_route) X(moe_route_back) X(matmul_experts) X(matmul_experts_back) \
-            X(moe_combine) X(moe_combine_back) X(add) X(column_sum) X(convert) X(softcap)          \
-                X(softcap_back) X(logprob) X(logprob_back) X(top_logprobs) X(adjust_logits)        \
+    X(norm) X(norm_back) X(rope) X(kv_store) X(rope_store) X(attn_paged) X(attn_packed)            \
+        X(attn_packed_back) X(act) X(matmul_act) X(act_back) X(moe_route) X(moe_route_back)        \
+            X(matmul_experts) X(matmul_experts_back) X(moe_combine) X(moe_combine_back) X(add)     \
+                X(column_sum) X(convert) X(softcap) X(softcap_back) X(logprob) X(logprob_back)     \
+                    X(top_logprobs) X(adjust_logits)                                               \
                     X(distill) X(sample) X(sum_squares) X(adamw) X(checksum) X(scratch_bytes)
 
 // cuda_<name> has the type of the field <name> of struct ops.
@@ -273,6 +274,7 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
                          enum dtype dt);                 // attention.cu
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
+size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of a product added to bf16
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
 void matmul_state_free(struct matmul_state *state);
@@ -281,6 +283,9 @@ void matmul_state_free(struct matmul_state *state);
 // nothing enqueued, where the shape is not for it.
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                   const struct matmul *shape, bool after_activation);
+// The same with y (m, n / 2) = act(gate) * up of C's halves, rounded as C, in its place.
+bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
+                        const struct matmul *shape, enum act_kind kind, bool after_activation);
 // The same for the experts' products of ops.h, where they have few rows each. after_activation: the
 // op just enqueued wrote neither the weights nor the offsets.
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,

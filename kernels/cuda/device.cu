@@ -38,9 +38,13 @@ static cudaError_t grow(struct device *dev, size_t bytes)
     struct cuda_state *state = cuda_use(dev);
     size_t whole = (bytes + (1 << 20) - 1) >> 20 << 20;
     void *memory = NULL;
+    void **outgrown = (void **)realloc(state->outgrown,
+                                       (state->n_outgrown + 1) * sizeof *state->outgrown);
+    if (!outgrown) return cudaErrorMemoryAllocation;
+    state->outgrown = outgrown;
     cudaError_t error = cudaMalloc(&memory, whole);
     if (error != cudaSuccess) return error;
-    if (state->workspace) state->outgrown[state->n_outgrown++] = state->workspace;
+    if (state->workspace) outgrown[state->n_outgrown++] = state->workspace;
     state->workspace = memory;
     state->workspace_bytes = whole;
     device_count(dev, (int64_t)whole);
@@ -82,6 +86,7 @@ static void device_close(struct device *dev)
     if (state->stream) cudaStreamSynchronize(state->stream);
     matmul_state_free(state->matmul);
     for (int i = 0; i < state->n_outgrown; i++) cudaFree(state->outgrown[i]);
+    free(state->outgrown);
     cudaFree(state->workspace);
     cudaFree(state->tickets);
     if (state->started) cudaEventDestroy(state->started);

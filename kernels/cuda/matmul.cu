@@ -5,7 +5,8 @@
  * choice, not a timed one: timing would pick differently from run to run, and results must not. All
  * of its split-K schemes add in a fixed order, so every algorithm gives the same bits each time.
  * Plans (layouts, descriptor, algorithm) are kept per shape; making one takes host time only, so a
- * product can be captured the first time it is seen. Few rows of bf16 go to matmul_small.cu.
+ * product can be captured the first time it is seen. Forward products of bf16 take no algorithm that
+ * splits k, which keeps the order of docs/numerics.md; few rows of them go to matmul_small.cu.
  */
 #include "kernels/cuda/cuda.cuh"
 #include <cublasLt.h>
@@ -136,6 +137,10 @@ static cublasStatus_t plan_make(struct matmul_state *state, struct plan *plan)
     PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_b);
     PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align_c);
     PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align_c);
+    if (key->in == DT_BF16 && key->trans_b && !key->trans_a) { // k16 order
+        uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
+        PREFER(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, no_split);
+    }
     TRY(cublasLtMatmulAlgoGetHeuristic(state->handle, plan->operation, plan->a, plan->b, plan->c,
                                        plan->c, preference, 1, &result, &found));
     if (found < 1) {
@@ -188,17 +193,11 @@ template <typename T> __global__ void add_bias_kernel(float *c, const T *bias, i
     if (i < n) c[(int64_t)blockIdx.x * n + i] += to_f32(bias[i]);
 }
 
-void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                 const struct matmul *shape)
+// C = op(A) op(B) + beta C [+ bias] by the library; bias is of the type of A.
+static void matmul_large(struct device *dev, void *c, const void *a, const void *b,
+                         const void *bias, const struct matmul *shape)
 {
-    if (shape->m <= 0 || shape->n <= 0) return;
     struct cuda_state *state = cuda_use(dev);
-    bool after_activation = state->activation && state->activation != b;
-    if (matmul_small(dev, c, a, b, bias, shape, after_activation)) {
-        state->activation = c;
-        return;
-    }
-
     struct matmul_state *matmul = state->matmul;
     struct plan_key key;
     memset(&key, 0, sizeof key);
@@ -239,4 +238,47 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
         });
     state->plain_next = false;
     state->activation = c;
+}
+
+size_t cuda_matmul_scratch(int rows, int width)
+{
+    return (size_t)rows * width * sizeof(bf16);
+}
+
+void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
+                 const struct matmul *shape)
+{
+    if (shape->m <= 0 || shape->n <= 0) return;
+    struct cuda_state *state = cuda_use(dev);
+    bool after_activation = state->activation && state->activation != b;
+    if (matmul_small(dev, c, a, b, bias, shape, after_activation)) {
+        state->activation = c;
+        return;
+    }
+    if (shape->beta == 0 || shape->out != DT_BF16) {
+        matmul_large(dev, c, a, b, bias, shape);
+        return;
+    }
+    // Of the library's algorithms some round the product before they add C, some do not.
+    struct matmul product = *shape;
+    void *sum = cuda_workspace(dev, cuda_matmul_scratch(shape->m, shape->n));
+    if (!sum) return;
+    product.beta = 0;
+    matmul_large(dev, sum, a, b, bias, &product);
+    cuda_add(dev, c, sum, (int64_t)shape->m * shape->n, DT_BF16);
+}
+
+void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
+                     const void *bias, const struct matmul *shape, enum act_kind kind, bool gated,
+                     bool keep)
+{
+    if (shape->m <= 0 || shape->n <= 0) return;
+    struct cuda_state *state = cuda_use(dev);
+    bool after_activation = state->activation && state->activation != b;
+    if (gated && !keep && matmul_small_gated(dev, y, a, b, bias, shape, kind, after_activation)) {
+        state->activation = y;
+        return;
+    }
+    cuda_matmul(dev, x, a, b, bias, shape);
+    cuda_act(dev, y, x, shape->m, gated ? shape->n / 2 : shape->n, kind, gated, shape->out);
 }

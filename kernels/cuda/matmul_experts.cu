@@ -217,16 +217,6 @@ __device__ __forceinline__ void right_operand(uint32_t (&ret)[4], const bf16 *st
                                lane / 8 % 2 * 8);
 }
 
-__device__ __forceinline__ void store_pair(bf16 *to, float x, float y)
-{
-    *reinterpret_cast<uint32_t *>(to) = pack2(x, y);
-}
-
-__device__ __forceinline__ void store_pair(float *to, float x, float y)
-{
-    *reinterpret_cast<float2 *>(to) = make_float2(x, y);
-}
-
 template <int HEIGHT, bool L_ACROSS, bool R_ACROSS> constexpr size_t tensor_shared()
 {
     return STAGES * (stage_size<L_ACROSS, HEIGHT> + stage_size<R_ACROSS, WIDTH>)*sizeof(bf16);

@@ -1,219 +1,494 @@
-/* matmul_small.cu: C = A B^T [+ C] [+ bias] for 1 to 16 rows of bf16: the products of a decode
- * step, and the same for each expert of a mixture over its rows.
+/* matmul_small.cu: C = A B^T [+ bias] [+ C], or what the activation makes of it, for few rows of
+ * bf16 on Hopper: the products of a decode step, and the same for each expert of a mixture over its
+ * rows.
  *
- * The work is reading B, the weights (n, k), once, at the memory's rate. A block takes TILES tiles
- * of 16 weight rows; its warps share k and add their parts in shared memory in a fixed order. The
- * tensor cores do the sums with the weights as the 16-row operand: mma m16n8k16 with the rows of A
- * as columns. Which k an operand's slot stands for is free as long as both operands agree, so
- * thread t of a quad takes the 8 elements k0 + 8 t .. + 7 of a row in one 16-byte load, straight
- * into the fragments of two mma: no shuffles, no staging of weights.
+ * The work is reading B, the weights (n, k), once, at the memory's rate, and the sums are in k16
+ * order: 16 of k at a time, from the first to the last, never split (docs/numerics.md). So a row's
+ * bits are those that the same row has among thousands, in cuBLASLt. A chain of k / 16 dependent
+ * steps is shortest in wgmma with the weights as its N side (20 cycles a step with 16 of them, mma
+ * m16n8k16 26, on one H200, 2026-11-22): a block has N = 8 J of them, as many as make one round of
+ * blocks fill the device, and 64 rows of A for each of its GROUPS of four warps, of which those
+ * that there are need to be right. One more warp keeps a ring of TMA copies ahead of the sums. What
+ * follows the sums goes through shared memory, so that few rows are all threads' work; done by
+ * each warp for its own sums, an activation took 12 us a launch at 16 rows.
  *
  * The weights do not depend on the kernel before, so they are asked for before grid_wait(): this
  * kernel's reads run under the end of its predecessor. That is safe because a running kernel proves
  * that all but its direct predecessor are complete (cuda.cuh), and the caller allows it only where
  * the direct predecessor is known to write something else (`activation`; AdamW releases nothing
  * early).
- *
- * On one H200 (2026-11-20), Qwen2.5-1.5B's products of 16 rows, in a captured chain: qkv 3.0 us,
- * o 2.7, gate+up 17.2, down 10.9, head 109; cuBLASLt's first choice: 5.1, 5.0, 17.4, 11.5, 116. At
- * 1 row: 2.7, 2.4, 14.6, 8.1, 102. The same kernel for 32 rows gained nothing over cuBLASLt and is
- * gone.
  */
+#include "kernels/cuda/act.cuh"
 #include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/hopper.cuh"
+#include <utility>
 
-__device__ __forceinline__ void mma_16816(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                          uint32_t a3, uint32_t b0, uint32_t b1)
+#define MOST_ROWS    128 // of a block
+#define MAX_STAGES   16
+#define SHARED_APART 2048 // bytes of a block's shared memory that are not the ring's or the tile's
+#define CHUNK        64   // elements of k in a tile's row
+
+struct few_args {
+    void *c; // (m, n) of U; (m, n / 2) where gated
+    const bf16 *bias;
+    const int32_t *offsets; // of n_experts > 0, else NULL
+    int n_experts, m, n, k;
+    int height;   // rows of A that are copied for a block: a multiple of 8
+    int stages;   // of the ring
+    act_kind act; // where gated
+    bool add, early;
+};
+
+// What a block does: rows first .. first + rows - 1 of A times the rows of B from `weights` on.
+struct few_rows {
+    int first, rows, weights;
+};
+
+#if HAS_WGMMA
+
+__device__ __forceinline__ bool find_rows(few_rows &ret, const few_args &p, int height)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    if (!p.offsets) {
+        ret.first = blockIdx.y * height;
+        ret.rows = min(height, p.m - ret.first);
+        ret.weights = 0;
+        return true;
+    }
+    expert_rows e;
+    if (!find_expert_rows(e, p.offsets, p.n_experts, blockIdx.y, height)) return false;
+    ret.first = e.start;
+    ret.rows = min(height, e.end - e.start);
+    ret.weights = e.expert * p.n;
+    return true;
 }
 
-__device__ __forceinline__ uint4 load_once(const bf16 *p) // streamed: not kept in L1
+// The ring of stages in shared memory, from the view of one that goes round it. Addresses.
+struct few_ring {
+    uint32_t first, a_bytes, bytes; // of a stage: of A, in all
+    uint32_t full, empty;           // barriers, one for each stage
+    int n;
+    int slot; // where it is
+    uint32_t parity;
+
+    __device__ uint32_t stage() const { return first + slot * bytes; }
+    __device__ uint32_t is_full() const { return full + slot * 8; }
+    __device__ uint32_t is_empty() const { return empty + slot * 8; }
+    __device__ void next()
+    {
+        if (++slot < n) return;
+        slot = 0;
+        parity ^= 1;
+    }
+};
+
+// One thread: keeps the ring filled for `rounds` tiles of N rows of B, each of `steps` stages.
+// GATED: half of them are gate rows, the others the up rows to them, side by side in every chunk.
+template <int N, int CHUNKS, bool GATED>
+__device__ void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map,
+                         const few_args &p, const few_rows &rows, int rounds, int steps)
 {
-    uint4 x;
-    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(p));
-    return x;
+    auto copy_b = [&](const few_ring &ring, int tile, int step) {
+        uint32_t to = ring.stage() + ring.a_bytes;
+        barrier_expect(ring.is_full(), ring.bytes);
+        if constexpr (GATED)
+            for (int i = 0; i < 2 * CHUNKS; i++, to += N / 2 * CHUNK * 2)
+                copy_box(to, b_map, i % 2 * (p.n / 2) + tile * (N / 2), step * CHUNKS + i / 2,
+                         ring.is_full(), L2_EVICT_FIRST);
+        else
+            copy_box(to, b_map, rows.weights + tile * N, step * CHUNKS, ring.is_full(),
+                     L2_EVICT_FIRST);
+    };
+    int total = rounds * steps, ahead = p.early ? min(ring.n, total) : 0;
+    int tile = blockIdx.x, step = 0;
+    auto advance = [&]() {
+        if (++step < steps) return;
+        step = 0;
+        tile += gridDim.x;
+    };
+    few_ring early = ring;
+    for (int at = 0; at < ahead; at++, early.next(), advance()) copy_b(early, tile, step);
+    grid_wait();
+    tile = blockIdx.x;
+    step = 0;
+    for (int at = 0; at < total; at++, ring.next(), advance()) {
+        if (at >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
+        if (at >= ahead) copy_b(ring, tile, step);
+        copy_box(ring.stage(), a_map, rows.first, step * CHUNKS, ring.is_full(), L2_EVICT_LAST);
+    }
 }
 
-// A block's part of a product. COLS: rows of A in eights. Warp w does the steps w, w + WARPS, ...
-// of k / 32, so that a block reads whole cache lines together. Both operands of DEPTH steps are
-// kept on their way.
-template <typename U, int WARPS, int TILES, int COLS, int DEPTH>
-__device__ __forceinline__ void product(U *c, const bf16 *a, const bf16 *b, const bf16 *bias, int m,
-                                        int n, int k, bool add, bool early)
+// A group's sums of a tile: 64 rows of A by 8 J of B. The copies of a stage may be overwritten once
+// the sums of the next are under way. What a stage has past the end of k is zeros.
+template <int J, int CHUNKS>
+__device__ __forceinline__ void few_sums(float (&sum)[4 * J], few_ring &ring, const few_args &p,
+                                         int group, int steps)
 {
-    __shared__ float parts[WARPS][TILES * 16][COLS * 8 + 1];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int row0 = blockIdx.x * TILES * 16, steps = k / 32;
-    const bf16 *rows[TILES][2], *in[COLS];
+    uint32_t a_step = p.height * CHUNK * 2 / 16, b_step = 8 * J * CHUNK * 2 / 16, before = 0;
+    bool first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
-    for (int i = 0; i < TILES; i++)
+    for (int i = 0; i < 4 * J; i++) sum[i] = 0;
+#pragma unroll 1
+    for (int step = 0; step < steps; step++, ring.next()) {
+        uint64_t a = operand(ring.stage() + group * 64 * CHUNK * 2);
+        uint64_t b = operand(ring.stage() + ring.a_bytes);
+        barrier_wait(ring.is_full(), ring.parity);
+        wgmma_fence();
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            rows[i][h] = b + (int64_t)min(row0 + i * 16 + h * 8 + g, n - 1) * k + t * 8;
+        for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-    for (int j = 0; j < COLS; j++) in[j] = a + (int64_t)min(j * 8 + g, m - 1) * k + t * 8;
+            for (int q = 0; q < CHUNK / 16; q++)
+                wgmma(sum, a + c * a_step + 2 * q, b + c * b_step + 2 * q);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (before && first_lane) barrier_arrive(before);
+        before = ring.is_empty();
+    }
+    wgmma_wait<0>();
+    if (first_lane) barrier_arrive(before);
+}
 
-    uint4 w[DEPTH][TILES][2], x[DEPTH][COLS];
-    auto load_w = [&](int d, int step) {
-        if (step < steps)
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) w[d][i][h] = load_once(rows[i][h] + step * 32);
-    };
-    auto load_x = [&](int d, int step) {
-        if (step < steps)
-#pragma unroll
-            for (int j = 0; j < COLS; j++) x[d][j] = *(const uint4 *)(in[j] + step * 32);
-    };
-    if (!early) grid_wait();
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++) load_w(d, warp + d * WARPS);
-    if (early) grid_wait();
-    grid_release();
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++) load_x(d, warp + d * WARPS);
+// Threads of the groups, which are all but the last warp's, meet.
+template <int GROUPS> __device__ __forceinline__ void groups_sync()
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
+}
 
-    // Columns past m repeat row m - 1 of A; their results are not stored.
-    float sum[TILES][COLS][4] = {};
-    for (int base = warp; base < steps; base += DEPTH * WARPS) {
+// Sums of the rows that there are, from registers into a tile (rows, tile_pitch<J>).
+template <int J> constexpr int tile_pitch = 8 * J + 8;
+
+template <int J>
+__device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J], int rows)
+{
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            int step = base + d * WARPS;
-            if (step < steps) {
+    for (int h = 0; h < 2; h++, row += 8)
+        if (row < rows)
 #pragma unroll
-                for (int i = 0; i < TILES; i++) {
-                    uint4 lo = w[d][i][0], hi = w[d][i][1];
+            for (int j = 0; j < J; j++)
+                *(float2 *)&tile[row * tile_pitch<J> + j * 8 + lane % 4 * 2] =
+                    make_float2(sum[j * 4 + h * 2], sum[j * 4 + h * 2 + 1]);
+}
+
+// What a thread stores at once: pairs of neighbours of the block's tile of c. Their biases and what
+// is there before are loaded while the sums run.
+#define PAIRS_AT_ONCE 4
+
+template <typename U, int J, bool GATED> struct few_pairs {
+    static constexpr int ACROSS = GATED ? 2 * J : 4 * J; // pairs in a row of the tile
+    int row, column;          // of the tile; of c, or not below its width where there is no pair
+    bf16 bias[2], up_bias[2]; // as they lie in memory: not waited for before they are used
+    U old[2];
+
+    __device__ __forceinline__ void load(const few_args &p, const few_rows &rows, int from, int i)
+    {
+        int width = GATED ? p.n / 2 : p.n;
+        row = i / ACROSS;
+        column = row < rows.rows ? from + i % ACROSS * 2 : width;
+        const U *c = (const U *)p.c + (int64_t)(rows.first + row) * width;
 #pragma unroll
-                    for (int j = 0; j < COLS; j++) {
-                        mma_16816(sum[i][j], lo.x, hi.x, lo.y, hi.y, x[d][j].x, x[d][j].y);
-                        mma_16816(sum[i][j], lo.z, hi.z, lo.w, hi.w, x[d][j].z, x[d][j].w);
-                    }
-                }
-            }
-            load_w(d, step + DEPTH * WARPS);
-            load_x(d, step + DEPTH * WARPS);
+        for (int k = 0; k < 2; k++) {
+            bool there = column + k < width;
+            if (there && p.bias) bias[k] = p.bias[column + k];
+            if (there && p.bias && GATED) up_bias[k] = p.bias[width + column + k];
+            if (there && p.add) old[k] = c[column + k];
         }
     }
 
+    __device__ __forceinline__ void store(const float *tile, const few_args &p,
+                                          const few_rows &rows, int from) const
+    {
+        int width = GATED ? p.n / 2 : p.n;
+        if (column >= width) return;
+        U *to = (U *)p.c + (int64_t)(rows.first + row) * width + column;
+        const float *sum = tile + row * tile_pitch<J> + column - from;
+        float x[2];
 #pragma unroll
-    for (int i = 0; i < TILES; i++)
-#pragma unroll
-        for (int j = 0; j < COLS; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                parts[warp][i * 16 + g + (e / 2) * 8][j * 8 + 2 * t + e % 2] = sum[i][j][e];
-    __syncthreads();
-    for (int i = threadIdx.x; i < TILES * 16 * COLS * 8; i += WARPS * 32) {
-        int r = i % (TILES * 16), col = i / (TILES * 16), row = row0 + r;
-        if (col >= m || row >= n) continue;
-        float total = 0;
-#pragma unroll
-        for (int p = 0; p < WARPS; p++) total += parts[p][r][col];
-        if (bias) total += to_f32(bias[row]);
-        U *to = c + (int64_t)col * n + row;
-        *to = from_f32<U>(add ? total + to_f32(*to) : total);
+        for (int k = 0; k < 2; k++) {
+            x[k] = p.bias ? sum[k] + to_f32(bias[k]) : sum[k];
+            if (GATED) {
+                float up = p.bias ? sum[4 * J + k] + to_f32(up_bias[k]) : sum[4 * J + k];
+                x[k] = activate(to_f32(from_f32<U>(x[k])), p.act) * to_f32(from_f32<U>(up));
+            } else if (p.add) {
+                x[k] = to_f32(from_f32<U>(x[k])) + to_f32(old[k]);
+            }
+        }
+        if (width % 2 == 0) {
+            store_pair(to, x[0], x[1]);
+            return;
+        }
+        to[0] = from_f32<U>(x[0]); // rows of odd width are not aligned, and end in a half pair
+        if (column + 1 < width) to[1] = from_f32<U>(x[1]);
     }
-}
+};
 
-template <typename U, int WARPS, int TILES, int COLS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
-    small_kernel(U *c, const bf16 *a, const bf16 *b, const bf16 *bias, int m, int n, int k,
-                 bool add, bool early)
-{
-    product<U, WARPS, TILES, COLS, DEPTH>(c, a, b, bias, m, n, k, add, early);
-}
+#endif
 
-// Block row y has a tile of COLS * 8 rows of one expert. An expert of more rows has more tiles,
-// which read its weights again, from the L2.
-template <typename U, int WARPS, int TILES, int COLS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
-    experts_kernel(U *c, const bf16 *a, const bf16 *b, const int32_t *offsets, int n_experts, int n,
-                   int k, bool early)
+// Chunks in a stage: the fewer rows it has, the more of them are worth its barriers.
+template <int J, int GROUPS>
+constexpr int chunks_of = J <= 3   ? 4 / GROUPS
+                          : J <= 6 ? 2 / GROUPS
+                                   : 1;
+
+template <typename U, int J, int GROUPS, bool GATED>
+__global__ void __launch_bounds__(GROUPS * 128 + 32)
+    few_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+               few_args p)
 {
-    if (!early) grid_wait();
-    expert_rows rows;
-    if (!find_expert_rows(rows, offsets, n_experts, blockIdx.y, COLS * 8)) {
+#if HAS_WGMMA
+    constexpr int N = 8 * J, CHUNKS = chunks_of<J, GROUPS>;
+    constexpr int ACROSS = GATED ? N / 2 : N; // columns of c
+    extern __shared__ __align__(1024) char stages[];
+    __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+    few_rows rows;
+    if (!p.early) grid_wait();
+    if (!find_rows(rows, p, p.offsets ? p.height : 64 * GROUPS)) {
         grid_wait(); // a kernel must not end before the one it follows
         return;
     }
-    product<U, WARPS, TILES, COLS, DEPTH>(c + (int64_t)rows.start * n, a + (int64_t)rows.start * k,
-                                          b + (int64_t)rows.expert * n * k, NULL,
-                                          min(COLS * 8, rows.end - rows.start), n, k, false, early);
+    uint32_t a_bytes = CHUNKS * p.height * CHUNK * 2;
+    few_ring ring = {shared_address(stages),
+                     a_bytes,
+                     a_bytes + CHUNKS * N * CHUNK * 2,
+                     shared_address(full),
+                     shared_address(empty),
+                     p.stages,
+                     0,
+                     0};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < p.stages; i++) {
+            barrier_init(ring.full + i * 8, 1);
+            barrier_init(ring.empty + i * 8, GROUPS * 4);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+
+    int tiles = ((GATED ? p.n / 2 : p.n) + ACROSS - 1) / ACROSS;
+    int rounds = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    int steps = (p.k / CHUNK + CHUNKS - 1) / CHUNKS;
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
+    if (warp == GROUPS * 4) {
+        if (threadIdx.x % 32 == 0)
+            few_copy<N, CHUNKS, GATED>(ring, &a_map, &b_map, p, rows, rounds, steps);
+        return;
+    }
+    float *tile = (float *)(stages + p.stages * ring.bytes);
+    grid_wait();
+    grid_release();
+    for (int i = 0; i < rounds; i++) {
+        int from = (blockIdx.x + i * gridDim.x) * ACROSS, at = threadIdx.x;
+        few_pairs<U, J, GATED> pairs[PAIRS_AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < PAIRS_AT_ONCE; k++) pairs[k].load(p, rows, from, at + k * GROUPS * 128);
+        float sum[4 * J];
+        few_sums<J, CHUNKS>(sum, ring, p, warp / 4, steps);
+        if (i > 0) groups_sync<GROUPS>(); // the tile before is stored
+        few_spread<J>(tile, sum, rows.rows);
+        groups_sync<GROUPS>();
+#pragma unroll 1
+        for (;;) {
+#pragma unroll
+            for (int k = 0; k < PAIRS_AT_ONCE; k++) pairs[k].store(tile, p, rows, from);
+            at += PAIRS_AT_ONCE * GROUPS * 128;
+            if (at >= rows.rows * pairs[0].ACROSS) break;
+#pragma unroll
+            for (int k = 0; k < PAIRS_AT_ONCE; k++)
+                pairs[k].load(p, rows, from, at + k * GROUPS * 128);
+        }
+    }
+#endif
 }
 
-template <int WARPS, int TILES, int DEPTH>
-static void launch(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                   const struct matmul *shape, bool early)
+// ---- launches ----------------------------------------------------------------------------------
+
+// (rows, k) of bf16 as (64, rows, k / 64), copied in boxes of (64, box_rows, box_chunks).
+static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, int64_t rows, int k,
+                   int box_rows, int box_chunks)
 {
-    with_type(shape->out, [&](auto t) {
-        using U = decltype(t);
-        auto kernel = shape->m <= 8 ? small_kernel<U, WARPS, TILES, 1, DEPTH>
-                                    : small_kernel<U, WARPS, TILES, 2, DEPTH>;
-        cuda_launch(dev, "matrix product of few rows", kernel, ceil_div(shape->n, TILES * 16),
-                    WARPS * 32, 0, (U *)c, (const bf16 *)a, (const bf16 *)b, (const bf16 *)bias,
-                    shape->m, shape->n, shape->k, shape->beta != 0, early);
+    typedef CUresult encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                            const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                            const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    static void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
+    if (!function)
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                         cudaEnableDefault, &found);
+    cuuint64_t sizes[3] = {CHUNK, (cuuint64_t)rows, (cuuint64_t)(k / CHUNK)};
+    cuuint64_t strides[2] = {(cuuint64_t)k * 2, CHUNK * 2};
+    cuuint32_t box[3] = {CHUNK, (cuuint32_t)box_rows, (cuuint32_t)box_chunks}, ones[3] = {1, 1, 1};
+    CUresult result =
+        function && found == cudaDriverEntryPointSuccess
+            ? ((encode *)function)(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)x, sizes,
+                                   strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+            : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS) return true;
+    device_fail(dev, "describing a matrix of (%lld, %d) to the copy engine: CUDA driver error %d",
+                (long long)rows, k, (int)result);
+    return false;
+}
+
+struct few_plan {
+    int j, groups, height, chunks, stages;
+    bool gated;
+    dim3 grid;
+    size_t shared;
+};
+
+// J, from small to large.
+typedef std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 18> tile_sizes;
+
+template <bool EVEN, int J, typename F> static void if_tile(int j, F f)
+{
+    if constexpr (!EVEN || J % 2 == 0)
+        if (j == J) f(number<J>());
+}
+
+template <bool EVEN, typename F, int... J>
+static void with_tile_among(int j, F f, std::integer_sequence<int, J...>)
+{
+    (if_tile<EVEN, J>(j, f), ...);
+}
+
+// Calls f(number<j>); EVEN: j is even.
+template <bool EVEN, typename F> static void with_tile(int j, F f)
+{
+    with_tile_among<EVEN>(j, f, tile_sizes());
+}
+
+template <int... J> static int least_tile(int want, bool even, std::integer_sequence<int, J...>)
+{
+    int least = 18;
+    ((least = J >= want && J < least && !(even && J % 2) ? J : least), ...);
+    return least;
+}
+
+static int with_chunks(int j, int groups)
+{
+    int chunks = 0;
+    with_tile<false>(j, [&](auto j) {
+        constexpr int J = decltype(j)::value;
+        chunks = groups == 1 ? chunks_of<J, 1> : chunks_of<J, 2>;
     });
+    return chunks;
+}
+
+// The tile with which the fewest rounds of `blocks` blocks have all n rows of B.
+static int tile_of(int n, int blocks, bool even)
+{
+    int eights = ceil_div(n, 8), rounds = ceil_div(eights, blocks * 18);
+    return least_tile(ceil_div(eights, blocks * rounds), even, tile_sizes());
+}
+
+// height: rows of A a block copies; down: blocks that have different rows.
+static few_plan plan_few(struct cuda_state *state, const struct matmul *shape, int height, int down,
+                         bool gated)
+{
+    few_plan plan = {};
+    int across = std::max(1, state->n_sms / down);
+    plan.height = height;
+    plan.groups = ceil_div(height, 64);
+    plan.j = tile_of(shape->n, across, gated);
+    plan.gated = gated;
+    plan.chunks = with_chunks(plan.j, plan.groups);
+    // Two blocks on an SM, so that the next kernel's copies are under way beside the sums of this
+    // one; but where the rows of A are most of the copies, all of it for a deeper ring.
+    size_t most = (height > 32 ? state->max_shared : state->max_shared / 2) - SHARED_APART;
+    size_t tile = (size_t)height * (plan.j * 8 + 8) * sizeof(float);
+    size_t a_bytes = (size_t)plan.chunks * height * CHUNK * 2;
+    size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
+    plan.stages = (int)std::min((size_t)MAX_STAGES, (most - tile) / stage);
+    // wgmma reads 64 rows of A, past the last stage where fewer are copied
+    size_t end = plan.stages * stage + tile;
+    size_t read = plan.stages * stage - stage + (plan.chunks - 1) * (a_bytes / plan.chunks) +
+                  (size_t)plan.groups * 64 * CHUNK * 2;
+    plan.shared = std::max(end, read);
+    int tiles = ceil_div(shape->n, plan.j * 8), rounds = ceil_div(tiles, across);
+    plan.grid = dim3(ceil_div(tiles, rounds), down);
+    return plan;
+}
+
+static void launch_few(struct device *dev, const few_plan &plan, void *c, const void *a,
+                       const void *b, const void *bias, const int32_t *offsets, int n_experts,
+                       const struct matmul *shape, enum act_kind act, bool early)
+{
+    CUtensorMap a_map, b_map;
+    int64_t b_rows = (int64_t)shape->n * std::max(1, n_experts);
+    if (!map_of(dev, &a_map, a, shape->m, shape->k, plan.height, plan.chunks) ||
+        !map_of(dev, &b_map, b, b_rows, shape->k, plan.gated ? plan.j * 4 : plan.j * 8,
+                plan.gated ? 1 : plan.chunks))
+        return;
+    few_args p = {c,        (const bf16 *)bias, offsets,     n_experts, shape->m,         shape->n,
+                  shape->k, plan.height,        plan.stages, act,       shape->beta != 0, early};
+    auto launch = [&](auto kernel) {
+        cuda_launch(dev, "matrix product of few rows", kernel, plan.grid, plan.groups * 128 + 32,
+                    plan.shared, a_map, b_map, p);
+    };
+    if (plan.gated) {
+        with_tile<true>(plan.j, [&](auto j) {
+            constexpr int J = decltype(j)::value;
+            launch(plan.groups == 1 ? few_kernel<bf16, J, 1, true> : few_kernel<bf16, J, 2, true>);
+        });
+        return;
+    }
+    with_type(shape->out, [&](auto t) {
+        with_tile<false>(plan.j, [&](auto j) {
+            using U = decltype(t);
+            constexpr int J = decltype(j)::value;
+            launch(plan.groups == 1 ? few_kernel<U, J, 1, false> : few_kernel<U, J, 2, false>);
+        });
+    });
+}
+
+static bool is_for_few(struct cuda_state *state, const void *c, const void *a, const void *b,
+                       const struct matmul *shape)
+{
+    return state->major == 9 && shape->in == DT_BF16 && !shape->trans_a && shape->trans_b &&
+           shape->k % CHUNK == 0 && shape->k > 0 && aligned(16, {a, b}, {}) && aligned(8, {c}, {});
 }
 
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                   const struct matmul *shape, bool after_activation)
 {
-    if (shape->in != DT_BF16 || shape->m > 16 || shape->trans_a || !shape->trans_b ||
-        shape->k % 32 || shape->k < 32 || !aligned(16, {a, b}, {}))
-        return false;
     struct cuda_state *state = cuda_use(dev);
-    bool early = after_activation && !state->plain_next;
-    // Enough blocks to fill the device come first, then wider blocks, which read A less often;
-    // where there are few blocks with much to sum, more warps share it.
-    if (ceil_div(shape->n, 32) >= 2 * state->n_sms)
-        launch<8, 2, 3>(dev, c, a, b, bias, shape, early);
-    else if (shape->k >= 4096)
-        launch<16, 1, 4>(dev, c, a, b, bias, shape, early);
-    else
-        launch<8, 1, 6>(dev, c, a, b, bias, shape, early);
+    // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
+    if (!is_for_few(state, c, a, b, shape) || (shape->m > MOST_ROWS && shape->n % 2 == 0))
+        return false;
+    int height = std::min(ceil_div(shape->m, 8) * 8, MOST_ROWS);
+    few_plan plan = plan_few(state, shape, height, ceil_div(shape->m, height), false);
+    launch_few(dev, plan, c, a, b, bias, NULL, 0, shape, ACT_SILU,
+               after_activation && !state->plain_next);
     return true;
 }
 
-template <int WARPS, int TILES, int DEPTH>
-static void launch_experts(struct device *dev, void *c, const void *a, const void *b,
-                           const int32_t *offsets, int n_experts, const struct matmul *shape,
-                           bool early)
+bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
+                        const struct matmul *shape, enum act_kind kind, bool after_activation)
 {
-    with_type(shape->out, [&](auto t) {
-        using U = decltype(t);
-        // on average an expert has far fewer rows than a tile of eight
-        bool eights = shape->m <= std::max(8, 2 * n_experts);
-        auto kernel = eights ? experts_kernel<U, WARPS, TILES, 1, DEPTH>
-                             : experts_kernel<U, WARPS, TILES, 2, DEPTH>;
-        dim3 grid(ceil_div(shape->n, TILES * 16),
-                  expert_tiles(shape->m, n_experts, eights ? 8 : 16));
-        cuda_launch(dev, "experts' products of few rows", kernel, grid, WARPS * 32, 0, (U *)c,
-                    (const bf16 *)a, (const bf16 *)b, offsets, n_experts, shape->n, shape->k,
-                    early);
-    });
+    struct cuda_state *state = cuda_use(dev);
+    if (!is_for_few(state, y, a, b, shape) || shape->m > MOST_ROWS || shape->n % 4 ||
+        shape->out != DT_BF16 || shape->beta != 0)
+        return false;
+    few_plan plan = plan_few(state, shape, ceil_div(shape->m, 8) * 8, 1, true);
+    launch_few(dev, plan, y, a, b, bias, NULL, 0, shape, kind,
+               after_activation && !state->plain_next);
+    return true;
 }
 
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
                           const int32_t *offsets, int n_experts, const struct matmul *shape,
                           bool after_activation)
 {
-    if (shape->in != DT_BF16 || !shape->trans_b || shape->k % 32 || shape->k < 32 ||
-        !aligned(16, {a, b}, {}) || n_experts > 32768 ||
-        (shape->m > 16 && shape->m > 8 * n_experts))
-        return false;
     struct cuda_state *state = cuda_use(dev);
-    bool early = after_activation && !state->plain_next;
-    if ((int64_t)ceil_div(shape->n, 32) * std::min(shape->m, n_experts) >= 2 * state->n_sms)
-        launch_experts<8, 2, 3>(dev, c, a, b, offsets, n_experts, shape, early);
-    else if (shape->k >= 4096)
-        launch_experts<16, 1, 4>(dev, c, a, b, offsets, n_experts, shape, early);
-    else
-        launch_experts<8, 1, 5>(dev, c, a, b, offsets, n_experts, shape, early);
+    if (!is_for_few(state, c, a, b, shape) || n_experts > 32768 ||
+        (shape->m > 64 && shape->m > 32 * n_experts))
+        return false;
+    // on average an expert has fewer rows than a tile
+    int height = shape->m <= std::max(8, 2 * n_experts) ? 8 : shape->m <= 8 * n_experts ? 16 : 64;
+    few_plan plan =
+        plan_few(state, shape, height, expert_tiles(shape->m, n_experts, height), false);
+    launch_few(dev, plan, c, a, b, NULL, offsets, n_experts, shape, ACT_SILU,
+               after_activation && !state->plain_next);
     return true;
 }

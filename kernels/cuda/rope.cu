@@ -3,6 +3,14 @@
 
 #define THREADS 128
 
+// The roundings are spelt out, so that every kernel has the same.
+__device__ __forceinline__ void rotate(float &lower, float &upper, float2 angle, float sign)
+{
+    float c = angle.x, s = sign * angle.y, x = lower, y = upper;
+    lower = __fmaf_rn(c, x, -__fmul_rn(s, y));
+    upper = __fmaf_rn(c, y, __fmul_rn(s, x));
+}
+
 // A thread rotates V pairs of one head.
 template <typename T, int V>
 __global__ void rope_kernel(T *qkv, const float *table, const int32_t *positions, int64_t stride,
@@ -18,11 +26,7 @@ __global__ void rope_kernel(T *qkv, const float *table, const int32_t *positions
     load<T, V>(a, lower);
     load<T, V>(b, upper);
 #pragma unroll
-    for (int k = 0; k < V; k++) {
-        float c = angle[k].x, s = sign * angle[k].y, x = a[k], y = b[k];
-        a[k] = x * c - y * s;
-        b[k] = y * c + x * s;
-    }
+    for (int k = 0; k < V; k++) rotate(a[k], b[k], angle[k], sign);
     store<T, V>(lower, a);
     store<T, V>(upper, b);
 }
@@ -77,5 +81,84 @@ void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, cons
                     dim3(batch->n_tokens, ceil_div(n, THREADS)), THREADS, 0, (uint16_t *)k,
                     (uint16_t *)v, (const uint16_t *)qkv, batch->slots, (q + 2 * n) / 2, q / 2,
                     (int)(n / 2));
+    cuda_use(dev)->activation = k;
+}
+
+// Rotation and storing in one: a thread has FOUR pairs of a query or key head, or FOUR elements
+// that are stored as they are.
+#define FOUR 4
+
+template <typename T> struct rope_store_args {
+    T *qkv, *k, *v; // k, v: of the layer
+    const float *table;
+    const int32_t *positions, *slots;
+    int n_heads, n_kv_heads, head_dim, rot_dim;
+};
+
+template <typename T> __global__ void rope_store_kernel(rope_store_args<T> a)
+{
+    grid_begin();
+    int half = a.rot_dim / 2, per_head = half / FOUR, unit = blockIdx.y * THREADS + threadIdx.x;
+    int slot = a.slots[blockIdx.x], kv_width = a.n_kv_heads * a.head_dim;
+    int rotated = (a.n_heads + a.n_kv_heads) * per_head;
+    T *row = a.qkv + (int64_t)blockIdx.x * (a.n_heads + 2 * a.n_kv_heads) * a.head_dim;
+    T *key = a.k + (int64_t)slot * kv_width, *value = a.v + (int64_t)slot * kv_width;
+    if (unit < rotated) {
+        int head = unit / per_head, pair = unit % per_head * FOUR;
+        T *lower = row + head * a.head_dim + pair;
+        const float2 *angle = (const float2 *)a.table + (int64_t)a.positions[blockIdx.x] * half;
+        float x[FOUR], y[FOUR];
+        load<T, FOUR>(x, lower);
+        load<T, FOUR>(y, lower + half);
+#pragma unroll
+        for (int i = 0; i < FOUR; i++) rotate(x[i], y[i], angle[pair + i], 1);
+        store<T, FOUR>(lower, x);
+        store<T, FOUR>(lower + half, y);
+        if (head < a.n_heads || slot < 0) return;
+        key += (head - a.n_heads) * a.head_dim + pair;
+        store<T, FOUR>(key, x);
+        store<T, FOUR>(key + half, y);
+        return;
+    }
+    unit -= rotated;
+    if (slot < 0) return;
+    int rest = (a.head_dim - a.rot_dim) / FOUR;
+    float x[FOUR];
+    if (unit < a.n_kv_heads * rest) {
+        int at = unit / rest * a.head_dim + a.rot_dim + unit % rest * FOUR;
+        load<T, FOUR>(x, row + a.n_heads * a.head_dim + at);
+        store<T, FOUR>(key + at, x);
+        return;
+    }
+    int at = (unit - a.n_kv_heads * rest) * FOUR;
+    if (at >= kv_width) return;
+    load<T, FOUR>(x, row + (a.n_heads + a.n_kv_heads) * a.head_dim + at);
+    store<T, FOUR>(value + at, x);
+}
+
+void cuda_rope_store(struct device *dev, void *qkv, const float *table, int rot_dim,
+                     const struct kv_view *kv, int layer, const struct batch_view *batch,
+                     const struct attn_shape *s)
+{
+    int rows = batch->n_tokens, heads = s->n_heads + s->n_kv_heads;
+    int64_t size = dtype_size(kv->dt), shift = layer * kv->layer_stride * size;
+    char *k = (char *)kv->k + shift, *v = (char *)kv->v + shift;
+    if (rows <= 0) return;
+    if (rot_dim % (2 * FOUR) || s->head_dim % FOUR || !aligned(FOUR * size, {qkv, k, v}, {})) {
+        cuda_rope(dev, qkv, table, batch->positions, rows,
+                  (int64_t)(heads + s->n_kv_heads) * s->head_dim, heads, s->head_dim, rot_dim, 1,
+                  kv->dt);
+        cuda_kv_store(dev, kv, layer, qkv, batch, s);
+        return;
+    }
+    int units = (heads * rot_dim / 2 + s->n_kv_heads * (2 * s->head_dim - rot_dim)) / FOUR;
+    with_type(kv->dt, [&](auto t) {
+        using T = decltype(t);
+        rope_store_args<T> a = {(T *)qkv,         (T *)k,       (T *)v,     table,
+                                batch->positions, batch->slots, s->n_heads, s->n_kv_heads,
+                                s->head_dim,      rot_dim};
+        cuda_launch(dev, "rope and kv_store", rope_store_kernel<T>,
+                    dim3(rows, ceil_div(units, THREADS)), THREADS, 0, a);
+    });
     cuda_use(dev)->activation = k;
 }

@@ -61,4 +61,14 @@ __device__ __forceinline__ uint32_t pack2(float x, float y)
     return *reinterpret_cast<uint32_t *>(&p);
 }
 
+__device__ __forceinline__ void store_pair(bf16 *to, float x, float y)
+{
+    *reinterpret_cast<uint32_t *>(to) = pack2(x, y);
+}
+
+__device__ __forceinline__ void store_pair(float *to, float x, float y)
+{
+    *reinterpret_cast<float2 *>(to) = make_float2(x, y);
+}
+
 #endif

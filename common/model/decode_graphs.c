@@ -1,0 +1,54 @@
+// decode_graphs.c: see decode_graphs.h. A look-up passes over all of them, which is nothing beside
+// a step.
+#include "common/model/decode_graphs.h"
+#include <stdlib.h>
+
+struct decode_graphs {
+    struct device *dev;
+    uint64_t look_ups;
+    int n;
+    struct decode_graph entry[DECODE_GRAPHS_MAX];
+};
+
+struct decode_graphs *decode_graphs_new(struct device *dev)
+{
+    struct decode_graphs *g = calloc(1, sizeof *g);
+    if (g) g->dev = dev;
+    return g;
+}
+
+void decode_graphs_free(struct decode_graphs *g)
+{
+    for (int i = 0; g && i < g->n; i++) device_graph_free(g->entry[i].graph);
+    free(g);
+}
+
+// Room for a new step: a free place, or that of the step used longest ago.
+static struct decode_graph *place(struct decode_graphs *g)
+{
+    if (g->n < DECODE_GRAPHS_MAX) return &g->entry[g->n++];
+    struct decode_graph *oldest = &g->entry[0];
+    for (int i = 1; i < g->n; i++)
+        if (g->entry[i].used < oldest->used) oldest = &g->entry[i];
+    if (oldest->graph) {
+        device_sync(g->dev); // it may still run; a failure is found again at the next wait
+        device_graph_free(oldest->graph);
+    }
+    return oldest;
+}
+
+struct decode_graph *decode_graphs_find(struct decode_graphs *g, const void *batch, const void *kv,
+                                        int rows, int context)
+{
+    struct decode_graph *found = NULL;
+    for (int i = 0; i < g->n && !found; i++) {
+        struct decode_graph *e = &g->entry[i];
+        if (e->batch == batch && e->kv == kv && e->rows == rows && e->context == context) found = e;
+    }
+    if (!found) {
+        found = place(g);
+        *found = (struct decode_graph){.batch = batch, .kv = kv, .rows = rows, .context = context};
+    }
+    found->used = ++g->look_ups;
+    return found;
+}

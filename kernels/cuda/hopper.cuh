@@ -1,0 +1,151 @@
+/* hopper.cuh: instructions of sm_90a: barriers in shared memory, copies by the tensor memory
+ * accelerator (TMA), and wgmma m64nNk16 of bf16 with both operands in shared memory. Private to
+ * kernels/cuda.
+ *
+ * A tile of an operand is rows of 64 elements (128 bytes), swizzled by 128 bytes and aligned to
+ * 1024: what a TMA box of 64 elements writes, and what operand() describes to wgmma. */
+#ifndef KERNELS_CUDA_HOPPER_CUH
+#define KERNELS_CUDA_HOPPER_CUH
+
+#include "kernels/cuda/tensor.cuh"
+#include <cuda.h>
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HAS_WGMMA 1
+#else
+#define HAS_WGMMA 0
+#endif
+
+#if HAS_WGMMA
+
+// ---- barriers; addresses are those of shared_address() -----------------------------------------
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+// Makes barrier_init() of this thread visible to the TMA.
+__device__ __forceinline__ void barriers_made()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives, and lets the phase wait for `bytes` of copies.
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits for the end of the phase of this parity.
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{ .reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again; }" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+// ---- copies ------------------------------------------------------------------------------------
+
+#define L2_EVICT_FIRST 0x12F0000000000000ull // what is read once
+#define L2_EVICT_LAST  0x14F0000000000000ull // what every block reads
+
+// A box at (0, row, chunk) of a map of (64, rows, chunks) elements, zeros outside of it.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int row, int chunk,
+                                         uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(0), "r"(row), "r"(chunk), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+// ---- wgmma -------------------------------------------------------------------------------------
+
+// Rows of 128 bytes at a 1024-aligned address, in groups of 8; + 2 for each 16 of k.
+__device__ __forceinline__ uint64_t operand(uint32_t address)
+{
+    return (uint64_t)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits until at most N of the committed groups are unfinished.
+template <int N> __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// d (64, 8 J) += a (64, 16) b (8 J, 16)^T. The descriptors come first and are written as if they
+// changed, so that the numbers of the sums do not depend on J.
+#define NAMES(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
+#define SUMS(i)           "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NAMES_1           NAMES(2, 3, 4, 5)
+#define NAMES_2           NAMES_1 ", " NAMES(6, 7, 8, 9)
+#define NAMES_3           NAMES_2 ", " NAMES(10, 11, 12, 13)
+#define NAMES_4           NAMES_3 ", " NAMES(14, 15, 16, 17)
+#define NAMES_5           NAMES_4 ", " NAMES(18, 19, 20, 21)
+#define NAMES_6           NAMES_5 ", " NAMES(22, 23, 24, 25)
+#define NAMES_8           NAMES_6 ", " NAMES(26, 27, 28, 29) ", " NAMES(30, 31, 32, 33)
+#define NAMES_10          NAMES_8 ", " NAMES(34, 35, 36, 37) ", " NAMES(38, 39, 40, 41)
+#define NAMES_12          NAMES_10 ", " NAMES(42, 43, 44, 45) ", " NAMES(46, 47, 48, 49)
+#define NAMES_14          NAMES_12 ", " NAMES(50, 51, 52, 53) ", " NAMES(54, 55, 56, 57)
+#define NAMES_16          NAMES_14 ", " NAMES(58, 59, 60, 61) ", " NAMES(62, 63, 64, 65)
+#define NAMES_17          NAMES_16 ", " NAMES(66, 67, 68, 69)
+#define NAMES_18          NAMES_17 ", " NAMES(70, 71, 72, 73)
+#define SUMS_1            SUMS(0)
+#define SUMS_2            SUMS_1, SUMS(4)
+#define SUMS_3            SUMS_2, SUMS(8)
+#define SUMS_4            SUMS_3, SUMS(12)
+#define SUMS_5            SUMS_4, SUMS(16)
+#define SUMS_6            SUMS_5, SUMS(20)
+#define SUMS_8            SUMS_6, SUMS(24), SUMS(28)
+#define SUMS_10           SUMS_8, SUMS(32), SUMS(36)
+#define SUMS_12           SUMS_10, SUMS(40), SUMS(44)
+#define SUMS_14           SUMS_12, SUMS(48), SUMS(52)
+#define SUMS_16           SUMS_14, SUMS(56), SUMS(60)
+#define SUMS_17           SUMS_16, SUMS(64)
+#define SUMS_18           SUMS_17, SUMS(68)
+#define WGMMA(J, N)                                                                                \
+    __device__ __forceinline__ void wgmma(float(&d)[4 * J], uint64_t a, uint64_t b)                \
+    {                                                                                              \
+        asm volatile("{ .reg .pred add;\n"                                                         \
+                     "setp.ne.b32 add, 1, 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##J        \
+                     "}, %0, %1, add, 1, 1, 0, 0; }"                                               \
+                     : "+l"(a), "+l"(b), SUMS_##J);                                                \
+    }
+WGMMA(1, 8)
+WGMMA(2, 16)
+WGMMA(3, 24)
+WGMMA(4, 32)
+WGMMA(5, 40)
+WGMMA(6, 48)
+WGMMA(8, 64)
+WGMMA(10, 80)
+WGMMA(12, 96)
+WGMMA(14, 112)
+WGMMA(16, 128)
+WGMMA(17, 136)
+WGMMA(18, 144)
+#undef WGMMA
+
+#endif // HAS_WGMMA
+#endif

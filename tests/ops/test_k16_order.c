@@ -1,0 +1,284 @@
+/* test_k16_order.c: every forward matmul of bf16 on Hopper sums in k16 order (docs/numerics.md): a
+ * row has the same bits whatever the number of rows beside it, one or thousands, and they are those
+ * of the plain kernel of tests/support/k16_order.cu. At the sizes of real models, experts included.
+ *
+ *   test_k16_order [FILTER]     FILTER: shapes whose name contains it */
+#include "common/base/rng.h"
+#include "kernels/ops.h"
+#include "tests/support/support.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if CW_CUDA
+#include "tests/support/k16_order.h"
+
+enum { MOST_ROWS = 8192, CHECKED = 256, SEED = 7 };
+
+static struct device *dev;
+static const struct ops *ops;
+static const char *filter;
+
+static const struct shape {
+    const char *name;
+    int n, k;
+} shapes[] = {
+    {"0.6B qkv", 4096, 1024},      {"0.6B o", 1024, 2048},        {"0.6B gate+up", 6144, 1024},
+    {"0.6B down", 1024, 3072},     {"1.5B qkv", 2048, 1536},      {"1.5B o", 1536, 1536},
+    {"1.5B gate+up", 17920, 1536}, {"1.5B down", 1536, 8960},     {"1.5B head", 151936, 1536},
+    {"7.6B qkv", 4608, 3584},      {"7.6B o", 3584, 3584},        {"7.6B gate+up", 37888, 3584},
+    {"7.6B down", 3584, 18944},    {"7.6B head", 152064, 3584},   {"router", 8, 4096},
+    {"narrow", 272, 64},           {"k of half a tile", 320, 96}, {"odd n", 301, 1536},
+};
+enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
+static const int row_counts[] = {1, 7, 8, 16, 17, 33, 64, 65, 128, 129, 256, 8192};
+enum { N_COUNTS = sizeof row_counts / sizeof row_counts[0] };
+
+static void *take(size_t bytes)
+{
+    void *p = NULL;
+    assert_ok(device_alloc(dev, bytes, &p));
+    return p;
+}
+
+// Device memory of n bf16 values, normal with this deviation; one in 50 is 40 times as large where
+// `outliers`. A block of 1 Mi values repeated.
+static uint16_t *random_bf16(size_t n, float deviation, bool outliers, uint64_t seed)
+{
+    enum { BLOCK = (1 << 20) - 8 }; // no multiple of a row
+    struct rng rng;
+    rng_init(&rng, seed, 0);
+    uint16_t *host = malloc(BLOCK * sizeof *host), *p = take(n * sizeof *p);
+    assert_non_null(host);
+    for (int i = 0; i < BLOCK; i++) {
+        float x = deviation * rng_normal(&rng);
+        host[i] = bf16_from_f32(outliers && rng_below(&rng, 50) == 0 ? 40 * x : x);
+    }
+    for (size_t at = 0; at < n; at += BLOCK)
+        device_copy_in(dev, p + at, host, (n - at < BLOCK ? n - at : BLOCK) * sizeof *host);
+    assert_ok(device_sync(dev));
+    free(host);
+    return p;
+}
+
+static void copy_out(void *host, const void *from, size_t bytes)
+{
+    device_copy_out(dev, host, from, bytes);
+    assert_ok(device_sync(dev));
+}
+
+// A product to be checked: c = a b^T, with what may come on top.
+struct product {
+    struct matmul shape;
+    uint16_t *a, *b, *bias; // bias NULL: none
+    void *c;
+    float *reference;               // host: (CHECKED first and CHECKED last rows, n)
+    uint16_t *host_bias, *host_add; // of bias, and (n) of what every row of c begins with
+    void *host;
+};
+
+// The rows first .. first + count - 1 of c that are not what the reference row `at` on says.
+static long compare(struct product *p, int first, int count, int at)
+{
+    int n = p->shape.n;
+    size_t size = dtype_size(p->shape.out);
+    long wrong = 0;
+    copy_out(p->host, (char *)p->c + (size_t)first * n * size, (size_t)count * n * size);
+    for (int64_t i = 0; i < (int64_t)count * n; i++) {
+        float x = p->reference[(int64_t)at * n + i];
+        if (p->bias) x += f32_from_bf16(p->host_bias[i % n]);
+        if (p->shape.beta != 0)
+            x = f32_from_bf16(bf16_from_f32(x)) + f32_from_bf16(p->host_add[i % n]);
+        uint16_t half = bf16_from_f32(x);
+        const char *got = (const char *)p->host + i * size;
+        wrong += memcmp(got, size == 2 ? (void *)&half : (void *)&x, size) != 0;
+    }
+    return wrong;
+}
+
+// Entries that differ with m rows.
+static long run(struct product *p, int m)
+{
+    int n = p->shape.n;
+    size_t size = dtype_size(p->shape.out);
+    p->shape.m = m;
+    device_fill(dev, p->c, 0xff, (size_t)m * n * size);
+    for (int i = 0; p->shape.beta != 0 && i < m; i++) // bf16 out
+        device_copy_in(dev, (char *)p->c + (size_t)i * n * size, p->host_add, (size_t)n * size);
+    ops->matmul(dev, p->c, p->a, p->b, p->bias, &p->shape);
+    if (m <= CHECKED) return compare(p, 0, m, 0);
+    return compare(p, 0, CHECKED, 0) +
+           (m < MOST_ROWS ? 0 : compare(p, m - CHECKED, CHECKED, CHECKED));
+}
+
+static void reference(struct product *p)
+{
+    int n = p->shape.n, k = p->shape.k;
+    float *c = take((size_t)CHECKED * n * sizeof *c);
+    for (int i = 0; i < 2; i++) {
+        const uint16_t *a = p->a + (i ? (size_t)(MOST_ROWS - CHECKED) * k : 0);
+        assert_true(k16_order_matmul(c, a, p->b, CHECKED, n, k));
+        copy_out(p->reference + (size_t)i * CHECKED * n, c, (size_t)CHECKED * n * sizeof *c);
+    }
+    device_release(dev, c);
+}
+
+static long check_shape(const struct shape *s)
+{
+    static const struct {
+        const char *name;
+        enum dtype out;
+        bool bias, add;
+    } forms[] = {{"bf16", DT_BF16, false, false},
+                 {"f32", DT_F32, false, false},
+                 {"bf16 + bias", DT_BF16, true, false},
+                 {"bf16 + c", DT_BF16, false, true},
+                 {"bf16 + c + bias", DT_BF16, true, true}};
+    size_t n = (size_t)s->n, k = (size_t)s->k;
+    bool large = n > 100000;
+    struct product p = {.shape = {0, s->n, s->k, false, true, 0, DT_BF16, DT_BF16}};
+    uint16_t *bias = random_bf16(n, 1, false, SEED + 3);
+    p.a = random_bf16(MOST_ROWS * k, 1, true, SEED + 1);
+    p.b = random_bf16(n * k, 0.02f, false, SEED + 2);
+    p.c = take((large ? 512 : MOST_ROWS) * n * sizeof(float));
+    p.reference = malloc(2 * CHECKED * n * sizeof(float));
+    p.host = malloc(CHECKED * n * sizeof(float));
+    p.host_bias = malloc(n * sizeof(uint16_t));
+    p.host_add = malloc(n * sizeof(uint16_t));
+    assert_true(p.reference && p.host && p.host_bias && p.host_add);
+    copy_out(p.host_bias, bias, n * sizeof *bias);
+    copy_out(p.host_add, p.a, n * sizeof *p.a);
+    reference(&p);
+    long failed = 0;
+    for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++)
+        for (int i = 0; i < N_COUNTS; i++) {
+            if (large && (row_counts[i] > 512 || f > 1)) continue;
+            p.shape.out = forms[f].out;
+            p.shape.beta = forms[f].add;
+            p.bias = forms[f].bias ? bias : NULL;
+            long wrong = run(&p, row_counts[i]);
+            if (wrong)
+                printf("%s (%d x %d), %d rows, %s: %ld entries differ\n", s->name, s->n, s->k,
+                       row_counts[i], forms[f].name, wrong);
+            failed += wrong != 0;
+        }
+    void *all[] = {bias, p.a, p.b, p.c};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+    free(p.reference);
+    free(p.host);
+    free(p.host_bias);
+    free(p.host_add);
+    return failed;
+}
+
+static void test_products(void **state)
+{
+    (void)state;
+    long failed = 0;
+    for (int i = 0; i < N_SHAPES; i++)
+        if (!filter || strstr(shapes[i].name, filter)) failed += check_shape(&shapes[i]);
+    assert_int_equal(failed, 0);
+}
+
+// Rows spread unevenly over experts: each is the row of its expert's own product.
+static long check_experts(int n_experts, int n, int k, int rows)
+{
+    struct rng rng;
+    rng_init(&rng, SEED, (uint64_t)rows);
+    int32_t *offsets = calloc((size_t)n_experts + 1, sizeof *offsets);
+    uint16_t *a = random_bf16((size_t)rows * k, 1, true, SEED + 1);
+    uint16_t *b = random_bf16((size_t)n_experts * n * k, 0.02f, false, SEED + 2);
+    int32_t *d_offsets = take(((size_t)n_experts + 1) * sizeof *d_offsets);
+    float *c = take((size_t)rows * n * sizeof *c), *expect = take((size_t)rows * n * sizeof *c);
+    float *host = malloc((size_t)rows * n * sizeof *host),
+          *other = malloc((size_t)rows * n * sizeof *host);
+    struct matmul shape = {rows, n, k, false, true, 0, DT_BF16, DT_F32};
+    assert_true(offsets && host && other);
+    for (int r = 0; r < rows; r++) {
+        bool busy = rng_below(&rng, 3) == 0; // expert 1 has more than others
+        offsets[busy ? 2 : rng_below(&rng, (uint32_t)n_experts) + 1]++;
+    }
+    for (int e = 0; e < n_experts; e++) offsets[e + 1] += offsets[e];
+    device_copy_in(dev, d_offsets, offsets, ((size_t)n_experts + 1) * sizeof *offsets);
+    device_fill(dev, c, 0xff, (size_t)rows * n * sizeof *c);
+    ops->matmul_experts(dev, c, a, b, d_offsets, n_experts, &shape);
+    copy_out(host, c, (size_t)rows * n * sizeof *c);
+    for (int e = 0; e < n_experts; e++)
+        if (offsets[e + 1] > offsets[e])
+            assert_true(k16_order_matmul(expect + (size_t)offsets[e] * n,
+                                         a + (size_t)offsets[e] * k, b + (size_t)e * n * k,
+                                         offsets[e + 1] - offsets[e], n, k));
+    copy_out(other, expect, (size_t)rows * n * sizeof *c);
+    long wrong = 0;
+    for (int64_t i = 0; i < (int64_t)rows * n; i++) wrong += memcmp(&host[i], &other[i], 4) != 0;
+    if (wrong)
+        printf("%d experts (%d x %d), %d rows: %ld entries differ\n", n_experts, n, k, rows, wrong);
+    void *all[] = {a, b, d_offsets, c, expect};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+    free(offsets);
+    free(host);
+    free(other);
+    return wrong != 0;
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    static const int rows[] = {2, 7, 16, 17, 64, 100, 300, 1024, 4096};
+    long failed = 0;
+    if (filter && !strstr("experts", filter)) skip();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        failed += check_experts(8, 1792, 1024, rows[i]);
+        failed += check_experts(6, 328, 4096, rows[i]);
+        failed += check_experts(64, 768, 2048, rows[i]);
+    }
+    assert_int_equal(failed, 0);
+}
+
+static int open_device(void **state)
+{
+    (void)state;
+    if (device_open("cuda:0", &dev) != ST_OK) {
+        printf("no CUDA device: %s\n", status_message());
+        return 0;
+    }
+    if (!k16_order_known(0)) {
+        printf("%s: not a GPU whose orders of sums are known\n", device_spec(dev));
+        device_free(dev);
+        dev = NULL;
+        return 0;
+    }
+    ops = device_ops(dev);
+    return 0;
+}
+
+static int skip_without(void **state)
+{
+    (void)state;
+    if (!dev) skip();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    filter = argc > 1 ? argv[1] : NULL;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_products, skip_without),
+        cmocka_unit_test_setup(test_experts, skip_without),
+    };
+    int failed = cmocka_run_group_tests_name("k16 order", tests, open_device, NULL);
+    device_free(dev);
+    return failed;
+}
+#else
+static void test_without_cuda(void **state)
+{
+    (void)state;
+    test_skip("built without CUDA");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_without_cuda)};
+    return cmocka_run_group_tests_name("k16 order", tests, NULL, NULL);
+}
+#endif

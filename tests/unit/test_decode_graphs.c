@@ -1,0 +1,55 @@
+/* test_decode_graphs.c: which captured decode steps are kept when there are more shapes than room.
+ */
+#include "common/model/decode_graphs.h"
+#include "tests/support/support.h"
+
+static int a_batch, a_kv; // only their addresses count
+
+static struct decode_graph *find(struct decode_graphs *g, int rows)
+{
+    return decode_graphs_find(g, &a_batch, &a_kv, rows, 256);
+}
+
+static void test_the_oldest_goes(void **state)
+{
+    (void)state;
+    struct decode_graphs *g = decode_graphs_new(NULL);
+    assert_non_null(g);
+    for (int rows = 1; rows <= DECODE_GRAPHS_MAX; rows++) find(g, rows)->warm = true;
+    find(g, 1); // used again: now 2 is the oldest
+
+    struct decode_graph *more = find(g, DECODE_GRAPHS_MAX + 1);
+    assert_non_null(more); // a further shape finds room
+    assert_int_equal(more->rows, DECODE_GRAPHS_MAX + 1);
+    assert_false(more->warm);
+    more->warm = true;
+    assert_true(find(g, DECODE_GRAPHS_MAX + 1)->warm); // and is known the next time
+    assert_true(find(g, 1)->warm);
+    assert_true(find(g, 3)->warm);
+    assert_false(find(g, 2)->warm); // anew
+    decode_graphs_free(g);
+}
+
+static void test_what_is_the_key(void **state)
+{
+    (void)state;
+    struct decode_graphs *g = decode_graphs_new(NULL);
+    assert_non_null(g);
+    decode_graphs_find(g, &a_batch, &a_kv, 4, 256)->warm = true;
+    assert_true(decode_graphs_find(g, &a_batch, &a_kv, 4, 256)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 512)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 6, 256)->warm);
+    assert_false(decode_graphs_find(g, &a_kv, &a_kv, 4, 256)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_batch, 4, 256)->warm);
+    decode_graphs_free(g);
+    decode_graphs_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_oldest_goes),
+        cmocka_unit_test(test_what_is_the_key),
+    };
+    return cmocka_run_group_tests_name("decode graphs", tests, NULL, NULL);
+}
