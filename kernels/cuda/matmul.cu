@@ -5,8 +5,8 @@
  * choice, not a timed one: timing would pick differently from run to run, and results must not. All
  * of its split-K schemes add in a fixed order, so every algorithm gives the same bits each time.
  * Plans (layouts, descriptor, algorithm) are kept per shape; making one takes host time only, so a
- * product can be captured the first time it is seen. Forward products of bf16 take no algorithm that
- * splits k, which keeps the order of docs/numerics.md; few rows of them go to matmul_small.cu.
+ * product can be captured the first time it is seen. Forward products of bf16 take no algorithm
+ * that splits k, which keeps the order of docs/numerics.md; few rows of them go to matmul_small.cu.
  */
 #include "kernels/cuda/cuda.cuh"
 #include <cublasLt.h>
@@ -213,7 +213,7 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
     key.align_a = log2_of(alignment(a));
     key.align_b = log2_of(alignment(b));
     key.align_c = log2_of(alignment(c));
-    struct plan *plan;
+    struct plan *plan = NULL;
     const float one = 1.f;
     cublasStatus_t st = plan_find(matmul, &key, &plan);
     if (st == CUBLAS_STATUS_SUCCESS && bias && !plan->add_bias)
