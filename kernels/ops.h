@@ -189,11 +189,6 @@ struct ops {
     // Plain: x (rows, width): y = act(x).
     void (*act)(struct device *, void *y, const void *x, int rows, int width, enum act_kind, bool gated,
                 enum dtype dt);
-    // x = matmul(a, b, bias), m rows of n, and y = act(x), n being width or 2 * width. x is scratch,
-    // which may stay unwritten, unless `keep`.
-    void (*matmul_act)(struct device *, void *y, void *x, const void *a, const void *b,
-                       const void *bias, const struct matmul *, enum act_kind, bool gated,
-                       bool keep);
     void (*act_back)(struct device *, void *dx, const void *dy, const void *x, int rows, int width,
                      enum act_kind, bool gated, enum dtype dt); // dx may not be x
 

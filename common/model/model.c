@@ -320,9 +320,8 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
         experts_block(m, l, rows, tape, x_out);
         return;
     }
-    struct matmul up = {rows, layer_up_width(c, layer), c->hidden, false, true, 0, m->dt, m->dt};
-    m->ops->matmul_act(m->dev, m->act, gate_up, m->normed, w->gate_up, w->gate_up_bias, &up, c->act, c->gated_mlp,
-                       tape != NULL);
+    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, layer_up_width(c, layer), c->hidden, 0, m->dt);
+    m->ops->act(m->dev, m->act, gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
     struct contribution down = {m->act, w->down, w->down_bias, w->post_mlp_norm, inner,
                                 tape ? tape->mlp_proj : NULL, tape ? tape->rstd_post2 : NULL};
     add_contribution(m, rows, &down, x_mid, x_out);

@@ -81,15 +81,6 @@ void cpu_act(struct device *dev, void *y, const void *x, int rows, int width, en
     }
 }
 
-void cpu_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
-                    const void *bias, const struct matmul *shape, enum act_kind kind, bool gated,
-                    bool keep)
-{
-    (void)keep;
-    cpu_matmul(dev, x, a, b, bias, shape);
-    cpu_act(dev, y, x, shape->m, gated ? shape->n / 2 : shape->n, kind, gated, shape->out);
-}
-
 static inline __attribute__((always_inline)) void act_back_row(float *dgate, float *dup,
                                                                const float *dy, const float *gate,
                                                                const float *up, int width,

@@ -105,8 +105,6 @@ void cpu_attn_packed_back(struct device *, void *, const void *, const void *, c
                           const void *, const struct batch_view *, const struct attn_shape *,
                           enum dtype);
 void cpu_act(struct device *, void *, const void *, int, int, enum act_kind, bool, enum dtype);
-void cpu_matmul_act(struct device *, void *, void *, const void *, const void *, const void *,
-                    const struct matmul *, enum act_kind, bool, bool);
 void cpu_act_back(struct device *, void *, const void *, const void *, int, int, enum act_kind,
                   bool, enum dtype);
 void cpu_moe_route(struct device *, const struct moe_routing *, const float *,

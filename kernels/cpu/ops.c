@@ -29,7 +29,6 @@ const struct ops cpu_ops = {
     .attn_packed = cpu_attn_packed,
     .attn_packed_back = cpu_attn_packed_back,
     .act = cpu_act,
-    .matmul_act = cpu_matmul_act,
     .act_back = cpu_act_back,
     .moe_route = cpu_moe_route,
     .moe_route_back = cpu_moe_route_back,

@@ -251,7 +251,7 @@ __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
     X(gather_rows)                                                                                 \
     X(scatter_add_rows)                                                                            \
     X(norm) X(norm_back) X(rope) X(kv_store) X(rope_store) X(attn_paged) X(attn_packed)            \
-        X(attn_packed_back) X(act) X(matmul_act) X(act_back) X(moe_route) X(moe_route_back)        \
+        X(attn_packed_back) X(act) X(act_back) X(moe_route) X(moe_route_back)        \
             X(matmul_experts) X(matmul_experts_back) X(moe_combine) X(moe_combine_back) X(add)     \
                 X(column_sum) X(convert) X(softcap) X(softcap_back) X(logprob) X(logprob_back)     \
                     X(top_logprobs) X(adjust_logits)                                               \
@@ -283,9 +283,6 @@ void matmul_state_free(struct matmul_state *state);
 // nothing enqueued, where the shape is not for it.
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                   const struct matmul *shape, bool after_activation);
-// The same with y (m, n / 2) = act(gate) * up of C's halves, rounded as C, in its place.
-bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
-                        const struct matmul *shape, enum act_kind kind, bool after_activation);
 // The same for the experts' products of ops.h, where they have few rows each. after_activation: the
 // op just enqueued wrote neither the weights nor the offsets.
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,

@@ -267,18 +267,3 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
     matmul_large(dev, sum, a, b, bias, &product);
     cuda_add(dev, c, sum, (int64_t)shape->m * shape->n, DT_BF16);
 }
-
-void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
-                     const void *bias, const struct matmul *shape, enum act_kind kind, bool gated,
-                     bool keep)
-{
-    if (shape->m <= 0 || shape->n <= 0) return;
-    struct cuda_state *state = cuda_use(dev);
-    bool after_activation = state->activation && state->activation != b;
-    if (gated && !keep && matmul_small_gated(dev, y, a, b, bias, shape, kind, after_activation)) {
-        state->activation = y;
-        return;
-    }
-    cuda_matmul(dev, x, a, b, bias, shape);
-    cuda_act(dev, y, x, shape->m, gated ? shape->n / 2 : shape->n, kind, gated, shape->out);
-}

@@ -1,6 +1,5 @@
-/* matmul_small.cu: C = A B^T [+ bias] [+ C], or what the activation makes of it, for few rows of
- * bf16 on Hopper: the products of a decode step, and the same for each expert of a mixture over its
- * rows.
+/* matmul_small.cu: C = A B^T [+ bias] [+ C] for few rows of bf16 on Hopper: the products of a
+ * decode step, and the same for each expert of a mixture over its rows.
  *
  * The work is reading B, the weights (n, k), once, at the memory's rate, and the sums are in k16
  * order: 16 of k at a time, from the first to the last, never split (docs/numerics.md). So a row's
@@ -9,16 +8,21 @@
  * m16n8k16 26, on one H200, 2026-11-22): a block has N = 8 J of them, as many as make one round of
  * blocks fill the device, and 64 rows of A for each of its GROUPS of four warps, of which those
  * that there are need to be right. One more warp keeps a ring of TMA copies ahead of the sums. What
- * follows the sums goes through shared memory, so that few rows are all threads' work; done by
- * each warp for its own sums, an activation took 12 us a launch at 16 rows.
+ * follows the sums goes through shared memory, so that few rows are all threads' work.
  *
  * The weights do not depend on the kernel before, so they are asked for before grid_wait(): this
  * kernel's reads run under the end of its predecessor. That is safe because a running kernel proves
  * that all but its direct predecessor are complete (cuda.cuh), and the caller allows it only where
  * the direct predecessor is known to write something else (`activation`; AdamW releases nothing
  * early).
+ *
+ * On one H200 (2026-11-22), a whole decode step of Qwen2.5-1.5B at context 256, beside what it took
+ * with warps that shared k (mma, at most 16 rows) and cuBLASLt's first choice: batch 1 1.50 ms
+ * (1.43), 16 1.69 (1.72), 64 2.15 (2.26), 256, cuBLASLt without a split, 3.89 (3.82). Lost here:
+ * the activation as part of the gate and up product (1.51 ms of operations at batch 1 where two
+ * kernels take 1.38), clusters that share the rows of A, the next weights' first tiles fetched into
+ * the L2.
  */
-#include "kernels/cuda/act.cuh"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include <utility>
@@ -29,13 +33,12 @@
 #define CHUNK        64   // elements of k in a tile's row
 
 struct few_args {
-    void *c; // (m, n) of U; (m, n / 2) where gated
+    void *c; // (m, n) of U
     const bf16 *bias;
     const int32_t *offsets; // of n_experts > 0, else NULL
     int n_experts, m, n, k;
-    int height;   // rows of A that are copied for a block: a multiple of 8
-    int stages;   // of the ring
-    act_kind act; // where gated
+    int height; // rows of A that are copied for a block: a multiple of 8
+    int stages; // of the ring
     bool add, early;
 };
 
@@ -82,21 +85,14 @@ struct few_ring {
 };
 
 // One thread: keeps the ring filled for `rounds` tiles of N rows of B, each of `steps` stages.
-// GATED: half of them are gate rows, the others the up rows to them, side by side in every chunk.
-template <int N, int CHUNKS, bool GATED>
+template <int N, int CHUNKS>
 __device__ void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map,
                          const few_args &p, const few_rows &rows, int rounds, int steps)
 {
     auto copy_b = [&](const few_ring &ring, int tile, int step) {
         uint32_t to = ring.stage() + ring.a_bytes;
         barrier_expect(ring.is_full(), ring.bytes);
-        if constexpr (GATED)
-            for (int i = 0; i < 2 * CHUNKS; i++, to += N / 2 * CHUNK * 2)
-                copy_box(to, b_map, i % 2 * (p.n / 2) + tile * (N / 2), step * CHUNKS + i / 2,
-                         ring.is_full(), L2_EVICT_FIRST);
-        else
-            copy_box(to, b_map, rows.weights + tile * N, step * CHUNKS, ring.is_full(),
-                     L2_EVICT_FIRST);
+        copy_box(to, b_map, rows.weights + tile * N, step * CHUNKS, ring.is_full(), L2_EVICT_FIRST);
     };
     int total = rounds * steps, ahead = p.early ? min(ring.n, total) : 0;
     int tile = blockIdx.x, step = 0;
@@ -173,23 +169,21 @@ __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J
 // is there before are loaded while the sums run.
 #define PAIRS_AT_ONCE 4
 
-template <typename U, int J, bool GATED> struct few_pairs {
-    static constexpr int ACROSS = GATED ? 2 * J : 4 * J; // pairs in a row of the tile
-    int row, column;          // of the tile; of c, or not below its width where there is no pair
-    bf16 bias[2], up_bias[2]; // as they lie in memory: not waited for before they are used
+template <typename U, int J> struct few_pairs {
+    static constexpr int ACROSS = 4 * J; // pairs in a row of the tile
+    int row, column; // of the tile; of c, or not below its width where there is no pair
+    bf16 bias[2];    // as they lie in memory: not waited for before they are used
     U old[2];
 
     __device__ __forceinline__ void load(const few_args &p, const few_rows &rows, int from, int i)
     {
-        int width = GATED ? p.n / 2 : p.n;
         row = i / ACROSS;
-        column = row < rows.rows ? from + i % ACROSS * 2 : width;
-        const U *c = (const U *)p.c + (int64_t)(rows.first + row) * width;
+        column = row < rows.rows ? from + i % ACROSS * 2 : p.n;
+        const U *c = (const U *)p.c + (int64_t)(rows.first + row) * p.n;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            bool there = column + k < width;
+            bool there = column + k < p.n;
             if (there && p.bias) bias[k] = p.bias[column + k];
-            if (there && p.bias && GATED) up_bias[k] = p.bias[width + column + k];
             if (there && p.add) old[k] = c[column + k];
         }
     }
@@ -197,27 +191,21 @@ template <typename U, int J, bool GATED> struct few_pairs {
     __device__ __forceinline__ void store(const float *tile, const few_args &p,
                                           const few_rows &rows, int from) const
     {
-        int width = GATED ? p.n / 2 : p.n;
-        if (column >= width) return;
-        U *to = (U *)p.c + (int64_t)(rows.first + row) * width + column;
+        if (column >= p.n) return;
+        U *to = (U *)p.c + (int64_t)(rows.first + row) * p.n + column;
         const float *sum = tile + row * tile_pitch<J> + column - from;
         float x[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             x[k] = p.bias ? sum[k] + to_f32(bias[k]) : sum[k];
-            if (GATED) {
-                float up = p.bias ? sum[4 * J + k] + to_f32(up_bias[k]) : sum[4 * J + k];
-                x[k] = activate(to_f32(from_f32<U>(x[k])), p.act) * to_f32(from_f32<U>(up));
-            } else if (p.add) {
-                x[k] = to_f32(from_f32<U>(x[k])) + to_f32(old[k]);
-            }
+            if (p.add) x[k] = to_f32(from_f32<U>(x[k])) + to_f32(old[k]);
         }
-        if (width % 2 == 0) {
+        if (p.n % 2 == 0) {
             store_pair(to, x[0], x[1]);
             return;
         }
         to[0] = from_f32<U>(x[0]); // rows of odd width are not aligned, and end in a half pair
-        if (column + 1 < width) to[1] = from_f32<U>(x[1]);
+        if (column + 1 < p.n) to[1] = from_f32<U>(x[1]);
     }
 };
 
@@ -229,14 +217,13 @@ constexpr int chunks_of = J <= 3   ? 4 / GROUPS
                           : J <= 6 ? 2 / GROUPS
                                    : 1;
 
-template <typename U, int J, int GROUPS, bool GATED>
+template <typename U, int J, int GROUPS>
 __global__ void __launch_bounds__(GROUPS * 128 + 32)
     few_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                few_args p)
 {
 #if HAS_WGMMA
     constexpr int N = 8 * J, CHUNKS = chunks_of<J, GROUPS>;
-    constexpr int ACROSS = GATED ? N / 2 : N; // columns of c
     extern __shared__ __align__(1024) char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     few_rows rows;
@@ -263,21 +250,21 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     }
     __syncthreads();
 
-    int tiles = ((GATED ? p.n / 2 : p.n) + ACROSS - 1) / ACROSS;
+    int tiles = (p.n + N - 1) / N;
     int rounds = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
     int steps = (p.k / CHUNK + CHUNKS - 1) / CHUNKS;
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
         if (threadIdx.x % 32 == 0)
-            few_copy<N, CHUNKS, GATED>(ring, &a_map, &b_map, p, rows, rounds, steps);
+            few_copy<N, CHUNKS>(ring, &a_map, &b_map, p, rows, rounds, steps);
         return;
     }
     float *tile = (float *)(stages + p.stages * ring.bytes);
     grid_wait();
     grid_release();
     for (int i = 0; i < rounds; i++) {
-        int from = (blockIdx.x + i * gridDim.x) * ACROSS, at = threadIdx.x;
-        few_pairs<U, J, GATED> pairs[PAIRS_AT_ONCE];
+        int from = (blockIdx.x + i * gridDim.x) * N, at = threadIdx.x;
+        few_pairs<U, J> pairs[PAIRS_AT_ONCE];
 #pragma unroll
         for (int k = 0; k < PAIRS_AT_ONCE; k++) pairs[k].load(p, rows, from, at + k * GROUPS * 128);
         float sum[4 * J];
@@ -332,7 +319,6 @@ static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, int64_t 
 
 struct few_plan {
     int j, groups, height, chunks, stages;
-    bool gated;
     dim3 grid;
     size_t shared;
 };
@@ -340,35 +326,34 @@ struct few_plan {
 // J, from small to large.
 typedef std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 18> tile_sizes;
 
-template <bool EVEN, int J, typename F> static void if_tile(int j, F f)
+template <int J, typename F> static void if_tile(int j, F f)
 {
-    if constexpr (!EVEN || J % 2 == 0)
-        if (j == J) f(number<J>());
+    if (j == J) f(number<J>());
 }
 
-template <bool EVEN, typename F, int... J>
+template <typename F, int... J>
 static void with_tile_among(int j, F f, std::integer_sequence<int, J...>)
 {
-    (if_tile<EVEN, J>(j, f), ...);
+    (if_tile<J>(j, f), ...);
 }
 
-// Calls f(number<j>); EVEN: j is even.
-template <bool EVEN, typename F> static void with_tile(int j, F f)
+// Calls f(number<j>).
+template <typename F> static void with_tile(int j, F f)
 {
-    with_tile_among<EVEN>(j, f, tile_sizes());
+    with_tile_among(j, f, tile_sizes());
 }
 
-template <int... J> static int least_tile(int want, bool even, std::integer_sequence<int, J...>)
+template <int... J> static int least_tile(int want, std::integer_sequence<int, J...>)
 {
     int least = 18;
-    ((least = J >= want && J < least && !(even && J % 2) ? J : least), ...);
+    ((least = J >= want && J < least ? J : least), ...);
     return least;
 }
 
 static int with_chunks(int j, int groups)
 {
     int chunks = 0;
-    with_tile<false>(j, [&](auto j) {
+    with_tile(j, [&](auto j) {
         constexpr int J = decltype(j)::value;
         chunks = groups == 1 ? chunks_of<J, 1> : chunks_of<J, 2>;
     });
@@ -376,22 +361,20 @@ static int with_chunks(int j, int groups)
 }
 
 // The tile with which the fewest rounds of `blocks` blocks have all n rows of B.
-static int tile_of(int n, int blocks, bool even)
+static int tile_of(int n, int blocks)
 {
     int eights = ceil_div(n, 8), rounds = ceil_div(eights, blocks * 18);
-    return least_tile(ceil_div(eights, blocks * rounds), even, tile_sizes());
+    return least_tile(ceil_div(eights, blocks * rounds), tile_sizes());
 }
 
 // height: rows of A a block copies; down: blocks that have different rows.
-static few_plan plan_few(struct cuda_state *state, const struct matmul *shape, int height, int down,
-                         bool gated)
+static few_plan plan_few(struct cuda_state *state, const struct matmul *shape, int height, int down)
 {
     few_plan plan = {};
     int across = std::max(1, state->n_sms / down);
     plan.height = height;
     plan.groups = ceil_div(height, 64);
-    plan.j = tile_of(shape->n, across, gated);
-    plan.gated = gated;
+    plan.j = tile_of(shape->n, across);
     plan.chunks = with_chunks(plan.j, plan.groups);
     // Two blocks on an SM, so that the next kernel's copies are under way beside the sums of this
     // one; but where the rows of A are most of the copies, all of it for a deeper ring.
@@ -412,32 +395,24 @@ static few_plan plan_few(struct cuda_state *state, const struct matmul *shape, i
 
 static void launch_few(struct device *dev, const few_plan &plan, void *c, const void *a,
                        const void *b, const void *bias, const int32_t *offsets, int n_experts,
-                       const struct matmul *shape, enum act_kind act, bool early)
+                       const struct matmul *shape, bool early)
 {
     CUtensorMap a_map, b_map;
     int64_t b_rows = (int64_t)shape->n * std::max(1, n_experts);
     if (!map_of(dev, &a_map, a, shape->m, shape->k, plan.height, plan.chunks) ||
-        !map_of(dev, &b_map, b, b_rows, shape->k, plan.gated ? plan.j * 4 : plan.j * 8,
-                plan.gated ? 1 : plan.chunks))
+        !map_of(dev, &b_map, b, b_rows, shape->k, plan.j * 8, plan.chunks))
         return;
-    few_args p = {c,        (const bf16 *)bias, offsets,     n_experts, shape->m,         shape->n,
-                  shape->k, plan.height,        plan.stages, act,       shape->beta != 0, early};
+    few_args p = {c,        (const bf16 *)bias, offsets,     n_experts,        shape->m, shape->n,
+                  shape->k, plan.height,        plan.stages, shape->beta != 0, early};
     auto launch = [&](auto kernel) {
         cuda_launch(dev, "matrix product of few rows", kernel, plan.grid, plan.groups * 128 + 32,
                     plan.shared, a_map, b_map, p);
     };
-    if (plan.gated) {
-        with_tile<true>(plan.j, [&](auto j) {
-            constexpr int J = decltype(j)::value;
-            launch(plan.groups == 1 ? few_kernel<bf16, J, 1, true> : few_kernel<bf16, J, 2, true>);
-        });
-        return;
-    }
     with_type(shape->out, [&](auto t) {
-        with_tile<false>(plan.j, [&](auto j) {
+        with_tile(plan.j, [&](auto j) {
             using U = decltype(t);
             constexpr int J = decltype(j)::value;
-            launch(plan.groups == 1 ? few_kernel<U, J, 1, false> : few_kernel<U, J, 2, false>);
+            launch(plan.groups == 1 ? few_kernel<U, J, 1> : few_kernel<U, J, 2>);
         });
     });
 }
@@ -457,22 +432,8 @@ bool matmul_small(struct device *dev, void *c, const void *a, const void *b, con
     if (!is_for_few(state, c, a, b, shape) || (shape->m > MOST_ROWS && shape->n % 2 == 0))
         return false;
     int height = std::min(ceil_div(shape->m, 8) * 8, MOST_ROWS);
-    few_plan plan = plan_few(state, shape, height, ceil_div(shape->m, height), false);
-    launch_few(dev, plan, c, a, b, bias, NULL, 0, shape, ACT_SILU,
-               after_activation && !state->plain_next);
-    return true;
-}
-
-bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
-                        const struct matmul *shape, enum act_kind kind, bool after_activation)
-{
-    struct cuda_state *state = cuda_use(dev);
-    if (!is_for_few(state, y, a, b, shape) || shape->m > MOST_ROWS || shape->n % 4 ||
-        shape->out != DT_BF16 || shape->beta != 0)
-        return false;
-    few_plan plan = plan_few(state, shape, ceil_div(shape->m, 8) * 8, 1, true);
-    launch_few(dev, plan, y, a, b, bias, NULL, 0, shape, kind,
-               after_activation && !state->plain_next);
+    few_plan plan = plan_few(state, shape, height, ceil_div(shape->m, height));
+    launch_few(dev, plan, c, a, b, bias, NULL, 0, shape, after_activation && !state->plain_next);
     return true;
 }
 
@@ -486,9 +447,8 @@ bool matmul_small_experts(struct device *dev, void *c, const void *a, const void
         return false;
     // on average an expert has fewer rows than a tile
     int height = shape->m <= std::max(8, 2 * n_experts) ? 8 : shape->m <= 8 * n_experts ? 16 : 64;
-    few_plan plan =
-        plan_few(state, shape, height, expert_tiles(shape->m, n_experts, height), false);
-    launch_few(dev, plan, c, a, b, NULL, offsets, n_experts, shape, ACT_SILU,
+    few_plan plan = plan_few(state, shape, height, expert_tiles(shape->m, n_experts, height));
+    launch_few(dev, plan, c, a, b, NULL, offsets, n_experts, shape,
                after_activation && !state->plain_next);
     return true;
 }

@@ -74,10 +74,19 @@ static void logprobs_of(struct reference *r, const int32_t *ids, int n, float *r
                                 r->config->vocab_size, 1);
 }
 
+// To the bit on the CPU; on a GPU attention's last bits depend on the batch.
+static void same_logprob(float got, float want)
+{
+    if (strcmp(test_device(), "cpu") == 0)
+        assert_memory_equal(&got, &want, sizeof got);
+    else
+        assert_true(fabsf(got - want) < 0.01f);
+}
+
 // ---- echo --------------------------------------------------------------------------------------
 
 // Every list of the object, over prompt and completion: the first number is null, the others are
-// the model's to the bit, none is above the best listed, and every token stands where its offset
+// the model's, none is above the best listed, and every token stands where its offset
 // says.
 static void check_logprobs(const json_t *choice, const int32_t *ids, int n)
 {
@@ -99,7 +108,7 @@ static void check_logprobs(const json_t *choice, const int32_t *ids, int n)
             assert_int_equal(strncmp(text + offset, token, strlen(token)), 0);
         if (i == 0) continue;
         const float got = number(json_array_get(own, (size_t)i));
-        assert_memory_equal(&got, &want[i], sizeof got);
+        same_logprob(got, want[i]);
         const char *key;
         json_t *value;
         float best = -INFINITY;
@@ -183,7 +192,7 @@ static void check_vllm_list(const json_t *list, int n_top)
             if (n++ == 0) {
                 const float got = number(at(entry, "logprob"));
                 assert_int_equal(atoi(id), prompt[i]);
-                assert_memory_equal(&got, &want[i], sizeof got);
+                same_logprob(got, want[i]);
             }
             if (rank <= n_top) ranks += rank;
         }
@@ -207,7 +216,7 @@ static void every_endpoint_has_its_form(void **state)
     for (size_t i = 1; i < N_PROMPT; i++) {
         const float got = number(json_array_get(at(a, "prompt_logprobs"), i));
         const json_t *top = json_array_get(at(a, "prompt_top_logprobs"), i);
-        assert_memory_equal(&got, &want[i], sizeof got);
+        same_logprob(got, want[i]);
         assert_true(json_integer_value(json_array_get(at(a, "prompt_weight_versions"), i)) >= 2);
         assert_int_equal(json_array_size(top), 2);
         assert_true(number(json_array_get(json_array_get(top, 0), 1)) >= got);
@@ -222,7 +231,7 @@ static void every_endpoint_has_its_form(void **state)
         char id[16];
         snprintf(id, sizeof id, "%d", prompt[i]);
         const float got = number(at(json_array_get(json_array_get(pairs, i), 0), id));
-        assert_memory_equal(&got, &want[i], sizeof got);
+        same_logprob(got, want[i]);
     }
     json_decref(a);
     a = daemon_post(d.socket, "/v1/chat/completions", 200,
@@ -322,7 +331,7 @@ static void processed_and_raw(void **state)
     for (int i = 3; i < n; i++) {
         const float raw = number(json_array_get(at(a, "logprobs"), (size_t)(i - 3)));
         assert_int_equal(ids[i], 66);
-        assert_memory_equal(&raw, &want[i], sizeof raw);
+        same_logprob(raw, want[i]);
         assert_true(raw < -1 &&
                     number(json_array_get(at(a, "cut_logprobs"), (size_t)(i - 3))) > -1e-4f);
     }

@@ -1,6 +1,5 @@
-/* test_fused_ops.c: operations that are two in one give the bits of the two, on each device and in
- * each dtype: matmul_act those of matmul and act, rope_store those of rope and kv_store. And
- * scratch memory may be asked for any number of times. */
+/* test_fused_ops.c: rope_store, two operations in one, gives the bits of rope and kv_store, on each
+ * device and in each dtype. And scratch memory may be asked for any number of times. */
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"
@@ -59,43 +58,6 @@ static void assert_same(const char *what, const void *a, const void *b, size_t b
     }
     free(x);
     free(y);
-}
-
-static void check_matmul_act(int m, int width, int k, enum act_kind kind, bool gated, bool bias)
-{
-    int n = gated ? 2 * width : width;
-    size_t x_bytes = (size_t)m * n * dtype_size(dt), y_bytes = (size_t)m * width * dtype_size(dt);
-    void *a = take_random((size_t)m * k, 1), *w = take_random((size_t)n * k, 2);
-    void *b = bias ? take_random((size_t)n, 3) : NULL;
-    void *x = take(x_bytes), *y = take(y_bytes), *kept = take(x_bytes), *fused = take(y_bytes);
-    struct matmul shape = {m, n, k, false, true, 0, dt, dt};
-    char name[96];
-    snprintf(name, sizeof name, "matmul_act %d x %d x %d%s%s", m, width, k, gated ? " gated" : "",
-             bias ? " bias" : "");
-    ops->matmul(dev, x, a, w, b, &shape);
-    ops->act(dev, y, x, m, width, kind, gated, dt);
-    ops->matmul_act(dev, fused, kept, a, w, b, &shape, kind, gated, false);
-    assert_same(name, fused, y, y_bytes);
-    device_fill(dev, fused, 0xff, y_bytes);
-    ops->matmul_act(dev, fused, kept, a, w, b, &shape, kind, gated, true);
-    assert_same(name, fused, y, y_bytes);
-    assert_same(name, kept, x, x_bytes);
-    void *all[] = {a, w, x, y, kept, fused};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
-    if (b) device_release(dev, b);
-}
-
-static void matmul_act(void)
-{
-    static const int rows[] = {1, 5, 16, 40, 64, 100, 128, 150};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        check_matmul_act(rows[i], 200, 192, ACT_SILU, true, i % 2);
-        check_matmul_act(rows[i], 1536, 128, ACT_GELU_TANH, true, i % 3 == 0);
-        check_matmul_act(rows[i], 90, 100, ACT_SILU, true, false);
-        check_matmul_act(rows[i], 64, 64, ACT_GELU, false, true);
-    }
-    check_matmul_act(3, 8960, 256, ACT_SILU, true, false);
-    check_matmul_act(2, 35, 64, ACT_SILU, true, true);
 }
 
 static void check_rope_store(int heads, int kv_heads, int dim, int rot)
@@ -160,7 +122,7 @@ static void scratch(void)
 {
     if (device_kind(dev) != DEVICE_CUDA) return;
     for (size_t mib = 1; mib <= 80; mib++) assert_ok(device_reserve(dev, mib << 20));
-    check_matmul_act(4, 64, 64, ACT_SILU, true, false);
+    check_rope_store(4, 4, 64, 16);
 }
 
 static void on_each_device(void (*check)(void))
@@ -180,12 +142,6 @@ static void on_each_device(void (*check)(void))
     }
 }
 
-static void test_matmul_act(void **state)
-{
-    (void)state;
-    on_each_device(matmul_act);
-}
-
 static void test_rope_store(void **state)
 {
     (void)state;
@@ -201,7 +157,6 @@ static void test_scratch(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul_act),
         cmocka_unit_test(test_rope_store),
         cmocka_unit_test(test_scratch),
     };

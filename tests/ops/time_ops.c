@@ -399,7 +399,6 @@ static void run_step(void *context)
     const uint16_t *w = s->weights;
     bool small = s->parts & SMALL;
     if (small) ops->gather_rows(dev, s->x, s->embed, s->tokens, s->batch, HIDDEN, 1, DT_BF16);
-    const struct matmul to_act = {s->batch, 2 * FFN, HIDDEN, false, true, 0, DT_BF16, DT_BF16};
     for (int l = 0; l < LAYERS; l++) {
         if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
         product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);
@@ -411,10 +410,9 @@ static void run_step(void *context)
         product(s, s->x, s->attn, w, NULL, HIDDEN, HEADS * DIM, 1);
         w += (size_t)HIDDEN * HEADS * DIM;
         if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
-        if (s->parts & PRODUCTS)
-            ops->matmul_act(dev, s->act, s->wide, s->normed, w, NULL, &to_act, ACT_SILU, true,
-                            false);
+        product(s, s->wide, s->normed, w, NULL, 2 * FFN, HIDDEN, 0);
         w += (size_t)2 * FFN * HIDDEN;
+        if (small) ops->act(dev, s->act, s->wide, s->batch, FFN, ACT_SILU, true, DT_BF16);
         product(s, s->x, s->act, w, NULL, HIDDEN, FFN, 1);
         w += (size_t)HIDDEN * FFN;
     }
@@ -485,13 +483,13 @@ static void time_step(int batch, int context)
     s.parts = ALL;
     report(name, run_step, &s, 1, weights + head + kv, 0);
     s.parts = PRODUCTS;
-    report("  decode step: 112 products, act", run_step, &s, 1, weights, 0);
+    report("  decode step: 112 products", run_step, &s, 1, weights, 0);
     s.parts = HEAD;
     report("  decode step: head", run_step, &s, 1, head, 0);
     s.parts = ATTENTION;
     report("  decode step: attention", run_step, &s, 1, kv, 0);
     s.parts = SMALL;
-    report("  decode step: norm rope kv", run_step, &s, 1, 0, 0);
+    report("  decode step: norm rope kv act", run_step, &s, 1, 0, 0);
     s.parts = SAMPLE;
     report("  decode step: sample", run_step, &s, 1, 4.0 * batch * VOCAB, 0);
     void *all[] = {s.weights, s.embed, s.x,      s.normed, s.qkv,    s.attn, s.wide, s.act,
