@@ -1,6 +1,6 @@
 # Commonweight. `make help` lists the targets; variables are at the top of each part.
 #
-#   make CUDA=0                       CPU only (found by itself: CUDA=1 where nvcc is on the PATH)
+#   make CUDA=0                       CPU only, in build-cpu/ (found by itself where there is no nvcc)
 #   make SANITIZE=address,undefined test
 #   make CUDA_ARCHS="80 90"           GPU architectures to build for
 #   make ARCH=x86-64-v3               CPU instruction set (default: native, this machine's; it is
@@ -10,7 +10,8 @@
 SHELL      := /bin/bash
 CC         ?= gcc
 NVCC       ?= nvcc
-CUDA       ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
+HAS_NVCC   := $(shell command -v $(NVCC) 2>/dev/null)
+CUDA       ?= $(if $(HAS_NVCC),1,0)
 CUDA_ARCHS ?= 80 90
 ARCH       ?= native
 SANITIZE   ?=
@@ -18,7 +19,8 @@ DEVICE     ?= auto
 NO_INSTALL ?=
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
-BUILD      ?= build$(if $(SANITIZE),-sanitize)
+# build/ is this machine's own kind; another kind and sanitizers have folders of their own
+BUILD      ?= build$(if $(HAS_NVCC),$(if $(filter 1,$(CUDA)),,-cpu))$(if $(SANITIZE),-sanitize)
 VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' common/base/options.h)
 
 .DEFAULT_GOAL := all
@@ -164,7 +166,7 @@ $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 # `make test T=unit/test_bytes` runs one of them.
 tests: $(BINARIES) $(TESTS) $(EXAMPLES) $(BRIDGE_LIB)
 test: tests
-	BUILD=$(BUILD) tests/run $(if $(T),$(BUILD)/tests/$(T),$(TESTS))
+	BUILD=$(BUILD) tests/run $(if $(T),$(BUILD)/tests/$(T),$(TESTS) ./tests/form/test_form)
 
 GOLDEN_DIR ?= tests/golden
 golden: $(BUILD)/tests/golden/test_golden
@@ -230,11 +232,11 @@ deb:
 	packaging/make-deb $(BUILD)/deb $(VERSION)
 
 format:
-	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+	$$(command -v clang-format-14 || echo clang-format) -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 # tests/fuzz/run builds beside BUILD: BUILD-fuzz, and BUILD-fuzz-replay where FUZZ_SECONDS is 0.
 clean:
-	rm -rf $(foreach b,$(sort build build-sanitize $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
+	rm -rf $(foreach b,$(sort build build-cpu build-sanitize build-cpu-sanitize $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -8

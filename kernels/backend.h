@@ -29,7 +29,8 @@ struct backend {
                     size_t from_pitch, size_t width, size_t rows);
     void (*fill)(struct device *dev, void *to, unsigned char value, size_t bytes);
     enum status (*sync)(struct device *dev);
-    enum status (*shared_create)(struct device *dev, const char *name, struct shared_memory *memory);
+    enum status (*shared_create)(struct device *dev, const char *name,
+                                 struct shared_memory *memory);
     enum status (*shared_open)(struct device *dev, struct shared_memory *memory);
     void (*shared_close)(struct shared_memory *memory);
     bool (*capture_begin)(struct device *dev);
@@ -49,12 +50,12 @@ struct device {
     const struct backend *backend;
     int index;
     char spec[16], name[96], uuid[48];
-    enum status failed;    // first failure of an enqueued operation since the last sync
+    enum status failed; // first failure of an enqueued operation since the last sync
     char failure[256];
     struct device_block *blocks; // of device_alloc, n_blocks of max_blocks
     int n_blocks, max_blocks;
     size_t allocated, allocated_peak;
-    void *state;           // the backend's own
+    void *state; // the backend's own
 };
 
 struct shared_memory {

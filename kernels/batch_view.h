@@ -1,16 +1,18 @@
-/* batch_view.h: the one batch shape, as operations see it: a flat list of T tokens, the rows of every
- * activation matrix, and S sequences that own contiguous runs of rows. All pointers are device memory.
+/* batch_view.h: the one batch shape, as operations see it: a flat list of T tokens, the rows of
+ * every activation matrix, and S sequences that own contiguous runs of rows. All pointers are
+ * device memory.
  *
  * Two kinds of context, never mixed in one batch:
- *  - paged (serving): keys and values of a sequence, those of this batch's rows included, lie in the
- *    block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to keys
- *    0..positions[i] of its block table. A row's own key and value are written to slots[i] before.
+ *  - paged (serving): keys and values of a sequence, those of this batch's rows included, lie in
+ * the block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to
+ * keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
+ * before.
  *  - packed (training): no cache. Row i of sequence s attends to the prefix rows
- *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none), and
- *    to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after it, so
+ *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none),
+ * and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after it, so
  *    rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
- * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0: nothing
- * is stored for them and their outputs are zeros.
+ * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0:
+ * nothing is stored for them and their outputs are zeros.
  */
 #ifndef KERNELS_BATCH_VIEW_H
 #define KERNELS_BATCH_VIEW_H

@@ -1,13 +1,15 @@
 /* ops.h: the one table of operations. kernels/cpu is the specification; kernels/cuda gives the same
- * within rounding. tests/ops runs every entry on both and every gradient against finite differences.
+ * within rounding. tests/ops runs every entry on both and every gradient against finite
+ * differences.
  *
- * Conventions. Output first, as in BLAS. Matrices are row-major; (R, C) are rows and columns. `dt` is
- * the dtype of weights and activations (DT_F32, or DT_BF16 on CUDA); sums run in f32 whatever dt is;
- * gradients of weights, statistics (rstd, lse), logits and log-probabilities are always f32. An
- * output never overlaps an input unless it says "in place". "+=" adds to what is there. All pointers
- * are device memory except where it says host. Results are deterministic: the same inputs give the
- * same bits in every run. Nothing here allocates per call (a backend keeps grow-only workspace), and
- * every operation whose host arguments are fixed can be captured (device_capture_begin).
+ * Conventions. Output first, as in BLAS. Matrices are row-major; (R, C) are rows and columns. `dt`
+ * is the dtype of weights and activations (DT_F32, or DT_BF16 on CUDA); sums run in f32 whatever dt
+ * is; gradients of weights, statistics (rstd, lse), logits and log-probabilities are always f32. An
+ * output never overlaps an input unless it says "in place". "+=" adds to what is there. All
+ * pointers are device memory except where it says host. Results are deterministic: the same inputs
+ * give the same bits in every run. Nothing here allocates per call (a backend keeps grow-only
+ * workspace), and every operation whose host arguments are fixed can be captured
+ * (device_capture_begin).
  */
 #ifndef KERNELS_OPS_H
 #define KERNELS_OPS_H
@@ -26,9 +28,9 @@ extern "C" {
 struct matmul {
     int m, n, k;
     bool trans_a, trans_b;
-    float beta;      // 0 (C is not read) or 1
-    enum dtype in;   // of A, B and bias
-    enum dtype out;  // of C: `in`, or DT_F32
+    float beta;     // 0 (C is not read) or 1
+    enum dtype in;  // of A, B and bias
+    enum dtype out; // of C: `in`, or DT_F32
 };
 
 enum norm_kind {
@@ -47,8 +49,8 @@ struct norm_shape {
 
 enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU };
 
-// Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys, values.
-// Query head h reads kv head h / (n_heads / n_kv_heads).
+// Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys,
+// values. Query head h reads kv head h / (n_heads / n_kv_heads).
 struct attn_shape {
     int n_heads, n_kv_heads, head_dim;
     float scale;   // scores are q.k * scale
@@ -73,7 +75,7 @@ struct sample_draft {
 // What sampling one row gives, in device memory.
 struct sample_result {
     int32_t token;
-    float logprob;     // of `token` under the temperature-scaled distribution (greedy: temperature 1)
+    float logprob; // of `token` under the temperature-scaled distribution (greedy: temperature 1)
     float cut_logprob; // under that distribution cut by top-k, top-p, min-p and renormalised
     float kept_mass;   // mass the cut kept: exp(logprob - cut_logprob)
 };
@@ -99,13 +101,13 @@ struct logit_row { // a row of logits that is adjusted, in device memory
     float repetition, frequency, presence; // penalties; 1, 0, 0: none
 };
 
-// A mixture of experts (Shazeer et al. 2017; Mixtral, Jiang et al. 2024): every row goes to top_k of
-// n_experts. An assignment is a (row, choice) pair, numbered row * top_k + choice; products run over
-// the assignments sorted by expert (stable), so that an expert's rows lie together.
+// A mixture of experts (Shazeer et al. 2017; Mixtral, Jiang et al. 2024): every row goes to top_k
+// of n_experts. An assignment is a (row, choice) pair, numbered row * top_k + choice; products run
+// over the assignments sorted by expert (stable), so that an expert's rows lie together.
 struct moe_shape {
     int rows, n_experts, top_k;
 };
-struct moe_routing { // device memory; A = rows * top_k
+struct moe_routing {  // device memory; A = rows * top_k
     int32_t *expert;  // (rows, top_k) chosen, likeliest first; of equal logits the lower number
     float *weight;    // (rows, top_k) softmax over the chosen logits
     int32_t *row;     // (A) row of each sorted assignment
@@ -118,7 +120,7 @@ struct adamw {
     double beta1, beta2; // 1 - beta is taken before rounding: of 0.99999f it is off by 0.14%
     float eps, weight_decay;
     float bias_correction1, bias_correction2; // 1 - beta^step
-    uint32_t step; // seeds the rounding of moments that are not f32
+    uint32_t step;                            // seeds the rounding of moments that are not f32
 };
 // AdamW's m and v of n parameters, device memory. All zero bytes: all moments 0.
 enum moments_kind { MOMENTS_F32, MOMENTS_BF16, MOMENTS_8BIT };
@@ -156,14 +158,14 @@ struct ops {
                  const void *b, const struct norm_shape *, enum dtype dt);
     // dx = (add ? dx : 0) + gradient; dw += , db += (f32; db NULL but for NORM_LAYER with bias).
     // dx may be dy (in place) where !add. mean only for NORM_LAYER.
-    void (*norm_back)(struct device *, void *dx, float *dw, float *db, const void *dy, const void *x,
-                      const void *w, const float *rstd, const float *mean,
+    void (*norm_back)(struct device *, void *dx, float *dw, float *db, const void *dy,
+                      const void *x, const void *w, const float *rstd, const float *mean,
                       const struct norm_shape *, bool add, enum dtype dt);
 
     // Rotates, in place, the first rot_dim entries of each of the first n heads of every row:
     // pairs (i, i + rot_dim/2) by the angle of the row's position (Su et al. 2021; Hugging Face's
-    // rotate_half order). table (max_positions, rot_dim/2, 2) f32 holds cos and sin. `sign` is 1, or
-    // -1 for the inverse, which is the backward pass. stride: elements between rows of qkv.
+    // rotate_half order). table (max_positions, rot_dim/2, 2) f32 holds cos and sin. `sign` is 1,
+    // or -1 for the inverse, which is the backward pass. stride: elements between rows of qkv.
     void (*rope)(struct device *, void *qkv, const float *table, const int32_t *positions, int rows,
                  int64_t stride, int n, int head_dim, int rot_dim, float sign, enum dtype dt);
 
@@ -175,8 +177,8 @@ struct ops {
                        const struct kv_view *, int layer, const struct batch_view *,
                        const struct attn_shape *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
-    void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *, int layer,
-                       const struct batch_view *, const struct attn_shape *);
+    void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
+                       int layer, const struct batch_view *, const struct attn_shape *);
     // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches
     void (*attn_packed)(struct device *, void *out, float *lse, const void *qkv,
                         const struct batch_view *, const struct attn_shape *, enum dtype dt);
@@ -187,48 +189,53 @@ struct ops {
 
     // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
     // Plain: x (rows, width): y = act(x).
-    void (*act)(struct device *, void *y, const void *x, int rows, int width, enum act_kind, bool gated,
-                enum dtype dt);
+    void (*act)(struct device *, void *y, const void *x, int rows, int width, enum act_kind,
+                bool gated, enum dtype dt);
     void (*act_back)(struct device *, void *dx, const void *dy, const void *x, int rows, int width,
                      enum act_kind, bool gated, enum dtype dt); // dx may not be x
 
     // Fills a routing from router logits (rows, n_experts) f32.
     void (*moe_route)(struct device *, const struct moe_routing *, const float *logits,
                       const struct moe_shape *);
-    // dlogits (rows, n_experts) of dtype dt from dweight (rows, top_k) f32; 0 for experts not chosen.
+    // dlogits (rows, n_experts) of dtype dt from dweight (rows, top_k) f32; 0 for experts not
+    // chosen.
     void (*moe_route_back)(struct device *, void *dlogits, const float *dweight,
                            const struct moe_routing *, const struct moe_shape *, enum dtype dt);
-    // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B holds
-    // n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m is all
-    // rows (A); trans_a and beta must be 0.
+    // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B
+    // holds n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m
+    // is all rows (A); trans_a and beta must be 0.
     void (*matmul_experts)(struct device *, void *c, const void *a, const void *b,
                            const int32_t *offsets, int n_experts, const struct matmul *shape);
     // dw_e (n,k) f32 += dy[rows of e]^T (n) . x[rows of e] (k), for every expert. m: all rows.
     void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,
                                 const int32_t *offsets, int n_experts, int m, int n, int k,
                                 enum dtype dt);
-    // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A, width).
+    // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A,
+    // width).
     void (*moe_combine)(struct device *, void *y, const void *x, const int32_t *place,
                         const float *weight, const struct moe_shape *, int width, bool add,
                         enum dtype dt);
     // Its gradient: dx[place] = weight * dy, and dweight (rows, top_k) = dy . x[place].
-    void (*moe_combine_back)(struct device *, void *dx, float *dweight, const void *dy, const void *x,
-                             const struct moe_routing *, const struct moe_shape *, int width,
-                             enum dtype dt);
+    void (*moe_combine_back)(struct device *, void *dx, float *dweight, const void *dy,
+                             const void *x, const struct moe_routing *, const struct moe_shape *,
+                             int width, enum dtype dt);
 
     void (*add)(struct device *, void *y, const void *x, int64_t n, enum dtype dt); // y += x
     // out (cols) f32 += column sums of x (rows, cols): the gradient of a bias
-    void (*column_sum)(struct device *, float *out, const void *x, int rows, int cols, enum dtype dt);
+    void (*column_sum)(struct device *, float *out, const void *x, int rows, int cols,
+                       enum dtype dt);
     void (*convert)(struct device *, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
                     int64_t n); // any of f32, bf16, f16 to f32 or bf16, rounding to nearest even
-    // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped values
+    // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped
+    // values
     void (*softcap)(struct device *, float *x, int64_t n, float cap);
     void (*softcap_back)(struct device *, float *dx, const float *capped, int64_t n, float cap);
 
     // For each row i of logits (n, vocab) f32: with z = logits / temperature,
     // logprob[i] = z[target[i]] - lse[i]; lse (n); entropy (n) of softmax(z), NULL to skip.
-    void (*logprob)(struct device *, float *logprob, float *lse, float *entropy, const float *logits,
-                    const int32_t *target, int n, int vocab, float temperature);
+    void (*logprob)(struct device *, float *logprob, float *lse, float *entropy,
+                    const float *logits, const int32_t *target, int n, int vocab,
+                    float temperature);
     // dlogits (n, vocab) of dtype dt = dlogprob[i] * (onehot(target[i]) - softmax(z)) / temperature
     void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *logits,
                          const float *lse, const int32_t *target, int n, int vocab,
@@ -264,16 +271,17 @@ struct ops {
     //
     // drafts (n) NULL, with draft_logits NULL and draft_vocab 0: so for all rows. Else a row with a
     // draft d (token in 0..draft_vocab-1) and a temperature > 0 is rejection sampling (Leviathan et
-    // al. 2023; Chen et al. 2023). p is the row's distribution after temperature and cuts, q that of
-    // the draft's row of draft_logits (.., draft_vocab) f32 after the same, 0 from draft_vocab <=
-    // vocab on. With u from words 0 and 1 (rng_open01_f64) of the Philox block with key = seed and
-    // counter = (0, 1, position low word, position high word), d is accepted iff u * q(d) < p(d).
-    // Else the residual max(p - q, 0), renormalised, is drawn from with the noise g of the plain
-    // draw: argmax over t with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where
-    // rounding leaves no such t, the plain draw. If d was drawn from q with noise of another seed, it
-    // is accepted with probability sum min(p, q), the token has exactly the distribution p, and it is
-    // d iff d was accepted. The result's other fields are of p, as for a plain draw of that token.
-    // Temperature 0 takes no notice of drafts: a greedy draft is accepted where it is the row's token.
+    // al. 2023; Chen et al. 2023). p is the row's distribution after temperature and cuts, q that
+    // of the draft's row of draft_logits (.., draft_vocab) f32 after the same, 0 from draft_vocab
+    // <= vocab on. With u from words 0 and 1 (rng_open01_f64) of the Philox block with key = seed
+    // and counter = (0, 1, position low word, position high word), d is accepted iff u * q(d) <
+    // p(d). Else the residual max(p - q, 0), renormalised, is drawn from with the noise g of the
+    // plain draw: argmax over t with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a
+    // tie; where rounding leaves no such t, the plain draw. If d was drawn from q with noise of
+    // another seed, it is accepted with probability sum min(p, q), the token has exactly the
+    // distribution p, and it is d iff d was accepted. The result's other fields are of p, as for a
+    // plain draw of that token. Temperature 0 takes no notice of drafts: a greedy draft is accepted
+    // where it is the row's token.
     void (*sample)(struct device *, struct sample_result *, const float *logits,
                    const struct sample_params *, const struct sample_draft *drafts,
                    const float *draft_logits, int n, int vocab, int draft_vocab);

@@ -8,16 +8,16 @@
 #include "trainer/run/spec_metrics.h"
 
 struct eval_result {
-    int n;                           // prompts
+    int n;                                // prompts
     double reward, reward_standard_error; // mean
     double accuracy, standard_error; // of the reward's first 0/1 term; accuracy -1: it has none
     double mean_length, truncated;   // tokens; share
     double seconds;
-    uint64_t weight_version; // of the last token
+    uint64_t weight_version;   // of the last token
     struct spec_counters spec; // of these answers alone, by their telemetry; without positions
 };
-// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. ret_lines: a JSON object
-// a sample and line is appended (docs/rewards.md), NULL: not wanted.
+// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. ret_lines: a JSON
+// object a sample and line is appended (docs/rewards.md), NULL: not wanted.
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
                      struct reward *reward, const struct sampling_options *sampling,
                      struct bytes *ret_lines, struct eval_result *ret);

@@ -17,7 +17,10 @@ struct bytes {
     size_t len, cap;
     bool failed;
 };
-#define BYTES_INIT {NULL, 0, 0, false}
+#define BYTES_INIT                                                                                 \
+    {                                                                                              \
+        NULL, 0, 0, false                                                                          \
+    }
 
 void bytes_release(struct bytes *b); // frees; leaves BYTES_INIT
 void bytes_clear(struct bytes *b);   // len = 0, keeps the memory

@@ -18,11 +18,11 @@ extern "C" {
 
 enum dtype { DT_F32, DT_BF16, DT_F16, DT_U16, DT_I32, DT_U8, DT_COUNT };
 
-size_t dtype_size(enum dtype dt);                       // bytes of one element
-const char *dtype_name(enum dtype dt);                  // "f32", "bf16", "f16", "u16", "i32", "u8"
-const char *dtype_torch_name(enum dtype dt);            // "torch.float32", ... as bridge files write it
-const char *dtype_safetensors_name(enum dtype dt);      // "F32", "BF16", ...
-int dtype_from_name(const char *name);                  // any of the three spellings; -1 if unknown
+size_t dtype_size(enum dtype dt);                  // bytes of one element
+const char *dtype_name(enum dtype dt);             // "f32", "bf16", "f16", "u16", "i32", "u8"
+const char *dtype_torch_name(enum dtype dt);       // "torch.float32", ... as bridge files write it
+const char *dtype_safetensors_name(enum dtype dt); // "F32", "BF16", ...
+int dtype_from_name(const char *name);             // any of the three spellings; -1 if unknown
 
 // Round to nearest, ties to even; NaN stays NaN.
 DTYPE_INLINE uint16_t bf16_from_f32(float x)

@@ -11,7 +11,8 @@
 // 64 bits is a real.
 enum status json_read_file(const char *path, size_t max_bytes, json_t **ret); // caller: json_decref
 enum status json_parse(const char *where, const char *text, size_t len, json_t **ret);
-enum status json_write_file(const char *path, unsigned mode, const json_t *value); // atomic, indented
+enum status json_write_file(const char *path, unsigned mode,
+                            const json_t *value); // atomic, indented
 
 // A field that is absent or null leaves *ret_x as it is (set the default before the call); one of
 // the wrong type or out of range is ST_INVALID. Integers accept 3.0 as 3.

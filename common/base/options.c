@@ -341,8 +341,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
         st = status_fail(ST_INVALID, "%s: a config file holds one JSON object", path);
         goto out;
     }
-    json_object_foreach(root, key, value)
-    {
+    json_object_foreach (root, key, value) {
         const struct option_spec *spec = find_key(set->table, key);
         if (!spec) {
             st = unknown_key(set, path, key);
@@ -535,8 +534,7 @@ static enum status apply_all(struct option_set *set, const struct command_line *
 
     const char *file = NULL;
     for (int i = 0; i < line->n_assignments; i++)
-        if (is_config(line->assignments[i].spec))
-            file = line->assignments[i].text;
+        if (is_config(line->assignments[i].spec)) file = line->assignments[i].text;
     if (file) CHECK(apply_file(set, file, config));
 
     for (int i = 0; i < line->n_assignments; i++) {

@@ -38,10 +38,11 @@ enum option_result {
 };
 
 // Fills `config` (a struct of the program's own, which it zeroed) from defaults, then from the file
-// named by --config (where the table has an OPTION_STRING "config"), then from argv[1..]. Words that are not options
-// are positional: at most max_positional, given back in ret_positional (borrowed from argv; the rest
-// NULL). `usage` is what --help prints behind the program's name; further lines of it follow as they
-// are. Strings of `config` live as long as the set; unless the result is OPTIONS_OK they are NULL.
+// named by --config (where the table has an OPTION_STRING "config"), then from argv[1..]. Words
+// that are not options are positional: at most max_positional, given back in ret_positional
+// (borrowed from argv; the rest NULL). `usage` is what --help prints behind the program's name;
+// further lines of it follow as they are. Strings of `config` live as long as the set; unless the
+// result is OPTIONS_OK they are NULL.
 enum option_result options_parse(const struct option_spec *table, const char *program,
                                  const char *usage, int argc, char **argv, int max_positional,
                                  void *config, const char **ret_positional,
@@ -52,8 +53,8 @@ bool options_given(const struct option_set *set, const char *name); // by flag o
 // each that is not the default, with commas between.
 enum status options_fill(struct option_set *set, const char *path, const json_t *recorded,
                          void *config, struct bytes *ret_taken);
-// Resolved, with underscores, without "config" itself (its content is resolved already), so that the
-// object can be read back through --config. The caller's; NULL for want of memory.
+// Resolved, with underscores, without "config" itself (its content is resolved already), so that
+// the object can be read back through --config. The caller's; NULL for want of memory.
 json_t *options_to_json(const struct option_spec *table, const void *config);
 void options_free(struct option_set *set);
 

@@ -20,18 +20,18 @@ extern "C" {
 #define STATUS_TABLE(X)                                                                            \
     X(ST_OK, "ok")                                                                                 \
     X(ST_NO_MEMORY, "out of memory")                                                               \
-    X(ST_INVALID, "invalid argument")     /* a caller's value: flag, field, request */             \
-    X(ST_FORMAT, "malformed input")       /* a file or message that does not parse or add up */    \
-    X(ST_UNSUPPORTED, "not supported")    /* well formed, but nothing here can do it */            \
-    X(ST_TOO_LONG, "too long")            /* a prompt and its completion, for the context */       \
+    X(ST_INVALID, "invalid argument")  /* a caller's value: flag, field, request */                \
+    X(ST_FORMAT, "malformed input")    /* a file or message that does not parse or add up */       \
+    X(ST_UNSUPPORTED, "not supported") /* well formed, but nothing here can do it */               \
+    X(ST_TOO_LONG, "too long")         /* a prompt and its completion, for the context */          \
     X(ST_NOT_FOUND, "not found")                                                                   \
-    X(ST_IO, "input/output error")        /* the system refused: open, read, write, socket */      \
-    X(ST_MISMATCH, "mismatch")            /* two sides disagree: shape, dtype, layout, boot, GPU */ \
-    X(ST_BUSY, "busy")                    /* somebody else holds it: lease, queue full */          \
-    X(ST_TIMEOUT, "timed out")            /* a deadline passed */                                  \
-    X(ST_PEER_GONE, "peer is gone")       /* the other process died or closed */                   \
-    X(ST_TORN, "weights are torn")        /* an update was cut off half way */                     \
-    X(ST_DEVICE, "device error")          /* CUDA, cuBLAS */                                       \
+    X(ST_IO, "input/output error")  /* the system refused: open, read, write, socket */            \
+    X(ST_MISMATCH, "mismatch")      /* two sides disagree: shape, dtype, layout, boot, GPU */      \
+    X(ST_BUSY, "busy")              /* somebody else holds it: lease, queue full */                \
+    X(ST_TIMEOUT, "timed out")      /* a deadline passed */                                        \
+    X(ST_PEER_GONE, "peer is gone") /* the other process died or closed */                         \
+    X(ST_TORN, "weights are torn")  /* an update was cut off half way */                           \
+    X(ST_DEVICE, "device error")    /* CUDA, cuBLAS */                                             \
     X(ST_CANCELLED, "cancelled")
 
 enum status {
@@ -43,7 +43,8 @@ enum status {
 // "malformed input" for ST_FORMAT; never NULL
 const char *status_words(enum status code);
 
-// Records the sentence for this thread and returns `code`, so that `return status_fail(...)` reads well.
+// Records the sentence for this thread and returns `code`, so that `return status_fail(...)` reads
+// well.
 enum status status_fail(enum status code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -1,7 +1,8 @@
 /* batch.c: the builder of the one batch shape. Every list has its place in one host buffer and, at
- * the same offset, in one device buffer; batch_commit copies the part in use. The block table, which
- * is large, lies at the end and goes in a copy of its own. The host buffer must not be refilled
- * before the device has taken the copy: callers wait for a step's results before they clear. */
+ * the same offset, in one device buffer; batch_commit copies the part in use. The block table,
+ * which is large, lies at the end and goes in a copy of its own. The host buffer must not be
+ * refilled before the device has taken the copy: callers wait for a step's results before they
+ * clear. */
 #include "common/model/batch.h"
 #include <stdlib.h>
 #include <string.h>
@@ -37,15 +38,20 @@ struct batch {
 static size_t list_length(const struct batch *b, enum list list)
 {
     switch (list) {
-    case LIST_QUERY_START: return (size_t)b->max_seqs + 1;
+    case LIST_QUERY_START:
+        return (size_t)b->max_seqs + 1;
     case LIST_CONTEXT_LEN:
     case LIST_PREFIX_START:
     case LIST_PREFIX_LEN:
-    case LIST_ATTEND_END: return (size_t)b->max_seqs;
+    case LIST_ATTEND_END:
+        return (size_t)b->max_seqs;
     case LIST_ROWS:
-    case LIST_ROWS_ORDER: return (size_t)b->max_rows;
-    case LIST_BLOCK_TABLE: return (size_t)b->max_seqs * (size_t)b->max_blocks;
-    default: return (size_t)b->max_tokens;
+    case LIST_ROWS_ORDER:
+        return (size_t)b->max_rows;
+    case LIST_BLOCK_TABLE:
+        return (size_t)b->max_seqs * (size_t)b->max_blocks;
+    default:
+        return (size_t)b->max_tokens;
     }
 }
 
@@ -70,8 +76,8 @@ size_t batch_bytes(int max_tokens, int max_seqs, int max_blocks, int max_rows)
     return lay_out(&shape, offset);
 }
 
-enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks, int max_rows,
-                      struct batch **ret)
+enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks,
+                      int max_rows, struct batch **ret)
 {
     struct batch *b = calloc(1, sizeof *b);
     void *host = NULL, *device = NULL;
@@ -157,13 +163,14 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
     enum status st = room_for(b, n, 1);
     if (st != ST_OK) return st;
     if (n_blocks > b->max_blocks || (int64_t)n_blocks * block_size < (int64_t)first_position + n)
-        return status_fail(ST_INVALID, "%d blocks of %d tokens do not hold positions up to %d", n_blocks,
-                           block_size, first_position + n - 1);
+        return status_fail(ST_INVALID, "%d blocks of %d tokens do not hold positions up to %d",
+                           n_blocks, block_size, first_position + n - 1);
     b->kind = 1;
     int row = b->n_tokens, seq = append_rows(b, tokens, n, first_position);
     for (int i = 0; i < n; i++) {
         int position = first_position + i;
-        b->host[LIST_SLOTS][row + i] = blocks[position / block_size] * block_size + position % block_size;
+        b->host[LIST_SLOTS][row + i] =
+            blocks[position / block_size] * block_size + position % block_size;
     }
     b->host[LIST_CONTEXT_LEN][seq] = first_position + n;
     memcpy(b->host[LIST_BLOCK_TABLE] + (size_t)seq * (size_t)b->max_blocks, blocks,
@@ -171,14 +178,15 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
     return ST_OK;
 }
 
-enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int *ret_seq)
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix,
+                             int *ret_seq)
 {
     enum status st = room_for(b, n, 2);
     const int32_t *start = b->host[LIST_QUERY_START];
     if (st != ST_OK) return st;
     if (prefix >= b->n_seqs || (prefix >= 0 && b->host[LIST_ATTEND_END][prefix] != b->n_tokens))
-        return status_fail(ST_INVALID, "sequence %d cannot be a prefix here: its group must lie together",
-                           prefix);
+        return status_fail(
+            ST_INVALID, "sequence %d cannot be a prefix here: its group must lie together", prefix);
     b->kind = 2;
     int prefix_start = prefix < 0 ? 0 : start[prefix];
     int prefix_len = prefix < 0 ? 0 : start[prefix + 1] - prefix_start;
@@ -194,8 +202,8 @@ enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int 
 enum status batch_want_row(struct batch *b, int row)
 {
     if (row < 0 || row >= b->n_tokens || b->n_rows == b->max_rows)
-        return status_fail(ST_INVALID, "row %d of %d cannot be asked for (%d of at most %d are)", row,
-                           b->n_tokens, b->n_rows, b->max_rows);
+        return status_fail(ST_INVALID, "row %d of %d cannot be asked for (%d of at most %d are)",
+                           row, b->n_tokens, b->n_rows, b->max_rows);
     b->host[LIST_ROWS][b->n_rows++] = row;
     return ST_OK;
 }
@@ -218,7 +226,8 @@ static enum status pad(struct batch *b, int pad_to)
 {
     if (b->kind != 1 || b->view.max_query > 1 || b->n_rows != b->n_seqs || pad_to > b->max_seqs ||
         pad_to > b->max_tokens || pad_to > b->max_rows)
-        return status_fail(ST_INVALID, "only a decode batch within its limits is padded (to %d)", pad_to);
+        return status_fail(ST_INVALID, "only a decode batch within its limits is padded (to %d)",
+                           pad_to);
     for (int i = b->n_seqs; i < pad_to; i++) {
         b->host[LIST_TOKENS][i] = b->host[LIST_POSITIONS][i] = 0;
         b->host[LIST_SEQ_OF][i] = i;
@@ -264,10 +273,31 @@ enum status batch_commit(struct batch *b, int pad_to)
     return ST_OK;
 }
 
-const struct batch_view *batch_view(const struct batch *b) { return &b->view; }
-int batch_tokens(const struct batch *b) { return b->n_tokens; }
-int batch_first_row(const struct batch *b, int seq) { return b->host[LIST_QUERY_START][seq]; }
-int batch_rows(const struct batch *b) { return b->padded_rows; }
-const int32_t *batch_rows_device(const struct batch *b) { return b->device[LIST_ROWS]; }
-const int32_t *batch_rows_order(const struct batch *b) { return b->device[LIST_ROWS_ORDER]; }
-const int32_t *batch_tokens_order(const struct batch *b) { return b->device[LIST_TOKENS_ORDER]; }
+const struct batch_view *batch_view(const struct batch *b)
+{
+    return &b->view;
+}
+int batch_tokens(const struct batch *b)
+{
+    return b->n_tokens;
+}
+int batch_first_row(const struct batch *b, int seq)
+{
+    return b->host[LIST_QUERY_START][seq];
+}
+int batch_rows(const struct batch *b)
+{
+    return b->padded_rows;
+}
+const int32_t *batch_rows_device(const struct batch *b)
+{
+    return b->device[LIST_ROWS];
+}
+const int32_t *batch_rows_order(const struct batch *b)
+{
+    return b->device[LIST_ROWS_ORDER];
+}
+const int32_t *batch_tokens_order(const struct batch *b)
+{
+    return b->device[LIST_TOKENS_ORDER];
+}

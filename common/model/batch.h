@@ -8,10 +8,10 @@
 
 struct batch; // opaque
 
-// Room for max_tokens rows, max_seqs sequences, max_blocks block-table entries a sequence (0: packed
-// batches only), and max_rows wanted rows.
-enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks, int max_rows,
-                      struct batch **ret);
+// Room for max_tokens rows, max_seqs sequences, max_blocks block-table entries a sequence (0:
+// packed batches only), and max_rows wanted rows.
+enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks,
+                      int max_rows, struct batch **ret);
 // Device memory that batch_new() takes.
 size_t batch_bytes(int max_tokens, int max_seqs, int max_blocks, int max_rows);
 void batch_free(struct batch *b);
@@ -24,18 +24,19 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
 // Packed: appends n tokens; prefix is the index of an earlier sequence of this batch whose rows all
 // of these attend to (-1: none). Sequences with a prefix must follow it directly (after it or after
 // another that shares it). Positions continue after the prefix. ret_seq may be NULL.
-enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int *ret_seq);
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix,
+                             int *ret_seq);
 // Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
 enum status batch_want_row(struct batch *b, int row);
 
-// Copies to the device. pad_to >= T pads a pure paged decode batch to that many sequences and wanted
-// rows (0: no padding).
+// Copies to the device. pad_to >= T pads a pure paged decode batch to that many sequences and
+// wanted rows (0: no padding).
 enum status batch_commit(struct batch *b, int pad_to);
 
 const struct batch_view *batch_view(const struct batch *b);
-int batch_tokens(const struct batch *b);            // T without padding
+int batch_tokens(const struct batch *b); // T without padding
 int batch_first_row(const struct batch *b, int seq);
-int batch_rows(const struct batch *b);              // wanted rows, padding included after commit
+int batch_rows(const struct batch *b); // wanted rows, padding included after commit
 const int32_t *batch_rows_device(const struct batch *b); // (batch_rows) i32, device
 // (batch_rows) i32, device: 0.. sorted by row, for scatter_add_rows; and the same for the tokens
 const int32_t *batch_rows_order(const struct batch *b);

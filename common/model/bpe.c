@@ -77,8 +77,7 @@ static enum status load_vocab(struct bpe *b, const char *where, const json_t *mo
     json_int_t limit = 2 * (json_int_t)json_object_size(vocab) + 65536;
     const char *token;
     json_t *id;
-    json_object_foreach(vocab, token, id)
-    {
+    json_object_foreach (vocab, token, id) {
         if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > limit)
             return status_fail(ST_FORMAT,
                                "%s: model.vocab: the id of \"%s\" is not a whole number "

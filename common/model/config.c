@@ -17,26 +17,30 @@ static enum status read_activation(const char *where, const json_t *json, struct
     enum status st = json_get_string(where, json, "hidden_act", &name);
     if (st == ST_OK) st = json_get_string(where, json, "hidden_activation", &name); // Gemma
     if (st != ST_OK) return st;
-    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) c->act = ACT_SILU;
+    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0)
+        c->act = ACT_SILU;
     else if (strcmp(name, "gelu_pytorch_tanh") == 0 || strcmp(name, "gelu_new") == 0)
         c->act = ACT_GELU_TANH;
-    else if (strcmp(name, "gelu") == 0) c->act = ACT_GELU;
+    else if (strcmp(name, "gelu") == 0)
+        c->act = ACT_GELU;
     else
-        return status_fail(ST_UNSUPPORTED,
-                           "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are "
-                           "supported",
-                           where, name);
+        return status_fail(
+            ST_UNSUPPORTED,
+            "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are "
+            "supported",
+            where, name);
     return ST_OK;
 }
 
 static enum status add_eos(const char *where, const json_t *value, struct model_config *c)
 {
     if (!json_is_integer(value))
-        return status_fail(ST_FORMAT, "%s: eos_token_id must be an integer or a list of them", where);
+        return status_fail(ST_FORMAT, "%s: eos_token_id must be an integer or a list of them",
+                           where);
     json_int_t id = json_integer_value(value);
     if (id < 0 || id >= c->vocab_size)
-        return status_fail(ST_FORMAT, "%s: eos_token_id %lld is outside the vocabulary of %d", where,
-                           (long long)id, c->vocab_size);
+        return status_fail(ST_FORMAT, "%s: eos_token_id %lld is outside the vocabulary of %d",
+                           where, (long long)id, c->vocab_size);
     for (int i = 0; i < c->n_eos; i++)
         if (c->eos_ids[i] == (int)id) return ST_OK;
     if (c->n_eos == (int)(sizeof c->eos_ids / sizeof c->eos_ids[0]))
@@ -51,8 +55,7 @@ static enum status read_eos(const char *where, const json_t *json, struct model_
     size_t i;
     if (!eos || json_is_null(eos)) return ST_OK;
     if (!json_is_array(eos)) return add_eos(where, eos, c);
-    json_array_foreach(eos, i, one)
-    {
+    json_array_foreach (eos, i, one) {
         enum status st = add_eos(where, one, c);
         if (st != ST_OK) return st;
     }
@@ -96,10 +99,11 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
     CHECK(json_get_int32(where, json, "num_key_value_heads", 1, 1024, &all->n_kv_heads));
     all->head_dim = c->family->head_dim ? c->family->head_dim : c->hidden / all->n_heads;
     if (!json_has(json, "head_dim") && !c->family->head_dim && c->hidden % all->n_heads != 0) {
-        st = status_fail(ST_FORMAT,
-                         "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
-                         "no head_dim",
-                         where, c->hidden, all->n_heads);
+        st = status_fail(
+            ST_FORMAT,
+            "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
+            "no head_dim",
+            where, c->hidden, all->n_heads);
         goto out;
     }
     CHECK(json_get_int32(where, json, "head_dim", 2, 256, &all->head_dim));
@@ -108,8 +112,8 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
                          "%s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
                          where, all->n_heads, all->n_kv_heads);
     else if (all->head_dim % 2 != 0 || all->head_dim > 256)
-        st = status_fail(ST_UNSUPPORTED, "%s: head_dim %d; even sizes up to 256 are supported", where,
-                         all->head_dim);
+        st = status_fail(ST_UNSUPPORTED, "%s: head_dim %d; even sizes up to 256 are supported",
+                         where, all->head_dim);
     c->max_positions = 2048;
     if (st == ST_OK)
         st = json_get_int32(where, json, "max_position_embeddings", 1, 1 << 24, &c->max_positions);
@@ -150,19 +154,22 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     if (!json_is_object(json)) return status_fail(ST_FORMAT, "%s: not a JSON object", where);
     CHECK(json_get_string(where, json, "model_type", &type));
     const json_t *list = json_object_get(json, "architectures");
-    if (json_is_string(json_array_get(list, 0))) architecture = json_string_value(json_array_get(list, 0));
+    if (json_is_string(json_array_get(list, 0)))
+        architecture = json_string_value(json_array_get(list, 0));
     const struct family *f = c->family = family_find(type, architecture);
     if (!f) {
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s",
-                         where, type, architecture, family_list());
+        st = status_fail(
+            ST_UNSUPPORTED,
+            "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s", where,
+            type, architecture, family_list());
         goto out;
     }
     if (json_has(json, "quantization_config")) {
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s: quantization_config: quantised weights are not supported; use the model's "
-                         "bf16, f16 or f32 folder",
-                         where);
+        st = status_fail(
+            ST_UNSUPPORTED,
+            "%s: quantization_config: quantised weights are not supported; use the model's "
+            "bf16, f16 or f32 folder",
+            where);
         goto out;
     }
     if (f->norm_eps > 0) eps = f->norm_eps;
@@ -170,7 +177,8 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     snprintf(c->architecture, sizeof c->architecture, "%s", f->architecture);
     CHECK(read_sizes(where, json, c, &all));
     CHECK(apply_defaults(where, &all, c));
-    CHECK(json_get_double(where, json, f->norm_eps_key ? f->norm_eps_key : "rms_norm_eps", 0, 1, &eps));
+    CHECK(json_get_double(where, json, f->norm_eps_key ? f->norm_eps_key : "rms_norm_eps", 0, 1,
+                          &eps));
     c->norm_eps = (float)eps;
     CHECK(json_get_bool(where, json, "tie_word_embeddings", &c->tie_embeddings));
     CHECK(json_get_string(where, json, "torch_dtype", &dtype));
@@ -192,8 +200,10 @@ enum status model_config_from_json(const char *where, json_t *json, struct model
     struct model_config *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
     enum status st = read_config(where, json, c);
-    if (st == ST_OK) *ret = c;
-    else model_config_free(c);
+    if (st == ST_OK)
+        *ret = c;
+    else
+        model_config_free(c);
     return st;
 }
 

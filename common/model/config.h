@@ -9,8 +9,8 @@
 #include "kernels/ops.h"
 #include <jansson.h>
 
-// ROPE_DYNAMIC stretches only contexts longer than max_positions, which are not served: within it, it
-// is the default.
+// ROPE_DYNAMIC stretches only contexts longer than max_positions, which are not served: within it,
+// it is the default.
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
 
 struct rope_config { // filled by rope_config_read (rope.c)
@@ -18,11 +18,11 @@ struct rope_config { // filled by rope_config_read (rope.c)
     double theta;
     int dim; // entries of a head that are rotated: head_dim unless partial
     double factor;
-    double attention_factor;                   // cos and sin are multiplied by it; 1 for most kinds
-    double low_freq_factor, high_freq_factor;  // llama3
-    double beta_fast, beta_slow;               // yarn
-    bool truncate;                             // yarn
-    double *short_factor, *long_factor;        // longrope, (dim / 2) each; else NULL
+    double attention_factor;                  // cos and sin are multiplied by it; 1 for most kinds
+    double low_freq_factor, high_freq_factor; // llama3
+    double beta_fast, beta_slow;              // yarn
+    bool truncate;                            // yarn
+    double *short_factor, *long_factor;       // longrope, (dim / 2) each; else NULL
     int original_max_positions;
 };
 
@@ -31,11 +31,11 @@ struct family; // common/model/family.h: tensor names and config quirks, one tab
 // One layer. Every layer begins with what config.json says of all; a family then sets what differs.
 struct layer_config {
     int n_heads, n_kv_heads, head_dim;
-    int rope;          // its positions: model_config.ropes[rope]; -1: none are encoded
-    int window;        // 0: full attention, else positions a token sees, itself included
-    float attn_scale;  // of scores
+    int rope;           // its positions: model_config.ropes[rope]; -1: none are encoded
+    int window;         // 0: full attention, else positions a token sees, itself included
+    float attn_scale;   // of scores
     float attn_softcap; // 0: none
-    int intermediate;  // inner width of the MLP, or of each expert
+    int intermediate;   // inner width of the MLP, or of each expert
     int n_experts, experts_per_token; // 0: one plain MLP
 };
 
@@ -49,7 +49,7 @@ struct model_config {
     enum norm_kind norm;
     float norm_eps;
     enum act_kind act;
-    bool gated_mlp;      // act(gate) * up, else act(up)
+    bool gated_mlp; // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
     bool qk_norm;        // queries and keys are normalised per head, before rope
     bool sandwich_norm;  // what attention and MLP give is normalised before it is added
@@ -63,14 +63,14 @@ struct model_config {
     // Longrope, chosen once for all who compute with the same weights: the longest sequence that is
     // meant, in tokens. 0: not chosen, a table goes by its own length.
     int rope_context;
-    int bos_id, pad_id;   // -1: none
+    int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
-    enum dtype file_dtype; // torch_dtype / dtype: what the folder's tensors are said to be
-    json_t *source;        // the parsed config.json, for writing checkpoints
+    enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
+    json_t *source;         // the parsed config.json, for writing checkpoints
 };
 
-// Reads folder/config.json (and generation_config.json). An unknown architecture is ST_UNSUPPORTED in
-// a sentence that lists the supported ones.
+// Reads folder/config.json (and generation_config.json). An unknown architecture is ST_UNSUPPORTED
+// in a sentence that lists the supported ones.
 enum status model_config_load(const char *folder, struct model_config **ret);
 // The same from a config.json's path (cw-bench --config, cw-trainer sft --init).
 enum status model_config_load_file(const char *path, struct model_config **ret);
@@ -79,8 +79,14 @@ enum status model_config_from_json(const char *where, json_t *json, struct model
 void model_config_free(struct model_config *config);
 
 // Widths in elements.
-static inline int layer_q_width(const struct layer_config *l) { return l->n_heads * l->head_dim; }
-static inline int layer_kv_width(const struct layer_config *l) { return l->n_kv_heads * l->head_dim; }
+static inline int layer_q_width(const struct layer_config *l)
+{
+    return l->n_heads * l->head_dim;
+}
+static inline int layer_kv_width(const struct layer_config *l)
+{
+    return l->n_kv_heads * l->head_dim;
+}
 static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
@@ -99,10 +105,12 @@ static inline size_t layer_mlp_rows(const struct layer_config *l, size_t t)
 int64_t config_kv_elements(const struct model_config *config);
 
 // Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters,
-// partial_rotary_factor) into ropes[0], which all layers have. Layers and max_positions must be set.
+// partial_rotary_factor) into ropes[0], which all layers have. Layers and max_positions must be
+// set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
 // Of ropes[i]: (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes
-// its long factors where rope_context (or n_positions, if that is 0) is above original_max_positions.
+// its long factors where rope_context (or n_positions, if that is 0) is above
+// original_max_positions.
 float *rope_table(const struct model_config *config, int i, int n_positions);
 // For logs: which factors longrope takes by rope_context, and where the border lies. False where
 // there is no such choice.

@@ -7,31 +7,38 @@
 #include <stdio.h>
 #include <string.h>
 
-// ---- keys that several families share ------------------------------------------------------------
-// A sliding window in the layers that "layer_types" calls sliding_attention, else in those from
-// first_layer on that `chosen` picks.
-static enum status read_windows(const char *where, const json_t *json, int window, int first_layer, int every,
-                                struct model_config *c)
+// ---- keys that several families share
+// ------------------------------------------------------------ A sliding window in the layers that
+// "layer_types" calls sliding_attention, else in those from first_layer on that `chosen` picks.
+static enum status read_windows(const char *where, const json_t *json, int window, int first_layer,
+                                int every, struct model_config *c)
 {
     const json_t *types = json_object_get(json, "layer_types");
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "sliding_window", 1, 1 << 30, &window));
-    if (json_has(json, "sliding_window") && json_is_null(json_object_get(json, "sliding_window"))) window = 0;
+    if (json_has(json, "sliding_window") && json_is_null(json_object_get(json, "sliding_window")))
+        window = 0;
     if (types && !json_is_null(types) && (int)json_array_size(types) != c->n_layers) {
-        st = status_fail(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words", where, c->n_layers);
+        st =
+            status_fail(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words",
+                        where, c->n_layers);
         goto out;
     }
     for (int l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, (size_t)l));
-        bool sliding = type ? strcmp(type, "sliding_attention") == 0 : l >= first_layer && (l - first_layer) % every == 0;
+        bool sliding = type ? strcmp(type, "sliding_attention") == 0
+                            : l >= first_layer && (l - first_layer) % every == 0;
         if (type && !sliding && strcmp(type, "full_attention") != 0) {
-            st = status_fail(ST_UNSUPPORTED, "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
-                                             "supported",
-                             where, l, type);
+            st = status_fail(
+                ST_UNSUPPORTED,
+                "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
+                "supported",
+                where, l, type);
             goto out;
         }
         if (type && sliding && window == 0) {
-            st = status_fail(ST_FORMAT, "%s: layer_types[%d] slides, but sliding_window is not set", where, l);
+            st = status_fail(ST_FORMAT, "%s: layer_types[%d] slides, but sliding_window is not set",
+                             where, l);
             goto out;
         }
         c->layers[l].window = sliding ? window : 0;
@@ -111,7 +118,9 @@ static enum status configure_phi(const char *where, const json_t *json, struct m
     bool qk_norm = false;
     enum status st = json_get_bool(where, json, "qk_layernorm", &qk_norm);
     if (st == ST_OK && qk_norm)
-        st = status_fail(ST_UNSUPPORTED, "%s: qk_layernorm is not supported (no published Phi model has it)", where);
+        st =
+            status_fail(ST_UNSUPPORTED,
+                        "%s: qk_layernorm is not supported (no published Phi model has it)", where);
     c->parallel_block = true;
     c->gated_mlp = false;
     c->qkv_bias = c->o_bias = c->mlp_bias = c->head_bias = true;
@@ -123,7 +132,8 @@ static enum status configure_gemma(const char *where, const json_t *json, struct
 {
     (void)where;
     // the first folders say "gelu" and mean its tanh form
-    if (c->act == ACT_GELU || !(json_has(json, "hidden_act") || json_has(json, "hidden_activation")))
+    if (c->act == ACT_GELU ||
+        !(json_has(json, "hidden_act") || json_has(json, "hidden_activation")))
         c->act = ACT_GELU_TANH;
     c->embed_scale = (float)sqrt((double)c->hidden);
     return ST_OK;
@@ -143,7 +153,8 @@ static enum status configure_gemma2(const char *where, const json_t *json, struc
     c->qkv_bias = c->o_bias = bias;
     // null is "none", absent is the default
     if (json_is_null(json_object_get(json, "attn_logit_softcapping"))) attn_cap = 0;
-    c->logit_softcap = json_is_null(json_object_get(json, "final_logit_softcapping")) ? 0 : (float)logit_cap;
+    c->logit_softcap =
+        json_is_null(json_object_get(json, "final_logit_softcapping")) ? 0 : (float)logit_cap;
     for (int l = 0; l < c->n_layers; l++) {
         c->layers[l].attn_softcap = (float)attn_cap;
         c->layers[l].attn_scale = (float)(1.0 / sqrt(scalar));
@@ -153,7 +164,8 @@ out:
     return st;
 }
 
-static enum status configure_starcoder2(const char *where, const json_t *json, struct model_config *c)
+static enum status configure_starcoder2(const char *where, const json_t *json,
+                                        struct model_config *c)
 {
     bool bias = true;
     enum status st = json_get_bool(where, json, "use_bias", &bias);
@@ -163,7 +175,8 @@ static enum status configure_starcoder2(const char *where, const json_t *json, s
     return st == ST_OK ? read_windows(where, json, 0, 0, 1, c) : st;
 }
 
-// ---- names -----------------------------------------------------------------------------------------
+// ---- names
+// -----------------------------------------------------------------------------------------
 #define LAYER "model.layers.%d."
 #define ATTN  LAYER "self_attn."
 
@@ -179,10 +192,11 @@ static enum status configure_starcoder2(const char *where, const json_t *json, s
     [ROLE_GATE_UP_BIAS] = LAYER "mlp.gate_proj.bias|" LAYER "mlp.up_proj.bias",                    \
     [ROLE_DOWN] = LAYER "mlp.down_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.down_proj.bias"
 #define LLAMA_NAMES                                                                                \
-    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,                                       \
-        [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
+    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
+        GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
 
-// ---- the table -------------------------------------------------------------------------------------
+// ---- the table
+// -------------------------------------------------------------------------------------
 static const struct family families[] = {
     {.model_type = "qwen2",
      .architecture = "Qwen2ForCausalLM",
@@ -193,7 +207,8 @@ static const struct family families[] = {
      .architecture = "Qwen3ForCausalLM",
      .title = "Qwen3",
      .head_dim = 128,
-     .names = {LLAMA_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"},
+     .names =
+         {LLAMA_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"},
      .configure = configure_qwen3},
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",
@@ -209,8 +224,8 @@ static const struct family families[] = {
      .architecture = "MixtralForCausalLM",
      .title = "Mixtral",
      .norm_eps = 1e-5,
-     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,
-               [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
+               O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
                [ROLE_ROUTER] = LAYER "block_sparse_moe.gate.weight",
                [ROLE_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER
                                       "block_sparse_moe.experts.%d.w3.weight",
@@ -222,7 +237,8 @@ static const struct family families[] = {
      .norm_eps = 1e-5,
      .names = {COMMON_NAMES, O_NAMES, [ROLE_QKV] = ATTN "qkv_proj.weight",
                [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
-               [ROLE_GATE_UP] = LAYER "mlp.gate_up_proj.weight", [ROLE_DOWN] = LAYER "mlp.down_proj.weight"},
+               [ROLE_GATE_UP] = LAYER "mlp.gate_up_proj.weight",
+               [ROLE_DOWN] = LAYER "mlp.down_proj.weight"},
      .configure = configure_phi3},
     {.model_type = "phi",
      .architecture = "PhiForCausalLM",
@@ -232,11 +248,13 @@ static const struct family families[] = {
      .norm_eps = 1e-5,
      .rotary_share = 0.5,
      .names = {SPLIT_QKV_NAMES, [ROLE_EMBED] = "model.embed_tokens.weight",
-               [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight", [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias",
-               [ROLE_O] = ATTN "dense.weight", [ROLE_O_BIAS] = ATTN "dense.bias",
-               [ROLE_GATE_UP] = LAYER "mlp.fc1.weight", [ROLE_GATE_UP_BIAS] = LAYER "mlp.fc1.bias",
-               [ROLE_DOWN] = LAYER "mlp.fc2.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.fc2.bias",
-               [ROLE_FINAL_NORM] = "model.final_layernorm.weight", [ROLE_FINAL_NORM_BIAS] = "model.final_layernorm.bias",
+               [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight",
+               [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias", [ROLE_O] = ATTN "dense.weight",
+               [ROLE_O_BIAS] = ATTN "dense.bias", [ROLE_GATE_UP] = LAYER "mlp.fc1.weight",
+               [ROLE_GATE_UP_BIAS] = LAYER "mlp.fc1.bias", [ROLE_DOWN] = LAYER "mlp.fc2.weight",
+               [ROLE_DOWN_BIAS] = LAYER "mlp.fc2.bias",
+               [ROLE_FINAL_NORM] = "model.final_layernorm.weight",
+               [ROLE_FINAL_NORM_BIAS] = "model.final_layernorm.bias",
                [ROLE_HEAD] = "lm_head.weight", [ROLE_HEAD_BIAS] = "lm_head.bias"},
      .configure = configure_phi},
     {.model_type = "gemma",
@@ -253,8 +271,8 @@ static const struct family families[] = {
      .norm = NORM_RMS_PLUS_ONE,
      .head_dim = 256,
      .tied = true,
-     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,
-               [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,
+               GATED_MLP_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",
                [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",
                [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"},
      .configure = configure_gemma2},
@@ -265,17 +283,22 @@ static const struct family families[] = {
      .norm_eps_key = "norm_epsilon",
      .norm_eps = 1e-5,
      .tied = true,
-     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias",
-               [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
-               [ROLE_MLP_NORM_BIAS] = LAYER "post_attention_layernorm.bias",
-               [ROLE_GATE_UP] = LAYER "mlp.c_fc.weight", [ROLE_GATE_UP_BIAS] = LAYER "mlp.c_fc.bias",
-               [ROLE_DOWN] = LAYER "mlp.c_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.c_proj.bias",
-               [ROLE_FINAL_NORM_BIAS] = "model.norm.bias"},
+     .names =
+         {COMMON_NAMES, SPLIT_QKV_NAMES,
+          O_NAMES, [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias",
+          [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+          [ROLE_MLP_NORM_BIAS] = LAYER "post_attention_layernorm.bias",
+          [ROLE_GATE_UP] = LAYER "mlp.c_fc.weight", [ROLE_GATE_UP_BIAS] = LAYER "mlp.c_fc.bias",
+          [ROLE_DOWN] = LAYER "mlp.c_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.c_proj.bias",
+          [ROLE_FINAL_NORM_BIAS] = "model.norm.bias"},
      .configure = configure_starcoder2},
 };
 #define N_FAMILIES ((int)(sizeof families / sizeof families[0]))
 
-const struct family *family_at(int i) { return i >= 0 && i < N_FAMILIES ? &families[i] : NULL; }
+const struct family *family_at(int i)
+{
+    return i >= 0 && i < N_FAMILIES ? &families[i] : NULL;
+}
 
 const struct family *family_find(const char *model_type, const char *architecture)
 {
@@ -293,7 +316,7 @@ const char *family_list(void)
     static _Thread_local char text[1024];
     size_t at = 0;
     for (int i = 0; i < N_FAMILIES && at < sizeof text; i++)
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s (%s)", i ? ", " : "", families[i].title,
-                               families[i].architecture);
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s (%s)", i ? ", " : "",
+                               families[i].title, families[i].architecture);
     return text;
 }

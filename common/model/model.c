@@ -2,9 +2,9 @@
  *
  * A layer is: norm, qkv product, (q/k norm), rope, attention, output product, added to the residual
  * stream; norm, (gate and) up product, activation, down product, added to the residual stream. What
- * families vary (config.h) is asked where it matters: a parallel block's MLP reads attention's input, a
- * sandwich norm stands before an addition, experts stand in for the one MLP. In training every
- * tensor a backward pass needs is written straight into the tape instead of into scratch; the
+ * families vary (config.h) is asked where it matters: a parallel block's MLP reads attention's
+ * input, a sandwich norm stands before an addition, experts stand in for the one MLP. In training
+ * every tensor a backward pass needs is written straight into the tape instead of into scratch; the
  * arithmetic is the same. Decode steps on CUDA are captured once for each shape and replayed. One
  * thread, the owner of the device. */
 #include "common/model/model.h"
@@ -13,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- captured decode steps -----------------------------------------------------------------------------
-// Shapes are rounded up so that few graphs serve all: rows to these steps, contexts to powers of two.
+// ---- captured decode steps
+// ----------------------------------------------------------------------------- Shapes are rounded
+// up so that few graphs serve all: rows to these steps, contexts to powers of two.
 static int round_rows(int n)
 {
     if (n <= 2) return n;
@@ -37,8 +38,10 @@ int model_decode_padding(const struct model *m, int n)
     return m->graphs && rows <= m->max_rows ? rows : n;
 }
 
-// ---- a model -------------------------------------------------------------------------------------------
-static void routing_parts(const struct layer_config *l, size_t base, size_t t, struct device_part ret[5])
+// ---- a model
+// -------------------------------------------------------------------------------------------
+static void routing_parts(const struct layer_config *l, size_t base, size_t t,
+                          struct device_part ret[5])
 {
     size_t a = t * (size_t)l->experts_per_token, i32 = sizeof(int32_t);
     ret[0] = (struct device_part){base + offsetof(struct moe_routing, expert), a * i32};
@@ -46,19 +49,26 @@ static void routing_parts(const struct layer_config *l, size_t base, size_t t, s
     ret[2] = (struct device_part){base + offsetof(struct moe_routing, row), a * i32};
     ret[3] = (struct device_part){base + offsetof(struct moe_routing, place), a * i32};
     ret[4] = (struct device_part){base + offsetof(struct moe_routing, offsets),
-                           l->n_experts > 0 ? ((size_t)l->n_experts + 1) * i32 : 0};
+                                  l->n_experts > 0 ? ((size_t)l->n_experts + 1) * i32 : 0};
 }
 
 #define N_SCRATCH 19
-#define SCRATCH(name, size) {offsetof(struct model, name), (size)}
+#define SCRATCH(name, size)                                                                        \
+    {                                                                                              \
+        offsetof(struct model, name), (size)                                                       \
+    }
 
 // What one layer, and the head, want.
-static void layer_scratch(const struct model *m, const struct layer_config *l, struct device_part ret[N_SCRATCH])
+static void layer_scratch(const struct model *m, const struct layer_config *l,
+                          struct device_part ret[N_SCRATCH])
 {
     const struct model_config *c = m->config;
-    size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows, h = (size_t)c->hidden;
-    size_t a = layer_mlp_rows(l, t), inner = (size_t)l->intermediate, expert = l->n_experts > 0 ? a * h * e : 0;
-    size_t gate_up = a * inner * 2 * e, lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
+    size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
+           h = (size_t)c->hidden;
+    size_t a = layer_mlp_rows(l, t), inner = (size_t)l->intermediate,
+           expert = l->n_experts > 0 ? a * h * e : 0;
+    size_t gate_up = a * inner * 2 * e,
+           lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
     struct device_part parts[N_SCRATCH - 5] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
@@ -95,8 +105,8 @@ static enum status alloc_scratch(struct model *m)
     scratch_parts(m, parts);
     enum status st = device_alloc_parts(m->dev, m, parts, N_SCRATCH);
     if (st != ST_OK)
-        return status_context(st, "model scratch for %d tokens and %d rows of logits", m->max_tokens,
-                              m->max_rows);
+        return status_context(st, "model scratch for %d tokens and %d rows of logits",
+                              m->max_tokens, m->max_rows);
     m->scratch_bytes = device_parts_bytes(parts, N_SCRATCH);
     m->row_mean = m->row_rstd + m->max_rows;
     return ST_OK;
@@ -108,7 +118,9 @@ static enum status upload_rope(struct model *m, int i)
     size_t bytes = (size_t)m->max_context * (size_t)(rope->dim / 2) * 2 * sizeof(float);
     float *table = rope_table(m->config, i, m->max_context);
     enum status st = ST_OK;
-    if (!table) return status_fail(ST_NO_MEMORY, "no memory for the rope table of %d positions", m->max_context);
+    if (!table)
+        return status_fail(ST_NO_MEMORY, "no memory for the rope table of %d positions",
+                           m->max_context);
     CHECK(device_alloc(m->dev, bytes, (void **)&m->ropes[i]));
     device_copy_in(m->dev, m->ropes[i], table, bytes);
     st = device_sync(m->dev);
@@ -118,8 +130,9 @@ out:
     return st;
 }
 
-enum status model_new(struct device *dev, const struct model_config *config, const struct weights *w,
-                      int max_tokens, int max_rows, int max_context, struct model **ret)
+enum status model_new(struct device *dev, const struct model_config *config,
+                      const struct weights *w, int max_tokens, int max_rows, int max_context,
+                      struct model **ret)
 {
     struct model *m = calloc(1, sizeof *m);
     enum status st = ST_OK;
@@ -133,8 +146,8 @@ enum status model_new(struct device *dev, const struct model_config *config, con
     m->max_rows = max_rows;
     m->max_context = max_context;
     if (!device_computes_in(dev, w->dt)) {
-        st = status_fail(ST_UNSUPPORTED, "%s does not compute in %s; use --dtype f32", device_spec(dev),
-                         dtype_name(w->dt));
+        st = status_fail(ST_UNSUPPORTED, "%s does not compute in %s; use --dtype f32",
+                         device_spec(dev), dtype_name(w->dt));
         goto out;
     }
     m->attn = calloc((size_t)config->n_layers, sizeof *m->attn);
@@ -173,35 +186,38 @@ void model_free(struct model *m)
     free(m);
 }
 
-// ---- the walk ------------------------------------------------------------------------------------------
+// ---- the walk
+// ------------------------------------------------------------------------------------------
 static struct norm_shape hidden_norm(const struct model *m, int rows)
 {
-    return (struct norm_shape){m->config->norm, rows, m->config->hidden, 1, m->config->hidden,
+    return (struct norm_shape){m->config->norm,    rows, m->config->hidden, 1, m->config->hidden,
                                m->config->norm_eps};
 }
 
 // y (rows, n) = x (rows, k) . w (n, k)^T + beta * y + bias
-static void product(struct model *m, void *y, const void *x, const void *w, const void *bias, int rows,
-                    int n, int k, float beta, enum dtype out)
+static void product(struct model *m, void *y, const void *x, const void *w, const void *bias,
+                    int rows, int n, int k, float beta, enum dtype out)
 {
     struct matmul shape = {rows, n, k, false, true, beta, m->dt, out};
     m->ops->matmul(m->dev, y, x, w, bias, &shape);
 }
 
-static void normalise(struct model *m, void *y, float *rstd, float *mean, const void *x, const void *w,
-                      const void *bias, int rows)
+static void normalise(struct model *m, void *y, float *rstd, float *mean, const void *x,
+                      const void *w, const void *bias, int rows)
 {
     struct norm_shape shape = hidden_norm(m, rows);
     m->ops->norm(m->dev, y, rstd, mean, x, w, bias, &shape, m->dt);
 }
 
 // The q and k norms: each head of each row by itself, in place.
-static void normalise_heads(struct model *m, int i, void *qkv, float *rstd_q, float *rstd_k, int rows)
+static void normalise_heads(struct model *m, int i, void *qkv, float *rstd_q, float *rstd_k,
+                            int rows)
 {
     const struct model_config *c = m->config;
     const struct layer_config *l = &c->layers[i];
     const struct layer_weights *w = &m->weights->layers[i];
-    struct norm_shape q = {c->norm, rows * l->n_heads, l->head_dim, l->n_heads, layer_qkv_width(l), c->norm_eps};
+    struct norm_shape q = {c->norm,    rows * l->n_heads,  l->head_dim,
+                           l->n_heads, layer_qkv_width(l), c->norm_eps};
     struct norm_shape k = q;
     k.rows = rows * l->n_kv_heads;
     k.heads = l->n_kv_heads;
@@ -215,8 +231,9 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
     if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
-// x_to = x_from + what a block gives: in . w^T + bias, normalised first where there is a sandwich norm.
-// `proj` and `rstd` keep the un-normalised contribution for the backward pass; NULL outside training.
+// x_to = x_from + what a block gives: in . w^T + bias, normalised first where there is a sandwich
+// norm. `proj` and `rstd` keep the un-normalised contribution for the backward pass; NULL outside
+// training.
 struct contribution {
     const void *in, *w, *bias, *norm;
     int width;
@@ -224,7 +241,8 @@ struct contribution {
     float *rstd;
 };
 
-static void add_contribution(struct model *m, int rows, const struct contribution *b, const void *x_from, void *x_to)
+static void add_contribution(struct model *m, int rows, const struct contribution *b,
+                             const void *x_from, void *x_to)
 {
     int hidden = m->config->hidden;
     copy_rows(m, x_to, x_from, rows, hidden);
@@ -242,14 +260,15 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 {
     const struct layer_config *c = &m->config->layers[l];
     if (c->rope < 0) return;
-    m->ops->rope(m->dev, qkv, m->ropes[c->rope], batch->positions, batch->n_tokens, layer_qkv_width(c),
-                 c->n_heads + c->n_kv_heads, c->head_dim, m->config->ropes[c->rope].dim, sign, m->dt);
+    m->ops->rope(m->dev, qkv, m->ropes[c->rope], batch->positions, batch->n_tokens,
+                 layer_qkv_width(c), c->n_heads + c->n_kv_heads, c->head_dim,
+                 m->config->ropes[c->rope].dim, sign, m->dt);
 }
 
-// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid, which
-// is x itself outside of training.
-static void attention_block(struct model *m, int l, const struct batch_view *batch, const struct kv_view *kv,
-                            struct layer_tape *tape, void *x, void *x_mid)
+// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
+// which is x itself outside of training.
+static void attention_block(struct model *m, int l, const struct batch_view *batch,
+                            const struct kv_view *kv, struct layer_tape *tape, void *x, void *x_mid)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
@@ -259,24 +278,32 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
 
-    normalise(m, m->normed, tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL, x, w->attn_norm, w->attn_norm_bias,
-              rows);
+    normalise(m, m->normed, tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL, x, w->attn_norm,
+              w->attn_norm_bias, rows);
     product(m, raw, m->normed, w->qkv, w->qkv_bias, rows, width, c->hidden, 0, m->dt);
     copy_rows(m, qkv, raw, rows, width);
-    if (c->qk_norm) normalise_heads(m, l, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, rows);
+    if (c->qk_norm)
+        normalise_heads(m, l, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, rows);
     if (kv) {
         if (layer->rope < 0)
             ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
         else
-            ops->rope_store(m->dev, qkv, m->ropes[layer->rope], c->ropes[layer->rope].dim, kv, l, batch,
-                            &m->attn[l]);
+            ops->rope_store(m->dev, qkv, m->ropes[layer->rope], c->ropes[layer->rope].dim, kv, l,
+                            batch, &m->attn[l]);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
         model_rotate(m, l, qkv, batch, 1.0f);
-        // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough for it
-        ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch, &m->attn[l], m->dt);
+        // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
+        // for it
+        ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
+                         &m->attn[l], m->dt);
     }
-    struct contribution o = {out, w->o, w->o_bias, w->post_attn_norm, layer_q_width(layer), tape ? tape->attn_proj : NULL,
+    struct contribution o = {out,
+                             w->o,
+                             w->o_bias,
+                             w->post_attn_norm,
+                             layer_q_width(layer),
+                             tape ? tape->attn_proj : NULL,
                              tape ? tape->rstd_post1 : NULL};
     add_contribution(m, rows, &o, x, x_mid);
 }
@@ -290,21 +317,27 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
     struct moe_shape shape = {rows, layer->n_experts, layer->experts_per_token};
     int a = rows * shape.top_k, up = layer_up_width(c, layer), inner = layer->intermediate;
-    void *gate_up = tape ? tape->gate_up : m->gate_up, *out = tape ? tape->expert_out : m->expert_out;
+    void *gate_up = tape ? tape->gate_up : m->gate_up,
+         *out = tape ? tape->expert_out : m->expert_out;
     struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt};
     struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt};
 
-    product(m, m->router_logits, m->normed, w->router, NULL, rows, shape.n_experts, c->hidden, 0, DT_F32);
+    product(m, m->router_logits, m->normed, w->router, NULL, rows, shape.n_experts, c->hidden, 0,
+            DT_F32);
     m->ops->moe_route(m->dev, routing, m->router_logits, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed, routing->row, a, c->hidden, 1.0f, m->dt);
-    m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets, shape.n_experts, &first);
+    m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
+                           shape.n_experts, &first);
     m->ops->act(m->dev, m->act, gate_up, a, inner, c->act, c->gated_mlp, m->dt);
-    m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts, &second);
-    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, c->hidden, true, m->dt);
+    m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
+                           &second);
+    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, c->hidden,
+                        true, m->dt);
 }
 
 // m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
-static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_mid, void *x_out)
+static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_mid,
+                      void *x_out)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
@@ -313,24 +346,30 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
     if (!c->parallel_block)
-        normalise(m, m->normed, tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL, x_mid, w->mlp_norm,
-                  w->mlp_norm_bias, rows);
+        normalise(m, m->normed, tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL, x_mid,
+                  w->mlp_norm, w->mlp_norm_bias, rows);
     if (layer->n_experts > 0) {
         copy_rows(m, x_out, x_mid, rows, c->hidden);
         experts_block(m, l, rows, tape, x_out);
         return;
     }
-    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, layer_up_width(c, layer), c->hidden, 0, m->dt);
+    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, layer_up_width(c, layer),
+            c->hidden, 0, m->dt);
     m->ops->act(m->dev, m->act, gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
-    struct contribution down = {m->act, w->down, w->down_bias, w->post_mlp_norm, inner,
-                                tape ? tape->mlp_proj : NULL, tape ? tape->rstd_post2 : NULL};
+    struct contribution down = {m->act,
+                                w->down,
+                                w->down_bias,
+                                w->post_mlp_norm,
+                                inner,
+                                tape ? tape->mlp_proj : NULL,
+                                tape ? tape->rstd_post2 : NULL};
     add_contribution(m, rows, &down, x_mid, x_out);
 }
 
-// Layer l, from the residual stream at its entry (m->x, or on the tape) to that at its end, which is
-// returned.
-static void *run_layer(struct model *m, int l, const struct batch_view *batch, const struct kv_view *kv,
-                       struct tape *tape)
+// Layer l, from the residual stream at its entry (m->x, or on the tape) to that at its end, which
+// is returned.
+static void *run_layer(struct model *m, int l, const struct batch_view *batch,
+                       const struct kv_view *kv, struct tape *tape)
 {
     struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
     void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
@@ -371,9 +410,10 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int n)
     const struct model_config *c = m->config;
     const struct weights *w = m->weights;
     m->ops->gather_rows(m->dev, m->row_x, x, rows, n, c->hidden, 1.0f, m->dt);
-    normalise(m, m->row_normed, m->row_rstd, c->norm == NORM_LAYER ? m->row_mean : NULL, m->row_x, w->final_norm,
-              w->final_norm_bias, n);
-    product(m, m->logits, m->row_normed, w->head, w->head_bias, n, c->vocab_size, c->hidden, 0, DT_F32);
+    normalise(m, m->row_normed, m->row_rstd, c->norm == NORM_LAYER ? m->row_mean : NULL, m->row_x,
+              w->final_norm, w->final_norm_bias, n);
+    product(m, m->logits, m->row_normed, w->head, w->head_bias, n, c->vocab_size, c->hidden, 0,
+            DT_F32);
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, m->logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }
@@ -399,7 +439,8 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
     if (m->graphs && !(g && g->graph)) settled = false;
     if (g && !g->graph && g->warm && device_capture_begin(m->dev)) {
         run_step(m, &view, batch, kv);
-        if (device_capture_end(m->dev, &g->graph) != ST_OK) g->graph = NULL; // the device has the failure
+        if (device_capture_end(m->dev, &g->graph) != ST_OK)
+            g->graph = NULL; // the device has the failure
     }
     if (g && g->graph) {
         device_graph_launch(m->dev, g->graph);
@@ -410,12 +451,16 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
     return settled;
 }
 
-// ---- the tape ------------------------------------------------------------------------------------------
+// ---- the tape
+// ------------------------------------------------------------------------------------------
 #define N_TAPE 23
-#define TAPE(name, size) {offsetof(struct layer_tape, name), (size)}
+#define TAPE(name, size)                                                                           \
+    {                                                                                              \
+        offsetof(struct layer_tape, name), (size)                                                  \
+    }
 
-static void tape_parts(const struct model_config *c, const struct layer_config *l, enum dtype dt, size_t t,
-                       struct device_part ret[N_TAPE])
+static void tape_parts(const struct model_config *c, const struct layer_config *l, enum dtype dt,
+                       size_t t, struct device_part ret[N_TAPE])
 {
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
     size_t qkv = t * (size_t)layer_qkv_width(l) * e, a = layer_mlp_rows(l, t);
@@ -445,29 +490,32 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
 }
 
 // Sets a part's pointer where there is a layer to set it in; returns where the next part begins.
-static size_t place_part(struct layer_tape *layer, const struct device_part *part, char *base, size_t at)
+static size_t place_part(struct layer_tape *layer, const struct device_part *part, char *base,
+                         size_t at)
 {
     if (layer && part->bytes > 0) *device_part_pointer(layer, part) = base + at;
     return at + (part->bytes + 255) / 256 * 256;
 }
 
-// Visits every part of a tape in one fixed order: sums their sizes, and sets the pointers of `tape`.
-// x, the first part, of every layer comes first; with RECOMPUTE_LAYER all layers share the rest, which
-// is as long as the largest layer's.
-static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t, enum recompute recompute,
-                      struct tape *tape)
+// Visits every part of a tape in one fixed order: sums their sizes, and sets the pointers of
+// `tape`. x, the first part, of every layer comes first; with RECOMPUTE_LAYER all layers share the
+// rest, which is as long as the largest layer's.
+static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t,
+                      enum recompute recompute, struct tape *tape)
 {
     struct device_part parts[N_TAPE];
     const size_t hidden = t * (size_t)c->hidden * dtype_size(dt);
     const struct device_part x = TAPE(x, hidden);
     size_t at = 0, end = 0;
     char *base = tape ? tape->memory : NULL;
-    for (int l = 0; l < c->n_layers; l++) at = place_part(tape ? &tape->layers[l] : NULL, &x, base, at);
+    for (int l = 0; l < c->n_layers; l++)
+        at = place_part(tape ? &tape->layers[l] : NULL, &x, base, at);
     const size_t rest = at;
     for (int l = 0; l < c->n_layers; l++) {
         if (recompute == RECOMPUTE_LAYER) at = rest;
         tape_parts(c, &c->layers[l], dt, t, parts);
-        for (int i = 1; i < N_TAPE; i++) at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
+        for (int i = 1; i < N_TAPE; i++)
+            at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
         if (at > end) end = at;
     }
     if (tape) tape->x_final = base + end;

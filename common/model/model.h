@@ -12,35 +12,36 @@
 // What one layer's backward pass needs. dt is the weights' dtype; A is T * experts_per_token, or T
 // where there are no experts. Fields that the config has no use for are NULL.
 struct layer_tape {
-    void *x;        // (T, hidden) residual stream at the layer's entry
-    float *rstd1, *mean1; // (T) of the attention norm; mean of NORM_LAYER only, here and below
-    void *qkv_raw;  // (T, qkv width) before the q/k norms
+    void *x;                // (T, hidden) residual stream at the layer's entry
+    float *rstd1, *mean1;   // (T) of the attention norm; mean of NORM_LAYER only, here and below
+    void *qkv_raw;          // (T, qkv width) before the q/k norms
     float *rstd_q, *rstd_k; // (T, n_heads), (T, n_kv_heads)
-    void *qkv;      // (T, qkv width) after bias, q/k norm and rope
-    void *attn;     // (T, q width) attention output
-    float *lse;     // (T, n_heads)
-    void *attn_proj;    // (T, hidden) attention's contribution before its sandwich norm
-    float *rstd_post1;  // (T)
-    void *x_mid;    // (T, hidden) residual stream after attention
-    float *rstd2, *mean2; // (T) of the MLP norm
+    void *qkv;              // (T, qkv width) after bias, q/k norm and rope
+    void *attn;             // (T, q width) attention output
+    float *lse;             // (T, n_heads)
+    void *attn_proj;        // (T, hidden) attention's contribution before its sandwich norm
+    float *rstd_post1;      // (T)
+    void *x_mid;            // (T, hidden) residual stream after attention
+    float *rstd2, *mean2;   // (T) of the MLP norm
     struct moe_routing routing;
-    void *gate_up;  // (A, 2 * intermediate), or (A, intermediate) where not gated
-    void *expert_out;   // (A, hidden) sorted by expert
-    void *mlp_proj;     // (T, hidden) the MLP's contribution before its sandwich norm
-    float *rstd_post2;  // (T)
+    void *gate_up;     // (A, 2 * intermediate), or (A, intermediate) where not gated
+    void *expert_out;  // (A, hidden) sorted by expert
+    void *mlp_proj;    // (T, hidden) the MLP's contribution before its sandwich norm
+    float *rstd_post2; // (T)
 };
-// Activations of a packed batch, kept for the backward pass: all of them, or only the residual stream
-// at each layer's entry, the rest of a layer being computed again when its turn comes (Chen et al.
-// 2016, Training Deep Nets with Sublinear Memory Cost).
+// Activations of a packed batch, kept for the backward pass: all of them, or only the residual
+// stream at each layer's entry, the rest of a layer being computed again when its turn comes (Chen
+// et al. 2016, Training Deep Nets with Sublinear Memory Cost).
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYER };
 struct tape {
     int max_tokens;
     enum recompute recompute;
     int held; // RECOMPUTE_LAYER: the layer whose activations the shared memory holds; -1: none
     size_t bytes;
-    struct layer_tape *layers; // (n_layers); RECOMPUTE_LAYER: all but x is one memory for all layers
-    void *x_final;             // (T, hidden) residual stream after the last layer
-    void *memory;              // the one allocation behind it all
+    struct layer_tape
+        *layers;   // (n_layers); RECOMPUTE_LAYER: all but x is one memory for all layers
+    void *x_final; // (T, hidden) residual stream after the last layer
+    void *memory;  // the one allocation behind it all
 };
 
 struct model {
@@ -53,29 +54,30 @@ struct model {
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
     int max_tokens, max_rows, max_context;
     // scratch of the walk, device
-    void *x, *normed;  // (max_tokens, hidden)
+    void *x, *normed;     // (max_tokens, hidden)
     void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, q width)
     void *gate_up, *act;  // (A, 2 * intermediate), (A, intermediate)
     void *block;          // (max_tokens, hidden) a block's contribution before its sandwich norm
     void *expert_in, *expert_out; // (A, hidden) sorted by expert
-    float *router_logits; // (max_tokens, n_experts)
+    float *router_logits;         // (max_tokens, n_experts)
     struct moe_routing routing;
-    void *row_x, *row_normed; // (max_rows, hidden)
+    void *row_x, *row_normed;   // (max_rows, hidden)
     float *row_rstd, *row_mean; // (max_rows)
-    float *logits;     // (max_rows, vocab)
+    float *logits;              // (max_rows, vocab)
     size_t scratch_bytes;
     struct decode_graphs *graphs; // captured decode steps (CUDA)
 };
 
 // Scratch for batches of at most max_tokens rows, of which max_rows want logits; max_context bounds
 // positions. On the trainer's side max_rows is the chunk of rows whose logits exist at one time.
-enum status model_new(struct device *dev, const struct model_config *config, const struct weights *w,
-                      int max_tokens, int max_rows, int max_context, struct model **ret);
+enum status model_new(struct device *dev, const struct model_config *config,
+                      const struct weights *w, int max_tokens, int max_rows, int max_context,
+                      struct model **ret);
 void model_free(struct model *m);
 
-// The walk: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the residual stream
-// after the last one (scratch, or the tape's x_final). kv for paged batches, tape for packed ones that
-// will be differentiated; both NULL: packed without a backward pass.
+// The walk: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the residual
+// stream after the last one (scratch, or the tape's x_final). kv for paged batches, tape for packed
+// ones that will be differentiated; both NULL: packed without a backward pass.
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x);
 // Final norm and vocabulary product of n <= max_rows rows of x; row indices are device memory.
@@ -90,9 +92,9 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 float model_embed_scale(const struct model *m);
 
 // model_forward and model_head of one committed paged batch: what the engine calls each step.
-// Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket). False where
-// such were possible and this one did not, because it is among the first of its shape or holds prompts:
-// its time says nothing of a decode step's.
+// Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket). False
+// where such were possible and this one did not, because it is among the first of its shape or
+// holds prompts: its time says nothing of a decode step's.
 bool model_step(struct model *m, const struct batch *batch, const struct kv_view *kv);
 // What to pad a decode batch of n rows to (n itself where nothing is captured).
 int model_decode_padding(const struct model *m, int n);
@@ -104,9 +106,9 @@ void tape_free(struct device *dev, struct tape *tape);
 // Bytes a tape for max_tokens would take, for the memory plan.
 size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens,
                   enum recompute recompute);
-// All that layer l's backward pass needs; where the tape does not hold it, the layer is run again from
-// its input, by the walk that ran it first: the same bits. Valid until another layer is asked for.
-// batch: what model_forward() put on the tape last.
+// All that layer l's backward pass needs; where the tape does not hold it, the layer is run again
+// from its input, by the walk that ran it first: the same bits. Valid until another layer is asked
+// for. batch: what model_forward() put on the tape last.
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
                                     const struct batch_view *batch);
 

@@ -1,6 +1,6 @@
 /* rope.c: rotary position embeddings: which frequencies a config.json asks for, and their table.
- * Formulas: linear (Chen et al. 2023), Llama 3.1's blend, YaRN (Peng et al. 2023), LongRoPE (Ding et
- * al. 2024), each with the keys and defaults that Hugging Face's configs use. Any thread. */
+ * Formulas: linear (Chen et al. 2023), Llama 3.1's blend, YaRN (Peng et al. 2023), LongRoPE (Ding
+ * et al. 2024), each with the keys and defaults that Hugging Face's configs use. Any thread. */
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include <math.h>
@@ -12,7 +12,7 @@ static const double pi = 3.14159265358979323846;
 
 // ---- reading -----------------------------------------------------------------------------------
 struct rope_source {
-    const char *where, *key; // file, and the name of the object
+    const char *where, *key;     // file, and the name of the object
     const json_t *json, *object; // the whole config; the object
 };
 
@@ -20,8 +20,10 @@ static enum status read_factors(const struct rope_source *s, const char *name, i
 {
     const json_t *list = json_object_get(s->object, name);
     if (!json_is_array(list) || (int)json_array_size(list) != n)
-        return status_fail(ST_FORMAT, "%s: %s: %s must be a list of %d numbers, half of the rotated entries of a head",
-                           s->where, s->key, name, n);
+        return status_fail(
+            ST_FORMAT,
+            "%s: %s: %s must be a list of %d numbers, half of the rotated entries of a head",
+            s->where, s->key, name, n);
     double *factors = calloc((size_t)n, sizeof *factors);
     if (!factors) return status_fail(ST_NO_MEMORY, "%s: no memory for %s", s->where, name);
     for (int i = 0; i < n; i++) {
@@ -29,7 +31,8 @@ static enum status read_factors(const struct rope_source *s, const char *name, i
         factors[i] = json_is_number(one) ? json_number_value(one) : 0;
         if (!(factors[i] > 0)) {
             free(factors);
-            return status_fail(ST_FORMAT, "%s: %s: %s[%d] must be a positive number", s->where, s->key, name, i);
+            return status_fail(ST_FORMAT, "%s: %s: %s[%d] must be a positive number", s->where,
+                               s->key, name, i);
         }
     }
     *ret = factors;
@@ -42,10 +45,12 @@ static enum status read_llama3(const struct rope_source *s, struct rope_config *
     r->low_freq_factor = 1.0;
     r->high_freq_factor = 4.0;
     CHECK(json_get_double(s->where, s->object, "low_freq_factor", 1e-6, 1e6, &r->low_freq_factor));
-    CHECK(json_get_double(s->where, s->object, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor));
+    CHECK(
+        json_get_double(s->where, s->object, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor));
     if (r->high_freq_factor <= r->low_freq_factor)
-        st = status_fail(ST_FORMAT, "%s: %s: high_freq_factor (%g) must be above low_freq_factor (%g)", s->where,
-                         s->key, r->high_freq_factor, r->low_freq_factor);
+        st = status_fail(ST_FORMAT,
+                         "%s: %s: high_freq_factor (%g) must be above low_freq_factor (%g)",
+                         s->where, s->key, r->high_freq_factor, r->low_freq_factor);
 out:
     return st;
 }
@@ -67,7 +72,8 @@ static enum status read_yarn(const struct rope_source *s, int max_positions, str
     CHECK(json_get_bool(s->where, s->object, "truncate", &r->truncate));
     CHECK(json_get_double(s->where, s->object, "mscale", 0, 1e6, &mscale));
     CHECK(json_get_double(s->where, s->object, "mscale_all_dim", 0, 1e6, &mscale_all));
-    if (!json_has(s->object, "factor")) r->factor = (double)max_positions / r->original_max_positions;
+    if (!json_has(s->object, "factor"))
+        r->factor = (double)max_positions / r->original_max_positions;
     r->attention_factor = yarn_mscale(r->factor, 1);
     if (mscale > 0 && mscale_all > 0)
         r->attention_factor = yarn_mscale(r->factor, mscale) / yarn_mscale(r->factor, mscale_all);
@@ -76,12 +82,16 @@ out:
     return st;
 }
 
-static enum status read_longrope(const struct rope_source *s, int max_positions, struct rope_config *r)
+static enum status read_longrope(const struct rope_source *s, int max_positions,
+                                 struct rope_config *r)
 {
     enum status st = ST_OK;
-    if (!json_has(s->object, "factor")) r->factor = (double)max_positions / r->original_max_positions;
-    if (r->factor > 1) r->attention_factor = sqrt(1 + log(r->factor) / log((double)r->original_max_positions));
-    CHECK(json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor));
+    if (!json_has(s->object, "factor"))
+        r->factor = (double)max_positions / r->original_max_positions;
+    if (r->factor > 1)
+        r->attention_factor = sqrt(1 + log(r->factor) / log((double)r->original_max_positions));
+    CHECK(
+        json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor));
     CHECK(read_factors(s, "short_factor", r->dim / 2, &r->short_factor));
     st = read_factors(s, "long_factor", r->dim / 2, &r->long_factor);
 out:
@@ -94,8 +104,9 @@ static enum status read_kind(const struct rope_source *s, int max_positions, str
         const char *name;
         enum rope_kind kind;
     } kinds[] = {
-        {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},     {"dynamic", ROPE_DYNAMIC}, {"llama3", ROPE_LLAMA3},
-        {"yarn", ROPE_YARN},       {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE}, // Phi-3's older name
+        {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR}, {"dynamic", ROPE_DYNAMIC},
+        {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},     {"longrope", ROPE_LONGROPE},
+        {"su", ROPE_LONGROPE}, // Phi-3's older name
     };
     const char *name = "default";
     size_t i = 0, n = sizeof kinds / sizeof kinds[0];
@@ -104,10 +115,11 @@ static enum status read_kind(const struct rope_source *s, int max_positions, str
     CHECK(json_get_string(s->where, s->object, "rope_type", &name));
     while (i < n && strcmp(kinds[i].name, name) != 0) i++;
     if (i == n) {
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s: %s: rope type \"%s\" is not supported; default, linear, dynamic, llama3, yarn and "
-                         "longrope are",
-                         s->where, s->key, name);
+        st = status_fail(
+            ST_UNSUPPORTED,
+            "%s: %s: rope type \"%s\" is not supported; default, linear, dynamic, llama3, yarn and "
+            "longrope are",
+            s->where, s->key, name);
         goto out;
     }
     r->kind = kinds[i].kind;
@@ -128,7 +140,8 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
 {
     int head_dim = c->layers[0].head_dim;
     struct rope_config *r = &c->ropes[0];
-    struct rope_source s = {where, "rope_parameters", json, json_object_get(json, "rope_parameters")};
+    struct rope_source s = {where, "rope_parameters", json,
+                            json_object_get(json, "rope_parameters")};
     double share = c->rotary_share;
     enum status st = ST_OK;
     c->n_ropes = 1;
@@ -146,11 +159,13 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
     }
     CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
     CHECK(json_get_double(where, json, "partial_rotary_factor", 0.01, 1.0, &share));
-    if (s.object) CHECK(json_get_double(where, s.object, "partial_rotary_factor", 0.01, 1.0, &share));
+    if (s.object)
+        CHECK(json_get_double(where, s.object, "partial_rotary_factor", 0.01, 1.0, &share));
     r->dim = (int)(head_dim * share);
     if (r->dim < 2 || r->dim % 2 != 0) {
-        st = status_fail(ST_UNSUPPORTED, "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
-                                         "number is needed",
+        st = status_fail(ST_UNSUPPORTED,
+                         "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
+                         "number is needed",
                          where, share, r->dim, head_dim);
         goto out;
     }
@@ -159,14 +174,16 @@ out:
     return st;
 }
 
-// ---- the table -----------------------------------------------------------------------------------
+// ---- the table
+// -----------------------------------------------------------------------------------
 static double llama3_frequency(const struct rope_config *r, double f)
 {
     // long waves are stretched by `factor`, short ones kept, those between blended
     double wave = 2 * pi / f, original = r->original_max_positions;
     if (wave > original / r->low_freq_factor) return f / r->factor;
     if (wave < original / r->high_freq_factor) return f;
-    double keep = (original / wave - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+    double keep =
+        (original / wave - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
     return (1 - keep) * f / r->factor + keep * f;
 }
 
@@ -194,13 +211,17 @@ static double frequency(const struct rope_config *r, int i, bool long_factors)
 {
     double f = pow(r->theta, -2.0 * i / r->dim);
     switch (r->kind) {
-    case ROPE_LINEAR: return f / r->factor;
-    case ROPE_LLAMA3: return llama3_frequency(r, f);
-    case ROPE_YARN: return yarn_frequency(r, i, f);
+    case ROPE_LINEAR:
+        return f / r->factor;
+    case ROPE_LLAMA3:
+        return llama3_frequency(r, f);
+    case ROPE_YARN:
+        return yarn_frequency(r, i, f);
     case ROPE_LONGROPE:
         return f / (long_factors ? r->long_factor : r->short_factor)[i];
     case ROPE_DEFAULT:
-    case ROPE_DYNAMIC: break;
+    case ROPE_DYNAMIC:
+        break;
     }
     return f;
 }

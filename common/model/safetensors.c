@@ -1,5 +1,5 @@
-/* safetensors.c: reading by mmap, with the header checked whole before any tensor is handed out, and
- * streaming atomic writing. A file is 8 bytes of header length (little endian), a JSON header
+/* safetensors.c: reading by mmap, with the header checked whole before any tensor is handed out,
+ * and streaming atomic writing. A file is 8 bytes of header length (little endian), a JSON header
  * {"name": {"dtype", "shape", "data_offsets": [begin, end]}}, and the data. Any thread; a set is
  * read-only once opened. */
 #include "common/model/safetensors.h"
@@ -44,7 +44,8 @@ void safetensors_free(struct safetensors *set)
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct safetensors_entry *)a)->name, ((const struct safetensors_entry *)b)->name);
+    return strcmp(((const struct safetensors_entry *)a)->name,
+                  ((const struct safetensors_entry *)b)->name);
 }
 
 static int by_data(const void *a, const void *b)
@@ -60,12 +61,13 @@ static enum status read_shape(const char *where, const char *name, const json_t 
     const json_t *list = json_object_get(value, "shape"), *one;
     size_t i, count = 1;
     if (!json_is_array(list) || json_array_size(list) > sizeof e->shape / sizeof e->shape[0])
-        return status_fail(ST_FORMAT, "%s: tensor %s: shape must be a list of at most 8 sizes", where, name);
-    json_array_foreach(list, i, one)
-    {
+        return status_fail(ST_FORMAT, "%s: tensor %s: shape must be a list of at most 8 sizes",
+                           where, name);
+    json_array_foreach (list, i, one) {
         json_int_t size = json_is_integer(one) ? json_integer_value(one) : -1;
         if (size < 0 || (size > 0 && count > (size_t)LLONG_MAX / 8 / (size_t)size))
-            return status_fail(ST_FORMAT, "%s: tensor %s: shape has an impossible size", where, name);
+            return status_fail(ST_FORMAT, "%s: tensor %s: shape has an impossible size", where,
+                               name);
         e->shape[e->n_dims++] = size;
         count *= (size_t)size;
     }
@@ -83,25 +85,28 @@ static enum status read_entry(const char *where, const char *name, const json_t 
     if (st != ST_OK) return status_context(st, "tensor %s", name);
     int dt = dtype ? dtype_from_name(dtype) : -1;
     if (dt < 0)
-        return status_fail(ST_UNSUPPORTED, "%s: tensor %s: dtype %s is not supported; F32, BF16 and F16 are",
-                           where, name, dtype ? dtype : "(missing)");
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: tensor %s: dtype %s is not supported; F32, BF16 and F16 are", where,
+                           name, dtype ? dtype : "(missing)");
     e.dt = (enum dtype)dt;
     st = read_shape(where, name, value, &e);
     if (st != ST_OK) return st;
     const json_t *range = json_object_get(value, "data_offsets");
     const json_t *first = json_array_get(range, 0), *last = json_array_get(range, 1);
     if (json_array_size(range) != 2 || !json_is_integer(first) || !json_is_integer(last))
-        return status_fail(ST_FORMAT, "%s: tensor %s: data_offsets must be two integers", where, name);
+        return status_fail(ST_FORMAT, "%s: tensor %s: data_offsets must be two integers", where,
+                           name);
     json_int_t begin = json_integer_value(first), end = json_integer_value(last);
     if (begin < 0 || end < begin || (uint64_t)end > data_len)
-        return status_fail(ST_FORMAT,
-                           "%s: tensor %s: data_offsets [%lld, %lld] leave the file, which has %zu bytes "
-                           "of data; the file is truncated or damaged",
-                           where, name, (long long)begin, (long long)end, data_len);
+        return status_fail(
+            ST_FORMAT,
+            "%s: tensor %s: data_offsets [%lld, %lld] leave the file, which has %zu bytes "
+            "of data; the file is truncated or damaged",
+            where, name, (long long)begin, (long long)end, data_len);
     if ((size_t)(end - begin) != e.bytes)
         return status_fail(ST_FORMAT,
-                           "%s: tensor %s: shape and dtype need %zu bytes, data_offsets give %lld", where,
-                           name, e.bytes, (long long)(end - begin));
+                           "%s: tensor %s: shape and dtype need %zu bytes, data_offsets give %lld",
+                           where, name, e.bytes, (long long)(end - begin));
     e.data = data + begin;
     *ret = e;
     return ST_OK;
@@ -115,10 +120,11 @@ static enum status check_coverage(const char *where, struct safetensors_entry *e
     for (int i = 0; i < n; i++) {
         const unsigned char *begin = e[i].data;
         if (begin < at)
-            return status_fail(ST_FORMAT, "%s: tensors %s and %s overlap", where, e[i - 1].name, e[i].name);
+            return status_fail(ST_FORMAT, "%s: tensors %s and %s overlap", where, e[i - 1].name,
+                               e[i].name);
         if (begin > at)
-            return status_fail(ST_FORMAT, "%s: %zu bytes before tensor %s belong to no tensor", where,
-                               (size_t)(begin - at), e[i].name);
+            return status_fail(ST_FORMAT, "%s: %zu bytes before tensor %s belong to no tensor",
+                               where, (size_t)(begin - at), e[i].name);
         at = begin + e[i].bytes;
     }
     if (at != data + data_len)
@@ -135,13 +141,16 @@ static enum status add_file(struct safetensors *set, struct shard *shard, const 
     const char *name;
     json_t *value;
     enum status st = ST_OK;
-    if (len < 8) return status_fail(ST_FORMAT, "%s: %zu bytes are too few for a safetensors file", where, len);
+    if (len < 8)
+        return status_fail(ST_FORMAT, "%s: %zu bytes are too few for a safetensors file", where,
+                           len);
     for (int i = 0; i < 8; i++) header_len |= (uint64_t)file[i] << (8 * i);
     if (header_len > MAX_HEADER || header_len > len - 8)
-        return status_fail(ST_FORMAT,
-                           "%s: the header is said to be %llu bytes, the file has %zu; it is truncated or "
-                           "not a safetensors file",
-                           where, (unsigned long long)header_len, len);
+        return status_fail(
+            ST_FORMAT,
+            "%s: the header is said to be %llu bytes, the file has %zu; it is truncated or "
+            "not a safetensors file",
+            where, (unsigned long long)header_len, len);
     CHECK(json_parse(where, (const char *)file + 8, header_len, &shard->header));
     if (!json_is_object(shard->header) || file[8] != '{')
         return status_fail(ST_FORMAT, "%s: the header is not a JSON object", where);
@@ -152,8 +161,7 @@ static enum status add_file(struct safetensors *set, struct shard *shard, const 
     struct safetensors_entry *grown = realloc(set->entries, (size_t)(room + 1) * sizeof *grown);
     if (!grown) return status_fail(ST_NO_MEMORY, "%s: no memory for %d tensors", where, room);
     set->entries = grown;
-    json_object_foreach(shard->header, name, value)
-    {
+    json_object_foreach (shard->header, name, value) {
         if (strcmp(name, "__metadata__") == 0) {
             if (!set->metadata) set->metadata = value;
             continue;
@@ -168,11 +176,13 @@ out:
 
 static enum status finish_set(const char *where, struct safetensors *set)
 {
-    if (set->n_entries > 0) qsort(set->entries, (size_t)set->n_entries, sizeof *set->entries, by_name);
+    if (set->n_entries > 0)
+        qsort(set->entries, (size_t)set->n_entries, sizeof *set->entries, by_name);
     for (int i = 1; i < set->n_entries; i++)
         if (strcmp(set->entries[i - 1].name, set->entries[i].name) == 0)
-            return status_fail(ST_FORMAT, "%s: tensor %s is in %s and in %s", where, set->entries[i].name,
-                               set->entries[i - 1].file, set->entries[i].file);
+            return status_fail(ST_FORMAT, "%s: tensor %s is in %s and in %s", where,
+                               set->entries[i].name, set->entries[i - 1].file,
+                               set->entries[i].file);
     return ST_OK;
 }
 
@@ -189,13 +199,15 @@ static struct safetensors *new_set(int n_shards)
     return set;
 }
 
-enum status safetensors_parse(const char *where, const void *data, size_t len, struct safetensors **ret)
+enum status safetensors_parse(const char *where, const void *data, size_t len,
+                              struct safetensors **ret)
 {
     struct safetensors *set = new_set(1);
     enum status st = ST_OK;
     if (!set) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
     set->shards[0].path = strdup(where);
-    CHECK(add_file(set, &set->shards[0], set->shards[0].path ? set->shards[0].path : "", data, len));
+    CHECK(
+        add_file(set, &set->shards[0], set->shards[0].path ? set->shards[0].path : "", data, len));
     CHECK(finish_set(where, set));
     *ret = set;
     set = NULL;
@@ -229,23 +241,24 @@ out:
 }
 
 // The distinct file names of an index's weight_map.
-static enum status list_shards(const char *where, const json_t *index, const char **ret_names, int *ret_n)
+static enum status list_shards(const char *where, const json_t *index, const char **ret_names,
+                               int *ret_n)
 {
     const json_t *map = json_object_get(index, "weight_map");
     const char *tensor;
     json_t *file;
     int n = 0;
     if (!json_is_object(map)) return status_fail(ST_FORMAT, "%s: weight_map is missing", where);
-    json_object_foreach((json_t *)map, tensor, file)
-    {
+    json_object_foreach ((json_t *)map, tensor, file) {
         const char *name = json_string_value(file);
         if (!name || name[0] == '\0' || strchr(name, '/'))
-            return status_fail(ST_FORMAT, "%s: weight_map: tensor %s names no file of this folder", where,
-                               tensor);
+            return status_fail(ST_FORMAT, "%s: weight_map: tensor %s names no file of this folder",
+                               where, tensor);
         int i = 0;
         while (i < n && strcmp(ret_names[i], name) != 0) i++;
         if (i < n) continue;
-        if (n == MAX_SHARDS) return status_fail(ST_UNSUPPORTED, "%s: more than %d shards", where, n);
+        if (n == MAX_SHARDS)
+            return status_fail(ST_UNSUPPORTED, "%s: more than %d shards", where, n);
         ret_names[n++] = name;
     }
     *ret_n = n;
@@ -253,12 +266,12 @@ static enum status list_shards(const char *where, const json_t *index, const cha
 }
 
 // Every tensor the index promises must be in the file it names.
-static enum status check_index(const char *where, const json_t *index, const struct safetensors *set)
+static enum status check_index(const char *where, const json_t *index,
+                               const struct safetensors *set)
 {
     const char *tensor;
     json_t *file;
-    json_object_foreach(json_object_get(index, "weight_map"), tensor, file)
-    {
+    json_object_foreach (json_object_get(index, "weight_map"), tensor, file) {
         const struct safetensors_entry *e = safetensors_find(set, tensor);
         const char *slash = e ? strrchr(e->file, '/') : NULL;
         if (!e || strcmp(slash ? slash + 1 : e->file, json_string_value(file)) != 0)
@@ -284,10 +297,11 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
     if (!file_exists(index_path)) {
         st = safetensors_open_file(single, ret);
         if (st == ST_NOT_FOUND)
-            st = status_fail(ST_NOT_FOUND,
-                             "%s: neither model.safetensors nor model.safetensors.index.json is there; "
-                             "other weight formats must be converted to safetensors first",
-                             folder);
+            st = status_fail(
+                ST_NOT_FOUND,
+                "%s: neither model.safetensors nor model.safetensors.index.json is there; "
+                "other weight formats must be converted to safetensors first",
+                folder);
         goto out;
     }
     CHECK(json_read_file(index_path, MAX_HEADER, &index));
@@ -297,7 +311,8 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
         st = status_fail(ST_NO_MEMORY, "%s: no memory", folder);
         goto out;
     }
-    for (int i = 0; i < n; i++) CHECK(open_shard(set, &set->shards[i], path_join(folder, names[i])));
+    for (int i = 0; i < n; i++)
+        CHECK(open_shard(set, &set->shards[i], path_join(folder, names[i])));
     CHECK(finish_set(index_path, set));
     CHECK(check_index(index_path, index, set));
     *ret = set;
@@ -311,7 +326,10 @@ out:
     return st;
 }
 
-int safetensors_count(const struct safetensors *set) { return set->n_entries; }
+int safetensors_count(const struct safetensors *set)
+{
+    return set->n_entries;
+}
 
 const struct safetensors_entry *safetensors_at(const struct safetensors *set, int i)
 {
@@ -325,9 +343,13 @@ const struct safetensors_entry *safetensors_find(const struct safetensors *set, 
     return bsearch(&key, set->entries, (size_t)set->n_entries, sizeof key, by_name);
 }
 
-const json_t *safetensors_metadata(const struct safetensors *set) { return set->metadata; }
+const json_t *safetensors_metadata(const struct safetensors *set)
+{
+    return set->metadata;
+}
 
-// ---- writing -----------------------------------------------------------------------------------------
+// ---- writing
+// -----------------------------------------------------------------------------------------
 static size_t source_bytes(const struct safetensors_source *s)
 {
     size_t n = dtype_size(s->dt);
@@ -335,8 +357,8 @@ static size_t source_bytes(const struct safetensors_source *s)
     return n;
 }
 
-static enum status build_header(const struct safetensors_source *tensors, int n, const json_t *metadata,
-                                struct bytes *ret)
+static enum status build_header(const struct safetensors_source *tensors, int n,
+                                const json_t *metadata, struct bytes *ret)
 {
     uint64_t offset = 0, len;
     json_t *header = json_object();
@@ -347,8 +369,9 @@ static enum status build_header(const struct safetensors_source *tensors, int n,
         uint64_t end = offset + source_bytes(t);
         for (int d = 0; d < t->n_dims; d++) json_array_append_new(shape, json_integer(t->shape[d]));
         json_object_set_new(header, t->name,
-                            json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_safetensors_name(t->dt),
-                                      "shape", shape, "data_offsets", (json_int_t)offset, (json_int_t)end));
+                            json_pack("{s:s, s:o, s:[I, I]}", "dtype",
+                                      dtype_safetensors_name(t->dt), "shape", shape, "data_offsets",
+                                      (json_int_t)offset, (json_int_t)end));
         offset = end;
     }
     char *text = json_dumps(header, JSON_COMPACT);
@@ -392,7 +415,8 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
             buffer = malloc(bytes);
             buffer_bytes = bytes;
             if (!buffer) {
-                st = status_fail(ST_NO_MEMORY, "%s: no memory for tensor %s", path, tensors[i].name);
+                st =
+                    status_fail(ST_NO_MEMORY, "%s: no memory for tensor %s", path, tensors[i].name);
                 goto out;
             }
         }

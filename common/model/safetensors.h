@@ -1,7 +1,8 @@
 /* safetensors.h: reads a folder's model.safetensors, or the shards that
  * model.safetensors.index.json names, by mmap; writes one file. The header is checked whole before
- * anything is used: JSON, known dtypes, shape times dtype = range, ranges inside the file, in order,
- * without gap or overlap. Errors name the file and the tensor. Format: huggingface/safetensors. */
+ * anything is used: JSON, known dtypes, shape times dtype = range, ranges inside the file, in
+ * order, without gap or overlap. Errors name the file and the tensor. Format:
+ * huggingface/safetensors. */
 #ifndef COMMON_MODEL_SAFETENSORS_H
 #define COMMON_MODEL_SAFETENSORS_H
 
@@ -29,7 +30,8 @@ void safetensors_free(struct safetensors *set);
 int safetensors_count(const struct safetensors *set);
 const struct safetensors_entry *safetensors_at(const struct safetensors *set, int i);
 const struct safetensors_entry *safetensors_find(const struct safetensors *set, const char *name);
-const json_t *safetensors_metadata(const struct safetensors *set); // __metadata__ of the first file; may be NULL
+const json_t *
+safetensors_metadata(const struct safetensors *set); // __metadata__ of the first file; may be NULL
 
 // Writes tensors (name, dt, shape, data in host memory) atomically, streaming: read() is called for
 // each tensor when its bytes are due and must fill `bytes` of host memory.

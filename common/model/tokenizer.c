@@ -127,8 +127,7 @@ static enum status load_added(struct tokenizer *t, const struct source *s)
     }
     const char *key;
     json_t *token;
-    json_object_foreach(json_object_get(s->config, "added_tokens_decoder"), key, token)
-    {
+    json_object_foreach (json_object_get(s->config, "added_tokens_decoder"), key, token) {
         char *end;
         long id = strtol(key, &end, 10);
         if (end == key || *end)

@@ -1,7 +1,7 @@
 /* weights.c: lays the arena out, fills it from a folder, writes it back.
  *
- * A new kind of tensor is one row of `roles`. The plan walks the roles in a fixed order; each role's
- * block is one matrix (or vector), and the family's names divide its rows among Hugging Face
+ * A new kind of tensor is one row of `roles`. The plan walks the roles in a fixed order; each
+ * role's block is one matrix (or vector), and the family's names divide its rows among Hugging Face
  * tensors. Loading checks every tensor before it writes one, so a bad folder leaves the arena as it
  * was. One thread. */
 #include "common/model/weights.h"
@@ -15,55 +15,101 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ALIGN_ELEMENTS 128
+#define ALIGN_ELEMENTS   128
 #define STAGING_ELEMENTS ((int64_t)4 << 20)
 
-// ---- the roles ---------------------------------------------------------------------------------------
-// Sizes that shapes are made of.
-enum size { SIZE_NONE, SIZE_HIDDEN, SIZE_VOCAB, SIZE_Q, SIZE_KV, SIZE_QKV, SIZE_HEAD, SIZE_EXPERTS, SIZE_UP, SIZE_INNER };
+// ---- the roles
+// --------------------------------------------------------------------------------------- Sizes
+// that shapes are made of.
+enum size {
+    SIZE_NONE,
+    SIZE_HIDDEN,
+    SIZE_VOCAB,
+    SIZE_Q,
+    SIZE_KV,
+    SIZE_QKV,
+    SIZE_HEAD,
+    SIZE_EXPERTS,
+    SIZE_UP,
+    SIZE_INNER
+};
 
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, enum size size)
 {
     switch (size) {
-    case SIZE_HIDDEN: return c->hidden;
-    case SIZE_VOCAB: return c->vocab_size;
-    case SIZE_Q: return layer_q_width(l);
-    case SIZE_KV: return layer_kv_width(l);
-    case SIZE_QKV: return layer_qkv_width(l);
-    case SIZE_HEAD: return l->head_dim;
-    case SIZE_EXPERTS: return l->n_experts;
-    case SIZE_UP: return layer_up_width(c, l);
-    case SIZE_INNER: return l->intermediate;
-    case SIZE_NONE: break;
+    case SIZE_HIDDEN:
+        return c->hidden;
+    case SIZE_VOCAB:
+        return c->vocab_size;
+    case SIZE_Q:
+        return layer_q_width(l);
+    case SIZE_KV:
+        return layer_kv_width(l);
+    case SIZE_QKV:
+        return layer_qkv_width(l);
+    case SIZE_HEAD:
+        return l->head_dim;
+    case SIZE_EXPERTS:
+        return l->n_experts;
+    case SIZE_UP:
+        return layer_up_width(c, l);
+    case SIZE_INNER:
+        return l->intermediate;
+    case SIZE_NONE:
+        break;
     }
     return 0;
 }
 
 // When a model, or a layer, has a role's block.
-enum when { ALWAYS, IF_LAYER_NORM, IF_MLP_NORM, IF_MLP_LAYER_NORM, IF_POST_NORM, IF_QK_NORM, IF_QKV_BIAS, IF_O_BIAS,
-            IF_MLP_BIAS, IF_EXPERTS, IF_UNTIED, IF_HEAD_BIAS };
+enum when {
+    ALWAYS,
+    IF_LAYER_NORM,
+    IF_MLP_NORM,
+    IF_MLP_LAYER_NORM,
+    IF_POST_NORM,
+    IF_QK_NORM,
+    IF_QKV_BIAS,
+    IF_O_BIAS,
+    IF_MLP_BIAS,
+    IF_EXPERTS,
+    IF_UNTIED,
+    IF_HEAD_BIAS
+};
 
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
     switch (when) {
-    case ALWAYS: break;
-    case IF_LAYER_NORM: return c->norm == NORM_LAYER;
-    case IF_MLP_NORM: return !c->parallel_block;
-    case IF_MLP_LAYER_NORM: return c->norm == NORM_LAYER && !c->parallel_block;
-    case IF_POST_NORM: return c->sandwich_norm;
-    case IF_QK_NORM: return c->qk_norm;
-    case IF_QKV_BIAS: return c->qkv_bias;
-    case IF_O_BIAS: return c->o_bias;
-    case IF_MLP_BIAS: return c->mlp_bias;
-    case IF_EXPERTS: return l->n_experts > 0;
-    case IF_UNTIED: return !c->tie_embeddings;
-    case IF_HEAD_BIAS: return c->head_bias;
+    case ALWAYS:
+        break;
+    case IF_LAYER_NORM:
+        return c->norm == NORM_LAYER;
+    case IF_MLP_NORM:
+        return !c->parallel_block;
+    case IF_MLP_LAYER_NORM:
+        return c->norm == NORM_LAYER && !c->parallel_block;
+    case IF_POST_NORM:
+        return c->sandwich_norm;
+    case IF_QK_NORM:
+        return c->qk_norm;
+    case IF_QKV_BIAS:
+        return c->qkv_bias;
+    case IF_O_BIAS:
+        return c->o_bias;
+    case IF_MLP_BIAS:
+        return c->mlp_bias;
+    case IF_EXPERTS:
+        return l->n_experts > 0;
+    case IF_UNTIED:
+        return !c->tie_embeddings;
+    case IF_HEAD_BIAS:
+        return c->head_bias;
     }
     return true;
 }
 
-// A role's block: (rows, cols), or (rows) where cols is none; as many of them as there are experts where
-// it is theirs. `parts` are the rows of the tensors that most families store it in.
+// A role's block: (rows, cols), or (rows) where cols is none; as many of them as there are experts
+// where it is theirs. `parts` are the rows of the tensors that most families store it in.
 struct role {
     size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
     bool in_layer, is_norm, of_experts;
@@ -79,16 +125,20 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM},
     [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_QKV] = {IN_LAYER(qkv), .rows = SIZE_QKV, .cols = SIZE_HIDDEN, .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
-    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_QKV, .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
+    [ROLE_QKV] = {IN_LAYER(qkv), .rows = SIZE_QKV, .cols = SIZE_HIDDEN,
+                  .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
+    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_QKV,
+                       .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_HEAD},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_HEAD},
     [ROLE_O] = {IN_LAYER(o), .rows = SIZE_HIDDEN, .cols = SIZE_Q},
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
-    [ROLE_MLP_NORM_BIAS] = {IN_LAYER(mlp_norm_bias), .when = IF_MLP_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, .rows = SIZE_EXPERTS, .cols = SIZE_HIDDEN},
+    [ROLE_MLP_NORM_BIAS] = {IN_LAYER(mlp_norm_bias), .when = IF_MLP_LAYER_NORM,
+                            .rows = SIZE_HIDDEN},
+    [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, .rows = SIZE_EXPERTS,
+                     .cols = SIZE_HIDDEN},
     [ROLE_GATE_UP] = {IN_LAYER(gate_up), OF_EXPERTS, .rows = SIZE_UP, .cols = SIZE_HIDDEN,
                       .parts = {SIZE_INNER, SIZE_INNER}},
     [ROLE_GATE_UP_BIAS] = {IN_LAYER(gate_up_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_UP,
@@ -97,12 +147,14 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_DOWN_BIAS] = {IN_LAYER(down_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
     [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
-    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
+    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .when = IF_LAYER_NORM,
+                              .rows = SIZE_HIDDEN},
     [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
     [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .when = IF_HEAD_BIAS, .rows = SIZE_VOCAB},
 };
 
-// ---- the plan ----------------------------------------------------------------------------------------
+// ---- the plan
+// ----------------------------------------------------------------------------------------
 static int count_names(const char *pattern)
 {
     int n = 1;
@@ -130,11 +182,13 @@ static void tensor_name(const char *pattern, int part, int layer, int expert, ch
 
 // How a layer's block of a role is cut into tensors; without any where there is no such block.
 struct cut {
-    int experts, n_parts; // tensors: n_parts of each expert (1 expert where the block is not theirs)
+    int experts,
+        n_parts; // tensors: n_parts of each expert (1 expert where the block is not theirs)
     int64_t rows[3], cols;
 };
 
-static struct cut cut_role(const struct model_config *c, const struct layer_config *l, enum tensor_role i)
+static struct cut cut_role(const struct model_config *c, const struct layer_config *l,
+                           enum tensor_role i)
 {
     const struct role *r = &roles[i];
     struct cut cut = {0};
@@ -144,7 +198,8 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
     int64_t left = size_of(c, l, r->rows);
     bool whole = count_names(c->family->names[i]) == 1;
     for (; left > 0; left -= cut.rows[cut.n_parts++])
-        cut.rows[cut.n_parts] = whole || r->parts[0] == SIZE_NONE ? left : size_of(c, l, r->parts[cut.n_parts]);
+        cut.rows[cut.n_parts] =
+            whole || r->parts[0] == SIZE_NONE ? left : size_of(c, l, r->parts[cut.n_parts]);
     return cut;
 }
 
@@ -162,7 +217,8 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
     for (int p = 0; p < cut.experts * cut.n_parts; p++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
         int64_t rows = cut.rows[p % cut.n_parts];
-        tensor_name(w->config->family->names[role], p % cut.n_parts, layer, p / cut.n_parts, t->name);
+        tensor_name(w->config->family->names[role], p % cut.n_parts, layer, p / cut.n_parts,
+                    t->name);
         t->role = role;
         t->layer = layer;
         t->n_dims = cut.cols ? 2 : 1;
@@ -176,7 +232,9 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
 }
 
 // Every block in the arena's order.
-static void each_role(struct weights *w, void (*visit)(struct weights *, enum tensor_role, int, int64_t *), int64_t *sum)
+static void each_role(struct weights *w,
+                      void (*visit)(struct weights *, enum tensor_role, int, int64_t *),
+                      int64_t *sum)
 {
     for (enum tensor_role r = 0; r < ROLE_ATTN_NORM; r++) visit(w, r, 0, sum);
     for (int l = 0; l < w->config->n_layers; l++)
@@ -220,7 +278,9 @@ void weights_bind(struct weights *w, void *base)
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         bool first_part = i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
-        if (first_part) *role_pointer(w, t->role, t->layer) = (char *)base + (size_t)t->offset * dtype_size(w->dt);
+        if (first_part)
+            *role_pointer(w, t->role, t->layer) =
+                (char *)base + (size_t)t->offset * dtype_size(w->dt);
     }
     if (w->config->tie_embeddings) w->head = w->embed;
 }
@@ -248,15 +308,16 @@ void weights_layout_hash(const struct weights *w, char ret[65])
     bytes_printf(&text, "%s %lld\n", dtype_name(w->dt), (long long)w->n_elements);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        bytes_printf(&text, "%s %lld %lld %lld\n", t->name, (long long)t->shape[0], (long long)t->shape[1],
-                     (long long)t->offset);
+        bytes_printf(&text, "%s %lld %lld %lld\n", t->name, (long long)t->shape[0],
+                     (long long)t->shape[1], (long long)t->offset);
     }
     EVP_Digest(bytes_text(&text), text.len, digest, &len, EVP_sha256(), NULL);
     for (int i = 0; i < 32; i++) snprintf(ret + 2 * i, 3, "%02x", digest[i]);
     bytes_release(&text);
 }
 
-// ---- host and device -----------------------------------------------------------------------------------
+// ---- host and device
+// -----------------------------------------------------------------------------------
 static void *device_address(const struct weights *w, int64_t element)
 {
     return (char *)w->base + (size_t)element * dtype_size(w->dt);
@@ -274,18 +335,22 @@ static float load_f32(const void *data, enum dtype dt, int64_t i)
     return dt == DT_BF16 ? f32_from_bf16(half) : f32_from_f16(half);
 }
 
-static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtype from_dt, int64_t n)
+static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtype from_dt,
+                         int64_t n)
 {
 #pragma omp parallel for if (n > 65536)
     for (int64_t i = 0; i < n; i++) {
         float x = load_f32(from, from_dt, i);
-        if (to_dt == DT_F32) ((float *)to)[i] = x;
-        else ((uint16_t *)to)[i] = bf16_from_f32(x);
+        if (to_dt == DT_F32)
+            ((float *)to)[i] = x;
+        else
+            ((uint16_t *)to)[i] = bf16_from_f32(x);
     }
 }
 
-static enum status copy_tensor_in(const struct weights *w, struct device *dev, const struct weight_tensor *t,
-                                  const void *data, enum dtype dt, void *staging)
+static enum status copy_tensor_in(const struct weights *w, struct device *dev,
+                                  const struct weight_tensor *t, const void *data, enum dtype dt,
+                                  void *staging)
 {
     if (dt == w->dt) {
         device_copy_in(dev, device_address(w, t->offset), data, (size_t)t->n * dtype_size(dt));
@@ -294,12 +359,14 @@ static enum status copy_tensor_in(const struct weights *w, struct device *dev, c
     for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
         int64_t n = t->n - at < STAGING_ELEMENTS ? t->n - at : STAGING_ELEMENTS;
         convert_host(staging, w->dt, (const char *)data + (size_t)at * dtype_size(dt), dt, n);
-        device_copy_in(dev, device_address(w, t->offset + at), staging, (size_t)n * dtype_size(w->dt));
+        device_copy_in(dev, device_address(w, t->offset + at), staging,
+                       (size_t)n * dtype_size(w->dt));
     }
     return ST_OK;
 }
 
-// ---- loading -------------------------------------------------------------------------------------------
+// ---- loading
+// -------------------------------------------------------------------------------------------
 // Tensors of published folders that carry no weights of ours.
 static bool ignorable(const struct weights *w, const char *name)
 {
@@ -316,22 +383,25 @@ static enum status check_tensor(const struct weight_tensor *t, const struct safe
 {
     const struct safetensors_entry *e = safetensors_find(set, t->name);
     if (!e)
-        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; config.json calls for it", folder,
-                           t->name);
-    if (e->n_dims != t->n_dims || e->shape[0] != t->shape[0] || (t->n_dims == 2 && e->shape[1] != t->shape[1])) {
+        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; config.json calls for it",
+                           folder, t->name);
+    if (e->n_dims != t->n_dims || e->shape[0] != t->shape[0] ||
+        (t->n_dims == 2 && e->shape[1] != t->shape[1])) {
         char have[96] = "", want[48];
         for (int d = 0; d < e->n_dims && d < 4; d++)
             snprintf(have + strlen(have), sizeof have - strlen(have), "%s%lld", d ? ", " : "",
                      (long long)e->shape[d]);
         if (t->n_dims == 2)
-            snprintf(want, sizeof want, "%lld, %lld", (long long)t->shape[0], (long long)t->shape[1]);
-        else snprintf(want, sizeof want, "%lld", (long long)t->shape[0]);
-        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); config.json calls for (%s)", e->file,
-                           t->name, have, want);
+            snprintf(want, sizeof want, "%lld, %lld", (long long)t->shape[0],
+                     (long long)t->shape[1]);
+        else
+            snprintf(want, sizeof want, "%lld", (long long)t->shape[0]);
+        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); config.json calls for (%s)",
+                           e->file, t->name, have, want);
     }
     if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
-        return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16", e->file,
-                           t->name, dtype_safetensors_name(e->dt));
+        return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16",
+                           e->file, t->name, dtype_safetensors_name(e->dt));
     return ST_OK;
 }
 
@@ -349,9 +419,11 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     qsort(names, (size_t)w->n_tensors, sizeof *names, compare_pointers);
     for (int i = 0; i < safetensors_count(set) && st == ST_OK; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
-        if (bsearch(&e->name, names, (size_t)w->n_tensors, sizeof *names, compare_pointers)) continue;
+        if (bsearch(&e->name, names, (size_t)w->n_tensors, sizeof *names, compare_pointers))
+            continue;
         if (!ignorable(w, e->name))
-            st = status_fail(ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
+            st = status_fail(ST_MISMATCH,
+                             "%s: tensor %s is not part of a %s model as config.json describes it",
                              e->file, e->name, w->config->architecture);
     }
     free(names);
@@ -425,14 +497,17 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                 int64_t end = begin + chunk < n ? begin + chunk : n;
                 rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
                 for (int64_t j = begin; j < end; j++)
-                    staging[j] = t->n_dims == 2 ? 0.02f * rng_normal(&r) : roles[t->role].is_norm ? norm_one : 0.0f;
+                    staging[j] = t->n_dims == 2           ? 0.02f * rng_normal(&r)
+                                 : roles[t->role].is_norm ? norm_one
+                                                          : 0.0f;
             }
             const void *data = staging;
             if (w->dt != DT_F32) {
                 convert_host(halves, w->dt, staging, DT_F32, n);
                 data = halves;
             }
-            device_copy_in(dev, device_address(w, t->offset + at), data, (size_t)n * dtype_size(w->dt));
+            device_copy_in(dev, device_address(w, t->offset + at), data,
+                           (size_t)n * dtype_size(w->dt));
         }
     }
     st = device_sync(dev);
@@ -442,15 +517,16 @@ out:
     return st;
 }
 
-// ---- saving --------------------------------------------------------------------------------------------
+// ---- saving
+// --------------------------------------------------------------------------------------------
 struct save {
     const struct weights *w;
     struct device *dev;
     void *staging; // one tensor in the arena's dtype
 };
 
-static enum status read_for_save(void *context, const struct safetensors_source *source, size_t bytes,
-                                 void *to)
+static enum status read_for_save(void *context, const struct safetensors_source *source,
+                                 size_t bytes, void *to)
 {
     struct save *s = context;
     const struct weight_tensor *t = source->tag;
@@ -465,7 +541,8 @@ static enum status read_for_save(void *context, const struct safetensors_source 
     return st;
 }
 
-enum status weights_save(const struct weights *w, struct device *dev, const char *folder, enum dtype as)
+enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
+                         enum dtype as)
 {
     struct save save = {w, dev, NULL};
     struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);

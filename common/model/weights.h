@@ -4,8 +4,8 @@
  * hash. Offsets are multiples of 128 elements, whatever the dtype (256 bytes in bf16), so that the
  * i-th element of the weights, of the gradients, of both moments and of the 16-bit residual belong
  * together and the optimizer is one pass over one range. Fused blocks (qkv, gate_up) lie together;
- * each Hugging Face tensor is a plain row range of its block. The last 256 bytes of the arena are the
- * canary (bridge/bridge_file.h): never a weight.
+ * each Hugging Face tensor is a plain row range of its block. The last 256 bytes of the arena are
+ * the canary (bridge/bridge_file.h): never a weight.
  */
 #ifndef COMMON_MODEL_WEIGHTS_H
 #define COMMON_MODEL_WEIGHTS_H
@@ -15,16 +15,16 @@
 #include "kernels/device.h"
 
 struct weight_tensor {
-    char name[160];     // Hugging Face name
+    char name[160]; // Hugging Face name
     enum tensor_role role;
-    int layer;          // 0 outside of layers
+    int layer; // 0 outside of layers
     int n_dims;
     int64_t shape[2];
-    int64_t n;          // elements
-    int64_t offset;     // elements from the arena's start
+    int64_t n;      // elements
+    int64_t offset; // elements from the arena's start
 };
 
-struct layer_weights { // pointers into the arena; NULL where the family has none
+struct layer_weights {                // pointers into the arena; NULL where the family has none
     void *attn_norm, *attn_norm_bias; // (hidden)
     void *qkv;                        // (q + 2 kv width, hidden)
     void *qkv_bias;                   // (q + 2 kv width)
@@ -33,10 +33,10 @@ struct layer_weights { // pointers into the arena; NULL where the family has non
     void *post_attn_norm;             // (hidden)
     void *mlp_norm, *mlp_norm_bias;   // (hidden)
     void *router;                     // (n_experts, hidden)
-    void *gate_up, *gate_up_bias;     // (2 * intermediate, hidden): gate rows, then up rows; or the up
-                                      // rows alone; n_experts of them where there are experts
-    void *down, *down_bias;           // (hidden, intermediate), as many
-    void *post_mlp_norm;              // (hidden)
+    void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
+                                  // rows alone; n_experts of them where there are experts
+    void *down, *down_bias;       // (hidden, intermediate), as many
+    void *post_mlp_norm;          // (hidden)
 };
 
 struct weights {
@@ -47,12 +47,12 @@ struct weights {
     size_t bytes;         // of the arena: n_elements * dtype_size + canary, rounded up
     size_t canary_offset; // bytes
     int n_tensors;
-    struct weight_tensor *tensors; // in arena order
-    void *base;           // device memory; NULL until bound
-    void *embed, *head;  // (vocab, hidden); the same where tied
-    void *head_bias;     // (vocab), or NULL
+    struct weight_tensor *tensors;      // in arena order
+    void *base;                         // device memory; NULL until bound
+    void *embed, *head;                 // (vocab, hidden); the same where tied
+    void *head_bias;                    // (vocab), or NULL
     void *final_norm, *final_norm_bias; // (hidden)
-    struct layer_weights *layers; // (n_layers)
+    struct layer_weights *layers;       // (n_layers)
 };
 #define WEIGHTS_CANARY_BYTES 256
 

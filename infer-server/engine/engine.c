@@ -47,10 +47,11 @@ static enum status check_choice(const struct engine_options *o, struct speculati
             return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
                                SPECULATIVE_MOST);
     if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
-        return status_fail(ST_INVALID,
-                           "%s: draft_model needs a draft model, and the server was started without "
-                           "one; start it with --draft DIR",
-                           where);
+        return status_fail(
+            ST_INVALID,
+            "%s: draft_model needs a draft model, and the server was started without "
+            "one; start it with --draft DIR",
+            where);
     return ST_OK;
 }
 

@@ -58,7 +58,7 @@ struct sampling {
     bool ignore_eos;
     int32_t stop_ids[16];
     int n_stop_ids;
-    int min_tokens; // no stop token before this many
+    int min_tokens;      // no stop token before this many
     uint64_t cache_salt; // finds and leaves blocks in the prefix cache under this; 0: everybody's
     // Adjustments of the logits, before temperature and filtering (ops.h, adjust_logits). 0: off,
     // for repetition 1 as well. Several biases of one token add up.
@@ -154,8 +154,8 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     // drafts as the engine verified them, before stop strings cut the text
     uint64_t num_drafts, num_draft_tokens, num_accepted_tokens;
     uint64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
-    struct speculative_choice speculative; // the server's
-    int draft_positions;                   // its K, or the most that a request has drafted
+    struct speculative_choice speculative;    // the server's
+    int draft_positions;                      // its K, or the most that a request has drafted
     struct histogram first_token, next_token; // seconds; the second: between tokens of a sample
     struct histogram step_tokens; // prompt tokens computed and tokens generated, by step
 };

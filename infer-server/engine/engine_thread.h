@@ -38,7 +38,7 @@ struct engine {
     char open_message[512];
     struct engine_stats stats; // snapshot
     struct request *inbox, **inbox_end;
-    int n_inside; // samples accepted and not ended
+    int n_inside;             // samples accepted and not ended
     _Atomic uint64_t n_salts; // given to requests that are to share nothing
     struct command *commands, **commands_end;
     bool pause_wanted, paused, stopping;

@@ -74,8 +74,7 @@ enum status kv_memory_init(struct kv_memory *m, struct device *dev,
 {
     memset(m, 0, sizeof *m);
     enum status st = ST_OK;
-    const int64_t block_bytes =
-        kv_memory_block_bytes(config, dt, wish->block_size) + wish->beside;
+    const int64_t block_bytes = kv_memory_block_bytes(config, dt, wish->block_size) + wish->beside;
     int64_t bytes = 0;
     CHECK(pool_bytes(dev, wish, &bytes));
 

@@ -142,8 +142,9 @@ static enum status arena_new(struct weights_owner *o, enum weights_role role)
     return arena_load(o, role, a->source.folder);
 }
 
-enum status weights_owner_new(struct device *dev, const struct weights_source sources[WEIGHTS_ROLES],
-                              enum dtype dt, const char *bridge_path, struct weights_owner **ret)
+enum status weights_owner_new(struct device *dev,
+                              const struct weights_source sources[WEIGHTS_ROLES], enum dtype dt,
+                              const char *bridge_path, struct weights_owner **ret)
 {
     enum status st = ST_OK;
     struct weights_owner *o = calloc(1, sizeof *o);

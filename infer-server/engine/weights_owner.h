@@ -21,8 +21,9 @@ struct weights_source {
 
 // Plans the arenas, takes the control page, allocates, and loads the folders: version 2. ST_BUSY
 // where a living daemon uses the same bridge path. All pointers are borrowed for its life.
-enum status weights_owner_new(struct device *dev, const struct weights_source sources[WEIGHTS_ROLES],
-                              enum dtype dt, const char *bridge_path, struct weights_owner **ret);
+enum status weights_owner_new(struct device *dev,
+                              const struct weights_source sources[WEIGHTS_ROLES], enum dtype dt,
+                              const char *bridge_path, struct weights_owner **ret);
 // Writes the bridge file: clients find the weights from here on.
 enum status weights_owner_announce(struct weights_owner *o, const char *socket_path);
 // Removes bridge file, control page and arenas; NULL is fine.

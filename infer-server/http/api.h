@@ -30,7 +30,7 @@ struct api_model {
     const struct chat_template *chat;  // NULL: chat is refused with why_no_chat
     const char *why_no_chat;
     int vocab_size;
-    int max_context; // tokens, prompt and completion together
+    int max_context;                // tokens, prompt and completion together
     struct unknown_fields *unknown; // NULL: refused
     // Defaults of the OpenAI endpoints: generation_config.json's.
     double temperature, top_p, min_p;

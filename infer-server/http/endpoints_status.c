@@ -50,9 +50,10 @@ void handle_health(void *server, struct exchange *x)
     if (!ok) exchange_header(x, "Retry-After", "1");
     json_t *health = json_pack(
         "{s:s, s:I, s:o, s:o, s:b, s:i, s:i, s:i, s:f}", "status", state, "weight_version",
-        (json_int_t)stats.weight_version, "model", json_clean_string(s->model.name), "state_detail", json_clean_string(detail), "paused",
-        (int)s->paused, "running", stats.running, "waiting", stats.waiting, "max_context",
-        s->model.max_context, "uptime_seconds", clock_ms_since(s->start_ns) / 1e3);
+        (json_int_t)stats.weight_version, "model", json_clean_string(s->model.name), "state_detail",
+        json_clean_string(detail), "paused", (int)s->paused, "running", stats.running, "waiting",
+        stats.waiting, "max_context", s->model.max_context, "uptime_seconds",
+        clock_ms_since(s->start_ns) / 1e3);
     json_object_set_new(health, "warning", json_clean_string(stats.weights_warning));
     exchange_reply_json(x, ok ? 200 : 503, health);
 }
@@ -66,9 +67,10 @@ void handle_version(void *server, struct exchange *x)
 
 static json_t *model_card(const struct server *s)
 {
-    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:n, s:i}", "id", json_clean_string(s->model.name), "object", "model",
-                     "created", (json_int_t)s->start_s, "owned_by", "commonweight", "root",
-                     json_clean_string(s->model.folder), "parent", "max_model_len", s->model.max_context);
+    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:n, s:i}", "id", json_clean_string(s->model.name),
+                     "object", "model", "created", (json_int_t)s->start_s, "owned_by",
+                     "commonweight", "root", json_clean_string(s->model.folder), "parent",
+                     "max_model_len", s->model.max_context);
 }
 
 void handle_models(void *server, struct exchange *x)
@@ -164,13 +166,13 @@ void handle_spec_decode_stats(void *server, struct exchange *x)
         length = json_real(1 + (double)e.num_accepted_tokens / (double)e.num_drafts);
     char method[64];
     speculative_write(e.speculative, method);
-    exchange_reply_json(
-        x, 200,
-        json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
-                  method, "num_speculative_tokens", speculative_most(e.speculative),
-                  "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
-                  (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
-                  (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos", per_pos,
-                  "accept_rate", rate, "mean_acceptance_length", length, "generated_tokens",
-                  (json_int_t)e.generated_tokens, "weight_version", (json_int_t)e.weight_version));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
+                                  method, "num_speculative_tokens", speculative_most(e.speculative),
+                                  "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
+                                  (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
+                                  (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos",
+                                  per_pos, "accept_rate", rate, "mean_acceptance_length", length,
+                                  "generated_tokens", (json_int_t)e.generated_tokens,
+                                  "weight_version", (json_int_t)e.weight_version));
 }

@@ -274,9 +274,9 @@ static void error_object(struct bytes *to, unsigned code, const char *name, cons
                          const char *sentence)
 {
     json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
-    json_t *object =
-        json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message", json_clean_string(sentence), "type",
-                  type, "param", param, "code", name ? json_string(name) : json_integer(code));
+    json_t *object = json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message",
+                               json_clean_string(sentence), "type", type, "param", param, "code",
+                               name ? json_string(name) : json_integer(code));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     bytes_puts(to, text ? text : "{\"error\":{\"message\":\"out of memory\"}}");
     free(text);

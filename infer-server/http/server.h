@@ -13,8 +13,8 @@ struct server_options { // all borrowed
     struct chat_template_choice chat_template;
     const char *api_key; // for the TCP listener; NULL: none
     const char *socket_path;
-    bool accept_unknown; // fields that the protocol does not know: logged, not refused
-    int unix_fd, tcp_fd; // listening; -1: none. Taken over
+    bool accept_unknown;              // fields that the protocol does not know: logged, not refused
+    int unix_fd, tcp_fd;              // listening; -1: none. Taken over
     const char *const *allowed_hosts; // of requests over TCP without a key; NULL-ended, or NULL
     int64_t max_body, max_buffered;   // bytes
     int max_connections, idle_timeout_s, request_timeout_s, drain_timeout_s;

@@ -1,6 +1,6 @@
 /* spec_window.h: what was drafted and accepted for the samples that ended last, for
- * GET /v1/spec_decode_stats?id=ID. The oldest gives its place to the next: nothing else is kept of a
- * finished request. Loop's thread. */
+ * GET /v1/spec_decode_stats?id=ID. The oldest gives its place to the next: nothing else is kept of
+ * a finished request. Loop's thread. */
 #ifndef INFER_SERVER_SPEC_WINDOW_H
 #define INFER_SERVER_SPEC_WINDOW_H
 

@@ -413,8 +413,8 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
     return (size_t)(delta + part_rows * part_width(shape)) * sizeof(float);
 }
 
-// Whether a block may have that much shared memory: with heads of 256, not on compute capability 8.6
-// and 8.9.
+// Whether a block may have that much shared memory: with heads of 256, not on compute
+// capability 8.6 and 8.9.
 static bool shared_fits(struct device *dev, const struct attn_shape *shape, size_t bytes)
 {
     struct cuda_state *state = cuda_use(dev);

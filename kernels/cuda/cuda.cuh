@@ -246,16 +246,15 @@ __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
 
 // ---- entries of the table (ops.cu) -------------------------------------------------------------
 
-#define CUDA_OPS(X)                                                                                \
-    X(matmul)                                                                                      \
-    X(gather_rows)                                                                                 \
-    X(scatter_add_rows)                                                                            \
-    X(norm) X(norm_back) X(rope) X(kv_store) X(rope_store) X(attn_paged) X(attn_packed)            \
-        X(attn_packed_back) X(act) X(act_back) X(moe_route) X(moe_route_back)        \
-            X(matmul_experts) X(matmul_experts_back) X(moe_combine) X(moe_combine_back) X(add)     \
-                X(column_sum) X(convert) X(softcap) X(softcap_back) X(logprob) X(logprob_back)     \
-                    X(top_logprobs) X(adjust_logits)                                               \
-                    X(distill) X(sample) X(sum_squares) X(adamw) X(checksum) X(scratch_bytes)
+// clang-format off
+#define CUDA_OPS(X) \
+    X(matmul) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) X(kv_store) \
+    X(rope_store) X(attn_paged) X(attn_packed) X(attn_packed_back) X(act) X(act_back) \
+    X(moe_route) X(moe_route_back) X(matmul_experts) X(matmul_experts_back) X(moe_combine) \
+    X(moe_combine_back) X(add) X(column_sum) X(convert) X(softcap) X(softcap_back) X(logprob) \
+    X(logprob_back) X(top_logprobs) X(adjust_logits) X(distill) X(sample) X(sum_squares) \
+    X(adamw) X(checksum) X(scratch_bytes)
+// clang-format on
 
 // cuda_<name> has the type of the field <name> of struct ops.
 template <typename T> struct pointee;

@@ -38,8 +38,8 @@ static cudaError_t grow(struct device *dev, size_t bytes)
     struct cuda_state *state = cuda_use(dev);
     size_t whole = (bytes + (1 << 20) - 1) >> 20 << 20;
     void *memory = NULL;
-    void **outgrown = (void **)realloc(state->outgrown,
-                                       (state->n_outgrown + 1) * sizeof *state->outgrown);
+    void **outgrown =
+        (void **)realloc(state->outgrown, (state->n_outgrown + 1) * sizeof *state->outgrown);
     if (!outgrown) return cudaErrorMemoryAllocation;
     state->outgrown = outgrown;
     cudaError_t error = cudaMalloc(&memory, whole);
@@ -436,8 +436,8 @@ static double timer_stop(struct device *dev)
 }
 
 const struct backend backend_cuda = {
-    DEVICE_CUDA,  "cuda-ipc", &ops_cuda,     open_at,     device_close, alloc,         release,
-    memory,       reserve,    host_alloc,    host_release, copy_in,     copy_out,      copy,
-    copy_2d,      fill,       sync,          shared_create, shared_open, shared_close, capture_begin,
-    capture_end,  graph_launch, graph_free,  timer_start,  timer_stop,
+    DEVICE_CUDA, "cuda-ipc",   &ops_cuda,  open_at,       device_close, alloc,        release,
+    memory,      reserve,      host_alloc, host_release,  copy_in,      copy_out,     copy,
+    copy_2d,     fill,         sync,       shared_create, shared_open,  shared_close, capture_begin,
+    capture_end, graph_launch, graph_free, timer_start,   timer_stop,
 };

@@ -167,8 +167,8 @@ static void acceptance_falls_or_holds(void **state)
     for (int together = 0; together < 2; together++) {
         // fixed: always four drafts, so that no measured time decides what is counted
         daemon_start(&s.daemon, s.policy,
-                     OPTIONS("--draft", s.draft, "--speculative", "draft_model:4",
-                             "--draft-length", "fixed"));
+                     OPTIONS("--draft", s.draft, "--speculative", "draft_model:4", "--draft-length",
+                             "fixed"));
         assert_int_equal(train(&s, names[together],
                                OPTIONS("--max-steps", "14", "--learning-rate", "3e-4",
                                        together ? "--train-draft" : "--ignore-eos",

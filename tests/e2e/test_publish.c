@@ -1,10 +1,11 @@
-/* test_publish.c: no torn read, ever. A second process publishes 1,000 updates while a daemon generates
- * flat out; every sampled token must carry a version and the log-probability which that version's
- * weights give it.
+/* test_publish.c: no torn read, ever. A second process publishes 1,000 updates while a daemon
+ * generates flat out; every sampled token must carry a version and the log-probability which that
+ * version's weights give it.
  *
- * Version v multiplies the vocabulary matrix by scale(v). Nothing before it changes, so the cache of a
- * request in flight stays right, the logits of version v are scale(v) times those of the folder's
- * weights, and a matrix read half old, half new would give log-probabilities of no version at all. */
+ * Version v multiplies the vocabulary matrix by scale(v). Nothing before it changes, so the cache
+ * of a request in flight stays right, the logits of version v are scale(v) times those of the
+ * folder's weights, and a matrix read half old, half new would give log-probabilities of no version
+ * at all. */
 #include "bridge/attach.h"
 #include "common/http/http_client.h"
 #include "common/base/clock.h"
@@ -27,7 +28,8 @@ static double scale(uint64_t version)
     return version <= 2 ? 1.0 : 0.25 + (double)(version / 2 * 37 % 101) / 50.0;
 }
 
-// ---- the publishing process -------------------------------------------------------------------------------
+// ---- the publishing process
+// -------------------------------------------------------------------------------
 struct publisher {
     struct bridge *bridge;
     float *base;   // the folder's vocabulary matrix
@@ -39,7 +41,8 @@ struct publisher {
 static enum status write_head(void *context)
 {
     struct publisher *p = context;
-    double s = scale(control_version(bridge_control(p->bridge)) + 1); // odd now; this is the next even one
+    double s =
+        scale(control_version(bridge_control(p->bridge)) + 1); // odd now; this is the next even one
     for (int64_t i = 0; i < p->n; i++) p->scaled[i] = (float)(s * (double)p->base[i]);
     device_copy_in(bridge_device(p->bridge), p->head, p->scaled, (size_t)p->n * sizeof *p->scaled);
     return ST_OK;
@@ -77,10 +80,11 @@ out:
     return st;
 }
 
-// ---- what the daemon says -----------------------------------------------------------------------------------
+// ---- what the daemon says
+// -----------------------------------------------------------------------------------
 struct seen {
     struct reference reference;
-    float *logits; // (PROMPT + MAX_TOKENS, vocab)
+    float *logits;                  // (PROMPT + MAX_TOKENS, vocab)
     long samples, tokens, spanning; // spanning: samples that lived through an update
     uint64_t first, last;           // versions
     double worst, tolerance;
@@ -111,13 +115,15 @@ static void check_sample(struct seen *seen, const char *line, size_t len)
     json_t *sample = NULL;
     uint64_t before = 0;
     assert_ok(json_parse("rollouts", line, len, &sample));
-    const json_t *tokens = json_object_get(sample, "token_ids"), *logprobs = json_object_get(sample, "logprobs"),
+    const json_t *tokens = json_object_get(sample, "token_ids"),
+                 *logprobs = json_object_get(sample, "logprobs"),
                  *versions = json_object_get(sample, "weight_versions");
     size_t n = json_array_size(tokens);
     if (n != MAX_TOKENS) fail_msg("a sample of %zu tokens: %.*s", n, (int)len, line);
     assert_int_equal(json_array_size(logprobs), n);
     assert_int_equal(json_array_size(versions), n);
-    for (size_t i = 0; i < n; i++) ids[PROMPT + i] = (int32_t)json_integer_value(json_array_get(tokens, i));
+    for (size_t i = 0; i < n; i++)
+        ids[PROMPT + i] = (int32_t)json_integer_value(json_array_get(tokens, i));
     reference_logits(&seen->reference, ids, PROMPT + MAX_TOKENS, seen->logits);
     for (size_t i = 0; i < n; i++) {
         uint64_t version = (uint64_t)json_integer_value(json_array_get(versions, i));
@@ -156,12 +162,13 @@ static void no_read_is_torn(void **state)
     // The reference is the CPU's. A GPU sums in other orders, and the scale enlarges what that is
     // worth in f32 (2.2e-5 was seen); a torn read would be off by tenths.
     seen.tolerance = strcmp(test_device(), "cpu") == 0 ? 2e-5 : 1e-4;
-    seen.logits = malloc(sizeof(float) * (PROMPT + MAX_TOKENS) * (size_t)seen.reference.config->vocab_size);
+    seen.logits =
+        malloc(sizeof(float) * (PROMPT + MAX_TOKENS) * (size_t)seen.reference.config->vocab_size);
     daemon_start(&daemon, model, options);
     assert_ok(http_client_new(daemon.socket, &client));
-    json_t *body = json_pack("{s:[{s:s, s:[i,i,i,i,i,i], s:i}], s:{s:i, s:f, s:b}}", "groups", "id", "g",
-                             "prompt_token_ids", 3, 1, 4, 1, 5, 9, "n", 16, "sampling", "max_tokens", MAX_TOKENS,
-                             "temperature", 1.0, "ignore_eos", 1);
+    json_t *body = json_pack("{s:[{s:s, s:[i,i,i,i,i,i], s:i}], s:{s:i, s:f, s:b}}", "groups", "id",
+                             "g", "prompt_token_ids", 3, 1, 4, 1, 5, 9, "n", 16, "sampling",
+                             "max_tokens", MAX_TOKENS, "temperature", 1.0, "ignore_eos", 1);
     assert_non_null(body);
     fflush(NULL);
     pid_t child = fork();
@@ -170,7 +177,8 @@ static void no_read_is_torn(void **state)
     for (int seed = 1; waitpid(child, &child_status, WNOHANG) == 0; seed++) {
         assert_true(clock_now_ns() < deadline);
         json_object_set_new(json_object_get(body, "sampling"), "seed", json_integer(seed));
-        assert_ok(http_post_lines(client, "/v1/rollouts", body, 30000, 30000, keep_line, NULL, &lines));
+        assert_ok(
+            http_post_lines(client, "/v1/rollouts", body, 30000, 30000, keep_line, NULL, &lines));
     }
     assert_int_equal(child_status, 0);
     assert_ok(http_post_lines(client, "/v1/rollouts", body, 30000, 30000, keep_line, NULL, &lines));
@@ -179,9 +187,10 @@ static void no_read_is_torn(void **state)
     assert_int_equal(seen.last, 2 + 2 * PUBLISHES);
     int sampled = 0;
     for (int i = 0; i < PUBLISHES + 2; i++) sampled += seen.versions[i];
-    print_message("%d publishes; %ld samples, %ld tokens of %d versions, %ld updates under a running sample; "
-                  "worst log-probability off by %.2e\n",
-                  PUBLISHES, seen.samples, seen.tokens, sampled, seen.spanning, seen.worst);
+    print_message(
+        "%d publishes; %ld samples, %ld tokens of %d versions, %ld updates under a running sample; "
+        "worst log-probability off by %.2e\n",
+        PUBLISHES, seen.samples, seen.tokens, sampled, seen.spanning, seen.worst);
     assert_true(sampled > PUBLISHES / 2); // generation did run all along
     assert_true(seen.spanning > PUBLISHES / 2);
     bytes_release(&lines);

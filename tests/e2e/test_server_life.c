@@ -443,8 +443,8 @@ static void test_draft_model(void **state)
     // two roles in the bridge file, and both arenas are the daemon's
     json_t *file = json_load_file(d.bridge, 0, NULL), *roles = json_object_get(file, "roles");
     assert_int_equal(json_array_size(roles), 2);
-    assert_string_equal(
-        json_string_value(json_object_get(json_array_get(roles, 1), "role")), "draft");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(roles, 1), "role")),
+                        "draft");
     struct test_child check = {0};
     const char *log = test_path(d.folder, "check.log");
     const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
@@ -465,8 +465,7 @@ static void test_draft_model(void **state)
         json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
         const json_t *x = json_array_get(json_object_get(a, "choices"), 0),
                      *y = json_array_get(json_object_get(plain, "choices"), 0);
-        assert_true(
-            json_equal(json_object_get(x, "token_ids"), json_object_get(y, "token_ids")));
+        assert_true(json_equal(json_object_get(x, "token_ids"), json_object_get(y, "token_ids")));
         snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s",
                  json_string_value(json_object_get(a, "id")));
         json_t *stats = daemon_get(d.socket, path, 200);

@@ -136,8 +136,7 @@ static void costs_of_inference(void **state)
     (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(
-        train(&s, "plain", OPTIONS("--max-steps", "1", "--gain-acceptance", "2")), 0);
+    assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1", "--gain-acceptance", "2")), 0);
     assert_log(&s, "--gain-acceptance has no effect without --cost");
     json_t *m = last_metrics(&s, "plain");
     assert_null(json_object_get(m, "rewards/cost")); // measured all the same
@@ -308,11 +307,11 @@ static void daemons_are_summed(void **state)
     bridge_file_free(file);
 
     // in a run: nobody else asked them, so it is what the samples say
-    assert_int_equal(train(&s, "run",
-                           OPTIONS("--max-steps", "1", "--temperature", "0.01",
-                                   "--max-completion-length", "100", "--log-completions",
-                                   "--also-count", more)),
-                     0);
+    assert_int_equal(
+        train(&s, "run",
+              OPTIONS("--max-steps", "1", "--temperature", "0.01", "--max-completion-length", "100",
+                      "--log-completions", "--also-count", more)),
+        0);
     json_t *m = last_metrics(&s, "run");
     assert_true(metric(m, "spec_decode/num_draft_tokens") > 0);
     assert_true(telemetry_sum(&s, "run/rollouts/step-1.jsonl", "num_draft_tokens") ==

@@ -1,4 +1,5 @@
-/* fuzz_safetensors.c: any bytes as a safetensors file: refused, or every tensor lies inside them. */
+/* fuzz_safetensors.c: any bytes as a safetensors file: refused, or every tensor lies inside them.
+ */
 #include "common/model/safetensors.h"
 #include <stdlib.h>
 

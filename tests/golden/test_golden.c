@@ -1,14 +1,15 @@
-/* test_golden.c: reference values (tests/golden/README.md) against the model, the losses, the backward
- * pass and the optimizer: the code that trains and serves, called as the daemon and the trainer do.
+/* test_golden.c: reference values (tests/golden/README.md) against the model, the losses, the
+ * backward pass and the optimizer: the code that trains and serves, called as the daemon and the
+ * trainer do.
  *
  * With a folder (make golden GOLDEN_DIR=DIR): one line for every model folder in it.
  * Without: the folders of tests/golden as tests.
  *
- * Tolerances, f32: logits and gradients 1e-4 of the largest entry (sums of some hundred f32 products
- * in another order); losses 1e-5; parameters after three AdamW steps 2e-6 rms and at most 0.1% of
- * entries off by more than 1e-5, because Adam magnifies entries whose gradient is rounding noise. On a
- * GPU the logits are also computed in bf16: 2e-2 of the largest, some roundings of 2^-8 in a row;
- * tokens whose choice of experts hangs on a rounding are counted and left out. */
+ * Tolerances, f32: logits and gradients 1e-4 of the largest entry (sums of some hundred f32
+ * products in another order); losses 1e-5; parameters after three AdamW steps 2e-6 rms and at most
+ * 0.1% of entries off by more than 1e-5, because Adam magnifies entries whose gradient is rounding
+ * noise. On a GPU the logits are also computed in bf16: 2e-2 of the largest, some roundings of 2^-8
+ * in a row; tokens whose choice of experts hangs on a rounding are counted and left out. */
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/model.h"
@@ -25,12 +26,14 @@
 #include <string.h>
 
 #define N_LOSSES 6
-static const char *const loss_names[N_LOSSES] = {"grpo", "bnpo", "dapo", "dr_grpo", "gspo", "cispo"};
+static const char *const loss_names[N_LOSSES] = {"grpo",    "bnpo", "dapo",
+                                                 "dr_grpo", "gspo", "cispo"};
 
 struct result {
-    double bf16_logits; // -1: not computed; over bf16_rows rows
+    double bf16_logits;        // -1: not computed; over bf16_rows rows
     int bf16_rows, bf16_flips; // flips: tokens that went to other experts than in f32
-    double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off, adamw_losses;
+    double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off,
+        adamw_losses;
     bool greedy;
     bool recompute; // gradients with layers run again are the same bits
 };
@@ -58,9 +61,10 @@ static const void *value(const struct golden *g, const char *name)
     return e ? e->data : NULL;
 }
 
-// "<prefix>NAME" of a tensor. The reference keeps a mixture's experts in two tensors a layer, one expert
-// after the other, as the arena does: there it is a part of one of those.
-static const float *tensor_value(const struct golden *g, const char *prefix, const struct weights *w, int t)
+// "<prefix>NAME" of a tensor. The reference keeps a mixture's experts in two tensors a layer, one
+// expert after the other, as the arena does: there it is a part of one of those.
+static const float *tensor_value(const struct golden *g, const char *prefix,
+                                 const struct weights *w, int t)
 {
     char name[220];
     const struct weight_tensor *tensor = &w->tensors[t];
@@ -71,7 +75,9 @@ static const float *tensor_value(const struct golden *g, const char *prefix, con
                        : tensor->role == ROLE_GATE_UP ? "experts.gate_up_proj"
                                                       : "experts.down_proj";
     snprintf(name, sizeof name, "%smodel.layers.%d.mlp.%s", prefix, tensor->layer, part);
-    while (t > 0 && w->tensors[t - 1].role == tensor->role && w->tensors[t - 1].layer == tensor->layer) t--;
+    while (t > 0 && w->tensors[t - 1].role == tensor->role &&
+           w->tensors[t - 1].layer == tensor->layer)
+        t--;
     whole = value(g, name);
     return whole ? whole + (tensor->offset - w->tensors[t].offset) : NULL;
 }
@@ -81,10 +87,12 @@ static double fact(const struct golden *g, const char *key)
     return json_number_value(json_object_get(g->facts, key));
 }
 
-// ---- opening -------------------------------------------------------------------------------------------
+// ---- opening
+// -------------------------------------------------------------------------------------------
 static enum status open_files(struct golden *g)
 {
-    char *json = path_join(g->folder, "golden.json"), *tensors = path_join(g->folder, "golden.safetensors");
+    char *json = path_join(g->folder, "golden.json"),
+         *tensors = path_join(g->folder, "golden.safetensors");
     enum status st;
     CHECK(json_read_file(json, 1 << 20, &g->facts));
     CHECK(safetensors_open_file(tensors, &g->values));
@@ -146,7 +154,8 @@ static enum status open_golden(struct golden *g)
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
     CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
     CHECK(optimizer_new(g->dev, g->weights, &adamw, &g->optimizer));
-    CHECK(backward_new(g->model, optimizer_grads(g->optimizer), max_tokens, max_tokens, &g->backward));
+    CHECK(backward_new(g->model, optimizer_grads(g->optimizer), max_tokens, max_tokens,
+                       &g->backward));
     CHECK(fill_batch(g));
 out:
     return st;
@@ -166,14 +175,16 @@ static void close_golden(struct golden *g)
     json_decref(g->facts);
 }
 
-// ---- comparing -----------------------------------------------------------------------------------------
+// ---- comparing
+// -----------------------------------------------------------------------------------------
 static void widen(double *worst, double x)
 {
     if (!(x <= *worst)) *worst = x; // NaN counts as worst
 }
 
 // Over all rows, or those of use_row (T).
-static enum status check_logits(struct golden *g, struct model *model, const bool *use_row, double *ret)
+static enum status check_logits(struct golden *g, struct model *model, const bool *use_row,
+                                double *ret)
 {
     const float *want = value(g, "logits");
     int vocab = g->config->vocab_size, width = g->prompt + g->completion;
@@ -210,10 +221,11 @@ static int compare_ints(const void *a, const void *b)
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-// Which expert is third best may hang on a rounding: then the two runs compute different functions. A
-// row that some layer sent to other experts is such a place, and so are those that can attend to it.
-static enum status mark_same_experts(struct golden *g, const struct tape *x, const struct tape *y, bool *ret_rows,
-                                     int *ret_flips)
+// Which expert is third best may hang on a rounding: then the two runs compute different functions.
+// A row that some layer sent to other experts is such a place, and so are those that can attend to
+// it.
+static enum status mark_same_experts(struct golden *g, const struct tape *x, const struct tape *y,
+                                     bool *ret_rows, int *ret_flips)
 {
     int k = g->config->layers[0].experts_per_token, rows = batch_tokens(g->batch);
     size_t bytes = (size_t)(rows * k) * sizeof(int32_t);
@@ -225,7 +237,8 @@ static enum status mark_same_experts(struct golden *g, const struct tape *x, con
         device_copy_out(g->dev, b, y->layers[l].routing.expert, bytes);
         CHECK(device_sync(g->dev));
         for (int s = 0; s < g->n_seqs; s++) {
-            int first = batch_first_row(g->batch, s), end = s + 1 < g->n_seqs ? batch_first_row(g->batch, s + 1) : rows;
+            int first = batch_first_row(g->batch, s),
+                end = s + 1 < g->n_seqs ? batch_first_row(g->batch, s + 1) : rows;
             for (int r = first; r < end; r++) {
                 qsort(a + r * k, (size_t)k, sizeof *a, compare_ints);
                 qsort(b + r * k, (size_t)k, sizeof *b, compare_ints);
@@ -256,7 +269,8 @@ static enum status check_bf16(struct golden *g, struct result *r)
     CHECK(device_alloc(g->dev, weights->bytes, &arena));
     weights_bind(weights, arena);
     CHECK(weights_load(weights, g->dev, g->folder));
-    CHECK(model_new(g->dev, g->config, weights, g->model->max_tokens, 16, longest_sequence(g), &model));
+    CHECK(model_new(g->dev, g->config, weights, g->model->max_tokens, 16, longest_sequence(g),
+                    &model));
     CHECK(tape_new(model, g->model->max_tokens, RECOMPUTE_NONE, &tape));
     model_forward(g->model, batch_view(g->batch), NULL, g->tape, &x);
     model_forward(model, batch_view(g->batch), NULL, tape, &x);
@@ -327,7 +341,8 @@ static enum status compare_arena(struct golden *g, const struct weights *w, cons
     for (int t = 0; t < w->n_tensors; t++) {
         const float *want = tensor_value(g, prefix, w, t);
         if (!want) {
-            st = status_fail(ST_NOT_FOUND, "%s: golden.safetensors has no %s%s", g->folder, prefix, w->tensors[t].name);
+            st = status_fail(ST_NOT_FOUND, "%s: golden.safetensors has no %s%s", g->folder, prefix,
+                             w->tensors[t].name);
             goto out;
         }
         for (int64_t i = 0; i < w->tensors[t].n; i++, n++) {
@@ -361,7 +376,8 @@ static enum status check_losses(struct golden *g, struct result *r)
         // a loss is a mean of terms of size 1: below that, its own size says nothing about rounding
         r->losses[i] = fabs(loss - want_loss) / fmax(fabs(want_loss), 1.0);
         r->norms[i] = fabs(norm - want_norm) / want_norm;
-        if (i == 0) CHECK(compare_arena(g, optimizer_grads(g->optimizer), "grad.", &r->grads, NULL, NULL));
+        if (i == 0)
+            CHECK(compare_arena(g, optimizer_grads(g->optimizer), "grad.", &r->grads, NULL, NULL));
     }
 out:
     return st;
@@ -423,9 +439,9 @@ static enum status check_greedy(struct golden *g, bool *ret)
 
 static bool passed(const struct result *r)
 {
-    bool ok = r->logits <= 1e-4 && r->bf16_logits <= 2e-2 && r->grads <= 1e-4 && r->greedy && r->recompute &&
-              r->after3_rms < 2e-6 &&
-              r->after3_share_off <= 1e-3 && r->adamw_losses <= 1e-5;
+    bool ok = r->logits <= 1e-4 && r->bf16_logits <= 2e-2 && r->grads <= 1e-4 && r->greedy &&
+              r->recompute && r->after3_rms < 2e-6 && r->after3_share_off <= 1e-3 &&
+              r->adamw_losses <= 1e-5;
     for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;
     return ok;
 }
@@ -456,9 +472,11 @@ out:
         for (int i = 0; i < N_LOSSES; i++) printf(" norm_%s_rel=%.2e", loss_names[i], r.norms[i]);
         printf(" recompute=%s", r.recompute ? "same" : "differs");
         if (r.bf16_logits >= 0) printf(" bf16_logits_max_rel=%.2e", r.bf16_logits);
-        if (r.bf16_flips > 0) printf(" bf16_expert_flips=%d bf16_rows=%d", r.bf16_flips, r.bf16_rows);
+        if (r.bf16_flips > 0)
+            printf(" bf16_expert_flips=%d bf16_rows=%d", r.bf16_flips, r.bf16_rows);
         printf(" adamw_loss_rel=%.2e grads_max_rel=%.2e after3_rms=%.2e after3_share_off=%.2e %s\n",
-               r.adamw_losses, r.grads, r.after3_rms, r.after3_share_off, passed(&r) ? "PASS" : "FAIL");
+               r.adamw_losses, r.grads, r.after3_rms, r.after3_share_off,
+               passed(&r) ? "PASS" : "FAIL");
     }
     fflush(stdout);
     close_golden(g);
@@ -466,7 +484,8 @@ out:
     return st == ST_OK && passed(&r);
 }
 
-// ---- the two ways to run -------------------------------------------------------------------------------
+// ---- the two ways to run
+// -------------------------------------------------------------------------------
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);

@@ -10,7 +10,8 @@ static int read_ids(const json_t *object, const char *key, int32_t *ret, int max
     const json_t *list = json_object_get(object, key);
     int n = (int)json_array_size(list);
     assert_in_range(n, 1, max);
-    for (int i = 0; i < n; i++) ret[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
+    for (int i = 0; i < n; i++)
+        ret[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
     return n;
 }
 
@@ -23,7 +24,8 @@ static void stories_are_told(void **state)
     (void)state;
     test_data_folder("models/stories260K/hf", folder);
     assert_ok(json_read_file(test_path(folder, "expected_greedy.json"), 1 << 20, &expected));
-    int n_prompt = read_ids(expected, "prompt_ids", prompt, 16), n = read_ids(expected, "greedy_ids", want, 512);
+    int n_prompt = read_ids(expected, "prompt_ids", prompt, 16),
+        n = read_ids(expected, "greedy_ids", want, 512);
     assert_int_equal(n, 200);
     reference_open(folder, "cpu", &r);
     reference_greedy(&r, prompt, n_prompt, n, have);

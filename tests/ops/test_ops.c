@@ -1036,7 +1036,8 @@ static const struct op_def op_experts_back = {"matmul_experts_back", experts_bac
 
 // p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged)
 
-// Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or -1}
+// Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or
+// -1}
 struct layout_seq {
     int len, prefix;
 };
@@ -2292,7 +2293,8 @@ static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum
                       (size_t)n * moment,
                       scales,
                       scales};
-    float clip = 0.7f, *grad = must(malloc((size_t)n * sizeof *grad)), *w = must(malloc((size_t)n * 4));
+    float clip = 0.7f, *grad = must(malloc((size_t)n * sizeof *grad)),
+          *w = must(malloc((size_t)n * 4));
     uint16_t *half = must(malloc((size_t)n * 2));
     struct rng rng;
     void *d[6];
@@ -2682,12 +2684,11 @@ int main(int argc, char **argv)
     if (device_open(spec, &cuda) != ST_OK)
         snprintf(no_cuda, sizeof no_cuda, "%s", status_message());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),         cmocka_unit_test(test_attention_forms),
-        cmocka_unit_test(test_matmul_rows),   cmocka_unit_test(test_moe_rows),
-        cmocka_unit_test(test_sample),        cmocka_unit_test(test_adamw_exact),
-        cmocka_unit_test(test_adamw_narrow),
-        cmocka_unit_test(test_checksum),      cmocka_unit_test(test_convert),
-        cmocka_unit_test(test_cuda_compared),
+        cmocka_unit_test(test_table),        cmocka_unit_test(test_attention_forms),
+        cmocka_unit_test(test_matmul_rows),  cmocka_unit_test(test_moe_rows),
+        cmocka_unit_test(test_sample),       cmocka_unit_test(test_adamw_exact),
+        cmocka_unit_test(test_adamw_narrow), cmocka_unit_test(test_checksum),
+        cmocka_unit_test(test_convert),      cmocka_unit_test(test_cuda_compared),
     };
     int failed = cmocka_run_group_tests_name("ops", tests, NULL, NULL);
     device_free(cuda);

@@ -403,8 +403,7 @@ static void run_step(void *context)
         if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
         product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);
         w += (size_t)QKV * HIDDEN;
-        if (small)
-            ops->rope_store(dev, s->qkv, s->table, DIM, &s->kv, l, &s->view, &s->attn_shape);
+        if (small) ops->rope_store(dev, s->qkv, s->table, DIM, &s->kv, l, &s->view, &s->attn_shape);
         if (s->parts & ATTENTION)
             ops->attn_paged(dev, s->attn, s->qkv, &s->kv, l, &s->view, &s->attn_shape);
         product(s, s->x, s->attn, w, NULL, HIDDEN, HEADS * DIM, 1);

@@ -24,15 +24,15 @@ void daemon_spawn(struct daemon *d, const char *model,
 void daemon_wait(struct daemon *d);             // until /health says ok
 int daemon_stop(struct daemon *d);              // SIGTERM; its exit status
 void daemon_kill(struct daemon *d);             // for teardowns: also when it never ran
-// The command line of a cw-trainer train that trains it: `options`, then `more` (both NULL-ended; more
-// may be NULL).
+// The command line of a cw-trainer train that trains it: `options`, then `more` (both NULL-ended;
+// more may be NULL).
 #define TRAINER_WORDS 80
 void daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
                     const char *const options[], const char *const more[],
                     const char *ret_argv[TRAINER_WORDS]);
 // The arena of a role ("policy", "draft") holds exactly what the model folder holds, in f32.
 void daemon_holds(const struct daemon *d, const char *role, const char *folder);
-int daemon_tcp_port(struct daemon *d);          // from its log
+int daemon_tcp_port(struct daemon *d); // from its log
 
 struct wire_answer {
     int status;

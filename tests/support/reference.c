@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define MAX_TOKENS 1024
-#define BLOCK 4
+#define BLOCK      4
 
 void reference_open(const char *folder, const char *device, struct reference *ret)
 {
@@ -17,7 +17,8 @@ void reference_open(const char *folder, const char *device, struct reference *re
     assert_ok(device_alloc(ret->dev, ret->weights->bytes, &arena));
     weights_bind(ret->weights, arena);
     assert_ok(weights_load(ret->weights, ret->dev, folder));
-    assert_ok(model_new(ret->dev, ret->config, ret->weights, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS, &ret->model));
+    assert_ok(model_new(ret->dev, ret->config, ret->weights, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS,
+                        &ret->model));
     assert_ok(batch_new(ret->dev, MAX_TOKENS, 8, MAX_TOKENS / BLOCK, MAX_TOKENS, &ret->batch));
 }
 
@@ -41,7 +42,8 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
     assert_ok(batch_commit(r->batch, 0));
     model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
     model_head(r->model, x, batch_rows_device(r->batch), n);
-    device_copy_out(r->dev, ret, r->model->logits, (size_t)n * (size_t)r->config->vocab_size * sizeof *ret);
+    device_copy_out(r->dev, ret, r->model->logits,
+                    (size_t)n * (size_t)r->config->vocab_size * sizeof *ret);
     assert_ok(device_sync(r->dev));
 }
 
@@ -73,7 +75,8 @@ enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *p
         bool prefill = at < n_prompt;
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
         batch_clear(batch);
-        CHECK(batch_add_paged(batch, prefill ? prompt + at : &next, take, at, blocks, n_blocks, BLOCK));
+        CHECK(batch_add_paged(batch, prefill ? prompt + at : &next, take, at, blocks, n_blocks,
+                              BLOCK));
         CHECK(batch_want_row(batch, take - 1));
         CHECK(batch_commit(batch, 0));
         model_step(m, batch, &kv);
@@ -91,7 +94,8 @@ out:
     return st;
 }
 
-void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new, int32_t *ret)
+void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new,
+                      int32_t *ret)
 {
     assert_ok(greedy_decode(r->model, r->batch, prompt, n_prompt, n_new, ret));
 }

@@ -21,7 +21,8 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
 
 // Greedy decoding over a paged cache whose blocks (of 4) are in scrambled order, the prompt in two
 // chunks: the ids after the prompt, n_new of them, no stop token.
-void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new, int32_t *ret);
+void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new,
+                      int32_t *ret);
 
 // The greedy part of the above for a model that is open already.
 enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *prompt, int n_prompt,

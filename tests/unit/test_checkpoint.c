@@ -136,8 +136,8 @@ static void round_trip(void **state)
     json_decref(c.state);
     optimizer_free(fresh);
 
-    // the same step again, with other weights, takes the old one's place; what a killed process left
-    // beside it, a link that it was about to rename, goes
+    // the same step again, with other weights, takes the old one's place; what a killed process
+    // left beside it, a link that it was about to rename, goes
     train_one(&f, -0.25f);
     const char *left = test_path(test_path(f.run, "checkpoints"), ".latest.999999.new");
     assert_int_equal(symlink("step-3", left), 0);

@@ -13,7 +13,8 @@
 
 static void near(double a, double b, int line)
 {
-    if (!(fabs(a - b) <= 1e-9 * fmax(1, fabs(b)))) fail_msg("line %d: %.12g, not %.12g", line, a, b);
+    if (!(fabs(a - b) <= 1e-9 * fmax(1, fabs(b))))
+        fail_msg("line %d: %.12g, not %.12g", line, a, b);
 }
 #define NEAR(a, b) near(a, b, __LINE__)
 
@@ -406,10 +407,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(default_weights),
-        cmocka_unit_test(quantities),       cmocka_unit_test(latency_of_known_make),
-        cmocka_unit_test(degenerate_fits),  cmocka_unit_test(formula),
-        cmocka_unit_test(modelled_latency), cmocka_unit_test(normalised_terms),
-        cmocka_unit_test(counters),         cmocka_unit_test(no_counters),
+        cmocka_unit_test(quantities),
+        cmocka_unit_test(latency_of_known_make),
+        cmocka_unit_test(degenerate_fits),
+        cmocka_unit_test(formula),
+        cmocka_unit_test(modelled_latency),
+        cmocka_unit_test(normalised_terms),
+        cmocka_unit_test(counters),
+        cmocka_unit_test(no_counters),
     };
     return cmocka_run_group_tests_name("cost", tests, NULL, NULL);
 }

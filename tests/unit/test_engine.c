@@ -409,8 +409,7 @@ static void run_mix(const struct engine_options *options, int max_in_flight, str
         struct sampling s = random_sampling(1 + (int)rng_below(&r, 30), 2000 + (uint64_t)i);
         if (rng_below(&r, 3) == 0) s.n = 2 + (int)rng_below(&r, 3);
         if (rng_below(&r, 3) == 0)
-            s.speculative =
-                (struct speculative_choice){.chosen = true, .k[SPECULATIVE_NGRAM] = 4};
+            s.speculative = (struct speculative_choice){.chosen = true, .k[SPECULATIVE_NGRAM] = 4};
         ret[i] = submit_ids(&b, prompt, n_prompt, &s);
         while (n_awaited <= i - max_in_flight) await_done(&b, ret[n_awaited++]);
     }

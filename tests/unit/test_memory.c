@@ -1,6 +1,7 @@
-/* test_memory.c: the memory plan of a training run (trainer/learn/learner.h) against what a step takes,
- * as the device counts it, for every combination of the options that change it; and that these
- * options leave gradients as they are (--recompute) or training where it was (--optim-moments). */
+/* test_memory.c: the memory plan of a training run (trainer/learn/learner.h) against what a step
+ * takes, as the device counts it, for every combination of the options that change it; and that
+ * these options leave gradients as they are (--recompute) or training where it was
+ * (--optim-moments). */
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

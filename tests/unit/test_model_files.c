@@ -11,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- config.json -----------------------------------------------------------------------------------------
-#define SIZES                                                                                          \
-    "\"vocab_size\":32,\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":2,"           \
+// ---- config.json
+// -----------------------------------------------------------------------------------------
+#define SIZES                                                                                      \
+    "\"vocab_size\":32,\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":2,"       \
     "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64"
 #define QWEN2 "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"]," SIZES
 #define LLAMA "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"]," SIZES
@@ -29,13 +30,15 @@ static void config_both_styles(void **state)
 {
     struct model_config *older, *newer;
     (void)state;
-    assert_ok(load_text(LLAMA ",\"rope_theta\":500000.0,\"torch_dtype\":\"bfloat16\",\"rope_scaling\":"
-                              "{\"type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
-                              "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
+    assert_ok(load_text(LLAMA
+                        ",\"rope_theta\":500000.0,\"torch_dtype\":\"bfloat16\",\"rope_scaling\":"
+                        "{\"type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+                        "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
                         &older));
-    assert_ok(load_text(LLAMA ",\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_type\":\"llama3\","
-                              "\"rope_theta\":500000.0,\"factor\":8.0,\"low_freq_factor\":1.0,"
-                              "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
+    assert_ok(load_text(LLAMA
+                        ",\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_type\":\"llama3\","
+                        "\"rope_theta\":500000.0,\"factor\":8.0,\"low_freq_factor\":1.0,"
+                        "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
                         &newer));
     assert_int_equal(older->file_dtype, DT_BF16);
     assert_int_equal(newer->file_dtype, DT_BF16);
@@ -54,11 +57,13 @@ static void config_windows(void **state)
     struct model_config *c;
     (void)state;
     // Qwen2.5 folders carry a sliding_window that is not in use
-    assert_ok(load_text(QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":false,\"max_window_layers\":1}", &c));
+    assert_ok(load_text(
+        QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":false,\"max_window_layers\":1}", &c));
     assert_int_equal(c->layers[0].window + c->layers[1].window, 0);
     assert_true(c->qkv_bias && !c->o_bias);
     model_config_free(c);
-    assert_ok(load_text(QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":true,\"max_window_layers\":1}", &c));
+    assert_ok(load_text(
+        QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":true,\"max_window_layers\":1}", &c));
     assert_int_equal(c->layers[0].window, 0);
     assert_int_equal(c->layers[1].window, 8);
     model_config_free(c);
@@ -89,8 +94,8 @@ static void config_refusals(void **state)
         {"{", ST_FORMAT, "config.json"},
         {"[]", ST_FORMAT, "not a JSON object"},
         {"{\"model_type\":\"rwkv\"}", ST_UNSUPPORTED, "Qwen2ForCausalLM"},
-        {"{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForSequenceClassification\"]}", ST_UNSUPPORTED,
-         "Qwen2ForSequenceClassification"},
+        {"{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForSequenceClassification\"]}",
+         ST_UNSUPPORTED, "Qwen2ForSequenceClassification"},
         {"{\"model_type\":\"qwen2\"}", ST_FORMAT, "vocab_size is missing"},
         {QWEN2 ",\"hidden_size\":\"x\"}", ST_INVALID, "hidden_size"},
         {QWEN2 ",\"num_hidden_layers\":0}", ST_INVALID, "num_hidden_layers"},
@@ -100,10 +105,13 @@ static void config_refusals(void **state)
         {QWEN2 ",\"head_dim\":257}", ST_INVALID, "head_dim"},
         {QWEN2 ",\"hidden_act\":\"relu\"}", ST_UNSUPPORTED, "relu"},
         {QWEN2 ",\"rope_scaling\":{\"type\":\"spiral\",\"factor\":4}}", ST_UNSUPPORTED, "spiral"},
-        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,2]}}", ST_FORMAT, "long_factor"},
-        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}", ST_FORMAT, "short_factor"},
+        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,2]}}", ST_FORMAT,
+         "long_factor"},
+        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}", ST_FORMAT,
+         "short_factor"},
         {QWEN2 ",\"partial_rotary_factor\":0.3}", ST_UNSUPPORTED, "partial_rotary_factor"},
-        {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"full_attention\"]}", ST_FORMAT, "layer_types"},
+        {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"full_attention\"]}", ST_FORMAT,
+         "layer_types"},
         {QWEN2 ",\"rope_scaling\":7}", ST_FORMAT, "rope_scaling"},
         {QWEN2 ",\"eos_token_id\":32}", ST_FORMAT, "eos_token_id"},
         {QWEN2 ",\"quantization_config\":{}}", ST_UNSUPPORTED, "quantization_config"},
@@ -117,8 +125,9 @@ static void config_refusals(void **state)
     }
 }
 
-// ---- safetensors -------------------------------------------------------------------------------------------
-// A file of this header and `data_len` bytes of data (0, 1, 2, ...).
+// ---- safetensors
+// ------------------------------------------------------------------------------------------- A
+// file of this header and `data_len` bytes of data (0, 1, 2, ...).
 static void build(struct bytes *file, const char *header, size_t data_len)
 {
     size_t len = strlen(header);
@@ -137,7 +146,8 @@ static void safetensors_reads(void **state)
     struct safetensors *set;
     (void)state;
     build(&file,
-          "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[8,14]},"
+          "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_"
+          "offsets\":[8,14]},"
           "\"a\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
           "\"empty\":{\"dtype\":\"F32\",\"shape\":[0,2],\"data_offsets\":[8,8]}}  ",
           14);
@@ -148,7 +158,8 @@ static void safetensors_reads(void **state)
     assert_int_equal(b->bytes, 6);
     assert_int_equal(*(const unsigned char *)b->data, 8);
     assert_null(safetensors_find(set, "c"));
-    assert_string_equal(json_string_value(json_object_get(safetensors_metadata(set), "format")), "pt");
+    assert_string_equal(json_string_value(json_object_get(safetensors_metadata(set), "format")),
+                        "pt");
     safetensors_free(set);
     bytes_release(&file);
 }
@@ -163,8 +174,10 @@ static void safetensors_refusals(void **state)
         {"{\"a\":", 0, "t.safetensors"},
         {"[1]", 0, "not a JSON object"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "truncated"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "belong to no tensor"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[1,9]}}", 9, "belong to no tensor"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9,
+         "belong to no tensor"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[1,9]}}", 9,
+         "belong to no tensor"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "need 12 bytes"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
          "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
@@ -195,7 +208,8 @@ static void safetensors_refusals(void **state)
     bytes_release(&file);
 }
 
-// ---- the weights table ---------------------------------------------------------------------------------------
+// ---- the weights table
+// ---------------------------------------------------------------------------------------
 struct tiny {
     struct device *dev;
     struct model_config *config;
@@ -237,8 +251,10 @@ static void plan_is_dense_and_aligned(void **state)
         bool later_part = i > 0 && w->role == w[-1].role && w->role != ROLE_ATTN_NORM;
         if (!later_part) assert_int_equal(w->offset % 128, 0);
     }
-    const struct weight_tensor *q = weights_find(t.weights, "model.layers.1.self_attn.q_proj.weight");
-    const struct weight_tensor *k = weights_find(t.weights, "model.layers.1.self_attn.k_proj.weight");
+    const struct weight_tensor *q =
+        weights_find(t.weights, "model.layers.1.self_attn.q_proj.weight");
+    const struct weight_tensor *k =
+        weights_find(t.weights, "model.layers.1.self_attn.k_proj.weight");
     assert_ptr_equal(t.weights->layers[1].qkv, (float *)t.weights->base + q->offset);
     assert_int_equal(k->offset, q->offset + q->n);
     assert_ptr_equal(t.weights->head, t.weights->embed);
@@ -269,7 +285,8 @@ static void saved_weights_come_back(void **state)
     assert_ok(weights_load(b.weights, b.dev, folder));
     for (int64_t i = 0; i < a.weights->n_elements; i++) {
         float x = ((float *)a.weights->base)[i], y = ((float *)b.weights->base)[i];
-        if (y != f32_from_bf16(bf16_from_f32(x))) fail_msg("element %lld: %g became %g", (long long)i, x, y);
+        if (y != f32_from_bf16(bf16_from_f32(x)))
+            fail_msg("element %lld: %g became %g", (long long)i, x, y);
     }
     close_tiny(&a);
     close_tiny(&b);
@@ -338,17 +355,19 @@ static void shards_are_one_model(void **state)
         bytes_puts(&header, "{");
         for (int i = part; i < n; i += 2) {
             const struct safetensors_entry *e = safetensors_at(set, i);
-            bytes_printf(&header, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", i > part ? "," : "", e->name,
-                         (long long)e->shape[0]);
+            bytes_printf(&header, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld",
+                         i > part ? "," : "", e->name, (long long)e->shape[0]);
             if (e->n_dims == 2) bytes_printf(&header, ",%lld", (long long)e->shape[1]);
             bytes_printf(&header, "],\"data_offsets\":[%zu,%zu]}", data.len, data.len + e->bytes);
             bytes_append(&data, e->data, e->bytes);
-            bytes_printf(&index, "%s\"%s\":\"part-%d.safetensors\"", i + part > 0 ? "," : "", e->name, part);
+            bytes_printf(&index, "%s\"%s\":\"part-%d.safetensors\"", i + part > 0 ? "," : "",
+                         e->name, part);
         }
         bytes_puts(&header, "}");
         build(&file, header.data, 0);
         bytes_append(&file, data.data, data.len);
-        test_write(test_path(split, part ? "part-1.safetensors" : "part-0.safetensors"), file.data, file.len);
+        test_write(test_path(split, part ? "part-1.safetensors" : "part-0.safetensors"), file.data,
+                   file.len);
         bytes_release(&header);
         bytes_release(&data);
         bytes_release(&file);
@@ -413,11 +432,16 @@ static void every_family_is_saved_as_it_came(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(config_both_styles),         cmocka_unit_test(config_windows),
-        cmocka_unit_test(config_eos_lists),           cmocka_unit_test(config_refusals),
-        cmocka_unit_test(safetensors_reads),          cmocka_unit_test(safetensors_refusals),
-        cmocka_unit_test(plan_is_dense_and_aligned),  cmocka_unit_test(saved_weights_come_back),
-        cmocka_unit_test(wrong_folders_write_nothing), cmocka_unit_test(shards_are_one_model),
+        cmocka_unit_test(config_both_styles),
+        cmocka_unit_test(config_windows),
+        cmocka_unit_test(config_eos_lists),
+        cmocka_unit_test(config_refusals),
+        cmocka_unit_test(safetensors_reads),
+        cmocka_unit_test(safetensors_refusals),
+        cmocka_unit_test(plan_is_dense_and_aligned),
+        cmocka_unit_test(saved_weights_come_back),
+        cmocka_unit_test(wrong_folders_write_nothing),
+        cmocka_unit_test(shards_are_one_model),
         cmocka_unit_test(every_family_is_saved_as_it_came),
     };
     return cmocka_run_group_tests_name("model files", tests, NULL, NULL);

@@ -370,7 +370,8 @@ static void live_line_on_a_terminal(void **state)
     assert_string_equal(rest, " cw-test: hello\r\n\rstep 3\033[K\r\n");
 }
 
-// A program whose --config is something else, a model's config.json, gets the path and nothing more.
+// A program whose --config is something else, a model's config.json, gets the path and nothing
+// more.
 static void config_of_another_kind(void **state)
 {
     (void)state;

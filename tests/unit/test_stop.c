@@ -1,4 +1,5 @@
-/* test_stop.c: infer-server/http/stop.h: what is found does not depend on how the text is cut up. */
+/* test_stop.c: infer-server/http/stop.h: what is found does not depend on how the text is cut up.
+ */
 #include "common/base/rng.h"
 #include "infer-server/http/stop.h"
 #include "tests/support/support.h"

@@ -9,12 +9,15 @@
 
 // Sizes the benchmarks are quoted for.
 static const char config_100m[] =
-    "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"],\"vocab_size\":32000,\"hidden_size\":768,"
-    "\"intermediate_size\":2048,\"num_hidden_layers\":12,\"num_attention_heads\":12,\"num_key_value_heads\":4,"
+    "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"],\"vocab_size\":32000,"
+    "\"hidden_size\":768,"
+    "\"intermediate_size\":2048,\"num_hidden_layers\":12,\"num_attention_heads\":12,\"num_key_"
+    "value_heads\":4,"
     "\"max_position_embeddings\":32768,\"rope_theta\":1000000.0,\"tie_word_embeddings\":true}";
 static const char config_1500m[] =
     "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"],\"vocab_size\":151936,"
-    "\"hidden_size\":1536,\"intermediate_size\":8960,\"num_hidden_layers\":28,\"num_attention_heads\":12,"
+    "\"hidden_size\":1536,\"intermediate_size\":8960,\"num_hidden_layers\":28,\"num_attention_"
+    "heads\":12,"
     "\"num_key_value_heads\":2,\"max_position_embeddings\":32768,\"rope_theta\":1000000.0,"
     "\"tie_word_embeddings\":true}";
 
@@ -39,7 +42,8 @@ enum status bench_load_weights(struct device *dev, const struct model_config *co
     if (st == ST_OK) st = device_alloc(dev, (*ret_weights)->bytes, ret_arena);
     if (st != ST_OK) return st;
     weights_bind(*ret_weights, *ret_arena);
-    return folder ? weights_load(*ret_weights, dev, folder) : weights_init_random(*ret_weights, dev, seed);
+    return folder ? weights_load(*ret_weights, dev, folder)
+                  : weights_init_random(*ret_weights, dev, seed);
 }
 
 enum status bench_open(struct bench *b, const struct bench_options *o, const char *bridge_path)
@@ -49,7 +53,8 @@ enum status bench_open(struct bench *b, const struct bench_options *o, const cha
     CHECK(device_open(o->device, &b->dev));
     b->ops = device_ops(b->dev);
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
-    b->dt = strcmp(o->dtype, "auto") == 0 ? device_default_dtype(b->dev) : (enum dtype)dtype_from_name(o->dtype);
+    b->dt = strcmp(o->dtype, "auto") == 0 ? device_default_dtype(b->dev)
+                                          : (enum dtype)dtype_from_name(o->dtype);
     if (b->o.batch == 0) b->o.batch = cuda ? 16 : 1;
     CHECK(bench_load_config(o, cuda, &b->config));
     if (bridge_path) {
@@ -57,7 +62,8 @@ enum status bench_open(struct bench *b, const struct bench_options *o, const cha
         CHECK(weights_owner_new(b->dev, sources, b->dt, bridge_path, &b->owner));
         b->weights = weights_owner_weights(b->owner, WEIGHTS_POLICY);
     } else {
-        CHECK(bench_load_weights(b->dev, b->config, b->dt, o->model, (uint64_t)o->seed, &b->plan, &b->arena));
+        CHECK(bench_load_weights(b->dev, b->config, b->dt, o->model, (uint64_t)o->seed, &b->plan,
+                                 &b->arena));
         b->weights = b->plan;
     }
 out:
@@ -75,8 +81,9 @@ void bench_close(struct bench *b)
 
 json_t *bench_report(const struct bench *b, const char *what)
 {
-    json_t *report = json_pack("{s:s, s:s, s:s, s:I}", "benchmark", what, "device", device_name(b->dev), "dtype",
-                               dtype_name(b->dt), "parameters", (json_int_t)b->weights->n_parameters);
+    json_t *report =
+        json_pack("{s:s, s:s, s:s, s:I}", "benchmark", what, "device", device_name(b->dev), "dtype",
+                  dtype_name(b->dt), "parameters", (json_int_t)b->weights->n_parameters);
     if (b->bandwidth > 0) {
         json_object_set_new(report, "bandwidth_gb_s", json_real(b->bandwidth / 1e9));
         json_object_set_new(report, "read_gb_s", json_real(b->read_bandwidth / 1e9));
@@ -100,8 +107,8 @@ void bench_print(const struct bench *b, json_t *report, const char *format, ...)
     }
     va_list args;
     va_start(args, format);
-    printf("%s, %.1f M parameters, %s: ", device_name(b->dev), (double)b->weights->n_parameters / 1e6,
-           dtype_name(b->dt));
+    printf("%s, %.1f M parameters, %s: ", device_name(b->dev),
+           (double)b->weights->n_parameters / 1e6, dtype_name(b->dt));
     vprintf(format, args);
     va_end(args);
     fflush(stdout);

@@ -67,7 +67,8 @@ void bench_print(const struct bench *b, json_t *report, const char *format, ...)
 enum status bench_decode(struct bench *b);
 enum status bench_train(struct bench *b);
 enum status bench_sync(const struct bench_options *o); // opens its own: it forks first
-enum status bench_step(const struct bench_options *o); // opens its own: others need the device after it
+enum status
+bench_step(const struct bench_options *o); // opens its own: others need the device after it
 enum status bench_speculative(struct bench *b);
 
 #endif

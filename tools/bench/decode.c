@@ -1,5 +1,5 @@
-/* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: as the
- * engine has it, without the engine. */
+/* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: as
+ * the engine has it, without the engine. */
 #include "tools/bench/decode.h"
 #include "common/base/clock.h"
 #include "common/base/rng.h"
@@ -18,11 +18,13 @@ static enum status decoder_prefill(struct decoder *d)
     if (!prompt) return status_fail(ST_NO_MEMORY, "no memory for a prompt of %d tokens", context);
     rng_init(&r, (uint64_t)d->b->o.seed, 99);
     for (int s = 0; s < d->n; s++) {
-        for (int i = 0; i < context; i++) prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
+        for (int i = 0; i < context; i++)
+            prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
         for (int at = 0; at < context; at += d->model->max_tokens) {
             int n = context - at < d->model->max_tokens ? context - at : d->model->max_tokens;
             batch_clear(d->batch);
-            CHECK(batch_add_paged(d->batch, prompt + at, n, at, d->blocks + s * d->blocks_each, d->blocks_each, BLOCK));
+            CHECK(batch_add_paged(d->batch, prompt + at, n, at, d->blocks + s * d->blocks_each,
+                                  d->blocks_each, BLOCK));
             CHECK(batch_commit(d->batch, 0));
             model_step(d->model, d->batch, &d->kv);
             CHECK(device_sync(d->b->dev));
@@ -61,7 +63,8 @@ enum status decoder_open(struct decoder *d, struct bench *b)
     d->blocks_each = (last + BLOCK - 1) / BLOCK;
     d->tokens = calloc((size_t)d->n, sizeof *d->tokens);
     d->blocks = calloc((size_t)d->n * (size_t)d->blocks_each, sizeof *d->blocks);
-    if (!d->tokens || !d->blocks) return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
+    if (!d->tokens || !d->blocks)
+        return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
     d->kv = (struct kv_view){.n_blocks = d->n * d->blocks_each, .block_size = BLOCK, .dt = b->dt};
     d->kv.layer_stride = (int64_t)d->kv.n_blocks * BLOCK * layer_kv_width(b->config->layers);
@@ -77,7 +80,8 @@ enum status decoder_open(struct decoder *d, struct bench *b)
     CHECK(device_host_alloc(b->dev, (size_t)rows * sizeof *d->params, (void **)&d->host_params));
     CHECK(device_host_alloc(b->dev, (size_t)rows * sizeof *d->results, (void **)&d->host_results));
     for (int i = 0; i < rows; i++)
-        d->host_params[i] = (struct sample_params){1.0f, 1.0f, 0, 0, (uint64_t)i, (uint64_t)b->o.context};
+        d->host_params[i] =
+            (struct sample_params){1.0f, 1.0f, 0, 0, (uint64_t)i, (uint64_t)b->o.context};
     st = decoder_prefill(d);
 out:
     return st;
@@ -90,7 +94,8 @@ enum status decoder_step(struct decoder *d)
     enum status st = ST_OK;
     batch_clear(d->batch);
     for (int s = 0; s < d->n; s++) {
-        CHECK(batch_add_paged(d->batch, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each, d->blocks_each, BLOCK));
+        CHECK(batch_add_paged(d->batch, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each,
+                              d->blocks_each, BLOCK));
         CHECK(batch_want_row(d->batch, s));
     }
     CHECK(batch_commit(d->batch, model_decode_padding(d->model, d->n)));
@@ -122,7 +127,8 @@ enum status bench_decode(struct bench *b)
     }
     double step_ms = median(ms, steps);
     // an untied input embedding is looked up, not read through
-    double read = (double)b->weights->n_parameters - (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
+    double read = (double)b->weights->n_parameters -
+                  (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
     read += (double)d.n * (double)b->o.context * (double)config_kv_elements(c);
     double floor_ms = 1e3 * read * (double)dtype_size(b->dt) / b->read_bandwidth;
     json_t *report = bench_report(b, "decode");
@@ -133,10 +139,11 @@ enum status bench_decode(struct bench *b)
     json_object_set_new(report, "limit_ms", json_real(floor_ms));
     json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / step_ms));
     bench_print(b, report,
-                 "decode, batch %d, context %lld: %.3f ms a step, %.0f tokens/s; limit %.3f ms at %.1f GB/s, "
-                 "reached %.0f%%\n",
-                 d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, floor_ms, b->read_bandwidth / 1e9,
-                 100 * floor_ms / step_ms);
+                "decode, batch %d, context %lld: %.3f ms a step, %.0f tokens/s; limit %.3f ms at "
+                "%.1f GB/s, "
+                "reached %.0f%%\n",
+                d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, floor_ms,
+                b->read_bandwidth / 1e9, 100 * floor_ms / step_ms);
 out:
     decoder_close(&d);
     free(ms);

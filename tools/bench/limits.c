@@ -1,5 +1,5 @@
-/* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large product; both
- * the best of their repetitions. */
+/* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large product;
+ * both the best of their repetitions. */
 #include "tools/bench/bench.h"
 #include "common/base/rng.h"
 #include <math.h>
@@ -40,9 +40,9 @@ static float read_through(const float *x, int64_t n)
     return total;
 }
 
-// Reading and writing: the better of a copy and a sum of two arrays, which differ in how many streams
-// the memory must follow. Reading alone: a pass of its own on the CPU, where it is slower a byte; on
-// CUDA it is taken to be the same.
+// Reading and writing: the better of a copy and a sum of two arrays, which differ in how many
+// streams the memory must follow. Reading alone: a pass of its own on the CPU, where it is slower a
+// byte; on CUDA it is taken to be the same.
 enum status limits_bandwidth(struct bench *b)
 {
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
@@ -69,7 +69,8 @@ enum status limits_bandwidth(struct bench *b)
     }
     CHECK(device_sync(b->dev));
     (void)kept;
-    b->bandwidth = 1e3 * (double)bytes * fmax(2 / least(copy_ms, REPEAT), 3 / least(add_ms, REPEAT));
+    b->bandwidth =
+        1e3 * (double)bytes * fmax(2 / least(copy_ms, REPEAT), 3 / least(add_ms, REPEAT));
     b->read_bandwidth = cuda ? b->bandwidth : 1e3 * (double)bytes / least(read_ms, REPEAT);
 out:
     device_release(b->dev, to);
@@ -77,8 +78,8 @@ out:
     return st;
 }
 
-static void random_floats(struct device *dev, const struct ops *ops, void *to, enum dtype dt, int64_t n,
-                          void *staging_device, float *staging, uint64_t seed)
+static void random_floats(struct device *dev, const struct ops *ops, void *to, enum dtype dt,
+                          int64_t n, void *staging_device, float *staging, uint64_t seed)
 {
     struct rng r;
     rng_init(&r, seed, 0);

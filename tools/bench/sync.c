@@ -56,14 +56,16 @@ static enum status publish_all(const struct bench_options *o, const char *bridge
         struct control_facts facts;
         double norm;
         // gradients of 7e-4, so that the arithmetic is that of a real step
-        device_fill(p.dev, optimizer_grads(p.optimizer)->base, 0x3a, (size_t)weights->n_elements * sizeof(float));
+        device_fill(p.dev, optimizer_grads(p.optimizer)->base, 0x3a,
+                    (size_t)weights->n_elements * sizeof(float));
         CHECK(optimizer_prepare(p.optimizer, &norm));
         CHECK(bridge_publish(bridge, 10000, publisher_update, &p, &times));
-        clock_sleep_ms(20); // generation goes on between updates; the engine notes the pause meanwhile
+        clock_sleep_ms(
+            20); // generation goes on between updates; the engine notes the pause meanwhile
         control_facts(bridge_control(bridge), &facts);
         if (i >= o->warmup)
-            ret_records[i - o->warmup] = (struct publish_record){times.total_ms, times.wait_ms, times.write_ms,
-                                                                 p.adamw_ms, facts.last_pause_ms};
+            ret_records[i - o->warmup] = (struct publish_record){
+                times.total_ms, times.wait_ms, times.write_ms, p.adamw_ms, facts.last_pause_ms};
     }
 out:
     optimizer_free(p.optimizer);
@@ -81,7 +83,8 @@ static enum status decode_until_done(struct bench *b, struct control *control, p
     siginfo_t ended = {0};
     enum status st;
     CHECK(decoder_open(&d, b));
-    while (waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
+    while (waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           ended.si_pid == 0) {
         CHECK(decoder_step(&d));
         control_heartbeat(control);
         if (control_quiet_requested(control) && control_grant_quiet(control) == CONTROL_TORN) {
@@ -111,7 +114,8 @@ static enum status sync_owner(const struct bench_options *o, const char *bridge_
     for (int i = 0; i < 5; i++) {
         for (int k = 0; k < n; k++) {
             const struct publish_record *r = &records[k];
-            const double values[5] = {r->total_ms, r->wait_ms, r->write_ms, r->adamw_ms, r->pause_ms};
+            const double values[5] = {r->total_ms, r->wait_ms, r->write_ms, r->adamw_ms,
+                                      r->pause_ms};
             column[k] = values[i];
         }
         medians[i] = median(column, n);
@@ -131,10 +135,12 @@ static enum status sync_owner(const struct bench_options *o, const char *bridge_
     json_object_set_new(report, "limit_ms", json_real(floor_ms));
     json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / medians[4]));
     bench_print(&b, report,
-                 "sync, %d publishes under full generation: pause %.3f ms, of which AdamW %.3f ms and the rest %.3f ms; "
-                 "wait for the step in flight %.3f ms; limit %.3f ms at %.1f GB/s, reached %.0f%%; bytes copied 0\n",
-                 n, medians[4], medians[3], medians[4] - medians[3], medians[1], floor_ms, b.bandwidth / 1e9,
-                 100 * floor_ms / medians[4]);
+                "sync, %d publishes under full generation: pause %.3f ms, of which AdamW %.3f ms "
+                "and the rest %.3f ms; "
+                "wait for the step in flight %.3f ms; limit %.3f ms at %.1f GB/s, reached %.0f%%; "
+                "bytes copied 0\n",
+                n, medians[4], medians[3], medians[4] - medians[3], medians[1], floor_ms,
+                b.bandwidth / 1e9, 100 * floor_ms / medians[4]);
 out:
     bench_close(&b);
     free(column);
@@ -148,7 +154,8 @@ enum status bench_sync(const struct bench_options *o)
     enum status st;
     struct publish_record *records = // both processes' memory
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (records == MAP_FAILED) return status_fail(ST_NO_MEMORY, "no memory for %zu bytes of times", bytes);
+    if (records == MAP_FAILED)
+        return status_fail(ST_NO_MEMORY, "no memory for %zu bytes of times", bytes);
     if (!mkdtemp(folder)) {
         st = status_fail(ST_IO, "cannot make a folder in /tmp: %m");
         goto out;

@@ -21,7 +21,8 @@ struct learner_bench {
 static enum status learner_open(struct bench *b, struct learner_bench *l)
 {
     struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0, MOMENTS_F32};
-    int tokens = (int)b->o.tokens, sequence = (int)b->o.sequence, head_rows = tokens < 1024 ? tokens : 1024;
+    int tokens = (int)b->o.tokens, sequence = (int)b->o.sequence,
+        head_rows = tokens < 1024 ? tokens : 1024;
     int32_t *ids = malloc((size_t)sequence * sizeof *ids);
     struct rng r;
     enum status st;
@@ -41,7 +42,8 @@ static enum status learner_open(struct bench *b, struct learner_bench *l)
     }
     batch_clear(l->batch);
     for (int at = 0; at + sequence <= tokens; at += sequence) {
-        for (int i = 0; i < sequence; i++) ids[i] = (int32_t)rng_below(&r, (uint32_t)b->config->vocab_size);
+        for (int i = 0; i < sequence; i++)
+            ids[i] = (int32_t)rng_below(&r, (uint32_t)b->config->vocab_size);
         CHECK(batch_add_packed(l->batch, ids, sequence, -1, NULL));
         for (int i = 0; i < sequence; i++) {
             CHECK(batch_want_row(l->batch, at + i));
@@ -103,7 +105,8 @@ enum status bench_train(struct bench *b)
     // 6 operations a parameter and token, and the attention scores and sums of causal sequences
     double work = 6 * (double)b->weights->n_parameters * n +
                   6.0 * c->n_layers * n * (double)b->o.sequence * layer_q_width(c->layers);
-    if (!c->tie_embeddings) work -= 6 * (double)c->vocab_size * c->hidden * n; // looked up, not multiplied
+    if (!c->tie_embeddings)
+        work -= 6 * (double)c->vocab_size * c->hidden * n; // looked up, not multiplied
     double floor_ms = 1e3 * work / flops;
     json_t *report = bench_report(b, "train");
     json_object_set_new(report, "tokens", json_integer(l.n));
@@ -115,10 +118,11 @@ enum status bench_train(struct bench *b)
     json_object_set_new(report, "limit_ms", json_real(floor_ms));
     json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / pass_ms));
     bench_print(b, report,
-                 "train, %d tokens in sequences of %lld: %.1f ms forward and backward, %.0f tokens/s, %.2f TFLOP/s; "
-                 "limit %.1f ms at %.2f TFLOP/s, reached %.0f%%\n",
-                 l.n, (long long)b->o.sequence, pass_ms, n * 1e3 / pass_ms, work / pass_ms / 1e9, floor_ms,
-                 flops / 1e12, 100 * floor_ms / pass_ms);
+                "train, %d tokens in sequences of %lld: %.1f ms forward and backward, %.0f "
+                "tokens/s, %.2f TFLOP/s; "
+                "limit %.1f ms at %.2f TFLOP/s, reached %.0f%%\n",
+                l.n, (long long)b->o.sequence, pass_ms, n * 1e3 / pass_ms, work / pass_ms / 1e9,
+                floor_ms, flops / 1e12, 100 * floor_ms / pass_ms);
 out:
     learner_close(b, &l);
     free(ms);

@@ -1,5 +1,5 @@
-/* reward_balanced.c: an example of a reward in a shared object (trainer/rollout/reward_plugin.h): the share
- * of brackets that have their partner, 1 for a text without any. Build and use:
+/* reward_balanced.c: an example of a reward in a shared object (trainer/rollout/reward_plugin.h):
+ * the share of brackets that have their partner, 1 for a text without any. Build and use:
  *
  *     cc -shared -fPIC -I. -o reward_balanced.so trainer/examples/reward_balanced.c
  *     cw-trainer train --reward plugin:./reward_balanced.so ...

@@ -1,9 +1,10 @@
 /* backward.c: the layer walk in reverse. One thread.
  *
  * The head comes first, in chunks: the logits of at most model.max_rows rows exist at a time, are
- * turned into their gradient and used up, so the (tokens, vocabulary) matrix is never whole. What is
- * cheap to compute again (normalised inputs, activations) is not on the tape and is computed again.
- * Weight gradients are added in f32; the gradient of the residual stream, dx, has the weights' dtype.
+ * turned into their gradient and used up, so the (tokens, vocabulary) matrix is never whole. What
+ * is cheap to compute again (normalised inputs, activations) is not on the tape and is computed
+ * again. Weight gradients are added in f32; the gradient of the residual stream, dx, has the
+ * weights' dtype.
  */
 #include "trainer/learn/backward.h"
 #include <stddef.h>
@@ -15,33 +16,37 @@ struct backward {
     const struct weights *grads;
     int max_tokens, max_targets;
     // device scratch
-    void *dx, *dnormed;  // (max_tokens, hidden)
-    void *dproj;         // (max_tokens, hidden) of a contribution before its sandwich norm
-    void *dparallel;     // (max_tokens, hidden) what a parallel block's MLP adds to dx
-    void *dgate_up;      // (A, 2 * intermediate); A as in model.h
-    void *dact;          // (A, intermediate)
-    void *dexpert;       // (A, hidden) sorted by expert
-    void *drouter;       // (max_tokens, n_experts)
-    float *dweight;      // (max_tokens, experts_per_token)
-    void *dqkv, *dattn;  // (max_tokens, qkv width), (max_tokens, q width)
-    void *dlogits;       // (model.max_rows, vocab)
-    float *dlogits_f32;  // the same before the soft cap's gradient, where there is one
-    void *drows;         // (max_targets, hidden)
-    int32_t *targets;    // (max_targets)
+    void *dx, *dnormed; // (max_tokens, hidden)
+    void *dproj;        // (max_tokens, hidden) of a contribution before its sandwich norm
+    void *dparallel;    // (max_tokens, hidden) what a parallel block's MLP adds to dx
+    void *dgate_up;     // (A, 2 * intermediate); A as in model.h
+    void *dact;         // (A, intermediate)
+    void *dexpert;      // (A, hidden) sorted by expert
+    void *drouter;      // (max_tokens, n_experts)
+    float *dweight;     // (max_tokens, experts_per_token)
+    void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
+    void *dlogits;      // (model.max_rows, vocab)
+    float *dlogits_f32; // the same before the soft cap's gradient, where there is one
+    void *drows;        // (max_targets, hidden)
+    int32_t *targets;   // (max_targets)
     float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
                                                // divergences, entropy the overlaps
-    bool logits_kept;    // the last backward_logprobs left all its logits in model.logits
+    bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 
 #define N_PARTS 19
-#define PART(name, size) {offsetof(struct backward, name), (size)}
+#define PART(name, size)                                                                           \
+    {                                                                                              \
+        offsetof(struct backward, name), (size)                                                    \
+    }
 
 // What one layer, and the head, want.
-static void layer_parts(const struct model *m, const struct layer_config *l, int max_tokens, int max_targets,
-                        struct device_part ret[N_PARTS])
+static void layer_parts(const struct model *m, const struct layer_config *l, int max_tokens,
+                        int max_targets, struct device_part ret[N_PARTS])
 {
     const struct model_config *c = m->config;
-    size_t e = dtype_size(m->dt), t = (size_t)max_tokens, n = (size_t)max_targets, h = (size_t)c->hidden;
+    size_t e = dtype_size(m->dt), t = (size_t)max_tokens, n = (size_t)max_targets,
+           h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t);
     size_t logits = (size_t)m->max_rows * (size_t)c->vocab_size;
     struct device_part parts[N_PARTS] = {
@@ -68,7 +73,8 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
     memcpy(ret, parts, sizeof parts);
 }
 
-static void list_parts(const struct model *m, int max_tokens, int max_targets, struct device_part ret[N_PARTS])
+static void list_parts(const struct model *m, int max_tokens, int max_targets,
+                       struct device_part ret[N_PARTS])
 {
     struct device_part one[N_PARTS];
     layer_parts(m, &m->config->layers[0], max_tokens, max_targets, ret);
@@ -85,8 +91,8 @@ size_t backward_bytes(const struct model *m, int max_tokens, int max_targets)
     return device_parts_bytes(parts, N_PARTS);
 }
 
-enum status backward_new(struct model *m, const struct weights *grads, int max_tokens, int max_targets,
-                         struct backward **ret)
+enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
+                         int max_targets, struct backward **ret)
 {
     struct device_part parts[N_PARTS];
     enum status st = ST_OK;
@@ -97,8 +103,8 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
     b->max_tokens = max_tokens;
     b->max_targets = max_targets;
     list_parts(m, max_tokens, max_targets, parts);
-    CHECK(status_context(device_alloc_parts(m->dev, b, parts, N_PARTS), "backward scratch for %d tokens",
-                         max_tokens));
+    CHECK(status_context(device_alloc_parts(m->dev, b, parts, N_PARTS),
+                         "backward scratch for %d tokens", max_tokens));
     *ret = b;
     b = NULL;
 out:
@@ -115,7 +121,8 @@ void backward_free(struct backward *b)
     free(b);
 }
 
-// ---- the head --------------------------------------------------------------------------------------------
+// ---- the head
+// --------------------------------------------------------------------------------------------
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy)
@@ -123,13 +130,14 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
     struct model *m = b->m;
     int n = batch_rows(batch), vocab = m->config->vocab_size;
     if (n > b->max_targets)
-        return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n, b->max_targets);
+        return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n,
+                           b->max_targets);
     device_copy_in(m->dev, b->targets, targets, (size_t)n * sizeof *targets);
     for (int at = 0; at < n; at += m->max_rows) {
         int rows = n - at < m->max_rows ? n - at : m->max_rows;
         model_head(m, x, batch_rows_device(batch) + at, rows);
-        m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL, m->logits,
-                        b->targets + at, rows, vocab, temperature);
+        m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
+                        m->logits, b->targets + at, rows, vocab, temperature);
     }
     b->logits_kept = n <= m->max_rows;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
@@ -139,41 +147,44 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
 
 static struct norm_shape hidden_norm(const struct model *m, int rows)
 {
-    return (struct norm_shape){m->config->norm, rows, m->config->hidden, 1, m->config->hidden,
+    return (struct norm_shape){m->config->norm,    rows, m->config->hidden, 1, m->config->hidden,
                                m->config->norm_eps};
 }
 
 // dx (rows, k) = dy (rows, n) . w (n, k)
-static void back_to_input(struct model *m, void *dx, const void *dy, const void *w, int rows, int n, int k)
+static void back_to_input(struct model *m, void *dx, const void *dy, const void *w, int rows, int n,
+                          int k)
 {
     struct matmul shape = {rows, k, n, false, false, 0, m->dt, m->dt};
     m->ops->matmul(m->dev, dx, dy, w, NULL, &shape);
 }
 
 // dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy where there is a bias
-static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, const void *x, int rows,
-                           int n, int k)
+static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, const void *x,
+                           int rows, int n, int k)
 {
     struct matmul shape = {n, k, rows, true, false, 1, m->dt, DT_F32};
     m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-// Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a teacher.
+// Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
+// teacher.
 struct head_loss {
     float temperature;
     const struct distillation *distillation; // NULL: dlogprob
 };
 
 // The logits of a chunk of wanted rows, in model.logits.
-static void head_chunk(struct backward *b, const struct batch *batch, const void *x, int at, int rows)
+static void head_chunk(struct backward *b, const struct batch *batch, const void *x, int at,
+                       int rows)
 {
     if (!b->logits_kept) model_head(b->m, x, batch_rows_device(batch) + at, rows);
 }
 
 // dlogits of `rows` rows from `at` on, through the soft cap where there is one.
-static void logits_back(struct backward *b, const struct batch *batch, const struct head_loss *loss, int at,
-                        int rows)
+static void logits_back(struct backward *b, const struct batch *batch, const struct head_loss *loss,
+                        int at, int rows)
 {
     struct model *m = b->m;
     int vocab = m->config->vocab_size;
@@ -184,11 +195,12 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     const struct distillation *d = loss->distillation;
     if (d) {
         head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows);
-        m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, m->logits, d->teacher->m->logits, rows,
-                        vocab, d->teacher->m->config->vocab_size, loss->temperature, d->scale, dt);
+        m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, m->logits,
+                        d->teacher->m->logits, rows, vocab, d->teacher->m->config->vocab_size,
+                        loss->temperature, d->scale, dt);
     } else {
-        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, m->logits, b->lse + at, b->targets + at, rows,
-                             vocab, loss->temperature, dt);
+        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, m->logits, b->lse + at,
+                             b->targets + at, rows, vocab, loss->temperature, dt);
     }
     if (!capped) return;
     m->ops->softcap_back(m->dev, b->dlogits_f32, m->logits, n, m->config->logit_softcap);
@@ -209,26 +221,29 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         head_chunk(b, batch, tape->x_final, at, rows);
         logits_back(b, batch, loss, at, rows);
-        back_to_weight(m, g->head, g->head_bias, b->dlogits, m->row_normed, rows, c->vocab_size, c->hidden);
+        back_to_weight(m, g->head, g->head_bias, b->dlogits, m->row_normed, rows, c->vocab_size,
+                       c->hidden);
         back_to_input(m, drows, b->dlogits, w->head, rows, c->vocab_size, c->hidden);
-        m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, m->row_x, w->final_norm,
-                          m->row_rstd, m->row_mean, &shape, false, m->dt);
+        m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, m->row_x,
+                          w->final_norm, m->row_rstd, m->row_mean, &shape, false, m->dt);
     }
     b->logits_kept = false;
     device_fill(m->dev, b->dx, 0, (size_t)batch_tokens(batch) * (size_t)c->hidden * e);
-    m->ops->scatter_add_rows(m->dev, b->dx, b->drows, batch_rows_device(batch), batch_rows_order(batch), n,
-                             c->hidden, 1.0f, m->dt, m->dt);
+    m->ops->scatter_add_rows(m->dev, b->dx, b->drows, batch_rows_device(batch),
+                             batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt);
 }
 
-// ---- the layers ------------------------------------------------------------------------------------
-// The gradient of a block's contribution: dx itself, or dx taken back through the sandwich norm.
-static const void *contribution_back(struct backward *b, int rows, const void *proj, const void *norm,
-                                     const float *rstd, void *dnorm)
+// ---- the layers
+// ------------------------------------------------------------------------------------ The gradient
+// of a block's contribution: dx itself, or dx taken back through the sandwich norm.
+static const void *contribution_back(struct backward *b, int rows, const void *proj,
+                                     const void *norm, const float *rstd, void *dnorm)
 {
     struct model *m = b->m;
     struct norm_shape shape = hidden_norm(m, rows);
     if (!norm) return b->dx;
-    m->ops->norm_back(m->dev, b->dproj, dnorm, NULL, b->dx, proj, norm, rstd, NULL, &shape, false, m->dt);
+    m->ops->norm_back(m->dev, b->dproj, dnorm, NULL, b->dx, proj, norm, rstd, NULL, &shape, false,
+                      m->dt);
     return b->dproj;
 }
 
@@ -242,20 +257,25 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct moe_routing *r = &tape->routing;
     struct moe_shape shape = {rows, layer->n_experts, layer->experts_per_token};
-    int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer), a = rows * shape.top_k;
+    int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer),
+        a = rows * shape.top_k;
     int experts = shape.n_experts;
     struct matmul to_act = {a, inner, hidden, false, false, 0, m->dt, m->dt};
     struct matmul to_input = {a, hidden, up, false, false, 0, m->dt, m->dt};
 
-    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape, hidden, m->dt);
+    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape,
+                          hidden, m->dt);
     ops->act(m->dev, m->act, tape->gate_up, a, inner, c->act, c->gated_mlp, m->dt);
-    ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts, a, hidden, inner, m->dt);
+    ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts, a, hidden,
+                             inner, m->dt);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
-    ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, a, inner, c->act, c->gated_mlp, m->dt);
+    ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, a, inner, c->act, c->gated_mlp,
+                  m->dt);
     ops->gather_rows(m->dev, m->expert_in, m->normed, r->row, a, hidden, 1.0f, m->dt);
-    ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts, a, up, hidden,
-                             m->dt);
-    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts, &to_input);
+    ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts, a,
+                             up, hidden, m->dt);
+    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts,
+                        &to_input);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, r, &shape, m->dt);
     back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
     back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
@@ -270,18 +290,20 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
     const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer);
-    const void *dout = contribution_back(b, rows, tape->mlp_proj, w->post_mlp_norm, tape->rstd_post2, g->post_mlp_norm);
+    const void *dout = contribution_back(b, rows, tape->mlp_proj, w->post_mlp_norm,
+                                         tape->rstd_post2, g->post_mlp_norm);
 
     m->ops->act(m->dev, m->act, tape->gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
     back_to_weight(m, g->down, g->down_bias, dout, m->act, rows, hidden, inner);
     back_to_input(m, b->dact, dout, w->down, rows, hidden, inner);
-    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
+    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, rows, inner, c->act, c->gated_mlp,
+                     m->dt);
     back_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->normed, rows, up, hidden);
     back_to_input(m, b->dnormed, b->dgate_up, w->gate_up, rows, up, hidden);
 }
 
-// dx is the gradient of the layer's output on entry, of x_mid on return. A parallel block's MLP reads
-// the layer's input: its part goes to dparallel, because attention still needs dx as it is.
+// dx is the gradient of the layer's output on entry, of x_mid on return. A parallel block's MLP
+// reads the layer's input: its part goes to dparallel, because attention still needs dx as it is.
 static void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
     struct model *m = b->m;
@@ -290,15 +312,19 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     struct norm_shape shape = hidden_norm(m, rows);
     bool parallel = c->parallel_block;
     const void *x = parallel ? tape->x : tape->x_mid;
-    const void *norm = parallel ? w->attn_norm : w->mlp_norm, *bias = parallel ? w->attn_norm_bias : w->mlp_norm_bias;
-    void *dnorm = parallel ? g->attn_norm : g->mlp_norm, *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
+    const void *norm = parallel ? w->attn_norm : w->mlp_norm,
+               *bias = parallel ? w->attn_norm_bias : w->mlp_norm_bias;
+    void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
+         *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
     m->ops->norm(m->dev, m->normed, NULL, NULL, x, norm, bias, &shape, m->dt);
-    if (c->layers[l].n_experts > 0) experts_back(b, l, rows, tape);
-    else plain_mlp_back(b, l, rows, tape);
+    if (c->layers[l].n_experts > 0)
+        experts_back(b, l, rows, tape);
+    else
+        plain_mlp_back(b, l, rows, tape);
     m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, x, norm,
-                      parallel ? tape->rstd1 : tape->rstd2, parallel ? tape->mean1 : tape->mean2, &shape, !parallel,
-                      m->dt);
+                      parallel ? tape->rstd1 : tape->rstd2, parallel ? tape->mean1 : tape->mean2,
+                      &shape, !parallel, m->dt);
 }
 
 // Takes dqkv back through the q and k norms, in place.
@@ -315,41 +341,47 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
     k.rows = rows * layer->n_kv_heads;
     k.heads = layer->n_kv_heads;
     void *dk = (char *)b->dqkv + keys;
-    m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, tape->qkv_raw, w->q_norm, tape->rstd_q, NULL, &q,
-                      false, m->dt);
-    m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, (const char *)tape->qkv_raw + keys, w->k_norm, tape->rstd_k,
-                      NULL, &k, false, m->dt);
+    m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, tape->qkv_raw, w->q_norm,
+                      tape->rstd_q, NULL, &q, false, m->dt);
+    m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, (const char *)tape->qkv_raw + keys,
+                      w->k_norm, tape->rstd_k, NULL, &k, false, m->dt);
 }
 
 // dx is the gradient of x_mid on entry, of the layer's input on return.
-static void attention_back(struct backward *b, int l, const struct batch_view *batch, const struct layer_tape *tape)
+static void attention_back(struct backward *b, int l, const struct batch_view *batch,
+                           const struct layer_tape *tape)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]), q_width = layer_q_width(&c->layers[l]);
+    int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]),
+        q_width = layer_q_width(&c->layers[l]);
     struct norm_shape shape = hidden_norm(m, rows);
-    const void *dout = contribution_back(b, rows, tape->attn_proj, w->post_attn_norm, tape->rstd_post1,
-                                         g->post_attn_norm);
+    const void *dout = contribution_back(b, rows, tape->attn_proj, w->post_attn_norm,
+                                         tape->rstd_post1, g->post_attn_norm);
 
     back_to_weight(m, g->o, g->o_bias, dout, tape->attn, rows, c->hidden, q_width);
     back_to_input(m, b->dattn, dout, w->o, rows, c->hidden, q_width);
-    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch, &m->attn[l], m->dt);
+    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
+                             &m->attn[l], m->dt);
     model_rotate(m, l, b->dqkv, batch, -1.0f);
     if (c->qk_norm) heads_norm_back(b, l, rows, tape);
-    m->ops->norm(m->dev, m->normed, NULL, NULL, tape->x, w->attn_norm, w->attn_norm_bias, &shape, m->dt);
+    m->ops->norm(m->dev, m->normed, NULL, NULL, tape->x, w->attn_norm, w->attn_norm_bias, &shape,
+                 m->dt);
     back_to_weight(m, g->qkv, g->qkv_bias, b->dqkv, m->normed, rows, width, c->hidden);
     back_to_input(m, b->dnormed, b->dqkv, w->qkv, rows, width, c->hidden);
-    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, tape->x, w->attn_norm, tape->rstd1,
-                      tape->mean1, &shape, true, m->dt);
-    if (c->parallel_block) m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
+    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, tape->x,
+                      w->attn_norm, tape->rstd1, tape->mean1, &shape, true, m->dt);
+    if (c->parallel_block)
+        m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }
 
 static enum status check_fits(const struct backward *b, const struct batch *batch)
 {
     int tokens = batch_view(batch)->n_tokens, n = batch_rows(batch);
     if (tokens > b->max_tokens || n > b->max_targets)
-        return status_fail(ST_INVALID, "a micro-batch of %d tokens and %d targets; there is room for %d and %d",
+        return status_fail(ST_INVALID,
+                           "a micro-batch of %d tokens and %d targets; there is room for %d and %d",
                            tokens, n, b->max_tokens, b->max_targets);
     return ST_OK;
 }
@@ -366,8 +398,9 @@ static void walk_back(struct backward *b, const struct batch *batch, struct tape
         mlp_back(b, l, view->n_tokens, layer);
         attention_back(b, l, view, layer);
     }
-    m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, view->tokens, batch_tokens_order(batch),
-                             view->n_tokens, m->config->hidden, model_embed_scale(m), m->dt, DT_F32);
+    m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, view->tokens,
+                             batch_tokens_order(batch), view->n_tokens, m->config->hidden,
+                             model_embed_scale(m), m->dt, DT_F32);
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
@@ -376,7 +409,8 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
     struct head_loss loss = {temperature, NULL};
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    device_copy_in(b->m->dev, b->dlogprob, dlogprobs, (size_t)batch_rows(batch) * sizeof *dlogprobs);
+    device_copy_in(b->m->dev, b->dlogprob, dlogprobs,
+                   (size_t)batch_rows(batch) * sizeof *dlogprobs);
     walk_back(b, batch, tape, &loss);
     return device_sync(b->m->dev);
 }
@@ -389,7 +423,8 @@ enum status backward_distill(struct backward *b, const struct batch *batch, stru
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
     if (b->m->max_rows != d->teacher->m->max_rows)
-        return status_fail(ST_INVALID, "the teacher's logits come %d rows at a time, the student's %d",
+        return status_fail(ST_INVALID,
+                           "the teacher's logits come %d rows at a time, the student's %d",
                            d->teacher->m->max_rows, b->m->max_rows);
     b->logits_kept = false;
     walk_back(b, batch, tape, &loss);

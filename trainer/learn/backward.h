@@ -11,7 +11,8 @@ struct backward; // scratch and the chunked head
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
                          int max_targets, struct backward **ret);
 void backward_free(struct backward *b);
-size_t backward_bytes(const struct model *m, int max_tokens, int max_targets); // for the memory plan
+size_t backward_bytes(const struct model *m, int max_tokens,
+                      int max_targets); // for the memory plan
 
 // Log-probabilities of `targets` (host, n = batch_rows) at the batch's wanted rows, after
 // model_forward gave x. The (rows, vocabulary) logits exist m->max_rows rows at a time. Results are
@@ -29,10 +30,10 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
 // as another model answers them. The teacher may have a larger vocabulary, of which the first
 // entries are shared.
 struct distillation {
-    struct backward *teacher;          // its head, chunk by chunk; nothing of it is trained
-    const struct tape *teacher_tape;   // the batch's forward pass
-    float temperature;                 // of both distributions
-    float scale;                       // of each row's KL divergence in the loss
+    struct backward *teacher;        // its head, chunk by chunk; nothing of it is trained
+    const struct tape *teacher_tape; // the batch's forward pass
+    float temperature;               // of both distributions
+    float scale;                     // of each row's KL divergence in the loss
 };
 // Adds to the gradients of b what scale * KL(teacher || b), summed over the rows, causes. The tape
 // must hold the batch's forward pass. Where backward_logprobs ran on the teacher last, it was of

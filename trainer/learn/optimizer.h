@@ -34,7 +34,7 @@ int64_t optimizer_steps(const struct optimizer *o);
 
 struct optimizer_memory {
     size_t residual, moments, grads; // grads: with their norm and its factor
-}; // bytes
+};                                   // bytes
 void optimizer_memory(const struct weights *policy, enum moments_kind moments,
                       struct optimizer_memory *ret);
 

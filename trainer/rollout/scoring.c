@@ -74,8 +74,8 @@ static double drafted_mean(const struct cost_sample *samples, int n, double none
     return drafted ? sum / drafted : none;
 }
 
-// Whether to draft is the server's choice: a sample that had none is neither better nor worse for it
-// than the others of its group. It takes their mean, or, where none of them was drafted for, the
+// Whether to draft is the server's choice: a sample that had none is neither better nor worse for
+// it than the others of its group. It takes their mean, or, where none of them was drafted for, the
 // step's.
 static void rate_undrafted(struct cost_sample *samples, int n_groups, int n_per_group)
 {

@@ -197,8 +197,8 @@ const struct option_spec train_options[] = {
 
 const char *train_config_idle_cost(const struct train_config *config)
 {
-    static const char *const names[] = {"cost-latency", "cost-tokens", "cost-kv",
-                                        "gain-acceptance", "gain-cache"};
+    static const char *const names[] = {"cost-latency", "cost-tokens", "cost-kv", "gain-acceptance",
+                                        "gain-cache"};
     if (config->cost) return NULL;
     if (strcmp(config->latency, "measured") != 0) return "latency";
     for (const struct option_spec *o = train_options; o->name; o++)

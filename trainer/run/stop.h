@@ -18,8 +18,8 @@ bool stop_requested(void);
 
 // Starts the watch; control is borrowed until stop_watch_end().
 enum status stop_watch_new(struct control *control, struct stop **ret);
-void stop_watch_end(struct stop *s);                // NULL is fine
-void stop_saving(struct stop *s); // the last checkpoint is being written, however long it takes
+void stop_watch_end(struct stop *s); // NULL is fine
+void stop_saving(struct stop *s);    // the last checkpoint is being written, however long it takes
 pthread_mutex_t *stop_publish_lock(struct stop *s); // hold it while publishing
 
 #endif
