@@ -76,8 +76,8 @@ struct sample_draft {
 struct sample_result {
     int32_t token;
     float logprob; // of `token` under the temperature-scaled distribution (greedy: temperature 1)
-    float cut_logprob; // under that distribution cut by top-k, top-p, min-p and renormalised
-    float kept_mass;   // mass the cut kept: exp(logprob - cut_logprob)
+    float processed_logprob; // under that distribution cut by top-k, top-p, min-p and renormalised
+    float retained_mass;     // mass the cut kept: exp(logprob - processed_logprob)
 };
 
 // A token at a row of logits, in device memory.
@@ -132,10 +132,10 @@ struct moments {
 
 struct scratch_shape { // of a training step
     struct attn_shape attn;
-    int rows, max_context; // of packed batches, at most
-    int hidden, widest;    // width of the norms; columns of the widest product in a layer
-    int head_rows, vocab;  // of the logits that exist at one time
-    int64_t n_elements;    // gradients
+    int rows, max_context;   // of packed batches, at most
+    int hidden, widest;      // width of the norms; columns of the widest product in a layer
+    int logits_chunk, vocab; // of the logits that exist at one time
+    int64_t n_elements;      // gradients
     enum dtype dt;
 };
 

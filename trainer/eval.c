@@ -52,7 +52,7 @@ static void count_drafts(struct tally *t, const json_t *telemetry)
 static enum status put_line(struct bytes *ret, const struct reward *reward, const struct rollout *r,
                             int i, const double *terms, double sum)
 {
-    const struct sample *s = &r->samples[i];
+    const struct completion *s = &r->samples[i];
     const struct example *e = r->examples[i];
     json_t *parts = json_object();
     for (int k = 0; parts && k < reward_terms(reward); k++)
@@ -71,7 +71,7 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
     return bytes_status(ret);
 }
 
-static void count_sample(struct tally *t, const struct sample *s, double reward, double correct)
+static void count_sample(struct tally *t, const struct completion *s, double reward, double correct)
 {
     double delta = reward - t->reward_mean;
     t->reward_mean += delta / ++t->n;

@@ -32,7 +32,7 @@ struct sft_config {
     const char *lr_scheduler_type;
     struct prompt_options prompts;
     int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
-    int64_t token_budget, head_rows;
+    int64_t token_budget, logits_chunk;
     const char *recompute, *optim_moments, *train_on;
     int64_t rope_context;
     bool overwrite;
@@ -82,7 +82,7 @@ static const struct option_spec sft_options[] = {
      1e9, NULL},
     {"token-budget", OPTION_INT, AT(token_budget), "8192", "ROWS",
      "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
-    {"head-rows", OPTION_INT, AT(head_rows), "512", "ROWS",
+    {"logits-chunk", OPTION_INT, AT(logits_chunk), "512", "ROWS",
      "whose vocabulary-wide logits exist at one time", 1, 1e6, NULL},
     MEMORY_OPTIONS,
     {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
@@ -305,7 +305,7 @@ static enum status open_learner(struct sft *s)
             },
         .temperature = 1,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
-        .head_rows = (int)c->head_rows,
+        .logits_chunk = (int)c->logits_chunk,
         .max_seqs = (int)(2 * c->examples_per_step),
         .max_context = (int)longest,
     };

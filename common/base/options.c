@@ -44,12 +44,28 @@ static size_t table_count(const struct option_spec *table)
     return n;
 }
 
+// Names that options had once: still read, in no list, and never suggested.
+static const struct {
+    const char *was, *is;
+} renamed[] = {
+    {"head-rows", "logits-chunk"},
+};
+
+static bool is_name(const char *name, const char *text, size_t len)
+{
+    return strlen(name) == len && memcmp(name, text, len) == 0;
+}
+
 static const struct option_spec *table_find(const struct option_spec *table, const char *name,
                                             size_t len)
 {
+    for (size_t i = 0; i < sizeof renamed / sizeof *renamed; i++)
+        if (is_name(renamed[i].was, name, len)) {
+            name = renamed[i].is;
+            len = strlen(name);
+        }
     for (; table->name; table++)
-        if (is_option(table) && strlen(table->name) == len && memcmp(table->name, name, len) == 0)
-            return table;
+        if (is_option(table) && is_name(table->name, name, len)) return table;
     return NULL;
 }
 

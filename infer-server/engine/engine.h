@@ -80,12 +80,12 @@ struct top_logprob {
     float logprob;
 };
 // Log-probabilities are of the temperature-scaled distribution (greedy: temperature 1). logprob is
-// the raw one, as the trainer computes it; cut_logprob is that of the distribution which was
-// sampled from: after logit_bias, penalties and filtering. kept_mass: what top-k, top-p and min-p
-// left of it.
+// the raw one, as the trainer computes it; processed_logprob is that of the distribution which was
+// sampled from: after logit_bias, penalties and filtering. retained_mass: what top-k, top-p and
+// min-p left of it.
 struct token_record {
     int32_t token;
-    float logprob, cut_logprob, kept_mass;
+    float logprob, processed_logprob, retained_mass;
     uint64_t weight_version; // that sampled it
     uint8_t drafted;         // on the first token of a step that verified drafts: how many
     uint8_t accepted_at;     // where it is an accepted draft: its place among them, from 1

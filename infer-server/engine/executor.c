@@ -564,8 +564,8 @@ static int take_draws(struct executor *x, struct sample *sample,
     for (int i = 0; i < n; i++) {
         const struct token_record record = {.token = results[i].token,
                                             .logprob = results[i].logprob,
-                                            .cut_logprob = results[i].cut_logprob,
-                                            .kept_mass = results[i].kept_mass,
+                                            .processed_logprob = results[i].processed_logprob,
+                                            .retained_mass = results[i].retained_mass,
                                             .weight_version = version,
                                             .drafted = i == 0 ? (uint8_t)n_drafts : 0,
                                             .accepted_at = i < n_accepted ? (uint8_t)(i + 1) : 0};

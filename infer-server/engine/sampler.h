@@ -43,8 +43,9 @@ bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, i
 // tokens' entries are overwritten where no_stop; then waits. *ret_results (n) and the pointers of
 // ret_top stay valid until the next call. drafts NULL: no row has one. Row i lists its
 // rows[i].n_top most likely tokens at ret_top[i], most likely first; NULL where it wants none. A
-// result's logprob, and those listed, are of the logits as they are, its cut_logprob and kept_mass
-// of the adjusted ones; with a list, they are all of one computation. ST_DEVICE: nothing is valid.
+// result's logprob, and those listed, are of the logits as they are, its processed_logprob and
+// retained_mass of the adjusted ones; with a list, they are all of one computation. ST_DEVICE:
+// nothing is valid.
 enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
                          const struct sampler_drafts *drafts,
                          const struct sample_result **ret_results,

@@ -38,11 +38,11 @@ static void put_cut(struct json_out *o, const struct generation_sample *s)
 {
     json_out_key(o, "cut_logprobs");
     json_out_open(o, '[');
-    for (int i = 0; i < s->n; i++) json_out_logprob(o, s->tokens[i].cut_logprob);
+    for (int i = 0; i < s->n; i++) json_out_logprob(o, s->tokens[i].processed_logprob);
     json_out_close(o, ']');
     json_out_key(o, "kept_mass");
     json_out_open(o, '[');
-    for (int i = 0; i < s->n; i++) json_out_float(o, s->tokens[i].kept_mass);
+    for (int i = 0; i < s->n; i++) json_out_float(o, s->tokens[i].retained_mass);
     json_out_close(o, ']');
 }
 

@@ -272,8 +272,8 @@ static struct sample_result sample_row(const float *logits, int vocab,
     return (struct sample_result){
         .token = token,
         .logprob = (float)((double)(p.z[token] - p.max) - log(p.all)),
-        .cut_logprob = (float)((double)(p.z[token] - p.max) - log(p.kept)),
-        .kept_mass = (float)(p.kept / p.all),
+        .processed_logprob = (float)((double)(p.z[token] - p.max) - log(p.kept)),
+        .retained_mass = (float)(p.kept / p.all),
     };
 }
 

@@ -7,7 +7,7 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
     size_t norm = cuda_norm_scratch(dev, s->hidden);
     size_t sums = cuda_column_sum_scratch(s->rows, s->widest);
     size_t product = cuda_matmul_scratch(s->rows, s->hidden); // added to the residual stream
-    size_t head_sums = cuda_column_sum_scratch(s->head_rows, s->vocab);
+    size_t head_sums = cuda_column_sum_scratch(s->logits_chunk, s->vocab);
     if (norm > most) most = norm;
     if (sums > most) most = sums;
     if (product > most) most = product;

@@ -27,7 +27,7 @@ struct scene {
     pthread_mutex_t lock;
     struct example prompts[GROUPS];
     const struct example *examples[GROUPS];
-    struct sample samples[SAMPLES];
+    struct completion samples[SAMPLES];
     struct rollout rollout;
 };
 
@@ -46,7 +46,7 @@ static void write_rollout(struct scene *s)
         s->examples[g] = &s->prompts[g];
     }
     for (int i = 0; i < SAMPLES; i++) {
-        struct sample *sample = &s->samples[i];
+        struct completion *sample = &s->samples[i];
         sample->n = TOKENS;
         sample->ids = calloc(TOKENS, sizeof *sample->ids);
         sample->logprobs = calloc(TOKENS, sizeof *sample->logprobs);
@@ -90,7 +90,7 @@ static void scene_open(struct scene *s, bool draft)
         .optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
         .temperature = 1,
         .token_budget = 16, // a micro-batch for each group
-        .head_rows = 16,
+        .logits_chunk = 16,
         .max_seqs = SAMPLES + GROUPS,
         .max_context = 16,
     };

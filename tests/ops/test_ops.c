@@ -1956,12 +1956,12 @@ static void sample_distribution(struct device *dev)
             count[r->token]++;
             double z = row[r->token] / t - 3.0 / t;
             if (fabs(r->logprob - (z - log(all))) > 1e-5 ||
-                fabs(r->cut_logprob - (z - log(mass))) > 1e-5 ||
-                fabs(r->kept_mass - mass / all) > 1e-5)
+                fabs(r->processed_logprob - (z - log(mass))) > 1e-5 ||
+                fabs(r->retained_mass - mass / all) > 1e-5)
                 fail_msg("setting %zu token %d: logprob %.7g cut %.7g mass %.7g; want %.7g %.7g "
                          "%.7g",
-                         k, r->token, r->logprob, r->cut_logprob, r->kept_mass, z - log(all),
-                         z - log(mass), mass / all);
+                         k, r->token, r->logprob, r->processed_logprob, r->retained_mass,
+                         z - log(all), z - log(mass), mass / all);
         }
         for (int c = 0; c < VOCAB; c++) {
             double expected = DRAWS * exp(row[c] / t - 3.0 / t) / mass;
@@ -2024,11 +2024,11 @@ static void sample_large(struct device *dev)
                      best - second);
         double z = row[result[i].token] / t - max;
         if (fabs(result[i].logprob - (z - log(all))) > 2e-5 ||
-            fabs(result[i].cut_logprob - (z - log(mass))) > 2e-5 ||
-            fabs(result[i].kept_mass - mass / all) > 1e-5)
+            fabs(result[i].processed_logprob - (z - log(mass))) > 2e-5 ||
+            fabs(result[i].retained_mass - mass / all) > 1e-5)
             fail_msg("row %d: logprob %.7g cut %.7g mass %.7g; want %.7g %.7g %.7g", i,
-                     result[i].logprob, result[i].cut_logprob, result[i].kept_mass, z - log(all),
-                     z - log(mass), mass / all);
+                     result[i].logprob, result[i].processed_logprob, result[i].retained_mass,
+                     z - log(all), z - log(mass), mass / all);
     }
     free(logits);
     free(kept);
@@ -2046,7 +2046,7 @@ static void sample_greedy(struct device *dev)
     assert_int_equal(result.token, 7);
     double want = -log(3 + (VOCAB - 3) * exp(-3.5));
     assert_true(fabs(result.logprob - want) < 1e-5);
-    assert_true(fabs(result.kept_mass - 1) < 1e-6);
+    assert_true(fabs(result.retained_mass - 1) < 1e-6);
 }
 
 // A draft at one row of the test below.
@@ -2145,10 +2145,11 @@ static void sample_drafts(struct device *dev, int vocab, int draft_vocab)
         // the other fields, from those of the plain draw: the masses are the row's
         double z = (row[token] - row[plain[i].token]) / (double)params[i].temperature;
         if (fabs(r->logprob - (plain[i].logprob + z)) > 2e-5 ||
-            fabs(r->cut_logprob - log(p[token])) > 2e-5 || r->kept_mass != plain[i].kept_mass)
+            fabs(r->processed_logprob - log(p[token])) > 2e-5 ||
+            r->retained_mass != plain[i].retained_mass)
             fail_msg("row %d: logprob %.7g cut %.7g mass %.7g; want %.7g %.7g %.7g", i, r->logprob,
-                     r->cut_logprob, r->kept_mass, plain[i].logprob + z, log(p[token]),
-                     plain[i].kept_mass);
+                     r->processed_logprob, r->retained_mass, plain[i].logprob + z, log(p[token]),
+                     plain[i].retained_mass);
     }
     if (n_accepted < 8 || n_refused < 8)
         fail_msg("%d accepted and %d refused: too few to prove anything", n_accepted, n_refused);

@@ -82,7 +82,7 @@ static void undrafted_samples(void **state)
                                      0.75, 0.5, 2.0 / 3, 2.0 / 3, 2.0 / 3, 2.0 / 3};
     struct example example = {.line = 1};
     const struct example *list[GROUPS] = {&example, &example, &example};
-    struct sample samples[N] = {0};
+    struct completion samples[N] = {0};
     struct rollout rollout = {
         .n_groups = GROUPS, .n_per_group = EACH, .examples = list, .samples = samples};
     struct scores s = {0};

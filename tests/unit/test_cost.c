@@ -175,7 +175,7 @@ static void degenerate_fits(void **state)
 struct bench { // a rollout of 2 groups of 3, made by hand
     struct example examples[2];
     const struct example *list[2];
-    struct sample samples[6];
+    struct completion samples[6];
     struct rollout rollout;
     struct reward *reward;
 };

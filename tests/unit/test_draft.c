@@ -46,14 +46,14 @@ static const char *capped_folder(void)
 
 static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_F32};
 
-static void machine_open(const char *draft, int budget, int head_rows, float loss_weight,
+static void machine_open(const char *draft, int budget, int logits_chunk, float loss_weight,
                          struct machine *m)
 {
     struct learner_config options = {
         .optimizer = adamw,
         .temperature = TEMPERATURE,
         .token_budget = budget,
-        .head_rows = head_rows,
+        .logits_chunk = logits_chunk,
         .max_seqs = SAMPLES + GROUPS,
         .max_context = 32,
     };
@@ -144,7 +144,7 @@ static void loss_is_the_divergence(void **state)
     (void)state;
     static const struct {
         bool capped;
-        int budget, head_rows; // one micro-batch and chunk, or many
+        int budget, logits_chunk; // one micro-batch and chunk, or many
     } cases[] = {{false, 70, 100}, {false, 13, 3}, {true, 70, 100}, {true, 13, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct random_step s;
@@ -152,7 +152,7 @@ static void loss_is_the_divergence(void **state)
         struct draft_stats stats;
         random_step_make(&shape, &s);
         machine_open(cases[i].capped ? capped_folder() : tiny_folder(32, 1, 300, 8),
-                     cases[i].budget, cases[i].head_rows, 3, &m);
+                     cases[i].budget, cases[i].logits_chunk, 3, &m);
         assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
         struct draft_stats wanted = plain_stats(&m, &s);
         assert_int_equal(stats.targets, TARGETS);
@@ -344,7 +344,7 @@ static void larger_vocabulary_is_refused(void **state)
     struct reference large;
     struct learner *l;
     struct learner_config options = {
-        .temperature = 1, .token_budget = 30, .head_rows = 4, .max_seqs = 10, .max_context = 32};
+        .temperature = 1, .token_budget = 30, .logits_chunk = 4, .max_seqs = 10, .max_context = 32};
     struct learner_draft_config draft_options = {adamw, 1};
     machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
     reference_open(tiny_folder(32, 1, 301, 8), "cpu", &large);

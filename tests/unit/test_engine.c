@@ -382,8 +382,9 @@ static void assert_same_records(const struct take *a, int i, const struct take *
     for (int t = 0; t < a->sample[i].n; t++) {
         const struct token_record *x = &a->sample[i].tokens[t], *y = &b->sample[k].tokens[t];
         assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
-        assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof x->cut_logprob);
-        assert_memory_equal(&x->kept_mass, &y->kept_mass, sizeof x->kept_mass);
+        assert_memory_equal(&x->processed_logprob, &y->processed_logprob,
+                            sizeof x->processed_logprob);
+        assert_memory_equal(&x->retained_mass, &y->retained_mass, sizeof x->retained_mass);
     }
 }
 
@@ -555,7 +556,7 @@ static void lists_most_likely(void **state)
             found++;
             assert_float_equal(top[i].logprob, drawn->logprob, 1e-4f);
         }
-        assert_float_equal(drawn->cut_logprob, drawn->logprob, 1e-6f); // nothing was cut
+        assert_float_equal(drawn->processed_logprob, drawn->logprob, 1e-6f); // nothing was cut
     }
     assert_true(found > 0);
     free(take);

@@ -44,7 +44,7 @@ struct setting {
     enum recompute recompute;
     enum moments_kind moments;
     bool draft, reference;
-    int budget, head_rows;
+    int budget, logits_chunk;
     bool smallest; // a model of one layer
 };
 
@@ -63,7 +63,7 @@ static void machine_open(const struct setting *s, struct machine *m)
         .optimizer = adamw,
         .temperature = 1,
         .token_budget = s->budget,
-        .head_rows = s->head_rows,
+        .logits_chunk = s->logits_chunk,
         .max_seqs = SAMPLES + GROUPS,
         .max_context = PROMPT + LENGTH,
         .recompute = s->recompute,
@@ -117,7 +117,7 @@ static void plan_holds(void **state)
                             .draft = i / 6 % 2,
                             .reference = i / 12,
                             .budget = 90,
-                            .head_rows = 32};
+                            .logits_chunk = 32};
         struct machine m;
         struct memory_plan plan;
         machine_open(&s, &m);
@@ -164,7 +164,7 @@ static void recompute_changes_no_bit(void **state)
             struct setting s = {.recompute = (enum recompute)r,
                                 .draft = true,
                                 .budget = budgets[b],
-                                .head_rows = 16};
+                                .logits_chunk = 16};
             struct machine m;
             machine_open(&s, &m);
             one_step(&m, &step, true, 0);
@@ -202,7 +202,7 @@ static void make_lesson(struct random_step *s, int step)
 // Means of the loss over windows of steps.
 static void curve(enum moments_kind moments, double lr, double ret[STEPS / WINDOW])
 {
-    struct setting s = {.moments = moments, .budget = 400, .head_rows = 128, .smallest = true};
+    struct setting s = {.moments = moments, .budget = 400, .logits_chunk = 128, .smallest = true};
     struct machine m;
     struct random_step step;
     machine_open(&s, &m);

@@ -82,14 +82,14 @@ struct machine {
     struct learner *learner;
 };
 
-static void machine_open(int budget, int head_rows, bool reference, struct machine *m)
+static void machine_open(int budget, int logits_chunk, bool reference, struct machine *m)
 {
     const char *folder = test_folder();
     struct learner_config options = {
         .optimizer = {0.9, 0.999, 1e-8, 0, 0},
         .temperature = 0.7f,
         .token_budget = budget,
-        .head_rows = head_rows,
+        .logits_chunk = logits_chunk,
         .max_seqs = SAMPLES + GROUPS,
         .max_context = 32,
     };
@@ -239,7 +239,7 @@ static void no_room_is_said(void **state)
     struct learner *l = NULL;
     struct learner_config options = {.temperature = 1,
                                      .token_budget = 2000000000,
-                                     .head_rows = 4,
+                                     .logits_chunk = 4,
                                      .max_seqs = 10,
                                      .max_context = 32};
     machine_open(30, 4, false, &m);

@@ -471,7 +471,7 @@ static void check_penalised(const struct sampling *s, const int32_t *prompt, int
         device_ops(of_a.dev)->logprob(of_a.dev, &processed, &lse, NULL, row, &token->token, 1,
                                       VOCAB, s->temperature > 0 ? s->temperature : 1);
         assert_memory_equal(&raw[n_prompt + i], &token->logprob, sizeof(float));
-        assert_true(fabsf(processed - token->cut_logprob) < 1e-4f);
+        assert_true(fabsf(processed - token->processed_logprob) < 1e-4f);
     }
 }
 
@@ -493,8 +493,8 @@ static void assert_same_token(const struct token_record *x, const struct token_r
 {
     assert_int_equal(x->token, y->token);
     assert_memory_equal(&x->logprob, &y->logprob, sizeof(float));
-    assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof(float));
-    assert_memory_equal(&x->kept_mass, &y->kept_mass, sizeof(float));
+    assert_memory_equal(&x->processed_logprob, &y->processed_logprob, sizeof(float));
+    assert_memory_equal(&x->retained_mass, &y->retained_mass, sizeof(float));
 }
 
 static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[N_PENALTIES],

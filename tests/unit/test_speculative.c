@@ -478,8 +478,9 @@ static uint64_t compare_as(const struct sampling *sampling, int n, int kv_kib, b
                 const struct token_record *x = &takes[i].tokens[k], *y = &plain[i].tokens[k];
                 assert_int_equal(x->token, y->token);
                 assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
-                assert_memory_equal(&x->cut_logprob, &y->cut_logprob, sizeof x->logprob);
-                assert_memory_equal(&x->kept_mass, &y->kept_mass, sizeof x->logprob);
+                assert_memory_equal(&x->processed_logprob, &y->processed_logprob,
+                                    sizeof x->logprob);
+                assert_memory_equal(&x->retained_mass, &y->retained_mass, sizeof x->logprob);
             }
             check_telemetry(&takes[i]);
             drafted += takes[i].telemetry.num_draft_tokens;

@@ -144,11 +144,23 @@ static void options_reach_the_loss(void **state)
         assert_int_equal(loss_of(OPTIONS("--loss-type", types[i].name)).type, types[i].type);
 }
 
+static void a_former_name_is_still_read(void **state)
+{
+    (void)state;
+    struct train_config config;
+    struct option_set *set;
+    parse((const char *const[]){"--head-rows", "7", NULL}, &config, &set);
+    assert_int_equal(config.logits_chunk, 7);
+    assert_true(options_given(set, "logits-chunk"));
+    options_free(set);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_trls),
         cmocka_unit_test(options_reach_the_loss),
+        cmocka_unit_test(a_former_name_is_still_read),
     };
     return cmocka_run_group_tests_name("train options", tests, NULL, NULL);
 }

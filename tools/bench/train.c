@@ -22,13 +22,13 @@ static enum status learner_open(struct bench *b, struct learner_bench *l)
 {
     struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0, MOMENTS_F32};
     int tokens = (int)b->o.tokens, sequence = (int)b->o.sequence,
-        head_rows = tokens < 1024 ? tokens : 1024;
+        logits_chunk = tokens < 1024 ? tokens : 1024;
     int32_t *ids = malloc((size_t)sequence * sizeof *ids);
     struct rng r;
     enum status st;
     if (!ids) return status_fail(ST_NO_MEMORY, "no memory for a sequence of %d tokens", sequence);
     rng_init(&r, (uint64_t)b->o.seed, 5);
-    CHECK(model_new(b->dev, b->config, b->weights, tokens, head_rows, sequence + 1, &l->model));
+    CHECK(model_new(b->dev, b->config, b->weights, tokens, logits_chunk, sequence + 1, &l->model));
     CHECK(batch_new(b->dev, tokens, tokens / sequence + 1, 0, tokens, &l->batch));
     CHECK(tape_new(l->model, tokens, RECOMPUTE_NONE, &l->tape));
     CHECK(optimizer_new(b->dev, b->weights, &adamw, &l->optimizer));

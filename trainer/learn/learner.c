@@ -6,8 +6,8 @@
  * imitate is then still on the policy's tape.
  *
  * All device memory is taken once, in learner_prepare(): a step that worked once does not fail for
- * memory later. The (rows, vocabulary) logits exist head_rows rows at a time, for the policy within
- * backward_logprobs() and for the reference here.
+ * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time, for the policy
+ * within backward_logprobs() and for the reference here.
  */
 #include "trainer/learn/learner.h"
 
@@ -111,7 +111,7 @@ static size_t operations_scratch(const struct learner *l)
             .max_context = l->options.max_context,
             .hidden = c->hidden,
             .widest = up > qkv ? up : qkv,
-            .head_rows = l->options.head_rows,
+            .logits_chunk = l->options.logits_chunk,
             .vocab = c->vocab_size,
             .n_elements = l->policy->n_elements,
             .dt = l->policy->dt,
@@ -144,7 +144,7 @@ static enum status check_room(const struct memory_plan *plan, const struct devic
     return status_fail(ST_NO_MEMORY, "training needs %.2f GiB on %s, where %.2f GiB are free: %s",
                        (double)plan->total * gib, device_spec(dev), (double)plan->free * gib,
                        by_rows
-                           ? "lower --token-budget or --head-rows, or give the daemon a smaller "
+                           ? "lower --token-budget or --logits-chunk, or give the daemon a smaller "
                              "--kv-memory"
                            : "give the daemon a smaller --kv-memory or take a smaller model");
 }
@@ -164,13 +164,13 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     l->options = *options;
     l->is_draft = is_draft;
     l->max_targets = options->token_budget + options->max_seqs;
-    if (l->options.head_rows > l->max_targets) l->options.head_rows = l->max_targets;
+    if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;
     l->has_reference = reference;
     device_allocated(dev, &l->allocated, &peak);
     CHECK(device_memory(dev, &free_before, &total));
     plan_arrays(l, free_before);
     CHECK(check_room(&l->plan, dev)); // before anything large is taken
-    CHECK(model_new(dev, config, policy, options->token_budget, l->options.head_rows,
+    CHECK(model_new(dev, config, policy, options->token_budget, l->options.logits_chunk,
                     options->max_context, &l->model));
     plan_workspace(l);
     *ret = l;
@@ -253,8 +253,8 @@ static enum status reference_new(struct learner *l)
     device_fill(l->dev, ref->memory, 0, ref->weights->bytes);
     weights_bind(ref->weights, ref->memory);
     CHECK(learner_set_reference(l, NULL));
-    CHECK(model_new(l->dev, l->config, ref->weights, l->options.token_budget, l->options.head_rows,
-                    l->options.max_context, &ref->model));
+    CHECK(model_new(l->dev, l->config, ref->weights, l->options.token_budget,
+                    l->options.logits_chunk, l->options.max_context, &ref->model));
     CHECK(device_alloc(l->dev, n * sizeof *ref->targets, (void **)&ref->targets));
     CHECK(device_alloc(l->dev, n * sizeof *ref->logprobs, (void **)&ref->logprobs));
     CHECK(device_alloc(l->dev, n * sizeof *ref->lse, (void **)&ref->lse));
@@ -310,8 +310,8 @@ static enum status reference_logprobs(struct learner *l, int n)
     void *x;
     model_forward(m, batch_view(l->batch), NULL, NULL, &x);
     device_copy_in(l->dev, ref->targets, l->targets, (size_t)n * sizeof *ref->targets);
-    for (int i = 0; i < n; i += l->options.head_rows) {
-        int chunk = n - i < l->options.head_rows ? n - i : l->options.head_rows;
+    for (int i = 0; i < n; i += l->options.logits_chunk) {
+        int chunk = n - i < l->options.logits_chunk ? n - i : l->options.logits_chunk;
         model_head(m, x, rows + i, chunk);
         m->ops->logprob(l->dev, ref->logprobs + i, ref->lse + i, NULL, m->logits, ref->targets + i,
                         chunk, l->config->vocab_size, l->options.temperature);

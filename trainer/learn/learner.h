@@ -13,7 +13,7 @@ struct learner_config {
     struct optimizer_config optimizer;
     float temperature;        // log-probabilities are of logits / temperature
     int token_budget;         // rows of a micro-batch, at most
-    int head_rows;            // rows whose logits exist at one time
+    int logits_chunk;         // rows whose logits exist at one time
     int max_seqs;             // prompts and completions of a step
     int max_context;          // longest prompt with its completion
     enum recompute recompute; // of activations, in the draft model's learner too

@@ -37,14 +37,14 @@ struct update { // what the loss function works on
     struct difference far; // the first of the farthest
 };
 
-static bool counts(const struct update *u, const struct sample *s)
+static bool counts(const struct update *u, const struct completion *s)
 {
     return !(u->config->mask_truncated && s->truncated);
 }
 
 static void compare_with_daemon(struct update *u, int sample, const float *logprobs)
 {
-    const struct sample *s = &u->rollout->samples[sample];
+    const struct completion *s = &u->rollout->samples[sample];
     for (int t = 0; t < s->n; t++) {
         double delta = (double)logprobs[t] - s->logprobs[t];
         if (logprobs[t] != s->logprobs[t]) {
@@ -64,7 +64,7 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
     struct update *u = context;
     const struct micro_batch *mb = rows->mb;
     for (int s = 0; s < mb->n_seqs; s++) {
-        const struct sample *sample = &u->rollout->samples[mb->sample[s]];
+        const struct completion *sample = &u->rollout->samples[mb->sample[s]];
         int first = mb->first[s], n = sample->n;
         float *old = u->old_logprobs + u->first[mb->sample[s]];
         if (u->first_iteration) {

@@ -18,7 +18,7 @@
 #define BATCH_STREAM ((uint64_t)1 << 33) // apart from the data order's and the sampler's streams
 #define UNSEEN       (-1)                // bucket of an example without a reward
 
-struct batch {
+struct prompt_batch {
     int first, n; // of `examples`
     int bucket, rollouts;
 };
@@ -34,8 +34,8 @@ struct curriculum {
     double levels[BUCKETS_MAX];
     struct buckets buckets; // of the last epoch that ended here
     // the epoch's plan; with CURRICULUM_OFF only `examples`, of the next step
-    int *examples;         // (n, or prompts_per_step)
-    struct batch *batches; // (n_batches)
+    int *examples;                // (n, or prompts_per_step)
+    struct prompt_batch *batches; // (n_batches)
     int n_batches, next;
     double mean_rollouts; // over the epoch's examples
 };
@@ -96,7 +96,7 @@ static int plan_bucket(struct curriculum *c, int64_t epoch, int bucket, int firs
     for (int b = 0, done = 0; b < batches; b++) {
         int size = (n - done) / (batches - b);
         c->batches[c->n_batches++] =
-            (struct batch){first + done, size, bucket, rollouts_of(c, bucket)};
+            (struct prompt_batch){first + done, size, bucket, rollouts_of(c, bucket)};
         done += size;
     }
     return first + n;
@@ -108,7 +108,7 @@ static void shuffle_batches(struct curriculum *c, int64_t epoch)
     rng_init(&rng, c->options.seed, BATCH_STREAM + (uint64_t)epoch);
     for (int k = c->n_batches - 1; k > 0; k--) {
         int other = (int)rng_below(&rng, (uint32_t)k + 1);
-        struct batch swap = c->batches[k];
+        struct prompt_batch swap = c->batches[k];
         c->batches[k] = c->batches[other];
         c->batches[other] = swap;
     }
@@ -120,7 +120,7 @@ static void spread_evenly(struct curriculum *c)
 {
     double wanted = 0;
     for (int b = 0; b < c->n_batches; b++) {
-        struct batch *batch = &c->batches[b];
+        struct prompt_batch *batch = &c->batches[b];
         wanted += c->mean_rollouts * batch->n;
         double each = round(wanted / batch->n);
         each = fmin(fmax(each, floor(c->mean_rollouts)), ceil(c->mean_rollouts));
@@ -201,7 +201,7 @@ void curriculum_next(struct curriculum *c, struct curriculum_batch *ret)
             (struct curriculum_batch){c->examples, o->prompts_per_step, o->num_generations, UNSEEN};
         return;
     }
-    const struct batch *b = &c->batches[c->next];
+    const struct prompt_batch *b = &c->batches[c->next];
     *ret = (struct curriculum_batch){c->examples + b->first, b->n, b->rollouts, b->bucket};
 }
 

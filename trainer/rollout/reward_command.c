@@ -44,7 +44,7 @@ struct command {
     bool said_hint;
 };
 
-struct batch {
+struct score_batch {
     const struct reward_input *inputs;
     int n, next, n_done; // next: to be handed out
     json_int_t first_id;
@@ -59,7 +59,7 @@ static bool is_busy(const struct worker *w)
 
 // ---- samples out --------------------------------------------------------------------------------
 
-static enum status put_request(struct child *child, const struct batch *b, int i)
+static enum status put_request(struct child *child, const struct score_batch *b, int i)
 {
     const struct reward_input *input = &b->inputs[i];
     json_t *request =
@@ -89,7 +89,7 @@ static struct worker *idlest(struct command *c)
     return idlest;
 }
 
-static enum status hand_out(struct command *c, struct batch *b, int *ret_failed)
+static enum status hand_out(struct command *c, struct score_batch *b, int *ret_failed)
 {
     struct worker *w;
     while (b->next < b->n && (w = idlest(c))) {
@@ -107,7 +107,7 @@ static enum status hand_out(struct command *c, struct batch *b, int *ret_failed)
 // ---- replies in ---------------------------------------------------------------------------------
 
 // Which of the samples that a worker owes a reply is for, as its place in `owed`; -1: none.
-static int whose(const struct worker *w, const struct batch *b, const json_t *reply)
+static int whose(const struct worker *w, const struct score_batch *b, const json_t *reply)
 {
     const json_t *id = json_object_get(reply, "id");
     if (!id) return w->n_owed ? 0 : -1;
@@ -116,7 +116,7 @@ static int whose(const struct worker *w, const struct batch *b, const json_t *re
     return -1;
 }
 
-static enum status take_reply(struct worker *w, struct batch *b, const char *text, size_t len,
+static enum status take_reply(struct worker *w, struct score_batch *b, const char *text, size_t len,
                               int *ret_failed)
 {
     enum status st = ST_OK;
@@ -148,7 +148,7 @@ static enum status take_reply(struct worker *w, struct batch *b, const char *tex
     return ST_OK;
 }
 
-static enum status take_replies(struct worker *w, struct batch *b, int *ret_failed)
+static enum status take_replies(struct worker *w, struct score_batch *b, int *ret_failed)
 {
     const char *text;
     size_t len;
@@ -159,7 +159,7 @@ static enum status take_replies(struct worker *w, struct batch *b, int *ret_fail
 }
 
 // A process ended: the first time it is started again, and asked again for what it owes.
-static enum status restart(struct command *c, struct worker *w, struct batch *b)
+static enum status restart(struct command *c, struct worker *w, struct score_batch *b)
 {
     if (w->restarted) return status_context(ST_PEER_GONE, "even when started again");
     log_progress_end();
@@ -172,7 +172,8 @@ static enum status restart(struct command *c, struct worker *w, struct batch *b)
     return st;
 }
 
-static enum status serve(struct command *c, struct worker *w, struct batch *b, int *ret_failed)
+static enum status serve(struct command *c, struct worker *w, struct score_batch *b,
+                         int *ret_failed)
 {
     *ret_failed = w->owed[0];
     enum status st = child_pump(&w->child);
@@ -295,7 +296,7 @@ static enum status check_quiet(struct command *c, const char *fault)
     return ST_OK;
 }
 
-static enum status score_batch(struct command *c, struct batch *b, int *ret_failed)
+static enum status score_batch(struct command *c, struct score_batch *b, int *ret_failed)
 {
     enum status st;
     CHECK(check_quiet(c, "wrote without being asked"));
@@ -319,7 +320,7 @@ static enum status command_score(void *state, const struct reward_input *inputs,
                                  double *ret_scores, int *ret_failed)
 {
     struct command *c = state;
-    struct batch b = {.inputs = inputs, .n = n, .first_id = c->n_asked, .scores = ret_scores};
+    struct score_batch b = {.inputs = inputs, .n = n, .first_id = c->n_asked, .scores = ret_scores};
     c->n_asked += n;
     *ret_failed = 0;
     if (c->failed) return status_fail(ST_PEER_GONE, "command \"%s\" is gone", c->line);

@@ -29,7 +29,7 @@ struct intake { // what the line function works on
     uint64_t oldest;  // ... nor of an older one
 };
 
-static void sample_release(struct sample *s)
+static void sample_release(struct completion *s)
 {
     free(s->ids);
     free(s->logprobs);
@@ -38,7 +38,7 @@ static void sample_release(struct sample *s)
     free(s->accepted);
     free(s->text_offset);
     json_decref(s->telemetry);
-    *s = (struct sample){0};
+    *s = (struct completion){0};
 }
 
 void rollout_free(struct rollout *r)
@@ -101,7 +101,7 @@ static enum status read_list(const char *where, const json_t *line, const char *
 }
 
 static enum status read_tokens(const char *where, const struct intake *in, const json_t *line,
-                               struct sample *s)
+                               struct completion *s)
 {
     enum status st;
     const json_t *ids = NULL, *logprobs = NULL, *versions = NULL;
@@ -170,7 +170,7 @@ static enum status read_count(const char *where, const json_t *list, const char 
 }
 
 // For people only, nothing is computed from them; a daemon may leave them out.
-static enum status read_accepted(const char *where, const json_t *line, struct sample *s)
+static enum status read_accepted(const char *where, const json_t *line, struct completion *s)
 {
     enum status st = ST_OK;
     const json_t *accepted = NULL, *offsets = NULL;
@@ -214,9 +214,9 @@ static char *text_of(const json_t *value)
 }
 
 static enum status read_sample(const char *where, const struct intake *in, const json_t *line,
-                               struct sample *ret)
+                               struct completion *ret)
 {
-    struct sample s = {0};
+    struct completion s = {0};
     const char *finish = "";
     enum status st;
     CHECK(json_get_string(where, line, "finish_reason", &finish));
@@ -267,7 +267,7 @@ static enum status take_line(void *context, const char *text, size_t len)
         goto out;
     }
     snprintf(where, sizeof where, "answer to /v1/rollouts, group %d sample %d", group, sample);
-    struct sample *s = &r->samples[group * r->n_per_group + sample];
+    struct completion *s = &r->samples[group * r->n_per_group + sample];
     if (s->text) {
         st = status_fail(ST_MISMATCH, "%s: came twice", where);
         goto out;

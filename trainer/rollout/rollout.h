@@ -7,7 +7,7 @@
 #include "common/http/http_client.h"
 #include "trainer/rollout/data.h"
 
-struct sample {
+struct completion {
     int n;              // completion tokens; 0 is possible
     int32_t *ids;       // (n)
     float *logprobs;    // (n) of the daemon's temperature-scaled distribution
@@ -21,7 +21,7 @@ struct sample {
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
-    struct sample *samples;          // (n_groups, n_per_group)
+    struct completion *samples;      // (n_groups, n_per_group)
     long n_tokens;                   // of the completions
     double seconds;                  // request to last line
 };

@@ -44,7 +44,7 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
     struct reward_input *inputs = malloc((size_t)n * sizeof *inputs);
     if (!inputs) return status_fail(ST_NO_MEMORY, "no memory to score %d samples", n);
     for (int i = 0; i < n; i++) {
-        const struct sample *sample = &r->samples[i];
+        const struct completion *sample = &r->samples[i];
         const struct example *example = r->examples[i / r->n_per_group];
         inputs[i] = (struct reward_input){
             .text = sample->text,

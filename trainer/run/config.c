@@ -185,7 +185,7 @@ const struct option_spec train_options[] = {
      0, 0, NULL},
     {"token-budget", OPTION_INT, AT(token_budget), "8192", "ROWS",
      "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
-    {"head-rows", OPTION_INT, AT(head_rows), "512", "ROWS",
+    {"logits-chunk", OPTION_INT, AT(logits_chunk), "512", "ROWS",
      "whose vocabulary-wide logits exist at one time", 1, 1e6, NULL},
     MEMORY_OPTIONS,
     {"quiet-timeout", OPTION_DOUBLE, AT(quiet_timeout), "30", "SECONDS",

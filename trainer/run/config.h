@@ -63,7 +63,7 @@ struct train_config {
     int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
     bool load_best_model_at_end;
     // machine
-    int64_t token_budget, head_rows;
+    int64_t token_budget, logits_chunk;
     const char *recompute, *optim_moments;
     double quiet_timeout, rollout_timeout;
 };

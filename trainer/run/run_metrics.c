@@ -50,7 +50,7 @@ static void put_lengths(json_t *metrics, const struct rollout *r)
     int n = r->n_groups * r->n_per_group;
     int shortest = r->samples[0].n, longest = 0;
     for (int i = 0; i < n; i++) {
-        const struct sample *s = &r->samples[i];
+        const struct completion *s = &r->samples[i];
         if (s->n < shortest) shortest = s->n;
         if (s->n > longest) longest = s->n;
     }
@@ -274,7 +274,7 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
 }
 
 // The tokens' own entries of a sample that drafts were verified for.
-static bool put_accepted(json_t *object, const struct sample *s)
+static bool put_accepted(json_t *object, const struct completion *s)
 {
     bool ok = true;
     json_t *accepted = json_array(), *offsets = json_array();
@@ -294,7 +294,7 @@ static bool put_accepted(json_t *object, const struct sample *s)
 static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
                             int i)
 {
-    const struct sample *sample = &r->samples[i];
+    const struct completion *sample = &r->samples[i];
     const struct example *e = r->examples[i / r->n_per_group];
     int number = i % r->n_per_group;
     json_t *line = json_pack(

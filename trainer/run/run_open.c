@@ -212,7 +212,7 @@ static enum status open_learner(struct run *run)
             },
         .temperature = (float)c->temperature,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
-        .head_rows = (int)c->head_rows,
+        .logits_chunk = (int)c->logits_chunk,
         .max_seqs = (int)(samples + c->prompts_per_step),
         .max_context = (int)longest,
         .recompute = run->resolved.recompute,
