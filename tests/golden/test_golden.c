@@ -87,8 +87,7 @@ static double fact(const struct golden *g, const char *key)
     return json_number_value(json_object_get(g->facts, key));
 }
 
-// ---- opening
-// -------------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 static enum status open_files(struct golden *g)
 {
     char *json = path_join(g->folder, "golden.json"),
@@ -175,8 +174,7 @@ static void close_golden(struct golden *g)
     json_decref(g->facts);
 }
 
-// ---- comparing
-// -----------------------------------------------------------------------------------------
+// ---- comparing ----------------------------------------------------------------------------------
 static void widen(double *worst, double x)
 {
     if (!(x <= *worst)) *worst = x; // NaN counts as worst
@@ -484,8 +482,7 @@ out:
     return st == ST_OK && passed(&r);
 }
 
-// ---- the two ways to run
-// -------------------------------------------------------------------------------
+// ---- the two ways to run ------------------------------------------------------------------------
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);

@@ -1,16 +1,19 @@
 /* main.c: cw-bench: what this machine's limit is, and how near we come to it, in one run.
  *
- *   decode  one token for each of --batch sequences, each with --context tokens behind it: batch
- *           upload, model step, sampling and the read-back of the tokens, as the engine does it.
- *           Limit: the weights and the keys and values read once, at the bandwidth measured for
- * reading. train   forward and backward over --tokens tokens in sequences of --sequence, the
- * targets every token. Limit: its floating-point operations at the measured rate of a large
- * product. sync    publishes from a second process while this one decodes flat out. Limit: what
- * AdamW must read and write at the measured bandwidth. step    whole GRPO steps by the real server
- * and trainer: --batch samples of --tokens tokens in groups of --group (step.c). Limit: what
- * decoding must read, what training must multiply, what AdamW must read and write, at the rates
- * measured for each. speculative rollouts of groups with each method of speculative decoding beside
- * those without, at several batch sizes (speculative.c).
+ *   decode       one token for each of --batch sequences, each with --context tokens behind it:
+ *                batch upload, model step, sampling and the read-back of the tokens, as the engine
+ *                does it. Limit: the weights and the keys and values read once, at the bandwidth
+ *                measured for reading.
+ *   train        forward and backward over --tokens tokens in sequences of --sequence, the targets
+ *                every token. Limit: its floating-point operations at the measured rate of a large
+ *                matmul.
+ *   sync         publishes from a second process while this one decodes flat out. Limit: what AdamW
+ *                must read and write at the measured bandwidth.
+ *   step         whole GRPO steps by the real server and trainer: --batch samples of --tokens
+ *                tokens in groups of --group (step.c). Limit: what decoding must read, what
+ *                training must multiply, what AdamW must read and write, at the rates measured.
+ *   speculative  rollouts of groups with each method of speculative decoding beside those without,
+ *                at several batch sizes (speculative.c).
  *
  * Times are medians of --steps after --warmup, limits the best of their repetitions; random weights
  * unless --model is given.
