@@ -90,7 +90,8 @@ static enum status open_policy(struct run *run)
     CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
     run->source = (struct rollout_source){
         .http = run->http,
-        .control = bridge_control(run->bridge),
+        .servers = {{.control = bridge_control(run->bridge)}},
+        .n_servers = 1,
         .vocab_size = run->model->vocab_size,
         .timeout_ms = (int)(run->config->rollout_timeout * 1e3),
         .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
