@@ -12,7 +12,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
-#include "trainer/run/spec_watch.h"
+#include "trainer/rollout/spec_watch.h"
 
 #include <math.h>
 #include <signal.h>
