@@ -191,12 +191,6 @@ static enum status check_range(const struct option_spec *spec, struct source fro
                       spec->min, spec->max);
 }
 
-// The option that names the file of options.
-static bool is_config(const struct option_spec *spec)
-{
-    return spec->type == OPTION_STRING && strcmp(spec->name, "config") == 0;
-}
-
 static void *field_of(const struct option_spec *spec, void *config)
 {
     return (char *)config + spec->offset;
@@ -264,7 +258,7 @@ static enum status store_text(struct option_set *set, const struct option_spec *
         return store_int(spec, from, bytes, config);
     }
     case OPTION_STRING:
-    case OPTION_PATH:
+    case OPTION_FILE:
         return store_string(set, spec, from, text, config);
     case OPTION_HEADING:
         break;
@@ -302,7 +296,7 @@ static enum status store_json(struct option_set *set, const struct option_spec *
         return st != ST_OK ? st : store_int(spec, from, x, config);
     }
     case OPTION_STRING:
-    case OPTION_PATH: {
+    case OPTION_FILE: {
         const char *text = NULL;
         st = json_get_string(path, object, key, &text);
         return st != ST_OK ? st : store_string(set, spec, from, text, config);
@@ -364,7 +358,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
             goto out;
         }
         if (json_is_null(value)) continue;
-        if (is_config(spec)) {
+        if (spec->type == OPTION_FILE) {
             st = status_fail(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
             goto out;
         }
@@ -388,6 +382,12 @@ static enum status unknown_option(const struct option_spec *table, const char *w
     return status_fail(ST_INVALID, "unknown option %s (--help lists the options)", word);
 }
 
+// For a person: what the option takes.
+static const char *values_of(const struct option_spec *spec)
+{
+    return spec->value_name ? spec->value_name : spec->choices ? spec->choices : "VALUE";
+}
+
 // Reads argv[*at], and its value where that is the next word; advances *at past them.
 static enum status read_option(const struct option_spec *table, int argc, char **argv, int *at,
                                struct assignment *ret)
@@ -406,9 +406,8 @@ static enum status read_option(const struct option_spec *table, int argc, char *
     if (!spec) return unknown_option(table, word);
     if (!value && spec->type == OPTION_FLAG) value = "true";
     if (!value) {
-        const char *wanted = spec->value_name ? spec->value_name : "one";
         if (*at >= argc || strncmp(argv[*at], "--", 2) == 0)
-            return status_fail(ST_INVALID, "--%s needs a value (%s)", spec->name, wanted);
+            return status_fail(ST_INVALID, "--%s needs a value (%s)", spec->name, values_of(spec));
         value = argv[(*at)++];
     }
     *ret = (struct assignment){spec, value};
@@ -494,13 +493,9 @@ static void print_option(const struct option_spec *spec, int width)
     if (spec->type == OPTION_FLAG) {
         bytes_printf(&left, "  --[no-]%s", spec->name);
     } else {
-        const char *value = spec->value_name ? spec->value_name
-                            : spec->choices  ? spec->choices
-                                             : "VALUE";
-        bytes_printf(&left, "  --%s %s", spec->name, value);
+        bytes_printf(&left, "  --%s %s", spec->name, values_of(spec));
     }
     bytes_puts(&right, spec->help ? spec->help : "");
-    if (spec->choices && spec->value_name) bytes_printf(&right, " [%s]", spec->choices);
     if (spec->fallback) bytes_printf(&right, " (default: %s)", spec->fallback);
     int at = printf("%s", bytes_text(&left));
     if (at > HELP_COLUMN - 2) {
@@ -550,7 +545,7 @@ static enum status apply_all(struct option_set *set, const struct command_line *
 
     const char *file = NULL;
     for (int i = 0; i < line->n_assignments; i++)
-        if (is_config(line->assignments[i].spec)) file = line->assignments[i].text;
+        if (line->assignments[i].spec->type == OPTION_FILE) file = line->assignments[i].text;
     if (file) CHECK(apply_file(set, file, config));
 
     for (int i = 0; i < line->n_assignments; i++) {
@@ -569,7 +564,7 @@ static void drop_strings(const struct option_spec *table, void *config)
 {
     const char *none = NULL;
     for (; table->name; table++)
-        if (table->type == OPTION_STRING || table->type == OPTION_PATH)
+        if (table->type == OPTION_STRING || table->type == OPTION_FILE)
             memcpy(field_of(table, config), &none, sizeof none);
 }
 
@@ -639,7 +634,8 @@ enum status options_fill(struct option_set *set, const char *path, const json_t 
             st = status_context(unknown_key(set, path, key), "recorded by another version");
             goto out;
         }
-        if (json_is_null(value) || is_config(spec) || set->given[spec - set->table]) continue;
+        if (json_is_null(value) || spec->type == OPTION_FILE || set->given[spec - set->table])
+            continue;
         before = field_to_json(spec, config);
         CHECK(store_json(set, spec, path, recorded, key, config));
         if (!json_equal(before, value)) {
@@ -668,7 +664,7 @@ static json_t *field_to_json(const struct option_spec *spec, const void *config)
     case OPTION_DOUBLE:
         return json_real(*(const double *)(const void *)field);
     case OPTION_STRING:
-    case OPTION_PATH: {
+    case OPTION_FILE: {
         const char *text = *(const char *const *)(const void *)field;
         return text ? json_string(text) : json_null();
     }
@@ -682,7 +678,7 @@ json_t *options_to_json(const struct option_spec *table, const void *config)
 {
     json_t *object = json_object();
     for (; object && table->name; table++) {
-        if (!is_option(table) || is_config(table)) continue;
+        if (!is_option(table) || table->type == OPTION_FILE) continue;
         char key[NAME_MAX_LEN + 1];
         snprintf(key, sizeof key, "%s", table->name);
         swap_letter(key, '-', '_');

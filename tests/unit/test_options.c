@@ -20,24 +20,21 @@ struct config {
     bool verbose, sync;
 };
 
+#define OPTIONS_OF struct config
 static const struct option_spec table[] = {
-    {.name = "", .type = OPTION_HEADING, .help = "where things are"},
-    {"config", OPTION_STRING, offsetof(struct config, config), NULL, "FILE", "JSON file", 0, 0,
-     NULL},
-    {"model", OPTION_STRING, offsetof(struct config, model), NULL, "DIR", "model folder", 0, 0,
-     NULL},
-    {"device", OPTION_STRING, offsetof(struct config, device), "auto", NULL, "where to run", 0, 0,
-     "auto|cpu|cuda"},
-    {.name = "", .type = OPTION_HEADING, .help = "how it learns"},
-    {"max-steps", OPTION_INT, offsetof(struct config, steps), "10", "N",
-     "steps to take, which is a number of optimizer updates and not one of rollouts or of epochs",
-     1, 1000, NULL},
-    {"kv-memory", OPTION_SIZE, offsetof(struct config, memory), "1G", "SIZE", "cache", 0, 0, NULL},
-    {"learning-rate", OPTION_DOUBLE, offsetof(struct config, rate), "1e-6", "X", "step size", 0,
-     INFINITY, NULL},
-    {"verbose", OPTION_FLAG, offsetof(struct config, verbose), NULL, NULL, "say more", 0, 0, NULL},
-    {"sync", OPTION_FLAG, offsetof(struct config, sync), "true", NULL, "wait", 0, 0, NULL},
-    {.name = NULL},
+    OPT_HEADING("where things are"),
+    OPT_CONFIG,
+    OPT_TEXT("model", model, NULL, "DIR", "model folder"),
+    OPT_CHOICE("device", device, "auto", "auto|cpu|cuda", "where to run"),
+    OPT_HEADING("how it learns"),
+    OPT_INT("max-steps", steps, "10", "N", 1, 1000,
+            "steps to take, which is a number of optimizer updates and not one of rollouts or of "
+            "epochs"),
+    OPT_SIZE("kv-memory", memory, "1G", 0, 0, "cache"),
+    OPT_DOUBLE("learning-rate", rate, "1e-6", "X", 0, INFINITY, "step size"),
+    OPT_FLAG("verbose", verbose, NULL, "say more"),
+    OPT_FLAG("sync", sync, "true", "wait"),
+    OPT_END,
 };
 
 #define MAX_WORDS 8
@@ -376,9 +373,8 @@ static void config_of_another_kind(void **state)
 {
     (void)state;
     static const struct option_spec path_table[] = {
-        {"config", OPTION_PATH, offsetof(struct config, config), NULL, "FILE", "a model's", 0, 0,
-         NULL},
-        {.name = NULL},
+        OPT_TEXT("config", config, NULL, "FILE", "a model's"),
+        OPT_END,
     };
     struct config config = {0};
     struct option_set *set = NULL;
