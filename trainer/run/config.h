@@ -27,7 +27,7 @@ struct train_config {
     struct cost_weights cost_weights;
     const char *latency, *reward_normalise;
     // rollouts
-    int64_t prompts_per_step, num_generations, max_completion_length, top_k;
+    int64_t prompts_per_step, num_generations, max_completion_length, top_k, rollout_ahead;
     double temperature, top_p, min_p;
     const char *stop;
     bool ignore_eos;
