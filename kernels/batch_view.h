@@ -42,11 +42,15 @@ struct batch_view {
     const int32_t *attend_end;   // (S) row after the last one that attends to this sequence's rows
 };
 
-// The block pool of one model: for layer l, keys at k + l * layer_stride elements, values at
-// v + l * layer_stride; within it (n_blocks, block_size, n_kv_heads, head_dim).
+// A layer's keys in the block pool of a model begin `offset` elements behind k, its values as many
+// behind v: (n_blocks, block_size, width), of which a token's n_kv_heads * head_dim come first.
+struct kv_layer {
+    int64_t offset;
+    int width;
+};
 struct kv_view {
     void *k, *v;
-    int64_t layer_stride; // elements
+    const struct kv_layer *layers; // (n_layers), host memory
     int n_blocks, block_size;
     enum dtype dt;
 };
