@@ -20,10 +20,13 @@
 #define HOSTS_MAX 64  // names in --allowed-hosts
 
 struct config {
-    const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
+    const char *config, *model, *draft, *speculative, *device, *chat_template, *served_name;
     const char *chat_template_file;
-    const char *socket, *listen, *api_key_file, *allowed_hosts, *bridge, *kv_memory, *kv_policy;
-    const char *prefix_cache, *log_level, *draft_length, *unknown_fields;
+    const char *socket, *listen, *api_key_file, *allowed_hosts, *bridge, *kv_memory;
+    enum kv_policy kv_policy;
+    enum log_level log_level;
+    int dtype;                                                // dtype_option_names
+    int prefix_cache_off, draft_length_fixed, accept_unknown; // 0 or 1
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_buffered;
     int64_t max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
@@ -35,7 +38,7 @@ struct config {
 static const struct option_spec table[] = {
     OPT_TEXT("model", model, NULL, "DIR", "Hugging Face model folder (needed)"),
     OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where the model runs"),
-    OPT_CHOICE("dtype", dtype, "auto", "auto|bf16|f32",
+    OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,
                "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
     OPT_TEXT("chat-template", chat_template, NULL, "NAME",
              "which of the folder's named chat templates (default: default, with tools tool_use)"),
@@ -48,7 +51,7 @@ static const struct option_spec table[] = {
     OPT_TEXT("speculative", speculative, "off", "METHOD:K",
              "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
              "draft_model[:5] with commas between them"),
-    OPT_CHOICE("draft-length", draft_length, "adaptive", "adaptive|fixed",
+    OPT_CHOICE("draft-length", draft_length_fixed, "adaptive", OPTION_WORDS("adaptive", "fixed"),
                "drafts of a step: as many as pay, by measured time and acceptance, or always as "
                "many as there are: slower, but acceptance is then counted on all of a sample"),
     OPT_HEADING("Sockets"),
@@ -75,7 +78,7 @@ static const struct option_spec table[] = {
             "longest time for one answer"),
     OPT_INT("drain-timeout", drain_timeout, "30", "S", 0, 86400,
             "time for requests under way to end after SIGTERM"),
-    OPT_CHOICE("unknown-fields", unknown_fields, "refuse", "refuse|warn",
+    OPT_CHOICE("unknown-fields", accept_unknown, "refuse", OPTION_WORDS("refuse", "warn"),
                "fields of requests that docs/protocol.md does not list: 400, or a line in the log"),
     OPT_HEADING("Engine"),
     OPT_INT("max-batch", max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
@@ -89,15 +92,15 @@ static const struct option_spec table[] = {
     OPT_TEXT(
         "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
         "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
-    OPT_CHOICE("kv-policy", kv_policy, "keep", "keep|recompute|drain",
+    OPT_CHOICE("kv-policy", kv_policy, "keep", kv_policy_names,
                "what a weight update does to the KV cache of requests in flight"),
-    OPT_CHOICE("prefix-cache", prefix_cache, "on", "on|off",
+    OPT_CHOICE("prefix-cache", prefix_cache_off, "on", OPTION_WORDS("on", "off"),
                "prompts begin with what earlier requests computed of the same tokens"),
     OPT_FLAG("exact", exact, NULL,
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
              "drafted or was before; CPU only, drafts then follow no clock"),
     OPT_HEADING("General"),
-    OPT_CHOICE("log-level", log_level, "info", "error|warn|info|debug", "what is logged"),
+    OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged"),
     OPT_CONFIG,
     OPT_END,
 };
@@ -248,20 +251,20 @@ static enum status serve(const struct config *c)
     struct server_options o = {
         .engine = {.model_folder = c->model,
                    .draft_folder = c->draft,
-                   .speculative_fixed = strcmp(c->draft_length, "fixed") == 0,
+                   .speculative_fixed = c->draft_length_fixed,
                    .device = c->device,
-                   .dtype = strcmp(c->dtype, "auto") == 0 ? -1 : dtype_from_name(c->dtype),
+                   .dtype = c->dtype - 1,
                    .max_batch = (int)c->max_batch,
                    .max_context = (int)c->max_context,
                    .block_size = (int)c->block_size,
                    .prefill_chunk = (int)c->prefill_chunk,
                    .max_queue = (int)c->max_queue,
                    .kv_policy = c->kv_policy,
-                   .prefix_cache_off = strcmp(c->prefix_cache, "off") == 0,
+                   .prefix_cache_off = c->prefix_cache_off,
                    .exact = c->exact},
         .model_name = c->served_name,
         .chat_template = {.name = c->chat_template, .file = c->chat_template_file},
-        .accept_unknown = strcmp(c->unknown_fields, "warn") == 0,
+        .accept_unknown = c->accept_unknown,
         .unix_fd = -1,
         .tcp_fd = -1,
         .max_body = c->max_body,
@@ -307,8 +310,7 @@ int main(int argc, char **argv)
     enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
                                               argc, argv, 0, &config, NULL, &set);
     if (parsed == OPTIONS_DONE) return 0;
-    log_open("cw-infer-server",
-             parsed == OPTIONS_OK ? log_level_from_name(config.log_level) : LOG_INFO);
+    log_open("cw-infer-server", parsed == OPTIONS_OK ? config.log_level : LOG_INFO);
     if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {
         log_error("%s", status_message());
         options_free(set);

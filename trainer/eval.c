@@ -134,7 +134,8 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
 // ---- the command --------------------------------------------------------------------------------
 
 struct eval_config {
-    const char *bridge, *data, *config, *stop, *output, *log_level;
+    const char *bridge, *data, *config, *stop, *output;
+    enum log_level log_level;
     struct prompt_options prompts;
     struct reward_options reward;
     bool json;
@@ -312,7 +313,7 @@ int eval_main(int argc, char **argv)
         break;
     }
     int exit_status = 0;
-    log_open("cw-trainer", log_level_from_name(config.log_level));
+    log_open("cw-trainer", config.log_level);
     if (!config.data) {
         log_error("--data is missing: a JSONL file of prompts");
         exit_status = 2;

@@ -28,12 +28,15 @@
 #define MAX_SKIPPED 3
 
 struct sft_config {
-    const char *model, *init, *tokenizer, *data, *out, *config, *device, *dtype;
-    const char *lr_scheduler_type;
+    const char *model, *init, *tokenizer, *data, *out, *config, *device;
+    int dtype; // dtype_option_names
+    enum schedule_type lr_scheduler_type;
     struct prompt_options prompts;
     int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, logits_chunk;
-    const char *recompute, *optim_moments, *train_on;
+    enum recompute recompute;
+    enum moments_kind optim_moments;
+    int all_turns; // 0 or 1
     int64_t rope_context;
     bool overwrite;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
@@ -49,14 +52,15 @@ static const struct option_spec sft_options[] = {
     OPT_TEXT("tokenizer", tokenizer, NULL, "DIR", "folder with the tokenizer (default: --model)"),
     OPT_TEXT("data", data, NULL, "FILE", "prompts and completions, JSONL"),
     MAX_SAMPLES_OPTION,
-    OPT_CHOICE("train-on", train_on, "last", "last|all",
+    OPT_CHOICE("train-on", all_turns, "last", OPTION_WORDS("last", "all"),
                "which turns of the assistant are learnt of a conversation"),
     OPT_INT("rope-context", rope_context, "0", "TOKENS", 0, 1 << 24,
             "of models with longrope: context by which its factors are chosen, as a daemon does by "
             "--max-context; 0: the longest example"),
     OPT_TEXT("out", out, NULL, "DIR", "model folder to write"),
     OPT_FLAG("overwrite", overwrite, NULL, "replace --out where it is there"),
-    OPT_CHOICE("dtype", dtype, "auto", "auto|f32|bf16", "of the folder written; auto: as trained"),
+    OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,
+               "of the folder written; auto: as trained"),
     OPT_TEXT("device", device, "auto", "DEVICE", "auto, cpu, cuda:N"),
     OPT_CONFIG,
     PROMPT_OPTIONS,
@@ -199,14 +203,14 @@ out:
 static void say_turns(const struct dataset *d, const struct sft_config *c)
 {
     if (d->turns.several == 0) return;
-    if (strcmp(c->train_on, "last") == 0)
+    if (!c->all_turns)
         log_info("%s: %" PRId64 " conversations have several turns of the assistant, of which the "
                  "last alone is learnt; --train-on all learns every one",
                  c->data, d->turns.several);
     else
         log_info("%s: of %" PRId64 " conversations every turn of the assistant is learnt", c->data,
                  d->turns.several);
-    if (strcmp(c->train_on, "all") == 0 && d->turns.learnt < d->turns.earlier)
+    if (c->all_turns && d->turns.learnt < d->turns.earlier)
         log_warn("%s: but for %" PRId64 " of %" PRId64 " turns before the last, which the chat "
                  "template renders otherwise once others follow; they are not learnt",
                  c->data, d->turns.earlier - d->turns.learnt, d->turns.earlier);
@@ -247,7 +251,7 @@ static enum status open_data(struct sft *s)
     int left_out;
     struct prompt_options options = c->prompts;
     options.completions = true;
-    options.all_turns = strcmp(c->train_on, "all") == 0;
+    options.all_turns = c->all_turns;
     options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
     CHECK(prompts_load(c->data, tokenizer_folder(c), s->model->vocab_size, &options, &s->data,
                        &left_out));
@@ -267,7 +271,7 @@ static enum status open_data(struct sft *s)
     }
     CHECK(choose_rope(s));
     CHECK(data_order_init(&s->order, (uint64_t)c->seed, s->data->n));
-    CHECK(schedule_type_from_name(c->lr_scheduler_type, &s->schedule.type));
+    s->schedule.type = c->lr_scheduler_type;
     s->schedule.peak = c->learning_rate;
     s->schedule.warmup_steps = c->warmup_steps;
     s->schedule.total_steps =
@@ -292,7 +296,9 @@ static enum status open_learner(struct sft *s)
                 .eps = c->adam_epsilon,
                 .weight_decay = c->weight_decay,
                 .max_grad_norm = c->max_grad_norm,
+                .moments = c->optim_moments,
             },
+        .recompute = c->recompute,
         .temperature = 1,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .logits_chunk = (int)c->logits_chunk,
@@ -309,8 +315,6 @@ static enum status open_learner(struct sft *s)
     s->examples = calloc(n, sizeof(struct example *));
     if (!s->groups || !s->completions || !s->examples)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
-    CHECK(recompute_from_name(c->recompute, &options.recompute));
-    CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_router(s->model);
@@ -421,8 +425,7 @@ static enum status run_sft(struct sft *s)
     CHECK(open_data(s));
     CHECK(open_learner(s));
     CHECK(train_steps_all(s));
-    enum dtype as =
-        strcmp(c->dtype, "auto") == 0 ? s->weights->dt : (enum dtype)dtype_from_name(c->dtype);
+    enum dtype as = c->dtype ? (enum dtype)(c->dtype - 1) : s->weights->dt;
     CHECK(model_folder_write(c->out, s->dev, s->weights, as, tokenizer_folder(c), NULL, NULL));
     log_info("wrote %s", c->out);
 out:

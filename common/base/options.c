@@ -6,7 +6,6 @@
  * one before. All strings are copied into the set, so a config does not depend on who gave a value.
  */
 #include "common/base/options.h"
-#include "common/base/bytes.h"
 #include "common/base/json.h"
 
 #include <errno.h>
@@ -152,17 +151,6 @@ static enum status keep_string(struct option_set *set, const char *text, const c
     return ST_OK;
 }
 
-static bool is_choice(const char *choices, const char *text)
-{
-    size_t len = strlen(text);
-    for (const char *at = choices;; at++) {
-        size_t n = strcspn(at, "|");
-        if (n == len && memcmp(at, text, n) == 0) return true;
-        at += n;
-        if (!*at) return false;
-    }
-}
-
 // "--learning-rate" or "config.json: \"learning_rate\"": who gave the value, for errors.
 struct source {
     const char *file; // NULL: the command line
@@ -213,10 +201,8 @@ static enum status store_double(const struct option_spec *spec, struct source fr
 }
 
 static enum status store_string(struct option_set *set, const struct option_spec *spec,
-                                struct source from, const char *text, void *config)
+                                const char *text, void *config)
 {
-    if (spec->choices && !is_choice(spec->choices, text))
-        return value_fail(from, "'%s' is not one of %s", text, spec->choices);
     const char *copy = NULL;
     enum status st = keep_string(set, text, &copy);
     if (st == ST_OK) memcpy(field_of(spec, config), &copy, sizeof copy);
@@ -226,6 +212,16 @@ static enum status store_string(struct option_set *set, const struct option_spec
 static enum status store_bool(const struct option_spec *spec, bool x, void *config)
 {
     memcpy(field_of(spec, config), &x, sizeof x);
+    return ST_OK;
+}
+
+static enum status store_choice(const struct option_spec *spec, struct source from,
+                                const char *text, void *config)
+{
+    int value;
+    if (name_parse(spec->choices, text, &value) != ST_OK)
+        return value_fail(from, "%s", status_message());
+    memcpy(field_of(spec, config), &value, sizeof value);
     return ST_OK;
 }
 
@@ -259,7 +255,9 @@ static enum status store_text(struct option_set *set, const struct option_spec *
     }
     case OPTION_STRING:
     case OPTION_FILE:
-        return store_string(set, spec, from, text, config);
+        return store_string(set, spec, text, config);
+    case OPTION_CHOICE:
+        return store_choice(spec, from, text, config);
     case OPTION_HEADING:
         break;
     }
@@ -296,10 +294,11 @@ static enum status store_json(struct option_set *set, const struct option_spec *
         return st != ST_OK ? st : store_int(spec, from, x, config);
     }
     case OPTION_STRING:
+    case OPTION_CHOICE:
     case OPTION_FILE: {
         const char *text = NULL;
         st = json_get_string(path, object, key, &text);
-        return st != ST_OK ? st : store_string(set, spec, from, text, config);
+        return st != ST_OK ? st : store_text(set, spec, from, text, config);
     }
     case OPTION_HEADING:
         break;
@@ -383,9 +382,21 @@ static enum status unknown_option(const struct option_spec *table, const char *w
 }
 
 // For a person: what the option takes.
-static const char *values_of(const struct option_spec *spec)
+static void put_values(const struct option_spec *spec, struct bytes *to)
 {
-    return spec->value_name ? spec->value_name : spec->choices ? spec->choices : "VALUE";
+    if (spec->type == OPTION_CHOICE)
+        names_list(spec->choices, to);
+    else
+        bytes_puts(to, spec->value_name ? spec->value_name : "VALUE");
+}
+
+static enum status no_value(const struct option_spec *spec)
+{
+    struct bytes values = BYTES_INIT;
+    put_values(spec, &values);
+    status_fail(ST_INVALID, "--%s needs a value (%s)", spec->name, bytes_text(&values));
+    bytes_release(&values);
+    return ST_INVALID;
 }
 
 // Reads argv[*at], and its value where that is the next word; advances *at past them.
@@ -406,8 +417,7 @@ static enum status read_option(const struct option_spec *table, int argc, char *
     if (!spec) return unknown_option(table, word);
     if (!value && spec->type == OPTION_FLAG) value = "true";
     if (!value) {
-        if (*at >= argc || strncmp(argv[*at], "--", 2) == 0)
-            return status_fail(ST_INVALID, "--%s needs a value (%s)", spec->name, values_of(spec));
+        if (*at >= argc || strncmp(argv[*at], "--", 2) == 0) return no_value(spec);
         value = argv[(*at)++];
     }
     *ret = (struct assignment){spec, value};
@@ -493,7 +503,8 @@ static void print_option(const struct option_spec *spec, int width)
     if (spec->type == OPTION_FLAG) {
         bytes_printf(&left, "  --[no-]%s", spec->name);
     } else {
-        bytes_printf(&left, "  --%s %s", spec->name, values_of(spec));
+        bytes_printf(&left, "  --%s ", spec->name);
+        put_values(spec, &left);
     }
     bytes_puts(&right, spec->help ? spec->help : "");
     if (spec->fallback) bytes_printf(&right, " (default: %s)", spec->fallback);
@@ -663,6 +674,8 @@ static json_t *field_to_json(const struct option_spec *spec, const void *config)
         return json_integer(*(const int64_t *)(const void *)field);
     case OPTION_DOUBLE:
         return json_real(*(const double *)(const void *)field);
+    case OPTION_CHOICE:
+        return json_string(spec->choices[*(const int *)(const void *)field]);
     case OPTION_STRING:
     case OPTION_FILE: {
         const char *text = *(const char *const *)(const void *)field;

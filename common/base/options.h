@@ -5,7 +5,7 @@
 #ifndef COMMON_BASE_OPTIONS_H
 #define COMMON_BASE_OPTIONS_H
 
-#include "common/base/bytes.h"
+#include "common/base/names.h"
 #include <jansson.h>
 #include <stdint.h>
 
@@ -16,6 +16,7 @@ enum option_type {
     OPTION_STRING, // const char *; NULL when not given and without a default. Owned by the set.
     OPTION_FILE,   // as OPTION_STRING: the JSON file that options are read from
     OPTION_SIZE,   // int64_t bytes: 512, 64K, 10M, 2G (powers of 1024)
+    OPTION_CHOICE, // an enum or int: which of the names
     OPTION_HEADING // a line of --help; `help` is its text
 };
 
@@ -26,8 +27,8 @@ struct option_spec {
     const char *fallback;   // default, as on the command line; NULL: field keeps 0/NULL/false
     const char *value_name; // "PATH", "N" for --help
     const char *help;
-    double min, max;     // of numbers; min == max == 0: any
-    const char *choices; // "auto|cpu" for strings; NULL: any
+    double min, max;            // of numbers; min == max == 0: any
+    const char *const *choices; // of OPTION_CHOICE: names of the values (names.h)
 };
 
 // The rows of a table. Before it, OPTIONS_OF is defined as the struct that they fill. The order is
@@ -50,8 +51,10 @@ struct option_spec {
 #define OPT_TEXT(name, field, fallback, value, help)                                               \
     OPTION_ROW(name, OPTION_STRING, offsetof(OPTIONS_OF, field), fallback, value, help, 0, 0, NULL)
 #define OPT_CHOICE(name, field, fallback, choices, help)                                           \
-    OPTION_ROW(name, OPTION_STRING, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0,       \
+    OPTION_ROW(name, OPTION_CHOICE, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0,       \
                choices)
+// Names that no enum has, of a field that is 0 for the first, 1 for the next...
+#define OPTION_WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 // --config, into the field `config`
 #define OPT_CONFIG                                                                                 \
     OPTION_ROW("config", OPTION_FILE, offsetof(OPTIONS_OF, config), NULL, "FILE",                  \

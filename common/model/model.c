@@ -525,16 +525,7 @@ size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_toke
     return lay_out(config, dt, (size_t)max_tokens, recompute, NULL);
 }
 
-enum status recompute_from_name(const char *name, enum recompute *ret)
-{
-    static const char *const names[] = {[RECOMPUTE_NONE] = "none", [RECOMPUTE_LAYER] = "layer"};
-    for (int i = 0; i < 2; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *ret = (enum recompute)i;
-            return ST_OK;
-        }
-    return status_fail(ST_INVALID, "--recompute \"%s\" is none of none, layer", name);
-}
+const char *const recompute_names[] = {"none", "layer", NULL};
 
 enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,
                      struct tape **ret)

@@ -12,6 +12,7 @@
  * in a row; tokens whose choice of experts hangs on a rounding are counted and left out. */
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 #include "common/model/model.h"
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
@@ -299,7 +300,9 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     struct loss_stats stats = {0};
     void *x;
     enum status st;
-    CHECK(loss_type_from_name(gspo ? "grpo" : name, &config.type));
+    int type;
+    CHECK(name_parse(loss_type_names, gspo ? "grpo" : name, &type));
+    config.type = (enum loss_type)type;
     if (config.type == LOSS_CISPO) config.epsilon_high += 1; // the cap of the ratio itself
     for (int s = 0; s < g->n_seqs; s++)
         for (int i = g->first[s]; i < g->first[s + 1]; i++) {

@@ -33,7 +33,7 @@ static const struct option_spec table[] = {
     OPT_TEXT("tokenizer", tokenizer, NULL, "DIR",
              "folder with the tokenizer of random weights, for step"),
     OPT_TEXT("device", device, "auto", "SPEC", "auto, cpu or cuda:N"),
-    OPT_CHOICE("dtype", dtype, "auto", "auto|bf16|f32", "of weights and activations"),
+    OPT_CHOICE("dtype", dtype, "auto", dtype_option_names, "of weights and activations"),
     OPT_HEADING("Sizes"),
     OPT_INT("batch", batch, "0", "N", 0, 4096,
             "sequences decoded at once (0: 1 on the CPU, 16 on CUDA); samples of a step (0: 16, 64 "

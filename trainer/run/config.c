@@ -8,6 +8,8 @@
 
 #define OPTIONS_OF struct train_config
 
+static const char *const latency_words[] = {"measured", "modelled", NULL};
+
 const struct option_spec train_options[] = {
     OPT_HEADING("What is trained, on what"),
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
@@ -25,7 +27,7 @@ const struct option_spec train_options[] = {
 
     OPT_HEADING("Reward"),
     REWARD_OPTIONS,
-    OPT_CHOICE("reward-normalise", reward_normalise, "none", "none|terms",
+    OPT_CHOICE("reward-normalise", normalise_terms, "none", OPTION_WORDS("none", "terms"),
                "terms: z-score each term per group, weigh, sum, normalise over the batch "
                "(--scale-rewards then has no effect)"),
 
@@ -42,7 +44,7 @@ const struct option_spec train_options[] = {
                "added for all draft tokens accepted; a share counts in proportion"),
     OPT_DOUBLE("gain-cache", cost_weights.cache, "0.5", "E", 0, 1e9,
                "added for a prompt wholly from the prefix cache"),
-    OPT_CHOICE("latency", latency, "measured", "measured|modelled",
+    OPT_CHOICE("latency", latency_modelled, "measured", latency_words,
                "modelled: from the sample's own tokens, by a fit to all latencies of this run"),
 
     OPT_HEADING("Rollouts"),
@@ -62,7 +64,7 @@ const struct option_spec train_options[] = {
     OPT_FLAG("ignore-eos", ignore_eos, NULL, "sample on past the end token"),
 
     OPT_HEADING("Curriculum"),
-    OPT_CHOICE("curriculum", curriculum, "off", "off|uniform|kde",
+    OPT_CHOICE("curriculum", curriculum, "off", curriculum_mode_names,
                "kde: more samples of prompts whose rewards are low, by valleys in their density; "
                "uniform: its control, as many samples spread evenly"),
     OPT_INT("n-buckets", n_buckets, "3", "N", 1, BUCKETS_MAX,
@@ -77,10 +79,9 @@ const struct option_spec train_options[] = {
                "weight of a prompt's average reward so far beside its new one"),
 
     OPT_HEADING("Loss"),
-    OPT_CHOICE("loss-type", loss_type, "dapo", "grpo|bnpo|dapo|dr_grpo|cispo",
-               "how tokens are averaged"),
-    OPT_CHOICE("importance-sampling-level", importance_sampling_level, "token", "token|sequence",
-               "sequence: GSPO"),
+    OPT_CHOICE("loss-type", loss_type, "dapo", loss_type_names, "how tokens are averaged"),
+    OPT_CHOICE("importance-sampling-level", sequence_level, "token",
+               OPTION_WORDS("token", "sequence"), "sequence: GSPO"),
     OPT_DOUBLE("epsilon", epsilon, "0.2", "E", 0, 1, "clip the ratio below 1 - E"),
     OPT_DOUBLE("epsilon-high", epsilon_high, "-1", "E", -1, 1e9,
                "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5"),
@@ -89,16 +90,16 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("beta", beta, "0", "B", 0, 1e6,
                "weight of the KL divergence from the weights the run started from (--start-from), "
                "of which it then keeps a copy in memory"),
-    OPT_CHOICE("kl-estimator", kl_estimator, "k3", "k1|k2|k3", "how that is estimated"),
+    OPT_CHOICE("kl-estimator", kl_estimator, "k3", kl_estimator_names, "how that is estimated"),
     OPT_FLAG("use-bias-correction-kl", use_bias_correction_kl, "true",
              "multiply it by the ratio, for an unbiased gradient"),
-    OPT_CHOICE("scale-rewards", scale_rewards, "group", "group|batch|none",
+    OPT_CHOICE("scale-rewards", scale_rewards, "group", advantage_scale_names,
                "what advantages are divided by"),
     OPT_INT("num-iterations", num_iterations, "1", "N", 1, 1000, "updates on each rollout"),
     OPT_FLAG("importance-sampling-correction", importance_sampling_correction, "true",
              "weigh the loss by the trainer's over the daemon's probabilities"),
     OPT_CHOICE("importance-sampling-mode", importance_sampling_mode, "sequence_mask",
-               "token_truncate|token_mask|sequence_truncate|sequence_mask",
+               correction_mode_names + 1,
                "weights of tokens or whole sequences; beyond the bounds they are cut, or 0"),
     OPT_DOUBLE("importance-sampling-clip-max", importance_sampling_clip_max, "3", "C", 0, 1e9,
                "upper bound of these weights; 0: none"),
@@ -139,7 +140,7 @@ const struct option_spec train_options[] = {
     OPT_FLAG("log-completions", log_completions, NULL,
              "write the sampled text of each step into rollouts/"),
     OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out prompts, JSONL"),
-    OPT_CHOICE("eval-strategy", eval_strategy, "steps", "steps|epoch",
+    OPT_CHOICE("eval-strategy", eval_by_epoch, "steps", OPTION_WORDS("steps", "epoch"),
                "what evaluations go by; there is one before the first step and one at the end"),
     OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9, "steps between evaluations"),
     OPT_INT("eval-epochs", eval_epochs, "1", "N", 1, 1e6,
@@ -173,7 +174,7 @@ const char *train_config_idle_cost(const struct train_config *config)
     static const char *const names[] = {"cost-latency", "cost-tokens", "cost-kv", "gain-acceptance",
                                         "gain-cache"};
     if (config->cost) return NULL;
-    if (strcmp(config->latency, "measured") != 0) return "latency";
+    if (config->latency_modelled) return "latency";
     for (const struct option_spec *o = train_options; o->name; o++)
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
             if (strcmp(o->name, names[i]) == 0 &&
@@ -186,9 +187,14 @@ const char *train_config_idle_cost(const struct train_config *config)
 
 static enum status resolve_loss(const struct train_config *config, struct loss_config *ret)
 {
-    enum status st;
+    enum status st = ST_OK;
     struct loss_config loss = {
-        .sequence_level = strcmp(config->importance_sampling_level, "sequence") == 0,
+        .sequence_level = config->sequence_level,
+        .type = config->loss_type,
+        .kl_estimator = config->kl_estimator,
+        .correction = config->importance_sampling_correction
+                          ? (enum correction_mode)(config->importance_sampling_mode + 1)
+                          : CORRECTION_OFF,
         .epsilon = config->epsilon,
         .epsilon_high = config->epsilon_high,
         .delta = config->delta,
@@ -198,12 +204,8 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
         .correction_min = config->importance_sampling_clip_min,
         .correction_max = config->importance_sampling_clip_max,
     };
-    CHECK(loss_type_from_name(config->loss_type, &loss.type));
-    CHECK(kl_estimator_from_name(config->kl_estimator, &loss.kl_estimator));
-    CHECK(correction_mode_from_name(config->importance_sampling_mode, &loss.correction));
     if (config->epsilon_high < 0)
         loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : config->epsilon;
-    if (!config->importance_sampling_correction) loss.correction = CORRECTION_OFF;
     if (loss.delta > 0 && loss.delta <= 1) {
         st = status_fail(ST_INVALID,
                          "--delta %g would cut the ratio of an unchanged policy, which is 1; take "
@@ -224,7 +226,7 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
         st = status_fail(ST_INVALID,
                          "--importance-sampling-mode %s has no bound to truncate at: give "
                          "--importance-sampling-clip-max or --importance-sampling-clip-min",
-                         config->importance_sampling_mode);
+                         correction_mode_names[loss.correction]);
         goto out;
     }
     *ret = loss;
@@ -259,7 +261,8 @@ static enum status check_exact(const struct train_config *config)
         if (costs[i].weight != 0)
             return status_fail(
                 ST_INVALID, "--exact with --cost and --%s %g (--latency %s): %s; give --%s 0",
-                costs[i].option, costs[i].weight, config->latency, costs[i].why, costs[i].option);
+                costs[i].option, costs[i].weight, latency_words[config->latency_modelled],
+                costs[i].why, costs[i].option);
     return ST_OK;
 }
 
@@ -267,10 +270,9 @@ enum status train_config_resolve(const struct train_config *config, struct train
 {
     enum status st = ST_OK;
     struct train_resolved r = {
-        .latency_modelled = strcmp(config->latency, "modelled") == 0,
-        .normalise_terms = strcmp(config->reward_normalise, "terms") == 0,
-        .eval_by_epoch = strcmp(config->eval_strategy, "epoch") == 0,
-        .schedule = {.peak = config->learning_rate, .warmup_steps = config->warmup_steps},
+        .schedule = {.type = config->lr_scheduler_type,
+                     .peak = config->learning_rate,
+                     .warmup_steps = config->warmup_steps},
         .draft_max_grad_norm =
             config->draft_max_grad_norm < 0 ? config->max_grad_norm : config->draft_max_grad_norm,
     };
@@ -306,12 +308,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
         goto out;
     }
     CHECK(check_exact(config));
-    CHECK(curriculum_mode_from_name(config->curriculum, &r.curriculum));
-    CHECK(recompute_from_name(config->recompute, &r.recompute));
-    CHECK(moments_kind_from_name(config->optim_moments, &r.moments));
     CHECK(resolve_loss(config, &r.loss));
-    CHECK(advantage_scale_from_name(config->scale_rewards, &r.scale));
-    CHECK(schedule_type_from_name(config->lr_scheduler_type, &r.schedule.type));
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;
     *ret = r;

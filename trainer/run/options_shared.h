@@ -45,12 +45,12 @@
                 "processes of each reward \"command\", among which a step's samples are divided")
 
 #define LOG_LEVEL_OPTION                                                                           \
-    OPT_CHOICE("log-level", log_level, "info", "error|warn|info|debug", "what is logged")
+    OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
 
 // AdamW and its learning rate.
 #define ADAMW_OPTIONS(peak)                                                                        \
     OPT_DOUBLE("learning-rate", learning_rate, peak, "LR", 0, 10, "at its peak"),                  \
-        OPT_CHOICE("lr-scheduler-type", lr_scheduler_type, "linear", "linear|cosine|constant",     \
+        OPT_CHOICE("lr-scheduler-type", lr_scheduler_type, "linear", schedule_type_names,          \
                    "after the warm-up"),                                                           \
         OPT_INT("warmup-steps", warmup_steps, "0", "N", 0, 1e9, "steps from 0 to the peak"),       \
         OPT_DOUBLE("adam-beta1", adam_beta1, "0.9", "B", 0, 0.999999,                              \
@@ -64,10 +64,10 @@
 
 // What memory training takes, beside the size of its batches.
 #define MEMORY_OPTIONS                                                                             \
-    OPT_CHOICE("recompute", recompute, "none", "none|layer",                                       \
+    OPT_CHOICE("recompute", recompute, "none", recompute_names,                                    \
                "layer: keep each layer's input only, and run its forward pass again before its "   \
                "backward"),                                                                        \
-        OPT_CHOICE("optim-moments", optim_moments, "f32", "f32|bf16|8bit",                         \
+        OPT_CHOICE("optim-moments", optim_moments, "f32", moments_kind_names,                      \
                    "of AdamW's moments: 8, 4 or 2.1 bytes a parameter")
 
 #endif
