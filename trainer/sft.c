@@ -33,7 +33,7 @@ struct sft_config {
     struct prompt_options prompts;
     int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, logits_chunk;
-    const char *recompute, *optim_moments, *train_on;
+    const char *freeze, *recompute, *optim_moments, *train_on;
     int64_t rope_context;
     bool overwrite;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
@@ -303,6 +303,7 @@ static enum status open_learner(struct sft *s)
                 .weight_decay = c->weight_decay,
                 .max_grad_norm = c->max_grad_norm,
             },
+        .freeze = c->freeze,
         .temperature = 1,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .logits_chunk = (int)c->logits_chunk,
@@ -324,7 +325,7 @@ static enum status open_learner(struct sft *s)
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_router(s->model);
-    memory_say(s->learner, "of its own, beside what follows");
+    memory_say(s->learner, "of its own, beside what follows", c->freeze);
     CHECK(learner_prepare(s->learner));
 out:
     return st;

@@ -146,9 +146,19 @@
             "error|warn|info|debug"                                                                \
     }
 
-// AdamW and its learning rate.
+// What is trained, AdamW and its learning rate.
 #define ADAMW_OPTIONS(peak)                                                                          \
-    {"learning-rate", OPTION_DOUBLE, AT(learning_rate), peak, "LR", "at its peak", 0, 10, NULL},     \
+    {"freeze",                                                                                       \
+     OPTION_STRING,                                                                                  \
+     AT(freeze),                                                                                     \
+     NULL,                                                                                           \
+     "PATTERN,...",                                                                                  \
+     "tensors that are not trained: globs of their names, the last that matches decides; "           \
+     "!PATTERN excepts",                                                                             \
+     0,                                                                                              \
+     0,                                                                                              \
+     NULL},                                                                                          \
+        {"learning-rate", OPTION_DOUBLE, AT(learning_rate), peak, "LR", "at its peak", 0, 10, NULL}, \
         {"lr-scheduler-type",                                                                        \
          OPTION_STRING,                                                                              \
          AT(lr_scheduler_type),                                                                      \
