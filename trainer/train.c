@@ -105,7 +105,7 @@ static bool evaluation_due(const struct run *run, int64_t epochs_before)
 {
     const struct train_config *c = run->config;
     if (!run->eval_data) return false;
-    if (!run->resolved.eval_by_epoch) return due(run->step, c->eval_steps, run->total_steps);
+    if (!c->eval_by_epoch) return due(run->step, c->eval_steps, run->total_steps);
     return run->step == run->total_steps ||
            epochs_done(run) / c->eval_epochs > epochs_before / c->eval_epochs;
 }
@@ -245,7 +245,7 @@ static enum status train(struct run *run)
     curriculum_next(run->curriculum, &first);
     log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
              run->total_steps, c->prompts_per_step, first.rollouts,
-             run->resolved.curriculum == CURRICULUM_OFF ? "" : " at first", c->data, run->data->n);
+             run->config->curriculum == CURRICULUM_OFF ? "" : " at first", c->data, run->data->n);
     return train_loop(run);
 }
 
@@ -272,7 +272,7 @@ int train_main(int argc, char **argv)
         log_error("%s", status_message());
         exit_status = 2;
     } else {
-        log_open("cw-trainer", log_level_from_name(config.log_level));
+        log_open("cw-trainer", config.log_level);
         const char *idle = train_config_idle_cost(&config);
         if (idle) log_warn("--%s has no effect without --cost", idle);
         if (config.resume && options_given(set, "start-from"))

@@ -28,8 +28,7 @@ static double scale(uint64_t version)
     return version <= 2 ? 1.0 : 0.25 + (double)(version / 2 * 37 % 101) / 50.0;
 }
 
-// ---- the publishing process
-// -------------------------------------------------------------------------------
+// ---- the publishing process ---------------------------------------------------------------------
 struct publisher {
     struct bridge *bridge;
     float *base;   // the folder's vocabulary matrix
@@ -80,8 +79,7 @@ out:
     return st;
 }
 
-// ---- what the daemon says
-// -----------------------------------------------------------------------------------
+// ---- what the daemon says -----------------------------------------------------------------------
 struct seen {
     struct reference reference;
     float *logits;                  // (PROMPT + MAX_TOKENS, vocab)

@@ -299,11 +299,6 @@ static void rollouts_of_a_level(void **state)
     assert_int_equal(curriculum_most_rollouts(&o), 10);
     o.mode = CURRICULUM_OFF;
     assert_int_equal(curriculum_most_rollouts(&o), 6);
-    enum curriculum_mode mode;
-    assert_ok(curriculum_mode_from_name("uniform", &mode));
-    assert_int_equal(mode, CURRICULUM_UNIFORM);
-    assert_status(curriculum_mode_from_name("easy", &mode), ST_INVALID);
-    assert_message("\"easy\"");
 }
 
 // Each example's reward has one of three modes, and moves a little from epoch to epoch.

@@ -40,17 +40,7 @@ struct curriculum {
     double mean_rollouts; // over the epoch's examples
 };
 
-static const char *const mode_names[] = {"off", "uniform", "kde"};
-
-enum status curriculum_mode_from_name(const char *name, enum curriculum_mode *ret)
-{
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, mode_names[i]) == 0) {
-            *ret = (enum curriculum_mode)i;
-            return ST_OK;
-        }
-    return status_fail(ST_INVALID, "curriculum \"%s\" is not one of off, uniform, kde", name);
-}
+const char *const curriculum_mode_names[] = {"off", "uniform", "kde", NULL};
 
 int curriculum_rollouts(const struct curriculum_options *o, double level)
 {
@@ -316,7 +306,7 @@ json_t *curriculum_to_json(const struct curriculum *c)
         return NULL;
     }
     return json_pack(
-        "{s:s, s:i, s:I, s:o, s:o, s:o, s:o}", "mode", mode_names[c->options.mode],
+        "{s:s, s:i, s:I, s:o, s:o, s:o, s:o}", "mode", curriculum_mode_names[c->options.mode],
         "prompts_per_step", c->options.prompts_per_step, "samples", (json_int_t)c->samples,
         "levels", levels, "ema", array_to_json(c->ema, n * sizeof *c->ema), "seen",
         array_to_json(c->seen, n * sizeof *c->seen), "bucket", array_to_json(c->bucket, n));
@@ -326,9 +316,9 @@ static enum status check_options(const struct curriculum *c, const json_t *json)
 {
     const char *mode = json_string_value(json_object_get(json, "mode"));
     json_int_t prompts = json_integer_value(json_object_get(json, "prompts_per_step"));
-    if (strcmp(mode ? mode : "off", mode_names[c->options.mode]) != 0)
+    if (strcmp(mode ? mode : "off", curriculum_mode_names[c->options.mode]) != 0)
         return status_fail(ST_MISMATCH, "the run was made with --curriculum %s, not %s",
-                           mode ? mode : "off", mode_names[c->options.mode]);
+                           mode ? mode : "off", curriculum_mode_names[c->options.mode]);
     if (c->options.mode != CURRICULUM_OFF && prompts != c->options.prompts_per_step)
         return status_fail(ST_MISMATCH,
                            "the run was made with --prompts-per-step %" JSON_INTEGER_FORMAT

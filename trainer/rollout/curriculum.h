@@ -20,7 +20,7 @@
 #include <jansson.h>
 
 enum curriculum_mode { CURRICULUM_OFF, CURRICULUM_UNIFORM, CURRICULUM_KDE };
-enum status curriculum_mode_from_name(const char *name, enum curriculum_mode *ret);
+extern const char *const curriculum_mode_names[];
 
 struct curriculum_options {
     enum curriculum_mode mode;

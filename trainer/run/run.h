@@ -106,8 +106,7 @@ enum status run_load_weights(struct run *run, const char *folder, const char *dr
 enum status run_serve_best(struct run *run);
 
 // run_curriculum.c: the order of the data and the number of samples, as the options say.
-struct curriculum_options run_curriculum_options(const struct train_config *config,
-                                                 enum curriculum_mode mode);
+struct curriculum_options run_curriculum_options(const struct train_config *config);
 // Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.
 void run_plan_steps(struct run *run);
 // Tells the curriculum what the step's rewards were, and `metrics` where it is; at an epoch's end

@@ -9,11 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct curriculum_options run_curriculum_options(const struct train_config *c,
-                                                 enum curriculum_mode mode)
+struct curriculum_options run_curriculum_options(const struct train_config *c)
 {
     return (struct curriculum_options){
-        .mode = mode,
+        .mode = c->curriculum,
         .seed = (uint64_t)c->seed,
         .prompts_per_step = (int)c->prompts_per_step,
         .num_generations = (int)c->num_generations,
@@ -44,7 +43,7 @@ static enum status report(struct run *run, const struct buckets *buckets, json_t
     char name[64];
     char *path = NULL;
     struct cluster_report r = {
-        .mode = run->config->curriculum,
+        .mode = curriculum_mode_names[run->config->curriculum],
         .epoch = curriculum_taken(run->curriculum) / run->data->n,
         .buckets = buckets,
     };
@@ -85,7 +84,7 @@ enum status run_record(struct run *run, const struct rollout *rollout, const str
     free(means);
     if (st != ST_OK) return st;
     metrics_put(metrics, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
-    if (run->resolved.curriculum == CURRICULUM_OFF) return ST_OK;
+    if (run->config->curriculum == CURRICULUM_OFF) return ST_OK;
     metrics_put(metrics, "curriculum/bucket", batch.bucket + 1); // 0: not in one yet
     metrics_put(metrics, "curriculum/rollouts", batch.rollouts);
     metrics_put(metrics, "curriculum/samples", (double)curriculum_samples(run->curriculum));

@@ -147,7 +147,7 @@ static enum status open_data(struct run *run)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options.question_template);
     CHECK(scoring_check(run->reward, run->data));
-    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    struct curriculum_options order = run_curriculum_options(c);
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
@@ -172,11 +172,11 @@ static void plan_scoring(struct run *run)
     run->scoring = (struct scoring){
         .reward = run->reward,
         .data = run->data->path,
-        .scale = run->resolved.scale,
-        .normalise_terms = run->resolved.normalise_terms,
+        .scale = run->config->scale_rewards,
+        .normalise_terms = run->config->normalise_terms,
         .cost = c->cost,
         .weights = c->cost_weights,
-        .latency = c->cost && run->resolved.latency_modelled ? &run->latency : NULL,
+        .latency = c->cost && run->config->latency_modelled ? &run->latency : NULL,
     };
 }
 
@@ -185,7 +185,7 @@ static enum status open_learner(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     int64_t longest = run->data->max_prompt + c->max_completion_length;
-    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    struct curriculum_options order = run_curriculum_options(c);
     int64_t samples = c->prompts_per_step * curriculum_most_rollouts(&order);
     int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
     if (longest - 1 > c->token_budget)
@@ -208,7 +208,7 @@ static enum status open_learner(struct run *run)
                 .eps = c->adam_epsilon,
                 .weight_decay = c->weight_decay,
                 .max_grad_norm = c->max_grad_norm,
-                .moments = run->resolved.moments,
+                .moments = run->config->optim_moments,
             },
         .freeze = c->freeze,
         .temperature = (float)c->temperature,
@@ -216,7 +216,7 @@ static enum status open_learner(struct run *run)
         .logits_chunk = (int)c->logits_chunk,
         .max_seqs = (int)(samples + c->prompts_per_step),
         .max_context = (int)longest,
-        .recompute = run->resolved.recompute,
+        .recompute = run->config->recompute,
     };
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->beta > 0, &options,
                       &run->learner));
