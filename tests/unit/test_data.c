@@ -5,6 +5,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/rollout/data.h"
+#include "trainer/rollout/data_order.h"
 #include "trainer/rollout/prompts.h"
 
 #include <stdlib.h>

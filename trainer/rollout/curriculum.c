@@ -9,7 +9,7 @@
 #include "common/base/bytes.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
-#include "trainer/rollout/data.h"
+#include "trainer/rollout/data_order.h"
 
 #include <math.h>
 #include <stdlib.h>
