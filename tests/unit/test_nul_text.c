@@ -2,6 +2,7 @@
  * follows it counts. The server is a child that gives one canned answer. */
 #include "bridge/control.h"
 #include "tests/support/canned_server.h"
+#include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/reward.h"
 #include "trainer/rollout/rollout.h"

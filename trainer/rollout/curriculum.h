@@ -36,7 +36,7 @@ struct curriculum_options {
 
 // Samples of a prompt whose bucket has that level, and the most that any can get.
 int curriculum_rollouts(const struct curriculum_options *o, double level);
-int curriculum_most_rollouts(const struct curriculum_options *o);
+int curriculum_max_rollouts(const struct curriculum_options *o);
 
 struct curriculum;
 enum status curriculum_new(const struct curriculum_options *options, int n_examples,
