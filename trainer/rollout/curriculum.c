@@ -15,7 +15,7 @@ struct curriculum {
     int n; // examples
     int64_t taken, samples;
     int *examples; // (prompts_per_step) with CURRICULUM_OFF: of the step asked for last
-    // the rest: of the other modes
+    // what follows: of the other modes
     double *ema;    // (n) average reward
     int32_t *seen;  // (n) how often
     int8_t *bucket; // (n)

@@ -60,7 +60,7 @@ static enum status read_prompt_key(const char *where, const struct prompt_key *k
                                    struct example *e)
 {
     const json_t *value = json_object_get(e->row, key->name);
-    e->said = value;
+    e->prompt_json = value;
     if (json_is_array(value) && key->messages) {
         e->messages = value;
         return check_messages(where, key->name, value);

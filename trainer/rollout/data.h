@@ -16,13 +16,13 @@
 struct chat_template;
 
 struct example {
-    json_t *row;            // owns the strings below
-    int line;               // 1-based
-    const json_t *said;     // the prompt as it stands in the row
-    bool question;          // text from "question", or the field named for prompts
-    const char *prompt;     // NULL where it is a list of messages
-    size_t prompt_len;      // bytes; a prompt may hold U+0000
-    const json_t *messages; // NULL where it is text
+    json_t *row;               // owns the strings below
+    int line;                  // 1-based
+    const json_t *prompt_json; // the prompt as it stands in the row
+    bool question;             // text from "question", or the field named for prompts
+    const char *prompt;        // NULL where it is a list of messages
+    size_t prompt_len;         // bytes; a prompt may hold U+0000
+    const json_t *messages;    // NULL where it is text
     // After dataset_tokenize: as the model sees it; NULL: as it stands in the row.
     json_t *prompt_text;
     const char *answer;               // NULL: none

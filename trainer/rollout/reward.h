@@ -1,5 +1,5 @@
 /* reward.h: the task's score of a finished sample: a weighted sum of terms, each by a scorer out of
- * one table (docs/rewards.md). No device, no daemon. One thread: scorers may keep a state (a child
+ * one table (docs/rewards.md). No device, no server. One thread: scorers may keep a state (a child
  * process, a compiled pattern). What serving the sample cost is trainer/rollout/cost.h's. */
 #ifndef TRAINER_REWARD_H
 #define TRAINER_REWARD_H
