@@ -4,12 +4,12 @@
  * model's facts, which nobody changes, and writes its own request. */
 #include "infer-server/http/api.h"
 #include "infer-server/http/api_chat.h"
+#include "common/base/hash.h"
 #include "common/base/json.h"
 #include "infer-server/http/api_logits.h"
 
 #include <limits.h>
 #include <math.h>
-#include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -28,9 +28,9 @@ uint64_t api_random_seed(void)
 // 64 bits of a text's SHA-256, never 0.
 static uint64_t hash64(const char *text)
 {
-    unsigned char digest[32];
-    uint64_t x = 0;
-    EVP_Digest(text, strlen(text), digest, NULL, EVP_sha256(), NULL);
+    unsigned char digest[HASH_SHA256_BYTES];
+    uint64_t x;
+    hash_sha256(text, strlen(text), digest);
     memcpy(&x, digest, sizeof x);
     return x ? x : 1;
 }
@@ -39,11 +39,7 @@ static uint64_t hash64(const char *text)
 // prompt alone gives the same samples whichever endpoint it came by.
 static uint64_t prompt_seed(uint64_t seed, int i)
 {
-    if (i == 0) return seed;
-    uint64_t z = seed + (uint64_t)i * 0x9E3779B97F4A7C15u; // splitmix64 (Steele et al. 2014)
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
+    return i == 0 ? seed : hash_mix(seed + (uint64_t)i * HASH_SPREAD);
 }
 
 void api_request_free(struct api_request *r)
