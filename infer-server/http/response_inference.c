@@ -1,7 +1,7 @@
-/* answer_inference.c: the objects of /inference/v1/generate, vLLM's endpoint of tokens in and
+/* response_inference.c: the objects of /inference/v1/generate, vLLM's endpoint of tokens in and
  * tokens out: whole, and as a stream of server-sent events. Tokens are called "token_id:N", and
  * there is no text. Loop's thread. */
-#include "infer-server/http/answer.h"
+#include "infer-server/http/response.h"
 
 static void put_token(struct json_out *o, int32_t token, float logprob)
 {
@@ -42,7 +42,7 @@ static void put_position(struct json_out *o, const struct generation_sample *s, 
     json_out_close(o, '}');
 }
 
-static void put_logprobs(struct json_out *o, const struct answer *a,
+static void put_logprobs(struct json_out *o, const struct response *a,
                          const struct generation_sample *s, int from)
 {
     const struct api_request *r = generation_request(a->generation);
@@ -60,7 +60,7 @@ static void put_logprobs(struct json_out *o, const struct answer *a,
 }
 
 // With the tokens from number `from` on.
-static void put_choice(struct json_out *o, const struct answer *a,
+static void put_choice(struct json_out *o, const struct response *a,
                        const struct generation_sample *s, int from)
 {
     const bool ended = s->finish != FINISH_NONE;
@@ -76,7 +76,7 @@ static void put_choice(struct json_out *o, const struct answer *a,
     json_out_close(o, '}');
 }
 
-static void put_head(struct json_out *o, const struct answer *a)
+static void put_head(struct json_out *o, const struct response *a)
 {
     json_out_key(o, "request_id");
     json_out_text(o, generation_request(a->generation)->id);
@@ -84,7 +84,7 @@ static void put_head(struct json_out *o, const struct answer *a)
     json_out_text(o, a->model->name);
 }
 
-static void put_asked_prompt_ids(struct json_out *o, const struct answer *a)
+static void put_asked_prompt_ids(struct json_out *o, const struct response *a)
 {
     const struct api_request *r = generation_request(a->generation);
     if (!r->return_prompt_ids) return;
@@ -92,7 +92,7 @@ static void put_asked_prompt_ids(struct json_out *o, const struct answer *a)
     put_prompt_ids(o, &r->prompts[0]);
 }
 
-void inference_answer(struct answer *a, struct bytes *to)
+void inference_response(struct response *a, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
     const struct generation_sample *samples = generation_samples(a->generation);
@@ -111,7 +111,7 @@ void inference_answer(struct answer *a, struct bytes *to)
     bytes_puts(to, "\n");
 }
 
-static void put_chunk(struct answer *a, struct generation_sample *s, struct bytes *to)
+static void put_chunk(struct response *a, struct generation_sample *s, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
     bytes_puts(to, "data: ");
@@ -131,7 +131,7 @@ static void put_chunk(struct answer *a, struct generation_sample *s, struct byte
     s->sent_tokens = s->n;
 }
 
-enum stream_state inference_stream(struct answer *a, bool overdue, struct bytes *to)
+enum stream_state inference_stream(struct response *a, bool overdue, struct bytes *to)
 {
     return events_stream(a, overdue, put_chunk, to);
 }

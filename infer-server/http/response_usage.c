@@ -1,6 +1,6 @@
-/* answer_usage.c: what a response says of itself beside its choices: tokens used, the version of
+/* response_usage.c: what a response says of itself beside its choices: tokens used, the version of
  * the weights, drafts verified. Loop's thread. */
-#include "infer-server/http/answer.h"
+#include "infer-server/http/response.h"
 
 static void put_counts(struct json_out *o, int64_t prompt, int64_t completion)
 {
@@ -12,7 +12,7 @@ static void put_counts(struct json_out *o, int64_t prompt, int64_t completion)
     json_out_int(o, prompt + completion);
 }
 
-void put_usage(struct json_out *o, const struct answer *a)
+void put_usage(struct json_out *o, const struct response *a)
 {
     const struct api_request *r = generation_request(a->generation);
     const struct generation_sample *samples = generation_samples(a->generation);
@@ -33,7 +33,7 @@ void put_usage(struct json_out *o, const struct answer *a)
     json_out_close(o, '}');
 }
 
-void put_chunk_usage(struct json_out *o, const struct answer *a, const struct generation_sample *s)
+void put_chunk_usage(struct json_out *o, const struct response *a, const struct generation_sample *s)
 {
     const struct api_request *r = generation_request(a->generation);
     if (!s) {
@@ -82,7 +82,7 @@ void put_chunk_extras(struct json_out *o, const struct generation_sample *s)
     put_version_and_drafts(o, last_version(s), &s->telemetry);
 }
 
-void put_extras(struct json_out *o, const struct answer *a)
+void put_extras(struct json_out *o, const struct response *a)
 {
     const struct generation_sample *samples = generation_samples(a->generation);
     struct sample_telemetry drafts = {0}; // of all choices

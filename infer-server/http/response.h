@@ -1,12 +1,12 @@
-/* answer.h: the answers to requests for text, written from a generation: whole, or piece by piece
+/* response.h: the answers to requests for text, written from a generation: whole, or piece by piece
  * as the client reads them. Loop's thread. */
-#ifndef INFER_SERVER_ANSWER_H
-#define INFER_SERVER_ANSWER_H
+#ifndef INFER_SERVER_RESPONSE_H
+#define INFER_SERVER_RESPONSE_H
 
 #include "infer-server/http/generation.h"
 #include "infer-server/http/http.h"
 
-struct answer {
+struct response {
     const struct api_model *model;
     struct generation *generation;
     int64_t created; // seconds since 1970
@@ -15,18 +15,18 @@ struct answer {
 
 // OpenAI's answer objects, and the chunks of their streams (server-sent events). `overdue`: the
 // request has run into its time-out; the stream ends with an error.
-void openai_answer(struct answer *a, struct bytes *to);
-enum stream_state openai_stream(struct answer *a, bool overdue, struct bytes *to);
+void openai_response(struct response *a, struct bytes *to);
+enum stream_state openai_stream(struct response *a, bool overdue, struct bytes *to);
 
 // /v1/rollouts: one line a finished sample.
-enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *to);
+enum stream_state rollouts_stream(struct response *a, bool overdue, struct bytes *to);
 
 // /generate
-void generate_answer(struct answer *a, struct bytes *to);
+void generate_response(struct response *a, struct bytes *to);
 
 // /inference/v1/generate
-void inference_answer(struct answer *a, struct bytes *to);
-enum stream_state inference_stream(struct answer *a, bool overdue, struct bytes *to);
+void inference_response(struct response *a, struct bytes *to);
+enum stream_state inference_stream(struct response *a, bool overdue, struct bytes *to);
 
 // "stop", "length", "abort", "error"; NULL while it runs
 const char *finish_name(enum finish_reason finish);
@@ -42,34 +42,34 @@ void put_draft_counts(struct json_out *o, const struct sample_telemetry *t);
 unsigned failure_code(const struct generation_sample *s, const char **ret_sentence);
 void put_prompt_ids(struct json_out *o, const struct api_prompt *prompt);
 // The text of a sample that has ended; null where there is no tokenizer.
-void put_sample_text(struct json_out *o, const struct answer *a, const struct generation_sample *s);
+void put_sample_text(struct json_out *o, const struct response *a, const struct generation_sample *s);
 // Token ids from number `from` on, as a list.
 void put_token_ids(struct json_out *o, const struct generation_sample *s, int from);
 // "usage" of the whole response.
-void put_usage(struct json_out *o, const struct answer *a);
+void put_usage(struct json_out *o, const struct response *a);
 // That of a chunk, where it was asked for: of the choice s so far, or (NULL) of all in the end.
-void put_chunk_usage(struct json_out *o, const struct answer *a, const struct generation_sample *s);
+void put_chunk_usage(struct json_out *o, const struct response *a, const struct generation_sample *s);
 // "weight_version" of the last token and "spec_decode", of the whole response and of one choice.
-void put_extras(struct json_out *o, const struct answer *a);
+void put_extras(struct json_out *o, const struct response *a);
 void put_chunk_extras(struct json_out *o, const struct generation_sample *s);
 // "stop_reason", vLLM's: the stop string or the asked-for stop token that ended it, else null.
-void put_stop_reason(struct json_out *o, const struct answer *a, const struct generation_sample *s);
+void put_stop_reason(struct json_out *o, const struct response *a, const struct generation_sample *s);
 
 // A prompt's log-probabilities, which the request has asked for: the key "prompt_logprobs" with
 // vLLM's list of {"ID": {"logprob", "rank", "decoded_token"}, ...}; the list alone with entries
 // [{"ID": logprob}, ...] (/generate); the keys of /v1/rollouts.
-void put_prompt_logprobs(struct json_out *o, const struct answer *a, int prompt);
-void put_prompt_pairs(struct json_out *o, const struct answer *a, int prompt);
-void put_prompt_lists(struct json_out *o, const struct answer *a, int prompt);
+void put_prompt_logprobs(struct json_out *o, const struct response *a, int prompt);
+void put_prompt_pairs(struct json_out *o, const struct response *a, int prompt);
+void put_prompt_lists(struct json_out *o, const struct response *a, int prompt);
 
 // How every stream goes on. STREAM_MORE: *ret is the next sample with something to say.
 // STREAM_WAIT: there is none. STREAM_END: the stream is overdue, or that sample failed; the error
 // object has been written, between `before` and `after`.
-enum stream_state stream_next(struct answer *a, bool overdue, const char *before, const char *after,
+enum stream_state stream_next(struct response *a, bool overdue, const char *before, const char *after,
                               struct bytes *to, struct generation_sample **ret);
 // The next server-sent event: put() writes one with what is new of a sample, or (NULL) the usage of
 // all behind the last.
-typedef void (*put_chunk_fn)(struct answer *a, struct generation_sample *s, struct bytes *to);
-enum stream_state events_stream(struct answer *a, bool overdue, put_chunk_fn put, struct bytes *to);
+typedef void (*put_chunk_fn)(struct response *a, struct generation_sample *s, struct bytes *to);
+enum stream_state events_stream(struct response *a, bool overdue, put_chunk_fn put, struct bytes *to);
 
 #endif

@@ -1,5 +1,5 @@
-/* answer.c: what all answers share. Loop's thread. */
-#include "infer-server/http/answer.h"
+/* response.c: what all answers share. Loop's thread. */
+#include "infer-server/http/response.h"
 
 const char *finish_name(enum finish_reason finish)
 {
@@ -35,7 +35,7 @@ unsigned failure_code(const struct generation_sample *s, const char **ret_senten
     return cancelled ? 503 : 500;
 }
 
-enum stream_state stream_next(struct answer *a, bool overdue, const char *before, const char *after,
+enum stream_state stream_next(struct response *a, bool overdue, const char *before, const char *after,
                               struct bytes *to, struct generation_sample **ret)
 {
     struct generation_sample *s = generation_next(a->generation);
@@ -53,7 +53,7 @@ enum stream_state stream_next(struct answer *a, bool overdue, const char *before
     return STREAM_END;
 }
 
-enum stream_state events_stream(struct answer *a, bool overdue, put_chunk_fn put, struct bytes *to)
+enum stream_state events_stream(struct response *a, bool overdue, put_chunk_fn put, struct bytes *to)
 {
     struct generation_sample *s;
     enum stream_state state = stream_next(a, overdue, "data: ", "\n\ndata: [DONE]\n\n", to, &s);
@@ -72,7 +72,7 @@ void put_prompt_ids(struct json_out *o, const struct api_prompt *prompt)
     json_out_close(o, ']');
 }
 
-void put_sample_text(struct json_out *o, const struct answer *a, const struct generation_sample *s)
+void put_sample_text(struct json_out *o, const struct response *a, const struct generation_sample *s)
 {
     if (a->model->tokenizer)
         json_out_string(o, bytes_text(&s->text), s->text.len);
@@ -87,7 +87,7 @@ void put_token_ids(struct json_out *o, const struct generation_sample *s, int fr
     json_out_close(o, ']');
 }
 
-void put_stop_reason(struct json_out *o, const struct answer *a, const struct generation_sample *s)
+void put_stop_reason(struct json_out *o, const struct response *a, const struct generation_sample *s)
 {
     const struct sampling *sampling = &generation_request(a->generation)->sampling;
     bool asked = false;

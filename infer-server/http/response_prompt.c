@@ -1,6 +1,6 @@
-/* answer_prompt.c: a prompt's log-probabilities, in the form of each endpoint. The first token has
+/* response_prompt.c: a prompt's log-probabilities, in the form of each endpoint. The first token has
  * none: null. Loop's thread. */
-#include "infer-server/http/answer.h"
+#include "infer-server/http/response.h"
 
 #include <stdio.h>
 
@@ -11,7 +11,7 @@ struct scored { // a prompt whose log-probabilities are there
     int stride, n_top;                 // n_top of them are wanted
 };
 
-static struct scored scored_of(const struct answer *a, int prompt)
+static struct scored scored_of(const struct response *a, int prompt)
 {
     const struct api_request *r = generation_request(a->generation);
     const struct generation_prompt *report = generation_prompt(a->generation, prompt);
@@ -28,9 +28,9 @@ static const struct top_logprob *top_of(const struct scored *s, int i)
 }
 
 // Calls put for the prompt's token at i, then for the likeliest ones, which it may be among.
-typedef void (*put_entry_fn)(struct json_out *o, const struct answer *a, int32_t token, int rank,
+typedef void (*put_entry_fn)(struct json_out *o, const struct response *a, int32_t token, int rank,
                              float logprob);
-static void put_entries(struct json_out *o, const struct answer *a, const struct scored *s, int i,
+static void put_entries(struct json_out *o, const struct response *a, const struct scored *s, int i,
                         put_entry_fn put)
 {
     const struct top_logprob *top = top_of(s, i);
@@ -39,7 +39,7 @@ static void put_entries(struct json_out *o, const struct answer *a, const struct
         if (top[j].token != s->prompt->ids[i]) put(o, a, top[j].token, j + 1, top[j].logprob);
 }
 
-static void put_named(struct json_out *o, const struct answer *a, int32_t token, int rank,
+static void put_named(struct json_out *o, const struct response *a, int32_t token, int rank,
                       float logprob)
 {
     char key[16];
@@ -58,7 +58,7 @@ static void put_named(struct json_out *o, const struct answer *a, int32_t token,
     bytes_release(&text);
 }
 
-void put_prompt_logprobs(struct json_out *o, const struct answer *a, int prompt)
+void put_prompt_logprobs(struct json_out *o, const struct response *a, int prompt)
 {
     const struct scored s = scored_of(a, prompt);
     json_out_key(o, "prompt_logprobs");
@@ -72,7 +72,7 @@ void put_prompt_logprobs(struct json_out *o, const struct answer *a, int prompt)
     json_out_close(o, ']');
 }
 
-static void put_pair(struct json_out *o, const struct answer *a, int32_t token, int rank,
+static void put_pair(struct json_out *o, const struct response *a, int32_t token, int rank,
                      float logprob)
 {
     char key[16];
@@ -84,7 +84,7 @@ static void put_pair(struct json_out *o, const struct answer *a, int32_t token, 
     json_out_close(o, '}');
 }
 
-void put_prompt_pairs(struct json_out *o, const struct answer *a, int prompt)
+void put_prompt_pairs(struct json_out *o, const struct response *a, int prompt)
 {
     const struct scored s = scored_of(a, prompt);
     json_out_open(o, '[');
@@ -97,7 +97,7 @@ void put_prompt_pairs(struct json_out *o, const struct answer *a, int prompt)
     json_out_close(o, ']');
 }
 
-void put_prompt_lists(struct json_out *o, const struct answer *a, int prompt)
+void put_prompt_lists(struct json_out *o, const struct response *a, int prompt)
 {
     const struct scored s = scored_of(a, prompt);
     json_out_key(o, "prompt_logprobs");

@@ -1,7 +1,7 @@
-/* answer_generate.c: the object of /generate, in the form of Atropos' vLLM server, which is that of
+/* response_generate.c: the object of /generate, in the form of Atropos' vLLM server, which is that of
  * vLLM's own demonstration server with more in it. Lists over samples go prompt by prompt.
  * Loop's thread. */
-#include "infer-server/http/answer.h"
+#include "infer-server/http/response.h"
 
 #include <stdio.h>
 
@@ -12,10 +12,10 @@ static void put_id_key(struct json_out *o, int32_t token)
     json_out_key(o, key);
 }
 
-typedef void (*put_logprob_fn)(struct json_out *o, const struct answer *a, int32_t token,
+typedef void (*put_logprob_fn)(struct json_out *o, const struct response *a, int32_t token,
                                float logprob);
 
-static void put_plain(struct json_out *o, const struct answer *a, int32_t token, float logprob)
+static void put_plain(struct json_out *o, const struct response *a, int32_t token, float logprob)
 {
     (void)a;
     put_id_key(o, token);
@@ -23,7 +23,7 @@ static void put_plain(struct json_out *o, const struct answer *a, int32_t token,
 }
 
 // vLLM's Logprob: {"logprob", "decoded_token"}
-static void put_decoded(struct json_out *o, const struct answer *a, int32_t token, float logprob)
+static void put_decoded(struct json_out *o, const struct response *a, int32_t token, float logprob)
 {
     struct bytes text = BYTES_INIT;
     token_text(a->model, token, &text);
@@ -39,7 +39,7 @@ static void put_decoded(struct json_out *o, const struct answer *a, int32_t toke
 
 // One object a token: {"ID": ..., ...}, the sampled one first, then the likeliest that were asked
 // for.
-static void put_position(struct json_out *o, const struct answer *a,
+static void put_position(struct json_out *o, const struct response *a,
                          const struct generation_sample *s, int i, put_logprob_fn put)
 {
     int n_top = generation_request(a->generation)->sampling.logprobs;
@@ -53,7 +53,7 @@ static void put_position(struct json_out *o, const struct answer *a,
 }
 
 // [[{"ID": logprob, ...}], ...]: Atropos keeps each token's object in a list of its own.
-static void put_logprobs(struct json_out *o, const struct answer *a,
+static void put_logprobs(struct json_out *o, const struct response *a,
                          const struct generation_sample *s)
 {
     json_out_open(o, '[');
@@ -66,7 +66,7 @@ static void put_logprobs(struct json_out *o, const struct answer *a,
 }
 
 // An element of "outputs": vLLM's CompletionOutput.
-static void put_output(struct json_out *o, const struct answer *a,
+static void put_output(struct json_out *o, const struct response *a,
                        const struct generation_sample *s)
 {
     double cumulative = 0;
@@ -98,7 +98,7 @@ static void put_output(struct json_out *o, const struct answer *a,
     json_out_close(o, '}');
 }
 
-static void put_prompt_text(struct json_out *o, const struct answer *a,
+static void put_prompt_text(struct json_out *o, const struct response *a,
                             const struct api_prompt *prompt)
 {
     struct bytes text = BYTES_INIT;
@@ -114,7 +114,7 @@ static void put_prompt_text(struct json_out *o, const struct answer *a,
 }
 
 // Of one prompt as it is, of "prompts" as a list.
-static void put_prompts(struct json_out *o, const struct answer *a)
+static void put_prompts(struct json_out *o, const struct response *a)
 {
     const struct api_request *r = generation_request(a->generation);
     json_out_key(o, "prompt");
@@ -127,8 +127,8 @@ static void put_prompts(struct json_out *o, const struct answer *a)
     if (r->many_prompts) json_out_close(o, ']');
 }
 
-static void put_each(struct json_out *o, const struct answer *a, const char *key,
-                     void (*put)(struct json_out *o, const struct answer *a,
+static void put_each(struct json_out *o, const struct response *a, const char *key,
+                     void (*put)(struct json_out *o, const struct response *a,
                                  const struct generation_sample *s))
 {
     const struct generation_sample *samples = generation_samples(a->generation);
@@ -138,20 +138,20 @@ static void put_each(struct json_out *o, const struct answer *a, const char *key
     json_out_close(o, ']');
 }
 
-static void put_ids(struct json_out *o, const struct answer *a, const struct generation_sample *s)
+static void put_ids(struct json_out *o, const struct response *a, const struct generation_sample *s)
 {
     (void)a;
     put_token_ids(o, s, 0);
 }
 
-static void put_finish(struct json_out *o, const struct answer *a,
+static void put_finish(struct json_out *o, const struct response *a,
                        const struct generation_sample *s)
 {
     (void)a;
     json_out_text(o, finish_name(s->finish));
 }
 
-void generate_answer(struct answer *a, struct bytes *to)
+void generate_response(struct response *a, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
     const struct api_request *r = generation_request(a->generation);

@@ -1,12 +1,12 @@
-/* answer_openai.c: OpenAI's completion and chat completion objects, whole and as streams of
+/* response_openai.c: OpenAI's completion and chat completion objects, whole and as streams of
  * server-sent events. A streamed answer's chunks, joined, give what the whole answer gives: both
  * are written from the same samples, a chunk from where the last one ended. Loop's thread. */
-#include "infer-server/http/answer.h"
+#include "infer-server/http/response.h"
 
 #include <math.h>
 #include <string.h>
 
-static bool is_chat(const struct answer *a)
+static bool is_chat(const struct response *a)
 {
     return generation_request(a->generation)->kind == API_CHAT;
 }
@@ -14,7 +14,7 @@ static bool is_chat(const struct answer *a)
 // ---- log-probabilities -------------------------------------------------------------------------
 
 // What a token is called here: its text, or "token_id:N" where that was asked for.
-static void name_token(const struct answer *a, int32_t token, struct bytes *to)
+static void name_token(const struct response *a, int32_t token, struct bytes *to)
 {
     if (generation_request(a->generation)->tokens_as_ids)
         bytes_printf(to, "token_id:%d", token);
@@ -22,7 +22,7 @@ static void name_token(const struct answer *a, int32_t token, struct bytes *to)
         token_text(a->model, token, to);
 }
 
-static void put_token_name(struct json_out *o, const struct answer *a, int32_t token)
+static void put_token_name(struct json_out *o, const struct response *a, int32_t token)
 {
     struct bytes name = BYTES_INIT;
     name_token(a, token, &name);
@@ -30,7 +30,7 @@ static void put_token_name(struct json_out *o, const struct answer *a, int32_t t
     bytes_release(&name);
 }
 
-static bool name_is_listed(const struct answer *a, const struct top_logprob *top, int n,
+static bool name_is_listed(const struct response *a, const struct top_logprob *top, int n,
                            int32_t token)
 {
     struct bytes mine = BYTES_INIT, other = BYTES_INIT;
@@ -49,7 +49,7 @@ static bool name_is_listed(const struct answer *a, const struct top_logprob *top
 
 // The alternatives of one token as an object from name to log-probability: two tokens may have the
 // same text (broken characters), of which the likelier stands; the token itself is always there.
-static void put_top_object(struct json_out *o, const struct answer *a,
+static void put_top_object(struct json_out *o, const struct response *a,
                            const struct top_logprob *top, int n_top, struct top_logprob own)
 {
     json_out_open(o, '{');
@@ -77,7 +77,7 @@ struct listed {
     int from, n_top, prompt_stride;
 };
 
-static struct listed listed_of(const struct answer *a, const struct generation_sample *s, int from,
+static struct listed listed_of(const struct response *a, const struct generation_sample *s, int from,
                                bool with_prompt)
 {
     const struct api_request *r = generation_request(a->generation);
@@ -89,7 +89,7 @@ static struct listed listed_of(const struct answer *a, const struct generation_s
                            .prompt_stride = r->sampling.prompt_top};
 }
 
-static void put_listed_tokens(struct json_out *o, const struct answer *a, const struct listed *l)
+static void put_listed_tokens(struct json_out *o, const struct response *a, const struct listed *l)
 {
     json_out_key(o, "tokens");
     json_out_open(o, '[');
@@ -112,7 +112,7 @@ static void put_listed_logprobs(struct json_out *o, const struct listed *l)
     json_out_close(o, ']');
 }
 
-static void put_listed_top(struct json_out *o, const struct answer *a, const struct listed *l)
+static void put_listed_top(struct json_out *o, const struct response *a, const struct listed *l)
 {
     json_out_key(o, "top_logprobs");
     json_out_open(o, '[');
@@ -132,7 +132,7 @@ static void put_listed_top(struct json_out *o, const struct answer *a, const str
     json_out_close(o, ']');
 }
 
-static void put_completion_logprobs(struct json_out *o, const struct answer *a,
+static void put_completion_logprobs(struct json_out *o, const struct response *a,
                                     const struct generation_sample *s, int from, bool with_prompt)
 {
     const struct listed l = listed_of(a, s, from, with_prompt);
@@ -149,7 +149,7 @@ static void put_completion_logprobs(struct json_out *o, const struct answer *a,
     json_out_close(o, '}');
 }
 
-static void put_chat_token(struct json_out *o, const struct answer *a, int32_t token, float logprob)
+static void put_chat_token(struct json_out *o, const struct response *a, int32_t token, float logprob)
 {
     struct bytes text = BYTES_INIT;
     token_text(a->model, token, &text);
@@ -170,7 +170,7 @@ static void put_chat_token(struct json_out *o, const struct answer *a, int32_t t
     bytes_release(&text);
 }
 
-static void put_chat_logprobs(struct json_out *o, const struct answer *a,
+static void put_chat_logprobs(struct json_out *o, const struct response *a,
                               const struct generation_sample *s, int from)
 {
     int n_top = generation_request(a->generation)->sampling.logprobs;
@@ -197,7 +197,7 @@ static void put_chat_logprobs(struct json_out *o, const struct answer *a,
 
 // ---- a choice, whole or from where the last chunk ended ----------------------------------------
 
-static void put_text(struct json_out *o, const struct answer *a, const char *key,
+static void put_text(struct json_out *o, const struct response *a, const char *key,
                      const struct generation_sample *s, size_t from, size_t to)
 {
     json_out_key(o, key);
@@ -209,7 +209,7 @@ static void put_text(struct json_out *o, const struct answer *a, const char *key
 
 // Ids of the prompt, where they were asked for: vLLM has them in a completion's choices, and beside
 // those of a chat.
-static void put_asked_prompt_ids(struct json_out *o, const struct answer *a, int prompt)
+static void put_asked_prompt_ids(struct json_out *o, const struct response *a, int prompt)
 {
     const struct api_request *r = generation_request(a->generation);
     if (!r->return_prompt_ids) return;
@@ -218,7 +218,7 @@ static void put_asked_prompt_ids(struct json_out *o, const struct answer *a, int
 }
 
 // The completion's text, behind its prompt's.
-static void put_echoed_text(struct json_out *o, const struct answer *a,
+static void put_echoed_text(struct json_out *o, const struct response *a,
                             const struct generation_sample *s, size_t from, size_t to)
 {
     const struct bytes *prompt = &generation_prompt(a->generation, s->prompt)->echo.text;
@@ -231,7 +231,7 @@ static void put_echoed_text(struct json_out *o, const struct answer *a,
     bytes_release(&whole);
 }
 
-static void put_choice(struct json_out *o, const struct answer *a, struct generation_sample *s,
+static void put_choice(struct json_out *o, const struct response *a, struct generation_sample *s,
                        bool chunk)
 {
     const struct api_request *r = generation_request(a->generation);
@@ -282,7 +282,7 @@ static void put_choice(struct json_out *o, const struct answer *a, struct genera
 
 // ---- objects -----------------------------------------------------------------------------------
 
-static void put_head(struct json_out *o, const struct answer *a, bool chunk)
+static void put_head(struct json_out *o, const struct response *a, bool chunk)
 {
     json_out_key(o, "id");
     json_out_text(o, generation_request(a->generation)->id);
@@ -296,7 +296,7 @@ static void put_head(struct json_out *o, const struct answer *a, bool chunk)
     json_out_text(o, a->model->name);
 }
 
-void openai_answer(struct answer *a, struct bytes *to)
+void openai_response(struct response *a, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
     struct generation_sample *samples = generation_samples(a->generation);
@@ -318,7 +318,7 @@ void openai_answer(struct answer *a, struct bytes *to)
 
 // ---- streams -----------------------------------------------------------------------------------
 
-static void put_chunk(struct answer *a, struct generation_sample *s, struct bytes *to)
+static void put_chunk(struct response *a, struct generation_sample *s, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
     bytes_puts(to, "data: ");
@@ -335,7 +335,7 @@ static void put_chunk(struct answer *a, struct generation_sample *s, struct byte
     bytes_puts(to, "\n\n");
 }
 
-enum stream_state openai_stream(struct answer *a, bool overdue, struct bytes *to)
+enum stream_state openai_stream(struct response *a, bool overdue, struct bytes *to)
 {
     return events_stream(a, overdue, put_chunk, to);
 }

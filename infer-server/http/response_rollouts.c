@@ -1,6 +1,6 @@
-/* answer_rollouts.c: lines of /v1/rollouts. A finished sample's memory goes as soon as its line is
+/* response_rollouts.c: lines of /v1/rollouts. A finished sample's memory goes as soon as its line is
  * written. Loop's thread. */
-#include "infer-server/http/answer.h"
+#include "infer-server/http/response.h"
 
 static void put_telemetry(struct json_out *o, const struct sample_telemetry *t)
 {
@@ -47,7 +47,7 @@ static void put_cut(struct json_out *o, const struct generation_sample *s)
 }
 
 // Which tokens were accepted drafts, and where each begins in the text.
-static void put_accepted(struct json_out *o, const struct answer *a,
+static void put_accepted(struct json_out *o, const struct response *a,
                          const struct generation_sample *s)
 {
     json_out_key(o, "accepted");
@@ -61,7 +61,7 @@ static void put_accepted(struct json_out *o, const struct answer *a,
     json_out_close(o, ']');
 }
 
-static void put_line(const struct answer *a, const struct generation_sample *s, struct bytes *to)
+static void put_line(const struct response *a, const struct generation_sample *s, struct bytes *to)
 {
     struct json_out out = {to, false}, *o = &out;
     const struct api_request *r = generation_request(a->generation);
@@ -98,7 +98,7 @@ static void put_line(const struct answer *a, const struct generation_sample *s, 
     bytes_puts(to, "\n");
 }
 
-enum stream_state rollouts_stream(struct answer *a, bool overdue, struct bytes *to)
+enum stream_state rollouts_stream(struct response *a, bool overdue, struct bytes *to)
 {
     struct generation_sample *s;
     enum stream_state state = stream_next(a, overdue, "", "\n", to, &s);
