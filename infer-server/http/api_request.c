@@ -356,8 +356,8 @@ static enum status read_sampling(struct api_request *r, const json_t *object,
     s->top_p = (float)top_p;
     s->min_p = (float)min_p;
     s->seed = json_has(object, "seed") ? (uint64_t)seed : api_random_seed();
-    r->cut_active = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
-    r->cut_active |= sampling_adjusts(s);
+    r->filtered = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
+    r->filtered |= sampling_adjusts(s);
     if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)
         return status_fail(ST_INVALID, "request: \"min_tokens\" is %d, above max_tokens, %d",
                            s->min_tokens, s->max_tokens);

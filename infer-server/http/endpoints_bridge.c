@@ -199,8 +199,8 @@ static void answer_state(struct server *s, struct http_request *q, const char *s
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
     http_reply_json(q, 200,
-                        json_pack("{s:s, s:I}", "status", status, "weight_version",
-                                  (json_int_t)stats.weight_version));
+                    json_pack("{s:s, s:I}", "status", status, "weight_version",
+                              (json_int_t)stats.weight_version));
 }
 
 static void run_pause(uv_work_t *work) // thread pool
@@ -278,8 +278,8 @@ static void reload_deliver(struct inbox_message *message)
     }
     if (j->request)
         http_reply_json(j->request, 200,
-                            json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
-                                      (json_int_t)j->version));
+                        json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
+                                  (json_int_t)j->version));
     job_free(j);
 }
 
@@ -339,7 +339,6 @@ out:
 void handle_adapters(void *server, struct http_request *q)
 {
     (void)server;
-    http_fail(
-        q, 501, "not_supported_error",
-        "adapters (LoRA) are not supported yet: this server serves the model's own weights");
+    http_fail(q, 501, "not_supported_error",
+              "adapters (LoRA) are not supported yet: this server serves the model's own weights");
 }

@@ -76,7 +76,7 @@ static json_t *model_card(const struct server *s)
 void handle_models(void *server, struct http_request *q)
 {
     http_reply_json(q, 200,
-                        json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(server)));
+                    json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(server)));
 }
 
 void handle_model(void *server, struct http_request *q)
@@ -125,17 +125,13 @@ static void answer_request_drafts(const struct server *s, struct http_request *q
         http_fail(q, 404, "not_found_error", sentence);
         return;
     }
-    json_out_open(o, '{');
-    json_out_key(o, "id");
-    json_out_text(o, e->request_id);
-    json_out_key(o, "samples");
-    json_out_open(o, '[');
+    json_out_open(o, NULL, '{');
+    json_out_text(o, "id", e->request_id);
+    json_out_open(o, "samples", '[');
     for (; e; e = spec_window_find(&s->finished, id, e)) {
-        json_out_open(o, '{');
-        json_out_key(o, "index");
-        json_out_int(o, e->choice);
-        json_out_key(o, "generated_tokens");
-        json_out_int(o, e->telemetry.generated_tokens);
+        json_out_open(o, NULL, '{');
+        json_out_int(o, "index", e->choice);
+        json_out_int(o, "generated_tokens", e->telemetry.generated_tokens);
         put_draft_counts(o, &e->telemetry);
         json_out_close(o, '}');
     }
@@ -167,12 +163,12 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     char method[64];
     speculative_write(e.speculative, method);
     http_reply_json(q, 200,
-                        json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
-                                  method, "num_speculative_tokens", speculative_most(e.speculative),
-                                  "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
-                                  (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
-                                  (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos",
-                                  per_pos, "accept_rate", rate, "mean_acceptance_length", length,
-                                  "generated_tokens", (json_int_t)e.generated_tokens,
-                                  "weight_version", (json_int_t)e.weight_version));
+                    json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
+                              method, "num_speculative_tokens", speculative_most(e.speculative),
+                              "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
+                              (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
+                              (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos",
+                              per_pos, "accept_rate", rate, "mean_acceptance_length", length,
+                              "generated_tokens", (json_int_t)e.generated_tokens, "weight_version",
+                              (json_int_t)e.weight_version));
 }

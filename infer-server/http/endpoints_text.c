@@ -9,7 +9,8 @@
 
 struct text_request {
     struct server *server;
-    struct http_request *request; // NULL once it is gone, which happens only while its body is parsed
+    struct http_request
+        *request; // NULL once it is gone, which happens only while its body is parsed
     struct response response;
     // while its body is parsed: written by that thread
     bool parsing;
@@ -33,20 +34,10 @@ static void on_close(void *attached, bool answered)
 static void answer_whole(struct text_request *t)
 {
     struct bytes body = BYTES_INIT;
-    switch (generation_request(t->response.generation)->kind) {
-    case API_COMPLETIONS:
-    case API_CHAT:
-        openai_response(&t->response, &body);
-        break;
-    case API_GENERATE:
+    if (t->kind == API_GENERATE)
         generate_response(&t->response, &body);
-        break;
-    case API_INFERENCE:
-        inference_response(&t->response, &body);
-        break;
-    case API_ROLLOUTS: // always a stream
-        break;
-    }
+    else
+        choices_response(&t->response, &body); // rollouts are always a stream
     http_reply(t->request, 200, "application/json", &body);
 }
 
@@ -55,7 +46,7 @@ static void on_progress(void *context)
     struct text_request *t = context;
     const struct generation_sample *failure = generation_failure(t->response.generation);
     const char *sentence;
-    if (generation_request(t->response.generation)->stream) {
+    if (t->response.request->stream) {
         http_wake(t->request);
     } else if (http_replied(t->request)) {
         return;
@@ -67,19 +58,11 @@ static void on_progress(void *context)
     }
 }
 
-static enum stream_state produce_events(void *attached, struct http_request *q, struct bytes *to)
+static enum stream_state produce(void *attached, struct http_request *q, struct bytes *to)
 {
-    return openai_stream(&((struct text_request *)attached)->response, http_expired(q), to);
-}
-
-static enum stream_state produce_tokens(void *attached, struct http_request *q, struct bytes *to)
-{
-    return inference_stream(&((struct text_request *)attached)->response, http_expired(q), to);
-}
-
-static enum stream_state produce_lines(void *attached, struct http_request *q, struct bytes *to)
-{
-    return rollouts_stream(&((struct text_request *)attached)->response, http_expired(q), to);
+    struct text_request *t = attached;
+    return (t->kind == API_ROLLOUTS ? rollouts_stream : choices_stream)(&t->response,
+                                                                        http_expired(q), to);
 }
 
 static enum status check_room(const struct server *s, const struct api_request *r)
@@ -103,35 +86,29 @@ static void name_response(const struct http_request *q, struct api_request *r)
     snprintf(r->id, sizeof r->id, "%s%s", prefix, r->name);
 }
 
-static void open_stream(struct http_request *q, enum api_kind kind)
-{
-    static const char *const events = "text/event-stream; charset=utf-8";
-    if (kind == API_ROLLOUTS)
-        http_stream(q, "application/q-ndjson", produce_lines);
-    else
-        http_stream(q, events, kind == API_INFERENCE ? produce_tokens : produce_events);
-}
-
 // Takes the request over, also where it fails.
 static enum status begin(struct text_request *t, struct api_request *r)
 {
     struct server *s = t->server;
-    bool stream = r->stream;
-    enum api_kind kind = r->kind;
-    t->response.model = &s->model;
-    t->response.created = clock_wall_s();
+    const bool stream = r->stream;
     name_response(t->request, r);
-    t->response.unfinished = r->n_samples;
     enum status st = check_room(s, r);
     if (st != ST_OK) {
         api_request_free(r);
         return st;
     }
+    t->response = (struct response){
+        .model = &s->model, .created = clock_wall_s(), .unfinished = r->n_samples, .request = r};
     st = generation_start(&s->host, r, on_progress, t, &t->response.generation);
     if (st != ST_OK) return st;
+    t->response.samples = generation_samples(t->response.generation);
     for (int i = 0; i < r->n_prompts; i++)
         metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
-    if (stream) open_stream(t->request, kind);
+    if (stream)
+        http_stream(t->request,
+                    t->kind == API_ROLLOUTS ? "application/x-ndjson"
+                                            : "text/event-stream; charset=utf-8",
+                    produce);
     return ST_OK;
 }
 

@@ -14,7 +14,7 @@
 struct token_job {
     struct server *server;
     struct http_request *request; // NULL once it is gone
-    struct api_model model;    // a copy
+    struct api_model model;       // a copy
     bool tokenize;
     struct bytes answer;
     enum status status;

@@ -207,7 +207,7 @@ const char *http_query(const struct http_request *q, const char *name)
 }
 
 void http_attach(struct http_request *q, void *attached,
-                     void (*on_close)(void *attached, bool answered))
+                 void (*on_close)(void *attached, bool answered))
 {
     q->attached = attached;
     q->on_close = on_close;
@@ -430,7 +430,7 @@ static void check_access(struct http_request *q)
         if (access == HTTP_OPEN || key_is_right(q)) return;
         http_header(q, "WWW-Authenticate", "Bearer");
         http_fail(q, 401, "authentication_error",
-                      "this address needs the API key: send it as 'Authorization: Bearer KEY'");
+                  "this address needs the API key: send it as 'Authorization: Bearer KEY'");
         return;
     }
     const char *host = header_of(q, "Host"), *origin = header_of(q, "Origin");

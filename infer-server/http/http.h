@@ -63,13 +63,13 @@ const char *http_request_id(const struct http_request *q);
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the
 // client has left (answered: false).
 void http_attach(struct http_request *q, void *attached,
-                     void (*on_close)(void *attached, bool answered));
+                 void (*on_close)(void *attached, bool answered));
 bool http_replied(const struct http_request *q);
 bool http_expired(const struct http_request *q); // request_timeout has passed: streams must end
 
 void http_header(struct http_request *q, const char *name, const char *value); // before the reply
 void http_reply(struct http_request *q, unsigned code, const char *content_type,
-                    struct bytes *body); // takes the body's memory
+                struct bytes *body); // takes the body's memory
 void http_reply_json(struct http_request *q, unsigned code, json_t *value); // takes the reference
 // OpenAI's error object. param may be NULL: then the first quoted word of the sentence is the
 // field.
@@ -81,7 +81,8 @@ void http_error_object(struct bytes *to, unsigned code, const char *type, const 
 
 enum stream_state { STREAM_MORE, STREAM_WAIT, STREAM_END };
 // Appends some text: more may follow at once, or later (http_wake), or never.
-typedef enum stream_state (*stream_producer)(void *attached, struct http_request *q, struct bytes *to);
+typedef enum stream_state (*stream_producer)(void *attached, struct http_request *q,
+                                             struct bytes *to);
 void http_stream(struct http_request *q, const char *content_type, stream_producer produce);
 void http_wake(struct http_request *q); // the producer has something
 

@@ -39,10 +39,10 @@ struct http {
 struct connection {
     struct connection *next, **link;
     int fd;
-    int64_t since_ns;          // accepted, or the last answer ended
+    int64_t since_ns;             // accepted, or the last answer ended
     struct http_request *request; // under way, or NULL
-    bool used;                 // there was one
-    bool hung_up;              // at the last sweep, in the middle of a request
+    bool used;                    // there was one
+    bool hung_up;                 // at the last sweep, in the middle of a request
 };
 
 enum http_request_state { READING, WAITING, REPLY_READY, SENDING };
