@@ -1,6 +1,7 @@
 /* rng.c: a sequential stream of Philox4x32-10 words for host code. The caller owns the state; two
  * streams of one seed never overlap, since the stream number is half of the counter. */
 #include "common/base/rng.h"
+#include "common/base/hash.h"
 
 #include <math.h>
 
@@ -49,4 +50,9 @@ float rng_normal(struct rng *r)
     // One of Box-Muller's pair: the other would be state beside the counter.
     double radius = sqrt(-2.0 * log((double)rng_uniform(r)));
     return (float)(radius * cos(2.0 * M_PI * (double)rng_uniform(r)));
+}
+
+uint64_t rng_seed_of(uint64_t seed, int i)
+{
+    return i == 0 ? seed : hash_mix(seed + (uint64_t)i * HASH_SPREAD);
 }

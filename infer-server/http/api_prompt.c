@@ -1,8 +1,8 @@
 /* api_prompt.c: what a request is generated from, in each way that a client may write it, to token
  * ids. Any thread: it reads the model, which nobody changes. */
 #include "infer-server/http/api_prompt.h"
-#include "common/base/hash.h"
 #include "common/base/json.h"
+#include "common/base/rng.h"
 #include "infer-server/http/api_chat.h"
 
 #include <limits.h>
@@ -10,13 +10,6 @@
 #include <string.h>
 
 static const char where[] = "request";
-
-// Prompt i of a request draws from its own seed; the first keeps the one that was given, so that a
-// prompt alone gives the same samples whichever endpoint it came by.
-static uint64_t prompt_seed(uint64_t seed, int i)
-{
-    return i == 0 ? seed : hash_mix(seed + (uint64_t)i * HASH_SPREAD);
-}
 
 // Room for n prompts, which came in `field`.
 static enum status make_prompts(struct api_request *r, size_t n, const char *field)
@@ -30,7 +23,7 @@ static enum status make_prompts(struct api_request *r, size_t n, const char *fie
     r->n_prompts = (int)n;
     for (int i = 0; i < r->n_prompts; i++) {
         r->prompts[i].n = r->sampling.n;
-        r->prompts[i].seed = prompt_seed(r->sampling.seed, i);
+        r->prompts[i].seed = rng_seed_of(r->sampling.seed, i);
     }
     return ST_OK;
 }
