@@ -19,10 +19,8 @@ enum node_kind {
     N_FILTER,    // a|value(call); a NULL: what the block around holds
     N_TEST,      // a is value(call)
     N_NOT,       // a
-    N_NEGATIVE,  // a
-    N_POSITIVE,  // a
-    N_AND,       // a, b
-    N_OR,        // a, b
+    N_SIGN,      // op a: T_ADD, T_SUB
+    N_LOGIC,     // a op b: OP_AND, OP_OR
     N_BINARY,    // a op b
     N_CONCAT,    // items
     N_COMPARE,   // a, then items: N_OPERAND
@@ -51,7 +49,7 @@ enum node_kind {
 
 struct node_list {
     struct node **nodes;
-    int n, cap;
+    size_t n, cap;
 };
 
 struct keyword {
@@ -61,7 +59,7 @@ struct keyword {
 struct call_node {
     struct node_list positional;
     struct keyword *keywords;
-    int n_keywords, cap_keywords;
+    size_t n_keywords, cap_keywords;
     struct node *star, *star_star; // *a, **a; NULL: none
 };
 
@@ -71,13 +69,13 @@ struct parameter {
 };
 struct macro_node {
     struct parameter *parameters;
-    int n, cap;
+    size_t n, cap;
     // What the body asks for that is not among its parameters.
     bool uses_caller, uses_kwargs, uses_varargs;
 };
 
-// Operators of N_BINARY and N_OPERAND are token types, and these two.
-enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN };
+// Operators are token types, and these.
+enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN, OP_AND, OP_OR };
 
 struct node {
     enum node_kind kind;
