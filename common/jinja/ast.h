@@ -70,9 +70,10 @@ struct parameter {
 struct macro_node {
     struct parameter *parameters;
     size_t n, cap;
-    // What the body asks for that is not among its parameters.
-    bool uses_caller, uses_kwargs, uses_varargs;
+    bool uses[3]; // which of MACRO_EXTRAS the body asks for that are not among its parameters
 };
+#define MACRO_EXTRAS "caller kwargs varargs"
+enum { EXTRA_CALLER, EXTRA_KWARGS, EXTRA_VARARGS };
 
 // Operators are token types, and these.
 enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN, OP_AND, OP_OR };
@@ -85,6 +86,7 @@ struct node {
     struct node *a, *b, *c;
     struct node_list items, others, body;
     struct call_node *call;
+    const struct builtin *function; // of N_FILTER, N_TEST; NULL: there is none of that name
     struct macro_node *macro;
 };
 

@@ -6,13 +6,10 @@
 // Methods that would change a list or a dict.
 static bool is_forbidden(struct value of, const struct string *name)
 {
-    static const char *const of_list[] = {"append", "clear",  "pop",    "reverse", "insert",
-                                          "sort",   "extend", "remove", NULL};
-    static const char *const of_dict[] = {"clear", "pop", "popitem", "setdefault", "update", NULL};
-    static const char *const none[] = {NULL};
-    const char *const *forbidden = of.kind == V_LIST ? of_list : of.kind == V_DICT ? of_dict : none;
-    while (*forbidden && !string_is(name, *forbidden)) forbidden++;
-    return *forbidden;
+    const char *forbidden = of.kind == V_LIST ? "append clear pop reverse insert sort extend remove"
+                            : of.kind == V_DICT ? "clear pop popitem setdefault update"
+                                                : "";
+    return string_word(name, forbidden) >= 0;
 }
 
 static struct value macro_attribute(struct run *r, const struct macro *macro,
@@ -20,9 +17,9 @@ static struct value macro_attribute(struct run *r, const struct macro *macro,
 {
     const struct macro_node *m = macro->node->macro;
     if (string_is(name, "name")) return macro->node->kind == N_MACRO ? macro->node->value : NONE;
-    if (string_is(name, "caller")) return value_bool(m->uses_caller);
-    if (string_is(name, "catch_kwargs")) return value_bool(m->uses_kwargs);
-    if (string_is(name, "catch_varargs")) return value_bool(m->uses_varargs);
+    if (string_is(name, "caller")) return value_bool(m->uses[EXTRA_CALLER]);
+    if (string_is(name, "catch_kwargs")) return value_bool(m->uses[EXTRA_KWARGS]);
+    if (string_is(name, "catch_varargs")) return value_bool(m->uses[EXTRA_VARARGS]);
     if (!string_is(name, "arguments")) return MISSING;
     struct value names = list_new(&r->arena, V_TUPLE, m->n);
     for (size_t i = 0; i < m->n; i++) names.list->items[i] = m->parameters[i].name;

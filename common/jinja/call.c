@@ -51,6 +51,16 @@ bool arg_truth(const struct call *c, int i, bool otherwise)
     return given(c->v[i]) ? value_truth(c->run, c->v[i]) : otherwise;
 }
 
+bool arg_window(const struct call *c, int64_t n, int64_t *ret_start, int64_t *ret_end)
+{
+    int64_t start = arg_int(c, 2, 0), end = arg_int(c, 3, n);
+    if (start < 0) start = start + n < 0 ? 0 : start + n;
+    if (end < 0) end = end + n < 0 ? 0 : end + n;
+    *ret_start = start;
+    *ret_end = end < n ? end : n;
+    return start <= *ret_end;
+}
+
 bool arg_given(const struct call *c, int i)
 {
     return given(c->v[i]) && c->v[i].kind != V_NONE;
@@ -63,18 +73,6 @@ const struct builtin *builtin_find(const struct builtin *table, const struct str
     for (; table->name; table++)
         if (string_is(name, table->name)) return table;
     return NULL;
-}
-
-// Which parameter (from 0) is called `name`; -1: none.
-static int param_index(const char *params, const struct string *name)
-{
-    int i = 0;
-    for (const char *at = params; *at; i++) {
-        size_t n = strcspn(at, " ");
-        if (n == name->n_bytes && memcmp(at, name->data, n) == 0) return i;
-        at += n + (at[n] == ' ');
-    }
-    return -1;
 }
 
 static size_t param_count(const char *params)
@@ -94,7 +92,7 @@ static void bind(struct run *r, const struct builtin *f, const struct arguments 
     for (size_t i = 0; i < a->n_positional; i++) v[i] = a->positional[i];
     for (size_t i = 0; i < a->n_named; i++) {
         const struct string *name = a->named[i].name;
-        int at = param_index(params, name);
+        int at = string_word(name, params);
         if (at < 0) fail(r, "%s() got an unexpected keyword argument '%.*s'", f->name, SHOWN(name));
         if (given(v[at]))
             fail(r, "%s() got multiple values for argument '%.*s'", f->name, SHOWN(name));

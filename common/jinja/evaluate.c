@@ -166,18 +166,15 @@ struct value evaluate_call(struct run *r, struct scope *scope, const struct node
     return call_value(r, function, &arguments);
 }
 
-static struct value evaluate_filter(struct run *r, struct scope *scope, const struct node *node)
+// A filter or a test, of `input`.
+static struct value evaluate_builtin(struct run *r, struct scope *scope, const struct node *node,
+                                     struct value input)
 {
-    struct value input = node->a ? evaluate(r, scope, node->a) : r->block;
     struct arguments arguments = evaluate_arguments(r, scope, node->call, MISSING);
-    return filter_apply(r, node->value.string, input, &arguments);
-}
-
-static struct value evaluate_test(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value input = evaluate(r, scope, node->a);
-    struct arguments arguments = evaluate_arguments(r, scope, node->call, MISSING);
-    return value_bool(test_apply(r, node->value.string, input, &arguments));
+    if (!node->function)
+        fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
+             SHOWN(node->value.string));
+    return builtin_invoke(r, node->function, input, &arguments);
 }
 
 // ---- all of them --------------------------------------------------------------------------------
@@ -205,9 +202,10 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     case N_CALL:
         return evaluate_call(r, scope, node, MISSING);
     case N_FILTER:
-        return evaluate_filter(r, scope, node);
+        of = node->a ? evaluate(r, scope, node->a) : r->block;
+        return evaluate_builtin(r, scope, node, of);
     case N_TEST:
-        return evaluate_test(r, scope, node);
+        return evaluate_builtin(r, scope, node, evaluate(r, scope, node->a));
     case N_NOT:
         return value_bool(!evaluate_truth(r, scope, node->a));
     case N_SIGN:

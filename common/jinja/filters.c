@@ -1,4 +1,4 @@
-/* filters.c: finding and applying filters, and those on single values: defaults, attributes, JSON.
+/* filters.c: finding filters, and those on single values: defaults, attributes, JSON.
  * One thread. */
 #include "common/jinja/filters.h"
 
@@ -10,14 +10,6 @@ const struct builtin *filter_find(const struct string *name)
     for (size_t i = 0; !f && i < sizeof tables / sizeof *tables; i++)
         f = builtin_find(tables[i], name);
     return f;
-}
-
-struct value filter_apply(struct run *r, const struct string *name, struct value input,
-                          const struct arguments *arguments)
-{
-    const struct builtin *f = filter_find(name);
-    if (!f) fail(r, "No filter named '%.*s'.", SHOWN(name));
-    return builtin_invoke(r, f, input, arguments);
 }
 
 // ---- values -------------------------------------------------------------------------------------

@@ -138,25 +138,27 @@ static struct value named(const struct arguments *all, const char *name)
     return MISSING;
 }
 
-// What remains behind the first `n` arguments.
-static struct arguments behind(const struct arguments *all, size_t n)
+// A filter or a test of an item: argument n is its name, those behind it are its own.
+static struct value apply_named(const struct call *c, size_t n, bool is_test, struct value item)
 {
-    return (struct arguments){all->positional + n, all->n_positional - n, all->named, all->n_named};
+    const struct arguments *all = c->all;
+    const char *kind = is_test ? "test" : "filter";
+    const struct string *name = need_string(c->run, all->positional[n], kind);
+    const struct builtin *f = is_test ? test_find(name) : filter_find(name);
+    struct arguments behind = {all->positional + n + 1, all->n_positional - n - 1, all->named,
+                               all->n_named};
+    if (!f) fail(c->run, "No %s named '%.*s'.", kind, SHOWN(name));
+    return builtin_invoke(c->run, f, item, &behind);
 }
 
 static struct value map_item(const struct call *c, struct value item)
 {
     const struct arguments *all = c->all;
     struct value attribute = named(all, "attribute");
-    if (all->n_positional > 0) {
-        struct arguments arguments = behind(all, 1);
-        return filter_apply(c->run, need_string(c->run, all->positional[0], "the name of a filter"),
-                            item, &arguments);
-    }
+    if (all->n_positional > 0) return apply_named(c, 0, false, item);
     if (!given(attribute)) fail(c->run, "map requires a filter argument");
     for (size_t i = 0; i < all->n_named; i++)
-        if (!string_is(all->named[i].name, "attribute") &&
-            !string_is(all->named[i].name, "default"))
+        if (string_word(all->named[i].name, "attribute default") < 0)
             fail(c->run, "Unexpected keyword argument '%.*s'", SHOWN(all->named[i].name));
     return get_path(c->run, item, attribute, named(all, "default"));
 }
@@ -173,14 +175,11 @@ enum { REJECT = 1, BY_ATTRIBUTE = 2 };
 
 static bool is_selected(const struct call *c, struct value item)
 {
-    const struct arguments *all = c->all;
     size_t n = 0;
     if (c->function->which & BY_ATTRIBUTE)
-        item = get_path(c->run, item, all->positional[n++], MISSING);
-    if (all->n_positional == n) return value_truth(c->run, item);
-    struct arguments arguments = behind(all, n + 1);
-    return test_apply(c->run, need_string(c->run, all->positional[n], "the name of a test"), item,
-                      &arguments);
+        item = get_path(c->run, item, c->all->positional[n++], MISSING);
+    if (c->all->n_positional == n) return value_truth(c->run, item);
+    return apply_named(c, n, true, item).truth;
 }
 
 // which: REJECT, BY_ATTRIBUTE

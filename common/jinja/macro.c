@@ -90,7 +90,7 @@ static void check_remaining(const struct macro_call *c)
     const struct macro_node *m = node->macro;
     const struct arguments *a = c->arguments;
     const struct string *name = node->kind == N_MACRO ? node->value.string : &anonymous;
-    for (size_t i = 0; !m->uses_kwargs && i < a->n_named; i++) {
+    for (size_t i = 0; !m->uses[EXTRA_KWARGS] && i < a->n_named; i++) {
         if (c->used[i]) continue;
         if (string_is(a->named[i].name, "caller"))
             fail(c->run,
@@ -100,7 +100,7 @@ static void check_remaining(const struct macro_call *c)
         fail(c->run, "macro '%.*s' takes no keyword argument '%.*s'", SHOWN(name),
              SHOWN(a->named[i].name));
     }
-    if (!m->uses_varargs && a->n_positional > m->n)
+    if (!m->uses[EXTRA_VARARGS] && a->n_positional > m->n)
         fail(c->run, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name), m->n);
 }
 
@@ -116,10 +116,10 @@ struct value macro_call(struct run *r, const struct macro *macro, const struct a
     };
     run_deeper(r);
     bool caller_bound = bind_parameters(&c);
-    if (m->uses_caller && !caller_bound) bind_caller(&c);
-    if (m->uses_kwargs) bind_kwargs(&c);
+    if (m->uses[EXTRA_CALLER] && !caller_bound) bind_caller(&c);
+    if (m->uses[EXTRA_KWARGS]) bind_kwargs(&c);
     check_remaining(&c);
-    if (m->uses_varargs) bind_varargs(&c);
+    if (m->uses[EXTRA_VARARGS]) bind_varargs(&c);
     struct value text = render_captured(r, c.scope, &macro->node->body);
     r->depth--;
     return text;

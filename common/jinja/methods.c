@@ -94,10 +94,9 @@ static BUILTIN(count)
 static BUILTIN(index_of)
 {
     struct list items = value_items(c->run, c->v[0]);
-    int64_t n = (int64_t)items.n, start = arg_int(c, 2, 0), end = arg_int(c, 3, INT64_MAX);
-    if (start < 0) start = start + n < 0 ? 0 : start + n;
-    if (end < 0) end += n;
-    for (int64_t i = start; i < n && i < end; i++)
+    int64_t start, end;
+    arg_window(c, (int64_t)items.n, &start, &end);
+    for (int64_t i = start; i < end; i++)
         if (value_equal(c->run, items.items[i], c->v[1])) return value_int(i);
     fail(c->run, "the value is not in the %s", value_type(c->v[0]));
 }

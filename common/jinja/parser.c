@@ -84,19 +84,6 @@ void node_add(struct parser *p, struct node_list *list, struct node *node)
 
 static struct node *parse_statement(struct parser *p);
 
-// One of the names in `ends` ("elif else endif").
-static bool is_end(const struct parser *p, const char *ends)
-{
-    if (!ends || p->token->type != T_NAME) return false;
-    const struct string *name = p->token->value.string;
-    for (const char *at = ends; *at;) {
-        size_t n = strcspn(at, " ");
-        if (n == name->n_bytes && memcmp(at, name->data, n) == 0) return true;
-        at += n + (at[n] == ' ');
-    }
-    return false;
-}
-
 static struct node *parse_output(struct parser *p)
 {
     bool data = p->token->type == T_DATA;
@@ -122,7 +109,8 @@ static struct node_list parse_until(struct parser *p, const char *ends)
             continue;
         }
         p->token++;
-        if (is_end(p, ends)) break;
+        if (ends && p->token->type == T_NAME && string_word(p->token->value.string, ends) >= 0)
+            break;
         node_add(p, &body, parse_statement(p));
         parse_expect(p, T_BLOCK_END);
     }
@@ -280,10 +268,8 @@ static void parse_function_body(struct parser *p, const char *end, struct node *
     p->n_loops = n_loops;
     p->n_functions--;
     for (size_t i = 0; i < node->macro->n; i++) {
-        struct value name = node->macro->parameters[i].name;
-        if (value_is(name, "caller")) node->macro->uses_caller = false;
-        if (value_is(name, "kwargs")) node->macro->uses_kwargs = false;
-        if (value_is(name, "varargs")) node->macro->uses_varargs = false;
+        int extra = string_word(node->macro->parameters[i].name.string, MACRO_EXTRAS);
+        if (extra >= 0) node->macro->uses[extra] = false;
     }
 }
 

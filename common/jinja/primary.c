@@ -66,7 +66,8 @@ struct node *parse_filters(struct parser *p, struct node *input, bool first)
         struct node *node = node_new(p, N_FILTER);
         node->a = input;
         node->value = parse_filter_name(p);
-        if (!filter_find(node->value.string)) p->unknown = node;
+        node->function = filter_find(node->value.string);
+        if (!node->function) p->unknown = node;
         if (p->token->type == T_LPAREN) node->call = parse_arguments(p);
         input = node;
     }
@@ -97,7 +98,8 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     bool negated = skip_name(p, "not");
     node->a = tested;
     node->value = parse_filter_name(p);
-    if (!test_find(node->value.string)) p->unknown = node;
+    node->function = test_find(node->value.string);
+    if (!node->function) p->unknown = node;
     if (p->token->type == T_LPAREN) {
         node->call = parse_arguments(p);
     } else if (begins_argument(p)) {
@@ -189,36 +191,23 @@ struct node *parse_postfix(struct parser *p, struct node *node)
 // Macros around note what their bodies ask for beyond their parameters.
 static void note_use(struct parser *p, struct value name)
 {
-    for (int i = 0; i < p->n_functions; i++) {
-        struct macro_node *f = p->function[i];
-        f->uses_caller |= value_is(name, "caller");
-        f->uses_kwargs |= value_is(name, "kwargs");
-        f->uses_varargs |= value_is(name, "varargs");
-    }
+    int extra = string_word(name.string, MACRO_EXTRAS);
+    for (int i = 0; extra >= 0 && i < p->n_functions; i++) p->function[i]->uses[extra] = true;
 }
 
 static struct node *parse_name(struct parser *p)
 {
-    static const struct {
-        const char *name;
-        struct value value;
-    } constants[] = {
-        {"true", {.kind = V_BOOL, .truth = true}},
-        {"True", {.kind = V_BOOL, .truth = true}},
-        {"false", {.kind = V_BOOL, .truth = false}},
-        {"False", {.kind = V_BOOL, .truth = false}},
-        {"none", {.kind = V_NONE}},
-        {"None", {.kind = V_NONE}},
-    };
+    static const struct value constants[] = {
+        {.kind = V_BOOL, .truth = true}, {.kind = V_BOOL, .truth = false}, {.kind = V_NONE}};
     struct node *node = node_new(p, N_NAME);
-    node->value = p->token->value;
-    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        if (token_is(p, constants[i].name)) {
-            node->kind = N_CONST;
-            node->value = constants[i].value;
-        }
-    p->token++;
-    if (node->kind == N_NAME) note_use(p, node->value);
+    node->value = p->token++->value;
+    int constant = string_word(node->value.string, "true false none True False None");
+    if (constant >= 0) {
+        node->kind = N_CONST;
+        node->value = constants[constant % 3];
+    } else {
+        note_use(p, node->value);
+    }
     return node;
 }
 

@@ -134,6 +134,9 @@ const struct string *arg_string(const struct call *c, int i);
 int64_t arg_int(const struct call *c, int i, int64_t otherwise);
 bool arg_truth(const struct call *c, int i, bool otherwise);
 bool arg_given(const struct call *c, int i); // and not None
+// Parameters 2 and 3 as start and end among n items, Python's negative ones too; false: the start
+// lies beyond the end.
+bool arg_window(const struct call *c, int64_t n, int64_t *ret_start, int64_t *ret_end);
 const struct string *need_string(struct run *r, struct value v, const char *what);
 
 struct macro {
@@ -157,10 +160,6 @@ const struct builtin *filter_find(const struct string *name);
 const struct builtin *test_find(const struct string *name);
 const struct builtin *function_find(const struct string *name);
 const struct builtin *method_find(struct value of, const struct string *name);
-struct value filter_apply(struct run *r, const struct string *name, struct value input,
-                          const struct arguments *arguments);
-bool test_apply(struct run *r, const struct string *name, struct value input,
-                const struct arguments *arguments);
 
 // ---- values: attribute.c, compare.c, items.c ----------------------------------------------------
 

@@ -15,11 +15,8 @@ const char *find_last(const char *s, size_t n, const struct string *what)
 static bool window(const struct call *c, size_t *ret_start, size_t *ret_end)
 {
     const struct string *s = c->v[0].string;
-    int64_t n = (int64_t)s->n_chars, start = arg_int(c, 2, 0), end = arg_int(c, 3, n);
-    if (start < 0) start = start + n < 0 ? 0 : start + n;
-    if (end < 0) end = end + n < 0 ? 0 : end + n;
-    if (end > n) end = n;
-    if (start > end) return false;
+    int64_t start, end;
+    if (!arg_window(c, (int64_t)s->n_chars, &start, &end)) return false;
     *ret_start = string_offset(s, (size_t)start);
     *ret_end = string_offset(s, (size_t)end);
     run_steps(c->run, (*ret_end - *ret_start) >> 4);

@@ -122,11 +122,3 @@ const struct builtin *test_find(const struct string *name)
 {
     return builtin_find(tests, name);
 }
-
-bool test_apply(struct run *r, const struct string *name, struct value input,
-                const struct arguments *arguments)
-{
-    const struct builtin *f = test_find(name);
-    if (!f) fail(r, "No test named '%.*s'.", SHOWN(name));
-    return builtin_invoke(r, f, input, arguments).truth;
-}

@@ -140,6 +140,16 @@ bool string_is(const struct string *s, const char *text)
     return s->n_bytes == strlen(text) && memcmp(s->data, text, s->n_bytes) == 0;
 }
 
+int string_word(const struct string *s, const char *words)
+{
+    for (int i = 0; *words; i++) {
+        size_t n = strcspn(words, " ");
+        if (n == s->n_bytes && memcmp(words, s->data, n) == 0) return i;
+        words += n + (words[n] == ' ');
+    }
+    return -1;
+}
+
 bool value_is(struct value v, const char *text)
 {
     return v.kind == V_STRING && string_is(v.string, text);

@@ -151,6 +151,8 @@ struct value value_from_json(struct arena *a, const json_t *json);
 
 bool string_equal(const struct string *a, const struct string *b);
 bool string_is(const struct string *s, const char *text);
+// Which of the words in `words`, a blank between, it is: from 0; -1: none of them.
+int string_word(const struct string *s, const char *words);
 bool value_is(struct value v, const char *text); // a string of that text
 // The byte at which character `i` begins; i <= n_chars.
 size_t string_offset(const struct string *s, size_t i);
