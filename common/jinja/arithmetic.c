@@ -145,7 +145,7 @@ static struct value add_lists(struct run *r, struct value a, struct value b)
     return list_of(&r->arena, a.kind, (struct list){.items = both, .n = a.list->n + b.list->n});
 }
 
-struct value repeat(struct run *r, struct value v, int64_t times)
+struct value value_repeat(struct run *r, struct value v, int64_t times)
 {
     bool text = v.kind == V_STRING;
     size_t each = text ? v.string->n_bytes : v.list->n * sizeof(struct value);
@@ -177,8 +177,8 @@ struct value arithmetic(struct run *r, int op, struct value a, struct value b)
     if (op == T_MOD && a.kind == V_STRING) return format_percent(r, a.string, b);
     if (op == T_ADD && a.kind == V_STRING && b.kind == V_STRING) return add_strings(r, a, b);
     if (op == T_ADD && a.kind == b.kind && is_sequence(a)) return add_lists(r, a, b);
-    if (op == T_MUL && is_sequence(a) && value_as_int(b, &y)) return repeat(r, a, y);
-    if (op == T_MUL && is_sequence(b) && value_as_int(a, &x)) return repeat(r, b, x);
+    if (op == T_MUL && is_sequence(a) && value_as_int(b, &y)) return value_repeat(r, a, y);
+    if (op == T_MUL && is_sequence(b) && value_as_int(a, &x)) return value_repeat(r, b, x);
     no_operator(r, op, a, b);
 }
 

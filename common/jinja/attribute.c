@@ -150,7 +150,7 @@ static struct value slice_string(struct run *r, const struct string *s, const st
     size_t text = text_begin(r);
     run_steps(r, b->count);
     for (size_t i = 0; i < b->count; i++)
-        put_string(r, character_at(r, s, (size_t)(b->start + (int64_t)i * b->step)).string);
+        run_put_string(r, character_at(r, s, (size_t)(b->start + (int64_t)i * b->step)).string);
     return text_end(r, text, s->markup);
 }
 

@@ -22,7 +22,7 @@ static struct value evaluate_list(struct run *r, struct scope *scope, const stru
 {
     struct value v = list_new(&r->arena, node->kind == N_LIST ? V_LIST : V_TUPLE, node->items.n);
     for (size_t i = 0; i < node->items.n; i++)
-        v.list->items[i] = evaluate(r, scope, node->items.nodes[i]);
+        v.list->items[i] = jinja_evaluate(r, scope, node->items.nodes[i]);
     return v;
 }
 
@@ -30,49 +30,49 @@ static struct value evaluate_dict(struct run *r, struct scope *scope, const stru
 {
     struct value v = dict_new(&r->arena, node->items.n);
     for (size_t i = 0; i < node->items.n; i++) {
-        struct value key = evaluate(r, scope, node->items.nodes[i]);
-        dict_set(r, v.dict, key, evaluate(r, scope, node->others.nodes[i]));
+        struct value key = jinja_evaluate(r, scope, node->items.nodes[i]);
+        dict_set(r, v.dict, key, jinja_evaluate(r, scope, node->others.nodes[i]));
     }
     return v;
 }
 
 // ---- operators ----------------------------------------------------------------------------------
 
-bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
+bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
 {
-    return value_truth(r, evaluate(r, scope, node));
+    return value_truth(r, jinja_evaluate(r, scope, node));
 }
 
 // `and` and `or` give the operand that decides.
 static struct value evaluate_logic(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value v = evaluate(r, scope, node->a);
-    return value_truth(r, v) == (node->op == OP_AND) ? evaluate(r, scope, node->b) : v;
+    struct value v = jinja_evaluate(r, scope, node->a);
+    return value_truth(r, v) == (node->op == OP_AND) ? jinja_evaluate(r, scope, node->b) : v;
 }
 
 static struct value evaluate_binary(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value a = evaluate(r, scope, node->a);
-    return arithmetic(r, node->op, a, evaluate(r, scope, node->b));
+    struct value a = jinja_evaluate(r, scope, node->a);
+    return arithmetic(r, node->op, a, jinja_evaluate(r, scope, node->b));
 }
 
 static struct value evaluate_concat(struct run *r, struct scope *scope, const struct node *node)
 {
     size_t text = text_begin(r);
-    put_str(r, evaluate(r, scope, node->a));
+    put_str(r, jinja_evaluate(r, scope, node->a));
     for (size_t i = 0; i < node->items.n; i++)
-        put_str(r, evaluate(r, scope, node->items.nodes[i]->a));
+        put_str(r, jinja_evaluate(r, scope, node->items.nodes[i]->a));
     return text_end(r, text, false);
 }
 
 // a < b < c: true if each holds; the rest is not evaluated once one does not.
 static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value left = evaluate(r, scope, node->a);
+    struct value left = jinja_evaluate(r, scope, node->a);
     bool truth = true;
     for (size_t i = 0; truth && i < node->items.n; i++) {
         const struct node *operand = node->items.nodes[i];
-        struct value right = evaluate(r, scope, operand->a);
+        struct value right = jinja_evaluate(r, scope, operand->a);
         truth = value_compare(r, operand->op, left, right);
         left = right;
     }
@@ -81,8 +81,8 @@ static bool evaluate_compare(struct run *r, struct scope *scope, const struct no
 
 static struct value evaluate_condition(struct run *r, struct scope *scope, const struct node *node)
 {
-    bool truth = evaluate_truth(r, scope, node->a);
-    if (truth || node->c) return evaluate(r, scope, truth ? node->b : node->c);
+    bool truth = jinja_evaluate_truth(r, scope, node->a);
+    if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c);
     return undefined_because(
         r, string_printf(&r->arena,
                          "the inline if-expression on line %d evaluated to false and no else "
@@ -93,9 +93,9 @@ static struct value evaluate_condition(struct run *r, struct scope *scope, const
 
 static struct value evaluate_slice(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value of = evaluate(r, scope, node->a), part[3] = {NONE, NONE, NONE};
+    struct value of = jinja_evaluate(r, scope, node->a), part[3] = {NONE, NONE, NONE};
     for (int i = 0; i < 3; i++)
-        if (node->items.nodes[i]) part[i] = evaluate(r, scope, node->items.nodes[i]);
+        if (node->items.nodes[i]) part[i] = jinja_evaluate(r, scope, node->items.nodes[i]);
     return get_slice(r, of, part);
 }
 
@@ -116,7 +116,7 @@ static void evaluate_named(struct run *r, struct scope *scope, const struct call
     static const struct dict nothing;
     const struct dict *more = &nothing;
     if (call->star_star) {
-        struct value v = evaluate(r, scope, call->star_star);
+        struct value v = jinja_evaluate(r, scope, call->star_star);
         if (v.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", v);
         more = v.dict;
     }
@@ -124,7 +124,7 @@ static void evaluate_named(struct run *r, struct scope *scope, const struct call
         arena_array(&r->arena, call->n_keywords + given(caller) + more->n, sizeof *named);
     for (size_t i = 0; i < call->n_keywords; i++)
         add_named(r, named, &ret->n_named, call->keywords[i].name.string,
-                  evaluate(r, scope, call->keywords[i].value));
+                  jinja_evaluate(r, scope, call->keywords[i].value));
     if (given(caller))
         add_named(r, named, &ret->n_named, string_of(&r->arena, "caller").string, caller);
     for (size_t i = 0; i < more->n; i++) {
@@ -143,9 +143,10 @@ static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
     if (!call) return arguments;
     size_t n = call->positional.n;
     struct value *positional = arena_array(&r->arena, n, sizeof *positional);
-    for (size_t i = 0; i < n; i++) positional[i] = evaluate(r, scope, call->positional.nodes[i]);
+    for (size_t i = 0; i < n; i++)
+        positional[i] = jinja_evaluate(r, scope, call->positional.nodes[i]);
     if (call->star) {
-        struct list more = value_items(r, evaluate(r, scope, call->star));
+        struct list more = value_items(r, jinja_evaluate(r, scope, call->star));
         struct value *all = arena_array(&r->arena, n + more.n, sizeof *all);
         if (n > 0) memcpy(all, positional, n * sizeof *all);
         if (more.n > 0) memcpy(all + n, more.items, more.n * sizeof *all);
@@ -158,10 +159,10 @@ static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
     return arguments;
 }
 
-struct value evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                           struct value caller)
+struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                 struct value caller)
 {
-    struct value function = evaluate(r, scope, node->a);
+    struct value function = jinja_evaluate(r, scope, node->a);
     struct arguments arguments = evaluate_arguments(r, scope, node->call, caller);
     return call_value(r, function, &arguments);
 }
@@ -193,23 +194,23 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     case N_DICT:
         return evaluate_dict(r, scope, node);
     case N_ATTRIBUTE:
-        return get_attribute(r, evaluate(r, scope, node->a), node->value.string);
+        return get_attribute(r, jinja_evaluate(r, scope, node->a), node->value.string);
     case N_ITEM:
-        of = evaluate(r, scope, node->a);
-        return get_item(r, of, evaluate(r, scope, node->b));
+        of = jinja_evaluate(r, scope, node->a);
+        return get_item(r, of, jinja_evaluate(r, scope, node->b));
     case N_SLICE:
         return evaluate_slice(r, scope, node);
     case N_CALL:
-        return evaluate_call(r, scope, node, MISSING);
+        return jinja_evaluate_call(r, scope, node, MISSING);
     case N_FILTER:
-        of = node->a ? evaluate(r, scope, node->a) : r->block;
+        of = node->a ? jinja_evaluate(r, scope, node->a) : r->block;
         return evaluate_builtin(r, scope, node, of);
     case N_TEST:
-        return evaluate_builtin(r, scope, node, evaluate(r, scope, node->a));
+        return evaluate_builtin(r, scope, node, jinja_evaluate(r, scope, node->a));
     case N_NOT:
-        return value_bool(!evaluate_truth(r, scope, node->a));
+        return value_bool(!jinja_evaluate_truth(r, scope, node->a));
     case N_SIGN:
-        return arithmetic_sign(r, evaluate(r, scope, node->a), node->op == T_SUB);
+        return arithmetic_sign(r, jinja_evaluate(r, scope, node->a), node->op == T_SUB);
     case N_LOGIC:
         return evaluate_logic(r, scope, node);
     case N_BINARY:
@@ -225,7 +226,7 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     }
 }
 
-struct value evaluate(struct run *r, struct scope *scope, const struct node *node)
+struct value jinja_evaluate(struct run *r, struct scope *scope, const struct node *node)
 {
     const struct node *outer = r->at;
     r->at = node;

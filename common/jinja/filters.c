@@ -48,7 +48,7 @@ static void read_indent(const struct call *c, struct json_style *style)
     }
     int64_t width = arg_int(c, 2, 0);
     if (width > 1000) fail(c->run, "an indent of more than 1000 is refused");
-    style->indent = repeat(c->run, value_string(&blank), width).string;
+    style->indent = value_repeat(c->run, value_string(&blank), width).string;
 }
 
 static BUILTIN(tojson)

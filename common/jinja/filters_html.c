@@ -30,13 +30,13 @@ static BUILTIN(striptags)
         if (comment) close = memmem(open, (size_t)(end - open), "-->", 3);
         if (comment && close) close += 2;
         if (open && !comment) close = memchr(open, '>', (size_t)(end - open));
-        put(r, s, (size_t)((close ? open : end) - s));
+        run_put(r, s, (size_t)((close ? open : end) - s));
         s = close ? close + 1 : end;
     }
     struct list words = split_string(r, text_end(r, text, false).string, NULL, -1);
     for (size_t i = 0; i < words.n; i++) {
-        if (i > 0) puts_text(r, " ");
-        put_string(r, words.items[i].string);
+        if (i > 0) run_puts(r, " ");
+        run_put_string(r, words.items[i].string);
     }
     return text_end(r, text, false);
 }
@@ -47,10 +47,10 @@ static void put_attribute(struct run *r, const struct dict_entry *e)
     for (size_t i = 0; i < key->n_bytes; i++)
         if (strchr(" \t\n\r\f\v/>=", key->data[i]) && key->data[i])
             fail(r, "Invalid character in attribute name");
-    put_string(r, value_escape(r, value_string(key)).string);
-    puts_text(r, "=\"");
-    put_string(r, value_escape(r, e->value).string);
-    puts_text(r, "\"");
+    run_put_string(r, value_escape(r, value_string(key)).string);
+    run_puts(r, "=\"");
+    run_put_string(r, value_escape(r, e->value).string);
+    run_puts(r, "\"");
 }
 
 static BUILTIN(xmlattr)
@@ -62,7 +62,7 @@ static BUILTIN(xmlattr)
     for (size_t i = 0; i < d->n; i++) {
         struct value v = d->entries[i].value;
         if (v.kind == V_NONE || v.kind == V_UNDEFINED) continue;
-        if (space || text_begin(c->run) > text) puts_text(c->run, " ");
+        if (space || text_begin(c->run) > text) run_puts(c->run, " ");
         put_attribute(c->run, &d->entries[i]);
     }
     return text_end(c->run, text, false);
@@ -75,11 +75,11 @@ static void put_quoted(struct run *r, const struct string *s, bool query)
     for (size_t i = 0; i < s->n_bytes; i++) {
         unsigned char b = (unsigned char)s->data[i];
         if ((b < 0x80 && isalnum(b)) || (b && strchr("_.-~", b)) || (b == '/' && !query))
-            put(r, &s->data[i], 1);
+            run_put(r, &s->data[i], 1);
         else if (b == ' ' && query)
-            puts_text(r, "+");
+            run_puts(r, "+");
         else
-            put_format(r, "%%%02X", b);
+            run_printf(r, "%%%02X", b);
     }
 }
 
@@ -88,9 +88,9 @@ static void put_query(struct run *r, struct list pairs)
     for (size_t i = 0; i < pairs.n; i++) {
         struct list pair = value_items(r, pairs.items[i]);
         if (pair.n != 2) fail(r, "urlencode wants pairs of two");
-        if (i > 0) puts_text(r, "&");
+        if (i > 0) run_puts(r, "&");
         put_quoted(r, value_str(r, pair.items[0]).string, true);
-        puts_text(r, "=");
+        run_puts(r, "=");
         put_quoted(r, value_str(r, pair.items[1]).string, true);
     }
 }

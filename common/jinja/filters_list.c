@@ -52,7 +52,7 @@ static BUILTIN(join)
     size_t text = text_begin(c->run);
     for (size_t i = 0; i < items.n; i++) {
         struct value item = get_path(c->run, items.items[i], c->v[2], MISSING);
-        if (i > 0 && given(between)) put_string(c->run, between.string);
+        if (i > 0 && given(between)) run_put_string(c->run, between.string);
         put_str(c->run, item);
     }
     return text_end(c->run, text, false);

@@ -23,7 +23,7 @@ static BUILTIN(title)
             text_put_case(s->data + second, start - second, CASE_LOWER, &r->text);
         }
         if (start == s->n_bytes) break;
-        if (between) put(r, s->data + start, at - start);
+        if (between) run_put(r, s->data + start, at - start);
         if (!between && !inside) word = start;
         inside = !between;
     }
@@ -43,18 +43,18 @@ static BUILTIN(indent)
     struct run *r = c->run;
     bool first = arg_truth(c, 2, false), empty = arg_truth(c, 3, false);
     if (c->v[0].kind != V_STRING) type_fail(r, "indent wants a text", c->v[0]);
-    const struct string *spaces = c->v[1].kind == V_STRING
-                                      ? c->v[1].string
-                                      : repeat(r, value_string(&blank), arg_int(c, 1, 4)).string;
+    const struct string *spaces =
+        c->v[1].kind == V_STRING ? c->v[1].string
+                                 : value_repeat(r, value_string(&blank), arg_int(c, 1, 4)).string;
     // a newline is put behind it first, so that a last empty line counts
     struct value whole = arithmetic(r, T_ADD, c->v[0], value_string(&newline));
     struct list lines = split_lines(r, whole.string, false);
     size_t text = text_begin(r);
     for (size_t i = 0; i < lines.n; i++) {
         const struct string *line = lines.items[i].string;
-        if (i > 0) puts_text(r, "\n");
-        if (i == 0 ? first : empty || line->n_bytes > 0) put_string(r, spaces);
-        put_string(r, line);
+        if (i > 0) run_puts(r, "\n");
+        if (i == 0 ? first : empty || line->n_bytes > 0) run_put_string(r, spaces);
+        run_put_string(r, line);
     }
     return text_end(r, text, false);
 }
@@ -73,8 +73,8 @@ static BUILTIN(truncate_text)
     const struct string *s = c->v[0].string;
     size_t cut = string_offset(s, (size_t)length - end->n_chars), text = text_begin(r);
     const char *space = kill ? NULL : memrchr(s->data, ' ', cut);
-    put(r, s->data, space ? (size_t)(space - s->data) : cut);
-    put_string(r, end);
+    run_put(r, s->data, space ? (size_t)(space - s->data) : cut);
+    run_put_string(r, end);
     return text_end(r, text, false);
 }
 

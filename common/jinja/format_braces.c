@@ -153,7 +153,7 @@ static void put_field(struct braces *b, const char *s, size_t n)
     struct value v = field_value(b, s, name);
     if (conversion) v = converted(b->run, v, conversion);
     if (spec + 1 >= n) {
-        put_string(b->run, (b->markup ? value_escape : value_str)(b->run, v).string);
+        run_put_string(b->run, (b->markup ? value_escape : value_str)(b->run, v).string);
         return;
     }
     struct field f = read_spec(b->run, s + spec + 1, s + n);
@@ -186,7 +186,7 @@ struct value format_braces(struct run *r, const struct string *format,
     run_steps(r, n >> 3);
     for (size_t i = 0; i < n; i++) {
         if ((s[i] != '{' && s[i] != '}') || (i + 1 < n && s[i + 1] == s[i])) {
-            put(r, &s[i], 1);
+            run_put(r, &s[i], 1);
             i += s[i] == '{' || s[i] == '}';
         } else if (s[i] == '}') {
             fail(r, "Single '}' encountered in format string");

@@ -8,7 +8,7 @@
 static void put_fill(struct run *r, const struct field *f, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        put(r, f->n_fill ? f->fill : " ", f->n_fill ? (size_t)f->n_fill : 1);
+        run_put(r, f->n_fill ? f->fill : " ", f->n_fill ? (size_t)f->n_fill : 1);
 }
 
 // `lead` bytes of text (a sign, "0x") stay in front where the padding goes behind them ('=').
@@ -21,9 +21,9 @@ static void put_aligned(struct run *r, const struct field *f, char otherwise, co
     int64_t left = align == '>' ? pad : align == '^' ? pad / 2 : 0;
     run_steps(r, (size_t)pad >> 6);
     put_fill(r, f, left);
-    put(r, text, lead);
+    run_put(r, text, lead);
     if (align == '=') put_fill(r, f, pad);
-    put(r, text + lead, len - lead);
+    run_put(r, text + lead, len - lead);
     if (align != '=') put_fill(r, f, pad - left);
 }
 
@@ -44,16 +44,16 @@ static void put_number(struct run *r, const struct field *f, bool negative, cons
     size_t n = strspn(digits, decimal ? "0123456789" : "0123456789abcdefABCDEF");
     size_t every = decimal ? 3 : 4, text = text_begin(r);
     if (negative)
-        puts_text(r, "-");
+        run_puts(r, "-");
     else if (f->sign == '+' || f->sign == ' ')
-        put(r, &f->sign, 1);
-    puts_text(r, prefix);
+        run_put(r, &f->sign, 1);
+    run_puts(r, prefix);
     size_t lead = text_begin(r) - text;
     for (size_t i = 0; i < n; i++) {
-        if (f->group && i > 0 && (n - i) % every == 0) put(r, &f->group, 1);
-        put(r, digits + i, 1);
+        if (f->group && i > 0 && (n - i) % every == 0) run_put(r, &f->group, 1);
+        run_put(r, digits + i, 1);
     }
-    puts_text(r, digits + n);
+    run_puts(r, digits + n);
     const struct string *s = text_end(r, text, false).string;
     put_aligned(r, f, '>', s->data, s->n_bytes, lead);
 }
@@ -82,15 +82,15 @@ void put_real_field(struct run *r, const struct field *f, double x)
     double size = percent ? fabs(x) * 100 : fabs(x);
     size_t text = text_begin(r);
     if (isnan(x) || isinf(x)) {
-        puts_text(r, isnan(x) ? (isupper(type) ? "NAN" : "nan") : (isupper(type) ? "INF" : "inf"));
+        run_puts(r, isnan(x) ? (isupper(type) ? "NAN" : "nan") : (isupper(type) ? "INF" : "inf"));
     } else if (!type && f->precision < 0) {
         put_float(r, size);
     } else {
         snprintf(format, sizeof format, "%%%s.*%c", f->alternate ? "#" : "", type ? type : 'g');
-        put_format(r, format, f->precision < 0 ? 6 : f->precision, size);
-        if (!type && !strpbrk(r->text.data + text, ".e")) puts_text(r, ".0");
+        run_printf(r, format, f->precision < 0 ? 6 : f->precision, size);
+        if (!type && !strpbrk(r->text.data + text, ".e")) run_puts(r, ".0");
     }
-    if (percent) puts_text(r, "%");
+    if (percent) run_puts(r, "%");
     put_number(r, f, negative, "", text_end(r, text, false).string->data);
 }
 

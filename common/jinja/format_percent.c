@@ -121,7 +121,7 @@ static void put_percent(struct percent *p)
     struct value v = skip(p, "(") ? keyed_value(p) : MISSING;
     struct field f = read_field(p);
     if (f.type == '%') {
-        puts_text(p->run, "%");
+        run_puts(p->run, "%");
         return;
     }
     if (!f.type || !strchr("sradiuoxXeEfFgGc", f.type))
@@ -146,7 +146,7 @@ struct value format_percent(struct run *r, const struct string *format, struct v
     size_t text = text_begin(r);
     while (p.at < p.end) {
         const char *mark = memchr(p.at, '%', (size_t)(p.end - p.at));
-        put(r, p.at, (size_t)((mark ? mark : p.end) - p.at));
+        run_put(r, p.at, (size_t)((mark ? mark : p.end) - p.at));
         p.at = mark ? mark + 1 : p.end;
         if (mark) put_percent(&p);
         run_steps(r, 1);

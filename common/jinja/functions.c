@@ -91,9 +91,9 @@ static void put_time(struct run *r, const struct tm *tm, long microseconds, cons
 {
     char text[300], last = item[strlen(item) - 1];
     if (strcmp(item, "%f") == 0)
-        put_format(r, "%06ld", microseconds);
+        run_printf(r, "%06ld", microseconds);
     else if (last != 'z' && last != 'Z') // a time without a zone
-        put(r, text, strftime(text, sizeof text, item, tm));
+        run_put(r, text, strftime(text, sizeof text, item, tm));
 }
 
 // strftime item by item: "%", flags ("-", "_", "0", "^", "#"), a width, one letter.
@@ -103,7 +103,7 @@ static void put_strftime(struct run *r, const struct string *format, const struc
     const char *at = format->data, *end = at + format->n_bytes;
     while (at < end) {
         const char *mark = memchr(at, '%', (size_t)(end - at));
-        put(r, at, (size_t)((mark ? mark : end) - at));
+        run_put(r, at, (size_t)((mark ? mark : end) - at));
         if (!mark) return;
         char item[12];
         size_t n = 1;
@@ -114,7 +114,7 @@ static void put_strftime(struct run *r, const struct string *format, const struc
         if (n > 1 && strlen(item) == n)
             put_time(r, tm, microseconds, item);
         else
-            put(r, mark, n);
+            run_put(r, mark, n);
         at = mark + n;
     }
 }

@@ -16,28 +16,28 @@ static void put_json_string(struct run *r, const struct string *s, bool ascii)
 {
     static const char from[] = "\"\\\n\r\t\b\f", names[] = "\"\\nrtbf";
     run_steps(r, s->n_bytes >> 4);
-    puts_text(r, "\"");
+    run_puts(r, "\"");
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
         uint32_t c = text_next(s->data, s->n_bytes, &at);
         const char *known = c < 0x80 && c != 0 ? strchr(from, (int)c) : NULL;
         if (known)
-            put_format(r, "\\%c", names[known - from]);
+            run_printf(r, "\\%c", names[known - from]);
         else if (c < 0x20 || (ascii && c > 0x7e && c < 0x10000))
-            put_format(r, "\\u%04x", c);
+            run_printf(r, "\\u%04x", c);
         else if (ascii && c > 0x7e)
-            put_format(r, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
+            run_printf(r, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
                        0xdc00 + ((c - 0x10000) & 0x3ff));
         else
-            put(r, s->data + start, at - start);
+            run_put(r, s->data + start, at - start);
     }
-    puts_text(r, "\"");
+    run_puts(r, "\"");
 }
 
 static void put_json_float(struct run *r, double x)
 {
     if (isnan(x) || isinf(x))
-        puts_text(r, isnan(x) ? "NaN" : x > 0 ? "Infinity" : "-Infinity");
+        run_puts(r, isnan(x) ? "NaN" : x > 0 ? "Infinity" : "-Infinity");
     else
         put_float(r, x);
 }
@@ -45,35 +45,35 @@ static void put_json_float(struct run *r, double x)
 static void new_line(struct writer *w)
 {
     if (!w->style->lines) return;
-    puts_text(w->run, "\n");
-    for (int i = 0; i < w->level; i++) put_string(w->run, w->style->indent);
+    run_puts(w->run, "\n");
+    for (int i = 0; i < w->level; i++) run_put_string(w->run, w->style->indent);
 }
 
 static void put_key(struct writer *w, struct value key)
 {
     if (key.kind != V_STRING && key.kind != V_NONE && !value_is_number(key))
         fail(w->run, "keys must be str, int, float, bool or None, not %s", value_type(key));
-    if (key.kind != V_STRING) puts_text(w->run, "\"");
+    if (key.kind != V_STRING) run_puts(w->run, "\"");
     put_value(w, key);
-    puts_text(w->run, key.kind != V_STRING ? "\"" : "");
-    put_string(w->run, w->style->key_separator);
+    run_puts(w->run, key.kind != V_STRING ? "\"" : "");
+    run_put_string(w->run, w->style->key_separator);
 }
 
 // Between brackets: n values, with keys where there are any.
 static void put_items(struct writer *w, const char *brackets, const struct value *keys,
                       const struct value *values, size_t n)
 {
-    put(w->run, brackets, 1);
+    run_put(w->run, brackets, 1);
     w->level++;
     for (size_t i = 0; i < n; i++) {
-        if (i > 0) put_string(w->run, w->style->item_separator);
+        if (i > 0) run_put_string(w->run, w->style->item_separator);
         new_line(w);
         if (keys) put_key(w, keys[i]);
         put_value(w, values[i]);
     }
     w->level--;
     if (n > 0) new_line(w);
-    put(w->run, brackets + 1, 1);
+    run_put(w->run, brackets + 1, 1);
 }
 
 static void put_object(struct writer *w, const struct dict *d)
@@ -93,9 +93,9 @@ static void put_value(struct writer *w, struct value v)
 {
     run_deeper(w->run);
     if (v.kind == V_NONE)
-        puts_text(w->run, "null");
+        run_puts(w->run, "null");
     else if (v.kind == V_BOOL)
-        puts_text(w->run, v.truth ? "true" : "false");
+        run_puts(w->run, v.truth ? "true" : "false");
     else if (v.kind == V_INT)
         put_repr(w->run, v);
     else if (v.kind == V_FLOAT)

@@ -22,7 +22,7 @@ static bool passes(struct loop *l, struct value item)
     struct scope scope = {.outer = l->scope};
     if (!l->node->c || l->tested) return true;
     scope_assign(l->run, &scope, l->node->a, item);
-    return evaluate_truth(l->run, &scope, l->node->c);
+    return jinja_evaluate_truth(l->run, &scope, l->node->c);
 }
 
 // V_MISSING: there is none.
@@ -134,7 +134,7 @@ static void render_item(struct run *r, struct scope *outer, struct loop *l,
     struct scope *scope = scope_new(r, outer);
     scope_set(r, scope, name, value_of(.kind = V_LOOP, .loop = l));
     scope_assign(r, scope, l->node->a, l->current);
-    render_body(r, scope, &l->node->body);
+    jinja_render_body(r, scope, &l->node->body);
 }
 
 void loop_render(struct run *r, struct scope *scope, const struct node *node, struct value iterable,
@@ -154,6 +154,6 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
         r->flow = FLOW_ON;
     }
     // no round went to its end, be it for a break: so it is in Jinja
-    if (!completed) render_body(r, scope_new(r, scope), &node->items);
+    if (!completed) jinja_render_body(r, scope_new(r, scope), &node->items);
     r->depth--;
 }

@@ -28,7 +28,7 @@ static void set(struct macro_call *c, const char *name, struct value value)
 // What a parameter is where it was not given; a default may speak of the parameters before it.
 static struct value default_of(struct macro_call *c, const struct parameter *p)
 {
-    if (p->otherwise) return evaluate(c->run, c->scope, p->otherwise);
+    if (p->otherwise) return jinja_evaluate(c->run, c->scope, p->otherwise);
     struct value hint =
         string_printf(&c->run->arena, "parameter '%.*s' was not provided", SHOWN(p->name.string));
     return undefined_because(c->run, hint.string->data);
@@ -120,7 +120,7 @@ struct value macro_call(struct run *r, const struct macro *macro, const struct a
     if (m->uses[EXTRA_KWARGS]) bind_kwargs(&c);
     check_remaining(&c);
     if (m->uses[EXTRA_VARARGS]) bind_varargs(&c);
-    struct value text = render_captured(r, c.scope, &macro->node->body);
+    struct value text = jinja_render_captured(r, c.scope, &macro->node->body);
     r->depth--;
     return text;
 }

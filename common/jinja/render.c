@@ -27,10 +27,10 @@ static void print(struct run *r, struct value v)
         fail(r, "the text grows beyond %zu bytes, which is the limit", r->max_output);
 }
 
-struct value render_captured(struct run *r, struct scope *scope, const struct node_list *body)
+struct value jinja_render_captured(struct run *r, struct scope *scope, const struct node_list *body)
 {
     size_t text = text_begin(r);
-    render_body(r, scope, body);
+    jinja_render_body(r, scope, body);
     return text_end(r, text, false);
 }
 
@@ -77,7 +77,7 @@ void scope_assign(struct run *r, struct scope *scope, const struct node *target,
     } else if (target->kind == N_NAME) {
         scope_set(r, scope, target->value.string, value);
     } else {
-        struct value space = evaluate(r, scope, target->a);
+        struct value space = jinja_evaluate(r, scope, target->a);
         if (space.kind != V_NAMESPACE) fail(r, "cannot assign attribute on non-namespace object");
         if (target->value.string->data[0] == '_')
             fail(r, "Chat templates cannot store underscore-prefixed attributes on a namespace");
@@ -90,10 +90,10 @@ static struct value filtered(struct run *r, struct scope *outer, const struct no
                              const struct node *filters)
 {
     struct scope *scope = scope_new(r, outer);
-    struct value text = render_captured(r, scope, &node->body), block = r->block;
+    struct value text = jinja_render_captured(r, scope, &node->body), block = r->block;
     if (!filters || r->flow != FLOW_ON) return text;
     r->block = text;
-    text = evaluate(r, scope, filters);
+    text = jinja_evaluate(r, scope, filters);
     r->block = block;
     return text;
 }
@@ -114,8 +114,9 @@ static void with(struct run *r, struct scope *outer, const struct node *node)
 {
     struct scope *scope = scope_new(r, outer);
     for (size_t i = 0; i < node->items.n; i++)
-        scope_assign(r, scope, node->items.nodes[i], evaluate(r, outer, node->others.nodes[i]));
-    render_body(r, scope, &node->body);
+        scope_assign(r, scope, node->items.nodes[i],
+                     jinja_evaluate(r, outer, node->others.nodes[i]));
+    jinja_render_body(r, scope, &node->body);
 }
 
 // ---- statements ---------------------------------------------------------------------------------
@@ -131,8 +132,8 @@ static void render_if(struct run *r, struct scope *scope, const struct node *nod
 {
     for (size_t i = 0; i < node->items.n; i++) {
         const struct node *branch = node->items.nodes[i];
-        if (branch->a && !evaluate_truth(r, scope, branch->a)) continue;
-        render_body(r, scope, &branch->body);
+        if (branch->a && !jinja_evaluate_truth(r, scope, branch->a)) continue;
+        jinja_render_body(r, scope, &branch->body);
         return;
     }
 }
@@ -145,16 +146,16 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         break;
     case N_PRINT:
         for (size_t i = 0; i < node->items.n; i++)
-            print(r, evaluate(r, scope, node->items.nodes[i]));
+            print(r, jinja_evaluate(r, scope, node->items.nodes[i]));
         break;
     case N_IF:
         render_if(r, scope, node);
         break;
     case N_FOR:
-        loop_render(r, scope, node, evaluate(r, scope, node->b), 0);
+        loop_render(r, scope, node, jinja_evaluate(r, scope, node->b), 0);
         break;
     case N_SET:
-        scope_assign(r, scope, node->a, evaluate(r, scope, node->b));
+        scope_assign(r, scope, node->a, jinja_evaluate(r, scope, node->b));
         break;
     case N_SET_BLOCK:
         set_block(r, scope, node);
@@ -163,7 +164,7 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         scope_set(r, scope, node->value.string, make_macro(r, scope, node));
         break;
     case N_CALL_BLOCK:
-        print(r, evaluate_call(r, scope, node->a, make_macro(r, scope, node)));
+        print(r, jinja_evaluate_call(r, scope, node->a, make_macro(r, scope, node)));
         break;
     case N_FILTER_BLOCK:
         filter_block(r, scope, node);
@@ -172,10 +173,10 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         with(r, scope, node);
         break;
     case N_SCOPE:
-        render_body(r, scope_new(r, scope), &node->body);
+        jinja_render_body(r, scope_new(r, scope), &node->body);
         break;
     case N_BLOCK: // sees what is set in the template itself; `scoped` ones all around them
-        render_body(r, scope_new(r, node->op ? scope : &r->top), &node->body);
+        jinja_render_body(r, scope_new(r, node->op ? scope : &r->top), &node->body);
         break;
     case N_BREAK:
         r->flow = FLOW_BREAK;
@@ -190,7 +191,7 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
     }
 }
 
-void render_body(struct run *r, struct scope *scope, const struct node_list *body)
+void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body)
 {
     const struct node *outer = r->at;
     run_deeper(r);
@@ -271,7 +272,7 @@ static void render(void *context)
     struct rendering *rendering = context;
     struct run *r = &rendering->run;
     r->variables = value_from_json(&r->arena, rendering->variables).dict;
-    render_body(r, &r->top, &rendering->template->body);
+    jinja_render_body(r, &r->top, &rendering->template->body);
 }
 
 enum status jinja_render(const struct jinja *t, const json_t *variables, const struct tm *now,

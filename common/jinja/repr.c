@@ -11,7 +11,7 @@ void put_float(struct run *r, double x)
     char text[40];
     int digits = 1;
     if (isnan(x) || isinf(x)) {
-        puts_text(r, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+        run_puts(r, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
         return;
     }
     do {
@@ -20,9 +20,9 @@ void put_float(struct run *r, double x)
     int exponent = atoi(strchr(text, 'e') + 1);
     if (exponent >= -4 && exponent < 16) {
         int decimals = digits - 1 - exponent;
-        put_format(r, "%.*f", decimals > 1 ? decimals : 1, x);
+        run_printf(r, "%.*f", decimals > 1 ? decimals : 1, x);
     } else {
-        puts_text(r, text); // e-05, e+16: as Python writes them
+        run_puts(r, text); // e-05, e+16: as Python writes them
     }
 }
 
@@ -33,20 +33,20 @@ static void put_string_repr(struct run *r, const struct string *s)
     bool single = memchr(s->data, '\'', s->n_bytes), both = memchr(s->data, '"', s->n_bytes);
     unsigned char quote = single && !both ? '"' : '\'';
     run_steps(r, s->n_bytes >> 4);
-    put_format(r, "%s%c", s->markup ? "Markup(" : "", quote);
+    run_printf(r, "%s%c", s->markup ? "Markup(" : "", quote);
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
         uint32_t c = text_next(s->data, s->n_bytes, &at);
         const char *name = c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t" : NULL;
-        if (c == '\\' || c == quote) puts_text(r, "\\");
+        if (c == '\\' || c == quote) run_puts(r, "\\");
         if (name)
-            puts_text(r, name);
+            run_puts(r, name);
         else if (text_is(c, TEXT_PRINTABLE))
-            put(r, s->data + start, at - start);
+            run_put(r, s->data + start, at - start);
         else
-            put_format(r, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
+            run_printf(r, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
     }
-    put_format(r, "%c%s", quote, s->markup ? ")" : "");
+    run_printf(r, "%c%s", quote, s->markup ? ")" : "");
 }
 
 struct value value_escape(struct run *r, struct value v)
@@ -60,11 +60,11 @@ struct value value_escape(struct run *r, struct value v)
     for (size_t i = 0; i < s->n_bytes; i++) {
         const char *name = names[(unsigned char)s->data[i]];
         if (!name) continue;
-        put(r, s->data + start, i - start);
-        puts_text(r, name);
+        run_put(r, s->data + start, i - start);
+        run_puts(r, name);
         start = i + 1;
     }
-    put(r, s->data + start, s->n_bytes - start);
+    run_put(r, s->data + start, s->n_bytes - start);
     return text_end(r, text, true);
 }
 
@@ -72,57 +72,57 @@ struct value value_escape(struct run *r, struct value v)
 
 static void put_items(struct run *r, struct list items, const char *open, const char *close)
 {
-    puts_text(r, open);
+    run_puts(r, open);
     for (size_t i = 0; i < items.n; i++) {
-        if (i > 0) puts_text(r, ", ");
+        if (i > 0) run_puts(r, ", ");
         put_repr(r, items.items[i]);
     }
-    puts_text(r, close);
+    run_puts(r, close);
 }
 
 static void put_dict(struct run *r, const struct dict *d)
 {
-    puts_text(r, "{");
+    run_puts(r, "{");
     for (size_t i = 0; i < d->n; i++) {
-        if (i > 0) puts_text(r, ", ");
+        if (i > 0) run_puts(r, ", ");
         put_repr(r, d->entries[i].key);
-        puts_text(r, ": ");
+        run_puts(r, ": ");
         put_repr(r, d->entries[i].value);
     }
-    puts_text(r, "}");
+    run_puts(r, "}");
 }
 
 static void put_range(struct run *r, const struct range *range)
 {
-    put_format(r, "range(%lld, %lld", (long long)range->start, (long long)range->stop);
-    if (range->step != 1) put_format(r, ", %lld", (long long)range->step);
-    puts_text(r, ")");
+    run_printf(r, "range(%lld, %lld", (long long)range->start, (long long)range->stop);
+    if (range->step != 1) run_printf(r, ", %lld", (long long)range->step);
+    run_puts(r, ")");
 }
 
 static void put_loop(struct run *r, struct loop *loop)
 {
     long long length = loop_length(loop);
-    put_format(r, "<LoopContext %lld/%lld>", (long long)loop_index(loop), length);
+    run_printf(r, "<LoopContext %lld/%lld>", (long long)loop_index(loop), length);
 }
 
 static void put_macro(struct run *r, const struct node *node)
 {
     bool named = node->kind == N_MACRO;
-    puts_text(r, named ? "<Macro '" : "<Macro anonymous");
-    if (named) put_string(r, node->value.string);
-    puts_text(r, named ? "'>" : ">");
+    run_puts(r, named ? "<Macro '" : "<Macro anonymous");
+    if (named) run_put_string(r, node->value.string);
+    run_puts(r, named ? "'>" : ">");
 }
 
 static void put_kind(struct run *r, struct value v)
 {
     if (v.kind == V_MISSING || v.kind == V_UNDEFINED) {
-        puts_text(r, "Undefined");
+        run_puts(r, "Undefined");
     } else if (v.kind == V_NONE) {
-        puts_text(r, "None");
+        run_puts(r, "None");
     } else if (v.kind == V_BOOL) {
-        puts_text(r, v.truth ? "True" : "False");
+        run_puts(r, v.truth ? "True" : "False");
     } else if (v.kind == V_INT) {
-        put_format(r, "%lld", (long long)v.integer);
+        run_printf(r, "%lld", (long long)v.integer);
     } else if (v.kind == V_FLOAT) {
         put_float(r, v.real);
     } else if (v.kind == V_STRING) {
@@ -134,11 +134,11 @@ static void put_kind(struct run *r, struct value v)
     } else if (v.kind == V_DICT) {
         put_dict(r, v.dict);
     } else if (v.kind == V_NAMESPACE) {
-        puts_text(r, "<Namespace ");
+        run_puts(r, "<Namespace ");
         put_dict(r, v.dict);
-        puts_text(r, ">");
+        run_puts(r, ">");
     } else if (v.kind == V_VIEW) {
-        puts_text(r, value_type(v));
+        run_puts(r, value_type(v));
         put_items(r, value_items(r, v), "([", "])");
     } else if (v.kind == V_RANGE) {
         put_range(r, v.range);
@@ -147,7 +147,7 @@ static void put_kind(struct run *r, struct value v)
     } else if (v.kind == V_MACRO) {
         put_macro(r, v.macro->node);
     } else {
-        put_format(r, "<%s object>", value_type(v));
+        run_printf(r, "<%s object>", value_type(v));
     }
 }
 
@@ -161,7 +161,7 @@ void put_repr(struct run *r, struct value v)
 void put_str(struct run *r, struct value v)
 {
     if (v.kind == V_STRING)
-        put_string(r, v.string);
+        run_put_string(r, v.string);
     else if (v.kind != V_UNDEFINED)
         put_repr(r, v);
 }

@@ -27,30 +27,30 @@ static void check_text(struct run *r, size_t more)
                    limit >> 20);
 }
 
-void put(struct run *r, const char *data, size_t n)
+void run_put(struct run *r, const char *data, size_t n)
 {
     check_text(r, n);
     bytes_append(&r->text, data, n);
 }
 
-void puts_text(struct run *r, const char *text)
+void run_puts(struct run *r, const char *text)
 {
-    put(r, text, strlen(text));
+    run_put(r, text, strlen(text));
 }
 
-void put_string(struct run *r, const struct string *s)
+void run_put_string(struct run *r, const struct string *s)
 {
-    put(r, s->data, s->n_bytes);
+    run_put(r, s->data, s->n_bytes);
 }
 
-void put_format(struct run *r, const char *format, ...)
+void run_printf(struct run *r, const char *format, ...)
 {
     char text[800];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    puts_text(r, text);
+    run_puts(r, text);
 }
 
 size_t text_begin(const struct run *r)

@@ -49,10 +49,10 @@ void run_steps(struct run *r, size_t n); // takes n of what remains
 void run_deeper(struct run *r);          // the caller takes it back: r->depth--
 
 // Text at the end of what is being built.
-void put(struct run *r, const char *data, size_t n);
-void puts_text(struct run *r, const char *text);
-void put_format(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void put_string(struct run *r, const struct string *s);
+void run_put(struct run *r, const char *data, size_t n);
+void run_puts(struct run *r, const char *text);
+void run_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void run_put_string(struct run *r, const struct string *s);
 // A text of its own: from text_begin() to text_end(), which takes it off the buffer.
 size_t text_begin(const struct run *r);
 struct value text_end(struct run *r, size_t begin, bool markup);
@@ -65,9 +65,10 @@ struct value undefined_item(struct run *r, struct value of, struct value name);
 
 // ---- statements: render.c, loop.c ---------------------------------------------------------------
 
-void render_body(struct run *r, struct scope *scope, const struct node_list *body);
+void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
 // The text of a body, kept from the output.
-struct value render_captured(struct run *r, struct scope *scope, const struct node_list *body);
+struct value jinja_render_captured(struct run *r, struct scope *scope,
+                                   const struct node_list *body);
 struct scope *scope_new(struct run *r, const struct scope *outer); // a macro may keep it
 void scope_set(struct run *r, struct scope *scope, const struct string *name, struct value value);
 void scope_assign(struct run *r, struct scope *scope, const struct node *target,
@@ -81,11 +82,11 @@ int64_t loop_index(const struct loop *loop);
 
 // ---- expressions: evaluate.c --------------------------------------------------------------------
 
-struct value evaluate(struct run *r, struct scope *scope, const struct node *node);
-bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
+struct value jinja_evaluate(struct run *r, struct scope *scope, const struct node *node);
+bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
 // `caller`: of a call block; V_MISSING: none.
-struct value evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                           struct value caller);
+struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                 struct value caller);
 
 // ---- calls: call.c, macro.c ---------------------------------------------------------------------
 
@@ -199,7 +200,8 @@ uint64_t range_count(int64_t start, int64_t stop, int64_t step);
 
 struct value arithmetic(struct run *r, int op, struct value a, struct value b);
 struct value arithmetic_sign(struct run *r, struct value v, bool minus);
-struct value repeat(struct run *r, struct value v, int64_t times); // a string or a list, times
+struct value value_repeat(struct run *r, struct value v,
+                          int64_t times); // a string or a list, times
 struct value format_percent(struct run *r, const struct string *format, struct value values);
 struct value format_braces(struct run *r, const struct string *format,
                            const struct arguments *arguments);

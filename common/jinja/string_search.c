@@ -2,7 +2,7 @@
 #include "common/jinja/strings.h"
 #include "common/jinja/text.h"
 
-const char *find_last(const char *s, size_t n, const struct string *what)
+const char *string_find_last(const char *s, size_t n, const struct string *what)
 {
     for (size_t at = n + 1; at-- > what->n_bytes;)
         if (memcmp(s + at - what->n_bytes, what->data, what->n_bytes) == 0)
@@ -30,7 +30,7 @@ BUILTIN(string_find)
     size_t start, end;
     if (window(c, &start, &end))
         found = c->function->which & FIND_LAST
-                    ? find_last(s->data + start, end - start, what)
+                    ? string_find_last(s->data + start, end - start, what)
                     : memmem(s->data + start, end - start, what->data, what->n_bytes);
     if (!found && c->function->which & FIND_OR_FAIL) fail(c->run, "substring not found");
     return value_int(found ? (int64_t)utf8_count(s->data, (size_t)(found - s->data)) : -1);
@@ -105,13 +105,13 @@ BUILTIN(string_replace)
         size_t match = next_match(s, at, old), copied = at;
         if (match > s->n_bytes) break;
         at = match + old->n_bytes;
-        put(r, s->data + copied, match - copied);
-        put_string(r, with);
+        run_put(r, s->data + copied, match - copied);
+        run_put_string(r, with);
         if (old->n_bytes > 0) continue;
         if (at == s->n_bytes) break;
         text_next(s->data, s->n_bytes, &at); // one character between two of ""
-        put(r, s->data + copied, at - copied);
+        run_put(r, s->data + copied, at - copied);
     }
-    put(r, s->data + at, s->n_bytes - at);
+    run_put(r, s->data + at, s->n_bytes - at);
     return text_end(r, text, s->markup);
 }

@@ -52,7 +52,7 @@ static void split_from_end(struct parts *p, const struct string *by, int64_t max
     const struct string *s = p->of;
     size_t end = s->n_bytes;
     while (max-- != 0) {
-        const char *found = find_last(s->data, end, by);
+        const char *found = string_find_last(s->data, end, by);
         if (!found) break;
         add_part(p, (size_t)(found - s->data) + by->n_bytes, end);
         end = (size_t)(found - s->data);
@@ -137,7 +137,7 @@ BUILTIN(string_partition)
     const struct string *s = c->v[0].string, *by = separator(c);
     bool last = c->function->which == AT_END;
     run_steps(c->run, s->n_bytes >> 6);
-    const char *found = last ? find_last(s->data, s->n_bytes, by)
+    const char *found = last ? string_find_last(s->data, s->n_bytes, by)
                              : memmem(s->data, s->n_bytes, by->data, by->n_bytes);
     size_t at = found ? (size_t)(found - s->data) : last ? 0 : s->n_bytes;
     size_t after = found ? at + by->n_bytes : at;
@@ -158,8 +158,8 @@ BUILTIN(string_join)
         if (item.kind != V_STRING)
             fail(c->run, "sequence item %zu: expected str instance, %s found", i, value_type(item));
         if (s->markup) item = value_escape(c->run, item);
-        if (i > 0) put_string(c->run, s);
-        put_string(c->run, item.string);
+        if (i > 0) run_put_string(c->run, s);
+        run_put_string(c->run, item.string);
     }
     return text_end(c->run, text, s->markup);
 }
@@ -170,7 +170,7 @@ BUILTIN(string_join)
 static void put_times(struct run *r, const char *character, size_t n_bytes, int64_t n)
 {
     run_steps(r, (size_t)n >> 4);
-    for (int64_t i = 0; i < n; i++) put(r, character, n_bytes);
+    for (int64_t i = 0; i < n; i++) run_put(r, character, n_bytes);
 }
 
 // Characters that are wanting to the width in parameter 1.
@@ -194,7 +194,7 @@ BUILTIN(string_pad)
         left = n / 2 + (n & (n + (int64_t)s->n_chars) & 1);
     size_t text = text_begin(c->run);
     put_times(c->run, fill->data, fill->n_bytes, left);
-    put_string(c->run, s);
+    run_put_string(c->run, s);
     put_times(c->run, fill->data, fill->n_bytes, n - left);
     return text_end(c->run, text, s->markup);
 }
@@ -205,9 +205,9 @@ BUILTIN(string_zfill)
     int64_t n = wanting(c);
     size_t sign = s->n_bytes > 0 && (s->data[0] == '-' || s->data[0] == '+');
     size_t text = text_begin(c->run);
-    put(c->run, s->data, sign);
+    run_put(c->run, s->data, sign);
     put_times(c->run, "0", 1, n);
-    put(c->run, s->data + sign, s->n_bytes - sign);
+    run_put(c->run, s->data + sign, s->n_bytes - sign);
     return text_end(c->run, text, s->markup);
 }
 
@@ -225,7 +225,7 @@ BUILTIN(string_expandtabs)
             put_times(c->run, " ", 1, spaces);
             column += spaces;
         } else {
-            put(c->run, s->data + start, at - start);
+            run_put(c->run, s->data + start, at - start);
             column = character == '\n' || character == '\r' ? 0 : column + 1;
         }
     }

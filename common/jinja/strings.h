@@ -39,6 +39,6 @@ struct list split_string(struct run *r, const struct string *s, const struct str
                          int64_t max);
 struct list split_lines(struct run *r, const struct string *s, bool keep_ends);
 // Its last occurrence in the first n bytes of s; NULL: none.
-const char *find_last(const char *s, size_t n, const struct string *what);
+const char *string_find_last(const char *s, size_t n, const struct string *what);
 
 #endif
