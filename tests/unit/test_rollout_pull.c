@@ -128,7 +128,7 @@ static void assert_refused(int n_servers, int32_t token, int group, enum status 
 {
     struct rollout_source source = source_of(n_servers);
     struct rollout *r = NULL;
-    source.idle_timeout_ms = 400;
+    if (token == STALLED) source.idle_timeout_ms = 400;
     assert_status(pull(&source, token, group, &r), status);
     assert_message(sentence);
     assert_null(r);

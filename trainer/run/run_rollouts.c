@@ -21,8 +21,9 @@ static enum status fill_step(void *context, struct rollout_step *s)
     const int64_t start = clock_now_ns();
     CHECK(scoring_rollout(&run->scoring, s->rollout, &s->scores));
     s->latency = run->scored_latency;
-    log_debug("step %" PRId64 ": rollouts %.3f s, scores %.3f s", s->step + 1, s->rollout->seconds,
-              clock_ms_since(start) / 1e3);
+    log_debug("step %" PRId64 ": rollouts by weight version %" PRIu64
+              " or newer %.3f s, scores %.3f s",
+              s->step + 1, s->version, s->rollout->seconds, clock_ms_since(start) / 1e3);
 out:
     return st;
 }
@@ -68,12 +69,12 @@ enum status run_order_steps(struct run *run)
 
 void run_put_staleness(const struct run *run, const struct rollout *r, json_t *metrics)
 {
+    const double now = (double)run->step_version;
     double sum = 0, max = 0;
     if (run->config->rollout_ahead == 0) return;
     for (int i = 0; i < r->n_groups * r->n_per_group; i++)
         for (int t = 0; t < r->completions[i].n; t++) {
-            // a version is even, and its update is the next even one
-            double updates = (double)(run->step_version - r->completions[i].versions[t]) / 2;
+            double updates = (now - (double)r->completions[i].versions[t]) / 2; // both are even
             sum += updates;
             max = fmax(max, updates);
         }
