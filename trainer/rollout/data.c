@@ -1,6 +1,7 @@
 /* data.c: reads a JSONL data set. The trainer's thread. Strict by intent: a data set with a wrong
  * line is refused before a GPU hour is spent on the lines before it. */
 #include "trainer/rollout/data.h"
+#include "common/base/hash.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "trainer/rollout/data_file.h"
@@ -158,13 +159,6 @@ static bool blank(const char *text, size_t len)
     return strspn(text, " \t\r") >= len;
 }
 
-static uint64_t fnv1a(const char *text, size_t len)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3u;
-    return h;
-}
-
 enum status dataset_parse(const char *where, const char *text, size_t len,
                           const struct dataset_options *options, struct dataset **ret)
 {
@@ -192,7 +186,7 @@ enum status dataset_parse(const char *where, const char *text, size_t len,
         if (!blank(bytes_text(&copy), n)) CHECK(read_line(d, line, bytes_text(&copy), n, options));
         read += n + 1;
     }
-    d->digest = fnv1a(text, read < len ? read : len);
+    d->digest = hash_fnv1a(text, read < len ? read : len);
     if (d->n == 0) {
         st = status_fail(ST_FORMAT, "%s: holds no example", where);
         goto out;
