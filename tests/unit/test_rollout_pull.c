@@ -81,12 +81,18 @@ static enum status pull(const struct rollout_source *source, int32_t first_token
 {
     int32_t fine[] = {FINE}, odd[] = {first_token};
     struct example examples[GROUPS];
-    const struct example *list[GROUPS];
+    struct rollout *r;
+    assert_ok(rollout_new(GROUPS, SAMPLES, &r));
     for (int g = 0; g < GROUPS; g++) {
         examples[g] = (struct example){.prompt_ids = {g == odd_group ? odd : fine, 1, 1}};
-        list[g] = &examples[g];
+        r->examples[g] = &examples[g];
     }
-    return rollout_pull(source, list, GROUPS, SAMPLES, &sampling, ret);
+    enum status st = rollout_pull(source, &sampling, r);
+    if (st == ST_OK)
+        *ret = r;
+    else
+        rollout_free(r);
+    return st;
 }
 
 static void assert_same(const struct rollout *a, const struct rollout *b)
