@@ -172,41 +172,20 @@ void engine_free(struct engine *e, int drain_ms)
 
 // ---- questions ---------------------------------------------------------------------------------
 
-const struct model_config *engine_config(const struct engine *e)
-{
-    return e->config;
-}
-const char *engine_bridge_path(const struct engine *e)
-{
-    return e->options.bridge_path;
-}
-
-int engine_max_context(struct engine *e)
+void engine_info(struct engine *e, struct engine_info *ret)
 {
     pthread_mutex_lock(&e->lock);
-    int max_context = e->max_context;
+    const struct weights_owner *owner = e->owner;
+    *ret = (struct engine_info){.bridge_path = e->options.bridge_path,
+                                .vocab_size = e->config->vocab_size,
+                                .max_context = e->max_context,
+                                .loaded = owner != NULL};
     pthread_mutex_unlock(&e->lock);
-    return max_context;
-}
-
-static struct weights_owner *owner_of(struct engine *e)
-{
-    pthread_mutex_lock(&e->lock);
-    struct weights_owner *owner = e->owner;
-    pthread_mutex_unlock(&e->lock);
-    return owner;
-}
-
-const struct weights *engine_weights(struct engine *e)
-{
-    struct weights_owner *owner = owner_of(e);
-    return owner ? weights_owner_weights(owner, WEIGHTS_POLICY) : NULL;
-}
-
-struct control *engine_control(struct engine *e)
-{
-    struct weights_owner *owner = owner_of(e);
-    return owner ? weights_owner_control(owner) : NULL;
+    if (!owner) return;
+    const struct weights *w = weights_owner_weights(owner, WEIGHTS_POLICY);
+    ret->n_tensors = w->n_tensors;
+    ret->n_parameters = w->n_parameters;
+    control_facts(weights_owner_control(owner), &ret->control);
 }
 
 void engine_stats(struct engine *e, struct engine_stats *ret)
@@ -275,7 +254,7 @@ static enum status check_sampling(const struct model_config *config, const struc
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
                            most);
     enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
-    if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MOST_TOP);
+    if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MAX_TOP);
     return st == ST_OK ? check_adjustments(config, s) : st;
 }
 

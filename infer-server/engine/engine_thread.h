@@ -3,6 +3,7 @@
 #ifndef INFER_SERVER_ENGINE_THREAD_H
 #define INFER_SERVER_ENGINE_THREAD_H
 
+#include "common/model/config.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/request.h"

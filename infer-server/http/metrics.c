@@ -1,6 +1,7 @@
 /* metrics.c: Prometheus text from the server's own counters and a snapshot of the engine's. Loop's
  * thread. */
 #include "infer-server/http/metrics.h"
+#include <stdio.h>
 
 #include <inttypes.h>
 

@@ -583,7 +583,9 @@ static void refuses_what_it_cannot_do(void **state)
     options.max_batch = 2;
     options.max_queue = 3;
     bench_start(&b, &options);
-    assert_int_equal(engine_max_context(b.engine), 512);
+    struct engine_info info;
+    engine_info(b.engine, &info);
+    assert_int_equal(info.max_context, 512);
     make_prompt(prompt, 600, 1);
     struct sampling s = greedy(13);
     refuse(&b, prompt, 500, &s, ST_INVALID,
