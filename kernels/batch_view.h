@@ -4,13 +4,13 @@
  *
  * Two kinds of context, never mixed in one batch:
  *  - paged (serving): keys and values of a sequence, those of this batch's rows included, lie in
- * the block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to
- * keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
- * before.
+ *    the block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to
+ *    keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
+ *    before.
  *  - packed (training): no cache. Row i of sequence s attends to the prefix rows
  *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none),
- * and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after it, so
- *    rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
+ *    and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after
+ *    it, so rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
  * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0:
  * nothing is stored for them and their outputs are zeros.
  */

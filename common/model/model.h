@@ -90,7 +90,7 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 // The factor of looked-up embeddings, as the walk applies it.
 float model_embed_scale(const struct model *m);
 
-enum status recompute_from_name(const char *name, enum recompute *ret); // "none", "layer"
+extern const char *const recompute_names[];
 enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,
                      struct tape **ret);
 void tape_free(struct device *dev, struct tape *tape);

@@ -28,8 +28,8 @@ enum holds { NOTHING, SOME, ALL }; // of a block's keys and values
 struct draft_model {
     struct runner *runner;
     struct draft_model_limits limits;
-    enum holds *holds; // (n_blocks)
-    float *logits;     // device; (max_drafts + max_batch, vocab) f32
+    enum holds *holds;        // (n_blocks)
+    float *logits;            // device; (max_drafts + max_batch, vocab) f32
     struct sample **sampling; // (max_rows) that the rows of the present pass sample for; or NULL
 };
 
@@ -247,9 +247,9 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
 
 struct pass { // of one depth over the samples that draft so deep
     int depth, first_row;
-    int room;          // prompt tokens that it still has room for
-    bool decodes;      // nothing but single rows
-    int64_t attended;  // by the rows
+    int room;         // prompt tokens that it still has room for
+    bool decodes;     // nothing but single rows
+    int64_t attended; // by the rows
 };
 
 static struct sampler_row row_of(const struct draft_model *d, const struct sample *sample,
@@ -346,8 +346,7 @@ static void take_drafts(struct draft_model *d, const struct pass *pass)
 
 // One more draft for every sample that wants one this deep. Without any, the pass only catches up.
 static enum status run_pass(struct draft_model *d, struct sample *const *samples, int n,
-                            struct pass *pass, struct step_cost *passes,
-                            struct step_report *report)
+                            struct pass *pass, struct step_cost *passes, struct step_report *report)
 {
     struct runner *r = d->runner;
     enum status st = ST_OK;

@@ -1,9 +1,11 @@
-/* draft_model.h: what a draft model's runner computes: a smaller model of the same tokenizer samples
- * the next few tokens of a sample so that the policy may verify them in one pass (speculative.h).
+/* draft_model.h: what a draft model's runner computes: a smaller model of the same tokenizer
+ * samples the next few tokens of a sample so that the policy may verify them in one pass
+ * (speculative.h).
  *
  * Its KV pool has as many blocks as the policy's, and a sample's block table leads into both: what
- * the scheduler allocates, shares, copies and drops for one counts for the other. How far a sample's
- * blocks are computed here is sample.kv[RUNNER_DRAFT], never more than the policy's between steps.
+ * the scheduler allocates, shares, copies and drops for one counts for the other. How far a
+ * sample's blocks are computed here is sample.kv[RUNNER_DRAFT], never more than the policy's
+ * between steps.
  *
  * The engine's thread. */
 #ifndef INFER_SERVER_DRAFT_MODEL_H

@@ -54,8 +54,8 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
     d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
     if (!d->drafts || !d->sampling) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the drafts of %d samples",
-                         options->max_batch);
+        st =
+            status_fail(ST_NO_MEMORY, "no memory for the drafts of %d samples", options->max_batch);
         goto out;
     }
     *ret = d;
@@ -79,8 +79,8 @@ enum status drafting_measure(struct drafting *d, struct runner *policy)
     double prompt_ms, token_ms;
     enum status st = ST_OK;
     if (!d->measures) return ST_OK;
-    CHECK(step_cost_measure(policy, policy->limits.max_rows,
-                            speculative_step_cost(d->speculative)));
+    CHECK(
+        step_cost_measure(policy, policy->limits.max_rows, speculative_step_cost(d->speculative)));
     if (!d->model) return ST_OK;
     CHECK(draft_model_measure(d->model, speculative_pass_cost(d->speculative), &prompt_ms,
                               &token_ms));
@@ -196,8 +196,7 @@ enum status drafting_follow(struct drafting *d, const struct step *step)
     const bool pays = speculative_model_pays(d->speculative);
     const bool timed = pays && !d->report.decodes && d->n_followed++ % TIME_PROMPTS == 0;
     double ms = 0;
-    const enum status st =
-        draft_model_follow(d->model, step, pays, &n_tokens, timed ? &ms : NULL);
+    const enum status st = draft_model_follow(d->model, step, pays, &n_tokens, timed ? &ms : NULL);
     if (st == ST_OK && n_tokens > 0) speculative_prompts_took(d->speculative, n_tokens, ms);
     return st;
 }

@@ -24,8 +24,8 @@ void drafting_free(struct drafting *d);
 // What steps take, where that decides how much is drafted. On empty KV pools.
 enum status drafting_measure(struct drafting *d, struct runner *policy);
 
-// Looks for drafts of all decoding samples, and samples those of the draft model; sets draft.n_verify
-// of each.
+// Looks for drafts of all decoding samples, and samples those of the draft model; sets
+// draft.n_verify of each.
 enum status drafting_propose(struct drafting *d, struct scheduler *scheduler);
 // The policy's part of a step is enqueued: the draft model computes its prompts too.
 enum status drafting_follow(struct drafting *d, const struct step *step);
@@ -37,7 +37,8 @@ struct verified { // of a sample's rows in a step
     int n;        // tokens that are kept, the accepted drafts among them
     int n_accepted;
     int n_drafts;  // in the step
-    int n_counted; // of these, as statistics have it: where a draft ended the sample, up to that one
+    int n_counted; // of these, as statistics have it: where a draft ended the sample, up to that
+                   // one
     enum finish_reason finish;
 };
 // first: the token of its first row. Before the tokens are appended.

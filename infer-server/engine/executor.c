@@ -1,9 +1,10 @@
-/* executor.c: owns the runners, the block manager and the scheduler; makes a step of the scheduler's
- * plan, runs it, and keeps what verification leaves of what was sampled. The engine's thread.
+/* executor.c: owns the runners, the block manager and the scheduler; makes a step of the
+ * scheduler's plan, runs it, and keeps what verification leaves of what was sampled. The engine's
+ * thread.
  *
- * The device is waited for once a step, when the sampled tokens come back: between two steps nothing
- * is in flight on it, and the weights may change. A failed device ends everything, so what the plan
- * counted as computed is not undone.
+ * The device is waited for once a step, when the sampled tokens come back: between two steps
+ * nothing is in flight on it, and the weights may change. A failed device ends everything, so what
+ * the plan counted as computed is not undone.
  *
  * Log-probabilities of prompts are read between sampling and taking what was sampled: the residual
  * stream is still there, and the logits are not needed any more. */
@@ -301,8 +302,7 @@ static int take_tokens(struct executor *x, struct sample *sample, int row, int n
                                             .retained_mass = results[i].retained_mass,
                                             .weight_version = version,
                                             .drafted = i == 0 ? (uint8_t)v.n_counted : 0,
-                                            .accepted_at =
-                                                i < v.n_accepted ? (uint8_t)(i + 1) : 0};
+                                            .accepted_at = i < v.n_accepted ? (uint8_t)(i + 1) : 0};
         deliver_token(&x->delivery, sample, before + i + 1, &record, policy->top[row + i],
                       i + 1 < v.n ? FINISH_NONE : v.finish, now_ns);
     }

@@ -1,9 +1,10 @@
-/* kv_memory.c: owns the keys and values of every sequence, once for each runner. The engine's thread.
+/* kv_memory.c: owns the keys and values of every sequence, once for each runner. The engine's
+ * thread.
  *
  * The pools take a share of the memory that is free after the weights and the models' scratch, so
- * they are allocated last. Without a size they take 30%: a trainer on the same device needs the larger
- * part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free" there is
- * memory that the system would otherwise use to cache files. */
+ * they are allocated last. Without a size they take 30%: a trainer on the same device needs the
+ * larger part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free"
+ * there is memory that the system would otherwise use to cache files. */
 #include "infer-server/engine/kv_memory.h"
 #include <limits.h>
 #include <stdlib.h>

@@ -139,8 +139,8 @@ void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens
     const struct request *r = s->request;
     for (int i = 0; i < n; i++) {
         int position = first + i;
-        ret_tokens[i] =
-            position < r->n_prompt ? r->prompt[position] : s->text.generated[position - r->n_prompt];
+        ret_tokens[i] = position < r->n_prompt ? r->prompt[position]
+                                               : s->text.generated[position - r->n_prompt];
     }
 }
 

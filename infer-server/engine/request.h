@@ -38,8 +38,8 @@ struct sample_blocks {         // its block table, the same in all runners' pool
     struct block_hash *hashes; // of its blocks behind those that the prompt fills
     int n_hashed;              // blocks from the front whose hash is known, the prompt's among them
 };
-struct sample_kv {    // in one runner's pool; written by the scheduler, the draft's by draft_model.c
-    int computed;     // tokens from the front whose keys and values lie in its blocks
+struct sample_kv { // in one runner's pool; written by the scheduler, the draft's by draft_model.c
+    int computed;  // tokens from the front whose keys and values lie in its blocks
     uint64_t version; // policy: that computed all of them; 0: more than one did
 };
 struct sample_queue { // the scheduler's
@@ -79,8 +79,8 @@ struct request {
     struct top_logprob *prompt_top;     // (n_prompt, sampling.prompt_top)
     int n_scored;                       // rows from the front that were read
     bool prompt_delivered;              // in an event
-    struct sample *prefilling; // computes the prompt, for which its siblings wait; or NULL
-    struct request *next;      // in the engine's inbox
+    struct sample *prefilling;          // computes the prompt, for which its siblings wait; or NULL
+    struct request *next;               // in the engine's inbox
 };
 
 // Room for what its samples generate and for their block tables, and the hashes of the prompt's

@@ -182,9 +182,9 @@ out:
 }
 
 enum status sampler_sample(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                         const struct sampler_drafts *drafts,
-                         const struct sample_result **ret_results,
-                         const struct top_logprob **ret_top)
+                           const struct sampler_drafts *drafts,
+                           const struct sample_result **ret_results,
+                           const struct top_logprob **ret_top)
 {
     bool drafted;
     enum status st = prepare_rows(s, logits, rows, n, &drafted);

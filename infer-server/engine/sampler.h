@@ -1,5 +1,5 @@
-/* sampler.h: samples tokens from rows of logits, each row with its own parameters and its own random
- * stream: nothing that happens to be in the same batch can change what a row gives.
+/* sampler.h: samples tokens from rows of logits, each row with its own parameters and its own
+ * random stream: nothing that happens to be in the same batch can change what a row gives.
  *
  * The stream of sample i of a request with seed s is sampler_stream(s, i), the key of a Philox
  * generator whose counter is the sampled token's absolute position (ops.h, sample). A token is thus
@@ -47,8 +47,8 @@ bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, i
 // retained_mass of the adjusted ones; with a list, they are all of one computation. ST_DEVICE:
 // nothing is valid.
 enum status sampler_sample(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                         const struct sampler_drafts *drafts,
-                         const struct sample_result **ret_results,
-                         const struct top_logprob **ret_top);
+                           const struct sampler_drafts *drafts,
+                           const struct sample_result **ret_results,
+                           const struct top_logprob **ret_top);
 
 #endif

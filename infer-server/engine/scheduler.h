@@ -71,8 +71,8 @@ void scheduler_accept(struct scheduler *s, struct sample *sample, int n);
 // Takes a sample out, whatever its state: finished, cancelled, failed. Its blocks are dropped.
 void scheduler_remove(struct scheduler *s, struct sample *sample);
 
-// The weights changed: `version` computes from now on. recompute: every running sample is preempted,
-// to have its keys and values computed again; its tokens stay.
+// The weights changed: `version` computes from now on. recompute: every running sample is
+// preempted, to have its keys and values computed again; its tokens stay.
 void scheduler_update(struct scheduler *s, uint64_t version, bool recompute);
 
 int scheduler_running(const struct scheduler *s);
@@ -80,8 +80,8 @@ int scheduler_waiting(const struct scheduler *s);
 int scheduler_in_flight(const struct scheduler *s); // running, or waiting after having run
 struct sample *scheduler_at(const struct scheduler *s, int i); // i < running + waiting: any sample
 
-struct scheduler_counts {           // since the start
-    uint64_t preemptions;           // for want of blocks
+struct scheduler_counts {                // since the start
+    uint64_t preemptions;                // for want of blocks
     uint64_t queried_tokens, hit_tokens; // prompt tokens looked up in the prefix cache and found
                                          // there, each request's prompt once
 };

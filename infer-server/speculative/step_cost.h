@@ -15,9 +15,9 @@ struct runner;
 
 #define STEP_COST_BUCKETS 64
 
-struct step_cost {             // all zero: nothing known
+struct step_cost {               // all zero: nothing known
     const struct runner *runner; // whose captured sizes are the table's; NULL: any size is one
-    double level;              // what steps take of late, in units of the table; 0: nothing known
+    double level;                // what steps take of late, in units of the table; 0: nothing known
     double token_ms;
     double rows[STEP_COST_BUCKETS]; // moving average of the sizes measured; 0: none
     double ms[STEP_COST_BUCKETS];   // and of their times, over the level; never falls with rows

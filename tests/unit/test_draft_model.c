@@ -70,7 +70,7 @@ static struct request *new_sample(int number, int computed)
 
 // Samples two drafts for each of n, as often as it takes; returns how often.
 static int sample_all(struct draft_model *d, struct request *const *requests, int n,
-                    int32_t (*ret)[2])
+                      int32_t (*ret)[2])
 {
     struct step_cost passes = {0};
     int rounds = 0;

@@ -161,7 +161,8 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
     }
     for (int i = 0; i < step->n_sampled; i++) {
         struct sample *s = step->sampled[i].sample;
-        if (s->text.n_generated == s->request->sampling.max_tokens) scheduler_remove(w->scheduler, s);
+        if (s->text.n_generated == s->request->sampling.max_tokens)
+            scheduler_remove(w->scheduler, s);
     }
     w->steps += step->n_items > 0;
     return step->n_items > 0;
@@ -235,7 +236,8 @@ static void group_computes_its_prompt_once(void **state)
         assert_int_equal(w.computed_tokens, n_prompt);
         for (int i = 0; i < 6; i++) assert_int_equal(r->samples[i].text.n_generated, 1);
         // the full blocks once, and for each sample the last one, where it is partly filled
-        assert_int_equal(block_manager_used(w.cache), n_prompt / BLOCK + (n_prompt % BLOCK ? 6 : 0));
+        assert_int_equal(block_manager_used(w.cache),
+                         n_prompt / BLOCK + (n_prompt % BLOCK ? 6 : 0));
         run_all(&w);
         assert_int_equal(w.computed_tokens, n_prompt + 6 * 3);
         assert_all_done(r);

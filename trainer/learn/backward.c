@@ -121,8 +121,7 @@ void backward_free(struct backward *b)
     free(b);
 }
 
-// ---- the head
-// --------------------------------------------------------------------------------------------
+// ---- the head -----------------------------------------------------------------------------------
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy)
@@ -233,9 +232,8 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
                              batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt);
 }
 
-// ---- the layers
-// ------------------------------------------------------------------------------------ The gradient
-// of a block's contribution: dx itself, or dx taken back through the sandwich norm.
+// ---- the layers ---------------------------------------------------------------------------------
+// The gradient of a block's contribution: dx itself, or dx taken back through the sandwich norm.
 static const void *contribution_back(struct backward *b, int rows, const void *proj,
                                      const void *norm, const float *rstd, void *dnorm)
 {
