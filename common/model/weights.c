@@ -262,6 +262,12 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
     return ST_OK;
 }
 
+bool weights_begins_block(const struct weights *w, int i)
+{
+    const struct weight_tensor *t = &w->tensors[i];
+    return i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
+}
+
 // Where the pointer to a role's block stands.
 static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
 {
@@ -270,17 +276,21 @@ static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
     return (void **)(holder + r->pointer);
 }
 
+void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
+{
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        if (!weights_begins_block(w, i) || t->offset < first || t->offset >= first + n) continue;
+        *role_pointer(w, t->role, t->layer) =
+            (char *)at + (size_t)(t->offset - first) * dtype_size(w->dt);
+    }
+    if (w->config->tie_embeddings) w->head = w->embed;
+}
+
 void weights_bind(struct weights *w, void *base)
 {
     w->base = base;
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        bool first_part = i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
-        if (first_part)
-            *role_pointer(w, t->role, t->layer) =
-                (char *)base + (size_t)t->offset * dtype_size(w->dt);
-    }
-    if (w->config->tie_embeddings) w->head = w->embed;
+    weights_bind_range(w, 0, w->n_elements, base);
 }
 
 void weights_free(struct weights *w)

@@ -211,6 +211,7 @@ static enum status open_learner(struct run *run)
                 .max_grad_norm = c->max_grad_norm,
                 .moments = run->config->optim_moments,
             },
+        .freeze = c->freeze,
         .temperature = (float)c->temperature,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .logits_chunk = (int)c->logits_chunk,
@@ -225,7 +226,7 @@ static enum status open_learner(struct run *run)
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    memory_say(run->learner, "shared with the daemon (0 extra)");
+    memory_say(run->learner, "shared with the daemon (0 extra)", c->freeze);
     CHECK(learner_prepare(run->learner));
 out:
     return st;
