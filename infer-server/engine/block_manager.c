@@ -15,6 +15,7 @@
  * give one block to two sequences, so it ends the program (assert) rather than mix two users'
  * texts. */
 #include "infer-server/engine/block_manager.h"
+#include "common/base/hash.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -61,7 +62,7 @@ static void ring_remove(struct block_manager *m, int32_t block)
 // The hash is uniform as it is; versions of one text must not all meet in one bucket.
 static int32_t *bucket_of(const struct block_manager *m, const struct block_key *key)
 {
-    const uint64_t spread = (key->version + key->adapter) * UINT64_C(0x9E3779B97F4A7C15);
+    const uint64_t spread = (key->version + key->adapter) * HASH_SPREAD;
     return &m->buckets[(key->hash.part[0] + spread) & m->mask];
 }
 
