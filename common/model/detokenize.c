@@ -9,6 +9,7 @@
 #include "common/model/detokenize.h"
 #include "common/base/json.h"
 #include "common/model/pretokenize.h"
+#include "common/model/section.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,23 +98,10 @@ out:
     return st;
 }
 
-static enum status parse_section(const char *where, const json_t *section, int depth,
-                                 struct decoder *d)
+static enum status parse_step(void *context, const char *where, const char *name,
+                              const json_t *section)
 {
-    const json_t *type = json_object_get(section, "type");
-    if (!json_is_string(type))
-        return status_fail(ST_FORMAT, "%s: decoder.type is not a string", where);
-    const char *name = json_string_value(type);
-    if (strcmp(name, "Sequence") == 0) {
-        const json_t *parts = json_object_get(section, "decoders");
-        if (!json_is_array(parts) || depth > 8)
-            return status_fail(ST_FORMAT, "%s: decoder.decoders is not an array", where);
-        for (size_t i = 0; i < json_array_size(parts); i++) {
-            enum status st = parse_section(where, json_array_get(parts, i), depth + 1, d);
-            if (st != ST_OK) return st;
-        }
-        return ST_OK;
-    }
+    struct decoder *d = context;
     bool byte_level = strcmp(name, "ByteLevel") == 0;
     bool empty = d->kind == DECODER_NONE;
     d->kind = byte_level ? DECODER_BYTE_LEVEL : DECODER_CHAIN;
@@ -145,8 +133,7 @@ enum status decoder_parse(const char *where, const json_t *section, struct decod
 {
     struct decoder *d = calloc(1, sizeof(*d));
     if (!d) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    enum status st = ST_OK;
-    if (section && !json_is_null(section)) st = parse_section(where, section, 0, d);
+    enum status st = section_each(where, "decoder", "decoders", section, parse_step, d);
     if (st != ST_OK)
         decoder_free(d);
     else
