@@ -45,55 +45,53 @@ void decoder_free(struct decoder *d)
     free(d);
 }
 
-static enum status add_replacement(const char *where, const json_t *pattern, const char *with,
-                                   size_t with_len, struct decoder *d)
+// The next replacement, its pattern yet to be set; NULL: out of memory.
+static struct replacement *add_replacement(struct decoder *d, const char *with, size_t with_len)
 {
     struct replacement *items = realloc(d->replacements, (d->n_replacements + 1) * sizeof(*items));
-    if (!items) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    if (!items) return NULL;
     d->replacements = items;
-    struct replacement *r = &items[d->n_replacements];
+    struct replacement *r = &items[d->n_replacements++];
     *r = (struct replacement){NULL, BYTES_INIT};
-    enum status st = pattern_parse(where, "decoder.pattern", pattern, &r->pattern);
-    if (st != ST_OK) return st;
-    d->n_replacements++;
     bytes_append(&r->with, with, with_len);
-    return bytes_status(&r->with);
+    return r->with.failed ? NULL : r;
+}
+
+static enum status parse_replace(const char *where, const json_t *section, struct decoder *d)
+{
+    const json_t *with = json_object_get(section, "content");
+    if (!json_is_string(with))
+        return status_fail(ST_FORMAT, "%s: decoder.content is not a string", where);
+    struct replacement *r = add_replacement(d, json_string_value(with), json_string_length(with));
+    if (!r) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    return pattern_parse(where, "decoder.pattern", json_object_get(section, "pattern"),
+                         &r->pattern);
 }
 
 static enum status parse_metaspace(const char *where, const json_t *section, struct decoder *d)
 {
-    const char *replacement = "\xe2\x96\x81", *scheme = "always";
-    bool prefix = true;
-    enum status st;
-    CHECK(json_get_string(where, section, "replacement", &replacement));
-    CHECK(json_get_bool(where, section, "add_prefix_space", &prefix));
-    if (!prefix) scheme = "never";
-    CHECK(json_get_string(where, section, "prepend_scheme", &scheme));
-    d->drop_in_first = strcmp(scheme, "never") != 0;
-    json_t *pattern = json_pack("{s:s}", "String", replacement);
-    st = add_replacement(where, pattern, " ", 1, d);
-    json_decref(pattern);
-out:
-    return st;
+    char text[5];
+    enum prepend_scheme scheme;
+    enum status st = section_metaspace(where, "decoder", section, text, &scheme);
+    if (st != ST_OK) return st;
+    struct replacement *r = add_replacement(d, " ", 1);
+    if (!r) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    d->drop_in_first = scheme != PREPEND_NEVER;
+    return pattern_literal(where, "decoder.replacement", text, strlen(text), &r->pattern);
 }
 
 static enum status parse_strip(const char *where, const json_t *section, struct decoder *d)
 {
     const char *content = " ";
-    int start = 0, stop = 0;
+    int stop = 0;
     enum status st;
     CHECK(json_get_string(where, section, "content", &content));
-    CHECK(json_get_int32(where, section, "start", 0, 1 << 20, &start));
+    CHECK(json_get_int32(where, section, "start", 0, 1 << 20, &d->strip_left));
     CHECK(json_get_int32(where, section, "stop", 0, 1 << 20, &stop));
     if (stop != 0)
         return status_fail(ST_UNSUPPORTED,
                            "%s: decoder.stop %d of Strip is not supported, only 0 is", where, stop);
-    size_t len = strlen(content);
-    if (len == 0 || utf8_sequence(content, len) != (int)len)
-        return status_fail(ST_FORMAT, "%s: decoder.content \"%s\" is not one character", where,
-                           content);
-    memcpy(d->strip, content, len + 1);
-    d->strip_left = start;
+    st = section_character(where, "decoder.content", content, d->strip);
 out:
     return st;
 }
@@ -107,13 +105,8 @@ static enum status parse_step(void *context, const char *where, const char *name
     d->kind = byte_level ? DECODER_BYTE_LEVEL : DECODER_CHAIN;
     // Steps have a fixed order here; each comes only before those that follow it in the chain.
     if (byte_level && empty) return ST_OK;
-    if (strcmp(name, "Replace") == 0 && !d->byte_fallback && !d->fuse) {
-        const json_t *with = json_object_get(section, "content");
-        if (!json_is_string(with))
-            return status_fail(ST_FORMAT, "%s: decoder.content is not a string", where);
-        return add_replacement(where, json_object_get(section, "pattern"), json_string_value(with),
-                               json_string_length(with), d);
-    }
+    if (strcmp(name, "Replace") == 0 && !d->byte_fallback && !d->fuse)
+        return parse_replace(where, section, d);
     if (strcmp(name, "Metaspace") == 0 && empty) return parse_metaspace(where, section, d);
     if (strcmp(name, "ByteFallback") == 0 && !d->fuse) {
         d->byte_fallback = true;

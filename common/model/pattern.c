@@ -181,31 +181,38 @@ out:
     return st;
 }
 
+enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
+                            struct pattern **ret)
+{
+    struct pattern *p;
+    enum status st = pattern_alloc(where, field, &p);
+    if (st != ST_OK) return st;
+    p->literal_len = len;
+    p->literal = malloc(len);
+    if (!p->literal) {
+        pattern_free(p);
+        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
+    }
+    memcpy(p->literal, text, len);
+    *ret = p;
+    return ST_OK;
+}
+
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
                           struct pattern **ret)
 {
     const json_t *regex = json_object_get(value, "Regex");
+    const json_t *literal = json_object_get(value, "String");
     if (json_is_string(regex))
         return pattern_regex(where, field, json_string_value(regex), json_string_length(regex),
                              ret);
-    const json_t *literal = json_object_get(value, "String");
     if (!json_is_string(literal))
         return status_fail(ST_FORMAT, "%s: %s is neither {\"String\": ...} nor {\"Regex\": ...}",
                            where, field);
     if (json_string_length(literal) == 0)
         return status_fail(ST_UNSUPPORTED, "%s: %s is an empty string", where, field);
-    struct pattern *p;
-    enum status st = pattern_alloc(where, field, &p);
-    if (st != ST_OK) return st;
-    p->literal_len = json_string_length(literal);
-    p->literal = malloc(p->literal_len);
-    if (!p->literal) {
-        pattern_free(p);
-        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
-    }
-    memcpy(p->literal, json_string_value(literal), p->literal_len);
-    *ret = p;
-    return ST_OK;
+    return pattern_literal(where, field, json_string_value(literal), json_string_length(literal),
+                           ret);
 }
 
 void pattern_free(struct pattern *p)

@@ -15,6 +15,8 @@ enum status pattern_parse(const char *where, const char *field, const json_t *va
                           struct pattern **ret);
 enum status pattern_regex(const char *where, const char *field, const char *expression, size_t len,
                           struct pattern **ret);
+enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
+                            struct pattern **ret); // len > 0
 void pattern_free(struct pattern *p);
 
 // Well-formed UTF-8 as pieces, in order: matches, from left to right and not overlapping (id 1),

@@ -3,6 +3,7 @@
  * so that an expression's look-ahead ends with its word. */
 #include "common/model/pretokenize.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 #include "common/model/pattern.h"
 #include "common/model/section.h"
 #include "common/model/unicode.h"
@@ -12,7 +13,6 @@
 #define GPT2_EXPRESSION                                                                            \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
 enum stage_kind { STAGE_SPLIT, STAGE_DIGITS, STAGE_BYTE_LEVEL, STAGE_METASPACE };
 enum behavior { REMOVED, ISOLATED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS };
 
@@ -81,23 +81,20 @@ void pretokenizer_free(struct pretokenizer *p)
 
 static enum status parse_split(const char *where, const json_t *section, struct stage *s)
 {
-    static const char *const names[] = {
-        [REMOVED] = "Removed",
-        [ISOLATED] = "Isolated",
-        [MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
-        [MERGED_WITH_NEXT] = "MergedWithNext",
-        [CONTIGUOUS] = "Contiguous",
-    };
+    static const char *const behaviors[] = {[REMOVED] = "Removed",
+                                            [ISOLATED] = "Isolated",
+                                            [MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
+                                            [MERGED_WITH_NEXT] = "MergedWithNext",
+                                            [CONTIGUOUS] = "Contiguous",
+                                            NULL};
     const char *name = "";
-    int behavior = -1;
     enum status st;
     s->kind = STAGE_SPLIT;
     CHECK(pattern_parse(where, "pre_tokenizer.pattern", json_object_get(section, "pattern"),
                         &s->pattern));
     CHECK(json_get_bool(where, section, "invert", &s->invert));
     CHECK(json_get_string(where, section, "behavior", &name));
-    for (int i = 0; i <= CONTIGUOUS; i++)
-        if (strcmp(name, names[i]) == 0) behavior = i;
+    int behavior = name_find(behaviors, name);
     if (behavior < 0)
         return status_fail(ST_UNSUPPORTED, "%s: pre_tokenizer.behavior \"%s\" is not supported",
                            where, name);
@@ -108,34 +105,13 @@ out:
 
 static enum status parse_metaspace(const char *where, const json_t *section, struct stage *s)
 {
-    const char *replacement = "\xe2\x96\x81", *scheme = "always";
-    bool prefix = true;
     enum status st;
     s->kind = STAGE_METASPACE;
     s->split = true;
-    CHECK(json_get_string(where, section, "replacement", &replacement));
     CHECK(json_get_bool(where, section, "split", &s->split));
-    CHECK(json_get_bool(where, section, "add_prefix_space", &prefix)); // how older files say it
-    if (!prefix) scheme = "never";
-    CHECK(json_get_string(where, section, "prepend_scheme", &scheme));
-    size_t len = strlen(replacement);
-    if (len == 0 || utf8_sequence(replacement, len) != (int)len)
-        return status_fail(ST_FORMAT, "%s: pre_tokenizer.replacement \"%s\" is not one character",
-                           where, replacement);
-    memcpy(s->replacement, replacement, len + 1);
-    if (strcmp(scheme, "always") == 0)
-        s->scheme = PREPEND_ALWAYS;
-    else if (strcmp(scheme, "first") == 0)
-        s->scheme = PREPEND_FIRST;
-    else if (strcmp(scheme, "never") == 0)
-        s->scheme = PREPEND_NEVER;
-    else
-        return status_fail(ST_UNSUPPORTED,
-                           "%s: pre_tokenizer.prepend_scheme \"%s\" is not supported", where,
-                           scheme);
-    json_t *literal = json_pack("{s:s}", "String", replacement);
-    st = pattern_parse(where, "pre_tokenizer.replacement", literal, &s->pattern);
-    json_decref(literal);
+    CHECK(section_metaspace(where, "pre_tokenizer", section, s->replacement, &s->scheme));
+    st = pattern_literal(where, "pre_tokenizer.replacement", s->replacement, strlen(s->replacement),
+                         &s->pattern);
 out:
     return st;
 }
