@@ -84,6 +84,12 @@ enum status bytes_status(const struct bytes *b)
     return status_fail(ST_NO_MEMORY, "out of memory: a buffer of %zu bytes could not grow", b->len);
 }
 
+void *array_room(void *array, size_t n, size_t size)
+{
+    if (array && (n & (n - 1)) != 0) return array;
+    return n > SIZE_MAX / 2 ? NULL : reallocarray(array, n ? 2 * n : 1, size);
+}
+
 // ---- base64 -------------------------------------------------------------------------------------
 
 // OpenSSL counts in int: long data goes in blocks, each a whole number of groups.

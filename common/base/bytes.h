@@ -31,6 +31,11 @@ bool bytes_reserve(struct bytes *b, size_t more); // room for `more` bytes after
 const char *bytes_text(const struct bytes *b);    // never NULL
 enum status bytes_status(const struct bytes *b);
 
+// Room for one more behind the n elements of an array that only ever grows by one: the array, moved
+// where it was full, which it is at every power of two; NULL for want of memory, and the array is
+// as it was.
+void *array_room(void *array, size_t n, size_t size);
+
 // RFC 4648 with padding, through OpenSSL. Decoding refuses anything that is not whole base64. The
 // result replaces what an initialised buffer held.
 enum status base64_encode(const void *data, size_t len, struct bytes *ret_text);

@@ -28,7 +28,7 @@ struct option_set {
     size_t count; // of the table
     bool *given;  // one for each of the table: by flag or file
     char **strings;
-    size_t n_strings, cap_strings;
+    size_t n_strings;
 };
 
 static bool is_option(const struct option_spec *spec)
@@ -137,14 +137,9 @@ enum status options_size(const char *text, int64_t *ret_bytes)
 // Keeps a copy of `text` in the set.
 static enum status keep_string(struct option_set *set, const char *text, const char **ret)
 {
-    if (set->n_strings == set->cap_strings) {
-        size_t cap = set->cap_strings ? set->cap_strings * 2 : 32;
-        char **strings = realloc(set->strings, cap * sizeof *strings);
-        if (!strings) return status_fail(ST_NO_MEMORY, "out of memory while reading options");
-        set->strings = strings;
-        set->cap_strings = cap;
-    }
-    char *copy = strdup(text);
+    char **strings = array_room(set->strings, set->n_strings, sizeof *strings);
+    if (strings) set->strings = strings;
+    char *copy = strings ? strdup(text) : NULL;
     if (!copy) return status_fail(ST_NO_MEMORY, "out of memory while reading options");
     set->strings[set->n_strings++] = copy;
     *ret = copy;

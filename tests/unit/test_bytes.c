@@ -240,9 +240,39 @@ static void utf8_malformed(void **state)
     assert_int_equal(utf8_sequence("\xf0\x8f", 2), 0);
 }
 
+static void arrays_that_grow(void **state)
+{
+    (void)state;
+    int *list = NULL;
+    for (size_t n = 0; n < 1000; n++) {
+        int *larger = array_room(list, n, sizeof *larger);
+        assert_non_null(larger);
+        list = larger;
+        list[n] = (int)n;
+    }
+    for (int i = 0; i < 1000; i++) assert_int_equal(list[i], i);
+    assert_null(array_room(list, SIZE_MAX / 2 + 1, sizeof *list)); // more than there can be
+    free(list);
+}
+
+// What one thread found, another tells.
+static void failure_between_threads(void **state)
+{
+    (void)state;
+    struct status_kept kept = {0};
+    assert_int_equal(status_recall(&kept), ST_OK);
+    status_keep(&kept, status_fail(ST_BUSY, "the lease of %d", 7));
+    status_fail(ST_IO, "something else");
+    assert_int_equal(status_recall(&kept), ST_BUSY);
+    assert_string_equal(status_message(), "the lease of 7");
+    status_keep(&kept, ST_OK);
+    assert_int_equal(status_recall(&kept), ST_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arrays_that_grow),      cmocka_unit_test(failure_between_threads),
         cmocka_unit_test(status_keeps_sentence), cmocka_unit_test(status_cuts_at_character),
         cmocka_unit_test(status_is_per_thread),  cmocka_unit_test(bytes_build_text),
         cmocka_unit_test(bytes_failure_sticks),  cmocka_unit_test(base64_vectors),

@@ -1,5 +1,6 @@
 /* run_folder.c: finds the files of a run. */
 #include "tools/report/run_folder.h"
+#include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 
@@ -27,7 +28,7 @@ static int by_number(const void *a, const void *b)
 static enum status list_add(struct file_list *list, const char *folder, const char *name,
                             int64_t number)
 {
-    struct numbered_file *grown = realloc(list->files, (size_t)(list->n + 1) * sizeof *grown);
+    struct numbered_file *grown = array_room(list->files, (size_t)list->n, sizeof *grown);
     if (grown) list->files = grown;
     char *path = grown ? path_join(folder, name) : NULL;
     if (!path) return status_fail(ST_NO_MEMORY, "no memory for the names of %s", folder);

@@ -1,6 +1,7 @@
 /* series.c: metrics.jsonl into memory, 16 bytes a number: 100,000 steps of 80 keys are 128 MB, and
  * the file itself is never held whole. */
 #include "tools/report/series.h"
+#include "common/base/bytes.h"
 
 #include <errno.h>
 #include <math.h>
@@ -14,13 +15,9 @@ static struct series *series_of(struct metrics *m, const char *key)
 {
     const json_t *place = json_object_get(m->index, key);
     if (place) return &m->series[json_integer_value(place)];
-    if (m->n == m->cap) {
-        int cap = m->cap ? 2 * m->cap : 64;
-        struct series *grown = realloc(m->series, (size_t)cap * sizeof *grown);
-        if (!grown) return NULL;
-        m->series = grown;
-        m->cap = cap;
-    }
+    struct series *grown = array_room(m->series, (size_t)m->n, sizeof *grown);
+    if (!grown) return NULL;
+    m->series = grown;
     struct series s = {.key = strdup(key)};
     if (!s.key || json_object_set_new(m->index, key, json_integer(m->n)) != 0) {
         free(s.key);
@@ -32,13 +29,9 @@ static struct series *series_of(struct metrics *m, const char *key)
 
 static bool series_push(struct series *s, int64_t step, double value)
 {
-    if (s->n == s->cap) {
-        size_t cap = s->cap ? 2 * s->cap : 64;
-        struct point *grown = realloc(s->points, cap * sizeof *grown);
-        if (!grown) return false;
-        s->points = grown;
-        s->cap = cap;
-    }
+    struct point *grown = array_room(s->points, s->n, sizeof *grown);
+    if (!grown) return false;
+    s->points = grown;
     s->points[s->n++] = (struct point){step, value};
     return true;
 }

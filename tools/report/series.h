@@ -14,12 +14,12 @@ struct point {
 struct series { // of one key; steps ascend
     char *key;
     struct point *points;
-    size_t n, cap;
+    size_t n;
     bool claimed; // stands on the page
 };
 struct metrics {
     struct series *series; // (n) in the order in which keys appeared
-    int n, cap;
+    int n;
     json_t *index;                 // key -> place in series
     int64_t first_step, last_step; // -1: no line
     int64_t n_lines, n_bad; // bad: no JSON object with a "step" above that of the line before

@@ -5,6 +5,7 @@
  * alone: the same step gives the same micro-batches, and the same sums, in every run.
  */
 #include "trainer/learn/packing.h"
+#include "common/base/bytes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +17,7 @@ static int rows_of(const struct pack_completion *c)
 
 static enum status grow(void **array, int n, size_t size)
 {
-    // doubling: at every power of two the array is full
-    if (n & (n - 1)) return ST_OK;
-    void *larger = realloc(*array, (n ? 2 * (size_t)n : 1) * size);
+    void *larger = array_room(*array, (size_t)n, size);
     if (!larger) return status_fail(ST_NO_MEMORY, "no memory to pack a step");
     *array = larger;
     return ST_OK;

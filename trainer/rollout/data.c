@@ -1,6 +1,7 @@
 /* data.c: reads a JSONL data set. The trainer's thread. Strict by intent: a data set with a wrong
  * line is refused before a GPU hour is spent on the lines before it. */
 #include "trainer/rollout/data.h"
+#include "common/base/bytes.h"
 #include "common/base/hash.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -135,12 +136,9 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
     struct example e = {.line = line};
     enum status st;
     snprintf(where, sizeof where, "%s, line %d", d->path, line);
-    if ((d->n & (d->n - 1)) == 0) { // full at every power of two
-        size_t cap = d->n ? 2 * (size_t)d->n : 1;
-        struct example *larger = realloc(d->examples, cap * sizeof *larger);
-        if (!larger) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
-        d->examples = larger;
-    }
+    struct example *larger = array_room(d->examples, (size_t)d->n, sizeof *larger);
+    if (!larger) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
+    d->examples = larger;
     CHECK(json_parse(where, text, len, &e.row));
     if (!json_is_object(e.row)) {
         st = status_fail(ST_FORMAT, "%s: not a JSON object", where);

@@ -5,6 +5,7 @@
  * back.
  */
 #include "trainer/run/checkpoint.h"
+#include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/model_folder.h"
@@ -347,7 +348,7 @@ static enum status remove_old(const char *checkpoints, const struct checkpoint *
     if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
     for (struct dirent *entry; (entry = readdir(dir));) {
         if (!step_of(entry->d_name, &step) || step == c->step) continue;
-        int64_t *larger = realloc(steps, ((size_t)n + 1) * sizeof *steps);
+        int64_t *larger = array_room(steps, (size_t)n, sizeof *steps);
         if (!larger) {
             st = no_memory();
             goto out;
