@@ -19,11 +19,11 @@
 #include "common/model/model.h"
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/sampler.h"
+#include "infer-server/engine/step_timing.h"
 #include "infer-server/speculative/step_cost.h"
 #include <stdlib.h>
 
-#define DRAFT_STREAM 1   // of sampler_stream()
-#define PROMPT       256 // tokens of the longest that is measured
+#define DRAFT_STREAM 1 // of sampler_stream()
 
 enum holds { NOTHING, SOME, ALL }; // of a block's keys and values
 
@@ -129,42 +129,10 @@ static enum status compute(struct draft_model *d)
     return st;
 }
 
-static enum status time_prompt(struct draft_model *d, int n, double *ret_ms)
+enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes)
 {
-    const int block = d->limits.block_size, n_blocks = (n + block - 1) / block;
-    enum status st = ST_OK;
-    int32_t *blocks = malloc((size_t)n_blocks * sizeof *blocks);
-    if (!blocks) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    for (int i = 0; i < n_blocks; i++) blocks[i] = i % d->kv.view.n_blocks;
-    for (int i = 0; i < n; i++) d->tokens[i] = 0;
-    for (int run = 0; run < 2; run++) { // the first finds cold caches
-        const int64_t start_ns = clock_now_ns();
-        batch_clear(d->batch);
-        CHECK(batch_add_paged(d->batch, d->tokens, n, 0, blocks, n_blocks, block));
-        CHECK(compute(d));
-        CHECK(device_sync(d->dev));
-        *ret_ms = clock_ms_since(start_ns);
-    }
-out:
-    free(blocks);
-    return st;
-}
-
-enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes,
-                                double *ret_prompt_ms, double *ret_token_ms)
-{
-    const int chunk = d->limits.prefill_chunk < PROMPT ? d->limits.prefill_chunk : PROMPT;
-    const int n = chunk < d->max_context ? chunk : d->max_context, few = 1 + n / 32;
-    double ms = 0, few_ms = 0;
-    enum status st = time_prompt(d, n, &ms);
-    if (st == ST_OK) st = time_prompt(d, few, &few_ms);
-    if (st == ST_OK)
-        st =
-            step_cost_measure(d->model, d->batch, d->sampler, &d->kv.view, d->max_rows, ret_passes);
-    if (st != ST_OK) return st;
-    *ret_token_ms = n > few && ms > few_ms ? (ms - few_ms) / (n - few) : 0;
-    *ret_prompt_ms = few_ms - few * *ret_token_ms;
-    return ST_OK;
+    return step_timing_measure(d->model, d->batch, d->sampler, &d->kv.view, d->max_rows,
+                               ret_passes);
 }
 
 const float *draft_model_logits(const struct draft_model *d)
@@ -374,7 +342,7 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
         return ST_OK;
     }
     CHECK(batch_commit(d->batch, decodes ? model_decode_padding(d->model, rows) : 0));
-    const bool settled = model_step(d->model, d->batch, &d->kv.view);
+    const bool warm = model_step(d->model, d->batch, &d->kv.view);
     CHECK(sampler_draw(d->sampler, d->model->logits, d->rows, rows, NULL, &results, d->top));
     const size_t vocab = (size_t)draft_model_vocab(d);
     device_copy(d->dev, d->logits + (size_t)first_row * vocab, d->model->logits,
@@ -389,9 +357,10 @@ static enum status draw_depth(struct draft_model *d, struct sample *const *sampl
             draft->n_verify = depth + 1;
     }
     const double ms = clock_ms_since(start_ns);
-    *(decodes ? &report->draft_ms : &report->catch_up_ms) += ms;
-    if (decodes) report->settled &= settled;
-    if (decodes && settled) step_cost_learn(passes, rows, attended, ms);
+    if (decodes && warm) step_cost_learn(passes, rows, attended, ms);
+    if (decodes) report->draft_ms += step_cost_ms(passes, rows, attended);
+    if (decodes) report->warm &= warm;
+    if (!decodes) report->catch_up_ms += ms;
 out:
     return st;
 }

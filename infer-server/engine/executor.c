@@ -18,8 +18,8 @@
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/prompt_logprobs.h"
 #include "infer-server/engine/sampler.h"
+#include "infer-server/engine/step_timing.h"
 #include "infer-server/speculative/speculative.h"
-#include "infer-server/speculative/step_cost.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,14 +86,10 @@ static void plan_draft_rows(struct executor *x, const struct engine_options *opt
 // While the KV pools are empty.
 static enum status measure_costs(struct executor *x, int max_rows)
 {
-    enum status st = step_cost_measure(x->model, x->batch, x->sampler, &x->kv.view, max_rows,
-                                       speculative_step_cost(x->speculative));
-    if (st == ST_OK && x->draft_model) {
-        double prompt_ms, token_ms;
-        st = draft_model_measure(x->draft_model, speculative_pass_cost(x->speculative), &prompt_ms,
-                                 &token_ms);
-        if (st == ST_OK) speculative_set_prompt_cost(x->speculative, prompt_ms, token_ms);
-    }
+    enum status st = step_timing_measure(x->model, x->batch, x->sampler, &x->kv.view, max_rows,
+                                         speculative_step_cost(x->speculative));
+    if (st == ST_OK && x->draft_model)
+        st = draft_model_measure(x->draft_model, speculative_pass_cost(x->speculative));
     return st;
 }
 
@@ -352,7 +348,7 @@ out:
     return st;
 }
 
-// A one-hot or coupled draft has no part in its row's draw (speculative.h).
+// A deterministic draft, or one of shared Gumbel noise, has no part in its row's (speculative.h).
 static struct sample_draft drawn_draft(const struct executor *x, const struct sample *sample, int k)
 {
     const struct draft *draft = &sample->draft;
@@ -454,8 +450,7 @@ static void propose(struct executor *x, struct sample *sample)
     const int within = *k > 0 ? draft_model_room(x->draft_model, sample) : 0;
     if (*k > within) *k = within > 0 ? within : 0;
     speculative_propose(x->speculative, choice, &history, room, draft);
-    draft->context = sample_length(sample);
-    draft->behind = x->draft_model ? draft_model_behind(x->draft_model, sample) : 0;
+    draft->lag = x->draft_model ? draft_model_behind(x->draft_model, sample) : 0;
 }
 
 // Looks for drafts and draws those of the draft model. What it has to report of the step is set.
@@ -487,7 +482,6 @@ static enum status draft_step(struct executor *x, struct step_report *report)
         if (sample->draft.n_verify > 0 && sample->draft.method == SPECULATIVE_DRAFT_MODEL)
             x->drawing[n_drawing++] = sample;
     }
-    report->looked = true;
     report->look_ms = clock_ms_since(start_ns);
     if (n_drawing == 0) return ST_OK;
     return draft_model_draw(x->draft_model, x->drawing, n_drawing,
@@ -553,8 +547,10 @@ static int take_draws(struct executor *x, struct sample *sample,
             finish = FINISH_LENGTH;
     }
     if (sample->draft.n > 0)
-        speculative_judge(x->speculative, &sample->draft, n_drafts,
-                          n_drafts > 0 ? n_accepted : results[0].token == sample->draft.tokens[0]);
+        speculative_verified(x->speculative, &sample->draft, n_drafts,
+                             n_drafts > 0 ? n_accepted
+                                          : results[0].token == sample->draft.tokens[0],
+                             n - 1);
     sample->draft.n = 0;
     if (n == n_accepted) n_drafts = n; // ended by a draft
     if (n_drafts > 0) count_drafts(x, sample, n_drafts, n_accepted);
@@ -613,7 +609,6 @@ static void report_rows(const struct step *step, struct step_report *report)
         report->n_seqs++;
         report->n_rows += item->n;
         report->attended += item->first + 1;
-        for (int k = 0; k < item->n; k++) report->attended_by_all += item->first + k + 1;
     }
 }
 
@@ -631,7 +626,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     enum status st = ST_OK;
     const int64_t start_ns = clock_now_ns();
     const struct sample_result *results = NULL;
-    struct step_report report = {.settled = true};
+    struct step_report report = {.warm = true};
     CHECK(draft_step(x, &report));
     const int64_t drafted_ns = clock_now_ns();
     const struct step *step = scheduler_plan(x->scheduler, admit);
@@ -641,8 +636,8 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     CHECK(build_batch(x, step));
     report_rows(step, &report);
     report.decodes = step_decodes(step);
-    const bool settled = model_step(x->model, x->batch, &x->kv.view);
-    if (report.decodes) report.settled &= settled;
+    const bool warm = model_step(x->model, x->batch, &x->kv.view);
+    if (report.decodes) report.warm &= warm;
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&x->kv, step->copies[i].from, step->copies[i].to);
     if (x->draft_model) CHECK(follow_prompts(x, step));
@@ -656,10 +651,8 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
         if (sample->request->sampling.max_tokens == 0) {
             end_unsampled(x, sample, version, now_ns);
         } else {
-            const int n =
+            n_tokens +=
                 take_draws(x, sample, results + row, x->top + row, n_drafts, version, now_ns);
-            n_tokens += n;
-            report.n_saved += n - 1;
         }
         row += n_drafts + 1;
     }
