@@ -465,9 +465,9 @@ static enum status draft_step(struct executor *x, struct step_report *report)
         if (!sample_is_decoding(sample)) continue;
         n_seqs++;
         attended += sample_length(sample);
-        n_may += speculative_most(choice_of(x, sample)) > 0;
+        n_may += speculative_wants_drafts(x->speculative, choice_of(x, sample));
     }
-    if (n_may == 0 || !speculative_wants_drafts(x->speculative)) return ST_OK;
+    if (n_may == 0) return ST_OK;
     for (int i = 0; i < scheduler_running(x->scheduler); i++) {
         struct sample *sample = scheduler_at(x->scheduler, i);
         if (!sample_is_decoding(sample) || speculative_most(choice_of(x, sample)) == 0) continue;

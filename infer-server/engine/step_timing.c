@@ -1,5 +1,5 @@
-/* step_timing.c: see step_timing.h. Steps run as the executor's do, sampling included, since what is
- * sought is the time until the tokens are here. */
+/* step_timing.c: see step_timing.h. Steps run as the executor's do, sampling included, since what
+ * is sought is the time until the tokens are here. */
 #include "infer-server/engine/step_timing.h"
 #include "common/base/clock.h"
 #include "common/model/batch.h"
@@ -86,7 +86,7 @@ out:
 }
 
 enum status step_timing_measure(struct model *model, struct batch *batch, struct sampler *sampler,
-                              const struct kv_view *kv, int most_rows, struct step_cost *ret)
+                                const struct kv_view *kv, int most_rows, struct step_cost *ret)
 {
     static const struct sampling sampling = {
         .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};

@@ -2,7 +2,7 @@
 #include "infer-server/speculative/backoff.h"
 
 #define WINDOW       32 // steps: enough for a verdict on averages, few enough to lose in
-#define MOST_DOUBLED 6  // doublings: what begins to pay is found within 64 times its first wait
+#define MOST_DOUBLED 3  // doublings: what begins to pay is found within 8 times its first wait
 
 void backoff_wait(struct backoff *b, double ms)
 {

@@ -1,6 +1,6 @@
 /* method.h: what a method of drafting is, and the list of them. A method proposes the tokens that
- * may follow a sample's, and may remember what was sampled; how many of its drafts are verified, and
- * whether it is asked at all, is decided for it (speculative.c).
+ * may follow a sample's, and may remember what was sampled; how many of its drafts are verified,
+ * and whether it is asked at all, is decided for it (speculative.c).
  *
  * A new one is a file beside ngram.c that fills a struct draft_method, and a line in DRAFT_METHODS.
  *

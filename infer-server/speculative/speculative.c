@@ -7,14 +7,14 @@
  * tokens that speak for it: those of the context that were matched, and the drafts before it. A
  * deterministic draft is compared with what was sampled whether it was verified or not.
  *
- * The plan of a step is the argmax of expected tokens per millisecond over how probable a draft must
- * be. A draft is accepted with the product of the rates up to its depth, its reach, which falls from
- * one draft of a sample to the next: so each threshold is a length for every sample, and all
- * samples' drafts stand in one order.
+ * The plan of a step is the argmax of expected tokens per millisecond over how probable a draft
+ * must be. A draft is accepted with the product of the rates up to its depth, its reach, which
+ * falls from one draft of a sample to the next: so each threshold is a length for every sample, and
+ * all samples' drafts stand in one order.
  *
- * What it came to: every step, each method is charged what looking, drafting and verifying took, and
- * credited the plain steps that its accepted tokens saved; backoff.h says what follows. What the
- * draft model computes of samples' pasts is amortised over the steps that come. */
+ * What it came to: every step, each method is charged what looking, drafting and verifying took,
+ * and credited the plain steps that its accepted tokens saved; backoff.h says what follows. What
+ * the draft model computes of samples' pasts is amortised over the steps that come. */
 #include "infer-server/speculative/speculative.h"
 #include "common/base/clock.h"
 #include "infer-server/speculative/backoff.h"
@@ -23,14 +23,17 @@
 #include <string.h>
 
 #define DEPTHS       SPECULATIVE_MOST // deeper ones count as the last
-#define KEPT         0.996  // of the acceptance counts, a step: some 250 steps are remembered
-#define PRIOR        2.0    // drafts that the rate of the depth before counts for
-#define KNOWN        8.0    // drafts, from which on a draft model's rate is more than a guess
-#define TEST_SAMPLES 4      // that it drafts for until then: their past has to be computed
-#define MIN_GAIN     1.05   // expected over a plain step, as costs and rates are estimates
-#define BANDS        64     // of reach; a step finer than a rate is known
-#define AMORTISE     64     // steps: about as many as are drafted for behind a prompt
-#define LEARN_TIMED  16     // tokens learned, one of which is timed: the clock costs as much
+#define KEPT         0.996 // of the acceptance counts, a step: some 250 steps are remembered
+#define PRIOR        2.0   // drafts that the rate of the depth before counts for
+#define KNOWN        8.0   // drafts, from which on a draft model's rate is more than a guess
+#define TEST_SAMPLES 4     // that it drafts for until then: their past has to be computed
+#define MIN_GAIN     1.05  // expected over a plain step, as costs and rates are estimates
+#define PLAIN_EVERY                                                                                \
+    128                // steps that would verify, one of which is plain, so that it is known what
+                       // that takes; at three times the speed it costs half a percent
+#define BANDS       64 // of reach; a step finer than a rate is known
+#define AMORTISE    64 // steps: about as many as are drafted for behind a prompt
+#define LEARN_TIMED 16 // tokens learned, one of which is timed: the clock costs as much
 
 struct method_state {
     void *memory;
@@ -48,11 +51,22 @@ struct speculative {
     // looking for drafts, by samples and methods that are asked.
     struct step_cost cost, passes, prompts, looks;
     struct method_state by[SPECULATIVE_METHODS];
-    int n_testing;          // samples that a draft model is tested on in this step
-    double owed_ms; // for the draft model's prompts, to be amortised
+    unsigned n_verifying; // plans with drafts in them
+    int n_testing;        // samples that a draft model is tested on in this step
+    double owed_ms;       // for the draft model's prompts, to be amortised
 };
 
 // ---- life --------------------------------------------------------------------------------------
+
+// A depth that was little tried is taken to be like the one before it.
+static void set_rates(struct method_state *by, double guess)
+{
+    for (int d = 0; d < DEPTHS; d++) {
+        by->rate[d] = guess = (by->accepted[d] + PRIOR * guess) / (by->tried[d] + PRIOR);
+        by->tried[d] *= KEPT;
+        by->accepted[d] *= KEPT;
+    }
+}
 
 enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
 {
@@ -61,9 +75,10 @@ enum status speculative_new(bool fixed, int max_rows, struct speculative **ret)
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for speculative decoding");
     s->fixed = fixed;
     s->max_rows = max_rows;
-    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+    for (int m = 0; m < SPECULATIVE_METHODS; m++) {
+        set_rates(&s->by[m], draft_methods[m]->guess);
         if (draft_methods[m]->new_memory) CHECK(draft_methods[m]->new_memory(&s->by[m].memory));
-    speculative_wants_drafts(s); // sets the rates
+    }
     *ret = s;
     return ST_OK;
 out:
@@ -90,16 +105,6 @@ uint64_t speculative_prompt_key(const int32_t *prompt, int n)
 }
 
 // ---- acceptance --------------------------------------------------------------------------------
-
-// A depth that was little tried is taken to be like the one before it.
-static void set_rates(struct method_state *by, double guess)
-{
-    for (int d = 0; d < DEPTHS; d++) {
-        by->rate[d] = guess = (by->accepted[d] + PRIOR * guess) / (by->tried[d] + PRIOR);
-        by->tried[d] *= KEPT;
-        by->accepted[d] *= KEPT;
-    }
-}
 
 static int depth_of(const struct draft *draft, int i)
 {
@@ -148,15 +153,11 @@ static bool untested(const struct speculative *s, int m)
     return !s->fixed && !draft_methods[m]->propose && s->by[m].tried[0] < KNOWN;
 }
 
-bool speculative_wants_drafts(struct speculative *s)
+bool speculative_wants_drafts(const struct speculative *s, struct speculative_choice choice)
 {
-    bool wants = false;
-    s->n_testing = 0;
-    for (int m = 0; m < SPECULATIVE_METHODS; m++) {
-        set_rates(&s->by[m], draft_methods[m]->guess);
-        wants |= !rests(s, m);
-    }
-    return wants;
+    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+        if (choice.k[m] && !rests(s, m)) return true;
+    return false;
 }
 
 void speculative_propose(struct speculative *s, struct speculative_choice choice,
@@ -211,8 +212,7 @@ static int band_of(double reach)
     return (int)(reach * (BANDS - 1));
 }
 
-static void add_to_bands(const struct speculative *s, const struct draft *draft,
-                          struct band *bands)
+static void add_to_bands(const struct speculative *s, const struct draft *draft, struct band *bands)
 {
     double reach = 1;
     for (int i = 0; i < draft->n; i++) {
@@ -235,8 +235,7 @@ static void add_band(struct band *sum, const struct band *b)
     for (int i = 0; i < SPECULATIVE_MOST; i++) sum->passes[i] += b->passes[i];
 }
 
-static double band_ms(const struct speculative *s, const struct band *b, int n_seqs,
-                       double context)
+static double band_ms(const struct speculative *s, const struct band *b, int n_seqs, double context)
 {
     const int rows = n_seqs + b->rows;
     double ms = step_cost_ms(&s->cost, rows, (int64_t)(rows * context)) +
@@ -248,7 +247,7 @@ static double band_ms(const struct speculative *s, const struct band *b, int n_s
 
 // The band from which on drafts are verified; BANDS: none are.
 static int lowest_band(const struct speculative *s, struct draft *const *drafts, int n, int n_seqs,
-                      int64_t attended)
+                       int64_t attended)
 {
     struct band bands[BANDS] = {0}, sum = {0};
     const double context = n_seqs > 0 ? (double)attended / n_seqs : 0;
@@ -272,8 +271,8 @@ void speculative_plan(struct speculative *s, struct draft *const *drafts, int n,
                       int64_t attended)
 {
     const bool all = s->fixed || s->n_testing > 0;
-    const int least = all ? 0 : lowest_band(s, drafts, n, n_seqs, attended);
-    int rows = s->max_rows;
+    int least = all ? 0 : lowest_band(s, drafts, n, n_seqs, attended), rows = s->max_rows;
+    if (!all && least < BANDS && ++s->n_verifying % PLAIN_EVERY == 0) least = BANDS;
     for (int i = 0; i < n; i++) {
         struct draft *draft = drafts[i];
         double reach = 1;
@@ -295,8 +294,8 @@ static int64_t attended_by_rows(const struct step_report *r)
 }
 
 // What a method gained in a step over a plain one: the steps that its tokens saved, less everything
-// that was done for it. All at the tables' prices, which a busy machine's outliers hardly move. all:
-// of all methods.
+// that was done for it. All at the tables' prices, which a busy machine's outliers hardly move.
+// all: of all methods.
 static double gain_of(const struct speculative *s, const struct method_state *by,
                       const struct step_report *r, const struct method_state *all)
 {
@@ -333,7 +332,8 @@ void speculative_step_over(struct speculative *s, const struct step_report *r)
     struct method_state all = {0};
     if (s->fixed) return;
     if (r->n_caught_up > 0) speculative_prompts_took(s, r->n_caught_up, r->catch_up_ms);
-    if (r->warm && r->decodes) step_cost_learn(&s->cost, r->n_rows, attended_by_rows(r), r->step_ms);
+    if (r->warm && r->decodes)
+        step_cost_learn(&s->cost, r->n_rows, attended_by_rows(r), r->step_ms);
     for (int m = 0; m < SPECULATIVE_METHODS; m++) {
         all.asked += s->by[m].asked;
         all.rows += s->by[m].rows;
@@ -342,8 +342,10 @@ void speculative_step_over(struct speculative *s, const struct step_report *r)
     for (int m = 0; m < SPECULATIVE_METHODS; m++) {
         struct method_state *by = &s->by[m];
         charge(s, m, r, ms, &all);
+        set_rates(by, draft_methods[m]->guess);
         by->asked = by->rows = by->saved = by->learned = 0;
     }
+    s->n_testing = 0;
 }
 
 void speculative_prompts_took(struct speculative *s, int n_tokens, double ms)

@@ -11,10 +11,11 @@
 #include "infer-server/speculative/step_cost.h"
 #include "common/model/model.h"
 
-#define WEIGHT       0.02 // of a measurement in its size's average: only lasting differences count
+#define WEIGHT      0.02 // in a size's average, for each step since its last measurement: slowly
+#define MOST_WEIGHT 0.2  // and at most so much, as one measurement may be off
 #define WEIGHT_LOAD 0.1  // in the load's: it comes and goes within some ten steps
-#define MOST_OFF     0.2  // of what was expected, that a measurement counts as away from it
-#define FIRST        3    // measurements of a size that count by the least: caches are cold at first
+#define MOST_OFF    0.2  // of what was expected, that a measurement counts as away from it
+#define FIRST       3    // measurements of a size that count by the least: caches are cold at first
 
 // Sizes 1..16 have a bucket each; above, eight buckets to a doubling.
 static int bucket_of(int rows)
@@ -53,12 +54,15 @@ void step_cost_learn(struct step_cost *c, int rows, int64_t attended, double ms)
     const double attention = c->token_ms * (double)attended, floor = 0.1 * ms / c->load;
     double own = ms / c->load - attention;
     if (own < floor) own = floor;
+    double weight = WEIGHT * (++c->n_learned - c->learned_at[b]);
+    if (weight > MOST_WEIGHT) weight = MOST_WEIGHT;
+    c->learned_at[b] = c->n_learned;
     c->rows[b] = size;
     if (c->n[b] < FIRST) {
         if (++c->n[b] == 1 || own < c->ms[b]) c->ms[b] = own;
     } else {
         c->load = follow(c->load, ms / (c->ms[b] + attention), WEIGHT_LOAD);
-        c->ms[b] = follow(c->ms[b], own, WEIGHT);
+        c->ms[b] = follow(c->ms[b], own, weight);
     }
     hold_below(c, b);
 }

@@ -1,6 +1,6 @@
 /* step_cost.h: the time of a decoding step as a function of its rows and of what they attend to,
- * measured when the server starts (engine/step_timing.h) and learned from the steps themselves since.
- * A step that verifies drafts is one of more rows: there is one table for both.
+ * measured when the server starts (engine/step_timing.h) and learned from the steps themselves
+ * since. A step that verifies drafts is one of more rows: there is one table for both.
  *
  *   ms(rows, attended) = load (table[rows] + token_ms attended)
  *
@@ -19,9 +19,11 @@ struct step_cost {             // all zero: nothing known
     const struct model *model; // whose captured sizes are the table's; NULL: any size is one
     double load;               // what steps take of late, in units of the table; 0: nothing known
     double token_ms;
-    int rows[STEP_COST_BUCKETS];    // the size last measured; 0: none
-    double ms[STEP_COST_BUCKETS];   // moving average of its time, over the load; never falls with rows
-    int n[STEP_COST_BUCKETS];       // measurements, up to a few
+    int rows[STEP_COST_BUCKETS]; // the size last measured; 0: none
+    double
+        ms[STEP_COST_BUCKETS]; // moving average of its time, over the load; never falls with rows
+    unsigned n_learned, learned_at[STEP_COST_BUCKETS]; // measurements of all, at each one's last
+    int n[STEP_COST_BUCKETS];                          // measurements, up to a few
 };
 
 void step_cost_learn(struct step_cost *c, int rows, int64_t attended, double ms);

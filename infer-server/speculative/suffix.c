@@ -1,5 +1,6 @@
-/* suffix.c: drafts what followed the same last tokens in completions of the same prompt, by siblings
- * of the group or by earlier requests (suffix_memory.h); where nothing is known, as ngram. */
+/* suffix.c: drafts what followed the same last tokens in completions of the same prompt, by
+ * siblings of the group or by earlier requests (suffix_memory.h); where nothing is known, as ngram.
+ */
 #include "infer-server/speculative/method.h"
 #include "infer-server/speculative/suffix_memory.h"
 
