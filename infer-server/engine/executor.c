@@ -547,10 +547,9 @@ static int take_draws(struct executor *x, struct sample *sample,
             finish = FINISH_LENGTH;
     }
     if (sample->draft.n > 0)
-        speculative_verified(x->speculative, &sample->draft, n_drafts,
-                             n_drafts > 0 ? n_accepted
-                                          : results[0].token == sample->draft.tokens[0],
-                             n - 1);
+        speculative_verified(
+            x->speculative, &sample->draft, n_drafts,
+            n_drafts > 0 ? n_accepted : results[0].token == sample->draft.tokens[0], n - 1);
     sample->draft.n = 0;
     if (n == n_accepted) n_drafts = n; // ended by a draft
     if (n_drafts > 0) count_drafts(x, sample, n_drafts, n_accepted);

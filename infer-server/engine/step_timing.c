@@ -91,7 +91,8 @@ enum status step_timing_measure(struct model *model, struct batch *batch, struct
     static const struct sampling sampling = {
         .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
     const int longest = model->max_context < LONG_CONTEXT ? model->max_context : LONG_CONTEXT;
-    struct step_cost cost = {.model = model};
+    // Where steps are captured, they run at certain sizes alone.
+    struct step_cost cost = {.padded = model_decode_padding(model, 3) > 3};
     struct measured m = {.model = model, .batch = batch, .sampler = sampler, .kv = kv};
     enum status st = ST_OK;
     m.draws = malloc((size_t)most_rows * sizeof *m.draws);

@@ -9,7 +9,6 @@
  * size count by the least of them. And no size is taken to need longer than a larger one: what was
  * once overrated would else never be tried again. */
 #include "infer-server/speculative/step_cost.h"
-#include "common/model/model.h"
 
 #define WEIGHT      0.02 // in a size's average, for each step since its last measurement: slowly
 #define MOST_WEIGHT 0.2  // and at most so much, as one measurement may be off
@@ -27,9 +26,13 @@ static int bucket_of(int rows)
     return b < STEP_COST_BUCKETS ? b : STEP_COST_BUCKETS - 1;
 }
 
-static int size_of(const struct step_cost *c, int rows)
+// The size measured that a step of so many rows runs at, or its own place.
+static int place_of(const struct step_cost *c, int rows)
 {
-    return c->model ? model_decode_padding(c->model, rows) : rows;
+    const int own = bucket_of(rows);
+    for (int b = own; c->padded && b < STEP_COST_BUCKETS; b++)
+        if (c->rows[b] >= rows) return b;
+    return own;
 }
 
 static double follow(double old, double measured, double weight)
@@ -49,7 +52,7 @@ static void hold_below(struct step_cost *c, int b)
 
 void step_cost_learn(struct step_cost *c, int rows, int64_t attended, double ms)
 {
-    const int size = size_of(c, rows), b = bucket_of(size);
+    const int b = place_of(c, rows);
     if (c->load <= 0) c->load = 1;
     const double attention = c->token_ms * (double)attended, floor = 0.1 * ms / c->load;
     double own = ms / c->load - attention;
@@ -57,7 +60,7 @@ void step_cost_learn(struct step_cost *c, int rows, int64_t attended, double ms)
     double weight = WEIGHT * (++c->n_learned - c->learned_at[b]);
     if (weight > MOST_WEIGHT) weight = MOST_WEIGHT;
     c->learned_at[b] = c->n_learned;
-    c->rows[b] = size;
+    if (!c->padded || c->rows[b] < rows) c->rows[b] = rows;
     if (c->n[b] < FIRST) {
         if (++c->n[b] == 1 || own < c->ms[b]) c->ms[b] = own;
     } else {
@@ -69,16 +72,16 @@ void step_cost_learn(struct step_cost *c, int rows, int64_t attended, double ms)
 
 double step_cost_ms(const struct step_cost *c, int rows, int64_t attended)
 {
-    const int size = size_of(c, rows), b = bucket_of(size);
+    const int b = place_of(c, rows);
     int below = b, above = b;
-    while (above < STEP_COST_BUCKETS && c->rows[above] < size) above++;
-    while (below >= 0 && (c->rows[below] <= 0 || c->rows[below] > size)) below--;
+    while (above < STEP_COST_BUCKETS && c->rows[above] < rows) above++;
+    while (below >= 0 && (c->rows[below] <= 0 || c->rows[below] > rows)) below--;
     if (above == STEP_COST_BUCKETS) above = below;
     if (below < 0) below = above;
     if (below < 0) return 0;
     double own = c->ms[above];
-    if (c->rows[above] > c->rows[below])
-        own = c->ms[below] + (c->ms[above] - c->ms[below]) * (size - c->rows[below]) /
+    if (!c->padded && c->rows[above] > c->rows[below])
+        own = c->ms[below] + (c->ms[above] - c->ms[below]) * (rows - c->rows[below]) /
                                  (c->rows[above] - c->rows[below]);
     return c->load * (own + c->token_ms * (double)attended);
 }

@@ -8,22 +8,19 @@
 #ifndef INFER_SERVER_STEP_COST_H
 #define INFER_SERVER_STEP_COST_H
 
-#include "common/base/status.h"
+#include <stdbool.h>
 #include <stdint.h>
-
-struct model;
 
 #define STEP_COST_BUCKETS 64
 
-struct step_cost {             // all zero: nothing known
-    const struct model *model; // whose captured sizes are the table's; NULL: any size is one
-    double load;               // what steps take of late, in units of the table; 0: nothing known
+struct step_cost { // all zero: nothing known
+    bool padded; // steps run at certain sizes alone, the table's: what lies between takes the next
+    double load; // what steps take of late, in units of the table; 0: nothing known
     double token_ms;
-    int rows[STEP_COST_BUCKETS]; // the size last measured; 0: none
-    double
-        ms[STEP_COST_BUCKETS]; // moving average of its time, over the load; never falls with rows
+    int rows[STEP_COST_BUCKETS];  // the size measured; 0: none
+    double ms[STEP_COST_BUCKETS]; // its time over the load, an average; never falls with rows
+    int n[STEP_COST_BUCKETS];     // measurements, up to a few
     unsigned n_learned, learned_at[STEP_COST_BUCKETS]; // measurements of all, at each one's last
-    int n[STEP_COST_BUCKETS];                          // measurements, up to a few
 };
 
 void step_cost_learn(struct step_cost *c, int rows, int64_t attended, double ms);
