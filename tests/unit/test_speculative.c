@@ -1,5 +1,6 @@
-/* test_speculative.c: the engine on the CPU with and without drafts: equal tokens and log-probabilities over 1,000 prompts, the exact distribution of every
- * position on a tiny vocabulary, and telemetry that adds up. */
+/* test_speculative.c: the engine on the CPU with and without drafts: equal tokens and
+ * log-probabilities over 1,000 prompts, the exact distribution of every position on a tiny
+ * vocabulary, and telemetry that adds up. */
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "common/base/clock.h"
