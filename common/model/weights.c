@@ -18,9 +18,8 @@
 #define ALIGN_ELEMENTS   128
 #define STAGING_ELEMENTS ((int64_t)4 << 20)
 
-// ---- the roles
-// --------------------------------------------------------------------------------------- Sizes
-// that shapes are made of.
+// ---- the roles ----------------------------------------------------------------------------------
+// Sizes that shapes are made of.
 enum size {
     SIZE_NONE,
     SIZE_HIDDEN,
@@ -153,8 +152,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .when = IF_HEAD_BIAS, .rows = SIZE_VOCAB},
 };
 
-// ---- the plan
-// ----------------------------------------------------------------------------------------
+// ---- the plan -----------------------------------------------------------------------------------
 static int count_names(const char *pattern)
 {
     int n = 1;
@@ -264,6 +262,12 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
     return ST_OK;
 }
 
+bool weights_begins_block(const struct weights *w, int i)
+{
+    const struct weight_tensor *t = &w->tensors[i];
+    return i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
+}
+
 // Where the pointer to a role's block stands.
 static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
 {
@@ -272,17 +276,21 @@ static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
     return (void **)(holder + r->pointer);
 }
 
+void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
+{
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        if (!weights_begins_block(w, i) || t->offset < first || t->offset >= first + n) continue;
+        *role_pointer(w, t->role, t->layer) =
+            (char *)at + (size_t)(t->offset - first) * dtype_size(w->dt);
+    }
+    if (w->config->tie_embeddings) w->head = w->embed;
+}
+
 void weights_bind(struct weights *w, void *base)
 {
     w->base = base;
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        bool first_part = i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
-        if (first_part)
-            *role_pointer(w, t->role, t->layer) =
-                (char *)base + (size_t)t->offset * dtype_size(w->dt);
-    }
-    if (w->config->tie_embeddings) w->head = w->embed;
+    weights_bind_range(w, 0, w->n_elements, base);
 }
 
 void weights_free(struct weights *w)
@@ -316,8 +324,7 @@ void weights_layout_hash(const struct weights *w, char ret[65])
     bytes_release(&text);
 }
 
-// ---- host and device
-// -----------------------------------------------------------------------------------
+// ---- host and device ----------------------------------------------------------------------------
 static void *device_address(const struct weights *w, int64_t element)
 {
     return (char *)w->base + (size_t)element * dtype_size(w->dt);
@@ -365,8 +372,7 @@ static enum status copy_tensor_in(const struct weights *w, struct device *dev,
     return ST_OK;
 }
 
-// ---- loading
-// -------------------------------------------------------------------------------------------
+// ---- loading ------------------------------------------------------------------------------------
 // Tensors of published folders that carry no weights of ours.
 static bool ignorable(const struct weights *w, const char *name)
 {
@@ -517,8 +523,7 @@ out:
     return st;
 }
 
-// ---- saving
-// --------------------------------------------------------------------------------------------
+// ---- saving -------------------------------------------------------------------------------------
 struct save {
     const struct weights *w;
     struct device *dev;

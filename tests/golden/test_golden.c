@@ -12,6 +12,7 @@
  * in a row; tokens whose choice of experts hangs on a rounding are counted and left out. */
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 #include "common/model/model.h"
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
@@ -87,8 +88,7 @@ static double fact(const struct golden *g, const char *key)
     return json_number_value(json_object_get(g->facts, key));
 }
 
-// ---- opening
-// -------------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 static enum status open_files(struct golden *g)
 {
     char *json = path_join(g->folder, "golden.json"),
@@ -153,8 +153,8 @@ static enum status open_golden(struct golden *g)
     CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, longest_sequence(g), &g->model));
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
     CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
-    CHECK(optimizer_new(g->dev, g->weights, &adamw, &g->optimizer));
-    CHECK(backward_new(g->model, optimizer_grads(g->optimizer), max_tokens, max_tokens,
+    CHECK(optimizer_new_whole(g->dev, g->weights, &adamw, &g->optimizer));
+    CHECK(backward_new(g->model, optimizer_grads(g->optimizer, 0), max_tokens, max_tokens,
                        &g->backward));
     CHECK(fill_batch(g));
 out:
@@ -175,8 +175,7 @@ static void close_golden(struct golden *g)
     json_decref(g->facts);
 }
 
-// ---- comparing
-// -----------------------------------------------------------------------------------------
+// ---- comparing ----------------------------------------------------------------------------------
 static void widen(double *worst, double x)
 {
     if (!(x <= *worst)) *worst = x; // NaN counts as worst
@@ -301,7 +300,9 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     struct loss_stats stats = {0};
     void *x;
     enum status st;
-    CHECK(loss_type_from_name(gspo ? "grpo" : name, &config.type));
+    int type;
+    CHECK(name_parse(loss_type_names, gspo ? "grpo" : name, &type));
+    config.type = (enum loss_type)type;
     if (config.type == LOSS_CISPO) config.epsilon_high += 1; // the cap of the ratio itself
     for (int s = 0; s < g->n_seqs; s++)
         for (int i = g->first[s]; i < g->first[s + 1]; i++) {
@@ -377,7 +378,8 @@ static enum status check_losses(struct golden *g, struct result *r)
         r->losses[i] = fabs(loss - want_loss) / fmax(fabs(want_loss), 1.0);
         r->norms[i] = fabs(norm - want_norm) / want_norm;
         if (i == 0)
-            CHECK(compare_arena(g, optimizer_grads(g->optimizer), "grad.", &r->grads, NULL, NULL));
+            CHECK(
+                compare_arena(g, optimizer_grads(g->optimizer, 0), "grad.", &r->grads, NULL, NULL));
     }
 out:
     return st;
@@ -386,7 +388,7 @@ out:
 // The gradients of a loss once more, from a tape that keeps no more than each layer's input.
 static enum status check_recompute(struct golden *g, bool *ret_same)
 {
-    const struct weights *grads = optimizer_grads(g->optimizer);
+    const struct weights *grads = optimizer_grads(g->optimizer, 0);
     struct tape *whole = g->tape, *inputs = NULL;
     char *want = malloc(grads->bytes), *have = malloc(grads->bytes);
     double loss, again;
@@ -484,8 +486,7 @@ out:
     return st == ST_OK && passed(&r);
 }
 
-// ---- the two ways to run
-// -------------------------------------------------------------------------------
+// ---- the two ways to run ------------------------------------------------------------------------
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);

@@ -31,8 +31,8 @@ static enum status learner_open(struct bench *b, struct learner_bench *l)
     CHECK(model_new(b->dev, b->config, b->weights, tokens, logits_chunk, sequence + 1, &l->model));
     CHECK(batch_new(b->dev, tokens, tokens / sequence + 1, 0, tokens, &l->batch));
     CHECK(tape_new(l->model, tokens, RECOMPUTE_NONE, &l->tape));
-    CHECK(optimizer_new(b->dev, b->weights, &adamw, &l->optimizer));
-    CHECK(backward_new(l->model, optimizer_grads(l->optimizer), tokens, tokens, &l->backward));
+    CHECK(optimizer_new_whole(b->dev, b->weights, &adamw, &l->optimizer));
+    CHECK(backward_new(l->model, optimizer_grads(l->optimizer, 0), tokens, tokens, &l->backward));
     l->targets = calloc((size_t)tokens, sizeof *l->targets);
     l->logprobs = calloc((size_t)tokens, sizeof *l->logprobs);
     l->dlogprobs = calloc((size_t)tokens, sizeof *l->dlogprobs);
