@@ -22,18 +22,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEPTHS       SPECULATIVE_MOST // deeper ones count as the last
-#define KEPT         0.996 // of the acceptance counts, a step: some 250 steps are remembered
-#define PRIOR        2.0   // drafts that the rate of the depth before counts for
+#define DEPTHS       SPECULATIVE_MOST // the deepest have no more to tell them apart
+#define KEPT         0.996 // of the acceptance counts, a step: policies and texts change in hundreds
+#define PRIOR        2.0   // drafts that the rate of the depth before counts for: soon outweighed
 #define KNOWN        8.0   // drafts, from which on a draft model's rate is more than a guess
 #define TEST_SAMPLES 4     // that it drafts for until then: their past has to be computed
 #define MIN_GAIN     1.05  // expected over a plain step, as costs and rates are estimates
-#define PLAIN_EVERY                                                                                \
-    128                // steps that would verify, one of which is plain, so that it is known what
-                       // that takes; at three times the speed it costs half a percent
-#define BANDS       64 // of reach; a step finer than a rate is known
-#define AMORTISE    64 // steps: about as many as are drafted for behind a prompt
-#define LEARN_TIMED 16 // tokens learned, one of which is timed: the clock costs as much
+#define PLAIN_EVERY  128   // verifying steps: one plain, to know its price; costs half a percent
+#define BANDS        64    // of reach; steps finer than a rate is known
+#define AMORTISE     64    // steps: about as many as are drafted for behind a prompt
+#define LEARN_TIMED  16    // tokens learned, one of which is timed: the clock costs as much
 
 struct method_state {
     void *memory;
@@ -238,8 +236,8 @@ static void add_band(struct band *sum, const struct band *b)
 static double band_ms(const struct speculative *s, const struct band *b, int n_seqs, double context)
 {
     const int rows = n_seqs + b->rows;
-    double ms = step_cost_ms(&s->cost, rows, (int64_t)(rows * context)) +
-                step_cost_ms(&s->prompts, b->caught_up, 0) / AMORTISE;
+    double ms = step_cost_ms(&s->cost, rows, (int64_t)(rows * context));
+    if (b->caught_up > 0) ms += step_cost_ms(&s->prompts, b->caught_up, 0) / AMORTISE;
     for (int i = 0; i < SPECULATIVE_MOST && b->passes[i] > 0; i++)
         ms += step_cost_ms(&s->passes, b->passes[i], (int64_t)(b->passes[i] * context));
     return ms;
