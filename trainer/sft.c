@@ -12,6 +12,7 @@
 #include "common/base/options.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/learn/memory.h"
+#include "trainer/rollout/data_order.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/runlog.h"
 #include "trainer/learn/schedule.h"

@@ -16,6 +16,7 @@
  * and credited the plain steps that its accepted tokens saved; backoff.h says what follows. What
  * the draft model computes of samples' pasts is amortised over the steps that come. */
 #include "infer-server/speculative/speculative.h"
+#include "common/base/hash.h"
 #include "common/base/clock.h"
 #include "infer-server/speculative/backoff.h"
 #include "infer-server/speculative/step_cost.h"
@@ -94,9 +95,9 @@ void speculative_free(struct speculative *s)
 
 uint64_t speculative_prompt_key(const int32_t *prompt, int n)
 {
-    uint64_t h = 0xcbf29ce484222325u; // FNV-1a over whole tokens, with a shift to spread high bits
+    uint64_t h = HASH_FNV_START; // FNV-1a over whole tokens, with a shift to spread high bits
     for (int i = 0; i < n; i++) {
-        h = (h ^ (uint32_t)prompt[i]) * 0x100000001b3u;
+        h = (h ^ (uint32_t)prompt[i]) * HASH_FNV_PRIME;
         h ^= h >> 29;
     }
     return h;

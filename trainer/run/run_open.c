@@ -187,7 +187,7 @@ static enum status open_learner(struct run *run)
     enum status st;
     int64_t longest = run->data->max_prompt + c->max_completion_length;
     struct curriculum_options order = run_curriculum_options(c);
-    int64_t samples = c->prompts_per_step * curriculum_most_rollouts(&order);
+    int64_t samples = c->prompts_per_step * curriculum_max_rollouts(&order);
     int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
     if (longest - 1 > c->token_budget)
         return status_fail(
