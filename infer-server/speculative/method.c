@@ -64,7 +64,7 @@ enum status speculative_parse(const char *text, struct speculative_choice *ret)
 void speculative_write(struct speculative_choice choice, char ret[64])
 {
     size_t n = 0;
-    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+    for (int m = 0; m < SPECULATIVE_METHODS && n < 64; m++)
         if (choice.k[m])
             n += (size_t)snprintf(ret + n, 64 - n, "%s%s:%d", n ? "," : "", draft_methods[m]->name,
                                   choice.k[m]);
