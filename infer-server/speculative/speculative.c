@@ -29,6 +29,7 @@
 #define KNOWN        8.0   // drafts, from which on a draft model's rate is more than a guess
 #define TEST_SAMPLES 4     // that it drafts for until then: their past has to be computed
 #define MIN_GAIN     1.05  // expected over a plain step, as costs and rates are estimates
+#define MARGIN       0.025 // of that to be there afterwards: plain steps alone find warmer caches
 #define PLAIN_EVERY  128   // verifying steps: one plain, to know its price; costs half a percent
 #define BANDS        64    // of reach; steps finer than a rate is known
 #define AMORTISE     64    // steps: about as many as are drafted for behind a prompt
@@ -303,7 +304,7 @@ static double gain_of(const struct speculative *s, const struct method_state *by
     double gain = plain_ms * by->saved / r->n_seqs;
     gain -= step_cost_ms(&by->learning, 1, 0) * by->learned;
     gain -= step_cost_ms(&s->looks, all->asked, 0) * by->asked / all->asked;
-    if (by->rows > 0) gain -= rows_ms * by->rows / all->rows;
+    if (by->rows > 0) gain -= (rows_ms + MARGIN * plain_ms) * by->rows / all->rows;
     return gain;
 }
 
