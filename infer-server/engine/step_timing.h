@@ -3,18 +3,12 @@
 #ifndef INFER_SERVER_STEP_TIMING_H
 #define INFER_SERVER_STEP_TIMING_H
 
-#include "common/base/status.h"
+#include "infer-server/engine/runner.h"
+#include "infer-server/speculative/step_cost.h"
 
-struct batch;
-struct kv_view;
-struct model;
-struct sampler;
-struct step_cost;
-
-// What a model and its sampler take for decoding steps of 1..most_rows rows, larger sizes only
+// What decoding steps of 1..most_rows rows take a runner, sampling included; larger sizes only
 // within a second or so. Writes to the KV pool at will: nobody may have anything in it. Captures
 // the steps on CUDA. ST_DEVICE.
-enum status step_timing_measure(struct model *model, struct batch *batch, struct sampler *sampler,
-                                const struct kv_view *kv, int most_rows, struct step_cost *ret);
+enum status step_timing_measure(struct runner *r, int most_rows, struct step_cost *ret);
 
 #endif
