@@ -16,12 +16,11 @@
  * take the sample's own: like distributions then give like tokens. */
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
-#include "infer-server/speculative/step_cost.h"
+#include "infer-server/engine/step_timing.h"
 #include <assert.h>
 #include <stdlib.h>
 
-#define DRAFT_STREAM 1   // of sampler_stream()
-#define PROMPT       256 // tokens of the longest that is measured
+#define DRAFT_STREAM 1 // of sampler_stream()
 
 enum holds { NOTHING, SOME, ALL }; // of a block's keys and values
 
@@ -86,46 +85,9 @@ enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks)
     return runner_allocate_kv(d->runner, n_blocks);
 }
 
-static enum status time_prompt(struct draft_model *d, int n, double *ret_ms)
+enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes)
 {
-    struct runner *r = d->runner;
-    const int block = r->limits.block_size, n_blocks = (n + block - 1) / block;
-    enum status st = ST_OK;
-    int32_t *blocks = malloc((size_t)n_blocks * sizeof *blocks);
-    int32_t *tokens = calloc((size_t)n, sizeof *tokens);
-    if (!blocks || !tokens) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a draft model");
-        goto out;
-    }
-    for (int i = 0; i < n_blocks; i++) blocks[i] = i % r->kv.view.n_blocks;
-    for (int run = 0; run < 2; run++) { // the first finds cold caches
-        const int64_t start_ns = clock_now_ns();
-        runner_clear(r);
-        CHECK(runner_feed(r, tokens, n, 0, blocks, n_blocks));
-        CHECK(runner_step(r));
-        CHECK(device_sync(r->dev));
-        *ret_ms = clock_ms_since(start_ns);
-    }
-out:
-    free(blocks);
-    free(tokens);
-    return st;
-}
-
-enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes,
-                                double *ret_prompt_ms, double *ret_token_ms)
-{
-    const int chunk = d->limits.prefill_chunk < PROMPT ? d->limits.prefill_chunk : PROMPT;
-    const int max_context = d->runner->limits.max_context;
-    const int n = chunk < max_context ? chunk : max_context, few = 1 + n / 32;
-    double ms = 0, few_ms = 0;
-    enum status st = time_prompt(d, n, &ms);
-    if (st == ST_OK) st = time_prompt(d, few, &few_ms);
-    if (st == ST_OK) st = step_cost_measure(d->runner, d->runner->limits.max_rows, ret_passes);
-    if (st != ST_OK) return st;
-    *ret_token_ms = n > few && ms > few_ms ? (ms - few_ms) / (n - few) : 0;
-    *ret_prompt_ms = few_ms - few * *ret_token_ms;
-    return ST_OK;
+    return step_timing_measure(d->runner, d->runner->limits.max_rows, ret_passes);
 }
 
 struct sampler_drafts draft_model_logits(const struct draft_model *d)
@@ -362,9 +324,9 @@ static enum status run_pass(struct draft_model *d, struct sample *const *samples
         report->catch_up_ms += ms;
         return ST_OK;
     }
-    report->draft_ms += ms;
-    report->settled &= r->warm;
     if (r->warm) step_cost_learn(passes, r->n_rows, pass->attended, ms);
+    report->draft_ms += step_cost_ms(passes, r->n_rows, pass->attended);
+    report->warm &= r->warm;
 out:
     return st;
 }

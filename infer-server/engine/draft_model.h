@@ -34,10 +34,8 @@ enum status draft_model_new(struct runner *runner, const struct draft_model_limi
 void draft_model_free(struct draft_model *d);
 enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks);
 
-// On an empty KV pool: what passes of up to max_batch samples take, and prompts: a pass of n tokens
-// *ret_prompt_ms + n *ret_token_ms.
-enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes,
-                                double *ret_prompt_ms, double *ret_token_ms);
+// On an empty KV pool: what passes of up to max_batch samples take.
+enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes);
 
 // Tokens that a sample of this length may draft at most: the model has a context of its own.
 int draft_model_room(const struct draft_model *d, const struct sample *sample);
@@ -58,7 +56,7 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
 // Samples draft.n_verify tokens for each of n samples whose draft.method is the draft model, and
 // learns what the passes took; n_verify becomes less where a draft ends the sample, and 0 where a
 // sample lags too far and only caught up a little. Their blocks must reach over what they draft.
-// Waits. Reports draft_ms, catch_up_ms, and no `settled` where a pass was among the first of its
+// Waits. Reports draft_ms, catch_up_ms, and no `warm` where a pass was among the first of its
 // shape.
 enum status draft_model_sample(struct draft_model *d, struct sample *const *samples, int n,
                                struct step_cost *passes, struct step_report *report);

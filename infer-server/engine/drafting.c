@@ -2,7 +2,7 @@
 #include "infer-server/engine/drafting.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "infer-server/speculative/step_cost.h"
+#include "infer-server/engine/step_timing.h"
 #include <stdlib.h>
 
 #define ROWS_OFF     64 // of a step, where only single requests ask for drafts
@@ -76,15 +76,11 @@ void drafting_free(struct drafting *d)
 
 enum status drafting_measure(struct drafting *d, struct runner *policy)
 {
-    double prompt_ms, token_ms;
     enum status st = ST_OK;
     if (!d->measures) return ST_OK;
-    CHECK(
-        step_cost_measure(policy, policy->limits.max_rows, speculative_step_cost(d->speculative)));
-    if (!d->model) return ST_OK;
-    CHECK(draft_model_measure(d->model, speculative_pass_cost(d->speculative), &prompt_ms,
-                              &token_ms));
-    speculative_set_prompt_cost(d->speculative, prompt_ms, token_ms);
+    CHECK(step_timing_measure(policy, policy->limits.max_rows,
+                              speculative_step_cost(d->speculative)));
+    if (d->model) CHECK(draft_model_measure(d->model, speculative_pass_cost(d->speculative)));
 out:
     return st;
 }
@@ -118,8 +114,7 @@ static void propose(struct drafting *d, struct sample *sample)
     const int within = *k > 0 ? draft_model_room(d->model, sample) : 0;
     if (*k > within) *k = within > 0 ? within : 0;
     speculative_propose(d->speculative, choice, &history, room, draft);
-    draft->context = sample_known(sample);
-    draft->behind = d->model ? draft_model_lag(d->model, sample) : 0;
+    draft->lag = d->model ? draft_model_lag(d->model, sample) : 0;
 }
 
 // Whether any sample may draft; counts the decoding ones.
@@ -135,7 +130,7 @@ static bool count_decoding(struct drafting *d, struct scheduler *scheduler, int 
         if (!sample_is_decoding(sample)) continue;
         *ret_seqs += 1;
         *ret_attended += sample_known(sample);
-        may |= speculative_most(choice_of(d, sample)) > 0;
+        may |= speculative_wants_drafts(d->speculative, choice_of(d, sample));
     }
     return may;
 }
@@ -145,9 +140,8 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler)
     const int64_t start_ns = clock_now_ns();
     int64_t attended;
     int n_seqs, n = 0, n_sampling = 0;
-    d->report = (struct step_report){.settled = true};
+    d->report = (struct step_report){.warm = true};
     if (!count_decoding(d, scheduler, &n_seqs, &attended)) return ST_OK;
-    if (!speculative_wants_drafts(d->speculative)) return ST_OK;
     for (int i = 0; i < scheduler_running(scheduler); i++) {
         struct sample *sample = scheduler_at(scheduler, i);
         if (!sample_is_decoding(sample) || speculative_most(choice_of(d, sample)) == 0) continue;
@@ -162,7 +156,6 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler)
         if (sample->draft.n_verify > 0 && sample->draft.method == SPECULATIVE_DRAFT_MODEL)
             d->sampling[n_sampling++] = sample;
     }
-    d->report.looked = true;
     d->report.look_ms = clock_ms_since(start_ns);
     if (n_sampling == 0) return ST_OK;
     return draft_model_sample(d->model, d->sampling, n_sampling,
@@ -184,7 +177,6 @@ static void report_rows(const struct step *step, struct step_report *report)
         report->n_seqs++;
         report->n_rows += item->n;
         report->attended += item->first + 1;
-        for (int k = 0; k < item->n; k++) report->attended_by_all += item->first + k + 1;
     }
 }
 
@@ -254,8 +246,8 @@ void drafting_verified(struct drafting *d, struct sample *sample, const struct v
 {
     struct draft *draft = &sample->draft;
     if (draft->n > 0)
-        speculative_judge(d->speculative, draft, v->n_drafts,
-                          v->n_drafts > 0 ? v->n_accepted : first == draft->tokens[0]);
+        speculative_verified(d->speculative, draft, v->n_drafts,
+                             v->n_drafts > 0 ? v->n_accepted : first == draft->tokens[0], v->n - 1);
     draft->n = 0;
     if (v->n_counted > 0) count_drafts(d, sample, v);
     if (d->model) draft_model_truncate(d->model, sample, sample_known(sample) + v->n_accepted);
@@ -267,10 +259,9 @@ void drafting_learn(struct drafting *d, const struct sample *sample)
     speculative_learn(d->speculative, choice_of(d, sample), &history);
 }
 
-void drafting_step_over(struct drafting *d, double step_ms, bool warm, int n_saved)
+void drafting_step_over(struct drafting *d, double step_ms, bool warm)
 {
-    if (d->report.decodes) d->report.settled &= warm;
+    if (d->report.decodes) d->report.warm &= warm;
     d->report.step_ms = step_ms;
-    d->report.n_saved = n_saved;
     speculative_step_over(d->speculative, &d->report);
 }

@@ -46,7 +46,7 @@ void drafting_verified(struct drafting *d, struct sample *sample, const struct v
                        int32_t first);
 void drafting_learn(struct drafting *d, const struct sample *sample); // its last token is new
 
-// warm: of the policy's step; n_saved: tokens that it brought beyond one for each sample.
-void drafting_step_over(struct drafting *d, double step_ms, bool warm, int n_saved);
+// warm: of the policy's step.
+void drafting_step_over(struct drafting *d, double step_ms, bool warm);
 
 #endif

@@ -309,21 +309,17 @@ static int take_tokens(struct executor *x, struct sample *sample, int row, int n
     return v.n;
 }
 
-// Returns the tokens that were generated, and how many of these came beyond one for each sample.
-static int take_step(struct executor *x, const struct step *step, uint64_t version, int64_t now_ns,
-                     int *ret_saved)
+// Returns how many tokens were generated.
+static int take_step(struct executor *x, const struct step *step, uint64_t version, int64_t now_ns)
 {
     int n_tokens = 0;
-    *ret_saved = 0;
     for (int i = 0, row = 0; i < step->n_sampled; i++) {
         struct sample *sample = step->sampled[i].sample;
         const int n_drafts = step->items[step->sampled[i].item].n_drafts;
         if (sample->request->sampling.max_tokens == 0) {
             deliver_prompt(&x->delivery, sample, version, now_ns);
         } else {
-            const int n = take_tokens(x, sample, row, n_drafts, version, now_ns);
-            n_tokens += n;
-            *ret_saved += n - 1;
+            n_tokens += take_tokens(x, sample, row, n_drafts, version, now_ns);
         }
         row += n_drafts + 1;
     }
@@ -344,7 +340,6 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     enum status st = ST_OK;
     struct runner *policy = x->runners[RUNNER_POLICY];
     const int64_t start_ns = clock_now_ns();
-    int n_saved;
     CHECK(drafting_propose(x->drafting, x->scheduler));
     const int64_t drafted_ns = clock_now_ns();
     const struct step *step = schedule(x->scheduler, admit);
@@ -361,9 +356,9 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     const int n_prompt = prompt_tokens(step);
-    const int n_generated = take_step(x, step, version, now_ns, &n_saved);
+    const int n_generated = take_step(x, step, version, now_ns);
     histogram_add(&x->stats.step_tokens, &bounds_step_tokens, n_prompt + n_generated);
-    drafting_step_over(x->drafting, (double)(now_ns - drafted_ns) / 1e6, policy->warm, n_saved);
+    drafting_step_over(x->drafting, (double)(now_ns - drafted_ns) / 1e6, policy->warm);
     x->stats.steps++;
     x->stats.busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
 out:

@@ -17,11 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HEADS         16384
-#define FIRST_ENTRIES 64
+#define HEADS         16384      // chains of a prompt or two, of as many as fit into the memory
+#define FIRST_ENTRIES 64         // of a prompt: what a short completion takes
 #define MOST_ENTRIES  (1u << 17) // 2 MB a prompt, and its leaves
-#define LEAF          (1u << 31)
-#define NO_TOKEN      (-1)
+#define LEAF          (1u << 31) // a bit that no count reaches
+#define NO_TOKEN      (-1)       // no id is negative
 
 struct entry {
     uint64_t key; // 0: free

@@ -76,7 +76,7 @@ static int sample_all(struct draft_model *d, struct request *const *requests, in
     int rounds = 0;
     for (bool all = false; !all; rounds++) {
         struct sample *samples[SAMPLES];
-        struct step_report report = {.settled = true};
+        struct step_report report = {.warm = true};
         assert_true(rounds < 10);
         for (int i = 0; i < n; i++) {
             samples[i] = &requests[i]->samples[0];

@@ -1,14 +1,12 @@
-/* test_speculative.c: the drafters' parts by themselves, and the engine on the CPU with and without
- * drafts: equal tokens and log-probabilities over 1,000 prompts, the exact distribution of every
- * position on a tiny vocabulary, and telemetry that adds up. */
+/* test_speculative.c: the engine on the CPU with and without drafts: equal tokens and
+ * log-probabilities over 1,000 prompts, the exact distribution of every position on a tiny
+ * vocabulary, and telemetry that adds up. */
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/request.h"
-#include "infer-server/speculative/step_cost.h"
-#include "infer-server/speculative/suffix_memory.h"
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -25,276 +23,6 @@ enum {
 };
 
 static const char *folder, *model, *draft, *tiny, *tiny_draft;
-
-// ---- parts -------------------------------------------------------------------------------------
-
-static void names_of_methods(void **state)
-{
-    (void)state;
-    struct speculative_choice c = {0};
-    char text[64];
-    assert_ok(speculative_parse("off", &c));
-    assert_true(c.chosen && speculative_most(c) == 0);
-    assert_ok(speculative_parse("ngram", &c));
-    assert_int_equal(c.k[SPECULATIVE_NGRAM], 5);
-    assert_ok(speculative_parse("suffix", &c));
-    assert_int_equal(c.k[SPECULATIVE_SUFFIX], 8);
-    assert_ok(speculative_parse("draft_model", &c));
-    assert_true(c.k[SPECULATIVE_DRAFT_MODEL] == 5 && c.k[SPECULATIVE_SUFFIX] == 0);
-    assert_ok(speculative_parse("draft_model:3,suffix:16", &c));
-    assert_true(c.k[SPECULATIVE_DRAFT_MODEL] == 3 && speculative_most(c) == 16);
-    speculative_write(c, text);
-    assert_string_equal(text, "suffix:16,draft_model:3");
-    static const char *const bad[] = {"",         "on",          "ngram:",    "ngram:0",
-                                      "ngram:17", "ngram:x",     "ngram:3x",  "suffix:-1",
-                                      "off:3",    "ngramm:3",    "off,ngram", "ngram,",
-                                      ",ngram",   "ngram,ngram", "ngram: 3"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_int_equal(speculative_parse(bad[i], &c), ST_INVALID);
-    assert_int_equal(speculative_most(c), 16); // untouched
-    assert_ok(speculative_parse("off", &c));
-    speculative_write(c, text);
-    assert_string_equal(text, "off");
-}
-
-static struct speculative_choice only(enum speculative_method method, int k)
-{
-    struct speculative_choice choice = {.chosen = true};
-    choice.k[method] = k;
-    return choice;
-}
-
-static struct draft propose(struct speculative *s, enum speculative_method method, int k, int room,
-                            const int32_t *prompt, int n_prompt, const int32_t *generated, int n)
-{
-    struct draft d = {0};
-    const struct history h = {.prompt = prompt,
-                              .n_prompt = n_prompt,
-                              .generated = generated,
-                              .n_generated = n,
-                              .prompt_key = speculative_prompt_key(prompt, n_prompt)};
-    speculative_propose(s, only(method, k), &h, room, &d);
-    return d;
-}
-
-static void assert_draft(const struct draft *d, const int32_t *tokens, int n)
-{
-    assert_int_equal(d->n, n);
-    assert_memory_equal(d->tokens, tokens, (size_t)n * sizeof *tokens);
-}
-
-static void prompt_look_up(void **state)
-{
-    (void)state;
-    struct speculative *s = NULL;
-    assert_ok(speculative_new(false, 64, &s));
-    const int32_t prompt[] = {1, 2, 3, 4, 5, 9, 3, 7}, tail[] = {2, 3};
-    // 2 3 stands at the front (a match of two), 3 alone stands later: the longer one counts
-    struct draft d = propose(s, SPECULATIVE_NGRAM, 3, 100, prompt, 8, tail, 2);
-    assert_draft(&d, (const int32_t[]){4, 5, 9}, 3);
-    d = propose(s, SPECULATIVE_NGRAM, 3, 2, prompt, 8, tail, 2);
-    assert_int_equal(d.n, 2); // room
-    d = propose(s, SPECULATIVE_NGRAM, 3, 0, prompt, 8, tail, 2);
-    assert_int_equal(d.n, 0);
-    d = propose(s, SPECULATIVE_NGRAM, 3, 9, prompt, 8, (const int32_t[]){8}, 1);
-    assert_int_equal(d.n, 0); // never seen
-    const int32_t again[] = {6, 8, 6, 8, 6};
-    d = propose(s, SPECULATIVE_NGRAM, 5, 9, prompt, 8, again, 5);
-    assert_draft(&d, (const int32_t[]){8, 6, 8, 6, 8}, 5); // goes on into itself
-    speculative_free(s);
-}
-
-static void learn_all(struct speculative *s, const int32_t *prompt, int n_prompt,
-                      const int32_t *generated, int n)
-{
-    for (int i = 1; i <= n; i++) {
-        const struct history h = {.prompt = prompt,
-                                  .n_prompt = n_prompt,
-                                  .generated = generated,
-                                  .n_generated = i,
-                                  .prompt_key = speculative_prompt_key(prompt, n_prompt)};
-        speculative_learn(s, only(SPECULATIVE_SUFFIX, 8), &h);
-    }
-}
-
-static void siblings_are_remembered(void **state)
-{
-    (void)state;
-    struct speculative *s = NULL;
-    assert_ok(speculative_new(false, 64, &s));
-    const int32_t prompt[] = {1, 2, 3}, other[] = {1, 2, 4};
-    const int32_t a[] = {10, 11, 12, 13}, b[] = {10, 11, 15, 16};
-    learn_all(s, prompt, 3, a, 4);
-    learn_all(s, prompt, 3, b, 4);
-    learn_all(s, prompt, 3, b, 4);
-    struct draft d = propose(s, SPECULATIVE_SUFFIX, 4, 100, prompt, 3, a, 1);
-    assert_draft(&d, (const int32_t[]){11, 15, 16}, 3); // twice against once; ends where b ended
-    d = propose(s, SPECULATIVE_SUFFIX, 4, 100, prompt, 3, a, 3);
-    assert_draft(&d, (const int32_t[]){13}, 1);
-    d = propose(s, SPECULATIVE_SUFFIX, 4, 100, other, 3, a, 1);
-    assert_int_equal(d.n, 0); // another prompt's
-    const int32_t own[] = {5, 6, 5};
-    d = propose(s, SPECULATIVE_SUFFIX, 2, 100, other, 3, own, 3);
-    assert_draft(&d, (const int32_t[]){6, 5}, 2); // its own history
-    speculative_free(s);
-}
-
-static void memory_is_bounded(void **state)
-{
-    (void)state;
-    const size_t most = 1 << 20;
-    struct suffix_memory *m = NULL;
-    struct rng r;
-    int32_t tail[SUFFIX_DEPTH], next = -1;
-    rng_init(&r, 3, 1);
-    assert_ok(suffix_memory_new(most, &m));
-    for (uint64_t prompt = 1; prompt <= 400; prompt++)
-        for (int i = 0; i < 200; i++) {
-            for (int k = 0; k < SUFFIX_DEPTH; k++) tail[k] = (int32_t)rng_below(&r, 1000);
-            suffix_memory_add(m, prompt, tail, SUFFIX_DEPTH, (int32_t)rng_below(&r, 1000));
-            assert_true(suffix_memory_bytes(m) <= most);
-        }
-    assert_true(suffix_memory_prompts(m) < 100 && suffix_memory_prompts(m) > 2);
-    suffix_memory_add(m, 400, tail, SUFFIX_DEPTH, 7);
-    suffix_memory_add(m, 400, tail, SUFFIX_DEPTH, 7);
-    assert_int_equal(suffix_memory_next(m, 400, tail, SUFFIX_DEPTH, &next), SUFFIX_DEPTH);
-    assert_int_equal(next, 7);
-    assert_int_equal(suffix_memory_next(m, 1, tail, SUFFIX_DEPTH, &next),
-                     0); // the first is forgotten
-    suffix_memory_free(m);
-}
-
-static void cost_of_steps(void **state)
-{
-    (void)state;
-    struct step_cost c = {0};
-    assert_true(step_cost_ms(&c, 4, 0) == 0 && step_cost_reach(&c) == 0);
-    step_cost_learn(&c, 1, 0, 1.0);
-    assert_true(step_cost_ms(&c, 4, 0) == 1.0); // looks as cheap as what is known
-    for (int i = 0; i < 100; i++) {
-        step_cost_learn(&c, 1, 0, 1.0);
-        step_cost_learn(&c, 4, 0, 2.0);
-        step_cost_learn(&c, 8, 0, 4.0);
-    }
-    assert_int_equal(step_cost_reach(&c), 8);
-    assert_float_equal(step_cost_ms(&c, 1, 0), 1.0, 1e-9);
-    assert_float_equal(step_cost_ms(&c, 2, 0), 1.0 + 1.0 / 3, 1e-9);
-    assert_float_equal(step_cost_ms(&c, 6, 0), 3.0, 1e-9);
-    assert_float_equal(step_cost_ms(&c, 16, 0), 4.0, 1e-9);
-    step_cost_learn(&c, 8, 0, 4000.0); // a spike
-    assert_true(step_cost_ms(&c, 8, 0) < 5);
-    // A slower machine: one size alone shows it, and the others are known to have followed.
-    for (int i = 0; i < 100; i++) step_cost_learn(&c, 1, 0, 3.0);
-    assert_float_equal(step_cost_ms(&c, 1, 0), 3.0, 0.1);
-    assert_float_equal(step_cost_ms(&c, 4, 0), 5.5, 1.0);
-    // What was overrated once is not, when a larger size shows it.
-    for (int i = 0; i < 3; i++) step_cost_learn(&c, 6, 0, 500.0);
-    step_cost_learn(&c, 8, 0, 12.0);
-    assert_true(step_cost_ms(&c, 6, 0) <= step_cost_ms(&c, 8, 0));
-    for (int rows = 1; rows < 9000; rows++) { // every size has its place
-        struct step_cost one = {0};
-        step_cost_learn(&one, rows, 0, 1.0);
-        assert_true(step_cost_ms(&one, rows, 0) == 1.0);
-    }
-    struct step_cost long_ones = {.token_ms = 0.01};
-    for (int i = 0; i < 100; i++) step_cost_learn(&long_ones, 2, 100, 3.0);
-    assert_float_equal(step_cost_ms(&long_ones, 2, 100), 3.0, 1e-9);
-    assert_float_equal(step_cost_ms(&long_ones, 2, 300), 5.0, 1e-9);
-}
-
-static int planned(struct speculative *s, double chance, int n_seqs)
-{
-    struct draft d = {.n = 8, .chance = chance};
-    struct draft *list[] = {&d};
-    speculative_plan(s, list, 1, n_seqs, 0);
-    return d.n_verify;
-}
-
-static void length_follows_cost_and_acceptance(void **state)
-{
-    (void)state;
-    struct speculative *s = NULL;
-    assert_ok(speculative_new(false, 64, &s));
-    assert_int_equal(planned(s, 0.9, 1), 0); // nothing measured: a plain step first
-    for (int rows = 1; rows <= 9; rows++)
-        step_cost_learn(speculative_step_cost(s), rows, 0, 10 + 0.1 * rows);
-    assert_int_equal(planned(s, 0.95, 1), 8); // rows cost next to nothing
-    const int middling = planned(s, 0.3, 1);
-    assert_true(middling >= 1 && middling < 8);
-    assert_int_equal(planned(s, 0.001, 1), 0);
-    speculative_free(s);
-}
-
-// ---- accounts ----------------------------------------------------------------------------------
-
-struct world { // how things are, whatever the plan believes
-    double claimed, acceptance;
-    double row_ms, pass_ms, prompt_ms; // beside 1 ms of a plain step; the last once every 8 steps
-    double look_ms;
-    bool by_model;
-};
-
-// Milliseconds a token of one sequence, in 20,000 steps.
-static double run_world(const struct world *w)
-{
-    struct speculative *s = NULL;
-    struct rng rng;
-    double ms = 0;
-    int tokens = 0;
-    rng_init(&rng, 11, 0);
-    assert_ok(speculative_new(false, 64, &s));
-    for (int rows = 1; rows <= 9; rows++)
-        step_cost_learn(speculative_step_cost(s), rows, 0, 1 + w->row_ms * (rows - 1));
-    if (w->by_model) step_cost_learn(speculative_pass_cost(s), 1, 0, w->pass_ms);
-    speculative_set_prompt_cost(s, w->prompt_ms, 0);
-    for (int i = 0; i < 20000; i++) {
-        struct step_report r = {.decodes = true, .settled = true, .n_seqs = 1, .n_rows = 1};
-        r.looked = speculative_wants_drafts(s);
-        if (r.looked) {
-            struct draft d = {.n = 8, .chance = w->claimed};
-            d.method = w->by_model ? SPECULATIVE_DRAFT_MODEL : SPECULATIVE_NGRAM;
-            struct draft *list[] = {&d};
-            speculative_plan(s, list, 1, 1, 0);
-            r.n_rows += d.n_verify;
-            r.look_ms = w->look_ms;
-            r.draft_ms = w->by_model ? d.n_verify * w->pass_ms : 0;
-            while (r.n_saved < d.n_verify && rng_uniform(&rng) < w->acceptance) r.n_saved++;
-        }
-        r.step_ms = 1 + w->row_ms * (r.n_rows - 1);
-        if (w->by_model && i % 8 == 0 && speculative_model_pays(s)) {
-            speculative_prompts_took(s, 1, w->prompt_ms);
-            ms += w->prompt_ms;
-        }
-        speculative_step_over(s, &r);
-        ms += r.look_ms + r.draft_ms + r.step_ms;
-        tokens += 1 + r.n_saved;
-    }
-    speculative_free(s);
-    return ms / tokens;
-}
-
-static void wrong_plans_cost_little(void **state)
-{
-    (void)state;
-    static const struct world worlds[] = {
-        // claimed and true acceptance, a row, a pass, a prompt, a look
-        {0.9, 0.0, 0.01, 0.00, 0, 0.001, false}, // nothing of what is promised
-        {0.9, 0.3, 0.30, 0.00, 0, 0.001, false}, // a third of it, and rows cost
-        {0.5, 0.5, 0.60, 0.00, 0, 0.010, false}, // honest, and does not pay
-        {0.9, 0.9, 1.00, 0.00, 0, 0.200, false}, // looking costs a fifth of a step
-        {0.9, 0.1, 0.01, 0.10, 0, 0.001, true},  // a draft model that fell behind
-        {0.9, 0.9, 0.01, 0.10, 40, 0.001, true}, // good drafts; prompts eat up what they gain
-    };
-    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
-        const double ms = run_world(&worlds[i]);
-        printf("world %zu: %.4f ms a token\n", i, ms);
-        assert_true(ms < 1.02); // a plain step brings one in 1 ms
-    }
-    const struct world good = {0.8, 0.8, 0.02, 0.05, 0.1, 0.001, true};
-    const double ms = run_world(&good), fixed = (1 + 8 * 0.07) / 4.33 + 0.1 / 8 / 4.33;
-    printf("where drafts pay: %.4f ms a token, %.4f with all 8 drafts always\n", ms, fixed);
-    assert_true(ms < 1.05 * fixed);
-}
 
 // ---- engines -----------------------------------------------------------------------------------
 
@@ -738,8 +466,6 @@ static void the_same_model_is_always_accepted(void **state)
     bench_end(&b);
 }
 
-// A draft model that draws a stop token drafts nothing behind it: that could not be accepted, and
-// would count as refused.
 // How much is drafted depends on measured times, and may be nothing at all on a slow machine; what
 // is generated does not. A small chunk leaves the draft model much to catch up on.
 static void adaptive_is_the_same(void **state)
@@ -768,6 +494,8 @@ static void adaptive_is_the_same(void **state)
     bench_end(&b);
 }
 
+// A draft model that samples a stop token drafts nothing behind it: that could not be accepted, and
+// would count as refused.
 static void drafts_end_with_the_sample(void **state)
 {
     (void)state;
@@ -820,13 +548,6 @@ int main(void)
     assert_ok(tiny_model_write_as(tiny, &tiny_shape));
     assert_ok(tiny_model_write_as(tiny_draft, &draft_shape));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_of_methods),
-        cmocka_unit_test(prompt_look_up),
-        cmocka_unit_test(siblings_are_remembered),
-        cmocka_unit_test(memory_is_bounded),
-        cmocka_unit_test(cost_of_steps),
-        cmocka_unit_test(length_follows_cost_and_acceptance),
-        cmocka_unit_test(wrong_plans_cost_little),
         cmocka_unit_test(greedy_is_the_same),
         cmocka_unit_test(sampled_is_the_same),
         cmocka_unit_test(cut_is_the_same),

@@ -1,0 +1,80 @@
+/* step_timing.c: see step_timing.h. Steps run as the executor's do, sampling included, since what
+ * is sought is the time until the tokens are here. */
+#include "infer-server/engine/step_timing.h"
+#include "common/base/clock.h"
+
+#define MEASURE_MS    1000.0 // no larger size once this has gone by: the server is to start soon
+#define MEASURE_RUNS  3      // the shortest counts, as others on the machine only ever add
+#define SHORT_CONTEXT 16     // a block: next to no attention in it
+#define LONG_CONTEXT  256    // as long as steps captured for short contexts reach
+
+// One step of `rows` sequences, each with its own blocks as far as there are such.
+static enum status run(struct runner *r, int rows, int context)
+{
+    static const struct sampling sampling = {
+        .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
+    const int n_blocks = (context + r->limits.block_size - 1) / r->limits.block_size;
+    const int32_t token = 0;
+    int32_t blocks[LONG_CONTEXT];
+    enum status st = ST_OK;
+    runner_clear(r);
+    for (int i = 0; i < rows; i++) {
+        for (int k = 0; k < n_blocks; k++)
+            blocks[k] = (int32_t)(((int64_t)i * n_blocks + k) % r->kv.view.n_blocks);
+        const struct sampler_row row = {.sampling = &sampling,
+                                        .stream = (uint64_t)i,
+                                        .position = SHORT_CONTEXT,
+                                        .draft = SAMPLER_NO_DRAFT};
+        CHECK(runner_feed(r, &token, 1, context - 1, blocks, n_blocks));
+        CHECK(runner_want(r, i, &row));
+    }
+    CHECK(runner_step(r));
+    CHECK(runner_sample(r, NULL));
+out:
+    return st;
+}
+
+static enum status time_of(struct runner *r, int rows, int context, double *ret_ms)
+{
+    double best = 0;
+    for (int timed = 0, runs = 0; timed < MEASURE_RUNS; runs++) {
+        const int64_t start_ns = clock_now_ns();
+        enum status st = run(r, rows, context);
+        if (st != ST_OK) return st;
+        const double ms = clock_ms_since(start_ns);
+        // The first run of all finds cold caches; shapes that cannot be captured never get warm.
+        if (runs == 0 || (!r->warm && runs < MEASURE_RUNS)) continue;
+        if (timed++ == 0 || ms < best) best = ms;
+    }
+    *ret_ms = best;
+    return ST_OK;
+}
+
+enum status step_timing_measure(struct runner *r, int most_rows, struct step_cost *ret)
+{
+    const int64_t start_ns = clock_now_ns();
+    const int max_context = r->limits.max_context;
+    const int longest = max_context < LONG_CONTEXT ? max_context : LONG_CONTEXT;
+    const int context = longest < SHORT_CONTEXT ? longest : SHORT_CONTEXT;
+    // Where steps are captured, they run at certain sizes alone.
+    struct step_cost cost = {.padded = runner_padded_rows(r, 3) > 3};
+    double times[STEP_COST_BUCKETS], longer_ms;
+    int sizes[STEP_COST_BUCKETS], n = 0, rows = 0;
+    enum status st = ST_OK;
+    while (rows < most_rows && n < STEP_COST_BUCKETS && clock_ms_since(start_ns) < MEASURE_MS) {
+        rows = runner_padded_rows(r, rows + 1 + rows / 8);
+        if (rows > most_rows) rows = most_rows;
+        CHECK(time_of(r, rows, context, &times[n]));
+        sizes[n++] = rows;
+    }
+    if (longest > context) {
+        CHECK(time_of(r, rows, longest, &longer_ms));
+        const double more_ms = longer_ms - times[n - 1];
+        if (more_ms > 0) cost.token_ms = more_ms / ((double)rows * (longest - context));
+    }
+    for (int i = 0; i < n; i++)
+        step_cost_learn(&cost, sizes[i], (int64_t)sizes[i] * context, times[i]);
+    *ret = cost;
+out:
+    return st;
+}

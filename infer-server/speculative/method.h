@@ -1,0 +1,65 @@
+/* method.h: what a method of drafting is, and the list of them. A method proposes the tokens that
+ * may follow a sample's, and may remember what was sampled; how many of its drafts are verified,
+ * and whether it is asked at all, is decided for it (speculative.c).
+ *
+ * A new one is a file beside ngram.c that fills a struct draft_method, and a line in DRAFT_METHODS.
+ *
+ * The engine's thread. */
+#ifndef INFER_SERVER_METHOD_H
+#define INFER_SERVER_METHOD_H
+
+#include "common/base/status.h"
+#include <stdint.h>
+
+#define SPECULATIVE_MOST 16 // drafts of one sample in one step
+
+// A sample's tokens.
+struct history {
+    const int32_t *prompt, *generated;
+    int n_prompt, n_generated;
+    uint64_t prompt_key; // speculative_prompt_key(prompt)
+};
+
+static inline int32_t history_token(const struct history *h, int i)
+{
+    return i < h->n_prompt ? h->prompt[i] : h->generated[i - h->n_prompt];
+}
+
+struct proposal {
+    int32_t tokens[SPECULATIVE_MOST];
+    int n;
+    int matched; // last tokens of the history that they stand on: the more, the surer
+};
+
+struct draft_method {
+    const char *name; // in --speculative and in requests
+    int k;            // most drafts of a step, where no K is given
+    double guess;     // acceptance rate of a draft before any was verified
+    // What it remembers while the engine lives; all three NULL: nothing.
+    enum status (*new_memory)(void **ret);
+    void (*free_memory)(void *memory);
+    void (*learn)(void *memory, const struct history *h); // the last token was just sampled
+    // 0 to max tokens that may follow. Deterministic: it names tokens, without probabilities. NULL:
+    // the engine's draft model samples them instead.
+    void (*propose)(void *memory, const struct history *h, int max, struct proposal *ret);
+};
+
+// The name of the enum's entry, and of the struct draft_method.
+#define DRAFT_METHODS(X)                                                                           \
+    X(SPECULATIVE_NGRAM, method_ngram)                                                             \
+    X(SPECULATIVE_SUFFIX, method_suffix)                                                           \
+    X(SPECULATIVE_DRAFT_MODEL, method_draft_model)
+
+enum speculative_method {
+#define X(entry, method) entry,
+    DRAFT_METHODS(X)
+#undef X
+        SPECULATIVE_METHODS
+};
+#define X(entry, method) extern const struct draft_method method;
+DRAFT_METHODS(X)
+#undef X
+
+extern const struct draft_method *const draft_methods[SPECULATIVE_METHODS];
+
+#endif
