@@ -13,6 +13,7 @@
 #include "common/base/options.h"
 #include "common/model/config.h"
 #include "trainer/rollout/prompts.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/runlog.h"
 #include "trainer/rollout/scoring.h"
 
@@ -257,6 +258,7 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     CHECK(bridge_find(config->bridge, path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
+    notice_roles(file);
     policy = bridge_file_role(file, "policy");
     if (!policy) {
         st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", path);

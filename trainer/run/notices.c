@@ -1,4 +1,4 @@
-/* notices.c: two log lines of cw-trainer train and sft. No state. */
+/* notices.c: log lines of cw-trainer's commands. No state. */
 #include "trainer/run/notices.h"
 #include "common/base/bytes.h"
 #include "common/base/log.h"
@@ -28,4 +28,11 @@ void notice_filtering(const struct train_config *c)
                  "log-probabilities of the whole one, before filtering",
                  bytes_text(&options) + 2);
     bytes_release(&options);
+}
+
+void notice_roles(const struct bridge_file *file)
+{
+    if (file->ignored[0])
+        log_warn("%s: its server shares roles that are not known here, and left alone: %s",
+                 file->path, file->ignored);
 }

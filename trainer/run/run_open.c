@@ -80,6 +80,7 @@ static enum status open_policy(struct run *run)
     CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role = bridge_file_role(file, "policy");
+    notice_roles(file);
     if (!role) {
         st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
         goto out;
