@@ -8,7 +8,7 @@
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
 #include "trainer/rollout/curriculum.h"
-#include "trainer/eval.h"
+#include "trainer/run/evaluate.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/runlog.h"
 #include "trainer/rollout/scoring.h"
