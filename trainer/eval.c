@@ -165,7 +165,8 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     CHECK(scoring_check(reward, data));
     struct rollout_source source = {
         .http = http,
-        .control = control,
+        .servers = {{.control = control}},
+        .n_servers = 1,
         .vocab_size = model->vocab_size,
         .timeout_ms = (int)(config->rollout_timeout * 1e3),
         .idle_timeout_ms = (int)(config->rollout_timeout * 1e3),

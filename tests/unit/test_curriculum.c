@@ -314,7 +314,7 @@ static const struct buckets *take(struct curriculum *c, int64_t step, struct cur
 {
     double rewards[64];
     const struct buckets *buckets;
-    curriculum_next(c, ret);
+    assert_true(curriculum_next(c, 0, ret));
     assert_in_range(ret->n, 1, LENGTH(rewards));
     memcpy(ret_examples, ret->examples, (size_t)ret->n * sizeof *ret_examples);
     for (int i = 0; i < ret->n; i++) rewards[i] = reward_of(ret_examples[i], step);

@@ -181,18 +181,21 @@ void curriculum_free(struct curriculum *c)
 
 // ---- steps --------------------------------------------------------------------------------------
 
-void curriculum_next(struct curriculum *c, struct curriculum_batch *ret)
+bool curriculum_next(struct curriculum *c, int ahead, struct curriculum_batch *ret)
 {
     const struct curriculum_options *o = &c->options;
     if (o->mode == CURRICULUM_OFF) {
         for (int i = 0; i < o->prompts_per_step; i++)
-            c->examples[i] = data_order_at(&c->order, c->taken + i);
+            c->examples[i] =
+                data_order_at(&c->order, c->taken + (int64_t)ahead * o->prompts_per_step + i);
         *ret =
             (struct curriculum_batch){c->examples, o->prompts_per_step, o->num_generations, UNSEEN};
-        return;
+        return true;
     }
-    const struct prompt_batch *b = &c->batches[c->next];
+    if (c->next + ahead >= c->n_batches) return false;
+    const struct prompt_batch *b = &c->batches[c->next + ahead];
     *ret = (struct curriculum_batch){c->examples + b->first, b->n, b->rollouts, b->bucket};
+    return true;
 }
 
 static enum status sort_into_buckets(struct curriculum *c)
@@ -229,7 +232,7 @@ enum status curriculum_record(struct curriculum *c, const double *rewards,
         *ret_buckets = NULL;
         return ST_OK;
     }
-    curriculum_next(c, &batch);
+    curriculum_next(c, 0, &batch);
     for (int i = 0; i < batch.n; i++) {
         int e = batch.examples[i];
         double old = c->seen[e]++ ? c->options.ema : 0;

@@ -2,6 +2,7 @@
 #include "trainer/run/config.h"
 #include "trainer/run/options_shared.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,6 +51,9 @@ const struct option_spec train_options[] = {
     OPT_INT("prompts-per-step", prompts_per_step, "8", "N", 1, 1e6, "groups in one step"),
     OPT_INT("num-generations", num_generations, "8", "N", 1, 4096,
             "samples of each prompt, without a curriculum"),
+    OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, 64,
+            "sample so many steps ahead of the one that is learned from, meanwhile and by older "
+            "weights; 0: one after the other"),
     OPT_INT("max-completion-length", max_completion_length, "512", "TOKENS", 1, 1e7,
             "of one sample"),
     OPT_DOUBLE("temperature", temperature, "1", "T", 1e-3, 100, "of sampling and of the loss"),
@@ -246,6 +250,12 @@ static enum status check_exact(const struct train_config *config)
         {"gain-cache", config->cost_weights.cache,
          "the prefix cache depends on what was served before"},
     };
+    if (config->exact && config->rollout_ahead > 0)
+        return status_fail(ST_INVALID,
+                           "--exact with --rollout-ahead %" PRId64
+                           ": which weights sample a token then depends on the clock; give "
+                           "--rollout-ahead 0",
+                           config->rollout_ahead);
     if (!config->exact || !config->cost) return ST_OK;
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
         if (costs[i].weight != 0)

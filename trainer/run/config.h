@@ -29,7 +29,7 @@ struct train_config {
     struct cost_weights cost_weights;
     int latency_modelled, normalise_terms; // 0 or 1
     // rollouts
-    int64_t prompts_per_step, num_generations, max_completion_length, top_k;
+    int64_t prompts_per_step, num_generations, max_completion_length, top_k, rollout_ahead;
     double temperature, top_p, min_p;
     const char *stop;
     bool ignore_eos;

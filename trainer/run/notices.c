@@ -36,3 +36,14 @@ void notice_roles(const struct bridge_file *file)
         log_warn("%s: its server shares roles that are not known here, and left alone: %s",
                  file->path, file->ignored);
 }
+
+void notice_ahead(const struct train_config *c)
+{
+    if (c->rollout_ahead == 0) return;
+    log_info("--rollout-ahead %" PRId64 ": samples come from weights of up to %" PRId64
+             " updates before those that learn from them (metric rollout/staleness_max)",
+             c->rollout_ahead, c->rollout_ahead * c->num_iterations);
+    if (!c->importance_sampling_correction)
+        log_warn("--rollout-ahead without --importance-sampling-correction: nothing corrects for "
+                 "the age of the samples");
+}

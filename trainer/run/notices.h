@@ -13,5 +13,7 @@ void notice_router(const struct model_config *model);
 void notice_filtering(const struct train_config *config);
 // Roles of a newer server.
 void notice_roles(const struct bridge_file *file);
+// --rollout-ahead: samples come from older weights than those that learn.
+void notice_ahead(const struct train_config *config);
 
 #endif

@@ -69,16 +69,16 @@ out:
     return st;
 }
 
-enum status run_record(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                       json_t *metrics)
+enum status run_record(struct run *run, const struct rollout_step *s, json_t *metrics)
 {
+    const struct rollout *rollout = s->rollout;
     struct curriculum_batch batch;
     const struct buckets *buckets;
-    curriculum_next(run->curriculum, &batch);
+    curriculum_next(run->curriculum, 0, &batch);
     double *means = malloc((size_t)rollout->n_groups * sizeof *means);
     if (!means) return status_fail(ST_NO_MEMORY, "no memory for the rewards of a step");
     for (int g = 0; g < rollout->n_groups; g++)
-        mean_std(scores->rewards + (size_t)g * rollout->n_per_group, rollout->n_per_group,
+        mean_std(s->scores.rewards + (size_t)g * rollout->n_per_group, rollout->n_per_group,
                  &means[g], NULL);
     enum status st = curriculum_record(run->curriculum, means, &buckets);
     free(means);

@@ -91,7 +91,8 @@ static enum status open_policy(struct run *run)
     CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
     run->source = (struct rollout_source){
         .http = run->http,
-        .control = bridge_control(run->bridge),
+        .servers = {{.control = bridge_control(run->bridge)}},
+        .n_servers = 1,
         .vocab_size = run->model->vocab_size,
         .timeout_ms = (int)(run->config->rollout_timeout * 1e3),
         .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
@@ -177,7 +178,7 @@ static void plan_scoring(struct run *run)
         .normalise_terms = run->config->normalise_terms,
         .cost = c->cost,
         .weights = c->cost_weights,
-        .latency = c->cost && run->config->latency_modelled ? &run->latency : NULL,
+        .latency = c->cost && c->latency_modelled ? &run->scored_latency : NULL,
     };
 }
 
@@ -247,6 +248,7 @@ enum status run_open(struct run *run)
     plan_scoring(run);
     notice_router(run->model);
     notice_filtering(run->config);
+    notice_ahead(run->config);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_folder_open(run, &latest));
@@ -259,6 +261,7 @@ enum status run_open(struct run *run)
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
     run_plan_steps(run);
+    CHECK(run_open_rollouts(run));
 out:
     free(latest);
     return st;
@@ -266,6 +269,7 @@ out:
 
 void run_close(struct run *run)
 {
+    rollout_queue_free(run->queue); // works with nearly all of the rest
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);
