@@ -260,13 +260,13 @@ static enum status run_update(struct bridge *b, enum status (*update)(void *), v
     return st;
 }
 
-enum status bridge_publish(struct bridge *b, int64_t quiet_timeout_ms,
+enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
                            enum status (*update)(void *context), void *context,
                            struct publish_times *ret_times)
 {
     struct publish_times times = {0};
     int64_t start = clock_now_ns();
-    enum status st = control_quiet(b->control, clock_deadline_ns(quiet_timeout_ms));
+    enum status st = control_quiet(b->control, clock_deadline_ns(quiesce_timeout_ms));
     if (st != ST_OK) return st;
     times.wait_ms = clock_ms_since(start);
 

@@ -159,9 +159,7 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     struct prompt_options options = config->prompts;
     options.question_template = reward_prompt_template(reward);
     CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data, &left_out));
-    if (data->chat_source) log_info("chat template: %s", data->chat_source);
-    if (data->ignored) log_warn("%s", data->ignored);
-    if (left_out) log_warn("%d prompts are longer than --max-prompt-length and left out", left_out);
+    notice_data(data, left_out);
     CHECK(scoring_check(reward, data));
     struct rollout_source source = {
         .http = http,

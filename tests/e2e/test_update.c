@@ -145,7 +145,7 @@ static const struct update_config plain = {
             .correction_max = 3,
         },
     .num_iterations = 1,
-    .quiet_timeout_ms = 30000,
+    .quiesce_timeout_ms = 30000,
 };
 
 // At a learning rate of 0 the weights, and so the gradients of the next call, stay as they are.

@@ -133,7 +133,8 @@ static enum status publish(struct apply *apply, struct bridge *bridge,
 {
     struct publish_times times = {0};
     pthread_mutex_lock(publish_lock);
-    enum status st = bridge_publish(bridge, config->quiet_timeout_ms, apply_update, apply, &times);
+    enum status st =
+        bridge_publish(bridge, config->quiesce_timeout_ms, apply_update, apply, &times);
     pthread_mutex_unlock(publish_lock);
     stats->publish.wait_ms += times.wait_ms;
     stats->publish.write_ms += times.write_ms;

@@ -15,8 +15,8 @@ struct update_config {
     int num_iterations;
     bool mask_truncated; // samples that hit the token limit do not count
     bool exact;          // a log-probability that differs from the daemon's by a bit is ST_MISMATCH
-    int64_t quiet_timeout_ms; // longest wait for the engine's step boundary
-    double draft_lr;          // of a draft model, where the learner has one
+    int64_t quiesce_timeout_ms; // longest wait for the engine's step boundary
+    double draft_lr;            // of a draft model, where the learner has one
 };
 
 struct update_stats {

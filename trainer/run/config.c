@@ -157,12 +157,8 @@ const struct option_spec train_options[] = {
     OPT_FLAG("exact", exact, NULL,
              "no bit may depend on timing: wants cw-infer-server --exact, and ends where one of "
              "its log-probabilities differs from the trainer's"),
-    OPT_INT("token-budget", token_budget, "8192", "ROWS", 2, 1e8,
-            "of one micro-batch: bounds the memory of activations"),
-    OPT_INT("logits-chunk", logits_chunk, "512", "ROWS", 1, 1e6,
-            "whose vocabulary-wide logits exist at one time"),
     MEMORY_OPTIONS,
-    OPT_DOUBLE("quiet-timeout", quiet_timeout, "30", "SECONDS", 0.01, 1e6,
+    OPT_DOUBLE("quiesce-timeout", quiesce_timeout, "30", "SECONDS", 0.01, 1e6,
                "longest wait for the daemon's step boundary"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
                "longest wait for a step's rollouts"),
@@ -270,11 +266,10 @@ enum status train_config_resolve(const struct train_config *config, struct train
 {
     enum status st = ST_OK;
     struct train_resolved r = {
-        .schedule = {.type = config->lr_scheduler_type,
-                     .peak = config->learning_rate,
-                     .warmup_steps = config->warmup_steps},
-        .draft_max_grad_norm =
-            config->draft_max_grad_norm < 0 ? config->max_grad_norm : config->draft_max_grad_norm,
+        .schedule = config->learning.schedule,
+        .draft_max_grad_norm = config->draft_max_grad_norm < 0
+                                   ? config->learning.adamw.max_grad_norm
+                                   : config->draft_max_grad_norm,
     };
     if (!config->data) {
         st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");

@@ -30,6 +30,20 @@ void notice_filtering(const struct train_config *c)
     bytes_release(&options);
 }
 
+void notice_left_out(const struct dataset *data, int left_out)
+{
+    if (left_out)
+        log_warn("%s: %d prompts are longer than --max-prompt-length and left out", data->path,
+                 left_out);
+}
+
+void notice_data(const struct dataset *data, int left_out)
+{
+    if (data->chat_source) log_info("chat template: %s", data->chat_source);
+    if (data->ignored) log_warn("%s", data->ignored);
+    notice_left_out(data, left_out);
+}
+
 void notice_roles(const struct bridge_file *file)
 {
     if (file->ignored[0])

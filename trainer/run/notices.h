@@ -11,6 +11,9 @@
 void notice_router(const struct model_config *model);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
 void notice_filtering(const struct train_config *config);
+// How a data set was read: its chat template, what of it was ignored, and left out for its length.
+void notice_data(const struct dataset *data, int left_out);
+void notice_left_out(const struct dataset *data, int left_out); // the last alone
 // Roles of a newer server.
 void notice_roles(const struct bridge_file *file);
 // --rollout-ahead: samples come from older weights than those that learn.
