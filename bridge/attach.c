@@ -266,7 +266,7 @@ enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
 {
     struct publish_times times = {0};
     int64_t start = clock_now_ns();
-    enum status st = control_quiet(b->control, clock_deadline_ns(quiesce_timeout_ms));
+    enum status st = control_quiesce(b->control, clock_deadline_ns(quiesce_timeout_ms));
     if (st != ST_OK) return st;
     times.wait_ms = clock_ms_since(start);
 

@@ -111,7 +111,7 @@ static void daemon_main(enum daemon_kind kind, int ready)
         }
         control_heartbeat(c);
         enum control_event event =
-            control_quiet_requested(c) ? control_grant_quiet(c) : control_check_writer(c);
+            control_quiesce_requested(c) ? control_grant_quiesce(c) : control_check_writer(c);
         if (event == CONTROL_UPDATED) weights[ROWS * COLUMNS] += 1;
         if (event == CONTROL_TORN) {
             control_owner_update_begin(c);

@@ -246,7 +246,7 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
 }
 
 // ---- the layers ---------------------------------------------------------------------------------
-// The gradient of a block's contribution: dx itself, or dx taken back through the sandwich norm.
+// The gradient of a residual branch: dx itself, or dx taken back through the sandwich norm.
 static const void *contribution_back(struct backward *b, int rows, const void *proj,
                                      const void *norm, const float *rstd, void *dnorm)
 {
