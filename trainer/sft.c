@@ -9,7 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "trainer/learn/memory.h"
-#include "trainer/run/checkpoint.h"
+#include "trainer/run/model_folder_write.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/sft_run.h"
 #include "trainer/run/stop.h"

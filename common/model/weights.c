@@ -5,11 +5,11 @@
  * tensors. Loading checks every tensor before it writes one, so a bad folder leaves the arena as it
  * was. One thread. */
 #include "common/model/weights.h"
+#include "common/base/hash.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/rng.h"
 #include "common/model/safetensors.h"
-#include <openssl/evp.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -311,16 +311,13 @@ const struct weight_tensor *weights_find(const struct weights *w, const char *na
 void weights_layout_hash(const struct weights *w, char ret[65])
 {
     struct bytes text = BYTES_INIT;
-    unsigned char digest[32] = {0};
-    unsigned int len = 0;
     bytes_printf(&text, "%s %lld\n", dtype_name(w->dt), (long long)w->n_elements);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         bytes_printf(&text, "%s %lld %lld %lld\n", t->name, (long long)t->shape[0],
                      (long long)t->shape[1], (long long)t->offset);
     }
-    EVP_Digest(bytes_text(&text), text.len, digest, &len, EVP_sha256(), NULL);
-    for (int i = 0; i < 32; i++) snprintf(ret + 2 * i, 3, "%02x", digest[i]);
+    hash_sha256_hex(bytes_text(&text), text.len, HASH_SHA256_BYTES, ret);
     bytes_release(&text);
 }
 

@@ -1,17 +1,10 @@
 /* checksum.cu: position-dependent sums over regions of memory. Sums are of integers, so the order
  * of the blocks' additions does not matter. */
+#include "common/base/hash.h"
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 256
 #define PIECE   (1 << 18) // words of a region that one block sums
-
-// The finaliser of splitmix64 (Steele, Lea and Flood 2014).
-__device__ __forceinline__ uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
 
 // Block (x, y): pieces y, y + gridDim.y, ... of region x.
 __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *base,
@@ -32,7 +25,7 @@ __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *b
             else
                 for (int b = 0; b < 4; b++)
                     if (4 * j + b < size) word |= (uint32_t)region[4 * j + b] << 8 * b;
-            sum += mix(word + j * 0x9E3779B97F4A7C15ull);
+            sum += hash_mix(word + j * HASH_SPREAD);
         }
     }
 #pragma unroll

@@ -181,7 +181,7 @@ static enum status open_learner(struct run *run)
     enum status st;
     struct learner_config options;
     struct curriculum_options order = run_curriculum_options(c);
-    int64_t samples = c->prompts_per_step * curriculum_most_rollouts(&order);
+    int64_t samples = c->prompts_per_step * curriculum_max_rollouts(&order);
     struct learning_shape shape = {
         .longest = run->data->max_prompt + c->max_completion_length,
         .tokens = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length,

@@ -3,6 +3,7 @@
 #ifndef TRAINER_SFT_RUN_H
 #define TRAINER_SFT_RUN_H
 
+#include "trainer/rollout/data_order.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/learning.h"
 
