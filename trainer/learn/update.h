@@ -25,9 +25,9 @@ struct update_stats {
     // mean, smallest and largest ratio, and the share that each bound clips.
     double ratio_mean, ratio_min, ratio_max, clip_low, clip_high, clip_delta;
     double clip_low_min, clip_high_max; // share of the sequence with the least, the most of it
-    // The weights that correct for the sampler, as used, and the share truncated or masked;
-    // all 0 with the correction off.
-    double correction_mean, correction_min, correction_max, correction_cut;
+    // The weights of truncated importance sampling, as used, and the share truncated or masked;
+    // all 0 with TIS_OFF.
+    double tis_mean, tis_min, tis_max, tis_cut;
     double grad_norm; // of the last iteration that was applied, before clipping
     // The daemon's log-probabilities against the trainer's of the same weights (first iteration).
     // The largest counts tokens of the current weight version only.

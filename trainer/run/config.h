@@ -45,7 +45,7 @@ struct train_config {
     bool use_bias_correction_kl;
     int64_t num_iterations;
     bool importance_sampling_correction;
-    int importance_sampling_mode; // correction_mode without off: from 0 on
+    int importance_sampling_mode; // tis_mode without off: from 0 on
     double importance_sampling_clip_min, importance_sampling_clip_max;
     bool mask_truncated_completions;
     // optimizer

@@ -28,7 +28,7 @@ const struct option_spec sft_options[] = {
     OPT_CHOICE("train-on", all_turns, "last", OPTION_WORDS("last", "all"),
                "which turns of the assistant are learnt of a conversation"),
     OPT_INT("rope-context", rope_context, "0", "TOKENS", 0, 1 << 24,
-            "of models with longrope: context by which its factors are chosen, as a daemon does by "
+            "of models with longrope: context by which its factors are chosen, as a server does by "
             "--max-context; 0: the longest example"),
     OPT_TEXT("out", out, NULL, "DIR", "model folder to write"),
     OPT_FLAG("overwrite", overwrite, NULL, "replace --out where it is there"),
@@ -180,7 +180,7 @@ static int64_t longest_example(const struct dataset *d)
     return longest;
 }
 
-// What a daemon chooses by --max-context.
+// What a server chooses by --max-context.
 static enum status choose_rope(struct sft *s)
 {
     char words[128];
@@ -192,7 +192,7 @@ static enum status choose_rope(struct sft *s)
                            context, s->longest);
     s->model->rope_context = (int)(context > 0 ? context : s->longest);
     if (rope_describe(s->model, words, sizeof words))
-        log_info("%s%s; a daemon chooses by its --max-context, sft by --rope-context", words,
+        log_info("%s%s; a server chooses by its --max-context, sft by --rope-context", words,
                  context > 0 ? "" : ", as the longest example says");
     return ST_OK;
 }
