@@ -3,7 +3,7 @@
  *
  * What has to wait for a step boundary runs elsewhere: pausing in libuv's thread pool (engine_pause
  * blocks), facts and reloading on the engine's thread, which calls back there. Each such job has a
- * struct of its own that comes back to the loop; the exchange may have gone by then, and has cut
+ * struct of its own that comes back to the loop; the request may have gone by then, and has cut
  * the thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
 #include "infer-server/http/server_impl.h"
 #include "common/base/json.h"
@@ -20,8 +20,7 @@ struct job {
     struct server *server;
     struct http_request *request; // NULL once it is gone
     uv_work_t work;
-    enum status status;
-    char sentence[512];
+    struct status_kept status;
     uint64_t version, canary;
     int n_checksums;
     uint64_t *checksums;
@@ -38,7 +37,7 @@ static struct job *job_new(struct server *s, struct http_request *q)
 {
     struct job *j = calloc(1, sizeof *j);
     if (!j) {
-        http_fail(q, 500, "server_error", "out of memory");
+        http_fail(q, 500, "out of memory");
         return NULL;
     }
     j->server = s;
@@ -57,24 +56,22 @@ static void job_free(struct job *j)
 }
 
 // A job that failed; its status and sentence came from another thread.
-static void answer_failure(struct job *j)
+static void reply_failure(struct job *j)
 {
-    status_fail(j->status, "%s", j->sentence);
-    if (j->request && j->status == ST_BUSY) // a trainer holds the lease
-        http_fail(j->request, 409, "conflict_error", j->sentence);
+    const enum status st = status_recall(&j->status);
+    if (j->request && st == ST_BUSY) // a trainer holds the lease
+        http_fail(j->request, 409, "%s", status_message());
     else if (j->request)
-        http_fail_status(j->request, j->status);
+        http_fail_status(j->request, st);
     job_free(j);
 }
 
 // ---- facts -------------------------------------------------------------------------------------
 
-static json_t *control_json(struct engine *engine)
+static json_t *control_json(const struct engine_info *info)
 {
-    struct control *control = engine_control(engine);
-    struct control_facts f;
-    if (!control) return json_null();
-    control_facts(control, &f);
+    const struct control_facts f = info->control;
+    if (!info->loaded) return json_null();
     json_t *json = json_pack(
         "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o}",
         "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
@@ -99,17 +96,18 @@ static json_t *info_json(struct server *s, uint64_t version)
     struct engine_stats stats;
     const char *detail;
     engine_stats(s->engine, &stats);
-    const struct weights *w = engine_weights(s->engine);
+    struct engine_info info;
+    engine_info(s->engine, &info);
     const char *state = server_state(s, &stats, &detail);
     return json_pack(
         "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status", state,
         "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
-        "bridge", json_clean_string(engine_bridge_path(s->engine)), "socket",
+        "bridge", json_clean_string(info.bridge_path), "socket",
         json_clean_string(s->options->socket_path), "weight_version",
         (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
         (int)s->options->engine.exact, "weight_bytes", (json_int_t)stats.weight_bytes,
-        "num_tensors", w ? w->n_tensors : 0, "num_parameters",
-        (json_int_t)(w ? w->n_parameters : 0), "control", control_json(s->engine));
+        "num_tensors", info.n_tensors, "num_parameters", (json_int_t)info.n_parameters, "control",
+        control_json(&info));
 }
 
 static json_t *hex_json(uint64_t q)
@@ -122,8 +120,8 @@ static json_t *hex_json(uint64_t q)
 static void facts_deliver(struct inbox_message *message)
 {
     struct job *j = (struct job *)message;
-    if (j->status != ST_OK) {
-        answer_failure(j);
+    if (j->status.code != ST_OK) {
+        reply_failure(j);
         return;
     }
     if (j->request) {
@@ -143,7 +141,6 @@ static void facts_deliver(struct inbox_message *message)
 static void facts_done(void *context, const struct engine_bridge_facts *facts)
 {
     struct job *j = context;
-    j->status = ST_OK;
     if (facts && facts->checksums) {
         j->checksums = malloc((size_t)facts->n_tensors * sizeof *j->checksums);
         if (j->checksums)
@@ -154,11 +151,10 @@ static void facts_done(void *context, const struct engine_bridge_facts *facts)
         j->version = facts->version;
         j->canary = facts->canary;
     }
-    if (!facts || (facts->checksums && !j->checksums)) {
-        j->status = ST_DEVICE;
-        snprintf(j->sentence, sizeof j->sentence,
-                 "the engine could not read its weights (it is stopping, or its device failed)");
-    }
+    if (!facts || (facts->checksums && !j->checksums))
+        status_keep(&j->status,
+                    status_fail(ST_DEVICE, "the engine could not read its weights (it is stopping, "
+                                           "or its device failed)"));
     inbox_post(j->server->host.inbox, &j->message);
 }
 
@@ -179,7 +175,7 @@ void handle_bridge_info(void *server, struct http_request *q)
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
     if (stats.state == ENGINE_LOADING) {
-        http_fail(q, 503, "unavailable_error", "the model is being loaded; try again later");
+        http_fail(q, 503, "the model is being loaded; try again later");
         return;
     }
     struct job *j = job_new(s, q);
@@ -194,7 +190,7 @@ void handle_bridge_info(void *server, struct http_request *q)
 
 // ---- pause and resume --------------------------------------------------------------------------
 
-static void answer_state(struct server *s, struct http_request *q, const char *status)
+static void reply_state(struct server *s, struct http_request *q, const char *status)
 {
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
@@ -206,27 +202,23 @@ static void answer_state(struct server *s, struct http_request *q, const char *s
 static void run_pause(uv_work_t *work) // thread pool
 {
     struct job *j = work->data;
-    j->status = engine_pause(j->server->engine, PAUSE_MS);
-    if (j->status != ST_OK) snprintf(j->sentence, sizeof j->sentence, "%s", status_message());
+    status_keep(&j->status, engine_pause(j->server->engine, PAUSE_MS));
 }
 
 static void after_pause(uv_work_t *work, int cancelled)
 {
     struct job *j = work->data;
-    if (cancelled != 0) {
-        j->status = ST_CANCELLED;
-        snprintf(j->sentence, sizeof j->sentence, "the server is stopping");
-    }
-    if (j->status == ST_OK && !engine_paused(j->server->engine)) {
-        j->status = ST_CANCELLED;
-        snprintf(j->sentence, sizeof j->sentence, "the engine was told to resume meanwhile");
-    }
-    if (j->status != ST_OK) {
-        answer_failure(j);
+    if (cancelled != 0)
+        status_keep(&j->status, status_fail(ST_CANCELLED, "the server is stopping"));
+    else if (j->status.code == ST_OK && !engine_paused(j->server->engine))
+        status_keep(&j->status,
+                    status_fail(ST_CANCELLED, "the engine was told to resume meanwhile"));
+    if (j->status.code != ST_OK) {
+        reply_failure(j);
         return;
     }
     j->server->paused = true;
-    if (j->request) answer_state(j->server, j->request, "paused");
+    if (j->request) reply_state(j->server, j->request, "paused");
     job_free(j);
 }
 
@@ -239,9 +231,8 @@ void handle_bridge_pause(void *server, struct http_request *q)
     j->work.data = j;
     int e = uv_queue_work(&s->loop, &j->work, run_pause, after_pause);
     if (e == 0) return;
-    j->status = ST_IO;
-    snprintf(j->sentence, sizeof j->sentence, "cannot start a job: %s", uv_strerror(e));
-    answer_failure(j);
+    status_keep(&j->status, status_fail(ST_IO, "cannot start a job: %s", uv_strerror(e)));
+    reply_failure(j);
 }
 
 void handle_bridge_resume(void *server, struct http_request *q)
@@ -253,7 +244,7 @@ void handle_bridge_resume(void *server, struct http_request *q)
         return;
     }
     s->paused = false;
-    answer_state(s, q, "resumed");
+    reply_state(s, q, "resumed");
 }
 
 // ---- reload ------------------------------------------------------------------------------------
@@ -262,18 +253,19 @@ void handle_bridge_resume(void *server, struct http_request *q)
 // the key need not be able to: its bytes, which the sentence quotes, go to the log only.
 static void keep_content(struct job *j)
 {
-    log_warn("/reload: %s", j->sentence);
-    snprintf(j->sentence, sizeof j->sentence,
-             "\"model\": the folder cannot be loaded: %s; the server's log says what it is",
-             status_words(j->status));
+    log_warn("/reload: %s", j->status.message);
+    status_keep(&j->status, status_fail(j->status.code,
+                                        "\"model\": the folder cannot be loaded: %s; the server's "
+                                        "log says what it is",
+                                        status_words(j->status.code)));
 }
 
 static void reload_deliver(struct inbox_message *message)
 {
     struct job *j = (struct job *)message;
-    if (j->status == ST_FORMAT || j->status == ST_UNSUPPORTED) keep_content(j);
-    if (j->status != ST_OK) {
-        answer_failure(j);
+    if (j->status.code == ST_FORMAT || j->status.code == ST_UNSUPPORTED) keep_content(j);
+    if (j->status.code != ST_OK) {
+        reply_failure(j);
         return;
     }
     if (j->request)
@@ -286,9 +278,9 @@ static void reload_deliver(struct inbox_message *message)
 static void reload_done(void *context, enum status st, const char *sentence, uint64_t version)
 {
     struct job *j = context;
-    j->status = st;
+    if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
+    status_keep(&j->status, st);
     j->version = version;
-    snprintf(j->sentence, sizeof j->sentence, "%s", sentence ? sentence : "");
     inbox_post(j->server->host.inbox, &j->message);
 }
 
@@ -339,6 +331,6 @@ out:
 void handle_adapters(void *server, struct http_request *q)
 {
     (void)server;
-    http_fail(q, 501, "not_supported_error",
+    http_fail(q, 501,
               "adapters (LoRA) are not supported yet: this server serves the model's own weights");
 }

@@ -1,6 +1,6 @@
-/* serve.c: the serving benchmark: requests to the real cw-infer-server, over its socket, all sent at
- * once (or --batch of them in flight at a time). What it takes beyond `decode` is what the server
- * adds to a step: scheduling, events, HTTP, JSON.
+/* serve.c: the serving benchmark: requests to the real cw-infer-server, over its socket, all sent
+ * at once (or --batch of them in flight at a time). What it takes beyond `decode` is what the
+ * server adds to a step: scheduling, events, HTTP, JSON.
  *
  * With --shortest 100 --longest 1024 it is nano-vllm's benchmark: that many random tokens in, and
  * out, of each request. Limit: every step reads the weights once, every token the keys and values
@@ -90,12 +90,11 @@ static enum status measure_limit(struct serve_bench *s)
 static enum status send_load(struct serve_bench *s, struct load *load)
 {
     load->sent_ns = clock_now_ns();
-    return http_submit(s->http,
-                       &(struct http_call){.path = "/v1/completions",
-                                           .post = true,
-                                           .body = load->body,
-                                           .timeout_ms = SERVING_MS},
-                       &load->request);
+    return http_submit(
+        s->http,
+        &(struct http_call){
+            .path = "/v1/completions", .post = true, .body = load->body, .timeout_ms = SERVING_MS},
+        &load->request);
 }
 
 static enum status take_response(struct load *load)
