@@ -74,7 +74,7 @@ static void no_step(void *context, const char *step, enum status st, const char 
 enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
                                   bridge_step_fn on_step, void *context, struct bridge **ret)
 {
-    char path[sizeof((struct bridge_file *)0)->path], detail[PATH_MAX];
+    char path[sizeof((struct bridge_file *)0)->path], detail[2 * PATH_MAX];
     enum status st;
     const char *step = "bridge file";
     struct bridge *b = calloc(1, sizeof *b);
@@ -82,7 +82,10 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
 
     CHECK(bridge_find(explicit_path, path, sizeof path));
     CHECK(bridge_file_read(path, &b->file));
-    on_step(context, step, ST_OK, path);
+    snprintf(detail, sizeof detail, "%s%s%s", path,
+             b->file->ignored[0] ? "; roles that are not known here, and left out: " : "",
+             b->file->ignored);
+    on_step(context, step, ST_OK, detail);
 
     step = "boot";
     CHECK(bridge_file_check_boot(b->file));
@@ -112,7 +115,7 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     }
     for (int i = 0; i < b->file->n_roles; i++) {
         const struct bridge_role *role = &b->file->roles[i];
-        char words[40];
+        char words[80];
         snprintf(words, sizeof words, "mapping %s", role->role);
         step = words;
         st = open_arena(b, i);
@@ -257,13 +260,13 @@ static enum status run_update(struct bridge *b, enum status (*update)(void *), v
     return st;
 }
 
-enum status bridge_publish(struct bridge *b, int64_t quiet_timeout_ms,
+enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
                            enum status (*update)(void *context), void *context,
                            struct publish_times *ret_times)
 {
     struct publish_times times = {0};
     int64_t start = clock_now_ns();
-    enum status st = control_quiet(b->control, clock_deadline_ns(quiet_timeout_ms));
+    enum status st = control_quiesce(b->control, clock_deadline_ns(quiesce_timeout_ms));
     if (st != ST_OK) return st;
     times.wait_ms = clock_ms_since(start);
 

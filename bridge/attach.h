@@ -32,13 +32,13 @@ void *bridge_base(struct bridge *b,
 enum status bridge_become_writer(struct bridge *b);
 void bridge_end_writer(struct bridge *b); // no writer: nothing happens
 
-// The publish protocol around one in-place update: quiet, odd, update(), device_sync, even, resume.
-// If update() or the device fails, the version stays odd (torn), the engine is woken to restore,
-// and the error is returned. quiet_timeout_ms bounds the wait for the engine.
+// The publish protocol around one in-place update: quiesce, odd, update(), device_sync, even,
+// resume. If update() or the device fails, the version stays odd (torn), the engine is woken to
+// restore, and the error is returned. quiesce_timeout_ms bounds the wait for the engine.
 struct publish_times {
     double wait_ms, write_ms, total_ms; // asked to granted; version odd; all
 };
-enum status bridge_publish(struct bridge *b, int64_t quiet_timeout_ms,
+enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
                            enum status (*update)(void *context), void *context,
                            struct publish_times *ret_times);
 

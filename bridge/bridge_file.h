@@ -19,8 +19,10 @@ struct bridge_tensor {
     enum dtype dt;
     uint64_t offset, bytes; // in the role's segment
 };
-struct bridge_role {           // one arena: "policy", "draft", "frozen", "adapter"
-    char role[16], model[512]; // model: the Hugging Face folder it was loaded from
+// One arena. The policy is there and is first; "draft", "reference" and "frozen" may follow, and
+// any number of "adapter:NAME". Others, of newer servers, are left out when the file is read.
+struct bridge_role {
+    char role[64], model[512]; // model: the Hugging Face folder it was loaded from
     char kind[16],
         handle[160]; // "cuda-ipc" or "posix-shm" (shared_memory_kind), shared_memory_handle
     char layout_hash[65];
@@ -40,6 +42,7 @@ struct bridge_file {
     char socket[256];      // the daemon's Unix socket
     int n_roles;
     struct bridge_role *roles; // roles[0] is the policy; its fields also fill the keys of old tools
+    char ignored[256];         // names of roles that were left out, for the reader to say; or ""
 };
 
 // --bridge (explicit_path, may be NULL), $COMMONWEIGHT_BRIDGE, $LOGDIR/vllm_bridge_config.json,

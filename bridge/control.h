@@ -24,10 +24,10 @@ enum status control_create(const char *name, const char *layout_hash, struct con
 bool control_sweep(const char *name);
 void control_heartbeat(struct control *c); // either side, about every 100 ms (see also below)
 
-// The engine's bell: a futex word both processes can ring. control_wait() returns when it was rung
-// since `seen` was read, or at the time-out.
-uint32_t control_bell(const struct control *c);
-void control_ring(struct control *c);
+// The engine's doorbell: a futex word by which both processes notify it. control_wait() returns
+// when that happened since `seen` was read, or at the time-out.
+uint32_t control_doorbell(const struct control *c);
+void control_notify(struct control *c);
 void control_wait(struct control *c, uint32_t seen, int timeout_ms);
 
 enum control_event {
@@ -42,10 +42,10 @@ enum control_event {
 // has given no heartbeat for 30 s is treated as dead: revoking its lease moves an even version on
 // by two; at an odd one it is killed first.
 void control_set_heartbeat_limit(struct control *c, int ms); // instead of the 30 s
-bool control_quiet_requested(const struct control *c);
+bool control_quiesce_requested(const struct control *c);
 // At a step boundary, with no work in flight on the device: acknowledges the request, waits until
 // the writer resumes (its death is noticed within 100 ms), and says what happened.
-enum control_event control_grant_quiet(struct control *c);
+enum control_event control_grant_quiesce(struct control *c);
 // Notices a lost writer outside of an update; cheap enough for every 100 ms.
 enum control_event control_check_writer(struct control *c);
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
@@ -71,10 +71,10 @@ void control_lease_release(struct control *c);
 // Request and wait for the grant. ST_TIMEOUT past the deadline, ST_PEER_GONE where the owner died,
 // ST_MISMATCH where the owner rewrote the weights since this writer took the lease or last ended an
 // update. On failure nothing is left to resume.
-enum status control_quiet(struct control *c, int64_t deadline_ns);
-// From another thread than waits in control_quiet(), of a process that is about to end: true where
-// a request was there and cannot be granted any more. control_quiet() then fails.
-bool control_quiet_cancel(struct control *c);
+enum status control_quiesce(struct control *c, int64_t deadline_ns);
+// From another thread than waits in control_quiesce(), of a process that is about to end: true
+// where a request was there and cannot be granted any more. control_quiesce() then fails.
+bool control_quiesce_cancel(struct control *c);
 enum status control_write_begin(struct control *c); // version goes odd; on failure write nothing
 enum status control_write_end(struct control *c);   // version goes even: weights are whole
 void control_resume(struct control *c);             // lets the engine go on

@@ -10,7 +10,7 @@ struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
     uint64_t version, publishes;
     pid_t owner_pid, writer_pid; // writer 0: none
     double owner_heartbeat_age_ms, writer_heartbeat_age_ms;
-    bool owner_alive, writer_alive, quiet_requested, quiet_granted, torn, ended;
+    bool owner_alive, writer_alive, quiesce_requested, quiesce_granted, torn, ended;
     double last_wait_ms;  // request to grant
     double last_write_ms; // version odd
     double last_pause_ms; // grant to resume seen by the engine: what generation lost

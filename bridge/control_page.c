@@ -158,7 +158,7 @@ static void fill_page(struct page *page, const char *layout_hash)
     page->owner_namespace = process_namespace();
     atomic_store(&page->version, 1);
     atomic_store(&page->owner_updating, 1);
-    atomic_store(&page->owner_beat_ns, clock_now_ns());
+    atomic_store(&page->owner_heartbeat_ns, clock_now_ns());
     atomic_store(&page->heartbeat_limit_ms, HEARTBEAT_LIMIT_MS);
 }
 
@@ -282,7 +282,7 @@ void control_end(struct control *c)
     atomic_store(&page->ended, 1);
     shm_unlink(c->name);
     flock(c->fd, LOCK_UN); // closing it is not enough while the page is mapped
-    // A writer asleep in control_quiet() looks at `ended` when the futex lets it go.
+    // A writer asleep in control_quiesce() looks at `ended` when the futex lets it go.
     futex_wake(&page->phase);
-    control_ring(c);
+    control_notify(c);
 }

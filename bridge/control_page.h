@@ -1,6 +1,6 @@
 /* control_page.h: the control page as it lies in memory, and the words on it. Private to control.c,
- * which tells what they mean and who changes them when, and to control_page.c, which makes, opens
- * and replaces pages. */
+ * which tells what they mean and who changes them when, to control_owner.c and control_writer.c,
+ * the two sides, and to control_page.c, which makes, opens and replaces pages. */
 #ifndef BRIDGE_CONTROL_PAGE_H
 #define BRIDGE_CONTROL_PAGE_H
 
@@ -25,16 +25,16 @@ struct page {
 
     _Alignas(64) _Atomic uint64_t version;
     _Atomic uint64_t publishes; // completed by writers
-    _Atomic int64_t owner_beat_ns;
+    _Atomic int64_t owner_heartbeat_ns;
     _Atomic uint32_t owner_updating; // odd because the owner itself loads or reloads: not torn
     _Atomic uint32_t ended;          // the owner left in good order
 
     _Alignas(64) _Atomic uint32_t phase; // futex: generation << 2 | enum phase
-    _Atomic uint32_t bell;               // futex
+    _Atomic uint32_t doorbell;           // futex
 
     _Alignas(64) _Atomic uint64_t lease; // generation << 32 | pid
     _Atomic uint64_t identity;           // generation << 48 | start time
-    _Atomic int64_t writer_beat_ns;
+    _Atomic int64_t writer_heartbeat_ns;
     _Atomic uint32_t heartbeat_limit_ms; // the owner's choice
 
     _Alignas(64) _Atomic int64_t wait_ns; // of the last publish: request to grant
@@ -72,7 +72,29 @@ struct control {
     char writing[CONTROL_PATH_BYTES]; // folder that the update under way loads; "": none
 };
 
-// Wakes everybody who sleeps on the word (control.c).
-void futex_wake(_Atomic uint32_t *word);
+// ---- words of the page (control.c) --------------------------------------------------------------
+
+#define SLICE_MS 100 // between looks at whether the peer lives
+
+uint32_t lease_generation(uint64_t lease);
+pid_t lease_pid(uint64_t lease);
+uint64_t lease_next(uint64_t lease, pid_t pid); // the lease after it, of that process; 0: nobody's
+uint32_t phase_word(uint64_t lease, enum phase phase);
+enum phase phase_of(uint32_t word);
+// Sleeps while *word is `value`, at most until the deadline; may return early.
+void futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t deadline_ns);
+void futex_wake(_Atomic uint32_t *word); // everybody who sleeps on it
+// Changes the phase if it is what the caller thinks, and wakes whoever waits for that.
+bool phase_move(struct page *page, uint32_t from, uint32_t to);
+// Makes the phase IDLE of that lease, whatever it was, unless a newer lease has come.
+void phase_reset(struct page *page, uint64_t lease);
+
+enum life { LIFE_NOBODY, LIFE_ALIVE, LIFE_STILL, LIFE_DEAD };
+enum life writer_life(struct page *page, uint64_t lease);
+
+// What the weights are.
+void set_snapshot(struct page *page, const char *folder, size_t len);
+void put_folder(char to[CONTROL_PATH_BYTES], const char *folder);
+void put_origin(struct page *page, const char *folder, uint64_t publishes);
 
 #endif

@@ -272,7 +272,7 @@ static void check_sums(struct check *c)
 static const char *weights_words(const struct control_facts *f)
 {
     if (f->torn) return "torn";
-    if (f->version & 1) return f->quiet_granted ? "being updated" : "being loaded by the daemon";
+    if (f->version & 1) return f->quiesce_granted ? "being updated" : "being loaded by the daemon";
     return "whole";
 }
 

@@ -49,7 +49,11 @@ CW_BRIDGE_API int cw_bridge_open(const char *path, struct cw_bridge **ret);
 // Gives the lease back if it is held. Pointers of its tensors end here. NULL is fine.
 CW_BRIDGE_API void cw_bridge_close(struct cw_bridge *bridge);
 
-// Roles: "policy", and where the server has them "draft", ... ; 0 tensors: no such role.
+// The i-th role that is shared: "policy" first, then where the server has them "draft", ...,
+// "adapter:NAME"; NULL past the end. Lives as long as the bridge. Roles that this version of the
+// library does not know are left out.
+CW_BRIDGE_API const char *cw_bridge_role_at(const struct cw_bridge *bridge, int32_t index);
+// 0 tensors: no such role.
 CW_BRIDGE_API int32_t cw_bridge_tensor_count(const struct cw_bridge *bridge, const char *role);
 // In the arena's order; nonzero past the end.
 CW_BRIDGE_API int cw_bridge_tensor_at(const struct cw_bridge *bridge, const char *role,

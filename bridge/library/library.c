@@ -51,6 +51,12 @@ static const struct bridge_role *find_role(const struct cw_bridge *bridge, const
     return bridge_file_role(bridge_file_of(bridge->bridge), role);
 }
 
+const char *cw_bridge_role_at(const struct cw_bridge *bridge, int32_t index)
+{
+    const struct bridge_file *file = bridge_file_of(bridge->bridge);
+    return index >= 0 && index < file->n_roles ? file->roles[index].role : NULL;
+}
+
 int32_t cw_bridge_tensor_count(const struct cw_bridge *bridge, const char *role)
 {
     const struct bridge_role *r = find_role(bridge, role);

@@ -48,6 +48,7 @@ static const struct {
     const char *was, *is;
 } renamed[] = {
     {"head-rows", "logits-chunk"},
+    {"quiet-timeout", "quiesce-timeout"},
 };
 
 static bool is_name(const char *name, const char *text, size_t len)

@@ -17,7 +17,7 @@
 static void wake(struct engine *e)
 {
     pthread_cond_broadcast(&e->changed);
-    if (e->owner) control_ring(weights_owner_control(e->owner));
+    if (e->owner) control_notify(weights_owner_control(e->owner));
 }
 
 // ---- life --------------------------------------------------------------------------------------

@@ -3,14 +3,14 @@
  * weights_owner.c.
  *
  * The thread opens the device, since a device belongs to one thread, loads, and then goes round:
- *   take what arrived -> commands -> grant the trainer quiet, if it asked -> one step -> statistics
+ *   take what arrived -> commands -> quiesce, if the trainer asked -> one step -> statistics
  * All device work of a step is waited for within it, so everything between two steps happens at a
- * step boundary. With nothing to do the thread sleeps on the control page's bell, which submitters
- * and the trainer ring.
+ * step boundary. With nothing to do the thread sleeps on the control page's doorbell, by which
+ * submitters and the trainer notify it.
  *
  * Events are delivered, and done() of commands is called, without the lock. The statistics' other
- * copy (`live`) is the thread's alone, as are the executor and, but for its control page's bell and
- * facts, the owner of the weights.
+ * copy (`live`) is the thread's alone, as are the executor and, but for its control page's doorbell
+ * and facts, the owner of the weights.
  *
  * Faults. Torn weights: requests are refused (ST_TORN), those in flight wait, the weights are
  * restored, and every key and value is computed again. A failed device, or weights that cannot be
@@ -165,7 +165,7 @@ static void run(struct engine *e)
 {
     struct control *control = weights_owner_control(e->owner);
     while (e->live.state != ENGINE_FAILED) {
-        const uint32_t seen = control_bell(control);
+        const uint32_t seen = control_doorbell(control);
         bool stepped = false;
         if (clock_ms_since(e->last_beat_ns) >= BEAT_MS) {
             e->last_beat_ns = clock_now_ns();
@@ -276,7 +276,7 @@ static void leave(struct engine *e)
         executor_end_all(e->executor, FINISH_CANCELLED, NULL);
     }
     pthread_mutex_lock(&e->lock);
-    e->owner = NULL; // nobody rings a page that is gone
+    e->owner = NULL; // nobody notifies a page that is gone
     pthread_mutex_unlock(&e->lock);
     executor_free(e->executor);
     e->executor = NULL;

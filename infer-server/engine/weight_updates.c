@@ -70,12 +70,12 @@ static void after_writer(struct engine *e, enum control_event event)
 void engine_serve_writer(struct engine *e)
 {
     struct control *control = weights_owner_control(e->owner);
-    if (control_quiet_requested(control)) {
+    if (control_quiesce_requested(control)) {
         e->draining =
             e->options.kv_policy == KV_DRAIN && !e->paused && executor_in_flight(e->executor) > 0;
         if (e->draining) return;
         const int64_t start_ns = clock_now_ns();
-        enum control_event event = control_grant_quiet(control);
+        enum control_event event = control_grant_quiesce(control);
         if (event == CONTROL_UPDATED) {
             e->live.updates++;
             e->live.last_pause_ms = clock_ms_since(start_ns);

@@ -78,8 +78,8 @@ static json_t *control_json(const struct engine_info *info)
         (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
         f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms,
         "owner_alive", (int)f.owner_alive, "writer_alive", (int)f.writer_alive, "quiet_requested",
-        (int)f.quiet_requested, "quiet_granted", (int)f.quiet_granted, "torn", (int)f.torn, "ended",
-        (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
+        (int)f.quiesce_requested, "quiet_granted", (int)f.quiesce_granted, "torn", (int)f.torn,
+        "ended", (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
         "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
         json_clean_string(f.snapshot));
     // What the weights are.

@@ -142,19 +142,18 @@ static const struct update_config plain = {
             .epsilon = 0.2,
             .epsilon_high = 0.2,
             .kl_estimator = KL_K3,
-            .correction_max = 3,
+            .tis_max = 3,
         },
     .num_iterations = 1,
-    .quiet_timeout_ms = 30000,
+    .quiesce_timeout_ms = 30000,
 };
 
 // At a learning rate of 0 the weights, and so the gradients of the next call, stay as they are.
-static struct update_stats update(struct scene *s, enum correction_mode mode, int iterations,
-                                  double lr)
+static struct update_stats update(struct scene *s, enum tis_mode mode, int iterations, double lr)
 {
     struct update_config config = plain;
     struct update_stats stats;
-    config.loss.correction = mode;
+    config.loss.tis = mode;
     config.num_iterations = iterations;
     assert_ok(update_policy(s->learner, s->bridge, &config, &s->rollout, advantages, lr, &s->lock,
                             &stats));
@@ -172,33 +171,33 @@ static void sampler_is_corrected(void **state)
     (void)state;
     struct scene s;
     scene_open(&s, false);
-    struct update_stats off = update(&s, CORRECTION_OFF, 1, 0);
-    struct update_stats on = update(&s, CORRECTION_SEQUENCE_MASK, 1, 0);
+    struct update_stats off = update(&s, TIS_OFF, 1, 0);
+    struct update_stats on = update(&s, TIS_SEQUENCE_MASK, 1, 0);
     assert_true(off.grad_norm > 1e-3 && near(on.grad_norm, off.grad_norm));
-    assert_true(near(on.correction_mean, 1) && on.correction_cut == 0);
+    assert_true(near(on.tis_mean, 1) && on.tis_cut == 0);
 
     // All tokens likelier there by a half: weights of exp(-1/2), and the gradient with them.
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
-    struct update_stats u = update(&s, CORRECTION_TOKEN_TRUNCATE, 1, 0);
+    struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 1, 0);
     assert_true(u.ratio_min == 1 && u.ratio_max == 1); // the policy has not moved
-    assert_true(near(u.correction_mean, exp(-0.5)) && near(u.mismatch_mean, 0.5));
+    assert_true(near(u.tis_mean, exp(-0.5)) && near(u.mismatch_mean, 0.5));
     assert_true(near(u.grad_norm, exp(-0.5) * off.grad_norm));
-    u = update(&s, CORRECTION_SEQUENCE_TRUNCATE, 1, 0); // the product over five tokens
+    u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0); // the product over five tokens
     assert_true(near(u.grad_norm, exp(-2.5) * off.grad_norm));
-    u = update(&s, CORRECTION_OFF, 1, 0);
-    assert_true(near(u.grad_norm, off.grad_norm) && u.correction_mean == 0);
+    u = update(&s, TIS_OFF, 1, 0);
+    assert_true(near(u.grad_norm, off.grad_norm) && u.tis_mean == 0);
 
     // And less likely: beyond the cap of 3 for the sequence, not for a token.
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, -1);
-    u = update(&s, CORRECTION_TOKEN_MASK, 1, 0);
-    assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) && u.correction_cut == 0);
-    u = update(&s, CORRECTION_SEQUENCE_TRUNCATE, 1, 0);
-    assert_true(near(u.grad_norm, 3 * off.grad_norm) && u.correction_cut == 1);
-    u = update(&s, CORRECTION_SEQUENCE_MASK, 1, 0);
-    assert_true(u.grad_norm == 0 && u.correction_max == 0 && u.correction_cut == 1);
+    u = update(&s, TIS_TOKEN_MASK, 1, 0);
+    assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) && u.tis_cut == 0);
+    u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0);
+    assert_true(near(u.grad_norm, 3 * off.grad_norm) && u.tis_cut == 1);
+    u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
+    assert_true(u.grad_norm == 0 && u.tis_max == 0 && u.tis_cut == 1);
     disagree(&s, 2, 0.5f); // one sample of four agrees again
-    u = update(&s, CORRECTION_SEQUENCE_MASK, 1, 0);
-    assert_true(near(u.correction_mean, 0.25) && u.correction_cut == 0.75 && u.grad_norm > 0);
+    u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
+    assert_true(near(u.tis_mean, 0.25) && u.tis_cut == 0.75 && u.grad_norm > 0);
     scene_close(&s);
 }
 
@@ -208,14 +207,14 @@ static void ratio_is_to_the_first_iteration(void **state)
     struct scene s;
     scene_open(&s, false);
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
-    struct update_stats u = update(&s, CORRECTION_TOKEN_TRUNCATE, 3, 0);
+    struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 3, 0);
     assert_true(near(u.ratio_min, 1) && near(u.ratio_max, 1)); // three times the same policy
     assert_true(u.clip_low == 0 && u.clip_high == 0);
-    u = update(&s, CORRECTION_TOKEN_TRUNCATE, 3, 1e-2);
+    u = update(&s, TIS_TOKEN_TRUNCATE, 3, 1e-2);
     // what is better than its group became likelier, what is worse less so, past the bounds
     assert_true(u.ratio_max > 1.2 && u.ratio_min < 0.8);
     assert_true(u.clip_low > 0 && u.clip_high > 0 && u.clip_high_max > 0);
-    assert_true(near(u.correction_mean, exp(-0.5))); // the same in all three
+    assert_true(near(u.tis_mean, exp(-0.5))); // the same in all three
     scene_close(&s);
 }
 
@@ -233,7 +232,7 @@ static void draft_learns_once_a_step(void **state)
     struct optimizer *policy = learner_optimizer(s.learner);
     struct optimizer *draft = learner_optimizer(learner_draft(s.learner));
     uint64_t before = version(&s);
-    struct update_stats u = update(&s, CORRECTION_OFF, 3, 0);
+    struct update_stats u = update(&s, TIS_OFF, 3, 0);
     assert_int_equal(version(&s), before + 6);
     assert_int_equal(optimizer_steps(policy), 3);
     assert_int_equal(optimizer_steps(draft), 1);
@@ -255,7 +254,7 @@ static void broken_draft_is_left_alone(void **state)
     ((float *)s.draft.weights->final_norm)[3] = NAN;
     memcpy(saved, w, bytes);
     uint64_t before = version(&s);
-    struct update_stats u = update(&s, CORRECTION_OFF, 1, 0);
+    struct update_stats u = update(&s, TIS_OFF, 1, 0);
     assert_true(u.draft_skipped && u.grad_norm > 0);
     assert_int_equal(version(&s), before + 2);
     assert_int_equal(optimizer_steps(learner_optimizer(learner_draft(s.learner))), 0);

@@ -62,10 +62,10 @@ enum control_event control_test_event(struct control *c)
 {
     int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
     while (clock_now_ns() < deadline) {
-        uint32_t seen = control_bell(c);
+        uint32_t seen = control_doorbell(c);
         control_heartbeat(c);
         enum control_event event = CONTROL_NONE;
-        if (control_quiet_requested(c)) event = control_grant_quiet(c);
+        if (control_quiesce_requested(c)) event = control_grant_quiesce(c);
         if (event == CONTROL_NONE) event = control_check_writer(c);
         if (event != CONTROL_NONE) return event;
         control_wait(c, seen, 20);

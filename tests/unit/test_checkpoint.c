@@ -5,6 +5,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/run/checkpoint.h"
+#include "trainer/run/model_folder_write.h"
 #include "trainer/run/runlog.h"
 
 #include <dirent.h>

@@ -139,7 +139,7 @@ static void test_no_torn_read(void **state)
         struct control *w = control_test_writer();
         for (int n = 0; n < PUBLISHES; n++) {
             control_heartbeat(w);
-            if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
+            if (control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
             if (control_write_begin(w) != ST_OK) _exit(2);
             for (int i = 0; i < WEIGHTS; i++) weights[i] += 2;
             if (control_write_end(w) != ST_OK) _exit(3);
@@ -152,8 +152,8 @@ static void test_no_torn_read(void **state)
     uint64_t updates = 0;
     int64_t deadline = clock_deadline_ns(60000);
     while (updates < PUBLISHES && clock_now_ns() < deadline) {
-        if (control_quiet_requested(c)) {
-            enum control_event event = control_grant_quiet(c);
+        if (control_quiesce_requested(c)) {
+            enum control_event event = control_grant_quiesce(c);
             assert_int_equal(event, CONTROL_UPDATED);
             updates++;
         }
@@ -198,7 +198,7 @@ static void writer_that_dies(enum stage stage)
         pthread_t thread;
         pthread_create(&thread, NULL, kill_soon, NULL);
     }
-    if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
+    if (control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
     die_at(stage, GRANTED);
     if (control_write_begin(w) != ST_OK) _exit(2);
     die_at(stage, ODD);
@@ -216,7 +216,7 @@ static void check_death(enum stage stage, enum control_event first, uint64_t ver
     pid_t pid = control_test_fork();
     if (pid == 0) writer_that_dies(stage);
     if (stage == LEASED || stage == REQUESTED) control_test_dead(pid);
-    if (stage == REQUESTED) assert_true(control_quiet_requested(c));
+    if (stage == REQUESTED) assert_true(control_quiesce_requested(c));
     int64_t start = clock_now_ns();
     assert_int_equal(control_test_event(c), first);
     assert_true(clock_ms_since(start) < 1000);
@@ -226,7 +226,7 @@ static void check_death(enum stage stage, enum control_event first, uint64_t ver
     if (first == CONTROL_UPDATED) assert_int_equal(control_test_event(c), CONTROL_WRITER_GONE);
     assert_int_equal(control_test_status(pid), 128 + SIGKILL);
     assert_int_equal(control_check_writer(c), CONTROL_NONE);
-    assert_false(control_quiet_requested(c));
+    assert_false(control_quiesce_requested(c));
 
     // Another writer comes: refused while the weights are torn, then works.
     struct control *next = NULL;
@@ -290,12 +290,12 @@ static void test_update_fails(void **state)
     pid_t pid = control_test_fork();
     if (pid == 0) {
         struct control *w = control_test_writer();
-        if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
+        if (control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
         if (control_write_begin(w) != ST_OK) _exit(2);
         control_resume(w); // the update failed: odd
         clock_sleep_ms(200);
         // whatever it tries afterwards is refused
-        _exit(control_write_end(w) == ST_BUSY && control_quiet(w, 0) == ST_BUSY &&
+        _exit(control_write_end(w) == ST_BUSY && control_quiesce(w, 0) == ST_BUSY &&
                       control_set_snapshot(w, "/") == ST_BUSY
                   ? 0
                   : 3);
@@ -318,13 +318,13 @@ static pid_t fork_stopping_writer(bool while_odd)
     pid_t pid = control_test_fork();
     if (pid != 0) return pid;
     struct control *w = control_test_writer();
-    if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
+    if (control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
     if (while_odd && control_write_begin(w) != ST_OK) _exit(2);
     raise(SIGSTOP);
     enum status st = while_odd ? control_write_end(w) : control_write_begin(w);
     if (st != ST_BUSY || !strstr(status_message(), "no longer holds")) _exit(3);
     control_heartbeat(w); // must not look like the next holder's
-    if (control_quiet(w, clock_deadline_ns(100)) != ST_BUSY) _exit(4);
+    if (control_quiesce(w, clock_deadline_ns(100)) != ST_BUSY) _exit(4);
     control_resume(w);
     control_lease_release(w);
     _exit(0);
@@ -371,7 +371,7 @@ static void test_one_writer(void **state)
     char pid[32];
     assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &first), ST_OK);
     assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &second), ST_OK);
-    assert_int_equal(control_quiet(first, 0), ST_INVALID);
+    assert_int_equal(control_quiesce(first, 0), ST_INVALID);
     assert_int_equal(control_write_begin(first), ST_INVALID);
     assert_int_equal(control_write_end(first), ST_INVALID);
     assert_int_equal(control_lease_take(first), ST_OK);
@@ -379,7 +379,7 @@ static void test_one_writer(void **state)
     assert_int_equal(control_lease_take(second), ST_BUSY);
     snprintf(pid, sizeof pid, "process %d is training", (int)getpid());
     assert_says(pid);
-    assert_int_equal(control_write_begin(first), ST_INVALID); // without quiet
+    assert_int_equal(control_write_begin(first), ST_INVALID); // without a grant
     control_lease_release(first);
     assert_int_equal(control_lease_take(second), ST_OK);
     control_lease_release(first); // holds nothing: changes nothing
@@ -407,10 +407,10 @@ static void test_quiet_times_out(void **state)
     struct control *c = control_test_owner(), *w = NULL;
     assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &w), ST_OK);
     assert_int_equal(control_lease_take(w), ST_OK);
-    assert_int_equal(control_quiet(w, clock_deadline_ns(150)), ST_TIMEOUT);
+    assert_int_equal(control_quiesce(w, clock_deadline_ns(150)), ST_TIMEOUT);
     assert_says("did not pause");
-    assert_false(control_quiet_requested(c));
-    assert_int_equal(control_grant_quiet(c), CONTROL_NONE);
+    assert_false(control_quiesce_requested(c));
+    assert_int_equal(control_grant_quiesce(c), CONTROL_NONE);
     control_free(w);
     control_test_end(c);
 }
@@ -424,7 +424,7 @@ static void test_owner_rewrote(void **state)
         struct control *w = control_test_writer();
         while (control_version(w) == 2) clock_sleep_ms(5);
         clock_sleep_ms(20); // the owner's update ends
-        enum status st = control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS));
+        enum status st = control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS));
         _exit(st == ST_MISMATCH && strstr(status_message(), "rewrote") ? 0 : 2);
     }
     int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
@@ -454,7 +454,7 @@ static void test_owner_dies(void **state)
             if (control_create(control_test_page, CONTROL_TEST_HASH, &c) != ST_OK) _exit(1);
             control_owner_update_end(c);
             int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
-            while (!control_quiet_requested(c) && clock_now_ns() < deadline) clock_sleep_ms(5);
+            while (!control_quiesce_requested(c) && clock_now_ns() < deadline) clock_sleep_ms(5);
             clock_sleep_ms(50);
             if (!orderly) kill(getpid(), SIGKILL);
             control_end(c);
@@ -472,7 +472,7 @@ static void test_owner_dies(void **state)
             clock_sleep_ms(5);
         assert_int_equal(st, ST_OK);
         int64_t start = clock_now_ns();
-        assert_int_equal(control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)), ST_PEER_GONE);
+        assert_int_equal(control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS)), ST_PEER_GONE);
         assert_true(clock_ms_since(start) < 1500);
         assert_says("from the last checkpoint");
         assert_int_equal(control_owner_alive(w), ST_PEER_GONE);
@@ -507,23 +507,23 @@ static void test_bell(void **state)
 {
     (void)state;
     struct control *c = control_test_owner();
-    uint32_t seen = control_bell(c);
+    uint32_t seen = control_doorbell(c);
     pid_t pid = control_test_fork();
     if (pid == 0) {
         struct control *w = NULL;
         if (control_open(control_test_page, CONTROL_TEST_HASH, &w) != ST_OK) _exit(1);
         clock_sleep_ms(50);
-        control_ring(w);
+        control_notify(w);
         control_free(w);
         _exit(0);
     }
     int64_t start = clock_now_ns();
     control_wait(c, seen, CONTROL_TEST_MS);
     assert_true(clock_ms_since(start) < CONTROL_TEST_MS / 2);
-    assert_true(control_bell(c) != seen);
-    control_wait(c, seen, CONTROL_TEST_MS); // rung already: returns at once
+    assert_true(control_doorbell(c) != seen);
+    control_wait(c, seen, CONTROL_TEST_MS); // notified already: returns at once
     assert_true(clock_ms_since(start) < CONTROL_TEST_MS / 2);
-    seen = control_bell(c);
+    seen = control_doorbell(c);
     start = clock_now_ns();
     control_wait(c, seen, 30);
     assert_true(clock_ms_since(start) >= 30);

@@ -73,7 +73,7 @@ static void for_each_config(void (*check)(const struct loss_config *config))
         for (int level = 0; level < 2; level++)
             for (int kl = -2; kl < 2 * 3; kl++) // -2, -1: off
                 for (int dual = 0; dual < 2; dual++)
-                    for (int mode = CORRECTION_OFF; mode <= CORRECTION_SEQUENCE_MASK; mode++) {
+                    for (int mode = TIS_OFF; mode <= TIS_SEQUENCE_MASK; mode++) {
                         struct loss_config config = plain;
                         if (kl == -1) continue;
                         config.type = (enum loss_type)type;
@@ -82,9 +82,9 @@ static void for_each_config(void (*check)(const struct loss_config *config))
                         config.kl_estimator = kl < 0 ? KL_K3 : (enum kl_estimator)(kl / 2);
                         config.bias_correction_kl = kl >= 0 && kl % 2;
                         config.delta = dual ? 1.6 : 0;
-                        config.correction = (enum correction_mode)mode;
-                        config.correction_min = dual ? 0.5 : 0;
-                        config.correction_max = 1.5;
+                        config.tis = (enum tis_mode)mode;
+                        config.tis_min = dual ? 0.5 : 0;
+                        config.tis_max = 1.5;
                         if (type == LOSS_CISPO) config.epsilon_high = 1.2;
                         check(&config);
                     }
@@ -198,7 +198,7 @@ static void values_by_hand(void **state)
         assert_true(fabs(stats.ratio.max - exp(0.5)) < 1e-9);
         assert_true(stats.seq_clip_high.max == 0.5 && stats.seq_clip_high.min == 0);
         assert_true(stats.seq_clip_low.min == 0 && stats.seq_clip_low.n == 2);
-        assert_int_equal(stats.correction.n, 0);
+        assert_int_equal(stats.tis.n, 0);
     }
 }
 
@@ -261,10 +261,10 @@ static void correction_of_nothing(const struct loss_config *config)
     struct inputs in;
     float with[TOKENS], without[TOKENS];
     struct loss_config off = *config;
-    if (config->correction == CORRECTION_OFF) return;
+    if (config->tis == TIS_OFF) return;
     make_inputs(5, &in);
     memcpy(in.sampler, in.old, sizeof in.sampler);
-    off.correction = CORRECTION_OFF;
+    off.tis = TIS_OFF;
     assert_true(loss_of(config, &in, with) == loss_of(&off, &in, without));
     assert_memory_equal(with, without, sizeof with);
 }
@@ -312,7 +312,7 @@ static void check_empty(const struct loss_config *config)
     struct loss_stats stats = {0};
     loss_compute(config, &batch, &stats, &nothing);
     assert_true(stats.loss == 0 && stats.tokens == 0 && stats.seqs == 2);
-    assert_true(stats.ratio.n == 0 && stats.correction.n == 0 && range_mean(&stats.ratio) == 0);
+    assert_true(stats.ratio.n == 0 && stats.tis.n == 0 && range_mean(&stats.ratio) == 0);
 }
 static void empty_sequences_only(void **state)
 {
@@ -391,9 +391,9 @@ static struct loss_config table_config(const struct table *t, char **rest)
         config.kl_estimator = (enum kl_estimator)value_of(kl_estimator_names, kl);
     config.bias_correction_kl = atoi(strsep(rest, " "));
     config.delta = atof(strsep(rest, " "));
-    config.correction = (enum correction_mode)value_of(correction_mode_names, strsep(rest, " "));
-    config.correction_min = atof(strsep(rest, " "));
-    config.correction_max = atof(strsep(rest, " "));
+    config.tis = (enum tis_mode)value_of(tis_mode_names, strsep(rest, " "));
+    config.tis_min = atof(strsep(rest, " "));
+    config.tis_max = atof(strsep(rest, " "));
     return config;
 }
 
@@ -405,7 +405,7 @@ static void check_case(struct table *t, char *rest)
         .first = t->first,
         .logprobs = t->logprobs,
         .old_logprobs = t->old,
-        .sampler_logprobs = config.correction == CORRECTION_OFF ? NULL : t->sampler,
+        .sampler_logprobs = config.tis == TIS_OFF ? NULL : t->sampler,
         .ref_logprobs = config.beta != 0 ? t->ref : NULL,
         .advantages = t->advantages,
         .step_seqs = t->n_seqs,
@@ -417,15 +417,15 @@ static void check_case(struct table *t, char *rest)
     t->n_cases++;
     loss_compute(&config, &batch, &stats, slopes);
     assert_int_equal(read_numbers(&rest, want), BEFORE_SLOPES + t->n_tokens);
-    bool corrected = config.correction != CORRECTION_OFF;
+    bool corrected = config.tis != TIS_OFF;
     compare(t, stats.loss, want[0]);
     compare(t, stats.kl / (double)stats.tokens, want[1]);
     compare(t, range_mean(&stats.ratio), want[2]);
     compare(t, stats.clip_low / (double)stats.ratio.n, want[3]);
     compare(t, stats.clip_high / (double)stats.ratio.n, want[4]);
-    compare(t, corrected ? range_mean(&stats.correction) : 1, want[5]);
-    compare(t, corrected ? stats.correction.min : 1, want[6]);
-    compare(t, corrected ? stats.correction.max : 1, want[7]);
+    compare(t, corrected ? range_mean(&stats.tis) : 1, want[5]);
+    compare(t, corrected ? stats.tis.min : 1, want[6]);
+    compare(t, corrected ? stats.tis.max : 1, want[7]);
     for (int i = 0; i < t->n_tokens; i++) compare(t, slopes[i], want[BEFORE_SLOPES + i]);
 }
 

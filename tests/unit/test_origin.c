@@ -22,8 +22,8 @@ static void *engine(void *context)
 {
     struct scene *s = context;
     while (!s->stop) {
-        uint32_t seen = control_bell(s->owner);
-        if (control_quiet_requested(s->owner)) control_grant_quiet(s->owner);
+        uint32_t seen = control_doorbell(s->owner);
+        if (control_quiesce_requested(s->owner)) control_grant_quiesce(s->owner);
         control_wait(s->owner, seen, 5);
     }
     return NULL;
@@ -53,7 +53,7 @@ static void scene_close(struct scene *s)
 // An update, of a folder's weights or (NULL) a step of training.
 static void update(struct scene *s, const char *folder)
 {
-    assert_ok(control_quiet(s->writer, clock_deadline_ns(10000)));
+    assert_ok(control_quiesce(s->writer, clock_deadline_ns(10000)));
     assert_ok(control_write_begin(s->writer));
     if (folder) control_set_origin(s->writer, folder);
     assert_ok(control_write_end(s->writer));
@@ -103,7 +103,7 @@ static void what_becomes_of_weights(void **state)
     assert_is(&s, "4 updates since /tmp, the last 1 of them by the run /runs/one");
 
     // in the middle of an update nothing is claimed
-    assert_ok(control_quiet(s.writer, clock_deadline_ns(10000)));
+    assert_ok(control_quiesce(s.writer, clock_deadline_ns(10000)));
     assert_ok(control_write_begin(s.writer));
     control_facts(s.owner, &f);
     assert_true(f.updates == 0 && !f.origin[0] && !f.run[0]);

@@ -74,7 +74,7 @@ static void test_resumed_before_it_paused(void **state)
     enum status st = ST_OK;
     assert_ok(bridge_attach(bridge_path, NULL, &bridge));
     assert_ok(bridge_become_writer(bridge));
-    assert_ok(control_quiet(bridge_control(bridge), clock_deadline_ns(WAIT_MS)));
+    assert_ok(control_quiesce(bridge_control(bridge), clock_deadline_ns(WAIT_MS)));
     assert_int_equal(pthread_create(&thread, NULL, pause_it, &st), 0);
     clock_sleep_ms(100);
     assert_ok(engine_resume(engine));

@@ -84,7 +84,7 @@ static pid_t fork_writer(bool beats)
     pid_t pid = control_test_fork();
     if (pid != 0) return pid;
     struct control *w = control_test_writer();
-    if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
+    if (control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(1);
     raise(SIGSTOP);
     if (beats) control_heartbeat(w);
     if (control_write_begin(w) != ST_OK) _exit(2);
@@ -151,7 +151,7 @@ static void write_for_ever(void)
     struct control *w = control_test_writer();
     for (;;) {
         control_heartbeat(w);
-        if (control_quiet(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(0);
+        if (control_quiesce(w, clock_deadline_ns(CONTROL_TEST_MS)) != ST_OK) _exit(0);
         if (control_write_begin(w) != ST_OK) _exit(0);
         for (int i = 0; i < WORDS; i++) {
             if (i == WORDS / 2) usleep(300); // so that it is also stopped half way

@@ -10,7 +10,7 @@
 
 #define FOREVER_MS 600000
 
-// Asks for quiet, as an update does, and waits as long as it takes.
+// Asks to quiesce, as an update does, and waits as long as it takes.
 static void ask_for_quiet(void)
 {
     struct control *w = control_test_writer();
@@ -19,7 +19,7 @@ static void ask_for_quiet(void)
     stop_catch_signals();
     if (stop_watch_new(w, &stop) != ST_OK) _exit(91);
     pthread_mutex_lock(stop_publish_lock(stop));
-    enum status st = control_quiet(w, clock_deadline_ns(FOREVER_MS));
+    enum status st = control_quiesce(w, clock_deadline_ns(FOREVER_MS));
     if (st != ST_OK) {
         clock_sleep_ms(CONTROL_TEST_MS); // it is about to be ended
         _exit(92);
@@ -36,8 +36,8 @@ static void ask_for_quiet(void)
 static void wait_for_request(struct control *c)
 {
     int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
-    while (!control_quiet_requested(c) && clock_now_ns() < deadline) clock_sleep_ms(1);
-    assert_true(control_quiet_requested(c));
+    while (!control_quiesce_requested(c) && clock_now_ns() < deadline) clock_sleep_ms(1);
+    assert_true(control_quiesce_requested(c));
 }
 
 // Ends it after so long, so that a test that waits for it fails and does not hang.
@@ -64,11 +64,11 @@ static void test_second_signal_while_it_waits(void **state)
     wait_for_request(c); // which is never granted
     kill(pid, SIGINT);
     clock_sleep_ms(150);
-    assert_true(control_quiet_requested(c)); // the first one changes nothing yet
+    assert_true(control_quiesce_requested(c)); // the first one changes nothing yet
     kill(pid, SIGINT);
     assert_int_equal(status_within(pid, CONTROL_TEST_MS), 1);
     assert_int_equal(control_version(c), 2);
-    assert_int_equal(control_grant_quiet(c), CONTROL_NONE);
+    assert_int_equal(control_grant_quiesce(c), CONTROL_NONE);
     assert_int_equal(control_check_writer(c), CONTROL_WRITER_GONE);
     control_test_end(c);
 }
@@ -84,7 +84,7 @@ static void test_second_signal_while_it_writes(void **state)
     kill(pid, SIGINT);
     kill(pid, SIGTERM);
     // granted before the watching thread has looked; where it was first, there is no update at all
-    enum control_event event = control_grant_quiet(c);
+    enum control_event event = control_grant_quiesce(c);
     assert_int_equal(status_within(pid, CONTROL_TEST_MS), 1);
     assert_true(event == CONTROL_UPDATED || event == CONTROL_NONE);
     assert_int_equal(control_version(c), event == CONTROL_UPDATED ? 4 : 2);

@@ -106,8 +106,8 @@ static void options_reach_the_loss(void **state)
     assert_true(l.epsilon == 0.2 && l.epsilon_high == 0.2);
     assert_true(l.delta == 0 && l.beta == 0 && l.bias_correction_kl);
     assert_int_equal(l.kl_estimator, KL_K3);
-    assert_int_equal(l.correction, CORRECTION_SEQUENCE_MASK);
-    assert_true(l.correction_min == 0 && l.correction_max == 3);
+    assert_int_equal(l.tis, TIS_SEQUENCE_MASK);
+    assert_true(l.tis_min == 0 && l.tis_max == 3);
     assert_int_equal(l.max_completion_length, 512);
 
     l = loss_of(OPTIONS("--loss-type", "dr_grpo", "--importance-sampling-level", "sequence",
@@ -121,8 +121,8 @@ static void options_reach_the_loss(void **state)
     assert_true(l.epsilon == 0.1 && l.epsilon_high == 0.3);
     assert_true(l.delta == 1.5 && l.beta == 0.04 && !l.bias_correction_kl);
     assert_int_equal(l.kl_estimator, KL_K2);
-    assert_int_equal(l.correction, CORRECTION_TOKEN_TRUNCATE);
-    assert_true(l.correction_min == 0.25 && l.correction_max == 4);
+    assert_int_equal(l.tis, TIS_TOKEN_TRUNCATE);
+    assert_true(l.tis_min == 0.25 && l.tis_max == 4);
     assert_int_equal(l.max_completion_length, 77);
 
     l = loss_of(OPTIONS("--epsilon", "0.1")); // clip-higher is off: both sides alike
@@ -130,7 +130,7 @@ static void options_reach_the_loss(void **state)
     l = loss_of(OPTIONS("--loss-type", "cispo")); // its epsilon_high is the cap itself
     assert_true(l.epsilon_high == 5);
     l = loss_of(OPTIONS("--no-importance-sampling-correction"));
-    assert_int_equal(l.correction, CORRECTION_OFF);
+    assert_int_equal(l.tis, TIS_OFF);
 
     static const struct {
         const char *name;
@@ -150,7 +150,7 @@ static void a_former_name_is_still_read(void **state)
     struct train_config config;
     struct option_set *set;
     parse((const char *const[]){"--head-rows", "7", NULL}, &config, &set);
-    assert_int_equal(config.logits_chunk, 7);
+    assert_int_equal(config.learning.logits_chunk, 7);
     assert_true(options_given(set, "logits-chunk"));
     options_free(set);
 }

@@ -3,7 +3,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/http/http_client.h"
-#include "trainer/run/checkpoint.h"
+#include "trainer/run/model_folder_write.h"
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>

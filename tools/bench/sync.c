@@ -75,7 +75,7 @@ out:
     return st;
 }
 
-// Decodes flat out until the publisher has ended, granting quiet between steps as the engine does.
+// Decodes flat out until the publisher has ended, quiescing between steps as the engine does.
 // The ended process is left to be waited for.
 static enum status decode_until_done(struct bench *b, struct control *control, pid_t child)
 {
@@ -87,7 +87,7 @@ static enum status decode_until_done(struct bench *b, struct control *control, p
            ended.si_pid == 0) {
         CHECK(decoder_step(&d));
         control_heartbeat(control);
-        if (control_quiet_requested(control) && control_grant_quiet(control) == CONTROL_TORN) {
+        if (control_quiesce_requested(control) && control_grant_quiesce(control) == CONTROL_TORN) {
             st = status_fail(ST_TORN, "the publishing process died in an update");
             goto out;
         }

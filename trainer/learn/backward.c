@@ -1,4 +1,4 @@
-/* backward.c: the layer walk in reverse. One thread.
+/* backward.c: the layers of the forward pass in reverse. One thread.
  *
  * The head comes first, in chunks: the logits of at most model.max_rows rows exist at a time, are
  * turned into their gradient and used up, so the (tokens, vocabulary) matrix is never whole. What
@@ -246,9 +246,9 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
 }
 
 // ---- the layers ---------------------------------------------------------------------------------
-// The gradient of a block's contribution: dx itself, or dx taken back through the sandwich norm.
-static const void *contribution_back(struct backward *b, int rows, const void *proj,
-                                     const void *norm, const float *rstd, void *dnorm)
+// The gradient of a residual branch: dx itself, or dx taken back through the sandwich norm.
+static const void *residual_back(struct backward *b, int rows, const void *proj, const void *norm,
+                                 const float *rstd, void *dnorm)
 {
     struct model *m = b->m;
     struct norm_shape shape = hidden_norm(m, rows);
@@ -303,8 +303,8 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
     const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer);
-    const void *dout = contribution_back(b, rows, tape->mlp_proj, w->post_mlp_norm,
-                                         tape->rstd_post2, g->post_mlp_norm);
+    const void *dout = residual_back(b, rows, tape->mlp_proj, w->post_mlp_norm, tape->rstd_post2,
+                                     g->post_mlp_norm);
 
     m->ops->act(m->dev, m->act, tape->gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
     back_to_weight(m, g->down, g->down_bias, dout, m->act, rows, hidden, inner);
@@ -370,8 +370,8 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]),
         q_width = layer_q_width(&c->layers[l]);
     struct norm_shape shape = hidden_norm(m, rows);
-    const void *dout = contribution_back(b, rows, tape->attn_proj, w->post_attn_norm,
-                                         tape->rstd_post1, g->post_attn_norm);
+    const void *dout = residual_back(b, rows, tape->attn_proj, w->post_attn_norm, tape->rstd_post1,
+                                     g->post_attn_norm);
 
     back_to_weight(m, g->o, g->o_bias, dout, tape->attn, rows, c->hidden, q_width);
     back_to_input(m, b->dattn, dout, w->o, rows, c->hidden, q_width);
@@ -399,8 +399,8 @@ static enum status check_fits(const struct backward *b, const struct batch *batc
     return ST_OK;
 }
 
-// The whole walk, from the head's loss down to the lowest that is trained.
-static void walk_back(struct backward *b, const struct batch *batch, struct tape *tape,
+// The whole backward pass, from the head's loss down to the lowest that is trained.
+static void pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
                       const struct head_loss *loss)
 {
     struct model *m = b->m;
@@ -425,7 +425,7 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
     if (st != ST_OK) return st;
     device_copy_in(b->m->dev, b->dlogprob, dlogprobs,
                    (size_t)batch_rows(batch) * sizeof *dlogprobs);
-    walk_back(b, batch, tape, &loss);
+    pass_back(b, batch, tape, &loss);
     return device_sync(b->m->dev);
 }
 
@@ -441,7 +441,7 @@ enum status backward_distill(struct backward *b, const struct batch *batch, stru
                            "the teacher's logits come %d rows at a time, the student's %d",
                            d->teacher->m->max_rows, b->m->max_rows);
     b->logits_kept = false;
-    walk_back(b, batch, tape, &loss);
+    pass_back(b, batch, tape, &loss);
     device_copy_out(b->m->dev, ret_kl, b->logprob, bytes);
     device_copy_out(b->m->dev, ret_overlap, b->entropy, bytes);
     return device_sync(b->m->dev);

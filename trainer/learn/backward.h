@@ -1,5 +1,6 @@
-/* backward.h: the walk of common/model/model.h in reverse: from gradients of log-probabilities, or
- * from the distance to another model's distributions, to gradients of every weight. One thread. */
+/* backward.h: the forward pass of common/model/model.h in reverse: from gradients of
+ * log-probabilities, or from the distance to another model's distributions, to gradients of every
+ * weight. One thread. */
 #ifndef TRAINER_BACKWARD_H
 #define TRAINER_BACKWARD_H
 
@@ -38,8 +39,8 @@ struct distillation {
 };
 // Adds to the gradients of b what scale * KL(teacher || b), summed over the rows, causes. The tape
 // must hold the batch's forward pass. Where backward_logprobs ran on the teacher last, it was of
-// this batch. Results are host arrays (n): the KL divergence of each row, and the chance that a
-// token drawn from b is accepted by the teacher. Waits.
+// this batch. Results are host arrays (n): the KL divergence of each row, and the acceptance
+// rate of tokens sampled from b, if verified by the teacher. Waits.
 enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct distillation *d, float *ret_kl, float *ret_overlap);
 

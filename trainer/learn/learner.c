@@ -2,8 +2,8 @@
  * scratch, the tape, the batch, the backward pass, the optimizer, for a KL term a frozen second set
  * of weights, and for a draft model a second learner; the trainer's thread.
  *
- * The draft walks its policy's micro-batches, right after the policy's forward pass: what it is to
- * imitate is then still on the policy's tape.
+ * The draft goes through its policy's micro-batches, right after the policy's forward pass: what it
+ * is to imitate is then still on the policy's tape.
  *
  * All device memory is taken once, in learner_prepare(): a step that worked once does not fail for
  * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time, for the policy
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct reference { // frozen weights and a walk of their own
+struct reference { // frozen weights and a model of their own
     struct weights *weights;
     void *memory;
     struct model *model;
@@ -104,7 +104,7 @@ static void plan_arrays(struct learner *l, size_t free_before)
 static size_t operations_scratch(const struct learner *l)
 {
     const struct model_config *c = l->config;
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; i < c->n_layers; i++) {
         int up = layer_up_width(c, &c->layers[i]), qkv = layer_qkv_width(&c->layers[i]);
         struct scratch_shape shape = {
@@ -119,9 +119,9 @@ static size_t operations_scratch(const struct learner *l)
             .dt = l->policy->dt,
         };
         size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
-        if (bytes > most) most = bytes;
+        if (bytes > max) max = bytes;
     }
-    return most;
+    return max;
 }
 
 // A draft has no batch of its own, and shares the operations' scratch with its policy.

@@ -1,7 +1,7 @@
 /* loss.c: the policy-gradient losses and their derivatives, token by token. Pure functions.
  *
  * Every loss is a weighted sum over tokens of
- *     -correction * surrogate(ratio, advantage) + beta * kl,
+ *     -weight * surrogate(ratio, advantage) + beta * kl,
  * and the types differ in two things only: the weight of a token (token_weight) and what is done to
  * the importance ratio (surrogate). The weights are normalised over the whole optimizer step, so
  * the micro-batches of a step simply add up, however they were cut; BNPO, whose name says "batch
@@ -11,8 +11,9 @@
  *
  * Two quotients of probabilities are kept apart. The ratio is the policy now over the policy before
  * the step's first update, both by the trainer: it is exactly 1 in the first iteration, moves with
- * the updates and is what clipping bounds. The correction is the policy before the first update, by
- * the trainer, over the one that drew the token, by the sampler: rounding, and updates made while
+ * the updates and is what clipping bounds. The weight of truncated importance sampling (tis) is the
+ * policy before the first update, by the trainer, over the one that sampled the token, by the
+ * sampler: rounding, and updates made while
  * the token was in flight. It is a constant of the step. Their product is the whole quotient.
  */
 #include "trainer/learn/loss.h"
@@ -22,7 +23,7 @@
 
 const char *const loss_type_names[] = {"grpo", "bnpo", "dapo", "dr_grpo", "cispo", NULL};
 const char *const kl_estimator_names[] = {"k1", "k2", "k3", NULL};
-const char *const correction_mode_names[] = {
+const char *const tis_mode_names[] = {
     "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
 
 static void range_add(struct range_stats *r, double x)
@@ -115,34 +116,32 @@ static double kl_estimate(enum kl_estimator estimator, double logprob, double re
     return expm1(d) - d;
 }
 
-// ---- the sampler's correction -------------------------------------------------------------------
+// ---- truncated importance sampling --------------------------------------------------------------
 
-struct correction {
+struct tis {
     double weight;
     bool cut; // truncated or masked
 };
 
-static bool correction_is_of_sequence(const struct loss_config *config)
+static bool tis_is_of_sequence(const struct loss_config *config)
 {
-    return config->correction == CORRECTION_SEQUENCE_TRUNCATE ||
-           config->correction == CORRECTION_SEQUENCE_MASK;
+    return config->tis == TIS_SEQUENCE_TRUNCATE || config->tis == TIS_SEQUENCE_MASK;
 }
 
-static struct correction correction(const struct loss_config *config, double log_weight)
+static struct tis tis_weight(const struct loss_config *config, double log_weight)
 {
-    bool mask = config->correction == CORRECTION_TOKEN_MASK ||
-                config->correction == CORRECTION_SEQUENCE_MASK;
+    bool mask = config->tis == TIS_TOKEN_MASK || config->tis == TIS_SEQUENCE_MASK;
     double weight = exp(log_weight);
-    bool below = config->correction_min > 0 && weight < config->correction_min;
-    bool above = config->correction_max > 0 && weight > config->correction_max;
-    if (below || above) weight = mask ? 0 : below ? config->correction_min : config->correction_max;
-    return (struct correction){weight, below || above};
+    bool below = config->tis_min > 0 && weight < config->tis_min;
+    bool above = config->tis_max > 0 && weight > config->tis_max;
+    if (below || above) weight = mask ? 0 : below ? config->tis_min : config->tis_max;
+    return (struct tis){weight, below || above};
 }
 
-static void count_correction(struct correction c, struct loss_stats *stats)
+static void count_tis(struct tis c, struct loss_stats *stats)
 {
-    range_add(&stats->correction, c.weight);
-    stats->correction_cut += c.cut;
+    range_add(&stats->tis, c.weight);
+    stats->tis_cut += c.cut;
 }
 
 // ---- a sequence ---------------------------------------------------------------------------------
@@ -151,8 +150,8 @@ struct sequence { // one sequence's part of the batch
     int n;
     const float *logprobs, *old, *sampler, *ref; // sampler, ref: NULL where off
     double advantage;
-    double log_ratio;             // mean over its tokens
-    struct correction correction; // where it is the whole sequence's
+    double log_ratio; // mean over its tokens
+    struct tis tis;   // where it is the whole sequence's
 };
 
 static struct sequence sequence_of(const struct loss_config *config, const struct loss_batch *batch,
@@ -164,7 +163,7 @@ static struct sequence sequence_of(const struct loss_config *config, const struc
         .n = batch->first[seq + 1] - first,
         .logprobs = batch->logprobs + first,
         .old = batch->old_logprobs + first,
-        .sampler = config->correction == CORRECTION_OFF ? NULL : batch->sampler_logprobs + first,
+        .sampler = config->tis == TIS_OFF ? NULL : batch->sampler_logprobs + first,
         .ref = config->beta != 0 ? batch->ref_logprobs + first : NULL,
         .advantage = batch->advantages[seq],
     };
@@ -173,13 +172,13 @@ static struct sequence sequence_of(const struct loss_config *config, const struc
         if (s.sampler) log_weight += (double)s.old[t] - s.sampler[t];
     }
     s.log_ratio /= s.n;
-    s.correction = correction(config, log_weight);
+    s.tis = tis_weight(config, log_weight);
     return s;
 }
 
 struct term { // of one token, before its weight in the mean
     double ratio;
-    struct correction correction;
+    struct tis tis;
     struct surrogate surrogate;
     double kl, loss;
     double by_log_ratio, by_logprob; // derivatives of loss
@@ -188,16 +187,16 @@ struct term { // of one token, before its weight in the mean
 static struct term term_of(const struct loss_config *config, const struct sequence *s, int t)
 {
     double logprob = s->logprobs[t];
-    struct term term = {.correction = {1, false}};
+    struct term term = {.tis = {1, false}};
     term.ratio = exp(config->sequence_level ? s->log_ratio : logprob - s->old[t]);
-    if (correction_is_of_sequence(config))
-        term.correction = s->correction;
+    if (tis_is_of_sequence(config))
+        term.tis = s->tis;
     else if (s->sampler)
-        term.correction = correction(config, (double)s->old[t] - s->sampler[t]);
+        term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
     term.surrogate = surrogate(config, term.ratio, logprob, s->advantage);
-    term.loss = -term.correction.weight * term.surrogate.value;
-    term.by_log_ratio = -term.correction.weight * term.surrogate.by_log_ratio;
-    term.by_logprob = -term.correction.weight * term.surrogate.by_logprob;
+    term.loss = -term.tis.weight * term.surrogate.value;
+    term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
+    term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;
     if (s->ref) {
         double by_logprob, scale = config->beta * (config->bias_correction_kl ? term.ratio : 1);
         term.kl = kl_estimate(config->kl_estimator, logprob, s->ref[t], &by_logprob);
@@ -226,15 +225,14 @@ static void loss_sequence(const struct loss_config *config, const struct loss_ba
         stats->kl += term.kl;
         low += term.surrogate.low;
         high += term.surrogate.high;
-        if (s.sampler && !correction_is_of_sequence(config))
-            count_correction(term.correction, stats);
+        if (s.sampler && !tis_is_of_sequence(config)) count_tis(term.tis, stats);
         if (config->sequence_level && t > 0) continue; // one ratio for all of them
         range_add(&stats->ratio, term.ratio);
         stats->clip_low += term.surrogate.low;
         stats->clip_high += term.surrogate.high;
         stats->clip_delta += term.surrogate.delta;
     }
-    if (correction_is_of_sequence(config)) count_correction(s.correction, stats);
+    if (tis_is_of_sequence(config)) count_tis(s.tis, stats);
     range_add(&stats->seq_clip_low, low / s.n);
     range_add(&stats->seq_clip_high, high / s.n);
     stats->tokens += s.n;

@@ -13,14 +13,15 @@
 enum loss_type { LOSS_GRPO, LOSS_BNPO, LOSS_DAPO, LOSS_DR_GRPO, LOSS_CISPO };
 // With d = logprob of the reference - logprob: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
 enum kl_estimator { KL_K1, KL_K2, KL_K3 };
-// The weight w = exp(trainer's - sampler's logprob), of each token or of the whole sequence (the
-// product over its tokens): cut to [min, max], or 0 outside of it.
-enum correction_mode {
-    CORRECTION_OFF,
-    CORRECTION_TOKEN_TRUNCATE,
-    CORRECTION_TOKEN_MASK,
-    CORRECTION_SEQUENCE_TRUNCATE,
-    CORRECTION_SEQUENCE_MASK
+// Truncated importance sampling for the train-inference mismatch: the weight w = exp(trainer's -
+// sampler's logprob), of each token or of the whole sequence (the product over its tokens): cut to
+// [min, max], or 0 outside of it.
+enum tis_mode {
+    TIS_OFF,
+    TIS_TOKEN_TRUNCATE,
+    TIS_TOKEN_MASK,
+    TIS_SEQUENCE_TRUNCATE,
+    TIS_SEQUENCE_MASK
 };
 
 struct loss_config {
@@ -33,8 +34,8 @@ struct loss_config {
     enum kl_estimator kl_estimator;
     bool bias_correction_kl;   // the KL term times the ratio, which then has a gradient through it
     int max_completion_length; // LOSS_DR_GRPO's constant
-    enum correction_mode correction;
-    double correction_min, correction_max; // 0: none
+    enum tis_mode tis;
+    double tis_min, tis_max; // 0: none
 };
 
 // The sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1.
@@ -43,7 +44,7 @@ struct loss_batch {
     const int *first;              // (n_seqs + 1)
     const float *logprobs;         // of the policy now
     const float *old_logprobs;     // by the trainer, of the policy before this step's first update
-    const float *sampler_logprobs; // by whoever drew the tokens; NULL where correction is off
+    const float *sampler_logprobs; // by who sampled the tokens; NULL with TIS_OFF
     const float *ref_logprobs;     // of the reference; NULL where beta is 0
     const float *advantages;       // (n_seqs)
     // of the whole optimizer step that this micro-batch is a part of
@@ -64,8 +65,8 @@ struct loss_stats { // sums, so that micro-batches add up; divide by tokens or s
     // The clipped share of each sequence that has tokens.
     struct range_stats seq_clip_low, seq_clip_high;
     // Weights as used; one entry a token, or a sequence in the sequence_ modes.
-    struct range_stats correction;
-    double correction_cut; // how many weights were truncated or masked
+    struct range_stats tis;
+    double tis_cut; // how many weights were truncated or masked
     long tokens;
     int seqs;
 };
@@ -75,7 +76,6 @@ void loss_compute(const struct loss_config *config, const struct loss_batch *bat
                   struct loss_stats *stats, float *ret_dlogprobs);
 double range_mean(const struct range_stats *r); // 0 where it has no entry
 
-extern const char *const loss_type_names[], *const kl_estimator_names[],
-                                                *const correction_mode_names[];
+extern const char *const loss_type_names[], *const kl_estimator_names[], *const tis_mode_names[];
 
 #endif

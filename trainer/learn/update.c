@@ -3,8 +3,8 @@
  * The first iteration's log-probabilities, before any update, are kept: the importance ratio of all
  * iterations is taken against them, so it is exactly 1 in the first and moves with the updates
  * only. What lies between them and the daemon's (rounding of another batch shape, weights that
- * changed while a sample was in flight) is a weight of its own in the loss (loss.h, correction).
- * Tokens that the present weights drew show the error of one of the two, which is reported every
+ * changed while a sample was in flight) is a weight of its own in the loss (loss.h, tis).
+ * Tokens that the present weights sampled show the error of one of the two, which is reported every
  * step.
  */
 #include "trainer/learn/update.h"
@@ -17,7 +17,7 @@
 struct difference { // of the daemon's and the trainer's log-probability of a token
     int sample, token;
     float daemon, trainer;
-    uint64_t version; // that drew it
+    uint64_t version; // that sampled it
 };
 
 struct update { // what the loss function works on
@@ -133,7 +133,8 @@ static enum status publish(struct apply *apply, struct bridge *bridge,
 {
     struct publish_times times = {0};
     pthread_mutex_lock(publish_lock);
-    enum status st = bridge_publish(bridge, config->quiet_timeout_ms, apply_update, apply, &times);
+    enum status st =
+        bridge_publish(bridge, config->quiesce_timeout_ms, apply_update, apply, &times);
     pthread_mutex_unlock(publish_lock);
     stats->publish.wait_ms += times.wait_ms;
     stats->publish.write_ms += times.write_ms;
@@ -141,7 +142,7 @@ static enum status publish(struct apply *apply, struct bridge *bridge,
     return status_context(st, "publishing the update");
 }
 
-// Gradients of one iteration; the draft's in the first, while the policy is what drew the samples.
+// Gradients of one iteration; the draft's in the first, while the policy is what sampled them.
 static enum status gradients(struct learner *l, struct update *u, const struct pack_group *groups,
                              struct update_stats *stats)
 {
@@ -164,7 +165,7 @@ static void fill_stats(const struct update *u, struct update_stats *stats)
     double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
     const struct loss_stats *loss = &u->loss; // over all iterations
     double ratios = loss->ratio.n > 0 ? (double)loss->ratio.n : 1;
-    double weights = loss->correction.n > 0 ? (double)loss->correction.n : 1;
+    double weights = loss->tis.n > 0 ? (double)loss->tis.n : 1;
     stats->loss = u->first_loss;
     stats->kl = u->first_kl;
     stats->entropy = u->entropy / all;
@@ -176,10 +177,10 @@ static void fill_stats(const struct update *u, struct update_stats *stats)
     stats->clip_delta = loss->clip_delta / ratios;
     stats->clip_low_min = loss->seq_clip_low.min;
     stats->clip_high_max = loss->seq_clip_high.max;
-    stats->correction_mean = range_mean(&loss->correction);
-    stats->correction_min = loss->correction.min;
-    stats->correction_max = loss->correction.max;
-    stats->correction_cut = loss->correction_cut / weights;
+    stats->tis_mean = range_mean(&loss->tis);
+    stats->tis_min = loss->tis.min;
+    stats->tis_max = loss->tis.max;
+    stats->tis_cut = loss->tis_cut / weights;
     stats->mismatch_mean = u->delta_sum / all;
     stats->mismatch_max = u->delta_max;
     stats->mismatch_k3 = u->k3 / all;

@@ -15,8 +15,8 @@ struct update_config {
     int num_iterations;
     bool mask_truncated; // samples that hit the token limit do not count
     bool exact;          // a log-probability that differs from the daemon's by a bit is ST_MISMATCH
-    int64_t quiet_timeout_ms; // longest wait for the engine's step boundary
-    double draft_lr;          // of a draft model, where the learner has one
+    int64_t quiesce_timeout_ms; // longest wait for the engine's step boundary
+    double draft_lr;            // of a draft model, where the learner has one
 };
 
 struct update_stats {
@@ -25,9 +25,9 @@ struct update_stats {
     // mean, smallest and largest ratio, and the share that each bound clips.
     double ratio_mean, ratio_min, ratio_max, clip_low, clip_high, clip_delta;
     double clip_low_min, clip_high_max; // share of the sequence with the least, the most of it
-    // The weights that correct for the sampler, as used, and the share truncated or masked;
-    // all 0 with the correction off.
-    double correction_mean, correction_min, correction_max, correction_cut;
+    // The weights of truncated importance sampling, as used, and the share truncated or masked;
+    // all 0 with TIS_OFF.
+    double tis_mean, tis_min, tis_max, tis_cut;
     double grad_norm; // of the last iteration that was applied, before clipping
     // The daemon's log-probabilities against the trainer's of the same weights (first iteration).
     // The largest counts tokens of the current weight version only.

@@ -8,175 +8,23 @@
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/model_folder.h"
+#include "trainer/run/model_folder_write.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define MAX_COPIED ((size_t)1 << 30)
-#define MAX_STATE  ((size_t)1 << 26)
-
-// ---- a Hugging Face folder ----------------------------------------------------------------------
+#define MAX_STATE ((size_t)1 << 26)
 
 static enum status no_memory(void)
 {
-    return status_fail(ST_NO_MEMORY, "no memory to write a model folder");
+    return status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
 }
-
-static enum status copy_file(const char *from, const char *to, const char *name)
-{
-    enum status st = ST_OK;
-    struct bytes content = BYTES_INIT;
-    char *source = path_join(from, name), *target = path_join(to, name);
-    if (!source || !target) {
-        st = no_memory();
-        goto out;
-    }
-    if (!file_exists(source)) goto out;
-    CHECK(file_read(source, MAX_COPIED, &content));
-    CHECK(file_write_atomic(target, 0644, bytes_text(&content), content.len));
-out:
-    bytes_release(&content);
-    free(source);
-    free(target);
-    return st;
-}
-
-static int is_visible(const struct dirent *entry)
-{
-    return entry->d_name[0] != '.';
-}
-
-// The chat templates by name; a folder without any is fine.
-static enum status copy_chat_templates(const char *from, const char *to)
-{
-    static const char subfolder[] = "additional_chat_templates";
-    struct dirent **entries = NULL;
-    char *source = path_join(from, subfolder), *target = path_join(to, subfolder);
-    enum status st = source && target ? ST_OK : no_memory();
-    int n = st == ST_OK ? scandir(source, &entries, is_visible, alphasort) : 0;
-    if (n > 0) st = file_make_folders(target);
-    for (int i = 0; i < n; i++) {
-        if (st == ST_OK) st = copy_file(source, target, entries[i]->d_name);
-        free(entries[i]);
-    }
-    if (n > 0 && st == ST_OK) st = file_sync_folder(target);
-    free(entries);
-    free(source);
-    free(target);
-    return st;
-}
-
-// config.json with the dtype that was written, under whichever of its two names the source has.
-static enum status write_config(const char *folder, const struct model_config *config,
-                                enum dtype as)
-{
-    enum status st = ST_OK;
-    const char *dtype = dtype_torch_name(as);
-    const char *dot = strrchr(dtype, '.');
-    json_t *copy = json_copy(config->source);
-    char *path = path_join(folder, "config.json");
-    if (!copy || !path ||
-        json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
-                            json_string(dot ? dot + 1 : dtype)) != 0) {
-        st = no_memory();
-        goto out;
-    }
-    CHECK(json_write_file(path, 0644, copy));
-out:
-    json_decref(copy);
-    free(path);
-    return st;
-}
-
-static enum status fill_folder(const char *folder, struct device *dev,
-                               const struct weights *weights, enum dtype as,
-                               const char *source_folder,
-                               enum status (*extra)(void *context, const char *temporary),
-                               void *context)
-{
-    enum status st;
-    CHECK(file_remove_tree(folder)); // of an earlier process with this number
-    CHECK(file_make_folders(folder));
-    CHECK(write_config(folder, weights->config, as));
-    if (source_folder)
-        for (const char *const *name = model_folder_files; *name; name++)
-            CHECK(copy_file(source_folder, folder, *name));
-    if (source_folder) CHECK(copy_chat_templates(source_folder, folder));
-    CHECK(weights_save(weights, dev, folder, as));
-    if (extra) CHECK(extra(context, folder));
-    CHECK(file_sync_folder(folder));
-out:
-    return st;
-}
-
-// "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
-static char *beside(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    int folder = slash ? (int)(slash - path) + 1 : 0;
-    char *name;
-    if (asprintf(&name, "%.*s.%s.%d.new", folder, path, path + folder, (int)getpid()) < 0)
-        return NULL;
-    return name;
-}
-
-static enum status sync_parent(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    if (!slash) return file_sync_folder(".");
-    char *parent = strndup(path, slash == path ? 1 : (size_t)(slash - path));
-    if (!parent) return no_memory();
-    enum status st = file_sync_folder(parent);
-    free(parent);
-    return st;
-}
-
-// A folder cannot be renamed over one that has content: the two then change places, in one step.
-static enum status move_into_place(const char *temporary, const char *folder)
-{
-    bool replaces = false;
-    if (rename(temporary, folder) != 0) {
-        replaces = errno == ENOTEMPTY || errno == EEXIST;
-        if (!replaces || renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) != 0)
-            return status_fail(ST_IO, "%s: cannot be put in place: %s", folder, strerror(errno));
-    }
-    enum status st = sync_parent(folder);
-    return st == ST_OK && replaces ? file_remove_tree(temporary) : st;
-}
-
-enum status model_folder_write(const char *folder, struct device *dev,
-                               const struct weights *weights, enum dtype as,
-                               const char *source_folder,
-                               enum status (*extra)(void *context, const char *temporary),
-                               void *context)
-{
-    enum status st = ST_OK;
-    size_t len = strlen(folder);
-    char *path = strdup(folder), *temporary = NULL;
-    while (path && len > 1 && path[len - 1] == '/') path[--len] = '\0';
-    if (!path || !(temporary = beside(path))) {
-        st = no_memory();
-        goto out;
-    }
-    CHECK(fill_folder(temporary, dev, weights, as, source_folder, extra, context));
-    CHECK(move_into_place(temporary, path));
-out:
-    if (st != ST_OK && temporary) file_remove_tree(temporary);
-    free(path);
-    free(temporary);
-    return st;
-}
-
-// ---- checkpoints --------------------------------------------------------------------------------
 
 #define POLICY_STEPS "optimizer_steps" // in trainer_state.json
 #define DRAFT_STEPS  "draft_optimizer_steps"
@@ -224,7 +72,7 @@ static enum status write_optimizer(void *context, const char *folder)
     enum status st = new_trainer_file(folder, OPTIMIZER_FILE, &path);
     if (st != ST_OK) return st;
     st = optimizer_save(optimizer, path);
-    if (st == ST_OK) st = sync_parent(path);
+    if (st == ST_OK) st = path_sync_parent(path);
     free(path);
     return st;
 }
@@ -272,7 +120,7 @@ static enum status swap_link(const char *checkpoints, const char *link_name, con
 {
     enum status st = ST_OK;
     char *link = path_join(checkpoints, link_name);
-    char *temporary = link ? beside(link) : NULL;
+    char *temporary = link ? path_beside(link) : NULL;
     if (!link || !temporary) {
         st = no_memory();
         goto out;

@@ -15,15 +15,6 @@
 #include "trainer/learn/optimizer.h"
 #include <jansson.h>
 
-// Writes a Hugging Face folder at `folder`, replacing one that is there. Tokenizer and generation
-// files are copied from source_folder (NULL: none). extra (may be NULL) adds files to the temporary
-// folder before it is renamed.
-enum status model_folder_write(const char *folder, struct device *dev,
-                               const struct weights *weights, enum dtype as,
-                               const char *source_folder,
-                               enum status (*extra)(void *context, const char *temporary),
-                               void *context);
-
 struct checkpoint {
     int64_t step;       // steps done
     int64_t data_index; // examples taken (curriculum.h)

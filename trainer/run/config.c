@@ -99,7 +99,7 @@ const struct option_spec train_options[] = {
     OPT_FLAG("importance-sampling-correction", importance_sampling_correction, "true",
              "weigh the loss by the trainer's over the daemon's probabilities"),
     OPT_CHOICE("importance-sampling-mode", importance_sampling_mode, "sequence_mask",
-               correction_mode_names + 1,
+               tis_mode_names + 1,
                "weights of tokens or whole sequences; beyond the bounds they are cut, or 0"),
     OPT_DOUBLE("importance-sampling-clip-max", importance_sampling_clip_max, "3", "C", 0, 1e9,
                "upper bound of these weights; 0: none"),
@@ -157,12 +157,8 @@ const struct option_spec train_options[] = {
     OPT_FLAG("exact", exact, NULL,
              "no bit may depend on timing: wants cw-infer-server --exact, and ends where one of "
              "its log-probabilities differs from the trainer's"),
-    OPT_INT("token-budget", token_budget, "8192", "ROWS", 2, 1e8,
-            "of one micro-batch: bounds the memory of activations"),
-    OPT_INT("logits-chunk", logits_chunk, "512", "ROWS", 1, 1e6,
-            "whose vocabulary-wide logits exist at one time"),
     MEMORY_OPTIONS,
-    OPT_DOUBLE("quiet-timeout", quiet_timeout, "30", "SECONDS", 0.01, 1e6,
+    OPT_DOUBLE("quiesce-timeout", quiesce_timeout, "30", "SECONDS", 0.01, 1e6,
                "longest wait for the daemon's step boundary"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
                "longest wait for a step's rollouts"),
@@ -192,17 +188,17 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
         .sequence_level = config->sequence_level,
         .type = config->loss_type,
         .kl_estimator = config->kl_estimator,
-        .correction = config->importance_sampling_correction
-                          ? (enum correction_mode)(config->importance_sampling_mode + 1)
-                          : CORRECTION_OFF,
+        .tis = config->importance_sampling_correction
+                   ? (enum tis_mode)(config->importance_sampling_mode + 1)
+                   : TIS_OFF,
         .epsilon = config->epsilon,
         .epsilon_high = config->epsilon_high,
         .delta = config->delta,
         .beta = config->beta,
         .bias_correction_kl = config->use_bias_correction_kl,
         .max_completion_length = (int)config->max_completion_length,
-        .correction_min = config->importance_sampling_clip_min,
-        .correction_max = config->importance_sampling_clip_max,
+        .tis_min = config->importance_sampling_clip_min,
+        .tis_max = config->importance_sampling_clip_max,
     };
     if (config->epsilon_high < 0)
         loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : config->epsilon;
@@ -213,20 +209,19 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
                          loss.delta);
         goto out;
     }
-    if (loss.correction_max > 0 && loss.correction_min >= loss.correction_max) {
+    if (loss.tis_max > 0 && loss.tis_min >= loss.tis_max) {
         st = status_fail(ST_INVALID,
                          "--importance-sampling-clip-min %g is not below "
                          "--importance-sampling-clip-max %g",
-                         loss.correction_min, loss.correction_max);
+                         loss.tis_min, loss.tis_max);
         goto out;
     }
-    bool truncates = loss.correction == CORRECTION_TOKEN_TRUNCATE ||
-                     loss.correction == CORRECTION_SEQUENCE_TRUNCATE;
-    if (truncates && loss.correction_min == 0 && loss.correction_max == 0) {
+    bool truncates = loss.tis == TIS_TOKEN_TRUNCATE || loss.tis == TIS_SEQUENCE_TRUNCATE;
+    if (truncates && loss.tis_min == 0 && loss.tis_max == 0) {
         st = status_fail(ST_INVALID,
                          "--importance-sampling-mode %s has no bound to truncate at: give "
                          "--importance-sampling-clip-max or --importance-sampling-clip-min",
-                         correction_mode_names[loss.correction]);
+                         tis_mode_names[loss.tis]);
         goto out;
     }
     *ret = loss;
@@ -270,11 +265,10 @@ enum status train_config_resolve(const struct train_config *config, struct train
 {
     enum status st = ST_OK;
     struct train_resolved r = {
-        .schedule = {.type = config->lr_scheduler_type,
-                     .peak = config->learning_rate,
-                     .warmup_steps = config->warmup_steps},
-        .draft_max_grad_norm =
-            config->draft_max_grad_norm < 0 ? config->max_grad_norm : config->draft_max_grad_norm,
+        .schedule = config->learning.schedule,
+        .draft_max_grad_norm = config->draft_max_grad_norm < 0
+                                   ? config->learning.adamw.max_grad_norm
+                                   : config->draft_max_grad_norm,
     };
     if (!config->data) {
         st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");

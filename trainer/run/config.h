@@ -10,10 +10,9 @@
 #include "trainer/rollout/cost.h"
 #include "trainer/rollout/curriculum.h"
 #include "trainer/learn/loss.h"
-#include "trainer/learn/optimizer.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/rollout/reward.h"
-#include "trainer/learn/schedule.h"
+#include "trainer/run/learning.h"
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
@@ -46,14 +45,12 @@ struct train_config {
     bool use_bias_correction_kl;
     int64_t num_iterations;
     bool importance_sampling_correction;
-    int importance_sampling_mode; // correction_mode without off: from 0 on
+    int importance_sampling_mode; // tis_mode without off: from 0 on
     double importance_sampling_clip_min, importance_sampling_clip_max;
     bool mask_truncated_completions;
     // optimizer
-    const char *freeze;
-    double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
-    enum schedule_type lr_scheduler_type;
-    int64_t warmup_steps, max_steps;
+    struct learning_options learning;
+    int64_t max_steps;
     double num_train_epochs;
     int64_t seed;
     // draft model
@@ -68,10 +65,7 @@ struct train_config {
     int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
     bool load_best_model_at_end;
     // machine
-    int64_t token_budget, logits_chunk;
-    enum recompute recompute;
-    enum moments_kind optim_moments;
-    double quiet_timeout, rollout_timeout;
+    double quiesce_timeout, rollout_timeout;
 };
 extern const struct option_spec train_options[];
 

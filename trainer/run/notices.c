@@ -1,4 +1,4 @@
-/* notices.c: log lines of cw-trainer train and sft. No state. */
+/* notices.c: log lines of cw-trainer's commands. No state. */
 #include "trainer/run/notices.h"
 #include "common/base/bytes.h"
 #include "common/base/log.h"
@@ -28,6 +28,27 @@ void notice_filtering(const struct train_config *c)
                  "log-probabilities of the whole one, before filtering",
                  bytes_text(&options) + 2);
     bytes_release(&options);
+}
+
+void notice_left_out(const struct dataset *data, int left_out)
+{
+    if (left_out)
+        log_warn("%s: %d prompts are longer than --max-prompt-length and left out", data->path,
+                 left_out);
+}
+
+void notice_data(const struct dataset *data, int left_out)
+{
+    if (data->chat_source) log_info("chat template: %s", data->chat_source);
+    if (data->ignored) log_warn("%s", data->ignored);
+    notice_left_out(data, left_out);
+}
+
+void notice_roles(const struct bridge_file *file)
+{
+    if (file->ignored[0])
+        log_warn("%s: its server shares roles that are not known here, and left alone: %s",
+                 file->path, file->ignored);
 }
 
 void notice_ahead(const struct train_config *c)

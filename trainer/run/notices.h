@@ -1,8 +1,9 @@
-/* notices.h: what a run's settings leave out of the training, said once before the first step. The
+/* notices.h: what a run leaves out or alone, said once before the first step. The
  * main thread; logs. */
 #ifndef TRAINER_NOTICES_H
 #define TRAINER_NOTICES_H
 
+#include "bridge/bridge_file.h"
 #include "common/model/config.h"
 #include "trainer/run/config.h"
 
@@ -10,6 +11,11 @@
 void notice_router(const struct model_config *model);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
 void notice_filtering(const struct train_config *config);
+// How a data set was read: its chat template, what of it was ignored, and left out for its length.
+void notice_data(const struct dataset *data, int left_out);
+void notice_left_out(const struct dataset *data, int left_out); // the last alone
+// Roles of a newer server.
+void notice_roles(const struct bridge_file *file);
 // --rollout-ahead: samples come from older weights than those that learn.
 void notice_ahead(const struct train_config *config);
 

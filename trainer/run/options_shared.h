@@ -47,30 +47,38 @@
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
 
-// What is trained, AdamW and its learning rate.
-#define ADAMW_OPTIONS(peak)                                                                        \
-    OPT_TEXT("freeze", freeze, NULL, "PATTERN,...",                                                \
+// A struct learning_options (learning.h) called `learning`: what is trained, AdamW and its learning
+// rate.
+#define ADAMW_OPTIONS(rate)                                                                        \
+    OPT_TEXT("freeze", learning.freeze, NULL, "PATTERN,...",                                       \
              "tensors that are not trained: globs of their names, the last that matches decides; " \
              "!PATTERN excepts"),                                                                  \
-        OPT_DOUBLE("learning-rate", learning_rate, peak, "LR", 0, 10, "at its peak"),              \
-        OPT_CHOICE("lr-scheduler-type", lr_scheduler_type, "linear", schedule_type_names,          \
+        OPT_DOUBLE("learning-rate", learning.schedule.peak, rate, "LR", 0, 10, "at its peak"),     \
+        OPT_CHOICE("lr-scheduler-type", learning.schedule.type, "linear", schedule_type_names,     \
                    "after the warm-up"),                                                           \
-        OPT_INT("warmup-steps", warmup_steps, "0", "N", 0, 1e9, "steps from 0 to the peak"),       \
-        OPT_DOUBLE("adam-beta1", adam_beta1, "0.9", "B", 0, 0.999999,                              \
+        OPT_INT("warmup-steps", learning.schedule.warmup_steps, "0", "N", 0, 1e9,                  \
+                "steps from 0 to the peak"),                                                       \
+        OPT_DOUBLE("adam-beta1", learning.adamw.beta1, "0.9", "B", 0, 0.999999,                    \
                    "decay of the first moment"),                                                   \
-        OPT_DOUBLE("adam-beta2", adam_beta2, "0.999", "B", 0, 0.9999999,                           \
+        OPT_DOUBLE("adam-beta2", learning.adamw.beta2, "0.999", "B", 0, 0.9999999,                 \
                    "decay of the second moment"),                                                  \
-        OPT_DOUBLE("adam-epsilon", adam_epsilon, "1e-8", "E", 0, 1, "beside the root"),            \
-        OPT_DOUBLE("weight-decay", weight_decay, "0", "W", 0, 10,                                  \
+        OPT_DOUBLE("adam-epsilon", learning.adamw.eps, "1e-8", "E", 0, 1, "beside the root"),      \
+        OPT_DOUBLE("weight-decay", learning.adamw.weight_decay, "0", "W", 0, 10,                   \
                    "decoupled; of every parameter"),                                               \
-        OPT_DOUBLE("max-grad-norm", max_grad_norm, "1", "N", 0, 1e9, "gradient clipping; 0: off")
+        OPT_DOUBLE("max-grad-norm", learning.adamw.max_grad_norm, "1", "N", 0, 1e9,                \
+                   "gradient clipping; 0: off")
 
-// What memory training takes, beside the size of its batches.
+// Of the same: what memory training takes.
 #define MEMORY_OPTIONS                                                                             \
-    OPT_CHOICE("recompute", recompute, "none", recompute_names,                                    \
-               "layer: keep each layer's input only, and run its forward pass again before its "   \
-               "backward"),                                                                        \
-        OPT_CHOICE("optim-moments", optim_moments, "f32", moments_kind_names,                      \
+    OPT_INT("token-budget", learning.token_budget, "8192", "ROWS", 2, 1e8,                         \
+            "of one micro-batch: bounds the memory of activations"),                               \
+        OPT_INT("logits-chunk", learning.logits_chunk, "512", "ROWS", 1, 1e6,                      \
+                "whose vocabulary-wide logits exist at one time"),                                 \
+        OPT_CHOICE(                                                                                \
+            "recompute", learning.recompute, "none", recompute_names,                              \
+            "layer: keep each layer's input only, and run its forward pass again before its "      \
+            "backward"),                                                                           \
+        OPT_CHOICE("optim-moments", learning.adamw.moments, "f32", moments_kind_names,             \
                    "of AdamW's moments: 8, 4 or 2.1 bytes a parameter")
 
 #endif

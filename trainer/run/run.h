@@ -8,8 +8,8 @@
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
 #include "trainer/rollout/curriculum.h"
+#include "trainer/run/evaluate.h"
 #include "trainer/rollout/rollout_queue.h"
-#include "trainer/eval.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/runlog.h"
 #include "trainer/rollout/scoring.h"
@@ -103,7 +103,7 @@ void run_save_remains(struct run *run, enum status why);
 enum status run_resume(struct run *run, const char *folder);
 // Writes a model folder's weights into the shared arena under the publish protocol; draft_folder:
 // NULL where the draft stays as it is. The folders are checked before the daemon is asked for
-// quiet.
+// to quiesce.
 enum status run_load_weights(struct run *run, const char *folder, const char *draft_folder);
 // Writes the weights of the best checkpoint into the shared arena, where it is not the present one.
 enum status run_serve_best(struct run *run);

@@ -47,7 +47,7 @@ static json_t *state_of(struct run *run, bool interim)
     json_t *state = json_pack(
         "{s:I, s:s, s:s*, s:I, s:s, s:s, s:o*, s:o, s:O*, s:O*}", "seed",
         (json_int_t)run->config->seed, "data_digest", digest_text(run->data, digest), "freeze",
-        run->config->freeze, "skipped_updates", (json_int_t)run->skipped, "version",
+        run->config->learning.freeze, "skipped_updates", (json_int_t)run->skipped, "version",
         COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)), "curriculum",
         curriculum_to_json(run->curriculum), "best", best_to_json(&run->best), "best_of",
         run->best_of, "start", run->start);
@@ -174,7 +174,7 @@ enum status run_load_weights(struct run *run, const char *folder, const char *dr
     // First, so that a death in the middle of this very update is repaired from it as well.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
     pthread_mutex_lock(stop_publish_lock(run->stop));
-    st = bridge_publish(run->bridge, (int64_t)(run->config->quiet_timeout * 1e3), load_weights,
+    st = bridge_publish(run->bridge, (int64_t)(run->config->quiesce_timeout * 1e3), load_weights,
                         &restore, &times);
     pthread_mutex_unlock(stop_publish_lock(run->stop));
 out:
@@ -221,7 +221,7 @@ static enum status check_same_run(const struct run *run, const char *folder,
     if (seed != run->config->seed)
         return status_fail(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder,
                            seed);
-    const char *freeze = run->config->freeze,
+    const char *freeze = run->config->learning.freeze,
                *old_freeze = json_string_value(json_object_get(c->state, "freeze"));
     if (strcmp(freeze ? freeze : "", old_freeze ? old_freeze : "") != 0)
         return status_fail(ST_MISMATCH,

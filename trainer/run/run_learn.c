@@ -7,8 +7,6 @@
 
 #include <inttypes.h>
 
-#define MAX_SKIPPED 3 // steps in a row whose gradient was not finite
-
 // A draft whose gradient is not finite is left as it is; the policy goes on.
 static enum status note_draft(struct run *run, const struct update_stats *update)
 {
@@ -34,7 +32,7 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
         .num_iterations = (int)c->num_iterations,
         .mask_truncated = c->mask_truncated_completions,
         .exact = c->exact,
-        .quiet_timeout_ms = (int64_t)(c->quiet_timeout * 1e3),
+        .quiesce_timeout_ms = (int64_t)(c->quiesce_timeout * 1e3),
         .draft_lr = schedule_at(&run->resolved.draft_schedule, run->step),
     };
     enum status st = update_policy(run->learner, run->bridge, &config, s->rollout,

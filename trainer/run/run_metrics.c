@@ -145,11 +145,11 @@ static void put_ratios(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
     metrics_put(metrics, "importance_ratio/min", u->ratio_min);
     metrics_put(metrics, "importance_ratio/max", u->ratio_max);
-    if (loss->correction == CORRECTION_OFF) return;
-    metrics_put(metrics, "sampling/importance_sampling_ratio/mean", u->correction_mean);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/min", u->correction_min);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/max", u->correction_max);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->correction_cut);
+    if (loss->tis == TIS_OFF) return;
+    metrics_put(metrics, "sampling/importance_sampling_ratio/mean", u->tis_mean);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/min", u->tis_min);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/max", u->tis_max);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->tis_cut);
 }
 
 static void put_draft(json_t *metrics, const struct update_stats *u, double lr)

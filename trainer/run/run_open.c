@@ -80,6 +80,7 @@ static enum status open_policy(struct run *run)
     CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role = bridge_file_role(file, "policy");
+    notice_roles(file);
     if (!role) {
         st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
         goto out;
@@ -116,11 +117,6 @@ static enum status check_exact(const struct run *run)
     return st;
 }
 
-static void warn_left_out(const char *path, int n)
-{
-    if (n) log_warn("%s: %d prompts are longer than --max-prompt-length and left out", path, n);
-}
-
 static enum status check_context(const struct run *run, const struct model_config *model,
                                  const char *which)
 {
@@ -141,9 +137,7 @@ static enum status open_data(struct run *run)
     options.question_template = reward_prompt_template(run->reward);
     CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
                        &left_out));
-    warn_left_out(c->data, left_out);
-    if (run->data->chat_source) log_info("chat template: %s", run->data->chat_source);
-    if (run->data->ignored) log_warn("%s", run->data->ignored);
+    notice_data(run->data, left_out);
     if (run->data->asks)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options.question_template);
@@ -154,7 +148,7 @@ static enum status open_data(struct run *run)
         options.max_samples = 0;
         CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
                            &run->eval_data, &left_out));
-        warn_left_out(c->eval_data, left_out);
+        notice_left_out(run->eval_data, left_out);
         CHECK(scoring_check(run->reward, run->eval_data));
     }
     CHECK(check_context(run, run->model, "model"));
@@ -185,40 +179,21 @@ static enum status open_learner(struct run *run)
 {
     const struct train_config *c = run->config;
     enum status st;
-    int64_t longest = run->data->max_prompt + c->max_completion_length;
+    struct learner_config options;
     struct curriculum_options order = run_curriculum_options(c);
     int64_t samples = c->prompts_per_step * curriculum_max_rollouts(&order);
-    int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
-    if (longest - 1 > c->token_budget)
-        return status_fail(
-            ST_INVALID,
-            "--token-budget %" PRId64 " is below the longest prompt (%d tokens) with "
-            "--max-completion-length %" PRId64 "; raise it to %" PRId64 " or more",
-            c->token_budget, run->data->max_prompt, c->max_completion_length, longest);
+    struct learning_shape shape = {
+        .longest = run->data->max_prompt + c->max_completion_length,
+        .tokens = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length,
+        .seqs = samples + c->prompts_per_step,
+    };
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
                            "--prompts-per-step times --num-generations (with a curriculum: "
                            "--rollout-base x (1 + --rollout-alpha)) is %" PRId64
                            ", over 1048576 samples a step",
                            samples);
-    struct learner_config options = {
-        .optimizer =
-            {
-                .beta1 = c->adam_beta1,
-                .beta2 = c->adam_beta2,
-                .eps = c->adam_epsilon,
-                .weight_decay = c->weight_decay,
-                .max_grad_norm = c->max_grad_norm,
-                .moments = run->config->optim_moments,
-            },
-        .freeze = c->freeze,
-        .temperature = (float)c->temperature,
-        .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
-        .logits_chunk = (int)c->logits_chunk,
-        .max_seqs = (int)(samples + c->prompts_per_step),
-        .max_context = (int)longest,
-        .recompute = run->config->recompute,
-    };
+    CHECK(learning_config(&c->learning, &shape, c->temperature, &options));
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->beta > 0, &options,
                       &run->learner));
     if (run->draft) {
@@ -226,7 +201,7 @@ static enum status open_learner(struct run *run)
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    memory_say(run->learner, "shared with the daemon (0 extra)", c->freeze);
+    memory_say(run->learner, "shared with the daemon (0 extra)", c->learning.freeze);
     CHECK(learner_prepare(run->learner));
 out:
     return st;

@@ -51,7 +51,7 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
               "%.3f s (of which publishing %.3f), together %.3f s",
               run->step, wait_s, train_s, update->publish.total_ms / 1e3, step_s);
     log_debug("step %" PRId64 ": published version %" PRIu64
-              ": %d updates, waited %.2f ms for quiet, "
+              ": %d updates, waited %.2f ms to quiesce, "
               "wrote %.2f ms, together %.2f ms",
               run->step, control_version(bridge_control(run->bridge)), update->applied,
               update->publish.wait_ms, update->publish.write_ms, update->publish.total_ms);

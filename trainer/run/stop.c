@@ -2,8 +2,8 @@
  * WATCH_MS.
  *
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
- * thread holds from the request for quiet to the even version, before it ends the process. A
- * request that is not granted yet, which may take as long as the quiet time-out, it revokes
+ * thread holds from the request to quiesce to the even version, before it ends the process. A
+ * request that is not granted yet, which may take as long as --quiesce-timeout, it revokes
  * instead. A dead daemon has no weights to tear: there the main thread, which maps the last whole
  * ones, gets GONE_MS to come to the end of what it computes, write its checkpoint, and end with its
  * own sentence.
@@ -50,12 +50,12 @@ bool stop_requested(void)
 }
 
 // Ends the process once no update can be under way: with the publish lock, or with the main
-// thread's request for quiet revoked. Returns where the run has ended by itself.
+// thread's request to quiesce revoked. Returns where the run has ended by itself.
 static void end_at_once(struct stop *s)
 {
     bool cancelled = false;
     while (!cancelled && pthread_mutex_trylock(&s->publish_lock) != 0) {
-        cancelled = control_quiet_cancel(s->control);
+        cancelled = control_quiesce_cancel(s->control);
         if (!cancelled) clock_sleep_ms(WATCH_MS / 10);
     }
     if (cancelled || !s->ended) {

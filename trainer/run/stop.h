@@ -1,7 +1,7 @@
 /* stop.h: how a training process ends when it is told to, or when its daemon is gone.
  *
  * The first SIGINT or SIGTERM asks for an end after the current step; the second ends the process
- * within a fifth of a second, though never while an update is being published (a request for quiet
+ * within a fifth of a second, though never while an update is being published (a request to quiesce
  * that is not granted yet is revoked). A watching thread does the latter. When the daemon has died
  * it says so while the main thread, deep in a computation, has not noticed; and ends the process if
  * that takes ten minutes. */

@@ -1,0 +1,29 @@
+/* bridge_json.h: what the readers and the writer of the bridge file share: fields of a JSON object
+ * that must be there. `where` names the object in errors, which are ST_FORMAT. Private to
+ * bridge_file.c and bridge_tensors.c. Pure functions. */
+#ifndef BRIDGE_BRIDGE_JSON_H
+#define BRIDGE_BRIDGE_JSON_H
+
+#include "common/base/dtype.h"
+#include "common/base/status.h"
+#include <jansson.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BRIDGE_MAX_TENSORS  1000000 // of a role
+#define BRIDGE_CANARY_BYTES 16      // the checker's word and the server's answer, 64 bits each
+
+// N of "cuda:N"; -1 for the CPU and for anything else.
+int bridge_device_number(const char *device);
+// 1 to size - 1 characters.
+enum status bridge_need_string(const char *where, const json_t *object, const char *key, char *ret,
+                               size_t size);
+enum status bridge_need_int(const char *where, const json_t *object, const char *key, int64_t min,
+                            int64_t max, int64_t *ret);
+// words: what it must be, "a list".
+enum status bridge_need_value(const char *where, const json_t *object, const char *key,
+                              json_type type, const char *words, const json_t **ret);
+// "dtype", as torch writes it.
+enum status bridge_need_dtype(const char *where, const json_t *object, enum dtype *ret);
+
+#endif

@@ -1,0 +1,414 @@
+/* test_ends.c: every way in which one of the two processes may end, and full disks. */
+#include "bridge/attach.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/http/http_client.h"
+#include "tests/support/daemon.h"
+#include "tests/support/reference.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "tests/support/training.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void second_trainer_is_refused(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child first = {0};
+    char pid[32];
+    scene_open(&s);
+    start_trainer(&s, &first, "first", OPTIONS("--max-steps", "100000"));
+    wait_for_steps(&s, "first", 1, &first);
+    assert_int_equal(train(&s, "second", OPTIONS("--max-steps", "1")), 1);
+    snprintf(pid, sizeof pid, "process %d", (int)first.pid);
+    assert_log(&s, pid);
+    assert_true(test_running(&first));
+    wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first); // undisturbed
+    // nor may that of another daemon write into its folder
+    struct daemon own = s.daemon, other = {0};
+    daemon_start(&other, s.model, NULL);
+    s.daemon = other;
+    assert_int_equal(train(&s, "first", OPTIONS("--max-steps", "1", "--resume")), 1);
+    assert_log(&s, "first: another trainer is writing there");
+    daemon_kill(&s.daemon);
+    s.daemon = own;
+    wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first);
+    test_end(&first);
+    scene_close(&s);
+}
+
+static void sigterm_ends_after_the_step(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    json_t *saved;
+    scene_open(&s);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000"));
+    wait_for_steps(&s, "run", 2, &trainer);
+    test_kill(&trainer, SIGTERM);
+    assert_int_equal(test_wait(&trainer, LIMIT_MS), 0);
+    assert_log(&s, ": stopped at step ");
+    int steps = steps_done(&s, "run");
+    assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer/trainer_state.json"), 1 << 20,
+                             &saved));
+    assert_int_equal(json_integer_value(json_object_get(saved, "step")), steps);
+    json_decref(saved);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    assert_int_equal(train(&s, "other", OPTIONS("--max-steps", "1")), 0); // the lease is free
+    scene_close(&s);
+}
+
+// In a long step, here one whose scores are waited for, the first signal says what it waits for;
+// the second does not wait.
+static void second_signal_ends_at_once(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    char reward[PATH_MAX + 32];
+    static const char script[] = "read -r line && touch \"$0.asked\" && sleep 5\n";
+    scene_open(&s);
+    const char *scorer = test_path(s.folder, "scorer.sh");
+    test_write(scorer, script, strlen(script));
+    snprintf(reward, sizeof reward, "command:sh %s", scorer);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "9", "--reward", reward));
+    int64_t deadline = clock_deadline_ns(10000);
+    while (!file_exists(test_path(s.folder, "scorer.sh.asked")) && clock_ms_until(deadline) > 0)
+        clock_sleep_ms(10);
+    test_kill(&trainer, SIGINT);
+    wait_for_log(&s, "once this step is done");
+    assert_true(test_running(&trainer));
+    int64_t start = clock_now_ns();
+    test_kill(&trainer, SIGINT);
+    assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
+    assert_true(clock_ms_since(start) < 2000);
+    assert_log(&s, "second signal: ending at once");
+    struct reference l;
+    reference_open(latest(&s, "run"), "cpu", &l); // the checkpoint before is whole
+    reference_close(&l);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--resume")), 0);
+    scene_close(&s);
+}
+
+static void killed_daemon_ends_the_trainer(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    struct reference l;
+    scene_open(&s);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
+    wait_for_steps(&s, "run", 3, &trainer);
+    test_kill(&s.daemon.child, SIGKILL);
+    int64_t start = clock_now_ns();
+    assert_int_equal(test_wait(&trainer, 10000), 1);
+    assert_true(clock_ms_since(start) < 2000);
+    assert_log(&s, "error: ");
+    reference_open(latest(&s, "run"), "cpu", &l); // whole
+    reference_close(&l);
+    scene_close(&s);
+    daemon_start(&s.daemon, s.model, NULL);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "5", "--resume")), 0);
+    assert_log(&s, "resumed at step");
+    scene_close(&s);
+}
+
+static void killed_trainer_leaves_the_daemon_serving(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    scene_open(&s);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
+    wait_for_steps(&s, "run", 3, &trainer);
+    test_end(&trainer); // SIGKILL
+    daemon_wait(&s.daemon);
+    // wherever it was hit, the next one takes the lease over and goes on
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "6", "--resume")), 0);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    scene_close(&s);
+}
+
+static enum status scribble_and_die(void *context)
+{
+    float *arena = context;
+    for (int i = 0; i < 2000; i++) arena[i] = 1e9f;
+    raise(SIGKILL);
+    return ST_OK;
+}
+
+static int health(struct http_client *http, struct bytes *ret)
+{
+    return http_get(http, "/health", 5000, ret) == ST_OK ? 200 : 503;
+}
+
+// A writer dies with half an update written: the daemon says torn, and goes back to the trainer's
+// last checkpoint by itself.
+static void torn_weights_are_restored(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct http_client *http;
+    struct bytes body = BYTES_INIT;
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("it writes weights from a forked process, which a GPU does not allow; "
+                  "killed_trainer_in_an_update_is_undone is the same with the real trainer");
+    scene_open(&s);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    assert_ok(http_client_new(s.daemon.socket, &http));
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct bridge *bridge;
+        struct publish_times times;
+        if (bridge_attach(s.daemon.bridge, NULL, &bridge) == ST_OK &&
+            bridge_become_writer(bridge) == ST_OK)
+            bridge_publish(bridge, 10000, scribble_and_die, bridge_base(bridge, "policy"), &times);
+        fprintf(stderr, "%s\n", status_message());
+        _exit(1);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    int64_t deadline = clock_deadline_ns(20000);
+    for (;;) { // 200 with the old version may come first, while the death is not yet noticed
+        int code = health(http, &body);
+        json_t *json = NULL;
+        if (code == 200) assert_ok(json_parse("health", bytes_text(&body), body.len, &json));
+        json_int_t version = json_integer_value(json_object_get(json, "weight_version"));
+        json_decref(json);
+        if (code == 200 && version > 6) break;
+        if (clock_ms_until(deadline) == 0) fail_msg("not restored: %s", bytes_text(&body));
+        clock_sleep_ms(2);
+    }
+    // The restore of so small a model may fall between two looks: the log knows.
+    char *log = test_read(s.daemon.log);
+    assert_contains(log, "torn");
+    free(log);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    bytes_release(&body);
+    http_client_free(http);
+    scene_close(&s);
+}
+
+// A model whose AdamW takes long enough for a signal to hit it: 11 M parameters on the CPU, 90 M
+// else.
+static void scene_open_large(struct scene *s)
+{
+    const bool cpu = strcmp(test_device(), "cpu") == 0;
+    const struct tiny_model shape = {.hidden = cpu ? 512 : 1024,
+                                     .layers = cpu ? 3 : 6,
+                                     .intermediate = cpu ? 2048 : 4096,
+                                     .vocab = 300,
+                                     .eos_id = -1,
+                                     .seed = 17};
+    scene_open(s);
+    daemon_kill(&s->daemon);
+    s->model = test_path(s->folder, "large");
+    assert_ok(tiny_model_write_as(s->model, &shape));
+    assert_ok(tiny_tokenizer_write(s->model));
+    daemon_start(&s->daemon, s->model, NULL);
+}
+
+// Kills the trainer the moment the version is odd. False if the update ended before the signal
+// came.
+static bool kill_in_an_update(struct test_child *trainer, const struct control *control)
+{
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    while (!(control_version(control) & 1))
+        if (clock_now_ns() > deadline) fail_msg("no update within %d ms", LIMIT_MS);
+    kill(trainer->pid, SIGKILL);
+    test_end(trainer);
+    return control_version(control) & 1;
+}
+
+// Follows /health until it says ok at an even version again. True if it said torn meanwhile, and
+// /metrics with it.
+static bool torn_until_restored(const struct scene *s, const struct control *control)
+{
+    const int64_t deadline = clock_deadline_ns(30000);
+    bool torn = false;
+    for (;;) {
+        struct wire_answer a;
+        bool odd = control_version(control) & 1; // before: while it is odd, ok is not the end
+        daemon_request(s->daemon.socket, "GET", "/health", "", NULL, &a);
+        const char *status = json_string_value(json_object_get(a.json, "status"));
+        bool ok = a.status == 200 && !odd;
+        if (a.status == 503) {
+            assert_string_equal(status, "torn");
+            assert_contains(bytes_text(&a.head), "Retry-After");
+            torn = true;
+        }
+        wire_answer_release(&a);
+        if (ok) return torn;
+        if (clock_now_ns() > deadline) fail_msg("%s", "not restored within 30 s");
+    }
+}
+
+static json_t *greedy_ids(const struct daemon *d)
+{
+    json_t *answer = daemon_post(d->socket, "/v1/completions", 200,
+                                 "{\"prompt\":\"12+15=\",\"max_tokens\":40,\"temperature\":0}");
+    const json_t *choice = json_array_get(json_object_get(answer, "choices"), 0);
+    json_t *ids = json_incref(json_object_get(choice, "token_ids"));
+    assert_int_equal(json_array_size(ids), 40);
+    json_decref(answer);
+    return ids;
+}
+
+// The real trainer, killed while AdamW writes: torn, then the last checkpoint again, to the bit,
+// and what is generated is what a daemon of that checkpoint generates. The signal may come too
+// late, and so small a model may be restored between two looks: up to ten attempts.
+static void killed_trainer_in_an_update_is_undone(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct bridge *bridge;
+    struct wire_answer metrics;
+    char snapshot[512], restores[64];
+    bool torn = false;
+    int restored = 0;
+    scene_open_large(&s);
+    assert_ok(bridge_attach(s.daemon.bridge, NULL, &bridge));
+    const struct control *control = bridge_control(bridge);
+    for (int attempt = 0; attempt < 10 && !torn; attempt++) {
+        struct test_child trainer = {0};
+        int before = steps_done(&s, "run");
+        start_trainer(&s, &trainer, "run",
+                      OPTIONS("--max-steps", "100000", "--save-steps", "2", "--resume"));
+        wait_for_steps(&s, "run", before < 2 ? 2 : before + 1, &trainer);
+        if (!kill_in_an_update(&trainer, control)) continue;
+        torn = torn_until_restored(&s, control);
+        restored++;
+    }
+    assert_true(restored > 0 && torn);
+    control_snapshot(control, snapshot, sizeof snapshot);
+    assert_contains(snapshot, "checkpoints/step-");
+    daemon_holds(&s.daemon, "policy", snapshot);
+    daemon_request(s.daemon.socket, "GET", "/metrics", "", NULL, &metrics);
+    snprintf(restores, sizeof restores, "commonweight:restores_total{model_name=\"large\"} %d\n",
+             restored);
+    assert_contains(bytes_text(&metrics.body), restores);
+    assert_contains(bytes_text(&metrics.body), "commonweight:torn{model_name=\"large\"} 0\n");
+    wire_answer_release(&metrics);
+
+    json_t *now = greedy_ids(&s.daemon);
+    struct daemon fresh = {0};
+    daemon_start(&fresh, snapshot, NULL);
+    json_t *wanted = greedy_ids(&fresh);
+    assert_true(json_equal(now, wanted));
+    json_decref(now);
+    json_decref(wanted);
+    daemon_kill(&fresh);
+    bridge_detach(bridge);
+    scene_close(&s);
+}
+
+// Room for the weights, not for the optimizer's state, which the first checkpoint does without.
+static void full_disk_leaves_the_checkpoint_before(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct file_map model;
+    struct rlimit limit;
+    scene_open(&s);
+    assert_ok(file_map_open(test_path(s.model, "model.safetensors"), &model));
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    rlim_t before = limit.rlim_cur;
+    limit.rlim_cur = model.len + model.len / 2;
+    file_map_release(&model);
+    signal(SIGXFSZ, SIG_IGN); // the trainer inherits both: a write past the limit is an error
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    int status = train(&s, "run", OPTIONS("--max-steps", "2", "--save-steps", "1"));
+    limit.rlim_cur = before;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(status, 1);
+    assert_log(&s, "checkpoint of step 1 (that of step 0 is whole; --resume goes on from it)");
+    assert_log(&s, "trainer/optimizer.safetensors");
+    struct reference l;
+    reference_open(latest(&s, "run"), "cpu", &l);
+    reference_close(&l);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--resume")), 0);
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    scene_close(&s);
+}
+
+// A disk that is really full, and one that takes no writes: small file systems of the test's own,
+// of which a copy is left to look at.
+static void full_and_read_only_disks(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct file_map model;
+    struct bytes script = BYTES_INIT;
+    const char *argv[TRAINER_WORDS + 4] = {"unshare", "-rm", "sh"};
+    scene_open(&s);
+    const char *log = test_path(s.folder, "trainer.log"), *path = test_path(s.folder, "on-disk.sh");
+    const char *disk = test_path(s.folder, "disk"), *copy = test_path(s.folder, "copy");
+    assert_ok(file_make_folders(disk));
+    if (test_command(test_path(s.folder, "try.log"), LIMIT_MS,
+                     OPTIONS("unshare", "-rm", "mount", "-t", "tmpfs", "none", disk)) != 0) {
+        scene_close(&s);
+        test_skip("this machine lets nobody mount a file system of his own (unshare -rm mount)");
+    }
+    assert_ok(file_map_open(test_path(s.model, "model.safetensors"), &model));
+    bytes_printf(&script,
+                 "mount -t tmpfs -o size=%zu none %s || exit 99\n"
+                 "\"$@\"; status=$?; cp -a %s/run %s || exit 98; exit $status\n",
+                 model.len * 5 / 2, disk, disk, copy);
+    file_map_release(&model);
+    test_write(path, script.data, script.len);
+    argv[3] = path;
+    trainer_command(&s, test_path(disk, "run"), OPTIONS("--max-steps", "2", "--save-steps", "1"),
+                    argv + 4);
+    assert_int_equal(test_command(log, LIMIT_MS, argv), 1);
+    assert_log(&s, "checkpoint of step 1 (that of step 0 is whole; --resume goes on from it)");
+    assert_log(&s, "checkpoints/.step-1.");
+    assert_log(&s, "No space left on device");
+    char *to = realpath(test_path(copy, "checkpoints/latest"), NULL);
+    assert_non_null(to);
+    assert_contains(to, "/step-0");
+    free(to);
+    struct reference l;
+    reference_open(test_path(copy, "checkpoints/latest"), "cpu", &l);
+    reference_close(&l);
+
+    script.len = 0;
+    bytes_printf(&script, "mount -t tmpfs -o ro none %s || exit 99\nexec \"$@\"\n", disk);
+    test_write(path, script.data, script.len);
+    assert_int_equal(test_command(log, LIMIT_MS, argv), 1);
+    assert_log(&s, "disk/run");
+    assert_log(&s, "Read-only file system");
+    bytes_release(&script);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1")), 0); // and the daemon serves on
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(second_trainer_is_refused),
+        cmocka_unit_test(sigterm_ends_after_the_step),
+        cmocka_unit_test(second_signal_ends_at_once),
+        cmocka_unit_test(killed_daemon_ends_the_trainer),
+        cmocka_unit_test(killed_trainer_leaves_the_daemon_serving),
+        cmocka_unit_test(torn_weights_are_restored),
+        cmocka_unit_test(killed_trainer_in_an_update_is_undone),
+        cmocka_unit_test(full_disk_leaves_the_checkpoint_before),
+        cmocka_unit_test(full_and_read_only_disks),
+    };
+    return cmocka_run_group_tests_name("ends", tests, NULL, NULL);
+}

@@ -1,0 +1,184 @@
+/* test_spec_counters.c: what a run counts of speculative decoding: its own samples', and those of
+ * several servers. */
+#include "bridge/attach.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/http/http_client.h"
+#include "trainer/rollout/spec_watch.h"
+#include "tests/support/daemon.h"
+#include "tests/support/training.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// Sum of a field of the samples' telemetry over a step's rollouts.
+static double telemetry_sum(const struct scene *s, const char *file, const char *key)
+{
+    double sum = 0;
+    char *text = test_read(test_path(s->folder, file));
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *sample;
+        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
+        sum += json_number_value(json_object_get(json_object_get(sample, "telemetry"), key));
+        json_decref(sample);
+    }
+    free(text);
+    return sum;
+}
+
+// Tokens that a step's rollouts mark as accepted drafts.
+static int marked_tokens(const struct scene *s, const char *file)
+{
+    int marked = 0;
+    char *text = test_read(test_path(s->folder, file));
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *sample, *entry;
+        size_t i;
+        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
+        json_array_foreach (json_object_get(sample, "accepted"), i, entry)
+            marked += json_integer_value(entry) > 0;
+        json_decref(sample);
+    }
+    free(text);
+    return marked;
+}
+
+// A step's speculative counters are the difference of the daemon's, and so the sum over its
+// samples.
+static void speculative_counters(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "off", OPTIONS("--max-steps", "1")), 0);
+    json_t *m = last_metrics(&s, "off");
+    assert_null(json_object_get(m, "spec_decode/num_drafts"));
+    json_decref(m);
+    daemon_kill(&s.daemon);
+    // fixed: what is drafted is no matter of measured times
+    daemon_start(&s.daemon, s.model,
+                 OPTIONS("--speculative", "ngram:3", "--draft-length", "fixed"));
+    // so cold that samples repeat themselves, and long enough to be drafted from
+    assert_int_equal(
+        train(&s, "on",
+              OPTIONS("--max-steps", "2", "--temperature", "0.01", "--max-completion-length", "200",
+                      "--log-completions", "--cost")),
+        0);
+    m = last_metrics(&s, "on");
+    double drafted = metric(m, "spec_decode/num_draft_tokens");
+    double accepted = metric(m, "spec_decode/num_accepted_tokens");
+    assert_true(drafted > 0 && accepted > 0);
+    assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_drafts") ==
+                metric(m, "spec_decode/num_drafts"));
+    assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_draft_tokens") == drafted);
+    assert_true(telemetry_sum(&s, "on/rollouts/step-2.jsonl", "num_accepted_tokens") == accepted);
+    assert_true(marked_tokens(&s, "on/rollouts/step-2.jsonl") == accepted);
+    assert_true(fabs(metric(m, "spec_decode/acceptance_rate") - accepted / drafted) < 1e-6);
+    assert_true(metric(m, "spec_decode/acceptance_length") >= 1);
+    assert_true(metric(m, "spec_decode/acceptance_rate_pos_0") >= 0);
+    assert_true(metric(m, "inference/undrafted") < 1);
+    assert_true(fabs(metric(m, "rewards/cost/acceptance") - metric(m, "inference/accept_rate")) <
+                1e-6);
+    json_decref(m);
+    assert_log(&s, "SpecDecoding metrics: Mean acceptance length: ");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// Draft tokens of one answer, as its daemon's own counters have them.
+static double draft_from(const struct daemon *d)
+{
+    json_decref(daemon_post(d->socket, "/v1/completions", 200,
+                            "{\"prompt\":[5,6,7,5,6],\"max_tokens\":60,\"temperature\":0,"
+                            "\"ignore_eos\":true}"));
+    json_t *stats = daemon_get(d->socket, "/v1/spec_decode_stats", 200);
+    const double drafted = json_number_value(json_object_get(stats, "num_draft_tokens"));
+    json_decref(stats);
+    return drafted;
+}
+
+// Counters of the trained daemon, of one more that drafts and of one that does not.
+static void daemons_are_summed(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct daemon second = {0}, third = {0};
+    struct bridge_file *file;
+    struct http_client *http;
+    struct spec_watch *watch = NULL;
+    struct spec_counters counted;
+    char more[2 * PATH_MAX + 2];
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    const char *const drafting[] = {"--speculative", "ngram:3", "--draft-length", "fixed", NULL};
+    daemon_start(&s.daemon, s.model, drafting);
+    daemon_start(&second, s.model, drafting);
+    daemon_start(&third, s.model, NULL);
+    snprintf(more, sizeof more, "%s,%s", second.bridge, third.bridge);
+    assert_ok(bridge_file_read(s.daemon.bridge, &file));
+    assert_ok(http_client_new(file->socket, &http));
+    assert_ok(spec_watch_new(file, http, more, &watch));
+    const double before = draft_from(&second); // not of the step
+    assert_true(before > 0);
+    assert_ok(spec_watch_begin(watch));
+    const double first = draft_from(&s.daemon), both = draft_from(&second);
+    draft_from(&third);
+    assert_ok(spec_watch_end(watch, &counted));
+    assert_true(counted.present && first > 0 && both > before);
+    assert_true(counted.num_draft_tokens == first + both - before);
+    assert_int_equal(counted.n_positions, 3);
+    // of daemons that do not draft: nothing, and no error
+    spec_watch_free(watch);
+    http_client_free(http);
+    bridge_file_free(file);
+    watch = NULL;
+    assert_ok(bridge_file_read(third.bridge, &file));
+    assert_ok(http_client_new(file->socket, &http));
+    assert_ok(spec_watch_new(file, http, NULL, &watch));
+    assert_ok(spec_watch_begin(watch));
+    draft_from(&third);
+    assert_ok(spec_watch_end(watch, &counted));
+    assert_false(counted.present);
+    spec_watch_free(watch);
+    http_client_free(http);
+    bridge_file_free(file);
+
+    // in a run: nobody else asked them, so it is what the samples say
+    assert_int_equal(
+        train(&s, "run",
+              OPTIONS("--max-steps", "1", "--temperature", "0.01", "--max-completion-length", "100",
+                      "--log-completions", "--also-count", more)),
+        0);
+    json_t *m = last_metrics(&s, "run");
+    assert_true(metric(m, "spec_decode/num_draft_tokens") > 0);
+    assert_true(telemetry_sum(&s, "run/rollouts/step-1.jsonl", "num_draft_tokens") ==
+                metric(m, "spec_decode/num_draft_tokens"));
+    json_decref(m);
+    // what cannot be counted is said before anything is done
+    assert_int_equal(
+        train(&s, "twice", OPTIONS("--max-steps", "1", "--also-count", s.daemon.bridge)), 1);
+    assert_log(&s, "would count twice");
+    snprintf(more, sizeof more, "%s,", second.bridge);
+    assert_int_equal(train(&s, "comma", OPTIONS("--max-steps", "1", "--also-count", more)), 1);
+    assert_log(&s, "names no bridge file before or behind a comma");
+    daemon_kill(&third);
+    assert_int_equal(train(&s, "gone", OPTIONS("--max-steps", "1", "--also-count", third.bridge)),
+                     1);
+    assert_log(&s, third.bridge);
+    assert_false(file_exists(test_path(s.folder, "gone")));
+    daemon_kill(&second);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(speculative_counters),
+        cmocka_unit_test(daemons_are_summed),
+    };
+    return cmocka_run_group_tests_name("spec_counters", tests, NULL, NULL);
+}

@@ -1,0 +1,373 @@
+/* test_bridge_file.c: the bridge file: written, read back, found, and refused with the fault's
+ * name; its list of roles. */
+#include "common/base/bytes.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "bridge/process.h"
+#include "tests/support/bridge_sample.h"
+#include "tests/support/support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    struct bridge_file *f = bridge_sample(TENSORS, true), *again = NULL;
+    struct stat sb;
+    assert_int_equal(bridge_file_write(f), ST_OK);
+    assert_int_equal(stat(bridge_names.file, &sb), 0);
+    assert_int_equal(sb.st_mode & 0777, 0600);
+    int64_t start = clock_now_ns();
+    if (bridge_file_read(bridge_names.file, &again) != ST_OK) fail_msg("%s", status_message());
+    print_message("%d tensors read in %.1f ms\n", TENSORS + 2, clock_ms_since(start));
+    assert_string_equal(again->path, bridge_names.file);
+    assert_string_equal(again->boot_id, f->boot_id);
+    assert_int_equal(again->pid, f->pid);
+    assert_int_equal(again->pid_start_time, f->pid_start_time);
+    assert_string_equal(again->device, f->device);
+    assert_string_equal(again->device_uuid, f->device_uuid);
+    assert_string_equal(again->control_page, f->control_page);
+    assert_string_equal(again->socket, f->socket);
+    assert_int_equal(again->n_roles, 2);
+    for (int i = 0; i < 2; i++) {
+        const struct bridge_role *a = &f->roles[i], *b = bridge_file_role(again, a->role);
+        assert_ptr_equal(b, &again->roles[i]);
+        assert_string_equal(a->model, b->model);
+        assert_string_equal(a->kind, b->kind);
+        assert_string_equal(a->handle, b->handle);
+        assert_string_equal(a->layout_hash, b->layout_hash);
+        assert_int_equal(a->bytes, b->bytes);
+        assert_int_equal(a->canary_offset, b->canary_offset);
+        assert_int_equal(a->dt, b->dt);
+        assert_int_equal(a->n_parameters, b->n_parameters);
+        assert_int_equal(a->n_tensors, b->n_tensors);
+        for (int k = 0; k < a->n_tensors; k++)
+            assert_memory_equal(&a->tensors[k], &b->tensors[k], sizeof *a->tensors);
+    }
+    assert_null(bridge_file_role(again, "adapter"));
+    assert_int_equal(bridge_file_check(again), ST_OK);
+
+    again->pid_start_time++;
+    assert_int_equal(bridge_file_check(again), ST_PEER_GONE);
+    assert_says("given to another process");
+    again->boot_id[0] ^= 1;
+    assert_int_equal(bridge_file_check(again), ST_MISMATCH);
+    assert_says("was written in boot");
+    assert_says("start cw-infer-server");
+    bridge_file_free(again);
+
+    pid_t pid = fork();
+    if (pid == 0) _exit(0);
+    siginfo_t info;
+    f->pid = pid;
+    f->pid_start_time = process_start_time(pid);
+    waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT);
+    assert_int_equal(bridge_file_check(f), ST_PEER_GONE);
+    assert_says("is dead");
+    waitpid(pid, NULL, 0);
+    bridge_file_free(f);
+}
+
+// What tools for vLLM-style bridges read.
+static void test_old_keys(void **state)
+{
+    (void)state;
+    struct bridge_file *f = bridge_sample(3, false);
+    json_t *json = NULL;
+    struct bytes name = BYTES_INIT;
+    assert_int_equal(bridge_file_write(f), ST_OK);
+    assert_int_equal(json_read_file(bridge_names.file, 1 << 20, &json), ST_OK);
+    assert_string_equal(json_string_value(json_object_get(json, "model")), "/models/policy");
+    assert_int_equal(json_integer_value(json_object_get(json, "tp_degree")), 1);
+    assert_int_equal(json_integer_value(json_object_get(json, "num_params")), 3);
+    assert_true(json_is_true(json_object_get(json, "single_copy_enabled")));
+    const json_t *mapping =
+        json_object_get(json_object_get(json, "param_mappings"), "model.layers.1.weight");
+    assert_string_equal(json_string_value(json_object_get(mapping, "dtype")), "torch.float32");
+    const json_t *handle =
+        json_object_get(json_object_get(json, "ipc_handles"), "model.layers.1.weight");
+    assert_int_equal(json_integer_value(json_object_get(handle, "storage_offset")), ROWS * COLUMNS);
+    assert_int_equal(json_integer_value(json_object_get(handle, "storage_size")),
+                     f->roles[0].bytes);
+    const char *b64 = json_string_value(json_object_get(handle, "ipc_handle_b64"));
+    assert_int_equal(base64_decode(b64, &name), ST_OK);
+    assert_string_equal(bytes_text(&name), bridge_names.arena);
+    bytes_release(&name);
+    json_decref(json);
+    bridge_file_free(f);
+}
+
+// Each case changes one value, found by a path of keys and list positions ("a/0/b"), to JSON text
+// (NULL: removes it), and says what the error must name.
+static const struct {
+    const char *at, *value;
+    enum status st;
+    const char *words;
+} faults[] = {
+    {"format_version", NULL, ST_FORMAT, "\"format_version\" is missing"},
+    {"format_version", "2", ST_UNSUPPORTED, "\"format_version\" is 2"},
+    {"boot_id", NULL, ST_FORMAT, "\"boot_id\" is missing"},
+    {"pid", "0", ST_INVALID, "\"pid\" is 0"},
+    {"pid", "\"x\"", ST_INVALID, "\"pid\" must be a whole number"},
+    {"pid_start_time", NULL, ST_FORMAT, "pid_start_time"},
+    {"device", "\"cuda:x\"", ST_FORMAT, "must be cpu or cuda:N"},
+    {"device", "\"cuda:0\"", ST_MISMATCH, "kind posix-shm does not go with device"},
+    {"device_uuid", "\"\"", ST_FORMAT, "\"device_uuid\" has 0 characters"},
+    {"control_page", "7", ST_INVALID, "control_page"},
+    {"socket", NULL, ST_FORMAT, "socket"},
+    {"layout_hash", "\"cc\"", ST_MISMATCH, "layout_hash"},
+    {"model", "\"other\"", ST_MISMATCH, "\"model\" is other"},
+    {"tp_degree", "2", ST_UNSUPPORTED, "\"tp_degree\" is 2"},
+    {"single_copy_enabled", "false", ST_UNSUPPORTED, "single_copy_enabled"},
+    {"num_params", "4", ST_MISMATCH, "num_params"},
+    {"segments", "[]", ST_FORMAT, "0 segments"},
+    {"segments/0/kind", "\"carrier-pigeon\"", ST_UNSUPPORTED, "carrier-pigeon"},
+    {"segments/0/bytes", "-1", ST_INVALID, "segments[0]: \"bytes\""},
+    {"segments/0/bytes", "2048", ST_MISMATCH, "segment policy has 2048"},
+    {"segments/0/role", "\"draft\"", ST_MISMATCH, "segments[0]: it is of role draft"},
+    {"segments/1/handle", NULL, ST_FORMAT, "segments[1]: \"handle\" is missing"},
+    {"segments/0/handle", "\"/elsewhere\"", ST_MISMATCH, "model.layers.0.weight: ipc_handle_b64"},
+    {"segments/0/device_index", "0", ST_MISMATCH, "device_index"},
+    {"roles", "{}", ST_FORMAT, "\"roles\" must be a list"},
+    {"roles/0", "7", ST_FORMAT, "roles[0] is not an object"},
+    {"roles/0/role", "\"draft\"", ST_FORMAT, "must be the policy"},
+    {"roles/1/role", "\"policy\"", ST_FORMAT, "must be the policy"},
+    {"roles/1/role", "\"\"", ST_FORMAT, "\"role\" has 0 characters"},
+    {"roles/0/segment", "2", ST_INVALID, "\"segment\" is 2"},
+    {"roles/0/dtype", "\"torch.int7\"", ST_FORMAT, "torch.int7"},
+    {"roles/0/dtype", "\"torch.bfloat16\"", ST_MISMATCH, "that of role policy torch.bfloat16"},
+    {"roles/0/canary_offset", "1536000", ST_FORMAT, "canary_offset is 1536000"},
+    {"roles/0/canary_offset", "1540", ST_FORMAT, "canary_offset"},
+    {"roles/0/canary_offset", "0", ST_FORMAT, "lies over the canary"},
+    {"roles/0/num_parameters", "5", ST_MISMATCH, "num_parameters is 5"},
+    {"roles/0/num_params", "5", ST_MISMATCH, "num_params says 5"},
+    {"roles/0/layout_hash", NULL, ST_FORMAT, "roles[0]: \"layout_hash\""},
+    {"roles/1/ipc_handles", NULL, ST_FORMAT, "roles[1]: \"ipc_handles\""},
+    {"param_names", "7", ST_FORMAT, "param_names"},
+    {"param_names/1", "7", ST_FORMAT, "param_names[1]"},
+    {"param_names/1", "\"stranger\"", ST_FORMAT, "stranger"},
+    {"param_names/1", "\"model.layers.0.weight\"", ST_FORMAT, "lists model.layers.0.weight twice"},
+    {"param_mappings/model.layers.1.weight", NULL, ST_MISMATCH, "2 in param_mappings"},
+    {"param_mappings/model.layers.1.weight/shape", "[16, 9]", ST_MISMATCH,
+     "layers.1.weight: its shape"},
+    {"param_mappings/model.layers.1.weight/dtype", "\"torch.float16\"", ST_MISMATCH,
+     "dtype is torch.float32, in param_mappings torch.float16"},
+    {"param_mappings/model.layers.1.weight/device", "\"cuda:0\"", ST_MISMATCH,
+     "device is \"cuda:0\""},
+    {"ipc_handles/model.layers.1.weight/shape", "[16, 0]", ST_FORMAT, "\"shape\"[1]"},
+    {"ipc_handles/model.layers.1.weight/shape", "[]", ST_FORMAT, "0 dimensions"},
+    {"ipc_handles/model.layers.1.weight/shape", "[16]", ST_MISMATCH, "shape"},
+    {"ipc_handles/model.layers.1.weight/stride", "[1, 16]", ST_UNSUPPORTED, "stride"},
+    {"ipc_handles/model.layers.1.weight/stride", "[8]", ST_UNSUPPORTED, "stride"},
+    {"ipc_handles/model.layers.1.weight/storage_offset", "1000", ST_FORMAT,
+     "within segment policy"},
+    {"ipc_handles/model.layers.1.weight/storage_offset", "9223372036854775807", ST_FORMAT,
+     "within segment policy"},
+    {"ipc_handles/model.layers.1.weight/storage_offset", "-1", ST_INVALID, "storage_offset"},
+    {"ipc_handles/model.layers.1.weight/storage_offset", "130", ST_FORMAT, "overlap"},
+    {"ipc_handles/model.layers.1.weight/storage_offset", "255", ST_FORMAT, "overlap"},
+    {"ipc_handles/model.layers.2.weight/storage_offset", "300", ST_FORMAT, "lies over the canary"},
+    {"ipc_handles/model.layers.1.weight/storage_size", "12", ST_MISMATCH, "storage_size"},
+    {"ipc_handles/model.layers.1.weight/device_index", "3", ST_MISMATCH, "device_index"},
+    {"ipc_handles/model.layers.1.weight/ipc_handle_b64", "\"AAAA\"", ST_MISMATCH, "ipc_handle_b64"},
+    {"ipc_handles/model.layers.1.weight", "[]", ST_FORMAT, "no object in ipc_handles"},
+};
+
+static void test_faults(void **state)
+{
+    (void)state;
+    struct bridge_file *f = bridge_sample(3, true), *ret = NULL;
+    json_t *good = NULL;
+    assert_int_equal(bridge_file_write(f), ST_OK);
+    bridge_file_free(f);
+    assert_int_equal(json_read_file(bridge_names.file, 1 << 20, &good), ST_OK);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        json_t *json = json_deep_copy(good);
+        bridge_change(json, faults[i].at, faults[i].value);
+        char *text = json_dumps(json, 0);
+        enum status st = bridge_file_parse("b.json", text, strlen(text), &ret);
+        if (st != faults[i].st || !strstr(status_message(), faults[i].words) ||
+            strncmp(status_message(), "b.json", 6) != 0)
+            fail_msg("%s = %s: status %d: %s", faults[i].at, faults[i].value, st,
+                     st ? status_message() : "");
+        assert_null(ret);
+        free(text);
+        json_decref(json);
+    }
+    json_decref(good);
+    // not even JSON, and cut off at every length
+    struct bytes text = BYTES_INIT;
+    assert_int_equal(file_read(bridge_names.file, 1 << 20, &text), ST_OK);
+    for (size_t n = 0; n + 2 < text.len; n += 7)
+        assert_int_equal(bridge_file_parse("b.json", text.data, n, &ret), ST_FORMAT);
+    bytes_release(&text);
+    assert_int_equal(bridge_file_parse("b.json", "[]", 2, &ret), ST_FORMAT);
+    assert_int_equal(bridge_file_read("/no/such/bridge.json", &ret), ST_NOT_FOUND);
+    assert_says("/no/such/bridge.json");
+}
+
+static void test_write_refuses(void **state)
+{
+    (void)state;
+    struct bridge_file *f = bridge_sample(3, false);
+    unlink(bridge_names.file);
+    f->roles[0].tensors[1].offset -= 4;
+    assert_int_equal(bridge_file_write(f), ST_FORMAT);
+    assert_says("overlap");
+    f->roles[0].tensors[1].offset += 2;
+    assert_int_equal(bridge_file_write(f), ST_INVALID);
+    assert_says("model.layers.1.weight");
+    assert_false(file_exists(bridge_names.file));
+    f->n_roles = 0;
+    assert_int_equal(bridge_file_write(f), ST_INVALID);
+    f->n_roles = 1;
+    bridge_file_free(f);
+}
+
+static void put_file(const char *path)
+{
+    assert_int_equal(file_write_atomic(path, 0600, "{}", 2), ST_OK);
+}
+
+static void test_search_order(void **state)
+{
+    (void)state;
+    char saved[4096], path[512], found[512], runtime[128], logs[128], set[128];
+    snprintf(runtime, sizeof runtime, "%s/commonweight", bridge_names.folder);
+    snprintf(logs, sizeof logs, "%s/vllm_bridge_config.json", bridge_names.folder);
+    snprintf(set, sizeof set, "%s/set.json", bridge_names.folder);
+    assert_non_null(getcwd(saved, sizeof saved));
+    assert_int_equal(chdir(bridge_names.folder), 0);
+    unlink(bridge_names.file);
+    setenv("COMMONWEIGHT_BRIDGE", set, 1);
+    setenv("LOGDIR", bridge_names.folder, 1);
+    setenv("XDG_RUNTIME_DIR", bridge_names.folder, 1);
+    enum status st = bridge_find(NULL, path, sizeof path);
+    if (st == ST_OK) { // a daemon of this machine
+        assert_string_equal(path, "/run/commonweight/bridge.json");
+    } else {
+        assert_int_equal(st, ST_NOT_FOUND);
+        assert_says(set);
+        assert_says(logs);
+        assert_says("./bridge.json");
+        assert_says("/run/commonweight/bridge.json");
+    }
+    // from the last to the first: each new one wins
+    assert_int_equal(file_make_folders(runtime), ST_OK);
+    snprintf(path, sizeof path, "%s/bridge.json", runtime);
+    put_file(path);
+    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_string_equal(found, path);
+    put_file("bridge.json");
+    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_string_equal(found, "./bridge.json");
+    put_file(logs);
+    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_string_equal(found, logs);
+    put_file(set);
+    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_string_equal(found, set);
+    assert_int_equal(bridge_find(path, found, sizeof found), ST_OK);
+    assert_string_equal(found, path);
+    assert_int_equal(bridge_find("nowhere.json", found, sizeof found), ST_NOT_FOUND);
+    assert_says("nowhere.json");
+    unsetenv("COMMONWEIGHT_BRIDGE");
+    unsetenv("LOGDIR");
+    unsetenv("XDG_RUNTIME_DIR");
+    assert_int_equal(chdir(saved), 0);
+}
+
+// ---- roles --------------------------------------------------------------------------------------
+
+// Writes the sample, renames its draft in the file, and reads that.
+static enum status read_renamed(const char *role, struct bridge_file **ret)
+{
+    struct bridge_file *f = bridge_sample(3, true);
+    json_t *json = NULL;
+    char value[160];
+    assert_ok(bridge_file_write(f));
+    bridge_file_free(f);
+    assert_ok(json_read_file(bridge_names.file, 1 << 20, &json));
+    snprintf(value, sizeof value, "\"%s\"", role);
+    bridge_change(json, "roles/1/role", value);
+    bridge_change(json, "segments/1/role", value);
+    char *text = json_dumps(json, 0);
+    enum status st = bridge_file_parse("b.json", text, strlen(text), ret);
+    free(text);
+    json_decref(json);
+    return st;
+}
+
+static void test_roles_are_a_list(void **state)
+{
+    (void)state;
+    static const char *const known[] = {"draft", "reference", "frozen", "adapter:maths"};
+    static const char *const unknown[] = {"king", "adapter", "adapter:", "drafts", "Draft"};
+    struct bridge_file *f = NULL;
+    for (int i = 0; i < 4; i++) {
+        assert_ok(read_renamed(known[i], &f));
+        assert_int_equal(f->n_roles, 2);
+        assert_ptr_equal(bridge_file_role(f, known[i]), &f->roles[1]);
+        assert_string_equal(f->ignored, "");
+        bridge_file_free(f);
+    }
+    for (int i = 0; i < 5;
+         i++) { // of a later server: what is known is there, and what is not is named
+        assert_ok(read_renamed(unknown[i], &f));
+        assert_int_equal(f->n_roles, 1);
+        assert_string_equal(f->roles[0].role, "policy");
+        assert_null(bridge_file_role(f, unknown[i]));
+        assert_non_null(strstr(f->ignored, unknown[i]));
+        bridge_file_free(f);
+    }
+}
+
+static void test_adapters_have_names(void **state)
+{
+    (void)state;
+    struct bridge_file *f = bridge_sample(3, true), *again = NULL;
+    struct bridge_role *roles = calloc(3, sizeof *roles);
+    memcpy(roles, f->roles, 2 * sizeof *roles);
+    roles[2] = roles[1];
+    roles[2].tensors = calloc((size_t)roles[1].n_tensors, sizeof *roles[2].tensors);
+    memcpy(roles[2].tensors, roles[1].tensors,
+           (size_t)roles[1].n_tensors * sizeof *roles[2].tensors);
+    free(f->roles);
+    f->roles = roles;
+    f->n_roles = 3;
+    snprintf(roles[1].role, sizeof roles[1].role, "adapter:a");
+    snprintf(roles[2].role, sizeof roles[2].role, "adapter:b");
+    assert_ok(bridge_file_write(f));
+    assert_ok(bridge_file_read(bridge_names.file, &again));
+    assert_int_equal(again->n_roles, 3);
+    assert_non_null(bridge_file_role(again, "adapter:b"));
+    bridge_file_free(again);
+    snprintf(roles[2].role, sizeof roles[2].role, "adapter:a");
+    assert_int_equal(bridge_file_write(f), ST_FORMAT);
+    assert_says("role adapter:a is there twice");
+    snprintf(roles[2].role, sizeof roles[2].role, "spare");
+    assert_int_equal(bridge_file_write(f), ST_INVALID);
+    assert_says("no client knows the role \"spare\"");
+    bridge_file_free(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_old_keys),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_write_refuses),
+        cmocka_unit_test(test_search_order),
+        cmocka_unit_test(test_roles_are_a_list),
+        cmocka_unit_test(test_adapters_have_names),
+    };
+    return cmocka_run_group_tests_name("bridge_file", tests, bridge_sample_open,
+                                       bridge_sample_close);
+}

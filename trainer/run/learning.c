@@ -1,0 +1,28 @@
+/* learning.c: from options to the learner's settings. No state. */
+#include "trainer/run/learning.h"
+
+#include <inttypes.h>
+
+enum status learning_config(const struct learning_options *options,
+                            const struct learning_shape *shape, double temperature,
+                            struct learner_config *ret)
+{
+    const int64_t budget = options->token_budget;
+    if (shape->longest - 1 > budget)
+        return status_fail(ST_INVALID,
+                           "--token-budget %" PRId64
+                           " is below the longest sequence, a prompt with "
+                           "its completion (%" PRId64 " tokens); raise it to %" PRId64 " or more",
+                           budget, shape->longest, shape->longest);
+    *ret = (struct learner_config){
+        .optimizer = options->adamw,
+        .freeze = options->freeze,
+        .temperature = (float)temperature,
+        .token_budget = (int)(shape->tokens < budget ? shape->tokens : budget),
+        .logits_chunk = (int)options->logits_chunk,
+        .max_seqs = (int)shape->seqs,
+        .max_context = (int)shape->longest,
+        .recompute = options->recompute,
+    };
+    return ST_OK;
+}
