@@ -99,8 +99,8 @@ static enum status configure_mixtral(const char *where, const json_t *json, stru
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
     for (int l = 0; l < c->n_layers; l++) {
-        c->layers[l].n_experts = experts;
-        c->layers[l].experts_per_token = per_token;
+        c->layers[l].moe = (struct moe_shape){
+            .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
     }
     st = read_windows(where, json, 0, 0, 1, c);
 out:
@@ -145,7 +145,7 @@ static enum status configure_gemma2(const char *where, const json_t *json, struc
     bool bias = false;
     enum status st = ST_OK;
     CHECK(configure_gemma(where, json, c));
-    c->sandwich_norm = true;
+    c->post_norm = true;
     CHECK(json_get_double(where, json, "attn_logit_softcapping", 1e-3, 1e6, &attn_cap));
     CHECK(json_get_double(where, json, "final_logit_softcapping", 1e-3, 1e6, &logit_cap));
     CHECK(json_get_double(where, json, "query_pre_attn_scalar", 1e-3, 1e6, &scalar));

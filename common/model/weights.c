@@ -50,7 +50,7 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     case SIZE_HEAD:
         return l->head_dim;
     case SIZE_EXPERTS:
-        return l->n_experts;
+        return l->moe.n_experts;
     case SIZE_UP:
         return layer_up_width(c, l);
     case SIZE_INNER:
@@ -89,7 +89,7 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
     case IF_MLP_LAYER_NORM:
         return c->norm == NORM_LAYER && !c->parallel_block;
     case IF_POST_NORM:
-        return c->sandwich_norm;
+        return c->post_norm;
     case IF_QK_NORM:
         return c->qk_norm;
     case IF_QKV_BIAS:
@@ -99,7 +99,7 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
     case IF_MLP_BIAS:
         return c->mlp_bias;
     case IF_EXPERTS:
-        return l->n_experts > 0;
+        return l->moe.n_experts > 0;
     case IF_UNTIED:
         return !c->tie_embeddings;
     case IF_HEAD_BIAS:
@@ -193,7 +193,7 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
     const struct role *r = &roles[i];
     struct cut cut = {0};
     if (!holds(c, l, r->when)) return cut;
-    cut.experts = r->of_experts && l->n_experts > 0 ? l->n_experts : 1;
+    cut.experts = r->of_experts && l->moe.n_experts > 0 ? l->moe.n_experts : 1;
     cut.cols = size_of(c, l, r->cols);
     int64_t left = size_of(c, l, r->rows);
     bool whole = count_names(c->family->names[i]) == 1;

@@ -192,9 +192,13 @@ enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
     if (judges) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
     adjuster_apply(s->adjuster, logits);
-    device_ops(s->dev)->sample(s->dev, s->results, logits, s->params, judges ? s->drafts : NULL,
-                               judges ? drafts->logits : NULL, n, s->vocab,
-                               judges ? drafts->vocab : 0);
+    struct sample_args args = {.logits = logits, .params = s->params, .n = n, .vocab = s->vocab};
+    if (judges) {
+        args.drafts = s->drafts;
+        args.draft_logits = drafts->logits;
+        args.draft_vocab = drafts->vocab;
+    }
+    device_ops(s->dev)->sample(s->dev, s->results, &args);
     adjuster_undo(s->adjuster, logits);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     st = device_sync(s->dev);

@@ -92,8 +92,7 @@ static void pack(const struct moments *to, int64_t at, int n, const float *m, co
 }
 
 void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
-               const float *grad, const float *grad_scale, int64_t n, const struct adamw *shape,
-               enum dtype w_dt)
+               const float *grad, int64_t n, const struct adamw *shape, enum dtype w_dt)
 {
     if (!(w_dt == DT_F32 && !low) && !(w_dt == DT_BF16 && low)) {
         device_fail(dev, "adamw: weights are f32, or bf16 with their lower halves; these are %s %s",
@@ -109,7 +108,7 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
         .step = shape->lr / shape->bias_correction1,
         .root_correction2 = sqrtf(shape->bias_correction2),
         .eps = shape->eps,
-        .grad_scale = grad_scale[0],
+        .grad_scale = shape->grad_scale[0],
     };
 #pragma omp parallel for if (n > PARALLEL_WORK / 4)
     for (int64_t at = 0; at < n; at += MOMENT_BLOCK) {

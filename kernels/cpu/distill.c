@@ -29,19 +29,20 @@ static struct softmax softmax_of(const float *row, int vocab, float scale)
 }
 
 void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
-                 const float *student, const float *teacher, int n, int vocab, int teacher_vocab,
-                 float temperature, float scale, enum dtype dt)
+                 const struct distill_args *args, enum dtype dt)
 {
+    const int n = args->n, vocab = args->vocab, teacher_vocab = args->teacher_vocab;
+    const float *student = args->student, *teacher = args->teacher;
     if (dstudent && !cpu_is_f32(dev, "distill", dt)) return;
     if (teacher_vocab < vocab) {
         device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
                     teacher_vocab, vocab);
         return;
     }
-    const float slope = scale / temperature;
+    const float slope = args->scale / args->temperature;
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
-        const float inverse = 1.0f / temperature;
+        const float inverse = 1.0f / args->temperature;
         const struct softmax p = softmax_of(teacher + (int64_t)i * teacher_vocab, vocab, inverse);
         const struct softmax q = softmax_of(student + (int64_t)i * vocab, vocab, inverse);
         float *gradient = dstudent ? (float *)dstudent + (int64_t)i * vocab : NULL;

@@ -93,26 +93,23 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 void cuda_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
-                  const float *student, const float *teacher, int n, int vocab, int teacher_vocab,
-                  float temperature, float scale, enum dtype dt)
+                  const struct distill_args *a, enum dtype dt)
 {
-    if (n <= 0) return;
-    if (teacher_vocab < vocab) {
+    if (a->n <= 0) return;
+    if (a->teacher_vocab < a->vocab) {
         device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
-                    teacher_vocab, vocab);
+                    a->teacher_vocab, a->vocab);
         return;
     }
-    bool fits =
-        aligned(16, {student, teacher, dstudent}, {(int64_t)vocab * 4, (int64_t)teacher_vocab * 4});
+    bool fits = aligned(16, {a->student, a->teacher, dstudent},
+                        {(int64_t)a->vocab * 4, (int64_t)a->teacher_vocab * 4});
     with_type(dt, [&](auto t) {
         using T = decltype(t);
-        if (fits)
-            cuda_launch(dev, "distill", distill_kernel<T, 4>, n, THREADS, 0, kl, overlap,
-                        (T *)dstudent, student, teacher, vocab, teacher_vocab, 1.f / temperature,
-                        scale / temperature);
-        else
-            cuda_launch(dev, "distill", distill_kernel<T, 1>, n, THREADS, 0, kl, overlap,
-                        (T *)dstudent, student, teacher, vocab, teacher_vocab, 1.f / temperature,
-                        scale / temperature);
+        auto launch = [&](auto kernel) {
+            cuda_launch(dev, "distill", kernel, a->n, THREADS, 0, kl, overlap, (T *)dstudent,
+                        a->student, a->teacher, a->vocab, a->teacher_vocab, 1.f / a->temperature,
+                        a->scale / a->temperature);
+        };
+        launch(fits ? distill_kernel<T, 4> : distill_kernel<T, 1>);
     });
 }

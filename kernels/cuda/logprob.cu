@@ -87,16 +87,12 @@ __global__ void logprob_kernel(float *logprob, float *lse, float *entropy, const
 }
 
 void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
-                  const float *logits, const int32_t *target, int n, int vocab, float temperature)
+                  const struct head_args *h)
 {
-    if (n <= 0) return;
-    float scale = 1.f / temperature;
-    if (aligned(16, {logits}, {(int64_t)vocab * 4}))
-        cuda_launch(dev, "logprob", logprob_kernel<4>, n, THREADS, 0, logprob, lse, entropy, logits,
-                    target, vocab, scale);
-    else
-        cuda_launch(dev, "logprob", logprob_kernel<1>, n, THREADS, 0, logprob, lse, entropy, logits,
-                    target, vocab, scale);
+    if (h->n <= 0) return;
+    bool fits = aligned(16, {h->logits}, {(int64_t)h->vocab * 4});
+    cuda_launch(dev, "logprob", fits ? logprob_kernel<4> : logprob_kernel<1>, h->n, THREADS, 0,
+                logprob, lse, entropy, h->logits, h->target, h->vocab, 1.f / h->temperature);
 }
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
@@ -208,22 +204,18 @@ __global__ void top_logprobs_kernel(token_logprob *out, const float *logits, con
     }
 }
 
-void cuda_top_logprobs(struct device *dev, struct token_logprob *out, const float *logits,
-                       const int32_t *target, int n, int vocab, int k, float temperature)
+void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
+                       const struct head_args *h)
 {
-    if (n <= 0) return;
-    if (k < 0 || k > vocab || k > TOP_LOGPROBS_MOST) {
-        device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, vocab,
+    if (h->n <= 0) return;
+    if (k < 0 || k > h->vocab || k > TOP_LOGPROBS_MOST) {
+        device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, h->vocab,
                     TOP_LOGPROBS_MOST);
         return;
     }
-    float scale = 1.f / temperature;
-    if (aligned(16, {logits}, {(int64_t)vocab * 4}))
-        cuda_launch(dev, "top_logprobs", top_logprobs_kernel<4>, n, THREADS, 0, out, logits, target,
-                    vocab, k, scale);
-    else
-        cuda_launch(dev, "top_logprobs", top_logprobs_kernel<1>, n, THREADS, 0, out, logits, target,
-                    vocab, k, scale);
+    bool fits = aligned(16, {h->logits}, {(int64_t)h->vocab * 4});
+    cuda_launch(dev, "top_logprobs", fits ? top_logprobs_kernel<4> : top_logprobs_kernel<1>, h->n,
+                THREADS, 0, out, h->logits, h->target, h->vocab, k, 1.f / h->temperature);
 }
 
 // ---- the gradient ------------------------------------------------------------------------------
@@ -249,22 +241,21 @@ __global__ void logprob_back_kernel(T *dlogits, const float *dlogprob, const flo
     store<T, V>(dlogits + at, z);
 }
 
-void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob,
-                       const float *logits, const float *lse, const int32_t *target, int n,
-                       int vocab, float temperature, enum dtype dt)
+void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *lse,
+                       const struct head_args *h, enum dtype dt)
 {
-    if (n <= 0) return;
-    float scale = 1.f / temperature;
-    bool fits = aligned(16, {dlogits, logits}, {(int64_t)vocab * 4}) && vocab % 4 == 0;
+    if (h->n <= 0) return;
+    bool fits = aligned(16, {dlogits, h->logits}, {(int64_t)h->vocab * 4}) && h->vocab % 4 == 0;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
+        auto launch = [&](auto kernel, int wide) {
+            cuda_launch(dev, "logprob_back", kernel, dim3(h->n, ceil_div(h->vocab, THREADS * wide)),
+                        THREADS, 0, (T *)dlogits, dlogprob, h->logits, lse, h->target, h->vocab,
+                        1.f / h->temperature);
+        };
         if (fits)
-            cuda_launch(dev, "logprob_back", logprob_back_kernel<T, 4>,
-                        dim3(n, ceil_div(vocab, THREADS * 4)), THREADS, 0, (T *)dlogits, dlogprob,
-                        logits, lse, target, vocab, scale);
+            launch(logprob_back_kernel<T, 4>, 4);
         else
-            cuda_launch(dev, "logprob_back", logprob_back_kernel<T, 1>,
-                        dim3(n, ceil_div(vocab, THREADS)), THREADS, 0, (T *)dlogits, dlogprob,
-                        logits, lse, target, vocab, scale);
+            launch(logprob_back_kernel<T, 1>, 1);
     });
 }

@@ -236,8 +236,7 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
                         dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, (float *)c,
                         (const T *)bias, shape->n);
         });
-    state->plain_next = false;
-    state->activation = c;
+    state->after_graph = false;
 }
 
 size_t cuda_matmul_scratch(int rows, int width)
@@ -249,12 +248,7 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
                  const struct matmul *shape)
 {
     if (shape->m <= 0 || shape->n <= 0) return;
-    struct cuda_state *state = cuda_use(dev);
-    bool after_activation = state->activation && state->activation != b;
-    if (matmul_small(dev, c, a, b, bias, shape, after_activation)) {
-        state->activation = c;
-        return;
-    }
+    if (matmul_small(dev, c, a, b, bias, shape)) return;
     if (shape->beta == 0 || shape->out != DT_BF16) {
         matmul_large(dev, c, a, b, bias, shape);
         return;

@@ -18,6 +18,6 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
 extern "C" const struct ops ops_cuda;
 const struct ops ops_cuda = {
 #define X(name) cuda_##name,
-    CUDA_OPS(X)
+    EACH_OP(X)
 #undef X
 };

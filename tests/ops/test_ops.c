@@ -264,7 +264,10 @@ static void matmul_setup(struct test *t)
 static void matmul_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    struct matmul shape = {p[0], p[1], p[2], p[3], p[4], (float)p[5], t->dt, p[7] ? DT_F32 : t->dt};
+    struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .trans_a = p[3], .trans_b = p[4]};
+    shape.beta = (float)p[5];
+    shape.in = t->dt;
+    shape.out = p[7] ? DT_F32 : t->dt;
     ops->matmul(dev, d[0], d[1], d[2], p[6] ? d[3] : NULL, &shape);
 }
 
@@ -337,7 +340,8 @@ static void scatter_setup(struct test *t)
 
 static void scatter_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
-    ops->scatter_add_rows(dev, d[0], d[1], d[2], d[3], t->c->p[0], t->c->p[1], 0.5f, t->dt, DT_F32);
+    const struct scatter_args args = {d[2], d[3], t->c->p[0], t->c->p[1], 0.5f, t->dt, DT_F32};
+    ops->scatter_add_rows(dev, d[0], d[1], &args);
 }
 
 static void scatter_reference(struct test *t, double **v)
@@ -457,8 +461,10 @@ static void norm_setup(struct test *t)
 static void norm_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     struct norm_shape s = norm_shape_of(t->c->p);
-    ops->norm(dev, d[0], d[1], s.kind == NORM_LAYER ? d[2] : NULL, t->c->p[7] ? d[0] : d[3], d[4],
-              t->c->p[4] ? d[5] : NULL, &s, t->dt);
+    s.dt = t->dt;
+    const struct norm_args args = {t->c->p[7] ? d[0] : d[3], d[4], t->c->p[4] ? d[5] : NULL, d[1],
+                                   s.kind == NORM_LAYER ? d[2] : NULL};
+    ops->norm(dev, d[0], &args, &s);
 }
 
 static void norm_reference(struct test *t, double **v)
@@ -505,9 +511,11 @@ static void norm_back_launch(struct test *t, struct device *dev, const struct op
 {
     const int *p = t->c->p;
     struct norm_shape s = norm_shape_of(p);
+    const struct norm_args args = {d[NB_X], d[NB_W], NULL, d[NB_RSTD],
+                                   s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
+    s.dt = t->dt;
     ops->norm_back(dev, d[NB_DX], d[NB_DW], p[4] ? d[NB_DB] : NULL, p[7] ? d[NB_DX] : d[NB_DY],
-                   d[NB_X], d[NB_W], d[NB_RSTD], s.kind == NORM_LAYER ? d[NB_MEAN] : NULL, &s, p[6],
-                   t->dt);
+                   &args, &s, p[6]);
 }
 
 static double norm_loss(struct test *t, double **v)
@@ -557,8 +565,16 @@ static void rope_setup(struct test *t)
 static void rope_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->rope(dev, d[0], d[1], d[2], p[0], p[1] * p[2] + p[4], p[1], p[2], p[3], (float)p[5],
-              t->dt);
+    const struct rope_args args = {.table = d[1],
+                                   .positions = d[2],
+                                   .rows = p[0],
+                                   .n = p[1],
+                                   .head_dim = p[2],
+                                   .rot_dim = p[3],
+                                   .stride = p[1] * p[2] + p[4],
+                                   .sign = (float)p[5],
+                                   .dt = t->dt};
+    ops->rope(dev, d[0], &args);
 }
 
 static void rope_reference(struct test *t, double **v)
@@ -609,7 +625,8 @@ static void act_setup(struct test *t)
 static void act_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->act(dev, d[0], d[1], p[0], p[1], (enum act_kind)p[2], p[3], t->dt);
+    const struct act_shape shape = {p[0], p[1], (enum act_kind)p[2], p[3], t->dt};
+    ops->act(dev, d[0], d[1], &shape);
 }
 
 static void act_reference(struct test *t, double **v)
@@ -634,7 +651,8 @@ static void act_back_setup(struct test *t)
 static void act_back_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->act_back(dev, d[0], d[1], d[2], p[0], p[1], (enum act_kind)p[2], p[3], t->dt);
+    const struct act_shape shape = {p[0], p[1], (enum act_kind)p[2], p[3], t->dt};
+    ops->act_back(dev, d[0], d[1], d[2], &shape);
 }
 
 static double act_loss(struct test *t, double **v)
@@ -710,6 +728,12 @@ static const struct op_def op_softcap_back = {"softcap_back", softcap_back_setup
 
 enum logits { ANY, TIES, ONE, FEW }; // ONE: the last expert always; FEW: never every third one
 
+static struct moe_shape moe_shape_of(int rows, int n_experts, int top_k)
+{
+    return (struct moe_shape){
+        .rows = rows, .n_experts = n_experts, .top_k = top_k, .norm_topk = true, .scale = 1};
+}
+
 static void router_logits(struct test *t, float *x, int rows, int n_experts, enum logits pattern)
 {
     for (int i = 0; i < rows; i++)
@@ -779,7 +803,8 @@ static void route_launch(struct test *t, struct device *dev, const struct ops *o
 {
     const int *p = t->c->p;
     struct moe_routing routing = routing_of(d);
-    ops->moe_route(dev, &routing, d[RT_LOGITS], &(struct moe_shape){p[0], p[1], p[2]});
+    const struct moe_shape shape = moe_shape_of(p[0], p[1], p[2]);
+    ops->moe_route(dev, &routing, d[RT_LOGITS], NULL, &shape);
 }
 
 static void route_reference(struct test *t, double **v)
@@ -828,8 +853,10 @@ static void combine_setup(struct test *t)
 static void combine_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->moe_combine(dev, d[CB_Y], d[CB_X], d[CB_PLACE], p[3] ? d[CB_WEIGHT] : NULL,
-                     &(struct moe_shape){p[0], 8, p[1]}, p[2], p[4], t->dt);
+    struct moe_shape shape = moe_shape_of(p[0], 8, p[1]);
+    shape.width = p[2];
+    shape.dt = t->dt;
+    ops->moe_combine(dev, d[CB_Y], d[CB_X], d[CB_PLACE], p[3] ? d[CB_WEIGHT] : NULL, &shape, p[4]);
 }
 
 static void combine_reference(struct test *t, double **v)
@@ -868,12 +895,13 @@ static void moe_back_setup(struct test *t)
 static void moe_back_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    struct moe_shape shape = {p[0], p[1], p[2]};
+    struct moe_shape shape = moe_shape_of(p[0], p[1], p[2]);
     struct moe_routing routing = routing_of(d);
-    ops->moe_route(dev, &routing, d[RT_LOGITS], &shape);
-    ops->moe_combine_back(dev, d[MB_DX], d[MB_DWEIGHT], d[MB_DY], d[MB_X], &routing, &shape, p[4],
-                          t->dt);
-    ops->moe_route_back(dev, d[MB_DLOGITS], d[MB_DWEIGHT], &routing, &shape, t->dt);
+    shape.width = p[4];
+    shape.dt = t->dt;
+    ops->moe_route(dev, &routing, d[RT_LOGITS], NULL, &shape);
+    ops->moe_combine_back(dev, d[MB_DX], d[MB_DWEIGHT], d[MB_DY], d[MB_X], &routing, &shape);
+    ops->moe_route_back(dev, d[MB_DLOGITS], d[MB_DWEIGHT], d[RT_LOGITS], &routing, &shape);
 }
 
 // In v: the weights and choices of RT_WEIGHT and RT_EXPERT, the latter as numbers in double.
@@ -960,7 +988,12 @@ static void experts_setup(struct test *t)
 static void experts_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    struct matmul shape = {p[0], p[1], p[2], false, p[5], 0, t->dt, p[6] ? DT_F32 : t->dt};
+    const struct matmul shape = {.m = p[0],
+                                 .n = p[1],
+                                 .k = p[2],
+                                 .trans_b = p[5],
+                                 .in = t->dt,
+                                 .out = p[6] ? DT_F32 : t->dt};
     ops->matmul_experts(dev, d[EX_C], d[EX_A], d[EX_B], d[EX_OFFSETS], p[3], &shape);
 }
 
@@ -1007,8 +1040,8 @@ static void experts_back_setup(struct test *t)
 static void experts_back_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], p[3], p[0], p[1],
-                             p[2], t->dt);
+    const struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .in = t->dt};
+    ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], p[3], &shape);
 }
 
 static double experts_loss(struct test *t, double **v)
@@ -1172,7 +1205,8 @@ static void attn_packed_launch(struct test *t, struct device *dev, const struct 
 {
     struct attn_shape s = attn_shape_of(t->c->p);
     struct batch_view b = packed_view(t, d);
-    ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s, t->dt);
+    s.dt = t->dt;
+    ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s);
 }
 
 static void attn_packed_reference(struct test *t, double **v)
@@ -1212,8 +1246,8 @@ static void attn_back_launch(struct test *t, struct device *dev, const struct op
 {
     struct attn_shape s = attn_shape_of(t->c->p);
     struct batch_view b = packed_view(t, d);
-    ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s,
-                          t->dt);
+    s.dt = t->dt;
+    ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
 }
 
 static double attn_loss(struct test *t, double **v)
@@ -1390,8 +1424,8 @@ static void logprob_setup(struct test *t)
 static void logprob_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->logprob(dev, d[LP_LOGPROB], d[LP_LSE], d[LP_ENTROPY], d[LP_LOGITS], d[LP_TARGET], p[0],
-                 p[1], (float)p[2] / 10);
+    const struct head_args head = {d[LP_LOGITS], d[LP_TARGET], p[0], p[1], (float)p[2] / 10};
+    ops->logprob(dev, d[LP_LOGPROB], d[LP_LSE], d[LP_ENTROPY], &head);
 }
 
 static double log_sum_exp(const double *z, int n, double temperature, double *ret_entropy)
@@ -1445,8 +1479,8 @@ static void logprob_back_setup(struct test *t)
 static void logprob_back_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->logprob_back(dev, d[LB_DLOGITS], d[LB_DLOGPROB], d[LB_LOGITS], d[LB_LSE], d[LB_TARGET],
-                      p[0], p[1], (float)p[2] / 10, t->dt);
+    const struct head_args head = {d[LB_LOGITS], d[LB_TARGET], p[0], p[1], (float)p[2] / 10};
+    ops->logprob_back(dev, d[LB_DLOGITS], d[LB_DLOGPROB], d[LB_LSE], &head, t->dt);
 }
 
 static double logprob_loss(struct test *t, double **v)
@@ -1494,8 +1528,9 @@ static void distill_setup(struct test *t)
 static void distill_launch(struct test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], p[4] ? NULL : d[DI_DSTUDENT], d[DI_STUDENT],
-                 d[DI_TEACHER], p[0], p[1], p[2], (float)p[3] / 10, distill_scale, t->dt);
+    const struct distill_args args = {d[DI_STUDENT], d[DI_TEACHER],    p[0],         p[1],
+                                      p[2],          (float)p[3] / 10, distill_scale};
+    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], p[4] ? NULL : d[DI_DSTUDENT], &args, t->dt);
 }
 
 static double divergence(const double *p, double p_lse, const double *q, double q_lse, int n,
@@ -1585,7 +1620,8 @@ static void adamw_launch(struct test *t, struct device *dev, const struct ops *o
 {
     struct adamw a = adamw_of(t->c->p[1]);
     struct moments moments = {MOMENTS_F32, d[1], d[2], NULL, NULL};
-    ops->adamw(dev, d[0], NULL, &moments, d[3], d[4], t->c->p[0], &a, DT_F32);
+    a.grad_scale = d[4];
+    ops->adamw(dev, d[0], NULL, &moments, d[3], t->c->p[0], &a, DT_F32);
 }
 
 static void adamw_reference(struct test *t, double **v)
@@ -1910,8 +1946,9 @@ static void judge_rows(struct device *dev, struct sample_result *result, const f
         d_drafts = to_device(dev, drafts, (size_t)n * sizeof *drafts);
         d_draft_logits = to_device(dev, draft_logits, (size_t)n * draft_vocab * sizeof(float));
     }
-    device_ops(dev)->sample(dev, d_result, d_logits, d_params, d_drafts, d_draft_logits, n, vocab,
-                            draft_vocab);
+    const struct sample_args args = {d_logits, d_params,       n,          vocab,
+                                     d_drafts, d_draft_logits, draft_vocab};
+    device_ops(dev)->sample(dev, d_result, &args);
     from_device(dev, result, d_result, (size_t)n * sizeof *result);
     void *all[] = {d_logits, d_params, d_result, d_drafts, d_draft_logits};
     for (int k = 0; k < (drafts ? 5 : 3); k++) device_release(dev, all[k]);
@@ -2184,15 +2221,19 @@ static void sample_refuses(struct device *dev)
     float *logits = to_device(dev, NULL, VOCAB * sizeof *logits);
     void *d_params = to_device(dev, &params, sizeof params), *drafts = to_device(dev, NULL, 8);
     void *result = to_device(dev, NULL, sizeof(struct sample_result));
-    ops->sample(dev, result, logits, d_params, drafts, logits, 1, VOCAB - 1, VOCAB);
+    struct sample_args args = {logits, d_params, 1, VOCAB - 1, drafts, logits, VOCAB};
+    ops->sample(dev, result, &args);
     assert_int_equal(device_sync(dev), ST_DEVICE);
     assert_non_null(strstr(status_message(), "draft vocabulary of 8"));
-    ops->distill(dev, logits, logits, NULL, logits, logits, 1, VOCAB, VOCAB - 1, 1, 1, DT_F32);
+    const struct distill_args distill = {logits, logits, 1, VOCAB, VOCAB - 1, 1, 1};
+    ops->distill(dev, logits, logits, NULL, &distill, DT_F32);
     assert_int_equal(device_sync(dev), ST_DEVICE);
     assert_non_null(strstr(status_message(), "teacher vocabulary of 7"));
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0] && dev == cpu; i++) {
         device_copy_in(dev, drafts, &wrong[i], sizeof wrong[i]);
-        ops->sample(dev, result, logits, d_params, drafts, logits, 1, VOCAB, VOCAB - 1);
+        args.vocab = VOCAB;
+        args.draft_vocab = VOCAB - 1;
+        ops->sample(dev, result, &args);
         assert_int_equal(device_sync(dev), ST_DEVICE);
         assert_non_null(strstr(status_message(), "outside the vocabulary of 7"));
     }
@@ -2240,8 +2281,9 @@ static void adamw_exact(struct device *dev)
         device_copy_in(dev, g, grad, N * 4);
         struct moments of32 = {MOMENTS_F32, moments[0], moments[1], NULL, NULL};
         struct moments of16 = {MOMENTS_F32, moments[2], moments[3], NULL, NULL};
-        ops->adamw(dev, w32, NULL, &of32, g, scale, N, &a, DT_F32);
-        ops->adamw(dev, w16, residual, &of16, g, scale, N, &a, DT_BF16);
+        a.grad_scale = scale;
+        ops->adamw(dev, w32, NULL, &of32, g, N, &a, DT_F32);
+        ops->adamw(dev, w16, residual, &of16, g, N, &a, DT_BF16);
         sync_or_fail(dev);
     }
     float *start = must(malloc(N * sizeof *start));
@@ -2318,7 +2360,8 @@ static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum
         for (int i = 0; i < n; i++)
             grad[i] = i % 7 == 3 ? 0 : rng_normal(&rng) * powf(10, (float)(i % 5) - 6);
         device_copy_in(dev, g, grad, (size_t)n * 4);
-        device_ops(dev)->adamw(dev, d[0], w_dt == DT_BF16 ? d[1] : NULL, &m, g, scale, n, &a, w_dt);
+        a.grad_scale = scale;
+        device_ops(dev)->adamw(dev, d[0], w_dt == DT_BF16 ? d[1] : NULL, &m, g, n, &a, w_dt);
         sync_or_fail(dev);
     }
     ret.bytes = must(malloc(ret.n));
@@ -2478,7 +2521,8 @@ static void attention_forms(struct device *dev)
         slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
     }
     const struct ops *ops = device_ops(dev);
-    struct attn_shape shape = {HEADS, KV_HEADS, DIM, 0.17f, 0, 20};
+    const struct attn_shape shape = {
+        .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .scale = 0.17f, .window = 20};
     float *d_qkv = to_device(dev, qkv, sizeof qkv), *d_out = to_device(dev, NULL, sizeof packed);
     float *d_lse = to_device(dev, NULL, ROWS * HEADS * sizeof *d_lse);
     int32_t *d_positions = to_device(dev, positions, sizeof positions);
@@ -2499,7 +2543,7 @@ static void attention_forms(struct device *dev)
                                .prefix_start = d_zeros,
                                .prefix_len = d_zeros,
                                .attend_end = d_rows};
-    ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape, DT_F32);
+    ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape);
     from_device(dev, packed, d_out, sizeof packed);
 
     struct kv_view kv = {pool, pool + BLOCKS * BLOCK * KV_HEADS * DIM, 0, BLOCKS, BLOCK, DT_F32};
@@ -2553,14 +2597,14 @@ static void matmul_rows(struct device *dev)
     float *d_bias = to_device(dev, bias, sizeof bias), *d_c = to_device(dev, NULL, sizeof together);
     double worst = 0;
     device_ops(dev)->matmul(dev, d_c, d_a, d_b, d_bias,
-                            &(struct matmul){M, N, K, false, true, 0, DT_F32, DT_F32});
+                            &(struct matmul){.m = M, .n = N, .k = K, .trans_b = true});
     from_device(dev, together, d_c, sizeof together);
     for (int rows = 1; rows <= 12; rows += rows < 4 ? 1 : 4) {
         device_fill(dev, d_c, 0xFF, sizeof together);
         for (int i = 0; i < M; i += rows) {
             int m = M - i < rows ? M - i : rows;
             device_ops(dev)->matmul(dev, d_c + i * N, d_a + i * K, d_b, d_bias,
-                                    &(struct matmul){m, N, K, false, true, 0, DT_F32, DT_F32});
+                                    &(struct matmul){.m = m, .n = N, .k = K, .trans_b = true});
         }
         from_device(dev, alone, d_c, sizeof alone);
         for (int i = 0; i < M * N; i++) {
@@ -2608,14 +2652,14 @@ static void moe_rows(struct device *dev)
     for (int rows = ROWS; rows >= 1; rows = rows == ROWS ? 7 : rows == 7 ? 1 : 0) {
         device_fill(dev, d_y, 0xFF, sizeof together);
         for (int i = 0; i < ROWS; i += rows) {
-            struct moe_shape shape = {ROWS - i < rows ? ROWS - i : rows, EXPERTS, TOP};
+            struct moe_shape shape = moe_shape_of(ROWS - i < rows ? ROWS - i : rows, EXPERTS, TOP);
+            shape.width = INNER;
             int n = shape.rows * TOP;
-            ops->moe_route(dev, &r, d_logits + i * EXPERTS, &shape);
+            ops->moe_route(dev, &r, d_logits + i * EXPERTS, NULL, &shape);
             ops->gather_rows(dev, d_in, d_x + i * WIDTH, r.row, n, WIDTH, 1, DT_F32);
             ops->matmul_experts(dev, d_out, d_in, d_w, r.offsets, EXPERTS,
-                                &(struct matmul){n, INNER, WIDTH, false, true, 0, DT_F32, DT_F32});
-            ops->moe_combine(dev, d_y + i * INNER, d_out, r.place, r.weight, &shape, INNER, false,
-                             DT_F32);
+                                &(struct matmul){.m = n, .n = INNER, .k = WIDTH, .trans_b = true});
+            ops->moe_combine(dev, d_y + i * INNER, d_out, r.place, r.weight, &shape, false);
         }
         from_device(dev, rows == ROWS ? together : alone, d_y, sizeof together);
         for (int i = 0; rows < ROWS && i < ROWS * INNER; i++) {
@@ -2629,7 +2673,8 @@ static void moe_rows(struct device *dev)
     for (int i = 0; i < EXPERTS; i++) logits[i] = NAN;
     logits[EXPERTS + 4] = NAN;
     device_copy_in(dev, d_logits, logits, sizeof logits);
-    ops->moe_route(dev, &r, d_logits, &(struct moe_shape){ROWS, EXPERTS, TOP});
+    const struct moe_shape shape = moe_shape_of(ROWS, EXPERTS, TOP);
+    ops->moe_route(dev, &r, d_logits, NULL, &shape);
     from_device(dev, expert, r.expert, sizeof expert);
     from_device(dev, weight, r.weight, sizeof weight);
     for (int i = 0; i < A; i++) {

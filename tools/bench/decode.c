@@ -101,8 +101,9 @@ enum status decoder_step(struct decoder *d)
     CHECK(batch_commit(d->batch, model_decode_padding(d->model, d->n)));
     device_copy_in(b->dev, d->params, d->host_params, (size_t)d->n * sizeof *d->params);
     model_step(d->model, d->batch, &d->kv);
-    b->ops->sample(b->dev, d->results, d->model->logits, d->params, NULL, NULL, d->n,
-                   b->config->vocab_size, 0);
+    const struct sample_args rows = {
+        .logits = d->model->logits, .params = d->params, .n = d->n, .vocab = b->config->vocab_size};
+    b->ops->sample(b->dev, d->results, &rows);
     device_copy_out(b->dev, d->host_results, d->results, (size_t)d->n * sizeof *d->results);
     CHECK(device_sync(b->dev));
     for (int s = 0; s < d->n; s++) d->tokens[s] = d->host_results[s].token;

@@ -97,7 +97,8 @@ enum status limits_products(struct bench *b, double *ret_flops)
     double ms[2 * REPEAT];
     void *x = NULL, *y = NULL, *z = NULL, *staging_device = NULL;
     float *staging = malloc((size_t)n * sizeof *staging);
-    struct matmul shape = {size, size, size, false, true, 0, b->dt, b->dt};
+    struct matmul shape = {
+        .m = size, .n = size, .k = size, .trans_b = true, .in = b->dt, .out = b->dt};
     enum status st;
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to measure products");
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &x));

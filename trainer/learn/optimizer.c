@@ -177,8 +177,9 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         .bias_correction1 = (float)(1 - pow(o->config.beta1, step)),
         .bias_correction2 = (float)(1 - pow(o->config.beta2, step)),
         .step = (uint32_t)(o->steps + 1),
+        .grad_scale = o->grad_scale,
     };
-    o->ops->adamw(o->dev, o->policy->base, o->low, &o->moments, o->grads->base, o->grad_scale,
+    o->ops->adamw(o->dev, o->policy->base, o->low, &o->moments, o->grads->base,
                   o->policy->n_elements, &adamw, o->policy->dt);
     o->prepared = false;
     o->steps++;
