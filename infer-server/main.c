@@ -20,106 +20,89 @@
 #define HOSTS_MAX 64  // names in --allowed-hosts
 
 struct config {
-    const char *config, *model, *draft, *speculative, *device, *dtype, *chat_template, *served_name;
+    const char *config, *model, *draft, *speculative, *device, *chat_template, *served_name;
     const char *chat_template_file;
-    const char *socket, *listen, *api_key_file, *allowed_hosts, *bridge, *kv_memory, *kv_policy;
-    const char *prefix_cache, *log_level, *draft_length, *unknown_fields;
+    const char *socket, *listen, *api_key_file, *allowed_hosts, *bridge, *kv_memory;
+    enum kv_policy kv_policy;
+    enum log_level log_level;
+    int dtype;                                                // dtype_option_names
+    int prefix_cache_off, draft_length_fixed, accept_unknown; // 0 or 1
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_buffered;
     int64_t max_connections;
     int64_t idle_timeout, request_timeout, drain_timeout;
     bool exact;
 };
 
-#define FIELD(name) offsetof(struct config, name)
-#define HEADING(help)                                                                              \
-    {                                                                                              \
-        "", OPTION_HEADING, 0, NULL, NULL, help, 0, 0, NULL                                        \
-    }
-#define TEXT(name, field, fallback, value, help)                                                   \
-    {                                                                                              \
-        name, OPTION_STRING, FIELD(field), fallback, value, help, 0, 0, NULL                       \
-    }
-#define CHOICE(name, field, fallback, choices, help)                                               \
-    {                                                                                              \
-        name, OPTION_STRING, FIELD(field), fallback, NULL, help, 0, 0, choices                     \
-    }
-#define NUMBER(name, field, fallback, value, min, max, help)                                       \
-    {                                                                                              \
-        name, OPTION_INT, FIELD(field), fallback, value, help, min, max, NULL                      \
-    }
+#define OPTIONS_OF struct config
 
 static const struct option_spec table[] = {
-    TEXT("model", model, NULL, "DIR", "Hugging Face model folder (needed)"),
-    TEXT("device", device, "auto", "auto|cpu|cuda:N", "where the model runs"),
-    CHOICE("dtype", dtype, "auto", "auto|bf16|f32",
-           "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
-    TEXT("chat-template", chat_template, NULL, "NAME",
-         "which of the folder's named chat templates (default: default, with tools tool_use)"),
-    TEXT("chat-template-file", chat_template_file, NULL, "FILE",
-         "Jinja chat template to use instead of the folder's"),
-    TEXT("served-model-name", served_name, NULL, "NAME",
-         "name in /v1/models (default: the folder's)"),
-    TEXT("draft", draft, NULL, "DIR",
-         "folder of a smaller model of the same tokenizer, which drafts"),
-    TEXT("speculative", speculative, "off", "METHOD:K",
-         "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
-         "draft_model[:5] with commas between them"),
-    CHOICE(
-        "draft-length", draft_length, "adaptive", "adaptive|fixed",
-        "drafts of a step: as many as pay, by measured time and acceptance, or always as many as "
-        "there are: slower, but acceptance is then counted on all of a sample"),
-    HEADING("Sockets"),
-    TEXT("socket", socket, NULL, "PATH",
-         "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
-         "/run/commonweight/...)"),
-    TEXT("listen", listen, NULL, "HOST:PORT",
-         "listen on TCP too; off loopback only with --api-key-file"),
-    TEXT("api-key-file", api_key_file, NULL, "FILE",
-         "its first line is the key that TCP clients must send"),
-    TEXT("allowed-hosts", allowed_hosts, NULL, "NAME,NAME",
-         "names and addresses, beside loopback's and that of --listen, by which TCP clients "
-         "without a "
-         "key may call this server (their Host and Origin headers)"),
-    TEXT("bridge", bridge, NULL, "PATH",
-         "bridge file to write (default: bridge.json beside the default socket)"),
-    NUMBER("max-connections", max_connections, "1024", "N", 1, 65536,
-           "open connections, each socket"),
-    {"max-body", OPTION_SIZE, FIELD(max_body), "8M", "SIZE", "largest request body", 1024, 1 << 30,
-     NULL},
-    {"max-buffered", OPTION_SIZE, FIELD(max_buffered), "0", "SIZE",
-     "all request bodies in memory together, more get 429; 0: 32 times --max-body", 0, 0, NULL},
-    NUMBER("idle-timeout", idle_timeout, "120", "S", 1, 86400,
-           "closes a connection on which nothing moves"),
-    NUMBER("request-timeout", request_timeout, "3600", "S", 1, 604800,
-           "longest time for one answer"),
-    NUMBER("drain-timeout", drain_timeout, "30", "S", 0, 86400,
-           "time for requests under way to end after SIGTERM"),
-    CHOICE("unknown-fields", unknown_fields, "refuse", "refuse|warn",
-           "fields of requests that docs/protocol.md does not list: 400, or a line in the log"),
-    HEADING("Engine"),
-    NUMBER("max-batch", max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
-    NUMBER("max-context", max_context, "0", "N", 0, 1 << 24,
-           "tokens of prompt and completion; 0: the model's, as memory allows"),
-    NUMBER("max-queue", max_queue, "4096", "N", 1, 1 << 20,
-           "samples waiting beyond those; more get 429"),
-    NUMBER("prefill-chunk", prefill_chunk, "512", "N", 1, 1 << 20,
-           "most prompt tokens in one step"),
-    NUMBER("block-size", block_size, "16", "N", 1, 1024, "tokens of one KV block"),
-    TEXT(
+    OPT_TEXT("model", model, NULL, "DIR", "Hugging Face model folder (needed)"),
+    OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where the model runs"),
+    OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,
+               "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
+    OPT_TEXT("chat-template", chat_template, NULL, "NAME",
+             "which of the folder's named chat templates (default: default, with tools tool_use)"),
+    OPT_TEXT("chat-template-file", chat_template_file, NULL, "FILE",
+             "Jinja chat template to use instead of the folder's"),
+    OPT_TEXT("served-model-name", served_name, NULL, "NAME",
+             "name in /v1/models (default: the folder's)"),
+    OPT_TEXT("draft", draft, NULL, "DIR",
+             "folder of a smaller model of the same tokenizer, which drafts"),
+    OPT_TEXT("speculative", speculative, "off", "METHOD:K",
+             "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
+             "draft_model[:5] with commas between them"),
+    OPT_CHOICE("draft-length", draft_length_fixed, "adaptive", OPTION_WORDS("adaptive", "fixed"),
+               "drafts of a step: as many as pay, by measured time and acceptance, or always as "
+               "many as there are: slower, but acceptance is then counted on all of a sample"),
+    OPT_HEADING("Sockets"),
+    OPT_TEXT("socket", socket, NULL, "PATH",
+             "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "
+             "/run/commonweight/...)"),
+    OPT_TEXT("listen", listen, NULL, "HOST:PORT",
+             "listen on TCP too; off loopback only with --api-key-file"),
+    OPT_TEXT("api-key-file", api_key_file, NULL, "FILE",
+             "its first line is the key that TCP clients must send"),
+    OPT_TEXT("allowed-hosts", allowed_hosts, NULL, "NAME,NAME",
+             "names and addresses, beside loopback's and that of --listen, by which TCP clients "
+             "without a key may call this server (their Host and Origin headers)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH",
+             "bridge file to write (default: bridge.json beside the default socket)"),
+    OPT_INT("max-connections", max_connections, "1024", "N", 1, 65536,
+            "open connections, each socket"),
+    OPT_SIZE("max-body", max_body, "8M", 1024, 1 << 30, "largest request body"),
+    OPT_SIZE("max-buffered", max_buffered, "0", 0, 0,
+             "all request bodies in memory together, more get 429; 0: 32 times --max-body"),
+    OPT_INT("idle-timeout", idle_timeout, "120", "S", 1, 86400,
+            "closes a connection on which nothing moves"),
+    OPT_INT("request-timeout", request_timeout, "3600", "S", 1, 604800,
+            "longest time for one answer"),
+    OPT_INT("drain-timeout", drain_timeout, "30", "S", 0, 86400,
+            "time for requests under way to end after SIGTERM"),
+    OPT_CHOICE("unknown-fields", accept_unknown, "refuse", OPTION_WORDS("refuse", "warn"),
+               "fields of requests that docs/protocol.md does not list: 400, or a line in the log"),
+    OPT_HEADING("Engine"),
+    OPT_INT("max-batch", max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
+    OPT_INT("max-context", max_context, "0", "N", 0, 1 << 24,
+            "tokens of prompt and completion; 0: the model's, as memory allows"),
+    OPT_INT("max-queue", max_queue, "4096", "N", 1, 1 << 20,
+            "samples waiting beyond those; more get 429"),
+    OPT_INT("prefill-chunk", prefill_chunk, "512", "N", 1, 1 << 20,
+            "most prompt tokens in one step"),
+    OPT_INT("block-size", block_size, "16", "N", 1, 1024, "tokens of one KV block"),
+    OPT_TEXT(
         "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
         "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
-    CHOICE("kv-policy", kv_policy, "keep", "keep|recompute|drain",
-           "what a weight update does to the KV cache of requests in flight"),
-    CHOICE("prefix-cache", prefix_cache, "on", "on|off",
-           "prompts begin with what earlier requests computed of the same tokens"),
-    {"exact", OPTION_FLAG, FIELD(exact), NULL, NULL,
-     "a request's tokens and log-probabilities have the same bits whatever else is served, drafted "
-     "or was before; CPU only, drafts then follow no clock",
-     0, 0, NULL},
-    HEADING("General"),
-    CHOICE("log-level", log_level, "info", "error|warn|info|debug", "what is logged"),
-    TEXT("config", config, NULL, "FILE.json", "the same names with _ for -; a flag beats the file"),
-    {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
+    OPT_CHOICE("kv-policy", kv_policy, "keep", kv_policy_names,
+               "what a weight update does to the KV cache of requests in flight"),
+    OPT_CHOICE("prefix-cache", prefix_cache_off, "on", OPTION_WORDS("on", "off"),
+               "prompts begin with what earlier requests computed of the same tokens"),
+    OPT_FLAG("exact", exact, NULL,
+             "a request's tokens and log-probabilities have the same bits whatever else is served, "
+             "drafted or was before; CPU only, drafts then follow no clock"),
+    OPT_HEADING("General"),
+    OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged"),
+    OPT_CONFIG,
+    OPT_END,
 };
 
 static enum status check_usage(const struct config *c)
@@ -268,20 +251,20 @@ static enum status serve(const struct config *c)
     struct server_options o = {
         .engine = {.model_folder = c->model,
                    .draft_folder = c->draft,
-                   .speculative_fixed = strcmp(c->draft_length, "fixed") == 0,
+                   .speculative_fixed = c->draft_length_fixed,
                    .device = c->device,
-                   .dtype = strcmp(c->dtype, "auto") == 0 ? -1 : dtype_from_name(c->dtype),
+                   .dtype = c->dtype - 1,
                    .max_batch = (int)c->max_batch,
                    .max_context = (int)c->max_context,
                    .block_size = (int)c->block_size,
                    .prefill_chunk = (int)c->prefill_chunk,
                    .max_queue = (int)c->max_queue,
                    .kv_policy = c->kv_policy,
-                   .prefix_cache_off = strcmp(c->prefix_cache, "off") == 0,
+                   .prefix_cache_off = c->prefix_cache_off,
                    .exact = c->exact},
         .model_name = c->served_name,
         .chat_template = {.name = c->chat_template, .file = c->chat_template_file},
-        .accept_unknown = strcmp(c->unknown_fields, "warn") == 0,
+        .accept_unknown = c->accept_unknown,
         .unix_fd = -1,
         .tcp_fd = -1,
         .max_body = c->max_body,
@@ -327,8 +310,7 @@ int main(int argc, char **argv)
     enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
                                               argc, argv, 0, &config, NULL, &set);
     if (parsed == OPTIONS_DONE) return 0;
-    log_open("cw-infer-server",
-             parsed == OPTIONS_OK ? log_level_from_name(config.log_level) : LOG_INFO);
+    log_open("cw-infer-server", parsed == OPTIONS_OK ? config.log_level : LOG_INFO);
     if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {
         log_error("%s", status_message());
         options_free(set);

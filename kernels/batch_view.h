@@ -4,13 +4,13 @@
  *
  * Two kinds of context, never mixed in one batch:
  *  - paged (serving): keys and values of a sequence, those of this batch's rows included, lie in
- * the block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to
- * keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
- * before.
+ *    the block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to
+ *    keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
+ *    before.
  *  - packed (training): no cache. Row i of sequence s attends to the prefix rows
  *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none),
- * and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after it, so
- *    rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
+ *    and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after
+ *    it, so rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
  * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0:
  * nothing is stored for them and their outputs are zeros.
  */
@@ -42,11 +42,15 @@ struct batch_view {
     const int32_t *attend_end;   // (S) row after the last one that attends to this sequence's rows
 };
 
-// The block pool of one model: for layer l, keys at k + l * layer_stride elements, values at
-// v + l * layer_stride; within it (n_blocks, block_size, n_kv_heads, head_dim).
+// A layer's keys in the block pool of a model begin `offset` elements behind k, its values as many
+// behind v: (n_blocks, block_size, width), of which a token's n_kv_heads * head_dim come first.
+struct kv_layer {
+    int64_t offset;
+    int width;
+};
 struct kv_view {
     void *k, *v;
-    int64_t layer_stride; // elements
+    const struct kv_layer *layers; // (n_layers), host memory
     int n_blocks, block_size;
     enum dtype dt;
 };

@@ -40,9 +40,8 @@ const struct ops *device_ops(const struct device *dev);
 enum dtype device_default_dtype(const struct device *dev); // DT_BF16 on CUDA, DT_F32 on the CPU
 bool device_computes_in(const struct device *dev, enum dtype dt); // CPU: f32; CUDA: f32, bf16
 
-// ---- memory
-// -------------------------------------------------------------------------------------- 256-byte
-// aligned. Not cleared: on debug builds it is filled with 0xFF (NaN).
+// ---- memory -------------------------------------------------------------------------------------
+// 256-byte aligned. Not cleared: on debug builds it is filled with 0xFF (NaN).
 enum status device_alloc(struct device *dev, size_t bytes, void **ret);
 void device_release(struct device *dev, void *memory); // NULL is fine; waits for work that uses it
 enum status device_memory(struct device *dev, size_t *ret_free, size_t *ret_total);
@@ -86,11 +85,10 @@ void device_fill(struct device *dev, void *to, unsigned char value, size_t bytes
 // Waits for everything enqueued; reports the first failure since the last report (ST_DEVICE).
 enum status device_sync(struct device *dev);
 
-// ---- memory shared between processes
-// --------------------------------------------------------------- Made by one process and opened by
-// others on the same device. CUDA: cudaMalloc and CUDA IPC; the handle is base64 of the 64-byte
-// cudaIpcMemHandle_t. CPU: POSIX shared memory; the handle is its name ("/commonweight-..."). The
-// maker's free ends it (unlinks the name); an opener's free unmaps.
+// ---- memory shared between processes ------------------------------------------------------------
+// Made by one process and opened by others on the same device. CUDA: cudaMalloc and CUDA IPC; the
+// handle is base64 of the 64-byte cudaIpcMemHandle_t. CPU: POSIX shared memory; the handle is its
+// name ("/commonweight-..."). The maker's free ends it (unlinks the name); an opener's free unmaps.
 struct shared_memory;
 enum status shared_memory_create(struct device *dev, const char *name, size_t bytes,
                                  struct shared_memory **ret); // zero-filled
@@ -102,10 +100,9 @@ const char *shared_memory_handle(const struct shared_memory *memory);
 const char *shared_memory_kind(const struct device *dev); // "cuda-ipc" or "posix-shm"
 void shared_memory_free(struct shared_memory *memory);
 
-// ---- captured work
-// --------------------------------------------------------------------------------- A fixed
-// sequence of operations recorded once and launched many times (a CUDA graph). Pointers and host
-// numbers are frozen; what device memory holds is read anew at each launch. On the CPU
+// ---- captured work ------------------------------------------------------------------------------
+// A fixed sequence of operations recorded once and launched many times (a CUDA graph). Pointers and
+// host numbers are frozen; what device memory holds is read anew at each launch. On the CPU
 // device_capture_begin() returns false and callers simply run the operations.
 struct device_graph;
 bool device_capture_begin(struct device *dev);
@@ -113,8 +110,7 @@ enum status device_capture_end(struct device *dev, struct device_graph **ret);
 void device_graph_launch(struct device *dev, struct device_graph *graph);
 void device_graph_free(struct device_graph *graph);
 
-// ---- time
-// ------------------------------------------------------------------------------------------
+// ---- time ---------------------------------------------------------------------------------------
 // Milliseconds that the work enqueued between start and stop took on the device (events on CUDA,
 // the clock on the CPU). stop waits.
 void device_timer_start(struct device *dev);

@@ -28,17 +28,11 @@ struct config {
     bool json;
 };
 
+#define OPTIONS_OF struct config
 static const struct option_spec table[] = {
-    {.name = "bridge",
-     .type = OPTION_STRING,
-     .offset = offsetof(struct config, bridge),
-     .value_name = "PATH",
-     .help = "the bridge file (default: the first that is found)"},
-    {.name = "json",
-     .type = OPTION_FLAG,
-     .offset = offsetof(struct config, json),
-     .help = "print one JSON object"},
-    {0},
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the bridge file (default: the first that is found)"),
+    OPT_FLAG("json", json, NULL, "print one JSON object"),
+    OPT_END,
 };
 
 struct check {

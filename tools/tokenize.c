@@ -17,43 +17,24 @@ struct config {
     bool chat, decode, add_special_tokens, skip_special_tokens;
 };
 
-#define FIELD(x) .offset = offsetof(struct config, x)
+#define OPTIONS_OF struct config
 static const struct option_spec options[] = {
-    {.name = "model",
-     .type = OPTION_STRING,
-     FIELD(model),
-     .value_name = "DIR",
-     .help = "Hugging Face folder with tokenizer.json"},
-    {.name = "chat",
-     .type = OPTION_FLAG,
-     FIELD(chat),
-     .help = "{\"messages\",\"add_generation_prompt\",\"tools\",\"chat_template_kwargs\"} -> "
-             "{\"text\",\"ids\"} or {\"error\"}"},
-    {.name = "decode", .type = OPTION_FLAG, FIELD(decode), .help = "{\"ids\"} -> {\"text\"}"},
-    {.name = "chat-template",
-     .type = OPTION_STRING,
-     FIELD(chat_template.name),
-     .value_name = "NAME",
-     .help = "which of the folder's named chat templates (default: default, with tools tool_use)"},
-    {.name = "chat-template-file",
-     .type = OPTION_STRING,
-     FIELD(chat_template.file),
-     .value_name = "FILE",
-     .help = "Jinja chat template to use instead of the folder's"},
-    {.name = "now",
-     .type = OPTION_STRING,
-     FIELD(now),
-     .value_name = "TIME",
-     .help = "what templates take for the time: 2025-01-02T03:04:05 (default: the local clock)"},
-    {.name = "add-special-tokens",
-     .type = OPTION_FLAG,
-     FIELD(add_special_tokens),
-     .help = "put the tokens around a text that the model's post-processor names (Llama's <s>)"},
-    {.name = "skip-special-tokens",
-     .type = OPTION_FLAG,
-     FIELD(skip_special_tokens),
-     .help = "leave special tokens out of decoded text"},
-    {.name = NULL},
+    OPT_TEXT("model", model, NULL, "DIR", "Hugging Face folder with tokenizer.json"),
+    OPT_FLAG("chat", chat, NULL,
+             "{\"messages\",\"add_generation_prompt\",\"tools\",\"chat_template_kwargs\"} -> "
+             "{\"text\",\"ids\"} or {\"error\"}"),
+    OPT_FLAG("decode", decode, NULL, "{\"ids\"} -> {\"text\"}"),
+    OPT_TEXT("chat-template", chat_template.name, NULL, "NAME",
+             "which of the folder's named chat templates (default: default, with tools tool_use)"),
+    OPT_TEXT("chat-template-file", chat_template.file, NULL, "FILE",
+             "Jinja chat template to use instead of the folder's"),
+    OPT_TEXT("now", now, NULL, "TIME",
+             "what templates take for the time: 2025-01-02T03:04:05 (default: the local clock)"),
+    OPT_FLAG("add-special-tokens", add_special_tokens, NULL,
+             "put the tokens around a text that the model's post-processor names (Llama's <s>)"),
+    OPT_FLAG("skip-special-tokens", skip_special_tokens, NULL,
+             "leave special tokens out of decoded text"),
+    OPT_END,
 };
 
 struct tool {

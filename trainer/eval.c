@@ -134,7 +134,8 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
 // ---- the command --------------------------------------------------------------------------------
 
 struct eval_config {
-    const char *bridge, *data, *config, *stop, *output, *log_level;
+    const char *bridge, *data, *config, *stop, *output;
+    enum log_level log_level;
     struct prompt_options prompts;
     struct reward_options reward;
     bool json;
@@ -142,29 +143,27 @@ struct eval_config {
     int64_t max_completion_length, limit, seed;
 };
 
-#define AT(field) offsetof(struct eval_config, field)
+#define OPTIONS_OF struct eval_config
 static const struct option_spec eval_options[] = {
-    {"bridge", OPTION_STRING, AT(bridge), NULL, "PATH",
-     "the daemon's bridge file (default: searched)", 0, 0, NULL},
-    {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts with answers, JSONL", 0, 0, NULL},
-    {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
-     NULL},
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
+    OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
+    OPT_CONFIG,
     REWARD_OPTIONS,
     PROMPT_OPTIONS,
-    {"max-completion-length", OPTION_INT, AT(max_completion_length), "512", "TOKENS",
-     "of one answer", 1, 1e7, NULL},
-    {"temperature", OPTION_DOUBLE, AT(temperature), "0", "T", "0: greedy", 0, 100, NULL},
-    {"stop", OPTION_STRING, AT(stop), NULL, "TEXT", "text that ends an answer", 0, 0, NULL},
-    {"seed", OPTION_INT, AT(seed), "42", "N", "of sampling, where it is not greedy", 0, 1e15, NULL},
-    {"limit", OPTION_INT, AT(limit), "0", "N", "first N prompts; 0: all", 0, 1e9, NULL},
-    {"rollout-timeout", OPTION_DOUBLE, AT(rollout_timeout), "1800", "SECONDS",
-     "longest wait for one request", 0.1, 1e6, NULL},
+    OPT_INT("max-completion-length", max_completion_length, "512", "TOKENS", 1, 1e7,
+            "of one answer"),
+    OPT_DOUBLE("temperature", temperature, "0", "T", 0, 100, "0: greedy"),
+    OPT_TEXT("stop", stop, NULL, "TEXT", "text that ends an answer"),
+    OPT_INT("seed", seed, "42", "N", 0, 1e15, "of sampling, where it is not greedy"),
+    OPT_INT("limit", limit, "0", "N", 0, 1e9, "first N prompts; 0: all"),
+    OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
+               "longest wait for one request"),
     LOG_LEVEL_OPTION,
-    {"output", OPTION_STRING, AT(output), NULL, "FILE",
-     "JSONL, a line for each sample: prompt, completion, reward and its terms, finish reason", 0, 0,
-     NULL},
-    {"json", OPTION_FLAG, AT(json), NULL, NULL, "print the result as a JSON object", 0, 0, NULL},
-    {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
+    OPT_TEXT(
+        "output", output, NULL, "FILE",
+        "JSONL, a line for each sample: prompt, completion, reward and its terms, finish reason"),
+    OPT_FLAG("json", json, NULL, "print the result as a JSON object"),
+    OPT_END,
 };
 
 static void print_result(const struct eval_config *config, const struct eval_result *r)
@@ -275,7 +274,8 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     CHECK(scoring_check(reward, data));
     struct rollout_source source = {
         .http = http,
-        .control = control,
+        .servers = {{.control = control}},
+        .n_servers = 1,
         .vocab_size = model->vocab_size,
         .timeout_ms = (int)(config->rollout_timeout * 1e3),
         .idle_timeout_ms = (int)(config->rollout_timeout * 1e3),
@@ -313,7 +313,7 @@ int eval_main(int argc, char **argv)
         break;
     }
     int exit_status = 0;
-    log_open("cw-trainer", log_level_from_name(config.log_level));
+    log_open("cw-trainer", config.log_level);
     if (!config.data) {
         log_error("--data is missing: a JSONL file of prompts");
         exit_status = 2;

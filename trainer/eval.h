@@ -5,7 +5,7 @@
 
 #include "trainer/rollout/reward.h"
 #include "trainer/rollout/rollout.h"
-#include "trainer/run/spec_metrics.h"
+#include "trainer/rollout/spec_counters.h"
 
 struct eval_result {
     int n;                                // prompts

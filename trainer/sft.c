@@ -28,64 +28,58 @@
 #define MAX_SKIPPED 3
 
 struct sft_config {
-    const char *model, *init, *tokenizer, *data, *out, *config, *device, *dtype;
-    const char *lr_scheduler_type;
+    const char *model, *init, *tokenizer, *data, *out, *config, *device;
+    int dtype; // dtype_option_names
+    enum schedule_type lr_scheduler_type;
     struct prompt_options prompts;
     int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, logits_chunk;
-    const char *recompute, *optim_moments, *train_on;
+    enum recompute recompute;
+    enum moments_kind optim_moments;
+    int all_turns; // 0 or 1
     int64_t rope_context;
     bool overwrite;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
     double num_train_epochs;
 };
 
-#define AT(field) offsetof(struct sft_config, field)
+#define OPTIONS_OF struct sft_config
 
 static const struct option_spec sft_options[] = {
-    HEADING("What is trained, on what"),
-    {"model", OPTION_STRING, AT(model), NULL, "DIR", "model folder to start from", 0, 0, NULL},
-    {"init", OPTION_STRING, AT(init), NULL, "FILE",
-     "or: a config.json, for a new model with random weights", 0, 0, NULL},
-    {"tokenizer", OPTION_STRING, AT(tokenizer), NULL, "DIR",
-     "folder with the tokenizer (default: --model)", 0, 0, NULL},
-    {"data", OPTION_STRING, AT(data), NULL, "FILE", "prompts and completions, JSONL", 0, 0, NULL},
+    OPT_HEADING("What is trained, on what"),
+    OPT_TEXT("model", model, NULL, "DIR", "model folder to start from"),
+    OPT_TEXT("init", init, NULL, "FILE", "or: a config.json, for a new model with random weights"),
+    OPT_TEXT("tokenizer", tokenizer, NULL, "DIR", "folder with the tokenizer (default: --model)"),
+    OPT_TEXT("data", data, NULL, "FILE", "prompts and completions, JSONL"),
     MAX_SAMPLES_OPTION,
-    {"train-on", OPTION_STRING, AT(train_on), "last", NULL,
-     "which turns of the assistant are learnt of a conversation", 0, 0, "last|all"},
-    {"rope-context", OPTION_INT, AT(rope_context), "0", "TOKENS",
-     "of models with longrope: context by which its factors are chosen, as a daemon does by "
-     "--max-context; 0: the longest example",
-     0, 1 << 24, NULL},
-    {"out", OPTION_STRING, AT(out), NULL, "DIR", "model folder to write", 0, 0, NULL},
-    {"overwrite", OPTION_FLAG, AT(overwrite), NULL, NULL, "replace --out where it is there", 0, 0,
-     NULL},
-    {"dtype", OPTION_STRING, AT(dtype), "auto", "DTYPE", "of the folder written; auto: as trained",
-     0, 0, "auto|f32|bf16"},
-    {"device", OPTION_STRING, AT(device), "auto", "DEVICE", "auto, cpu, cuda:N", 0, 0, NULL},
-    {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
-     NULL},
+    OPT_CHOICE("train-on", all_turns, "last", OPTION_WORDS("last", "all"),
+               "which turns of the assistant are learnt of a conversation"),
+    OPT_INT("rope-context", rope_context, "0", "TOKENS", 0, 1 << 24,
+            "of models with longrope: context by which its factors are chosen, as a daemon does by "
+            "--max-context; 0: the longest example"),
+    OPT_TEXT("out", out, NULL, "DIR", "model folder to write"),
+    OPT_FLAG("overwrite", overwrite, NULL, "replace --out where it is there"),
+    OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,
+               "of the folder written; auto: as trained"),
+    OPT_TEXT("device", device, "auto", "DEVICE", "auto, cpu, cuda:N"),
+    OPT_CONFIG,
     PROMPT_OPTIONS,
 
-    HEADING("Optimizer (AdamW)"),
-    {"examples-per-step", OPTION_INT, AT(examples_per_step), "8", "N", "examples in one step", 1,
-     1e6, NULL},
+    OPT_HEADING("Optimizer (AdamW)"),
+    OPT_INT("examples-per-step", examples_per_step, "8", "N", 1, 1e6, "examples in one step"),
     ADAMW_OPTIONS("2e-5"),
-    {"max-steps", OPTION_INT, AT(max_steps), "-1", "N", "steps; -1: by epochs", -1, 1e9, NULL},
-    {"num-train-epochs", OPTION_DOUBLE, AT(num_train_epochs), "3", "N", "times through the data", 0,
-     1e6, NULL},
-    {"seed", OPTION_INT, AT(seed), "42", "N", "of the data order and of random weights", 0, 1e15,
-     NULL},
+    OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9, "steps; -1: by epochs"),
+    OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6, "times through the data"),
+    OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of random weights"),
 
-    HEADING("Machine"),
-    {"logging-steps", OPTION_INT, AT(logging_steps), "10", "N", "steps between progress lines", 1,
-     1e9, NULL},
-    {"token-budget", OPTION_INT, AT(token_budget), "8192", "ROWS",
-     "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
-    {"logits-chunk", OPTION_INT, AT(logits_chunk), "512", "ROWS",
-     "whose vocabulary-wide logits exist at one time", 1, 1e6, NULL},
+    OPT_HEADING("Machine"),
+    OPT_INT("logging-steps", logging_steps, "10", "N", 1, 1e9, "steps between progress lines"),
+    OPT_INT("token-budget", token_budget, "8192", "ROWS", 2, 1e8,
+            "of one micro-batch: bounds the memory of activations"),
+    OPT_INT("logits-chunk", logits_chunk, "512", "ROWS", 1, 1e6,
+            "whose vocabulary-wide logits exist at one time"),
     MEMORY_OPTIONS,
-    {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
+    OPT_END,
 };
 
 struct sft {
@@ -209,14 +203,14 @@ out:
 static void say_turns(const struct dataset *d, const struct sft_config *c)
 {
     if (d->turns.several == 0) return;
-    if (strcmp(c->train_on, "last") == 0)
+    if (!c->all_turns)
         log_info("%s: %" PRId64 " conversations have several turns of the assistant, of which the "
                  "last alone is learnt; --train-on all learns every one",
                  c->data, d->turns.several);
     else
         log_info("%s: of %" PRId64 " conversations every turn of the assistant is learnt", c->data,
                  d->turns.several);
-    if (strcmp(c->train_on, "all") == 0 && d->turns.learnt < d->turns.earlier)
+    if (c->all_turns && d->turns.learnt < d->turns.earlier)
         log_warn("%s: but for %" PRId64 " of %" PRId64 " turns before the last, which the chat "
                  "template renders otherwise once others follow; they are not learnt",
                  c->data, d->turns.earlier - d->turns.learnt, d->turns.earlier);
@@ -257,7 +251,7 @@ static enum status open_data(struct sft *s)
     int left_out;
     struct prompt_options options = c->prompts;
     options.completions = true;
-    options.all_turns = strcmp(c->train_on, "all") == 0;
+    options.all_turns = c->all_turns;
     options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
     CHECK(prompts_load(c->data, tokenizer_folder(c), s->model->vocab_size, &options, &s->data,
                        &left_out));
@@ -277,7 +271,7 @@ static enum status open_data(struct sft *s)
     }
     CHECK(choose_rope(s));
     CHECK(data_order_init(&s->order, (uint64_t)c->seed, s->data->n));
-    CHECK(schedule_type_from_name(c->lr_scheduler_type, &s->schedule.type));
+    s->schedule.type = c->lr_scheduler_type;
     s->schedule.peak = c->learning_rate;
     s->schedule.warmup_steps = c->warmup_steps;
     s->schedule.total_steps =
@@ -302,7 +296,9 @@ static enum status open_learner(struct sft *s)
                 .eps = c->adam_epsilon,
                 .weight_decay = c->weight_decay,
                 .max_grad_norm = c->max_grad_norm,
+                .moments = c->optim_moments,
             },
+        .recompute = c->recompute,
         .temperature = 1,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .logits_chunk = (int)c->logits_chunk,
@@ -319,8 +315,6 @@ static enum status open_learner(struct sft *s)
     s->examples = calloc(n, sizeof(struct example *));
     if (!s->groups || !s->completions || !s->examples)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
-    CHECK(recompute_from_name(c->recompute, &options.recompute));
-    CHECK(moments_kind_from_name(c->optim_moments, &options.optimizer.moments));
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_router(s->model);
@@ -431,8 +425,7 @@ static enum status run_sft(struct sft *s)
     CHECK(open_data(s));
     CHECK(open_learner(s));
     CHECK(train_steps_all(s));
-    enum dtype as =
-        strcmp(c->dtype, "auto") == 0 ? s->weights->dt : (enum dtype)dtype_from_name(c->dtype);
+    enum dtype as = c->dtype ? (enum dtype)(c->dtype - 1) : s->weights->dt;
     CHECK(model_folder_write(c->out, s->dev, s->weights, as, tokenizer_folder(c), NULL, NULL));
     log_info("wrote %s", c->out);
 out:

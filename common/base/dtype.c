@@ -15,6 +15,8 @@ static const struct {
     [DT_U8] = {1, "u8", "torch.uint8", "U8"},
 };
 
+const char *const dtype_option_names[] = {"auto", "f32", "bf16", NULL};
+
 size_t dtype_size(enum dtype dt)
 {
     return types[dt].size;

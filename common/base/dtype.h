@@ -23,6 +23,9 @@ const char *dtype_name(enum dtype dt);             // "f32", "bf16", "f16", "u16
 const char *dtype_torch_name(enum dtype dt);       // "torch.float32", ... as bridge files write it
 const char *dtype_safetensors_name(enum dtype dt); // "F32", "BF16", ...
 int dtype_from_name(const char *name);             // any of the three spellings; -1 if unknown
+// Of an option --dtype: "auto", and behind it the types that models compute in, each at its enum's
+// value + 1.
+extern const char *const dtype_option_names[];
 
 // Round to nearest, ties to even; NaN stays NaN.
 DTYPE_INLINE uint16_t bf16_from_f32(float x)

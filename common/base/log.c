@@ -44,13 +44,7 @@ void log_open(const char *program, enum log_level level)
     pthread_mutex_unlock(&logger.lock);
 }
 
-enum log_level log_level_from_name(const char *name)
-{
-    static const char *const names[] = {"error", "warn", "info", "debug"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(names[i], name) == 0) return (enum log_level)i;
-    return LOG_INFO;
-}
+const char *const log_level_names[] = {"error", "warn", "info", "debug", NULL};
 
 // There is nowhere to report that standard error cannot be written.
 static void emit(const struct bytes *text)

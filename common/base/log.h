@@ -8,7 +8,7 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 // `program` stands before every line; the default level is LOG_INFO. With systemd's journal on
 // standard error ($JOURNAL_STREAM) lines carry "<N>" priorities and no time.
 void log_open(const char *program, enum log_level level);
-enum log_level log_level_from_name(const char *name); // "debug"; LOG_INFO for what is none
+extern const char *const log_level_names[];
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)

@@ -6,7 +6,6 @@
  * one before. All strings are copied into the set, so a config does not depend on who gave a value.
  */
 #include "common/base/options.h"
-#include "common/base/bytes.h"
 #include "common/base/json.h"
 
 #include <errno.h>
@@ -152,17 +151,6 @@ static enum status keep_string(struct option_set *set, const char *text, const c
     return ST_OK;
 }
 
-static bool is_choice(const char *choices, const char *text)
-{
-    size_t len = strlen(text);
-    for (const char *at = choices;; at++) {
-        size_t n = strcspn(at, "|");
-        if (n == len && memcmp(at, text, n) == 0) return true;
-        at += n;
-        if (!*at) return false;
-    }
-}
-
 // "--learning-rate" or "config.json: \"learning_rate\"": who gave the value, for errors.
 struct source {
     const char *file; // NULL: the command line
@@ -191,12 +179,6 @@ static enum status check_range(const struct option_spec *spec, struct source fro
                       spec->min, spec->max);
 }
 
-// The option that names the file of options.
-static bool is_config(const struct option_spec *spec)
-{
-    return spec->type == OPTION_STRING && strcmp(spec->name, "config") == 0;
-}
-
 static void *field_of(const struct option_spec *spec, void *config)
 {
     return (char *)config + spec->offset;
@@ -219,10 +201,8 @@ static enum status store_double(const struct option_spec *spec, struct source fr
 }
 
 static enum status store_string(struct option_set *set, const struct option_spec *spec,
-                                struct source from, const char *text, void *config)
+                                const char *text, void *config)
 {
-    if (spec->choices && !is_choice(spec->choices, text))
-        return value_fail(from, "'%s' is not one of %s", text, spec->choices);
     const char *copy = NULL;
     enum status st = keep_string(set, text, &copy);
     if (st == ST_OK) memcpy(field_of(spec, config), &copy, sizeof copy);
@@ -232,6 +212,16 @@ static enum status store_string(struct option_set *set, const struct option_spec
 static enum status store_bool(const struct option_spec *spec, bool x, void *config)
 {
     memcpy(field_of(spec, config), &x, sizeof x);
+    return ST_OK;
+}
+
+static enum status store_choice(const struct option_spec *spec, struct source from,
+                                const char *text, void *config)
+{
+    int value;
+    if (name_parse(spec->choices, text, &value) != ST_OK)
+        return value_fail(from, "%s", status_message());
+    memcpy(field_of(spec, config), &value, sizeof value);
     return ST_OK;
 }
 
@@ -264,8 +254,10 @@ static enum status store_text(struct option_set *set, const struct option_spec *
         return store_int(spec, from, bytes, config);
     }
     case OPTION_STRING:
-    case OPTION_PATH:
-        return store_string(set, spec, from, text, config);
+    case OPTION_FILE:
+        return store_string(set, spec, text, config);
+    case OPTION_CHOICE:
+        return store_choice(spec, from, text, config);
     case OPTION_HEADING:
         break;
     }
@@ -302,10 +294,11 @@ static enum status store_json(struct option_set *set, const struct option_spec *
         return st != ST_OK ? st : store_int(spec, from, x, config);
     }
     case OPTION_STRING:
-    case OPTION_PATH: {
+    case OPTION_CHOICE:
+    case OPTION_FILE: {
         const char *text = NULL;
         st = json_get_string(path, object, key, &text);
-        return st != ST_OK ? st : store_string(set, spec, from, text, config);
+        return st != ST_OK ? st : store_text(set, spec, from, text, config);
     }
     case OPTION_HEADING:
         break;
@@ -364,7 +357,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
             goto out;
         }
         if (json_is_null(value)) continue;
-        if (is_config(spec)) {
+        if (spec->type == OPTION_FILE) {
             st = status_fail(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
             goto out;
         }
@@ -388,6 +381,24 @@ static enum status unknown_option(const struct option_spec *table, const char *w
     return status_fail(ST_INVALID, "unknown option %s (--help lists the options)", word);
 }
 
+// For a person: what the option takes.
+static void put_values(const struct option_spec *spec, struct bytes *to)
+{
+    if (spec->type == OPTION_CHOICE)
+        names_list(spec->choices, to);
+    else
+        bytes_puts(to, spec->value_name ? spec->value_name : "VALUE");
+}
+
+static enum status no_value(const struct option_spec *spec)
+{
+    struct bytes values = BYTES_INIT;
+    put_values(spec, &values);
+    status_fail(ST_INVALID, "--%s needs a value (%s)", spec->name, bytes_text(&values));
+    bytes_release(&values);
+    return ST_INVALID;
+}
+
 // Reads argv[*at], and its value where that is the next word; advances *at past them.
 static enum status read_option(const struct option_spec *table, int argc, char **argv, int *at,
                                struct assignment *ret)
@@ -406,9 +417,7 @@ static enum status read_option(const struct option_spec *table, int argc, char *
     if (!spec) return unknown_option(table, word);
     if (!value && spec->type == OPTION_FLAG) value = "true";
     if (!value) {
-        const char *wanted = spec->value_name ? spec->value_name : "one";
-        if (*at >= argc || strncmp(argv[*at], "--", 2) == 0)
-            return status_fail(ST_INVALID, "--%s needs a value (%s)", spec->name, wanted);
+        if (*at >= argc || strncmp(argv[*at], "--", 2) == 0) return no_value(spec);
         value = argv[(*at)++];
     }
     *ret = (struct assignment){spec, value};
@@ -494,13 +503,10 @@ static void print_option(const struct option_spec *spec, int width)
     if (spec->type == OPTION_FLAG) {
         bytes_printf(&left, "  --[no-]%s", spec->name);
     } else {
-        const char *value = spec->value_name ? spec->value_name
-                            : spec->choices  ? spec->choices
-                                             : "VALUE";
-        bytes_printf(&left, "  --%s %s", spec->name, value);
+        bytes_printf(&left, "  --%s ", spec->name);
+        put_values(spec, &left);
     }
     bytes_puts(&right, spec->help ? spec->help : "");
-    if (spec->choices && spec->value_name) bytes_printf(&right, " [%s]", spec->choices);
     if (spec->fallback) bytes_printf(&right, " (default: %s)", spec->fallback);
     int at = printf("%s", bytes_text(&left));
     if (at > HELP_COLUMN - 2) {
@@ -550,7 +556,7 @@ static enum status apply_all(struct option_set *set, const struct command_line *
 
     const char *file = NULL;
     for (int i = 0; i < line->n_assignments; i++)
-        if (is_config(line->assignments[i].spec)) file = line->assignments[i].text;
+        if (line->assignments[i].spec->type == OPTION_FILE) file = line->assignments[i].text;
     if (file) CHECK(apply_file(set, file, config));
 
     for (int i = 0; i < line->n_assignments; i++) {
@@ -569,7 +575,7 @@ static void drop_strings(const struct option_spec *table, void *config)
 {
     const char *none = NULL;
     for (; table->name; table++)
-        if (table->type == OPTION_STRING || table->type == OPTION_PATH)
+        if (table->type == OPTION_STRING || table->type == OPTION_FILE)
             memcpy(field_of(table, config), &none, sizeof none);
 }
 
@@ -639,7 +645,8 @@ enum status options_fill(struct option_set *set, const char *path, const json_t 
             st = status_context(unknown_key(set, path, key), "recorded by another version");
             goto out;
         }
-        if (json_is_null(value) || is_config(spec) || set->given[spec - set->table]) continue;
+        if (json_is_null(value) || spec->type == OPTION_FILE || set->given[spec - set->table])
+            continue;
         before = field_to_json(spec, config);
         CHECK(store_json(set, spec, path, recorded, key, config));
         if (!json_equal(before, value)) {
@@ -667,8 +674,10 @@ static json_t *field_to_json(const struct option_spec *spec, const void *config)
         return json_integer(*(const int64_t *)(const void *)field);
     case OPTION_DOUBLE:
         return json_real(*(const double *)(const void *)field);
+    case OPTION_CHOICE:
+        return json_string(spec->choices[*(const int *)(const void *)field]);
     case OPTION_STRING:
-    case OPTION_PATH: {
+    case OPTION_FILE: {
         const char *text = *(const char *const *)(const void *)field;
         return text ? json_string(text) : json_null();
     }
@@ -682,7 +691,7 @@ json_t *options_to_json(const struct option_spec *table, const void *config)
 {
     json_t *object = json_object();
     for (; object && table->name; table++) {
-        if (!is_option(table) || is_config(table)) continue;
+        if (!is_option(table) || table->type == OPTION_FILE) continue;
         char key[NAME_MAX_LEN + 1];
         snprintf(key, sizeof key, "%s", table->name);
         swap_letter(key, '-', '_');

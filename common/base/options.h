@@ -5,7 +5,7 @@
 #ifndef COMMON_BASE_OPTIONS_H
 #define COMMON_BASE_OPTIONS_H
 
-#include "common/base/bytes.h"
+#include "common/base/names.h"
 #include <jansson.h>
 #include <stdint.h>
 
@@ -14,8 +14,9 @@ enum option_type {
     OPTION_INT,    // int64_t
     OPTION_DOUBLE, // double
     OPTION_STRING, // const char *; NULL when not given and without a default. Owned by the set.
-    OPTION_PATH,   // as OPTION_STRING; never read here, even where it is called "config"
+    OPTION_FILE,   // as OPTION_STRING: the JSON file that options are read from
     OPTION_SIZE,   // int64_t bytes: 512, 64K, 10M, 2G (powers of 1024)
+    OPTION_CHOICE, // an enum or int: which of the names
     OPTION_HEADING // a line of --help; `help` is its text
 };
 
@@ -26,9 +27,39 @@ struct option_spec {
     const char *fallback;   // default, as on the command line; NULL: field keeps 0/NULL/false
     const char *value_name; // "PATH", "N" for --help
     const char *help;
-    double min, max;     // of numbers; min == max == 0: any
-    const char *choices; // "auto|cpu" for strings; NULL: any
+    double min, max;            // of numbers; min == max == 0: any
+    const char *const *choices; // of OPTION_CHOICE: names of the values (names.h)
 };
+
+// The rows of a table. Before it, OPTIONS_OF is defined as the struct that they fill. The order is
+// always the same: name, field, default, name of the value, what it may be, help.
+#define OPTION_ROW(...)                                                                            \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+#define OPT_HEADING(text) OPTION_ROW("", OPTION_HEADING, 0, NULL, NULL, text, 0, 0, NULL)
+#define OPT_FLAG(name, field, fallback, help)                                                      \
+    OPTION_ROW(name, OPTION_FLAG, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0, NULL)
+#define OPT_INT(name, field, fallback, value, min, max, help)                                      \
+    OPTION_ROW(name, OPTION_INT, offsetof(OPTIONS_OF, field), fallback, value, help, min, max, NULL)
+#define OPT_DOUBLE(name, field, fallback, value, min, max, help)                                   \
+    OPTION_ROW(name, OPTION_DOUBLE, offsetof(OPTIONS_OF, field), fallback, value, help, min, max,  \
+               NULL)
+#define OPT_SIZE(name, field, fallback, min, max, help)                                            \
+    OPTION_ROW(name, OPTION_SIZE, offsetof(OPTIONS_OF, field), fallback, "SIZE", help, min, max,   \
+               NULL)
+#define OPT_TEXT(name, field, fallback, value, help)                                               \
+    OPTION_ROW(name, OPTION_STRING, offsetof(OPTIONS_OF, field), fallback, value, help, 0, 0, NULL)
+#define OPT_CHOICE(name, field, fallback, choices, help)                                           \
+    OPTION_ROW(name, OPTION_CHOICE, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0,       \
+               choices)
+// Names that no enum has, of a field that is 0 for the first, 1 for the next...
+#define OPTION_WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+// --config, into the field `config`
+#define OPT_CONFIG                                                                                 \
+    OPTION_ROW("config", OPTION_FILE, offsetof(OPTIONS_OF, config), NULL, "FILE",                  \
+               "these options as JSON, with _ for -; a flag beats the file", 0, 0, NULL)
+#define OPT_END OPTION_ROW(NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL)
 
 struct option_set; // owns the strings it put into a config
 enum option_result {
@@ -38,7 +69,7 @@ enum option_result {
 };
 
 // Fills `config` (a struct of the program's own, which it zeroed) from defaults, then from the file
-// named by --config (where the table has an OPTION_STRING "config"), then from argv[1..]. Words
+// named by --config (where the table has OPT_CONFIG), then from argv[1..]. Words
 // that are not options are positional: at most max_positional, given back in ret_positional
 // (borrowed from argv; the rest NULL). `usage` is what --help prints behind the program's name;
 // further lines of it follow as they are. Strings of `config` live as long as the set; unless the

@@ -50,3 +50,12 @@ float rng_normal(struct rng *r)
     double radius = sqrt(-2.0 * log((double)rng_uniform(r)));
     return (float)(radius * cos(2.0 * M_PI * (double)rng_uniform(r)));
 }
+
+uint64_t rng_seed_of(uint64_t seed, int i)
+{
+    if (i == 0) return seed;
+    uint64_t z = seed + (uint64_t)i * 0x9E3779B97F4A7C15u; // splitmix64 (Steele et al. 2014)
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}

@@ -94,4 +94,8 @@ uint32_t rng_below(struct rng *r, uint32_t n); // uniform in 0..n-1, without bia
 float rng_uniform(struct rng *r);              // open (0, 1)
 float rng_normal(struct rng *r);               // mean 0, variance 1 (Box-Muller)
 
+// The seed of the i-th of several prompts that are given one seed together; the first has that seed
+// itself, so that a prompt alone gets the same tokens however it is asked for.
+uint64_t rng_seed_of(uint64_t seed, int i);
+
 #endif

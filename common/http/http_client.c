@@ -1,10 +1,9 @@
-/* http_client.c: HTTP/1.1 to the daemon over its Unix socket.
+/* http_client.c: HTTP/1.1 requests in flight, of one thread.
  *
- * One libcurl easy handle driven through a multi handle of its own, although there is never more
- * than one transfer: only the multi interface hands control back every 100 ms, which is when
- * deadlines, the gap between bytes and the daemon's life are looked at. The multi handle keeps the
- * connection. Used by one thread. Error sentences of a failing line function are kept: nothing
- * after it records another. */
+ * Every request is a libcurl easy handle in the client's multi handle, which keeps the connections.
+ * http_poll() is the one place where anything happens: bytes move, lines are handed over, and every
+ * 100 ms deadlines, gaps between bytes and the server's life are looked at. A request that has
+ * ended keeps its status with its sentence, which others would overwrite, until it is finished. */
 #include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
@@ -16,24 +15,27 @@
 #include <sys/un.h>
 
 #define SLICE_MS        100
-#define MAX_BODY_BYTES  (256u << 20) // of a whole answer, and of one line of a longer one
-#define MAX_ERROR_BYTES 65536        // of an answer that says what went wrong
+#define MAX_BODY_BYTES  (256u << 20) // of a whole response, and of one line of a longer one
+#define MAX_ERROR_BYTES 65536        // of a response that says what went wrong
 
 struct http_client {
-    char socket[sizeof(((struct sockaddr_un *)0)->sun_path)];
-    CURL *easy;
+    char *server;
     CURLM *multi;
     struct curl_slist *headers;
+    struct http_request *requests; // all that are not finished
 };
 
-struct transfer {
+struct http_request {
+    struct http_request *next;
     struct http_client *client;
-    const char *method, *path;
-    struct bytes body; // the answer; of NDJSON the line that is not whole yet
-    http_line_fn on_line;
-    void *context;
-    enum status failed; // of on_line or of a limit; its sentence is recorded
-    int64_t last_byte_ns;
+    struct http_call call; // without its body; server and path are owned
+    CURL *easy;
+    char *text;        // of a POST's body
+    struct bytes body; // the response; of NDJSON the line that is not whole yet
+    int64_t deadline, last_byte_ns, asked_ns;
+    bool ended;
+    enum status status; // the first failure
+    char *sentence;     // of it
 };
 
 static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
@@ -44,32 +46,37 @@ static void curl_start(void)
     curl_ready = curl_global_init(CURL_GLOBAL_DEFAULT);
 }
 
-enum status http_client_new(const char *socket_path, struct http_client **ret)
+static bool is_url(const char *server)
 {
+    return strncmp(server, "http://", strlen("http://")) == 0;
+}
+
+static enum status check_server(const char *server)
+{
+    const size_t len = strlen(server), max = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
+    if (is_url(server) || (len > 0 && len <= max)) return ST_OK;
+    return status_fail(ST_INVALID, "socket path \"%s\" has %zu characters; 1 to %zu are possible",
+                       server, len, max);
+}
+
+enum status http_client_new(const char *server, struct http_client **ret)
+{
+    enum status st;
+    struct http_client *c = NULL;
     pthread_once(&curl_once, curl_start);
     if (curl_ready != CURLE_OK)
         return status_fail(ST_NO_MEMORY, "libcurl does not start: %s",
                            curl_easy_strerror(curl_ready));
-    struct http_client *c = calloc(1, sizeof *c);
-    if (!c) return status_fail(ST_NO_MEMORY, "no memory for an HTTP client");
-    enum status st = ST_OK;
-    size_t len = strlen(socket_path);
-    if (len == 0 || len >= sizeof c->socket) {
-        st = status_fail(ST_INVALID, "socket path \"%s\" has %zu characters; 1 to %zu are possible",
-                         socket_path, len, sizeof c->socket - 1);
-        goto out;
-    }
-    memcpy(c->socket, socket_path, len + 1);
-    c->easy = curl_easy_init();
-    c->multi = curl_multi_init();
-    c->headers = curl_slist_append(NULL, "Content-Type: application/json");
+    CHECK(check_server(server));
+    c = calloc(1, sizeof *c);
+    struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json");
     // No "Expect: 100-continue": it costs a round trip, or a second where it is not answered.
-    struct curl_slist *more = c->headers ? curl_slist_append(c->headers, "Expect:") : NULL;
-    if (!c->easy || !c->multi || !more) {
+    if (!c || !(c->headers = headers) || !curl_slist_append(headers, "Expect:") ||
+        !(c->server = strdup(server)) || !(c->multi = curl_multi_init())) {
+        if (!c) curl_slist_free_all(headers);
         st = status_fail(ST_NO_MEMORY, "no memory for an HTTP client");
         goto out;
     }
-    c->headers = more;
     *ret = c;
     c = NULL;
 out:
@@ -80,230 +87,323 @@ out:
 void http_client_free(struct http_client *c)
 {
     if (!c) return;
-    if (c->easy) curl_easy_cleanup(c->easy);
+    while (c->requests) http_cancel(c->requests);
     if (c->multi) curl_multi_cleanup(c->multi);
     curl_slist_free_all(c->headers);
+    free(c->server);
     free(c);
 }
 
 // ---- what arrives -------------------------------------------------------------------------------
 
-// Hands over the whole lines of t->body and keeps the rest. New bytes begin at `from`.
-static void hand_over_lines(struct transfer *t, size_t from)
+// Keeps the sentence that was just recorded.
+static void fail(struct http_request *r, enum status st)
 {
-    char *data = t->body.data;
-    size_t start = 0, len = t->body.len;
-    while (t->failed == ST_OK && from < len) {
+    if (st == ST_OK || r->status != ST_OK) return;
+    r->status = st;
+    r->sentence = strdup(status_message());
+}
+
+static const char *method(const struct http_request *r)
+{
+    return r->call.post ? "POST" : "GET";
+}
+
+// Hands over the whole lines of the body and keeps the rest. New bytes begin at `from`.
+static void hand_over_lines(struct http_request *r, size_t from)
+{
+    char *data = r->body.data;
+    size_t start = 0, len = r->body.len;
+    while (r->status == ST_OK && from < len) {
         char *end = memchr(data + from, '\n', len - from);
         if (!end) break;
         size_t n = (size_t)(end - data) - start;
-        if (n > 0) t->failed = t->on_line(t->context, data + start, n);
+        if (n > 0) fail(r, r->call.on_line(r->call.context, data + start, n));
         start = from = (size_t)(end - data) + 1;
     }
     if (start > 0) {
         memmove(data, data + start, len - start);
-        t->body.len = len - start;
+        r->body.len = len - start;
     }
 }
 
 static size_t on_data(char *data, size_t size, size_t n, void *argument)
 {
-    struct transfer *t = argument;
-    size_t len = size * n, from = t->body.len;
+    struct http_request *r = argument;
+    size_t len = size * n, from = r->body.len;
     long code = 0;
-    curl_easy_getinfo(t->client->easy, CURLINFO_RESPONSE_CODE, &code);
-    bool success = code / 100 == 2;
-    t->last_byte_ns = clock_now_ns();
-    if (!success) { // the first part of it is enough to say why
+    curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &code);
+    r->last_byte_ns = clock_now_ns();
+    if (code / 100 != 2) { // the first part of it is enough to say why
         size_t room = from < MAX_ERROR_BYTES ? MAX_ERROR_BYTES - from : 0;
-        bytes_append(&t->body, data, len < room ? len : room);
+        bytes_append(&r->body, data, len < room ? len : room);
     } else if (from + len > MAX_BODY_BYTES) {
-        t->failed = status_fail(ST_FORMAT, "%s %s: the answer%s is longer than %u MiB", t->method,
-                                t->path, t->on_line ? "'s line" : "", MAX_BODY_BYTES >> 20);
+        fail(r, status_fail(ST_FORMAT, "%s %s: the response%s is longer than %u MiB", method(r),
+                            r->call.path, r->call.on_line ? "'s line" : "", MAX_BODY_BYTES >> 20));
     } else {
-        bytes_append(&t->body, data, len);
-        if (t->on_line && !t->body.failed) hand_over_lines(t, from);
+        bytes_append(&r->body, data, len);
+        if (r->call.on_line && !r->body.failed) hand_over_lines(r, from);
     }
-    if (t->failed == ST_OK) t->failed = bytes_status(&t->body);
-    return t->failed == ST_OK ? len : CURL_WRITEFUNC_ERROR;
+    fail(r, bytes_status(&r->body));
+    return r->status == ST_OK ? len : CURL_WRITEFUNC_ERROR;
 }
 
-// ---- one transfer -------------------------------------------------------------------------------
+// ---- how a request ends -------------------------------------------------------------------------
 
-static enum status transfer_error(const struct transfer *t, CURLcode code)
+static enum status transfer_error(const struct http_request *r, CURLcode code)
 {
-    const char *what = curl_easy_strerror(code);
+    const char *what = curl_easy_strerror(code), *path = r->call.path, *server = r->call.server;
     switch (code) {
+    case CURLE_OK:
+        return ST_OK;
     case CURLE_COULDNT_CONNECT:
         return status_fail(ST_PEER_GONE,
-                           "%s %s: nobody answers on socket %s: the daemon is not running; start "
+                           "%s %s: nobody answers on %s%s: the server is not running; start "
                            "cw-infer-server",
-                           t->method, t->path, t->client->socket);
+                           method(r), path, is_url(server) ? "" : "socket ", server);
     case CURLE_GOT_NOTHING:
     case CURLE_RECV_ERROR:
     case CURLE_SEND_ERROR:
     case CURLE_PARTIAL_FILE:
-        return status_fail(ST_PEER_GONE, "%s %s: the daemon closed the connection on %s (%s)",
-                           t->method, t->path, t->client->socket, what);
+        return status_fail(ST_PEER_GONE, "%s %s: the server closed the connection on %s (%s)",
+                           method(r), path, server, what);
     case CURLE_OUT_OF_MEMORY:
-        return status_fail(ST_NO_MEMORY, "%s %s: %s", t->method, t->path, what);
+        return status_fail(ST_NO_MEMORY, "%s %s: %s", method(r), path, what);
     default:
-        return status_fail(ST_IO, "%s %s over %s: %s", t->method, t->path, t->client->socket, what);
+        return status_fail(ST_IO, "%s %s over %s: %s", method(r), path, server, what);
     }
 }
 
-// Drives the transfer to its end or to the first reason to stop.
-static enum status drive(struct transfer *t, int timeout_ms, int idle_timeout_ms,
-                         enum status (*alive)(void *), void *context)
-{
-    CURLM *multi = t->client->multi;
-    int64_t deadline = timeout_ms > 0 ? clock_deadline_ns(timeout_ms) : INT64_MAX;
-    int64_t asked = clock_now_ns();
-    for (;;) {
-        int running = 0, left;
-        CURLMcode error = curl_multi_perform(multi, &running);
-        if (t->failed != ST_OK) return t->failed;
-        if (error != CURLM_OK)
-            return status_fail(ST_IO, "%s %s: %s", t->method, t->path, curl_multi_strerror(error));
-        CURLMsg *message;
-        while ((message = curl_multi_info_read(multi, &left)))
-            if (message->msg == CURLMSG_DONE)
-                return message->data.result == CURLE_OK ? ST_OK
-                                                        : transfer_error(t, message->data.result);
-        if (clock_now_ns() >= deadline)
-            return status_fail(ST_TIMEOUT, "%s %s: no whole answer within %d ms", t->method,
-                               t->path, timeout_ms);
-        if (idle_timeout_ms > 0 && clock_ms_since(t->last_byte_ns) >= idle_timeout_ms)
-            return status_fail(ST_TIMEOUT, "%s %s: nothing arrived for %d ms", t->method, t->path,
-                               idle_timeout_ms);
-        if (alive && clock_ms_since(asked) >= SLICE_MS) {
-            asked = clock_now_ns();
-            enum status st = alive(context);
-            if (st != ST_OK) return st;
-        }
-        int left_ms = deadline == INT64_MAX ? SLICE_MS : clock_ms_until(deadline);
-        curl_multi_poll(multi, NULL, 0, left_ms < SLICE_MS ? left_ms : SLICE_MS, NULL);
-    }
-}
-
-// The sentence out of {"error": {"message": ...}} or {"error": ...}, else the answer's beginning.
-static enum status answer_error(const struct transfer *t, long code)
+// The sentence out of {"error": {"message": ...}} or {"error": ...}, else the response's beginning.
+static enum status refusal(const struct http_request *r, long code)
 {
     enum status st = code == 429 || code == 503 ? ST_BUSY : code / 100 == 4 ? ST_INVALID : ST_IO;
-    json_t *json = json_loadb(bytes_text(&t->body), t->body.len, 0, NULL);
+    json_t *json = json_loadb(bytes_text(&r->body), r->body.len, 0, NULL);
     const json_t *error = json_object_get(json, "error");
     const char *sentence =
         json_string_value(json_is_object(error) ? json_object_get(error, "message") : error);
     if (sentence)
-        status_fail(st, "%s %s: %ld: %s", t->method, t->path, code, sentence);
+        status_fail(st, "%s %s: %ld: %s", method(r), r->call.path, code, sentence);
     else
-        status_fail(st, "%s %s: %ld: %.200s", t->method, t->path, code, bytes_text(&t->body));
+        status_fail(st, "%s %s: %ld: %.200s", method(r), r->call.path, code, bytes_text(&r->body));
     json_decref(json);
     return st;
 }
 
-struct limits {
-    int timeout_ms, idle_timeout_ms;
-    enum status (*alive)(void *context);
-};
-
-// t: client, method, path, on_line and context are set; its body is the caller's to release. A POST
-// without a body sends {}.
-static enum status perform(struct transfer *t, const json_t *post, const struct limits *limits)
+// It is out of libcurl's hands; one that was not over closes its connection.
+static void end(struct http_request *r)
 {
-    struct http_client *c = t->client;
-    struct bytes url = BYTES_INIT;
-    char *text = NULL;
-    long code = 0;
-    enum status st;
-    t->last_byte_ns = clock_now_ns();
-    bytes_printf(&url, "http://localhost%s", t->path);
-    CHECK(bytes_status(&url));
+    if (!r->ended) curl_multi_remove_handle(r->client->multi, r->easy);
+    r->ended = true;
+}
 
-    curl_easy_reset(c->easy); // options only; the connection stays
-    curl_easy_setopt(c->easy, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(c->easy, CURLOPT_UNIX_SOCKET_PATH, c->socket);
-    curl_easy_setopt(c->easy, CURLOPT_URL, bytes_text(&url));
-    curl_easy_setopt(c->easy, CURLOPT_PROXY, "");
-    curl_easy_setopt(c->easy, CURLOPT_WRITEFUNCTION, on_data);
-    curl_easy_setopt(c->easy, CURLOPT_WRITEDATA, t);
-    if (strcmp(t->method, "POST") == 0) {
-        text = post ? json_dumps(post, JSON_COMPACT) : strdup("{}");
-        if (!text) {
-            st = status_fail(ST_INVALID, "POST %s: the body cannot be written as JSON", t->path);
-            goto out;
-        }
-        curl_easy_setopt(c->easy, CURLOPT_HTTPHEADER, c->headers);
-        curl_easy_setopt(c->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(text));
-        curl_easy_setopt(c->easy, CURLOPT_POSTFIELDS, text);
-    }
-    CURLMcode error = curl_multi_add_handle(c->multi, c->easy);
-    if (error != CURLM_OK) {
-        st = status_fail(ST_IO, "%s %s: %s", t->method, t->path, curl_multi_strerror(error));
-        goto out;
-    }
-    st = drive(t, limits->timeout_ms, limits->idle_timeout_ms, limits->alive, t->context);
-    curl_easy_getinfo(c->easy, CURLINFO_RESPONSE_CODE, &code);
-    curl_multi_remove_handle(c->multi,
-                             c->easy); // a transfer that is not over: closes the connection
-    if (st == ST_OK && code / 100 != 2)
-        st = answer_error(t, code);
-    else if (st == ST_OK && t->on_line && t->body.len > 0) // a last line without its newline
-        st = t->on_line(t->context, t->body.data, t->body.len);
+// libcurl is through with it.
+static void complete(struct http_request *r, CURLcode result)
+{
+    long code = 0;
+    curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &code);
+    end(r);
+    if (r->status != ST_OK) return; // a line's, or a limit's
+    fail(r, transfer_error(r, result));
+    if (r->status == ST_OK && code / 100 != 2) fail(r, refusal(r, code));
+    if (r->status == ST_OK && r->call.on_line && r->body.len > 0) // a last line without its newline
+        fail(r, r->call.on_line(r->call.context, r->body.data, r->body.len));
+}
+
+// A reason to stop that is not libcurl's.
+static enum status check_limits(struct http_request *r, int64_t now)
+{
+    const struct http_call *call = &r->call;
+    if (now >= r->deadline)
+        return status_fail(ST_TIMEOUT, "%s %s: no whole response within %d ms", method(r),
+                           call->path, call->timeout_ms);
+    if (call->idle_timeout_ms > 0 && now - r->last_byte_ns >= call->idle_timeout_ms * NS_PER_MS)
+        return status_fail(ST_TIMEOUT, "%s %s: nothing arrived for %d ms", method(r), call->path,
+                           call->idle_timeout_ms);
+    if (!call->alive || now - r->asked_ns < SLICE_MS * NS_PER_MS) return ST_OK;
+    r->asked_ns = now;
+    return call->alive(call->context);
+}
+
+// ---- requests in flight -------------------------------------------------------------------------
+
+static enum status prepare(struct http_request *r, const struct http_call *call, const char *server)
+{
+    enum status st;
+    CHECK(check_server(server));
+    r->call = *call;
+    r->call.body = NULL;
+    r->call.server = strdup(server);
+    r->call.path = strdup(call->path);
+    r->easy = curl_easy_init();
+    if (!r->call.server || !r->call.path || !r->easy)
+        return status_fail(ST_NO_MEMORY, "no memory for an HTTP request");
+    if (!call->post) return ST_OK;
+    r->text = call->body ? json_dumps(call->body, JSON_COMPACT) : strdup("{}");
+    if (!r->text)
+        st = status_fail(ST_INVALID, "POST %s: the body cannot be written as JSON", call->path);
 out:
-    free(text);
+    return st;
+}
+
+static enum status start(struct http_request *r)
+{
+    struct bytes url = BYTES_INIT;
+    const bool tcp = is_url(r->call.server);
+    bytes_printf(&url, "%s%s", tcp ? r->call.server : "http://localhost", r->call.path);
+    enum status st = bytes_status(&url);
+    if (st != ST_OK) goto out;
+    if (!tcp) curl_easy_setopt(r->easy, CURLOPT_UNIX_SOCKET_PATH, r->call.server);
+    curl_easy_setopt(r->easy, CURLOPT_URL, bytes_text(&url));
+    curl_easy_setopt(r->easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(r->easy, CURLOPT_PROXY, "");
+    curl_easy_setopt(r->easy, CURLOPT_PRIVATE, (void *)r);
+    curl_easy_setopt(r->easy, CURLOPT_WRITEFUNCTION, on_data);
+    curl_easy_setopt(r->easy, CURLOPT_WRITEDATA, r);
+    if (r->text) {
+        curl_easy_setopt(r->easy, CURLOPT_HTTPHEADER, r->client->headers);
+        curl_easy_setopt(r->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(r->text));
+        curl_easy_setopt(r->easy, CURLOPT_POSTFIELDS, r->text);
+    }
+    r->last_byte_ns = r->asked_ns = clock_now_ns();
+    r->deadline = r->call.timeout_ms > 0 ? clock_deadline_ns(r->call.timeout_ms) : INT64_MAX;
+    CURLMcode error = curl_multi_add_handle(r->client->multi, r->easy);
+    if (error != CURLM_OK)
+        st = status_fail(ST_IO, "%s %s: %s", method(r), r->call.path, curl_multi_strerror(error));
+out:
     bytes_release(&url);
     return st;
 }
 
-// ---- calls --------------------------------------------------------------------------------------
+enum status http_submit(struct http_client *c, const struct http_call *call,
+                        struct http_request **ret)
+{
+    struct http_request *r = calloc(1, sizeof *r);
+    if (!r) return status_fail(ST_NO_MEMORY, "no memory for an HTTP request");
+    r->client = c;
+    r->next = c->requests;
+    c->requests = r;
+    enum status st = prepare(r, call, call->server ? call->server : c->server);
+    if (st == ST_OK) st = start(r);
+    if (st == ST_OK)
+        *ret = r;
+    else
+        http_cancel(r);
+    return st;
+}
+
+void http_cancel(struct http_request *r)
+{
+    if (!r) return;
+    struct http_request **link = &r->client->requests;
+    while (*link != r) link = &(*link)->next;
+    *link = r->next;
+    if (r->easy) end(r);
+    curl_easy_cleanup(r->easy);
+    bytes_release(&r->body);
+    free(r->text);
+    free((char *)r->call.server);
+    free((char *)r->call.path);
+    free(r->sentence);
+    free(r);
+}
+
+// Moves what can be moved without waiting. True where a request ended.
+static bool drive(struct http_client *c)
+{
+    int running = 0, more;
+    bool any = false;
+    const CURLMcode error = curl_multi_perform(c->multi, &running);
+    for (CURLMsg *message; (message = curl_multi_info_read(c->multi, &more));) {
+        struct http_request *r = NULL;
+        curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, (char **)&r);
+        if (message->msg == CURLMSG_DONE) complete(r, message->data.result);
+        any = true;
+    }
+    const int64_t now = clock_now_ns();
+    for (struct http_request *r = c->requests; r; r = r->next) {
+        if (r->ended) continue;
+        fail(r, error == CURLM_OK ? check_limits(r, now)
+                                  : status_fail(ST_IO, "%s %s: %s", method(r), r->call.path,
+                                                curl_multi_strerror(error)));
+        if (r->status == ST_OK) continue;
+        end(r);
+        any = true;
+    }
+    return any;
+}
+
+// Milliseconds to wait for bytes: until the next limit is to be looked at.
+static int slice_ms(const struct http_client *c, int64_t until)
+{
+    int ms = clock_ms_until(until);
+    for (const struct http_request *r = c->requests; r; r = r->next)
+        if (!r->ended && r->deadline < until && clock_ms_until(r->deadline) < ms)
+            ms = clock_ms_until(r->deadline);
+    return ms < SLICE_MS ? ms : SLICE_MS;
+}
+
+void http_poll(struct http_client *c, int ms)
+{
+    const int64_t until = clock_deadline_ns(ms);
+    while (!drive(c) && clock_now_ns() < until)
+        curl_multi_poll(c->multi, NULL, 0, slice_ms(c, until), NULL);
+}
+
+bool http_ended(const struct http_request *r)
+{
+    return r->ended;
+}
+
+enum status http_finish(struct http_request *r, struct bytes *ret_body)
+{
+    while (!r->ended) http_poll(r->client, SLICE_MS);
+    const enum status st = r->status;
+    if (st != ST_OK) {
+        status_fail(st, "%s", r->sentence ? r->sentence : status_words(st));
+    } else if (ret_body) {
+        bytes_release(ret_body);
+        *ret_body = r->body;
+        r->body = (struct bytes)BYTES_INIT;
+    }
+    http_cancel(r);
+    return st;
+}
+
+// ---- one request from beginning to end ----------------------------------------------------------
+
+enum status http_perform(struct http_client *c, const struct http_call *call,
+                         struct bytes *ret_body)
+{
+    struct http_request *r = NULL;
+    enum status st = http_submit(c, call, &r);
+    return st == ST_OK ? http_finish(r, ret_body) : st;
+}
 
 enum status http_get(struct http_client *c, const char *path, int timeout_ms,
                      struct bytes *ret_body)
 {
-    struct transfer t = {.client = c, .method = "GET", .path = path, .body = BYTES_INIT};
-    enum status st = perform(&t, NULL, &(struct limits){.timeout_ms = timeout_ms});
-    if (st == ST_OK) {
-        bytes_release(ret_body);
-        *ret_body = t.body;
-    } else {
-        bytes_release(&t.body);
-    }
-    return st;
+    return http_perform(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret_body);
 }
 
-static enum status call_json(struct http_client *c, const char *method, const char *path,
-                             const json_t *body, int timeout_ms, json_t **ret)
+static enum status perform_json(struct http_client *c, const struct http_call *call, json_t **ret)
 {
-    struct transfer t = {.client = c, .method = method, .path = path, .body = BYTES_INIT};
-    enum status st = perform(&t, body, &(struct limits){.timeout_ms = timeout_ms});
-    if (st == ST_OK && ret) st = json_parse(path, bytes_text(&t.body), t.body.len, ret);
-    bytes_release(&t.body);
+    struct bytes body = BYTES_INIT;
+    enum status st = http_perform(c, call, &body);
+    if (st == ST_OK && ret) st = json_parse(call->path, bytes_text(&body), body.len, ret);
+    bytes_release(&body);
     return st;
 }
 
 enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret)
 {
-    return call_json(c, "GET", path, NULL, timeout_ms, ret);
+    return perform_json(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret);
 }
 
 enum status http_post_json(struct http_client *c, const char *path, const json_t *body,
                            int timeout_ms, json_t **ret)
 {
-    return call_json(c, "POST", path, body, timeout_ms, ret);
-}
-
-enum status http_post_lines(struct http_client *c, const char *path, const json_t *body,
-                            int timeout_ms, int idle_timeout_ms, http_line_fn on_line,
-                            enum status (*alive)(void *context), void *context)
-{
-    struct transfer t = {.client = c,
-                         .method = "POST",
-                         .path = path,
-                         .body = BYTES_INIT,
-                         .on_line = on_line,
-                         .context = context};
-    enum status st = perform(&t, body, &(struct limits){timeout_ms, idle_timeout_ms, alive});
-    bytes_release(&t.body);
-    return st;
+    const struct http_call call = {
+        .path = path, .post = true, .body = body, .timeout_ms = timeout_ms};
+    return perform_json(c, &call, ret);
 }

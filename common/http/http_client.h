@@ -1,7 +1,9 @@
-/* http_client.h: HTTP/1.1 to the daemon over its Unix socket (libcurl). One thread a client; the
- * connection is kept. Every call has a deadline. A refused or broken connection is ST_PEER_GONE;
- * an answer other than 2xx is an error whose sentence is the server's own ("error": {"message"}),
- * with 429 and 503 as ST_BUSY, 4xx as ST_INVALID, others as ST_IO. */
+/* http_client.h: HTTP/1.1 to servers over Unix sockets and TCP (libcurl), any number of requests in
+ * flight. One thread a client; connections are kept and used again.
+ *
+ * An error names its request. A refused or broken connection is ST_PEER_GONE; a response other than
+ * 2xx is an error whose sentence is the server's own ("error": {"message"}), with 429 and 503 as
+ * ST_BUSY, 4xx as ST_INVALID, others as ST_IO. */
 #ifndef COMMON_HTTP_HTTP_CLIENT_H
 #define COMMON_HTTP_HTTP_CLIENT_H
 
@@ -9,23 +11,47 @@
 #include <jansson.h>
 
 struct http_client;
+struct http_request; // in flight, or ended and not yet finished
 
-enum status http_client_new(const char *socket_path, struct http_client **ret);
-void http_client_free(struct http_client *c);
+// server: a Unix socket's path, or "http://HOST:PORT". ST_INVALID: longer than a socket's can be.
+enum status http_client_new(const char *server, struct http_client **ret);
+void http_client_free(struct http_client *c); // cancels what is in flight
+
+// One line of an NDJSON response, as it arrives and without its newline. Its failure ends the
+// request and is its result. Neither it nor alive() may use the same client.
+typedef enum status (*http_line_fn)(void *context, const char *line, size_t len);
+
+struct http_call { // all borrowed until http_submit() returns, the context until the request ends
+    const char *server; // NULL: the client's
+    const char *path;
+    bool post;
+    const json_t *body;                  // of a POST; NULL: {}
+    int timeout_ms;                      // of the whole; 0: none
+    int idle_timeout_ms;                 // longest gap between bytes; 0: none
+    http_line_fn on_line;                // NULL: the whole body is http_finish()'s
+    enum status (*alive)(void *context); // asked every 100 ms; its failure ends the request
+    void *context;
+};
+
+// Puts a request in flight. What happens to it then happens inside http_poll() and http_finish().
+enum status http_submit(struct http_client *c, const struct http_call *call,
+                        struct http_request **ret);
+// Drives everything in flight until one request ends, or for `ms`.
+void http_poll(struct http_client *c, int ms);
+bool http_ended(const struct http_request *r);
+// Drives until this one has ended, gives its result, and frees it. ret_body: NULL, or an
+// initialised buffer whose content the body replaces.
+enum status http_finish(struct http_request *r, struct bytes *ret_body);
+// Frees it, ended or not; one that is not over closes its connection. NULL is fine.
+void http_cancel(struct http_request *r);
+
+// One request from beginning to end.
+enum status http_perform(struct http_client *c, const struct http_call *call,
+                         struct bytes *ret_body);
 enum status http_get(struct http_client *c, const char *path, int timeout_ms,
                      struct bytes *ret_body);
 enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret);
 enum status http_post_json(struct http_client *c, const char *path, const json_t *body,
                            int timeout_ms, json_t **ret); // body NULL: {}; ret may be NULL
-
-// POSTs and hands over each line of an NDJSON answer as it arrives (without the newline). The line
-// function's failure ends the transfer and is returned. idle_timeout_ms: longest gap between bytes;
-// timeout_ms: whole call (0: none). alive(), if given, is asked every 100 ms or so, and its failure
-// ends the call too (a daemon that was killed must be noticed within 2 s). Neither function may use
-// the same client.
-typedef enum status (*http_line_fn)(void *context, const char *line, size_t len);
-enum status http_post_lines(struct http_client *c, const char *path, const json_t *body,
-                            int timeout_ms, int idle_timeout_ms, http_line_fn on_line,
-                            enum status (*alive)(void *context), void *context);
 
 #endif

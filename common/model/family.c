@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-// ---- keys that several families share
-// ------------------------------------------------------------ A sliding window in the layers that
-// "layer_types" calls sliding_attention, else in those from first_layer on that `chosen` picks.
+// ---- keys that several families share -----------------------------------------------------------
+// A sliding window in the layers that "layer_types" calls sliding_attention, else in those from
+// first_layer on that `chosen` picks.
 static enum status read_windows(const char *where, const json_t *json, int window, int first_layer,
                                 int every, struct model_config *c)
 {
@@ -175,8 +175,7 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     return st == ST_OK ? read_windows(where, json, 0, 0, 1, c) : st;
 }
 
-// ---- names
-// -----------------------------------------------------------------------------------------
+// ---- names --------------------------------------------------------------------------------------
 #define LAYER "model.layers.%d."
 #define ATTN  LAYER "self_attn."
 
@@ -195,8 +194,7 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
         GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
 
-// ---- the table
-// -------------------------------------------------------------------------------------
+// ---- the table ----------------------------------------------------------------------------------
 static const struct family families[] = {
     {.model_type = "qwen2",
      .architecture = "Qwen2ForCausalLM",

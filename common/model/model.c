@@ -19,9 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- captured decode steps
-// ----------------------------------------------------------------------------- Shapes are rounded
-// up so that few graphs serve all: rows to these steps, contexts to powers of two.
+// ---- captured decode steps ----------------------------------------------------------------------
+// Shapes are rounded up so that few graphs serve all: rows to these steps, contexts to powers of
+// two.
 static int round_rows(int n)
 {
     if (n <= 2) return n;
@@ -44,8 +44,7 @@ int model_decode_padding(const struct model *m, int n)
     return m->graphs && rows <= m->max_rows ? rows : n;
 }
 
-// ---- a model
-// -------------------------------------------------------------------------------------------
+// ---- a model ------------------------------------------------------------------------------------
 static void routing_parts(const struct layer_config *l, size_t base, size_t t,
                           struct device_part ret[5])
 {
@@ -194,8 +193,7 @@ void model_free(struct model *m)
     free(m);
 }
 
-// ---- shapes
-// ------------------------------------------------------------------------------------------
+// ---- shapes -------------------------------------------------------------------------------------
 struct norm_shape model_norm_shape(const struct model *m, int rows)
 {
     const struct model_config *c = m->config;
@@ -235,8 +233,7 @@ bool model_keeps_router_logits(const struct layer_config *l)
     return l->moe.n_experts > 0 && !(l->moe.scoring == MOE_SOFTMAX && l->moe.norm_topk);
 }
 
-// ---- the forward pass
-// ------------------------------------------------------------------------------------------
+// ---- the forward pass ---------------------------------------------------------------------------
 // y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y]
 struct linear {
     const void *w, *bias;
@@ -512,8 +509,7 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
     return settled;
 }
 
-// ---- the tape
-// ------------------------------------------------------------------------------------------
+// ---- the tape -----------------------------------------------------------------------------------
 #define N_TAPE 24
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
@@ -590,16 +586,7 @@ size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_toke
     return lay_out(config, dt, (size_t)max_tokens, recompute, NULL);
 }
 
-enum status recompute_from_name(const char *name, enum recompute *ret)
-{
-    static const char *const names[] = {[RECOMPUTE_NONE] = "none", [RECOMPUTE_LAYER] = "layer"};
-    for (int i = 0; i < 2; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *ret = (enum recompute)i;
-            return ST_OK;
-        }
-    return status_fail(ST_INVALID, "--recompute \"%s\" is none of none, layer", name);
-}
+const char *const recompute_names[] = {"none", "layer", NULL};
 
 enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,
                      struct tape **ret)

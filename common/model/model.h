@@ -113,7 +113,7 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
 // What to pad a decode batch of n rows to (n itself where nothing is captured).
 int model_decode_padding(const struct model *m, int n);
 
-enum status recompute_from_name(const char *name, enum recompute *ret); // "none", "layer"
+extern const char *const recompute_names[];
 enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,
                      struct tape **ret);
 void tape_free(struct device *dev, struct tape *tape);

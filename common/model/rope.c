@@ -174,8 +174,7 @@ out:
     return st;
 }
 
-// ---- the table
-// -----------------------------------------------------------------------------------
+// ---- the table ----------------------------------------------------------------------------------
 static double llama3_frequency(const struct rope_config *r, double f)
 {
     // long waves are stretched by `factor`, short ones kept, those between blended

@@ -348,8 +348,7 @@ const json_t *safetensors_metadata(const struct safetensors *set)
     return set->metadata;
 }
 
-// ---- writing
-// -----------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 static size_t source_bytes(const struct safetensors_source *s)
 {
     size_t n = dtype_size(s->dt);

@@ -18,9 +18,8 @@
 #define ALIGN_ELEMENTS   128
 #define STAGING_ELEMENTS ((int64_t)4 << 20)
 
-// ---- the roles
-// --------------------------------------------------------------------------------------- Sizes
-// that shapes are made of.
+// ---- the roles ----------------------------------------------------------------------------------
+// Sizes that shapes are made of.
 enum size {
     SIZE_NONE,
     SIZE_HIDDEN,
@@ -153,8 +152,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .when = IF_HEAD_BIAS, .rows = SIZE_VOCAB},
 };
 
-// ---- the plan
-// ----------------------------------------------------------------------------------------
+// ---- the plan -----------------------------------------------------------------------------------
 static int count_names(const char *pattern)
 {
     int n = 1;
@@ -316,8 +314,7 @@ void weights_layout_hash(const struct weights *w, char ret[65])
     bytes_release(&text);
 }
 
-// ---- host and device
-// -----------------------------------------------------------------------------------
+// ---- host and device ----------------------------------------------------------------------------
 static void *device_address(const struct weights *w, int64_t element)
 {
     return (char *)w->base + (size_t)element * dtype_size(w->dt);
@@ -365,8 +362,7 @@ static enum status copy_tensor_in(const struct weights *w, struct device *dev,
     return ST_OK;
 }
 
-// ---- loading
-// -------------------------------------------------------------------------------------------
+// ---- loading ------------------------------------------------------------------------------------
 // Tensors of published folders that carry no weights of ours.
 static bool ignorable(const struct weights *w, const char *name)
 {
@@ -517,8 +513,7 @@ out:
     return st;
 }
 
-// ---- saving
-// --------------------------------------------------------------------------------------------
+// ---- saving -------------------------------------------------------------------------------------
 struct save {
     const struct weights *w;
     struct device *dev;

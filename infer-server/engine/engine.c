@@ -28,16 +28,7 @@ static void wake(struct engine *e)
 
 // ---- life --------------------------------------------------------------------------------------
 
-static enum status read_policy(const char *name, enum kv_policy *ret)
-{
-    static const char *const names[] = {"keep", "recompute", "drain"};
-    for (int i = 0; i < 3; i++) {
-        if (name && strcmp(name, names[i]) != 0) continue;
-        *ret = (enum kv_policy)i;
-        return ST_OK;
-    }
-    return status_fail(ST_INVALID, "the KV policy \"%s\" is none of keep, recompute, drain", name);
-}
+const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
 
 static enum status check_choice(const struct engine_options *o, struct speculative_choice choice,
                                 const char *where)
@@ -134,7 +125,6 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&e->lock, NULL);
     CHECK(check_options(&e->options));
-    CHECK(read_policy(options->kv_policy, &e->policy));
     CHECK(model_config_load(options->model_folder, &e->config));
     if (options->draft_folder)
         CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,

@@ -21,6 +21,10 @@
 
 struct engine;
 
+// What a weight update does to the KV cache of requests in flight.
+enum kv_policy { KV_KEEP, KV_RECOMPUTE, KV_DRAIN };
+extern const char *const kv_policy_names[];
+
 struct engine_options {
     const char *model_folder; // borrowed for the engine's life
     const char *draft_folder; // of a draft model; NULL: none
@@ -35,8 +39,8 @@ struct engine_options {
     int max_queue;           // samples waiting beyond those running; more: ST_BUSY
     const char *bridge_path; // where to write the bridge file
     const char *socket_path; // stands in the bridge file
-    const char *kv_policy;   // "keep", "recompute", "drain": requests in flight at an update
-    bool prefix_cache_off;   // a request finds no blocks of another; samples of one still share
+    enum kv_policy kv_policy;
+    bool prefix_cache_off; // a request finds no blocks of another; samples of one still share
     struct speculative_choice speculative; // of requests that do not choose
     bool speculative_fixed;                // always as many drafts as there are, paying or not
     bool exact; // docs/numerics.md: the same bits whatever is drafted and batched; CPU only

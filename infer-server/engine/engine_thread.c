@@ -146,14 +146,15 @@ static void after_writer(struct engine *e, enum control_event event)
         log_warn("engine: the trainer is gone; its lease was revoked, the weights are whole");
     // A writer that was fenced off moves the number too: the weights are the same, but what was
     // computed under the old number must not pass for the new one's.
-    if (version != e->live.weight_version) take_version(e, e->policy == KV_RECOMPUTE);
+    if (version != e->live.weight_version) take_version(e, e->options.kv_policy == KV_RECOMPUTE);
 }
 
 static void serve_writer(struct engine *e)
 {
     struct control *control = weights_owner_control(e->owner);
     if (control_quiet_requested(control)) {
-        e->draining = e->policy == KV_DRAIN && !e->paused && executor_in_flight(e->executor) > 0;
+        e->draining =
+            e->options.kv_policy == KV_DRAIN && !e->paused && executor_in_flight(e->executor) > 0;
         if (e->draining) return;
         const int64_t start_ns = clock_now_ns();
         enum control_event event = control_grant_quiet(control);
@@ -205,7 +206,7 @@ static void reload(struct engine *e, struct command *c)
     if (st == ST_TORN)
         restore(e, message);
     else
-        take_version(e, st == ST_OK && e->policy != KV_KEEP);
+        take_version(e, st == ST_OK && e->options.kv_policy != KV_KEEP);
     if (st == ST_OK)
         log_info("engine: weights reloaded from %s%s%s, version %llu", c->folder,
                  c->draft_folder ? ", the draft model's from " : "",

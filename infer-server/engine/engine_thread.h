@@ -10,8 +10,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum kv_policy { KV_KEEP, KV_RECOMPUTE, KV_DRAIN };
-
 enum command_kind { COMMAND_RELOAD, COMMAND_FACTS };
 struct command {
     enum command_kind kind;
@@ -25,7 +23,6 @@ struct command {
 
 struct engine {
     struct engine_options options; // with defaults filled in
-    enum kv_policy policy;
     engine_event_fn on_event;
     void *context;
     struct model_config *config, *draft_config; // draft_config: NULL without a draft model

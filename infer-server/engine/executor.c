@@ -208,7 +208,8 @@ int executor_samples(const struct executor *x)
 // Of a KV block, in the draft model's pool too.
 static int64_t block_bytes(const struct executor *x)
 {
-    return x->kv.bytes_per_block + (x->draft_model ? draft_model_block_bytes(x->draft_model) : 0);
+    return kv_memory_block_bytes(x->config, x->kv.view.dt, x->kv.view.block_size) +
+           (x->draft_model ? draft_model_block_bytes(x->draft_model) : 0);
 }
 
 void executor_stats(const struct executor *x, struct engine_stats *stats)

@@ -6,6 +6,7 @@
  * memory that the system would otherwise use to cache files. */
 #include "infer-server/engine/kv_memory.h"
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_PERCENT 30.0
@@ -42,29 +43,29 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
                             int n_blocks)
 {
     enum status st = ST_OK;
-    const int64_t block_bytes = kv_memory_block_bytes(config, dt, block_size);
-    const size_t half = (size_t)n_blocks * (size_t)block_bytes / 2;
-    void *k = NULL, *v = NULL;
-    CHECK(device_alloc(dev, half, &k));
-    CHECK(device_alloc(dev, half, &v));
+    int64_t elements = 0; // of the keys
+    *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers};
+    m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
+    if (!m->layers) {
+        st = status_fail(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
+        goto out;
+    }
+    for (int l = 0; l < config->n_layers; l++) {
+        m->layers[l] = (struct kv_layer){elements, layer_kv_width(&config->layers[l])};
+        elements += (int64_t)n_blocks * block_size * m->layers[l].width;
+    }
+    const size_t half = (size_t)elements * dtype_size(dt);
+    m->view = (struct kv_view){
+        .layers = m->layers, .n_blocks = n_blocks, .block_size = block_size, .dt = dt};
+    CHECK(device_alloc(dev, half, &m->view.k));
+    CHECK(device_alloc(dev, half, &m->view.v));
     // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
     // zeros keep NaN out of such sums.
-    device_fill(dev, k, 0, half);
-    device_fill(dev, v, 0, half);
-    m->dev = dev;
-    m->view = (struct kv_view){.k = k,
-                               .v = v,
-                               .layer_stride =
-                                   (int64_t)n_blocks * block_size * layer_kv_width(config->layers),
-                               .n_blocks = n_blocks,
-                               .block_size = block_size,
-                               .dt = dt};
-    m->n_layers = config->n_layers;
-    m->bytes_per_block = block_bytes;
+    device_fill(dev, m->view.k, 0, half);
+    device_fill(dev, m->view.v, 0, half);
     return ST_OK;
 out:
-    device_release(dev, k);
-    device_release(dev, v);
+    kv_memory_release(m);
     return status_context(st, "KV cache");
 }
 
@@ -107,15 +108,21 @@ void kv_memory_release(struct kv_memory *m)
     if (!m->dev) return;
     device_release(m->dev, m->view.k);
     device_release(m->dev, m->view.v);
+    free(m->layers);
     memset(m, 0, sizeof *m);
 }
 
 void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
 {
-    const size_t layers = (size_t)m->n_layers, bytes = (size_t)m->bytes_per_block / 2 / layers;
-    const size_t pitch = (size_t)m->view.layer_stride * dtype_size(m->view.dt);
+    const struct kv_layer *layers = m->layers;
     char *halves[] = {m->view.k, m->view.v};
-    for (int i = 0; i < 2; i++)
-        device_copy_2d(m->dev, halves[i] + (size_t)to * bytes, pitch,
-                       halves[i] + (size_t)from * bytes, pitch, bytes, layers);
+    for (int l = 0, end; l < m->n_layers; l = end) { // layers of one width in one copy
+        for (end = l + 1; end < m->n_layers && layers[end].width == layers[l].width;) end++;
+        const size_t element = dtype_size(m->view.dt), at = (size_t)layers[l].offset * element;
+        const size_t bytes = (size_t)m->view.block_size * (size_t)layers[l].width * element;
+        const size_t pitch = bytes * (size_t)m->view.n_blocks;
+        for (int i = 0; i < 2; i++)
+            device_copy_2d(m->dev, halves[i] + at + (size_t)to * bytes, pitch,
+                           halves[i] + at + (size_t)from * bytes, pitch, bytes, (size_t)(end - l));
+    }
 }

@@ -10,8 +10,8 @@
 struct kv_memory {
     struct device *dev;
     struct kv_view view;
+    struct kv_layer *layers; // (n_layers) of the view
     int n_layers;
-    int64_t bytes_per_block; // keys and values of all layers
 };
 
 struct kv_wish {

@@ -5,6 +5,7 @@
 #include "infer-server/http/api.h"
 #include "infer-server/http/api_chat.h"
 #include "common/base/json.h"
+#include "common/base/rng.h"
 #include "infer-server/http/api_logits.h"
 
 #include <limits.h>
@@ -33,17 +34,6 @@ static uint64_t hash64(const char *text)
     EVP_Digest(text, strlen(text), digest, NULL, EVP_sha256(), NULL);
     memcpy(&x, digest, sizeof x);
     return x ? x : 1;
-}
-
-// Prompt i of a request draws from its own seed; the first keeps the one that was given, so that a
-// prompt alone gives the same samples whichever endpoint it came by.
-static uint64_t prompt_seed(uint64_t seed, int i)
-{
-    if (i == 0) return seed;
-    uint64_t z = seed + (uint64_t)i * 0x9E3779B97F4A7C15u; // splitmix64 (Steele et al. 2014)
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
 }
 
 void api_request_free(struct api_request *r)
@@ -509,7 +499,7 @@ static enum status parse_rollouts(struct api_request *r, const json_t *object,
     for (int i = 0; i < r->n_prompts; i++) {
         const json_t *group = json_array_get(groups, (size_t)i), *id = json_object_get(group, "id");
         struct api_prompt *prompt = &r->prompts[i];
-        int64_t seed = (int64_t)prompt_seed(r->sampling.seed, i);
+        int64_t seed = (int64_t)rng_seed_of(r->sampling.seed, i);
         prompt->n = r->sampling.n;
         if (!json_is_object(group)) {
             st = status_fail(ST_INVALID, "request: \"groups\": entry %d is not an object", i);
@@ -766,7 +756,7 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
     if (kind != API_ROLLOUTS)
         for (int i = 0; i < r->n_prompts; i++) {
             r->prompts[i].n = r->sampling.n;
-            r->prompts[i].seed = prompt_seed(r->sampling.seed, i);
+            r->prompts[i].seed = rng_seed_of(r->sampling.seed, i);
         }
     CHECK(check_lengths(r, model));
     *ret = r;

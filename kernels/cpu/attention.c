@@ -84,11 +84,11 @@ static struct context paged_context(const struct kv_view *kv, int layer,
 {
     const int s = batch->seq_of[row];
     const int n = batch->context_len[s] > 0 ? batch->positions[row] + 1 : 0;
-    const int64_t at = layer * kv->layer_stride + (int64_t)kv_head * shape->head_dim;
+    const int64_t at = kv->layers[layer].offset + (int64_t)kv_head * shape->head_dim;
     return (struct context){
         .first = shape->window > 0 && n > shape->window ? n - shape->window : 0,
         .n = n,
-        .stride = (int64_t)shape->n_kv_heads * shape->head_dim,
+        .stride = kv->layers[layer].width,
         .pool_k = (const float *)kv->k + at,
         .pool_v = (const float *)kv->v + at,
         .blocks = batch->block_table + (int64_t)s * batch->table_stride,
@@ -391,16 +391,17 @@ void cpu_kv_store(struct device *dev, const struct kv_view *kv, int layer, const
 {
     if (!cpu_is_f32(dev, "kv_store", kv->dt)) return;
     const int64_t width = (int64_t)shape->n_kv_heads * shape->head_dim;
-    float *k = (float *)kv->k + layer * kv->layer_stride;
-    float *v = (float *)kv->v + layer * kv->layer_stride;
+    const int64_t stride = kv->layers[layer].width;
+    float *k = (float *)kv->k + kv->layers[layer].offset;
+    float *v = (float *)kv->v + kv->layers[layer].offset;
 #pragma omp parallel for if (batch->n_tokens * width > PARALLEL_WORK)
     for (int row = 0; row < batch->n_tokens; row++) {
         int64_t slot = batch->slots[row];
         if (slot < 0) continue;
         const float *from =
             (const float *)qkv + row * qkv_width(shape) + (int64_t)shape->n_heads * shape->head_dim;
-        memcpy(k + slot * width, from, (size_t)width * sizeof *k);
-        memcpy(v + slot * width, from + width, (size_t)width * sizeof *v);
+        memcpy(k + slot * stride, from, (size_t)width * sizeof *k);
+        memcpy(v + slot * stride, from + width, (size_t)width * sizeof *v);
     }
 }
 

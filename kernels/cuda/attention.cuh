@@ -74,9 +74,9 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
 template <typename T>
 static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int layer)
 {
-    a->k = (const T *)kv->k + layer * kv->layer_stride;
-    a->v = (const T *)kv->v + layer * kv->layer_stride;
-    a->kv_stride = (int64_t)a->n_kv_heads * a->head_dim;
+    a->k = (const T *)kv->k + kv->layers[layer].offset;
+    a->v = (const T *)kv->v + kv->layers[layer].offset;
+    a->kv_stride = kv->layers[layer].width;
     a->block_size = kv->block_size;
     a->block_shift =
         (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;

@@ -54,33 +54,34 @@ void cuda_rope(struct device *dev, void *qkv, const struct rope_args *a)
 // Copies units of U bytes' worth (an integer type) of each row's keys, then values.
 template <typename U>
 __global__ void kv_store_kernel(U *k, U *v, const U *qkv, const int32_t *slots, int64_t row_units,
-                                int64_t q_units, int kv_units)
+                                int64_t q_units, int kv_units, int64_t slot_units)
 {
     grid_begin();
     int i = blockIdx.y * THREADS + threadIdx.x, slot = slots[blockIdx.x];
     if (i >= 2 * kv_units || slot < 0) return;
     U unit = qkv[blockIdx.x * row_units + q_units + i];
     U *to = i < kv_units ? k + i : v + (i - kv_units);
-    to[(int64_t)slot * kv_units] = unit;
+    to[slot * slot_units] = unit;
 }
 
 void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, const void *qkv,
                    const struct batch_view *batch, const struct attn_shape *s)
 {
     if (batch->n_tokens <= 0) return;
-    int64_t size = dtype_size(kv->dt), shift = layer * kv->layer_stride * size;
+    int64_t size = dtype_size(kv->dt), shift = kv->layers[layer].offset * size;
     char *k = (char *)kv->k + shift, *v = (char *)kv->v + shift;
     int64_t head = s->head_dim * size, q = s->n_heads * head, n = s->n_kv_heads * head;
-    if (aligned(16, {k, v, qkv}, {q, n}))
+    int64_t slot = kv->layers[layer].width * size;
+    if (aligned(16, {k, v, qkv}, {q, n, slot}))
         cuda_launch(dev, "kv_store", kv_store_kernel<uint4>,
                     dim3(batch->n_tokens, ceil_div(2 * n / 16, THREADS)), THREADS, 0, (uint4 *)k,
                     (uint4 *)v, (const uint4 *)qkv, batch->slots, (q + 2 * n) / 16, q / 16,
-                    (int)(n / 16));
+                    (int)(n / 16), slot / 16);
     else
         cuda_launch(dev, "kv_store", kv_store_kernel<uint16_t>,
                     dim3(batch->n_tokens, ceil_div(n, THREADS)), THREADS, 0, (uint16_t *)k,
                     (uint16_t *)v, (const uint16_t *)qkv, batch->slots, (q + 2 * n) / 2, q / 2,
-                    (int)(n / 2));
+                    (int)(n / 2), slot / 2);
 }
 
 // Rotation and storing in one: a thread has FOUR pairs of a query or key head, or FOUR elements
@@ -92,6 +93,7 @@ template <typename T> struct rope_store_args {
     const float *table;
     const int32_t *positions, *slots;
     int n_heads, n_kv_heads, head_dim, rot_dim;
+    int64_t slot_width; // elements between tokens of k and v
 };
 
 template <typename T> __global__ void rope_store_kernel(rope_store_args<T> a)
@@ -101,7 +103,7 @@ template <typename T> __global__ void rope_store_kernel(rope_store_args<T> a)
     int slot = a.slots[blockIdx.x], kv_width = a.n_kv_heads * a.head_dim;
     int rotated = (a.n_heads + a.n_kv_heads) * per_head;
     T *row = a.qkv + (int64_t)blockIdx.x * (a.n_heads + 2 * a.n_kv_heads) * a.head_dim;
-    T *key = a.k + (int64_t)slot * kv_width, *value = a.v + (int64_t)slot * kv_width;
+    T *key = a.k + slot * a.slot_width, *value = a.v + slot * a.slot_width;
     if (unit < rotated) {
         int head = unit / per_head, pair = unit % per_head * FOUR;
         T *lower = row + head * a.head_dim + pair;
@@ -140,7 +142,7 @@ void cuda_rope_store(struct device *dev, void *qkv, const float *table, int rot_
                      const struct attn_shape *s)
 {
     int rows = batch->n_tokens, heads = s->n_heads + s->n_kv_heads;
-    int64_t size = dtype_size(kv->dt), shift = layer * kv->layer_stride * size;
+    int64_t size = dtype_size(kv->dt), shift = kv->layers[layer].offset * size;
     char *k = (char *)kv->k + shift, *v = (char *)kv->v + shift;
     if (rows <= 0) return;
     if (rot_dim % (2 * FOUR) || s->head_dim % FOUR || !aligned(FOUR * size, {qkv, k, v}, {})) {
@@ -152,9 +154,9 @@ void cuda_rope_store(struct device *dev, void *qkv, const float *table, int rot_
     int units = (heads * rot_dim / 2 + s->n_kv_heads * (2 * s->head_dim - rot_dim)) / FOUR;
     with_type(kv->dt, [&](auto t) {
         using T = decltype(t);
-        rope_store_args<T> a = {(T *)qkv,         (T *)k,       (T *)v,     table,
-                                batch->positions, batch->slots, s->n_heads, s->n_kv_heads,
-                                s->head_dim,      rot_dim};
+        rope_store_args<T> a = {
+            (T *)qkv,   (T *)k,        (T *)v,      table,   batch->positions,       batch->slots,
+            s->n_heads, s->n_kv_heads, s->head_dim, rot_dim, kv->layers[layer].width};
         cuda_launch(dev, "rope and kv_store", rope_store_kernel<T>,
                     dim3(rows, ceil_div(units, THREADS)), THREADS, 0, a);
     });

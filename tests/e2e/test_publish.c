@@ -28,8 +28,7 @@ static double scale(uint64_t version)
     return version <= 2 ? 1.0 : 0.25 + (double)(version / 2 * 37 % 101) / 50.0;
 }
 
-// ---- the publishing process
-// -------------------------------------------------------------------------------
+// ---- the publishing process ---------------------------------------------------------------------
 struct publisher {
     struct bridge *bridge;
     float *base;   // the folder's vocabulary matrix
@@ -80,8 +79,7 @@ out:
     return st;
 }
 
-// ---- what the daemon says
-// -----------------------------------------------------------------------------------
+// ---- what the daemon says -----------------------------------------------------------------------
 struct seen {
     struct reference reference;
     float *logits;                  // (PROMPT + MAX_TOKENS, vocab)
@@ -170,6 +168,13 @@ static void no_read_is_torn(void **state)
                              "g", "prompt_token_ids", 3, 1, 4, 1, 5, 9, "n", 16, "sampling",
                              "max_tokens", MAX_TOKENS, "temperature", 1.0, "ignore_eos", 1);
     assert_non_null(body);
+    const struct http_call call = {.path = "/v1/rollouts",
+                                   .post = true,
+                                   .body = body,
+                                   .timeout_ms = 30000,
+                                   .idle_timeout_ms = 30000,
+                                   .on_line = keep_line,
+                                   .context = &lines};
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) _exit(publish_all(daemon.bridge, model) == ST_OK ? 0 : 1);
@@ -177,11 +182,10 @@ static void no_read_is_torn(void **state)
     for (int seed = 1; waitpid(child, &child_status, WNOHANG) == 0; seed++) {
         assert_true(clock_now_ns() < deadline);
         json_object_set_new(json_object_get(body, "sampling"), "seed", json_integer(seed));
-        assert_ok(
-            http_post_lines(client, "/v1/rollouts", body, 30000, 30000, keep_line, NULL, &lines));
+        assert_ok(http_perform(client, &call, NULL));
     }
     assert_int_equal(child_status, 0);
-    assert_ok(http_post_lines(client, "/v1/rollouts", body, 30000, 30000, keep_line, NULL, &lines));
+    assert_ok(http_perform(client, &call, NULL));
     for (char *line = lines.data, *end; (end = strchr(line, '\n')); line = end + 1)
         check_sample(&seen, line, (size_t)(end - line));
     assert_int_equal(seen.last, 2 + 2 * PUBLISHES);

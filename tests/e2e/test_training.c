@@ -12,7 +12,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
-#include "trainer/run/spec_watch.h"
+#include "trainer/rollout/spec_watch.h"
 
 #include <math.h>
 #include <signal.h>
@@ -756,7 +756,7 @@ static void context_of_the_daemon(void **state)
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, OPTIONS("--max-context", "16"));
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1")), 1);
-    assert_log(&s, "over the 16 tokens of context that the daemon serves");
+    assert_log(&s, "over the 16 tokens of context that the server serves");
     assert_log(&s, "--max-context");
     assert_false(file_exists(test_path(s.folder, "run")));
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--max-completion-length", "4")),

@@ -12,6 +12,7 @@
  * in a row; tokens whose choice of experts hangs on a rounding are counted and left out. */
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 #include "common/model/model.h"
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
@@ -87,8 +88,7 @@ static double fact(const struct golden *g, const char *key)
     return json_number_value(json_object_get(g->facts, key));
 }
 
-// ---- opening
-// -------------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 static enum status open_files(struct golden *g)
 {
     char *json = path_join(g->folder, "golden.json"),
@@ -175,8 +175,7 @@ static void close_golden(struct golden *g)
     json_decref(g->facts);
 }
 
-// ---- comparing
-// -----------------------------------------------------------------------------------------
+// ---- comparing ----------------------------------------------------------------------------------
 static void widen(double *worst, double x)
 {
     if (!(x <= *worst)) *worst = x; // NaN counts as worst
@@ -301,7 +300,9 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     struct loss_stats stats = {0};
     void *x;
     enum status st;
-    CHECK(loss_type_from_name(gspo ? "grpo" : name, &config.type));
+    int type;
+    CHECK(name_parse(loss_type_names, gspo ? "grpo" : name, &type));
+    config.type = (enum loss_type)type;
     if (config.type == LOSS_CISPO) config.epsilon_high += 1; // the cap of the ratio itself
     for (int s = 0; s < g->n_seqs; s++)
         for (int i = g->first[s]; i < g->first[s + 1]; i++) {
@@ -484,8 +485,7 @@ out:
     return st == ST_OK && passed(&r);
 }
 
-// ---- the two ways to run
-// -------------------------------------------------------------------------------
+// ---- the two ways to run ------------------------------------------------------------------------
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);

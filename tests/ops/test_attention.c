@@ -334,9 +334,11 @@ static void attn_paged_launch(struct op_test *t, struct device *dev, const struc
     b.context_len = d[PG_CONTEXT];
     b.block_table = d[PG_TABLE];
     int block = t->c->p[7];
+    const int width = s.n_kv_heads * s.head_dim;
+    const struct kv_layer layers[2] = {{0, width}, {t->a[PG_K].n / 2, width}};
     struct kv_view kv = {.k = d[PG_K],
                          .v = d[PG_V],
-                         .layer_stride = t->a[PG_K].n / 2,
+                         .layers = layers,
                          .n_blocks = (int)(t->a[PG_K].n / 2 / block / s.n_kv_heads / s.head_dim),
                          .block_size = block,
                          .dt = t->dt};
@@ -475,7 +477,9 @@ static void attention_forms(struct device *dev)
     ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape);
     from_device(dev, packed, d_out, sizeof packed);
 
-    struct kv_view kv = {pool, pool + BLOCKS * BLOCK * KV_HEADS * DIM, 0, BLOCKS, BLOCK, DT_F32};
+    const struct kv_layer layer = {0, KV_HEADS * DIM};
+    struct kv_view kv = {pool,  pool + BLOCKS * BLOCK * KV_HEADS * DIM, &layer, BLOCKS, BLOCK,
+                         DT_F32};
     batch.packed = false;
     batch.slots = d_slots;
     batch.context_len = d_rows;

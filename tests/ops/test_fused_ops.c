@@ -74,12 +74,14 @@ static void check_rope_store(int heads, int kv_heads, int dim, int rot)
     for (int i = 0; i < POSITIONS * rot; i++) host[i] = (float)(i % 17) / 16 - 0.4f;
     device_copy_in(dev, table, host, (size_t)POSITIONS * rot * sizeof *table);
     device_copy(dev, other, qkv, qkv_bytes);
+    const struct kv_layer layers[LAYERS] = {{0, kv_heads * dim},
+                                            {(int64_t)SLOTS * kv_heads * dim, kv_heads * dim}};
     struct kv_view kv[2];
     for (int i = 0; i < 2; i++)
         kv[i] = (struct kv_view){.k = take(pool * size),
                                  .v = take(pool * size),
                                  .dt = dt,
-                                 .layer_stride = (int64_t)SLOTS * kv_heads * dim,
+                                 .layers = layers,
                                  .n_blocks = SLOTS / 4,
                                  .block_size = 4};
     struct batch_view batch = {

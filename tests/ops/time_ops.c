@@ -378,6 +378,7 @@ struct step {
     int32_t *tokens;
     uint16_t *embed;
     struct kv_view kv;
+    struct kv_layer kv_layers[LAYERS];
     struct batch_view view;
     struct attn_shape attn_shape;
     unsigned parts; // which of the operations below run
@@ -456,9 +457,11 @@ static void time_step(int batch, int context)
     s.logits = random_f32((size_t)batch * VOCAB, 1, 20);
     s.table = random_f32((size_t)(context + 1) * DIM, 0.7f, 21);
     s.result = take(batch * sizeof *s.result);
+    for (int l = 0; l < LAYERS; l++)
+        s.kv_layers[l] = (struct kv_layer){(int64_t)l * (int64_t)kv_layer, KV_HEADS * DIM};
     s.kv = (struct kv_view){random_bf16(kv_layer * LAYERS, 1, 22),
                             random_bf16(kv_layer * LAYERS, 1, 23),
-                            (int64_t)kv_layer,
+                            s.kv_layers,
                             batch * blocks,
                             BLOCK,
                             DT_BF16};

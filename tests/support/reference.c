@@ -1,5 +1,6 @@
 /* reference.c: see reference.h. */
 #include "tests/support/reference.h"
+#include "infer-server/engine/kv_memory.h"
 #include "tests/support/support.h"
 #include <stdlib.h>
 #include <string.h>
@@ -58,19 +59,13 @@ static int argmax(const float *x, int n)
 enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *prompt, int n_prompt,
                           int n_new, int32_t *ret)
 {
-    const struct model_config *c = m->config;
-    int vocab = c->vocab_size, n_blocks = (n_prompt + n_new + BLOCK - 1) / BLOCK;
-    struct kv_view kv = {.layer_stride = (int64_t)n_blocks * BLOCK * layer_kv_width(c->layers),
-                         .n_blocks = n_blocks,
-                         .block_size = BLOCK,
-                         .dt = m->dt};
-    size_t bytes = (size_t)kv.layer_stride * (size_t)c->n_layers * dtype_size(m->dt);
+    int vocab = m->config->vocab_size, n_blocks = (n_prompt + n_new + BLOCK - 1) / BLOCK;
+    struct kv_memory kv = {0};
     int32_t *blocks = malloc((size_t)n_blocks * sizeof *blocks), next = prompt[n_prompt - 1];
     float *row = malloc((size_t)vocab * sizeof *row);
     enum status st = ST_OK;
     for (int i = 0; i < n_blocks; i++) blocks[i] = n_blocks - 1 - i;
-    CHECK(device_alloc(m->dev, bytes, &kv.k));
-    CHECK(device_alloc(m->dev, bytes, &kv.v));
+    CHECK(kv_memory_alloc(&kv, m->dev, m->config, m->dt, BLOCK, n_blocks));
     for (int at = 0; at < n_prompt + n_new - 1;) {
         bool prefill = at < n_prompt;
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
@@ -79,7 +74,7 @@ enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *p
                               BLOCK));
         CHECK(batch_want_row(batch, take - 1));
         CHECK(batch_commit(batch, 0));
-        model_step(m, batch, &kv);
+        model_step(m, batch, &kv.view);
         device_copy_out(m->dev, row, m->logits, (size_t)vocab * sizeof *row);
         CHECK(device_sync(m->dev));
         at += take;
@@ -87,8 +82,7 @@ enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *p
         if (at >= n_prompt) ret[at - n_prompt] = next;
     }
 out:
-    device_release(m->dev, kv.k);
-    device_release(m->dev, kv.v);
+    kv_memory_release(&kv);
     free(blocks);
     free(row);
     return st;

@@ -1,95 +1,48 @@
-/* test_http_client.c: the HTTP client against a little server of canned answers on a Unix socket,
- * in a forked process, one connection at a time. */
-#include "common/http/http_client.h"
+/* test_http_client.c: one request at a time against a server of canned responses. */
 #include "common/base/clock.h"
+#include "common/http/http_client.h"
+#include "tests/support/canned_server.h"
+#include "tests/support/support.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[64], path[96];
-static pid_t server;
+static struct canned_server server;
 
-// ---- the server ---------------------------------------------------------------------------------
-
-static void send_text(int fd, const char *text)
-{
-    if (send(fd, text, strlen(text), MSG_NOSIGNAL) < 0) return;
-}
-static void send_answer(int fd, const char *status, const char *body)
-{
-    char text[256];
-    snprintf(text, sizeof text, "HTTP/1.1 %s\r\nContent-Length: %zu\r\n\r\n", status, strlen(body));
-    send_text(fd, text);
-    send_text(fd, body);
-}
-static void send_chunk(int fd, const char *body)
-{
-    char text[1024];
-    snprintf(text, sizeof text, "%zx\r\n%s\r\n", strlen(body), body);
-    send_text(fd, text);
-}
-
-// Reads one request with its body; false at the end of the connection.
-static bool read_request(int fd, char *request, size_t size)
-{
-    size_t len = 0;
-    for (;;) {
-        ssize_t n = read(fd, request + len, size - 1 - len);
-        if (n <= 0) return false;
-        len += (size_t)n;
-        request[len] = 0;
-        const char *end = strstr(request, "\r\n\r\n"), *field = strstr(request, "Content-Length: ");
-        if (end && len >= (size_t)(end + 4 - request) + (field ? strtoul(field + 16, NULL, 10) : 0))
-            return true;
-    }
-}
-
-static void serve(int fd, int n_requests)
+static void serve(int fd)
 {
     char request[8192], body[64];
-    while (read_request(fd, request, sizeof request)) {
-        n_requests++;
-        const char *target = strchr(request, ' ') + 1;
-        if (strncmp(target, "/count", 6) == 0) { // of this connection
-            snprintf(body, sizeof body, "{\"n\": %d}", n_requests);
-            send_answer(fd, "200 OK", body);
-        } else if (strncmp(target, "/echo", 5) == 0) {
-            send_answer(fd, "200 OK", strstr(request, "\r\n\r\n") + 4);
-        } else if (strncmp(target, "/busy", 5) == 0) {
-            send_answer(fd, "429 Too Many Requests", "{\"error\": {\"message\": \"queue full\"}}");
-        } else if (strncmp(target, "/torn", 5) == 0) {
-            send_answer(fd, "503 Service Unavailable", "{\"error\": \"torn\"}");
-        } else if (strncmp(target, "/bad", 4) == 0) {
-            send_answer(fd, "400 Bad Request", "{\"error\": {\"message\": \"n is -1\"}}");
-        } else if (strncmp(target, "/broken", 7) == 0) {
-            send_answer(fd, "500 Internal Server Error", "it broke");
-        } else if (strncmp(target, "/nonsense", 9) == 0) {
-            send_answer(fd, "200 OK", "{\"a\": ");
-        } else if (strncmp(target, "/never", 6) == 0) {
+    for (int n = 1; canned_request(fd, request, sizeof request); n++) {
+        if (canned_is(request, "/count")) { // of this connection
+            snprintf(body, sizeof body, "{\"n\": %d}", n);
+            canned_response(fd, "200 OK", body);
+        } else if (canned_is(request, "/echo")) {
+            canned_response(fd, "200 OK", canned_body(request));
+        } else if (canned_is(request, "/busy")) {
+            canned_response(fd, "429 Too Many Requests",
+                            "{\"error\": {\"message\": \"queue full\"}}");
+        } else if (canned_is(request, "/torn")) {
+            canned_response(fd, "503 Service Unavailable", "{\"error\": \"torn\"}");
+        } else if (canned_is(request, "/bad")) {
+            canned_response(fd, "400 Bad Request", "{\"error\": {\"message\": \"n is -1\"}}");
+        } else if (canned_is(request, "/broken")) {
+            canned_response(fd, "500 Internal Server Error", "it broke");
+        } else if (canned_is(request, "/nonsense")) {
+            canned_response(fd, "200 OK", "{\"a\": ");
+        } else if (canned_is(request, "/never")) {
             sleep(30);
-        } else if (strncmp(target, "/closes", 7) == 0) {
+        } else if (canned_is(request, "/closes")) {
             return;
         } else { // lines
-            send_text(fd, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
-            send_chunk(fd, "first\nsec");
+            canned_chunked(fd);
+            canned_chunk(fd, "first\nsec");
             clock_sleep_ms(20);
-            send_chunk(fd, "ond\n\nthird\n");
-            if (strncmp(target, "/lines-cut", 10) == 0) return;
-            if (strncmp(target, "/lines-stall", 12) == 0) sleep(30);
-            send_chunk(fd, "last");
-            send_text(fd, "0\r\n\r\n");
+            canned_chunk(fd, "ond\n\nthird\n");
+            if (canned_is(request, "/lines-cut")) return;
+            if (canned_is(request, "/lines-stall")) sleep(30);
+            canned_chunk(fd, "last");
+            canned_end(fd);
         }
     }
 }
@@ -97,53 +50,22 @@ static void serve(int fd, int n_requests)
 static int start_server(void **state)
 {
     (void)state;
-    snprintf(folder, sizeof folder, "/tmp/commonweight-http-XXXXXX");
-    if (!mkdtemp(folder)) return -1;
-    snprintf(path, sizeof path, "%s/s.sock", folder);
-    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%.90s", path);
-    if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 8))
-        return -1;
-    server = fork();
-    if (server == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        signal(SIGCHLD, SIG_IGN);
-        for (;;) {
-            int fd = accept(listener, NULL, NULL);
-            if (fd < 0) _exit(1);
-            if (fork() == 0) {
-                prctl(PR_SET_PDEATHSIG, SIGKILL);
-                serve(fd, 0);
-                _exit(0);
-            }
-            close(fd);
-        }
-    }
-    close(listener);
-    return server > 0 ? 0 : -1;
+    canned_server_start(&server, serve);
+    return 0;
 }
 
 static int stop_server(void **state)
 {
     (void)state;
-    kill(server, SIGKILL);
-    waitpid(server, NULL, 0);
-    unlink(path);
-    rmdir(folder);
+    canned_server_stop(&server);
     return 0;
 }
 
 static struct http_client *client(void)
 {
     struct http_client *c = NULL;
-    assert_int_equal(http_client_new(path, &c), ST_OK);
+    assert_ok(http_client_new(server.socket, &c));
     return c;
-}
-
-static void assert_says(const char *words)
-{
-    if (!strstr(status_message(), words)) fail_msg("\"%s\" lacks \"%s\"", status_message(), words);
 }
 
 // ---- tests --------------------------------------------------------------------------------------
@@ -179,15 +101,15 @@ static void test_refusals(void **state)
     struct http_client *c = client();
     json_t *answer = NULL;
     assert_int_equal(http_get_json(c, "/busy", 2000, &answer), ST_BUSY);
-    assert_says("GET /busy: 429: queue full");
+    assert_message("GET /busy: 429: queue full");
     assert_int_equal(http_get_json(c, "/torn", 2000, &answer), ST_BUSY);
-    assert_says("503: torn");
+    assert_message("503: torn");
     assert_int_equal(http_post_json(c, "/bad", NULL, 2000, &answer), ST_INVALID);
-    assert_says("POST /bad: 400: n is -1");
+    assert_message("POST /bad: 400: n is -1");
     assert_int_equal(http_get_json(c, "/broken", 2000, &answer), ST_IO);
-    assert_says("500: it broke");
+    assert_message("500: it broke");
     assert_int_equal(http_get_json(c, "/nonsense", 2000, &answer), ST_FORMAT);
-    assert_says("/nonsense");
+    assert_message("/nonsense");
     assert_null(answer);
     http_client_free(c);
 }
@@ -207,7 +129,7 @@ static void test_gone_and_late(void **state)
     c = NULL;
     assert_int_equal(http_client_new("/tmp/no-such-socket", &c), ST_OK);
     assert_int_equal(http_get_json(c, "/count", 2000, &answer), ST_PEER_GONE);
-    assert_says("/tmp/no-such-socket");
+    assert_message("/tmp/no-such-socket");
     http_client_free(c);
     c = NULL;
     char longer[200];
@@ -215,6 +137,20 @@ static void test_gone_and_late(void **state)
     longer[sizeof longer - 1] = 0;
     assert_int_equal(http_client_new(longer, &c), ST_INVALID);
     assert_null(c);
+}
+
+static enum status post_lines(struct http_client *c, const char *path, int timeout_ms,
+                              int idle_timeout_ms, http_line_fn on_line,
+                              enum status (*alive)(void *context), void *context)
+{
+    const struct http_call call = {.path = path,
+                                   .post = true,
+                                   .timeout_ms = timeout_ms,
+                                   .idle_timeout_ms = idle_timeout_ms,
+                                   .on_line = on_line,
+                                   .alive = alive,
+                                   .context = context};
+    return http_perform(c, &call, NULL);
 }
 
 struct lines {
@@ -240,37 +176,32 @@ static void test_lines(void **state)
     (void)state;
     struct http_client *c = client();
     struct lines lines = {0};
-    assert_int_equal(http_post_lines(c, "/lines", NULL, 0, 2000, on_line, NULL, &lines), ST_OK);
+    assert_int_equal(post_lines(c, "/lines", 0, 2000, on_line, NULL, &lines), ST_OK);
     assert_string_equal(lines.text, "first|second|third|last|");
 
     lines = (struct lines){.fail_at = 2};
-    assert_int_equal(http_post_lines(c, "/lines", NULL, 0, 2000, on_line, NULL, &lines),
-                     ST_MISMATCH);
-    assert_says("line 2 is wrong");
+    assert_int_equal(post_lines(c, "/lines", 0, 2000, on_line, NULL, &lines), ST_MISMATCH);
+    assert_message("line 2 is wrong");
     assert_string_equal(lines.text, "first|");
     assert_int_equal(lines.n, 2);
 
     lines = (struct lines){0};
-    assert_int_equal(http_post_lines(c, "/lines-cut", NULL, 0, 2000, on_line, NULL, &lines),
-                     ST_PEER_GONE);
+    assert_int_equal(post_lines(c, "/lines-cut", 0, 2000, on_line, NULL, &lines), ST_PEER_GONE);
     assert_string_equal(lines.text, "first|second|third|");
 
     lines = (struct lines){0};
-    assert_int_equal(http_post_lines(c, "/lines-stall", NULL, 0, 200, on_line, NULL, &lines),
-                     ST_TIMEOUT);
-    assert_says("nothing arrived for 200 ms");
+    assert_int_equal(post_lines(c, "/lines-stall", 0, 200, on_line, NULL, &lines), ST_TIMEOUT);
+    assert_message("nothing arrived for 200 ms");
     lines = (struct lines){0};
-    assert_int_equal(http_post_lines(c, "/lines-stall", NULL, 300, 0, on_line, NULL, &lines),
-                     ST_TIMEOUT);
+    assert_int_equal(post_lines(c, "/lines-stall", 300, 0, on_line, NULL, &lines), ST_TIMEOUT);
     lines = (struct lines){0};
     int64_t start = clock_now_ns();
-    assert_int_equal(http_post_lines(c, "/lines-stall", NULL, 0, 0, on_line, alive, &lines),
-                     ST_PEER_GONE);
-    assert_says("it died");
+    assert_int_equal(post_lines(c, "/lines-stall", 0, 0, on_line, alive, &lines), ST_PEER_GONE);
+    assert_message("it died");
     assert_true(clock_ms_since(start) < 2000);
 
     lines = (struct lines){0};
-    assert_int_equal(http_post_lines(c, "/busy", NULL, 0, 2000, on_line, NULL, &lines), ST_BUSY);
+    assert_int_equal(post_lines(c, "/busy", 0, 2000, on_line, NULL, &lines), ST_BUSY);
     assert_int_equal(lines.n, 0);
     http_client_free(c);
 }

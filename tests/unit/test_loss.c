@@ -1,5 +1,6 @@
 /* test_loss.c: trainer/loss against a table of torch's values (tests/golden/losses), hand-computed
  * ones and finite differences, trainer/advantage, and trainer/schedule. */
+#include "common/base/names.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/advantage.h"
@@ -365,6 +366,13 @@ static void compare(struct table *t, double have, double want)
     if (!(relative <= 1e-6) && !t->first_off) t->first_off = t->n_cases;
 }
 
+static int value_of(const char *const names[], const char *text)
+{
+    int value = 0;
+    assert_ok(name_parse(names, text, &value));
+    return value;
+}
+
 static struct loss_config table_config(const struct table *t, char **rest)
 {
     struct loss_config config = {
@@ -373,18 +381,17 @@ static struct loss_config table_config(const struct table *t, char **rest)
         .kl_estimator = KL_K3,
         .max_completion_length = (int)t->settings[4],
     };
-    assert_ok(loss_type_from_name(strsep(rest, " "), &config.type));
+    config.type = (enum loss_type)value_of(loss_type_names, strsep(rest, " "));
     config.epsilon_high = t->settings[config.type == LOSS_CISPO ? 2 : 1];
     config.sequence_level = strcmp(strsep(rest, " "), "sequence") == 0;
     const char *kl = strsep(rest, " ");
     if (strcmp(kl, "none") == 0)
         config.beta = 0;
     else
-        assert_ok(kl_estimator_from_name(kl, &config.kl_estimator));
+        config.kl_estimator = (enum kl_estimator)value_of(kl_estimator_names, kl);
     config.bias_correction_kl = atoi(strsep(rest, " "));
     config.delta = atof(strsep(rest, " "));
-    const char *mode = strsep(rest, " ");
-    if (strcmp(mode, "off") != 0) assert_ok(correction_mode_from_name(mode, &config.correction));
+    config.correction = (enum correction_mode)value_of(correction_mode_names, strsep(rest, " "));
     config.correction_min = atof(strsep(rest, " "));
     config.correction_max = atof(strsep(rest, " "));
     return config;
@@ -462,28 +469,6 @@ static void torch_agrees(void **state)
     assert_int_equal(t.n_cases, 5 * 2 * 7 * 2 * 5);
     printf("%d cases, largest relative difference from torch %.1e\n", t.n_cases, t.worst);
     if (t.first_off) fail_msg("case %d is the first that differs", t.first_off);
-}
-
-static void loss_names(void **state)
-{
-    (void)state;
-    enum loss_type type;
-    assert_ok(loss_type_from_name("dr_grpo", &type));
-    assert_int_equal(type, LOSS_DR_GRPO);
-    assert_status(loss_type_from_name("gspo", &type), ST_INVALID);
-    assert_message("sequence");
-    assert_status(loss_type_from_name("ppo", &type), ST_INVALID);
-    assert_message("\"ppo\"");
-    enum kl_estimator estimator;
-    assert_ok(kl_estimator_from_name("k2", &estimator));
-    assert_int_equal(estimator, KL_K2);
-    assert_status(kl_estimator_from_name("k4", &estimator), ST_INVALID);
-    assert_message("\"k4\"");
-    enum correction_mode mode;
-    assert_ok(correction_mode_from_name("sequence_mask", &mode));
-    assert_int_equal(mode, CORRECTION_SEQUENCE_MASK);
-    assert_status(correction_mode_from_name("off", &mode), ST_INVALID);
-    assert_message("\"off\"");
 }
 
 // ---- advantages ---------------------------------------------------------------------------------
@@ -566,7 +551,6 @@ int main(void)
         cmocka_unit_test(micro_batches_add_up),
         cmocka_unit_test(empty_sequences_only),
         cmocka_unit_test(torch_agrees),
-        cmocka_unit_test(loss_names),
         cmocka_unit_test(advantages_by_hand),
         cmocka_unit_test(equal_rewards_give_zero),
         cmocka_unit_test(schedules),

@@ -19,9 +19,6 @@
 #define LENGTH  10
 #define VOCAB   120
 
-static const char *const moments_names[] = {"f32", "bf16", "8bit"};
-static const char *const recompute_names[] = {"none", "layer"};
-
 static void make_step(struct random_step *s, uint64_t seed)
 {
     int prompts[GROUPS], completions[SAMPLES];
@@ -127,7 +124,7 @@ static void plan_holds(void **state)
         size_t taken = learner_memory_taken(m.learner);
         printf("--recompute %-5s --optim-moments %-4s draft %d reference %d: %8zu planned, %8zu "
                "taken\n",
-               recompute_names[s.recompute], moments_names[s.moments], s.draft, s.reference,
+               recompute_names[s.recompute], moments_kind_names[s.moments], s.draft, s.reference,
                plan.total, taken);
         assert_int_equal(plan.total, taken);
         assert_int_equal(taken, prepared); // a step takes nothing more
@@ -226,7 +223,7 @@ static void moments_keep_the_loss(void **state)
             double most = 0;
             for (int w = 0; w < STEPS / WINDOW; w++)
                 most = fmax(most, fabs(loss[k][w] - loss[0][w]));
-            printf("lr %g, %-4s moments: loss", lrs[l], moments_names[k]);
+            printf("lr %g, %-4s moments: loss", lrs[l], moments_kind_names[k]);
             for (int w = 0; w < STEPS / WINDOW; w += 2) printf(" %.4f", loss[k][w]);
             printf(", at most %.4f from f32's\n", most);
             if (most > bounds[k]) fail_msg("more than %g", bounds[k]);

@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- config.json
-// -----------------------------------------------------------------------------------------
+// ---- config.json --------------------------------------------------------------------------------
 #define SIZES                                                                                      \
     "\"vocab_size\":32,\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":2,"       \
     "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64"
@@ -125,9 +124,8 @@ static void config_refusals(void **state)
     }
 }
 
-// ---- safetensors
-// ------------------------------------------------------------------------------------------- A
-// file of this header and `data_len` bytes of data (0, 1, 2, ...).
+// ---- safetensors --------------------------------------------------------------------------------
+// A file of this header and `data_len` bytes of data (0, 1, 2, ...).
 static void build(struct bytes *file, const char *header, size_t data_len)
 {
     size_t len = strlen(header);
@@ -208,8 +206,7 @@ static void safetensors_refusals(void **state)
     bytes_release(&file);
 }
 
-// ---- the weights table
-// ---------------------------------------------------------------------------------------
+// ---- the weights table --------------------------------------------------------------------------
 struct tiny {
     struct device *dev;
     struct model_config *config;

@@ -1,19 +1,13 @@
 /* test_nul_text.c: samples whose text holds U+0000, from the server's line to the scorers: what
  * follows it counts. The server is a child that gives one canned answer. */
 #include "bridge/control.h"
+#include "tests/support/canned_server.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/reward.h"
 #include "trainer/rollout/rollout.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define N 3
@@ -23,33 +17,11 @@
     "\", \"token_ids\": [1], \"logprobs\": [-1], \"weight_versions\": [2]}\n"
 static const char answer[] = LINE(0, "62\\u0000 garbage") LINE(1, "62") LINE(2, "\\u000061\\u0000");
 
-// Reads the request's head and body roughly; the answer ends with the connection.
-static void serve(int listener)
+static void serve(int fd)
 {
     char request[8192];
-    int fd = accept(listener, NULL, NULL);
-    static const char head[] = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
-    if (fd < 0 || read(fd, request, sizeof request) <= 0) _exit(1);
-    if (write(fd, head, sizeof head - 1) < 0 || write(fd, answer, sizeof answer - 1) < 0) _exit(1);
-    close(fd);
-    _exit(0);
-}
-
-static pid_t start_server(const char *path)
-{
-    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%.100s", path);
-    assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    pid_t child = fork();
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        serve(listener);
-    }
-    close(listener);
-    assert_true(child > 0);
-    return child;
+    if (!canned_request(fd, request, sizeof request)) return;
+    canned_response(fd, "200 OK", answer);
 }
 
 static double score(const char *names, const char *text)
@@ -67,7 +39,7 @@ static double score(const char *names, const char *text)
 static void what_follows_a_nul_is_scored(void **state)
 {
     (void)state;
-    const char *path = test_path(test_folder(), "s.sock");
+    struct canned_server server;
     char page[64];
     struct control *control;
     int32_t prompt[] = {1};
@@ -80,9 +52,10 @@ static void what_follows_a_nul_is_scored(void **state)
     assert_ok(control_create(
         page, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", &control));
     control_owner_update_end(control);
-    pid_t child = start_server(path);
-    source.control = control;
-    assert_ok(http_client_new(path, &source.http));
+    canned_server_start(&server, serve);
+    source.servers[0].control = control;
+    source.n_servers = 1;
+    assert_ok(http_client_new(server.socket, &source.http));
     assert_ok(rollout_pull(&source, examples, 1, N, &sampling, &r));
     assert_string_equal(r->samples[0].text, "62\xe2\x90\x80 garbage");
     assert_string_equal(r->samples[2].text, "\xe2\x90\x80"
@@ -94,7 +67,7 @@ static void what_follows_a_nul_is_scored(void **state)
     assert_true(fabs(score("length", r->samples[0].text) + 1.0 / 10) < 1e-12); // 11 characters
     rollout_free(r);
     http_client_free(source.http);
-    waitpid(child, NULL, 0);
+    canned_server_stop(&server);
     control_end(control);
     control_free(control);
 }

@@ -30,7 +30,7 @@ static int start(void **state)
                                            .kv_bytes = 8 << 20,
                                            .bridge_path = bridge_path,
                                            .socket_path = test_path(folder, "s.sock"),
-                                           .kv_policy = "keep"};
+                                           .kv_policy = KV_KEEP};
     assert_ok(engine_new(&options, no_event, NULL, &engine));
     struct engine_stats stats = {0};
     int64_t deadline = clock_deadline_ns(WAIT_MS);

@@ -100,7 +100,7 @@ static struct engine_options plain_options(void)
                                    .max_queue = 64,
                                    .bridge_path = test_path(folder, name),
                                    .socket_path = test_path(folder, "engine.sock"),
-                                   .kv_policy = "keep"};
+                                   .kv_policy = KV_KEEP};
 }
 
 static void bench_start(struct bench *b, const struct engine_options *options)
@@ -347,7 +347,7 @@ static void versions_are_told_apart(void **state)
     struct bench b;
     int32_t prompt[MOST_TOKENS], other[8];
     options.prefill_chunk = 8;
-    options.kv_policy = "recompute";
+    options.kv_policy = KV_RECOMPUTE;
     bench_start(&b, &options);
     struct sampling s = plain_sampling(200, 1);
     make_prompt(other, 8, 7);

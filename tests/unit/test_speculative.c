@@ -348,7 +348,7 @@ static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, struct 
     o.max_queue = 8192;
     o.bridge_path = test_path(folder, name);
     o.socket_path = test_path(folder, "engine.sock");
-    o.kv_policy = "keep";
+    o.kv_policy = KV_KEEP;
     memset(b, 0, sizeof *b);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);

@@ -53,8 +53,7 @@ enum status bench_open(struct bench *b, const struct bench_options *o, const cha
     CHECK(device_open(o->device, &b->dev));
     b->ops = device_ops(b->dev);
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
-    b->dt = strcmp(o->dtype, "auto") == 0 ? device_default_dtype(b->dev)
-                                          : (enum dtype)dtype_from_name(o->dtype);
+    b->dt = o->dtype ? (enum dtype)(o->dtype - 1) : device_default_dtype(b->dev);
     if (b->o.batch == 0) b->o.batch = cuda ? 16 : 1;
     CHECK(bench_load_config(o, cuda, &b->config));
     if (bridge_path) {

@@ -12,7 +12,8 @@
 struct weights_owner;
 
 struct bench_options {
-    const char *model, *config, *tokenizer, *device, *dtype;
+    const char *model, *config, *tokenizer, *device;
+    int dtype; // dtype_option_names
     int64_t batch, context, tokens, sequence, steps, warmup, seed;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;

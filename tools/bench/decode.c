@@ -26,7 +26,7 @@ static enum status decoder_prefill(struct decoder *d)
             CHECK(batch_add_paged(d->batch, prompt + at, n, at, d->blocks + s * d->blocks_each,
                                   d->blocks_each, BLOCK));
             CHECK(batch_commit(d->batch, 0));
-            model_step(d->model, d->batch, &d->kv);
+            model_step(d->model, d->batch, &d->kv.view);
             CHECK(device_sync(d->b->dev));
         }
         d->tokens[s] = prompt[0];
@@ -40,8 +40,7 @@ void decoder_close(struct decoder *d)
 {
     if (!d->b) return;
     struct device *dev = d->b->dev;
-    device_release(dev, d->kv.k);
-    device_release(dev, d->kv.v);
+    kv_memory_release(&d->kv);
     device_release(dev, d->params);
     device_release(dev, d->results);
     device_host_release(dev, d->host_params);
@@ -55,7 +54,6 @@ void decoder_close(struct decoder *d)
 enum status decoder_open(struct decoder *d, struct bench *b)
 {
     int last = (int)b->o.context + 2, chunk = (int)(b->o.batch > 512 ? b->o.batch : 512);
-    size_t bytes;
     enum status st;
     memset(d, 0, sizeof *d);
     d->b = b;
@@ -66,11 +64,7 @@ enum status decoder_open(struct decoder *d, struct bench *b)
     if (!d->tokens || !d->blocks)
         return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
-    d->kv = (struct kv_view){.n_blocks = d->n * d->blocks_each, .block_size = BLOCK, .dt = b->dt};
-    d->kv.layer_stride = (int64_t)d->kv.n_blocks * BLOCK * layer_kv_width(b->config->layers);
-    bytes = (size_t)d->kv.layer_stride * (size_t)b->config->n_layers * dtype_size(b->dt);
-    CHECK(device_alloc(b->dev, bytes, &d->kv.k));
-    CHECK(device_alloc(b->dev, bytes, &d->kv.v));
+    CHECK(kv_memory_alloc(&d->kv, b->dev, b->config, b->dt, BLOCK, d->n * d->blocks_each));
     // room for padding a batch up to the next captured size
     int rows = d->n < 32 ? d->n + 8 : d->n + 32;
     CHECK(model_new(b->dev, b->config, b->weights, chunk + 32, rows, last, &d->model));
@@ -100,7 +94,7 @@ enum status decoder_step(struct decoder *d)
     }
     CHECK(batch_commit(d->batch, model_decode_padding(d->model, d->n)));
     device_copy_in(b->dev, d->params, d->host_params, (size_t)d->n * sizeof *d->params);
-    model_step(d->model, d->batch, &d->kv);
+    model_step(d->model, d->batch, &d->kv.view);
     const struct sample_args rows = {
         .logits = d->model->logits, .params = d->params, .n = d->n, .vocab = b->config->vocab_size};
     b->ops->sample(b->dev, d->results, &rows);

@@ -3,14 +3,14 @@
 #ifndef TOOLS_BENCH_DECODE_H
 #define TOOLS_BENCH_DECODE_H
 
-#include "kernels/batch_view.h"
+#include "infer-server/engine/kv_memory.h"
 #include "tools/bench/bench.h"
 
 struct decoder {
     struct bench *b;
     struct model *model;
     struct batch *batch;
-    struct kv_view kv;
+    struct kv_memory kv;
     int n, blocks_each;
     int32_t *tokens; // (n) last token of each sequence
     int32_t *blocks; // (n, blocks_each)

@@ -170,10 +170,20 @@ static enum status start_server(struct step_bench *s)
 {
     char batch[16];
     snprintf(batch, sizeof batch, "%d", (int)s->b.o.batch);
-    const char *const argv[] = {
-        "cw-infer-server", "--model",     s->model,   "--device", s->b.o.device,
-        "--dtype",         s->b.o.dtype,  "--socket", s->socket,  "--bridge",
-        s->bridge,         "--max-batch", batch,      NULL};
+    const char *const argv[] = {"cw-infer-server",
+                                "--model",
+                                s->model,
+                                "--device",
+                                s->b.o.device,
+                                "--dtype",
+                                dtype_option_names[s->b.o.dtype],
+                                "--socket",
+                                s->socket,
+                                "--bridge",
+                                s->bridge,
+                                "--max-batch",
+                                batch,
+                                NULL};
     const int64_t deadline = clock_deadline_ns(LOADING_S * 1000);
     enum status st = start(s, argv, &s->server);
     if (st != ST_OK) return st;

@@ -10,13 +10,10 @@
 struct config {
     const char *out;
 };
+#define OPTIONS_OF struct config
 static const struct option_spec table[] = {
-    {.name = "out",
-     .type = OPTION_PATH,
-     .offset = offsetof(struct config, out),
-     .value_name = "FILE.html",
-     .help = "where to write the page; else RUN/report.html"},
-    {.name = NULL},
+    OPT_TEXT("out", out, NULL, "FILE.html", "where to write the page; else RUN/report.html"),
+    OPT_END,
 };
 
 static enum status report(const char *folder, const char *out)

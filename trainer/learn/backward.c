@@ -121,8 +121,7 @@ void backward_free(struct backward *b)
     free(b);
 }
 
-// ---- the head
-// --------------------------------------------------------------------------------------------
+// ---- the head -----------------------------------------------------------------------------------
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy)
@@ -237,8 +236,7 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
     m->ops->scatter_add_rows(m->dev, b->dx, b->drows, &rows);
 }
 
-// ---- the layers
-// ------------------------------------------------------------------------------------
+// ---- the layers ---------------------------------------------------------------------------------
 // The gradient of what a residual branch gives: dx itself, or dx taken back through the post-norm.
 static const void *branch_back(struct backward *b, int rows, const struct norm_args *post_norm,
                                void *dnorm)

@@ -20,52 +20,10 @@
 #include <math.h>
 #include <string.h>
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-
-static const char *const loss_names[] = {"grpo", "bnpo", "dapo", "dr_grpo", "cispo"};
-static const char *const kl_names[] = {"k1", "k2", "k3"};
-static const char *const correction_names[] = { // from CORRECTION_OFF + 1 on
-    "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"};
-
-static int name_index(const char *name, const char *const *names, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(name, names[i]) == 0) return (int)i;
-    return -1;
-}
-
-enum status loss_type_from_name(const char *name, enum loss_type *ret)
-{
-    int i = name_index(name, loss_names, COUNT(loss_names));
-    if (strcmp(name, "gspo") == 0)
-        return status_fail(ST_INVALID, "loss type \"gspo\": GSPO is loss type \"grpo\" with "
-                                       "importance sampling level \"sequence\"");
-    if (i < 0)
-        return status_fail(ST_INVALID,
-                           "loss type \"%s\" is not one of grpo, bnpo, dapo, dr_grpo, cispo", name);
-    *ret = (enum loss_type)i;
-    return ST_OK;
-}
-
-enum status kl_estimator_from_name(const char *name, enum kl_estimator *ret)
-{
-    int i = name_index(name, kl_names, COUNT(kl_names));
-    if (i < 0) return status_fail(ST_INVALID, "KL estimator \"%s\" is not one of k1, k2, k3", name);
-    *ret = (enum kl_estimator)i;
-    return ST_OK;
-}
-
-enum status correction_mode_from_name(const char *name, enum correction_mode *ret)
-{
-    int i = name_index(name, correction_names, COUNT(correction_names));
-    if (i < 0)
-        return status_fail(ST_INVALID,
-                           "importance sampling mode \"%s\" is not one of token_truncate, "
-                           "token_mask, sequence_truncate, sequence_mask",
-                           name);
-    *ret = (enum correction_mode)(i + 1);
-    return ST_OK;
-}
+const char *const loss_type_names[] = {"grpo", "bnpo", "dapo", "dr_grpo", "cispo", NULL};
+const char *const kl_estimator_names[] = {"k1", "k2", "k3", NULL};
+const char *const correction_mode_names[] = {
+    "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
 
 static void range_add(struct range_stats *r, double x)
 {

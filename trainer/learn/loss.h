@@ -75,9 +75,7 @@ void loss_compute(const struct loss_config *config, const struct loss_batch *bat
                   struct loss_stats *stats, float *ret_dlogprobs);
 double range_mean(const struct range_stats *r); // 0 where it has no entry
 
-enum status loss_type_from_name(const char *name, enum loss_type *ret); // "gspo" is not a type
-enum status kl_estimator_from_name(const char *name, enum kl_estimator *ret);
-// "token_truncate", ...; off is not a mode.
-enum status correction_mode_from_name(const char *name, enum correction_mode *ret);
+extern const char *const loss_type_names[], *const kl_estimator_names[],
+                                                *const correction_mode_names[];
 
 #endif

@@ -36,24 +36,8 @@ struct optimizer {
     int64_t steps;
 };
 
-static const struct {
-    const char *name;
-    enum dtype dt; // of one moment
-} kinds[] = {
-    [MOMENTS_F32] = {"f32", DT_F32},
-    [MOMENTS_BF16] = {"bf16", DT_BF16},
-    [MOMENTS_8BIT] = {"8bit", DT_U8},
-};
-
-enum status moments_kind_from_name(const char *name, enum moments_kind *ret)
-{
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(name, kinds[i].name) == 0) {
-            *ret = (enum moments_kind)i;
-            return ST_OK;
-        }
-    return status_fail(ST_INVALID, "--optim-moments \"%s\" is none of f32, bf16, 8bit", name);
-}
+const char *const moments_kind_names[] = {"f32", "bf16", "8bit", NULL};
+static const enum dtype moment_dtypes[] = {DT_F32, DT_BF16, DT_U8};
 
 static size_t blocks(int64_t n)
 {
@@ -74,7 +58,7 @@ static enum status moments_new(struct device *dev, enum moments_kind kind, int64
                                struct moments *m)
 {
     enum status st;
-    size_t bytes = (size_t)n * dtype_size(kinds[kind].dt), scales = blocks(n) * sizeof(float);
+    size_t bytes = (size_t)n * dtype_size(moment_dtypes[kind]), scales = blocks(n) * sizeof(float);
     m->kind = kind;
     CHECK(alloc_zeroed(dev, bytes, "first moments", &m->m));
     CHECK(alloc_zeroed(dev, bytes, "second moments", &m->v));
@@ -198,7 +182,7 @@ void optimizer_memory(const struct weights *policy, enum moments_kind moments,
     size_t scales = moments == MOMENTS_8BIT ? blocks(policy->n_elements) * sizeof(float) : 0;
     *ret = (struct optimizer_memory){
         .residual = policy->dt == DT_BF16 ? n * sizeof(uint16_t) : 0,
-        .moments = 2 * (n * dtype_size(kinds[moments].dt) + scales),
+        .moments = 2 * (n * dtype_size(moment_dtypes[moments]) + scales),
         .grads = n * sizeof(float) + WEIGHTS_CANARY_BYTES + sizeof(double) + sizeof(float),
     };
 }
@@ -219,7 +203,7 @@ struct state_array {
 static int state_arrays(const struct optimizer *o, struct state_array ret[MAX_ARRAYS])
 {
     const struct moments *m = &o->moments;
-    enum dtype dt = kinds[m->kind].dt;
+    enum dtype dt = moment_dtypes[m->kind];
     int n = 0;
     ret[n++] = (struct state_array){"exp_avg", dt, m->m, false};
     ret[n++] = (struct state_array){"exp_avg_sq", dt, m->v, false};
@@ -270,7 +254,7 @@ enum status optimizer_save(struct optimizer *o, const char *path)
         CHECK(state_part(&arrays[i / w->n_tensors], &w->tensors[i % w->n_tensors], &sources[i]));
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
-                         kinds[o->moments.kind].name);
+                         moments_kind_names[o->moments.kind]);
     if (!metadata) {
         st = status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
         goto out;
@@ -300,8 +284,8 @@ static enum status moments_check(const struct optimizer *o, const char *path,
 {
     const json_t *metadata = safetensors_metadata(set);
     const char *kind = json_string_value(json_object_get(metadata, "moments"));
-    const char *mine = kinds[o->moments.kind].name;
-    if (!kind) kind = kinds[MOMENTS_F32].name;
+    const char *mine = moments_kind_names[o->moments.kind];
+    if (!kind) kind = moments_kind_names[MOMENTS_F32];
     if (strcmp(kind, mine) == 0) return ST_OK;
     return status_fail(ST_MISMATCH,
                        "%s holds moments in %s, this run keeps them in %s; go on with "

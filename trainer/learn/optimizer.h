@@ -13,8 +13,7 @@ struct optimizer_config {
     double max_grad_norm; // 0: no clipping
     enum moments_kind moments;
 };
-// "f32", "bf16", "8bit": ST_INVALID names --optim-moments.
-enum status moments_kind_from_name(const char *name, enum moments_kind *ret);
+extern const char *const moments_kind_names[];
 
 // `policy` is bound to the shared arena (or, in sft, to the trainer's own). bf16 weights: the
 // residual starts at 0, the master is then exactly the weight.

@@ -3,21 +3,8 @@
 #include "trainer/learn/schedule.h"
 
 #include <math.h>
-#include <string.h>
 
-enum status schedule_type_from_name(const char *name, enum schedule_type *ret)
-{
-    static const char *const names[] = {"linear", "cosine", "constant"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *ret = (enum schedule_type)i;
-            return ST_OK;
-        }
-    return status_fail(ST_INVALID,
-                       "learning rate schedule \"%s\" is not one of linear, cosine, "
-                       "constant",
-                       name);
-}
+const char *const schedule_type_names[] = {"linear", "cosine", "constant", NULL};
 
 double schedule_at(const struct schedule *s, int64_t step)
 {

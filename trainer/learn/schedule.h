@@ -7,13 +7,13 @@
 #include <stdint.h>
 
 enum schedule_type { SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_CONSTANT };
+extern const char *const schedule_type_names[];
 
 struct schedule {
     enum schedule_type type;
     double peak;
     int64_t warmup_steps, total_steps;
 };
-enum status schedule_type_from_name(const char *name, enum schedule_type *ret);
 double schedule_at(const struct schedule *s, int64_t step); // step: 0-based
 
 #endif

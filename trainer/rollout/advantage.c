@@ -2,20 +2,10 @@
 #include "trainer/rollout/advantage.h"
 
 #include <math.h>
-#include <string.h>
 
 #define ADVANTAGE_EPS 1e-4
 
-enum status advantage_scale_from_name(const char *name, enum advantage_scale *ret)
-{
-    static const char *const names[] = {"group", "batch", "none"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *ret = (enum advantage_scale)i;
-            return ST_OK;
-        }
-    return status_fail(ST_INVALID, "scale-rewards \"%s\" is not one of group, batch, none", name);
-}
+const char *const advantage_scale_names[] = {"group", "batch", "none", NULL};
 
 void mean_std(const double *x, int n, double *ret_mean, double *ret_std)
 {

@@ -7,7 +7,7 @@
 // What the centred rewards are divided by, as TRL's scale_rewards: the group's standard deviation
 // (with n - 1) + 1e-4, that of all samples of the step, or nothing (Liu et al. 2025).
 enum advantage_scale { SCALE_GROUP, SCALE_BATCH, SCALE_NONE };
-enum status advantage_scale_from_name(const char *name, enum advantage_scale *ret);
+extern const char *const advantage_scale_names[];
 
 struct advantage_stats {
     double reward_mean;   // over all samples

@@ -40,17 +40,7 @@ struct curriculum {
     double mean_rollouts; // over the epoch's examples
 };
 
-static const char *const mode_names[] = {"off", "uniform", "kde"};
-
-enum status curriculum_mode_from_name(const char *name, enum curriculum_mode *ret)
-{
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, mode_names[i]) == 0) {
-            *ret = (enum curriculum_mode)i;
-            return ST_OK;
-        }
-    return status_fail(ST_INVALID, "curriculum \"%s\" is not one of off, uniform, kde", name);
-}
+const char *const curriculum_mode_names[] = {"off", "uniform", "kde", NULL};
 
 int curriculum_rollouts(const struct curriculum_options *o, double level)
 {
@@ -191,18 +181,21 @@ void curriculum_free(struct curriculum *c)
 
 // ---- steps --------------------------------------------------------------------------------------
 
-void curriculum_next(struct curriculum *c, struct curriculum_batch *ret)
+bool curriculum_next(struct curriculum *c, int ahead, struct curriculum_batch *ret)
 {
     const struct curriculum_options *o = &c->options;
     if (o->mode == CURRICULUM_OFF) {
         for (int i = 0; i < o->prompts_per_step; i++)
-            c->examples[i] = data_order_at(&c->order, c->taken + i);
+            c->examples[i] =
+                data_order_at(&c->order, c->taken + (int64_t)ahead * o->prompts_per_step + i);
         *ret =
             (struct curriculum_batch){c->examples, o->prompts_per_step, o->num_generations, UNSEEN};
-        return;
+        return true;
     }
-    const struct prompt_batch *b = &c->batches[c->next];
+    if (c->next + ahead >= c->n_batches) return false;
+    const struct prompt_batch *b = &c->batches[c->next + ahead];
     *ret = (struct curriculum_batch){c->examples + b->first, b->n, b->rollouts, b->bucket};
+    return true;
 }
 
 static enum status sort_into_buckets(struct curriculum *c)
@@ -239,7 +232,7 @@ enum status curriculum_record(struct curriculum *c, const double *rewards,
         *ret_buckets = NULL;
         return ST_OK;
     }
-    curriculum_next(c, &batch);
+    curriculum_next(c, 0, &batch);
     for (int i = 0; i < batch.n; i++) {
         int e = batch.examples[i];
         double old = c->seen[e]++ ? c->options.ema : 0;
@@ -316,7 +309,7 @@ json_t *curriculum_to_json(const struct curriculum *c)
         return NULL;
     }
     return json_pack(
-        "{s:s, s:i, s:I, s:o, s:o, s:o, s:o}", "mode", mode_names[c->options.mode],
+        "{s:s, s:i, s:I, s:o, s:o, s:o, s:o}", "mode", curriculum_mode_names[c->options.mode],
         "prompts_per_step", c->options.prompts_per_step, "samples", (json_int_t)c->samples,
         "levels", levels, "ema", array_to_json(c->ema, n * sizeof *c->ema), "seen",
         array_to_json(c->seen, n * sizeof *c->seen), "bucket", array_to_json(c->bucket, n));
@@ -326,9 +319,9 @@ static enum status check_options(const struct curriculum *c, const json_t *json)
 {
     const char *mode = json_string_value(json_object_get(json, "mode"));
     json_int_t prompts = json_integer_value(json_object_get(json, "prompts_per_step"));
-    if (strcmp(mode ? mode : "off", mode_names[c->options.mode]) != 0)
+    if (strcmp(mode ? mode : "off", curriculum_mode_names[c->options.mode]) != 0)
         return status_fail(ST_MISMATCH, "the run was made with --curriculum %s, not %s",
-                           mode ? mode : "off", mode_names[c->options.mode]);
+                           mode ? mode : "off", curriculum_mode_names[c->options.mode]);
     if (c->options.mode != CURRICULUM_OFF && prompts != c->options.prompts_per_step)
         return status_fail(ST_MISMATCH,
                            "the run was made with --prompts-per-step %" JSON_INTEGER_FORMAT

@@ -20,7 +20,7 @@
 #include <jansson.h>
 
 enum curriculum_mode { CURRICULUM_OFF, CURRICULUM_UNIFORM, CURRICULUM_KDE };
-enum status curriculum_mode_from_name(const char *name, enum curriculum_mode *ret);
+extern const char *const curriculum_mode_names[];
 
 struct curriculum_options {
     enum curriculum_mode mode;
@@ -43,13 +43,15 @@ enum status curriculum_new(const struct curriculum_options *options, int n_examp
                            struct curriculum **ret);
 void curriculum_free(struct curriculum *c);
 
-struct curriculum_batch { // of the next step; borrowed until the next is recorded
+struct curriculum_batch { // of one step; borrowed until the next call
     const int *examples;  // (n) indices into the data set
     int n;
     int rollouts; // of each
     int bucket;   // of the last epoch's buckets; -1: not in one
 };
-void curriculum_next(struct curriculum *c, struct curriculum_batch *ret);
+// Of the next step, or of one `ahead` steps behind it. False where that depends on rewards that are
+// not recorded yet: with buckets, behind an epoch's last step.
+bool curriculum_next(struct curriculum *c, int ahead, struct curriculum_batch *ret);
 // The step on that batch is done; rewards (n): the mean over each prompt's samples. The first
 // reward of an example is its average, later ones move it: ema x old + (1 - ema) x new.
 // ret_buckets: where this was an epoch's last step, what its rewards were sorted into (borrowed

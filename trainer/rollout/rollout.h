@@ -1,23 +1,14 @@
-/* rollout.h: asks the daemon for samples of a list of prompts and takes them in. One POST for all
- * the groups of a step; every line of the answer is checked before it is believed. One thread. */
+/* rollout.h: asks the servers for completions of a list of prompts and takes them in. One thread at
+ * a time for a source. */
 #ifndef TRAINER_ROLLOUT_H
 #define TRAINER_ROLLOUT_H
 
 #include "bridge/control.h"
 #include "common/http/http_client.h"
+#include "trainer/rollout/completion.h"
 #include "trainer/rollout/data.h"
+#include <stdatomic.h>
 
-struct completion {
-    int n;              // completion tokens; 0 is possible
-    int32_t *ids;       // (n)
-    float *logprobs;    // (n) of the daemon's temperature-scaled distribution
-    uint64_t *versions; // (n) of the weights that drew each token
-    bool truncated;     // ended at the token limit
-    char *text;         // as the daemon decoded it, U+0000 as U+2400; "" where it has no tokenizer
-    uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
-    int32_t *text_offset; // (n) characters of text before each token; NULL: not told
-    json_t *telemetry;    // docs/protocol.md, POST /v1/rollouts; may be NULL
-};
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
@@ -34,22 +25,31 @@ struct sampling_options {
     const char *stop; // NULL: none
 };
 
+struct rollout_server {            // one that samples
+    const char *address;           // as http_client_new() takes it; NULL: the client's own
+    const struct control *control; // of its weights
+};
+#define ROLLOUT_MAX_SERVERS 16
+
 struct rollout_source { // borrowed parts, filled by the caller
     struct http_client *http;
-    struct control *control;
+    struct rollout_server servers[ROLLOUT_MAX_SERVERS]; // (n_servers) the groups are divided among
+    int n_servers;                                      // at least 1
     int vocab_size;
     int timeout_ms, idle_timeout_ms;
+    const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
 };
 
-// Pulls n samples for each of n_groups examples. A daemon that is busy (429, 503) is asked again
-// until the time-out; one that died is ST_PEER_GONE within a second; an answer that is not what was
-// asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field.
+// Pulls n completions for each of n_groups examples. A server that is busy (429, 503) is asked
+// again until the time-out; one that died is ST_PEER_GONE within a second; a response that is not
+// what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled
+// does not depend on the number of servers.
 enum status rollout_pull(const struct rollout_source *source, const struct example *const *examples,
                          int n_groups, int n_per_group, const struct sampling_options *sampling,
                          struct rollout **ret);
 void rollout_free(struct rollout *r);
 
-// ST_INVALID where a prompt with that many new tokens is over the context that the daemon serves
+// ST_INVALID where a prompt with that many new tokens is over the context that the server serves
 // (its --max-context), which may be less than the model's. limit > 0: of the first `limit` prompts.
 enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,
                                   int64_t limit, int64_t max_completion_length);

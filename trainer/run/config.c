@@ -2,197 +2,171 @@
 #include "trainer/run/config.h"
 #include "trainer/run/options_shared.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define AT(field) offsetof(struct train_config, field)
+#define OPTIONS_OF struct train_config
+
+static const char *const latency_words[] = {"measured", "modelled", NULL};
 
 const struct option_spec train_options[] = {
-    HEADING("What is trained, on what"),
-    {"bridge", OPTION_STRING, AT(bridge), NULL, "PATH",
-     "the daemon's bridge file (default: searched)", 0, 0, NULL},
-    {"data", OPTION_STRING, AT(data), NULL, "FILE", "training prompts, JSONL", 0, 0, NULL},
+    OPT_HEADING("What is trained, on what"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
+    OPT_TEXT("data", data, NULL, "FILE", "training prompts, JSONL"),
     MAX_SAMPLES_OPTION,
-    {"run-dir", OPTION_STRING, AT(run_dir), NULL, "DIR", "run folder (default: runs/DATE-TIME)", 0,
-     0, NULL},
-    {"resume", OPTION_FLAG, AT(resume), NULL, NULL,
-     "go on from the run folder's last checkpoint, if it has one, with the options in its "
-     "config.json where they are not given here",
-     0, 0, NULL},
-    {"start-from", OPTION_STRING, AT(start_from), "loaded", "loaded|current|DIR",
-     "weights that a new run starts from: those of the folder the daemon loaded, as they are now, "
-     "or "
-     "those of a model folder; also the reference of --beta",
-     0, 0, NULL},
-    {"config", OPTION_STRING, AT(config), NULL, "FILE", "these options as JSON, with _ for -", 0, 0,
-     NULL},
+    OPT_TEXT("run-dir", run_dir, NULL, "DIR", "run folder (default: runs/DATE-TIME)"),
+    OPT_FLAG("resume", resume, NULL,
+             "go on from the run folder's last checkpoint, if it has one, with the options in its "
+             "config.json where they are not given here"),
+    OPT_TEXT("start-from", start_from, "loaded", "loaded|current|DIR",
+             "weights that a new run starts from: those of the folder the daemon loaded, as they "
+             "are now, or those of a model folder; also the reference of --beta"),
+    OPT_CONFIG,
     PROMPT_OPTIONS,
 
-    HEADING("Reward"),
+    OPT_HEADING("Reward"),
     REWARD_OPTIONS,
-    {"reward-normalise", OPTION_STRING, AT(reward_normalise), "none", "HOW",
-     "terms: z-score each term per group, weigh, sum, normalise over the batch (--scale-rewards "
-     "then has no effect)",
-     0, 0, "none|terms"},
+    OPT_CHOICE("reward-normalise", normalise_terms, "none", OPTION_WORDS("none", "terms"),
+               "terms: z-score each term per group, weigh, sum, normalise over the batch "
+               "(--scale-rewards then has no effect)"),
 
-    HEADING("Cost of inference in the reward"),
-    {"cost", OPTION_FLAG, AT(cost), NULL, NULL,
-     "reward = task - latency - tokens - KV memory + acceptance + cache reuse, as weighted below",
-     0, 0, NULL},
-    {"cost-latency", OPTION_DOUBLE, AT(cost_weights.latency), "0.001", "A", "taken off for each ms",
-     0, 1e9, NULL},
-    {"cost-tokens", OPTION_DOUBLE, AT(cost_weights.tokens), "0.001", "B",
-     "taken off for each generated token", 0, 1e9, NULL},
-    {"cost-kv", OPTION_DOUBLE, AT(cost_weights.kv), "0.01", "C",
-     "taken off for each MB (2^20 bytes) of KV cache at its peak", 0, 1e9, NULL},
-    {"gain-acceptance", OPTION_DOUBLE, AT(cost_weights.acceptance), "1", "D",
-     "added for all draft tokens accepted; a share counts in proportion", 0, 1e9, NULL},
-    {"gain-cache", OPTION_DOUBLE, AT(cost_weights.cache), "0.5", "E",
-     "added for a prompt wholly from the prefix cache", 0, 1e9, NULL},
-    {"latency", OPTION_STRING, AT(latency), "measured", "WHICH",
-     "modelled: from the sample's own tokens, by a fit to all latencies of this run", 0, 0,
-     "measured|modelled"},
+    OPT_HEADING("Cost of inference in the reward"),
+    OPT_FLAG("cost", cost, NULL,
+             "reward = task - latency - tokens - KV memory + acceptance + cache reuse, as weighted "
+             "below"),
+    OPT_DOUBLE("cost-latency", cost_weights.latency, "0.001", "A", 0, 1e9, "taken off for each ms"),
+    OPT_DOUBLE("cost-tokens", cost_weights.tokens, "0.001", "B", 0, 1e9,
+               "taken off for each generated token"),
+    OPT_DOUBLE("cost-kv", cost_weights.kv, "0.01", "C", 0, 1e9,
+               "taken off for each MB (2^20 bytes) of KV cache at its peak"),
+    OPT_DOUBLE("gain-acceptance", cost_weights.acceptance, "1", "D", 0, 1e9,
+               "added for all draft tokens accepted; a share counts in proportion"),
+    OPT_DOUBLE("gain-cache", cost_weights.cache, "0.5", "E", 0, 1e9,
+               "added for a prompt wholly from the prefix cache"),
+    OPT_CHOICE("latency", latency_modelled, "measured", latency_words,
+               "modelled: from the sample's own tokens, by a fit to all latencies of this run"),
 
-    HEADING("Rollouts"),
-    {"prompts-per-step", OPTION_INT, AT(prompts_per_step), "8", "N", "groups in one step", 1, 1e6,
-     NULL},
-    {"num-generations", OPTION_INT, AT(num_generations), "8", "N",
-     "samples of each prompt, without a curriculum", 1, 4096, NULL},
-    {"max-completion-length", OPTION_INT, AT(max_completion_length), "512", "TOKENS",
-     "of one sample", 1, 1e7, NULL},
-    {"temperature", OPTION_DOUBLE, AT(temperature), "1", "T", "of sampling and of the loss", 1e-3,
-     100, NULL},
-    {"top-p", OPTION_DOUBLE, AT(top_p), "1", "P", "nucleus sampling; 1: off", 1e-6, 1, NULL},
-    {"top-k", OPTION_INT, AT(top_k), "0", "K", "sample among the K likeliest; 0: off", 0, 1e9,
-     NULL},
-    {"min-p", OPTION_DOUBLE, AT(min_p), "0", "P", "least share of the likeliest; 0: off", 0, 1,
-     NULL},
-    {"stop", OPTION_STRING, AT(stop), NULL, "TEXT", "text that ends a sample", 0, 0, NULL},
-    {"ignore-eos", OPTION_FLAG, AT(ignore_eos), NULL, NULL, "sample on past the end token", 0, 0,
-     NULL},
+    OPT_HEADING("Rollouts"),
+    OPT_INT("prompts-per-step", prompts_per_step, "8", "N", 1, 1e6, "groups in one step"),
+    OPT_INT("num-generations", num_generations, "8", "N", 1, 4096,
+            "samples of each prompt, without a curriculum"),
+    OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, 64,
+            "sample so many steps ahead of the one that is learned from, meanwhile and by older "
+            "weights; 0: one after the other"),
+    OPT_INT("max-completion-length", max_completion_length, "512", "TOKENS", 1, 1e7,
+            "of one sample"),
+    OPT_DOUBLE("temperature", temperature, "1", "T", 1e-3, 100, "of sampling and of the loss"),
+    OPT_DOUBLE("top-p", top_p, "1", "P", 1e-6, 1, "nucleus sampling; 1: off"),
+    OPT_INT("top-k", top_k, "0", "K", 0, 1e9, "sample among the K likeliest; 0: off"),
+    OPT_DOUBLE("min-p", min_p, "0", "P", 0, 1, "least share of the likeliest; 0: off"),
+    OPT_TEXT("stop", stop, NULL, "TEXT", "text that ends a sample"),
+    OPT_FLAG("ignore-eos", ignore_eos, NULL, "sample on past the end token"),
 
-    HEADING("Curriculum"),
-    {"curriculum", OPTION_STRING, AT(curriculum), "off", "NAME",
-     "kde: more samples of prompts whose rewards are low, by valleys in their density; uniform: "
-     "its control, as many samples spread evenly",
-     0, 0, "off|uniform|kde"},
-    {"n-buckets", OPTION_INT, AT(n_buckets), "3", "N", "into which prompts are sorted, at most", 1,
-     BUCKETS_MAX, NULL},
-    {"min-bucket-size", OPTION_INT, AT(min_bucket_size), "0", "N",
-     "prompts; a smaller bucket goes to a neighbour; 0: as --prompts-per-step", 0, 1e9, NULL},
-    {"rollout-base", OPTION_INT, AT(rollout_base), "4", "N",
-     "samples of a prompt of the highest rewards; in place of --num-generations", 2, 4096, NULL},
-    {"rollout-alpha", OPTION_DOUBLE, AT(rollout_alpha), "1.5", "A",
-     "the lowest get 1 + A times as many", 0, 1000, NULL},
-    {"curriculum-ema", OPTION_DOUBLE, AT(curriculum_ema), "0.7", "W",
-     "weight of a prompt's average reward so far beside its new one", 0, 0.999999, NULL},
+    OPT_HEADING("Curriculum"),
+    OPT_CHOICE("curriculum", curriculum, "off", curriculum_mode_names,
+               "kde: more samples of prompts whose rewards are low, by valleys in their density; "
+               "uniform: its control, as many samples spread evenly"),
+    OPT_INT("n-buckets", n_buckets, "3", "N", 1, BUCKETS_MAX,
+            "into which prompts are sorted, at most"),
+    OPT_INT("min-bucket-size", min_bucket_size, "0", "N", 0, 1e9,
+            "prompts; a smaller bucket goes to a neighbour; 0: as --prompts-per-step"),
+    OPT_INT("rollout-base", rollout_base, "4", "N", 2, 4096,
+            "samples of a prompt of the highest rewards; in place of --num-generations"),
+    OPT_DOUBLE("rollout-alpha", rollout_alpha, "1.5", "A", 0, 1000,
+               "the lowest get 1 + A times as many"),
+    OPT_DOUBLE("curriculum-ema", curriculum_ema, "0.7", "W", 0, 0.999999,
+               "weight of a prompt's average reward so far beside its new one"),
 
-    HEADING("Loss"),
-    {"loss-type", OPTION_STRING, AT(loss_type), "dapo", "NAME", "how tokens are averaged", 0, 0,
-     "grpo|bnpo|dapo|dr_grpo|cispo"},
-    {"importance-sampling-level", OPTION_STRING, AT(importance_sampling_level), "token", "LEVEL",
-     "sequence: GSPO", 0, 0, "token|sequence"},
-    {"epsilon", OPTION_DOUBLE, AT(epsilon), "0.2", "E", "clip the ratio below 1 - E", 0, 1, NULL},
-    {"epsilon-high", OPTION_DOUBLE, AT(epsilon_high), "-1", "E",
-     "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5", -1, 1e9, NULL},
-    {"delta", OPTION_DOUBLE, AT(delta), "0", "D",
-     "dual clip: cap the ratio at D where the advantage is negative too; 0: off", 0, 1e9, NULL},
-    {"beta", OPTION_DOUBLE, AT(beta), "0", "B",
-     "weight of the KL divergence from the weights the run started from (--start-from), of which "
-     "it "
-     "then keeps a copy in memory",
-     0, 1e6, NULL},
-    {"kl-estimator", OPTION_STRING, AT(kl_estimator), "k3", "NAME", "how that is estimated", 0, 0,
-     "k1|k2|k3"},
-    {"use-bias-correction-kl", OPTION_FLAG, AT(use_bias_correction_kl), "true", NULL,
-     "multiply it by the ratio, for an unbiased gradient", 0, 0, NULL},
-    {"scale-rewards", OPTION_STRING, AT(scale_rewards), "group", "HOW",
-     "what advantages are divided by", 0, 0, "group|batch|none"},
-    {"num-iterations", OPTION_INT, AT(num_iterations), "1", "N", "updates on each rollout", 1, 1000,
-     NULL},
-    {"importance-sampling-correction", OPTION_FLAG, AT(importance_sampling_correction), "true",
-     NULL, "weigh the loss by the trainer's over the daemon's probabilities", 0, 0, NULL},
-    {"importance-sampling-mode", OPTION_STRING, AT(importance_sampling_mode), "sequence_mask",
-     "MODE", "weights of tokens or whole sequences; beyond the bounds they are cut, or 0", 0, 0,
-     "token_truncate|token_mask|sequence_truncate|sequence_mask"},
-    {"importance-sampling-clip-max", OPTION_DOUBLE, AT(importance_sampling_clip_max), "3", "C",
-     "upper bound of these weights; 0: none", 0, 1e9, NULL},
-    {"importance-sampling-clip-min", OPTION_DOUBLE, AT(importance_sampling_clip_min), "0", "C",
-     "lower bound of these weights; 0: none", 0, 1e9, NULL},
-    {"mask-truncated-completions", OPTION_FLAG, AT(mask_truncated_completions), NULL, NULL,
-     "samples cut off at the token limit do not count", 0, 0, NULL},
+    OPT_HEADING("Loss"),
+    OPT_CHOICE("loss-type", loss_type, "dapo", loss_type_names, "how tokens are averaged"),
+    OPT_CHOICE("importance-sampling-level", sequence_level, "token",
+               OPTION_WORDS("token", "sequence"), "sequence: GSPO"),
+    OPT_DOUBLE("epsilon", epsilon, "0.2", "E", 0, 1, "clip the ratio below 1 - E"),
+    OPT_DOUBLE("epsilon-high", epsilon_high, "-1", "E", -1, 1e9,
+               "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5"),
+    OPT_DOUBLE("delta", delta, "0", "D", 0, 1e9,
+               "dual clip: cap the ratio at D where the advantage is negative too; 0: off"),
+    OPT_DOUBLE("beta", beta, "0", "B", 0, 1e6,
+               "weight of the KL divergence from the weights the run started from (--start-from), "
+               "of which it then keeps a copy in memory"),
+    OPT_CHOICE("kl-estimator", kl_estimator, "k3", kl_estimator_names, "how that is estimated"),
+    OPT_FLAG("use-bias-correction-kl", use_bias_correction_kl, "true",
+             "multiply it by the ratio, for an unbiased gradient"),
+    OPT_CHOICE("scale-rewards", scale_rewards, "group", advantage_scale_names,
+               "what advantages are divided by"),
+    OPT_INT("num-iterations", num_iterations, "1", "N", 1, 1000, "updates on each rollout"),
+    OPT_FLAG("importance-sampling-correction", importance_sampling_correction, "true",
+             "weigh the loss by the trainer's over the daemon's probabilities"),
+    OPT_CHOICE("importance-sampling-mode", importance_sampling_mode, "sequence_mask",
+               correction_mode_names + 1,
+               "weights of tokens or whole sequences; beyond the bounds they are cut, or 0"),
+    OPT_DOUBLE("importance-sampling-clip-max", importance_sampling_clip_max, "3", "C", 0, 1e9,
+               "upper bound of these weights; 0: none"),
+    OPT_DOUBLE("importance-sampling-clip-min", importance_sampling_clip_min, "0", "C", 0, 1e9,
+               "lower bound of these weights; 0: none"),
+    OPT_FLAG("mask-truncated-completions", mask_truncated_completions, NULL,
+             "samples cut off at the token limit do not count"),
 
-    HEADING("Optimizer (AdamW)"),
+    OPT_HEADING("Optimizer (AdamW)"),
     ADAMW_OPTIONS("1e-6"),
-    {"max-steps", OPTION_INT, AT(max_steps), "-1", "N",
-     "steps of the run, each a rollout with its --num-iterations updates; -1: by epochs", -1, 1e9,
-     NULL},
-    {"num-train-epochs", OPTION_DOUBLE, AT(num_train_epochs), "3", "N", "times through the data", 0,
-     1e6, NULL},
-    {"seed", OPTION_INT, AT(seed), "42", "N", "of the data order and of sampling", 0, 1e15, NULL},
+    OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9,
+            "steps of the run, each a rollout with its --num-iterations updates; -1: by epochs"),
+    OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6, "times through the data"),
+    OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of sampling"),
 
-    HEADING("Draft model"),
-    {"train-draft", OPTION_FLAG, AT(train_draft), NULL, NULL,
-     "train the daemon's draft model (cw-infer-server --draft) to answer as the policy does, on "
-     "the "
-     "same rollouts",
-     0, 0, NULL},
-    {"draft-learning-rate", OPTION_DOUBLE, AT(draft_learning_rate), "2e-5", "LR",
-     "at its peak; schedule and AdamW as above", 0, 10, NULL},
-    {"draft-loss-weight", OPTION_DOUBLE, AT(draft_loss_weight), "1", "W",
-     "of the mean KL divergence of the draft from the policy", 0, 1e6, NULL},
-    {"draft-max-grad-norm", OPTION_DOUBLE, AT(draft_max_grad_norm), "-1", "N",
-     "gradient clipping of the draft; 0: off; -1: as --max-grad-norm", -1, 1e9, NULL},
+    OPT_HEADING("Draft model"),
+    OPT_FLAG("train-draft", train_draft, NULL,
+             "train the daemon's draft model (cw-infer-server --draft) to answer as the policy "
+             "does, on the same rollouts"),
+    OPT_DOUBLE("draft-learning-rate", draft_learning_rate, "2e-5", "LR", 0, 10,
+               "at its peak; schedule and AdamW as above"),
+    OPT_DOUBLE("draft-loss-weight", draft_loss_weight, "1", "W", 0, 1e6,
+               "of the mean KL divergence of the draft from the policy"),
+    OPT_DOUBLE("draft-max-grad-norm", draft_max_grad_norm, "-1", "N", -1, 1e9,
+               "gradient clipping of the draft; 0: off; -1: as --max-grad-norm"),
 
-    HEADING("Run"),
-    {"logging-steps", OPTION_INT, AT(logging_steps), "10", "N",
-     "steps between plain progress lines (metrics.jsonl has every step)", 1, 1e9, NULL},
-    {"save-steps", OPTION_INT, AT(save_steps), "500", "N",
-     "steps between checkpoints; 0: at the end", 0, 1e9, NULL},
-    {"save-minutes", OPTION_DOUBLE, AT(save_minutes), "10", "N",
-     "minutes after which a step gets a checkpoint that the next one replaces; 0: off", 0, 1e6,
-     NULL},
-    {"save-total-limit", OPTION_INT, AT(save_total_limit), "0", "N", "checkpoints kept; 0: all", 0,
-     1e9, NULL},
-    {"also-count", OPTION_STRING, AT(also_count), NULL, "BRIDGE,...",
-     "bridge files of further daemons, whose speculative decoding is added to spec_decode/*", 0, 0,
-     NULL},
-    {"log-completions", OPTION_FLAG, AT(log_completions), NULL, NULL,
-     "write the sampled text of each step into rollouts/", 0, 0, NULL},
-    {"eval-data", OPTION_STRING, AT(eval_data), NULL, "FILE", "held-out prompts, JSONL", 0, 0,
-     NULL},
-    {"eval-strategy", OPTION_STRING, AT(eval_strategy), "steps", "HOW",
-     "what evaluations go by; there is one before the first step and one at the end", 0, 0,
-     "steps|epoch"},
-    {"eval-steps", OPTION_INT, AT(eval_steps), "500", "N", "steps between evaluations", 1, 1e9,
-     NULL},
-    {"eval-epochs", OPTION_INT, AT(eval_epochs), "1", "N",
-     "epochs between them, with --eval-strategy epoch", 1, 1e6, NULL},
-    {"eval-limit", OPTION_INT, AT(eval_limit), "0", "N", "first N held-out prompts; 0: all", 0, 1e9,
-     NULL},
-    {"early-stop-patience", OPTION_INT, AT(early_stop_patience), "0", "N",
-     "end after N evaluations in a row without a better one than before them; 0: off", 0, 1e9,
-     NULL},
-    {"load-best-model-at-end", OPTION_FLAG, AT(load_best_model_at_end), NULL, NULL,
-     "serve the weights of the best evaluation once the run is over", 0, 0, NULL},
+    OPT_HEADING("Run"),
+    OPT_INT("logging-steps", logging_steps, "10", "N", 1, 1e9,
+            "steps between plain progress lines (metrics.jsonl has every step)"),
+    OPT_INT("save-steps", save_steps, "500", "N", 0, 1e9,
+            "steps between checkpoints; 0: at the end"),
+    OPT_DOUBLE("save-minutes", save_minutes, "10", "N", 0, 1e6,
+               "minutes after which a step gets a checkpoint that the next one replaces; 0: off"),
+    OPT_INT("save-total-limit", save_total_limit, "0", "N", 0, 1e9, "checkpoints kept; 0: all"),
+    OPT_TEXT(
+        "also-count", also_count, NULL, "BRIDGE,...",
+        "bridge files of further daemons, whose speculative decoding is added to spec_decode/*"),
+    OPT_FLAG("log-completions", log_completions, NULL,
+             "write the sampled text of each step into rollouts/"),
+    OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out prompts, JSONL"),
+    OPT_CHOICE("eval-strategy", eval_by_epoch, "steps", OPTION_WORDS("steps", "epoch"),
+               "what evaluations go by; there is one before the first step and one at the end"),
+    OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9, "steps between evaluations"),
+    OPT_INT("eval-epochs", eval_epochs, "1", "N", 1, 1e6,
+            "epochs between them, with --eval-strategy epoch"),
+    OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out prompts; 0: all"),
+    OPT_INT("early-stop-patience", early_stop_patience, "0", "N", 0, 1e9,
+            "end after N evaluations in a row without a better one than before them; 0: off"),
+    OPT_FLAG("load-best-model-at-end", load_best_model_at_end, NULL,
+             "serve the weights of the best evaluation once the run is over"),
 
     LOG_LEVEL_OPTION,
 
-    HEADING("Machine"),
-    {"exact", OPTION_FLAG, AT(exact), NULL, NULL,
-     "no bit may depend on timing: wants cw-infer-server --exact, and ends where one of its "
-     "log-probabilities differs from the trainer's",
-     0, 0, NULL},
-    {"token-budget", OPTION_INT, AT(token_budget), "8192", "ROWS",
-     "of one micro-batch: bounds the memory of activations", 2, 1e8, NULL},
-    {"logits-chunk", OPTION_INT, AT(logits_chunk), "512", "ROWS",
-     "whose vocabulary-wide logits exist at one time", 1, 1e6, NULL},
+    OPT_HEADING("Machine"),
+    OPT_FLAG("exact", exact, NULL,
+             "no bit may depend on timing: wants cw-infer-server --exact, and ends where one of "
+             "its log-probabilities differs from the trainer's"),
+    OPT_INT("token-budget", token_budget, "8192", "ROWS", 2, 1e8,
+            "of one micro-batch: bounds the memory of activations"),
+    OPT_INT("logits-chunk", logits_chunk, "512", "ROWS", 1, 1e6,
+            "whose vocabulary-wide logits exist at one time"),
     MEMORY_OPTIONS,
-    {"quiet-timeout", OPTION_DOUBLE, AT(quiet_timeout), "30", "SECONDS",
-     "longest wait for the daemon's step boundary", 0.01, 1e6, NULL},
-    {"rollout-timeout", OPTION_DOUBLE, AT(rollout_timeout), "1800", "SECONDS",
-     "longest wait for a step's rollouts", 0.1, 1e6, NULL},
-    {NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL},
+    OPT_DOUBLE("quiet-timeout", quiet_timeout, "30", "SECONDS", 0.01, 1e6,
+               "longest wait for the daemon's step boundary"),
+    OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
+               "longest wait for a step's rollouts"),
+    OPT_END,
 };
 
 const char *train_config_idle_cost(const struct train_config *config)
@@ -200,7 +174,7 @@ const char *train_config_idle_cost(const struct train_config *config)
     static const char *const names[] = {"cost-latency", "cost-tokens", "cost-kv", "gain-acceptance",
                                         "gain-cache"};
     if (config->cost) return NULL;
-    if (strcmp(config->latency, "measured") != 0) return "latency";
+    if (config->latency_modelled) return "latency";
     for (const struct option_spec *o = train_options; o->name; o++)
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
             if (strcmp(o->name, names[i]) == 0 &&
@@ -213,9 +187,14 @@ const char *train_config_idle_cost(const struct train_config *config)
 
 static enum status resolve_loss(const struct train_config *config, struct loss_config *ret)
 {
-    enum status st;
+    enum status st = ST_OK;
     struct loss_config loss = {
-        .sequence_level = strcmp(config->importance_sampling_level, "sequence") == 0,
+        .sequence_level = config->sequence_level,
+        .type = config->loss_type,
+        .kl_estimator = config->kl_estimator,
+        .correction = config->importance_sampling_correction
+                          ? (enum correction_mode)(config->importance_sampling_mode + 1)
+                          : CORRECTION_OFF,
         .epsilon = config->epsilon,
         .epsilon_high = config->epsilon_high,
         .delta = config->delta,
@@ -225,12 +204,8 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
         .correction_min = config->importance_sampling_clip_min,
         .correction_max = config->importance_sampling_clip_max,
     };
-    CHECK(loss_type_from_name(config->loss_type, &loss.type));
-    CHECK(kl_estimator_from_name(config->kl_estimator, &loss.kl_estimator));
-    CHECK(correction_mode_from_name(config->importance_sampling_mode, &loss.correction));
     if (config->epsilon_high < 0)
         loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : config->epsilon;
-    if (!config->importance_sampling_correction) loss.correction = CORRECTION_OFF;
     if (loss.delta > 0 && loss.delta <= 1) {
         st = status_fail(ST_INVALID,
                          "--delta %g would cut the ratio of an unchanged policy, which is 1; take "
@@ -251,7 +226,7 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
         st = status_fail(ST_INVALID,
                          "--importance-sampling-mode %s has no bound to truncate at: give "
                          "--importance-sampling-clip-max or --importance-sampling-clip-min",
-                         config->importance_sampling_mode);
+                         correction_mode_names[loss.correction]);
         goto out;
     }
     *ret = loss;
@@ -275,12 +250,19 @@ static enum status check_exact(const struct train_config *config)
         {"gain-cache", config->cost_weights.cache,
          "the prefix cache depends on what was served before"},
     };
+    if (config->exact && config->rollout_ahead > 0)
+        return status_fail(ST_INVALID,
+                           "--exact with --rollout-ahead %" PRId64
+                           ": which weights sample a token then depends on the clock; give "
+                           "--rollout-ahead 0",
+                           config->rollout_ahead);
     if (!config->exact || !config->cost) return ST_OK;
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
         if (costs[i].weight != 0)
             return status_fail(
                 ST_INVALID, "--exact with --cost and --%s %g (--latency %s): %s; give --%s 0",
-                costs[i].option, costs[i].weight, config->latency, costs[i].why, costs[i].option);
+                costs[i].option, costs[i].weight, latency_words[config->latency_modelled],
+                costs[i].why, costs[i].option);
     return ST_OK;
 }
 
@@ -288,10 +270,9 @@ enum status train_config_resolve(const struct train_config *config, struct train
 {
     enum status st = ST_OK;
     struct train_resolved r = {
-        .latency_modelled = strcmp(config->latency, "modelled") == 0,
-        .normalise_terms = strcmp(config->reward_normalise, "terms") == 0,
-        .eval_by_epoch = strcmp(config->eval_strategy, "epoch") == 0,
-        .schedule = {.peak = config->learning_rate, .warmup_steps = config->warmup_steps},
+        .schedule = {.type = config->lr_scheduler_type,
+                     .peak = config->learning_rate,
+                     .warmup_steps = config->warmup_steps},
         .draft_max_grad_norm =
             config->draft_max_grad_norm < 0 ? config->max_grad_norm : config->draft_max_grad_norm,
     };
@@ -327,12 +308,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
         goto out;
     }
     CHECK(check_exact(config));
-    CHECK(curriculum_mode_from_name(config->curriculum, &r.curriculum));
-    CHECK(recompute_from_name(config->recompute, &r.recompute));
-    CHECK(moments_kind_from_name(config->optim_moments, &r.moments));
     CHECK(resolve_loss(config, &r.loss));
-    CHECK(advantage_scale_from_name(config->scale_rewards, &r.scale));
-    CHECK(schedule_type_from_name(config->lr_scheduler_type, &r.schedule.type));
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;
     *ret = r;

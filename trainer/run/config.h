@@ -3,6 +3,7 @@
 #ifndef TRAINER_CONFIG_H
 #define TRAINER_CONFIG_H
 
+#include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/model/model.h"
 #include "trainer/rollout/advantage.h"
@@ -16,7 +17,8 @@
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
-    const char *also_count, *start_from, *log_level;
+    const char *also_count, *start_from;
+    enum log_level log_level;
     bool resume, exact;
     // prompts
     struct prompt_options prompts;
@@ -25,29 +27,31 @@ struct train_config {
     // cost of inference
     bool cost;
     struct cost_weights cost_weights;
-    const char *latency, *reward_normalise;
+    int latency_modelled, normalise_terms; // 0 or 1
     // rollouts
-    int64_t prompts_per_step, num_generations, max_completion_length, top_k;
+    int64_t prompts_per_step, num_generations, max_completion_length, top_k, rollout_ahead;
     double temperature, top_p, min_p;
     const char *stop;
     bool ignore_eos;
     // curriculum
-    const char *curriculum;
+    enum curriculum_mode curriculum;
     int64_t n_buckets, min_bucket_size, rollout_base;
     double rollout_alpha, curriculum_ema;
     // loss
-    const char *loss_type, *importance_sampling_level, *scale_rewards;
+    enum loss_type loss_type;
+    int sequence_level; // 0 or 1
+    enum advantage_scale scale_rewards;
     double epsilon, epsilon_high, delta, beta;
-    const char *kl_estimator;
+    enum kl_estimator kl_estimator;
     bool use_bias_correction_kl;
     int64_t num_iterations;
     bool importance_sampling_correction;
-    const char *importance_sampling_mode;
+    int importance_sampling_mode; // correction_mode without off: from 0 on
     double importance_sampling_clip_min, importance_sampling_clip_max;
     bool mask_truncated_completions;
     // optimizer
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
-    const char *lr_scheduler_type;
+    enum schedule_type lr_scheduler_type;
     int64_t warmup_steps, max_steps;
     double num_train_epochs;
     int64_t seed;
@@ -59,12 +63,13 @@ struct train_config {
     double save_minutes;
     bool log_completions;
     const char *eval_data;
-    const char *eval_strategy;
+    int eval_by_epoch; // 0 or 1
     int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
     bool load_best_model_at_end;
     // machine
     int64_t token_budget, logits_chunk;
-    const char *recompute, *optim_moments;
+    enum recompute recompute;
+    enum moments_kind optim_moments;
     double quiet_timeout, rollout_timeout;
 };
 extern const struct option_spec train_options[];
@@ -72,15 +77,9 @@ extern const struct option_spec train_options[];
 // What the words mean, checked together; options name themselves in errors (ST_INVALID).
 struct train_resolved {
     struct loss_config loss;
-    enum advantage_scale scale;
-    bool latency_modelled, normalise_terms;
-    enum curriculum_mode curriculum;
-    bool eval_by_epoch;
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
-    enum recompute recompute;
-    enum moments_kind moments;
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
 // An option of the cost formula that was changed where --cost is not given; NULL: none was.

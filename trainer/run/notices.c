@@ -1,4 +1,4 @@
-/* notices.c: two log lines of cw-trainer train and sft. No state. */
+/* notices.c: log lines of cw-trainer train and sft. No state. */
 #include "trainer/run/notices.h"
 #include "common/base/bytes.h"
 #include "common/base/log.h"
@@ -28,4 +28,15 @@ void notice_filtering(const struct train_config *c)
                  "log-probabilities of the whole one, before filtering",
                  bytes_text(&options) + 2);
     bytes_release(&options);
+}
+
+void notice_ahead(const struct train_config *c)
+{
+    if (c->rollout_ahead == 0) return;
+    log_info("--rollout-ahead %" PRId64 ": samples come from weights of up to %" PRId64
+             " updates before those that learn from them (metric rollout/staleness_max)",
+             c->rollout_ahead, c->rollout_ahead * c->num_iterations);
+    if (!c->importance_sampling_correction)
+        log_warn("--rollout-ahead without --importance-sampling-correction: nothing corrects for "
+                 "the age of the samples");
 }

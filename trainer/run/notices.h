@@ -10,5 +10,7 @@
 void notice_router(const struct model_config *model);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
 void notice_filtering(const struct train_config *config);
+// --rollout-ahead: samples come from older weights than those that learn.
+void notice_ahead(const struct train_config *config);
 
 #endif

@@ -8,11 +8,13 @@
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
 #include "trainer/rollout/curriculum.h"
+#include "trainer/rollout/rollout_queue.h"
 #include "trainer/eval.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/runlog.h"
 #include "trainer/rollout/scoring.h"
-#include "trainer/run/spec_watch.h"
+#include "trainer/run/spec_metrics.h"
+#include "trainer/rollout/spec_watch.h"
 #include "trainer/run/stop.h"
 #include "trainer/run/symptoms.h"
 #include "trainer/learn/update.h"
@@ -38,8 +40,10 @@ struct run {
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
     struct curriculum *curriculum;    // what the next step takes
     struct reward *reward;
-    struct scoring scoring;       // how rollouts are scored
-    struct latency_model latency; // with --latency modelled
+    struct scoring scoring;              // how rollouts are scored
+    struct latency_model latency;        // with --latency modelled: of the steps done
+    struct latency_model scored_latency; // of those scored, which may be ahead
+    struct rollout_queue *queue;         // steps ordered, and not yet learned from
     // the state
     struct runlog *log;
     struct stop *stop;
@@ -58,7 +62,6 @@ struct run {
     int skipped_in_a_row;      // steps
     int draft_skips_in_a_row;  // the same of the draft model
     struct spec_watch *watch;  // the daemons that count drafts
-    struct spec_counters spec; // of the last rollout
     struct symptoms symptoms;  // of this process's steps
     bool said_undrafted, said_memory;
 };
@@ -106,39 +109,51 @@ enum status run_load_weights(struct run *run, const char *folder, const char *dr
 enum status run_serve_best(struct run *run);
 
 // run_curriculum.c: the order of the data and the number of samples, as the options say.
-struct curriculum_options run_curriculum_options(const struct train_config *config,
-                                                 enum curriculum_mode mode);
+struct curriculum_options run_curriculum_options(const struct train_config *config);
 // Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.
 void run_plan_steps(struct run *run);
-// Tells the curriculum what the step's rewards were, and `metrics` where it is; at an epoch's end
-// also writes and says the cluster report.
-enum status run_record(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                       json_t *metrics);
+// Records the step's rewards in the curriculum, and in `metrics` where it is; at an epoch's end
+// also writes and logs the cluster report.
+enum status run_record(struct run *run, const struct rollout_step *s, json_t *metrics);
+
+// run_rollouts.c: the queue of rollouts, once the run is where it starts.
+enum status run_open_rollouts(struct run *run);
+// Orders the next step and those that --rollout-ahead allows beyond it, where they are not yet, and
+// as far as the curriculum knows them before the rewards in between.
+enum status run_order_steps(struct run *run);
+// Of a step learned from by the weights of run->step_version: how many updates older those were
+// that sampled it. Nothing without --rollout-ahead.
+void run_put_staleness(const struct run *run, const struct rollout *rollout, json_t *metrics);
+
+// run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
+enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
+                      struct update_stats *ret);
 
 // run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
-json_t *run_metrics(const struct run *run, const struct rollout *rollout,
-                    const struct scores *scores, const struct update_stats *update, double lr,
-                    double train_s, double step_s);
+// wait_s: until its rollouts were there.
+json_t *run_metrics(const struct run *run, const struct rollout_step *s,
+                    const struct update_stats *update, double lr, double wait_s, double train_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
 double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
 // Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
 // it.
 enum status run_evaluate(struct run *run, json_t *metrics);
+bool run_out_of_patience(const struct run *run); // --early-stop-patience
 // Evaluates where that is due, and writes run->line.
 enum status run_finish_line(struct run *run);
 // rollouts/step-N.jsonl
-enum status run_log_rollout(struct run *run, const struct rollout *rollout,
-                            const struct scores *scores);
-// What sampling of the present step is asked for.
-struct sampling_options run_sampling(const struct run *run);
+enum status run_log_rollout(struct run *run, const struct rollout_step *s);
+// What sampling of a step (0: the first) is asked for.
+struct sampling_options run_sampling(const struct run *run, int64_t step);
 
 // run_say.c: the progress line of the step just done, warnings of what is wrong with it, and with
-// --log-level debug where its time went. sampled_ns: until its samples were there and scored.
-void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                  const struct update_stats *update, int64_t sampled_ns, double step_s);
+// --log-level debug where its time went.
+void run_say_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
+                  double wait_s, double train_s);
 // Lines about it every --logging-steps: speculative decoding, the draft model, the
 // latency model. Once in a run: that samples drafted nothing.
-void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *scores,
+void run_say_inference(struct run *run, const struct rollout_step *s,
                        const struct update_stats *update);
+void run_say_end(const struct run *run); // how it ended, and what was the best
 
 #endif

@@ -9,11 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct curriculum_options run_curriculum_options(const struct train_config *c,
-                                                 enum curriculum_mode mode)
+struct curriculum_options run_curriculum_options(const struct train_config *c)
 {
     return (struct curriculum_options){
-        .mode = mode,
+        .mode = c->curriculum,
         .seed = (uint64_t)c->seed,
         .prompts_per_step = (int)c->prompts_per_step,
         .num_generations = (int)c->num_generations,
@@ -44,7 +43,7 @@ static enum status report(struct run *run, const struct buckets *buckets, json_t
     char name[64];
     char *path = NULL;
     struct cluster_report r = {
-        .mode = run->config->curriculum,
+        .mode = curriculum_mode_names[run->config->curriculum],
         .epoch = curriculum_taken(run->curriculum) / run->data->n,
         .buckets = buckets,
     };
@@ -70,22 +69,22 @@ out:
     return st;
 }
 
-enum status run_record(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                       json_t *metrics)
+enum status run_record(struct run *run, const struct rollout_step *s, json_t *metrics)
 {
+    const struct rollout *rollout = s->rollout;
     struct curriculum_batch batch;
     const struct buckets *buckets;
-    curriculum_next(run->curriculum, &batch);
+    curriculum_next(run->curriculum, 0, &batch);
     double *means = malloc((size_t)rollout->n_groups * sizeof *means);
     if (!means) return status_fail(ST_NO_MEMORY, "no memory for the rewards of a step");
     for (int g = 0; g < rollout->n_groups; g++)
-        mean_std(scores->rewards + (size_t)g * rollout->n_per_group, rollout->n_per_group,
+        mean_std(s->scores.rewards + (size_t)g * rollout->n_per_group, rollout->n_per_group,
                  &means[g], NULL);
     enum status st = curriculum_record(run->curriculum, means, &buckets);
     free(means);
     if (st != ST_OK) return st;
     metrics_put(metrics, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
-    if (run->resolved.curriculum == CURRICULUM_OFF) return ST_OK;
+    if (run->config->curriculum == CURRICULUM_OFF) return ST_OK;
     metrics_put(metrics, "curriculum/bucket", batch.bucket + 1); // 0: not in one yet
     metrics_put(metrics, "curriculum/rollouts", batch.rollouts);
     metrics_put(metrics, "curriculum/samples", (double)curriculum_samples(run->curriculum));

@@ -11,11 +11,11 @@
 
 #define ROLLOUT_STREAM ((uint64_t)1 << 32) // apart from the data order's streams, which are epochs
 
-struct sampling_options run_sampling(const struct run *run)
+struct sampling_options run_sampling(const struct run *run, int64_t step)
 {
     const struct train_config *c = run->config;
     struct rng rng;
-    rng_init(&rng, (uint64_t)c->seed, ROLLOUT_STREAM + (uint64_t)run->step);
+    rng_init(&rng, (uint64_t)c->seed, ROLLOUT_STREAM + (uint64_t)step);
     return (struct sampling_options){
         .temperature = c->temperature,
         .top_p = c->top_p,
@@ -100,8 +100,8 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     metrics_put(metrics, "rewards/cost", costs);
     metrics_put(metrics, "rewards/task", s->stats.reward_mean - costs);
     metrics_put(metrics, "inference/undrafted", (double)s->n_undrafted / s->n);
-    const struct latency_model *m = run->scoring.latency;
-    if (!m) return;
+    const struct latency_model *m = &run->latency;
+    if (!run->scoring.latency) return;
     metrics_put(metrics, "latency_model/base_ms", m->base_ms);
     metrics_put(metrics, "latency_model/ms_per_prefill_token", m->ms_per[LATENCY_PREFILL]);
     metrics_put(metrics, "latency_model/ms_per_generated_token", m->ms_per[LATENCY_GENERATED]);
@@ -181,21 +181,24 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
 }
 
-json_t *run_metrics(const struct run *run, const struct rollout *rollout,
-                    const struct scores *scores, const struct update_stats *update, double lr,
-                    double train_s, double step_s)
+json_t *run_metrics(const struct run *run, const struct rollout_step *s,
+                    const struct update_stats *update, double lr, double wait_s, double train_s)
 {
+    const struct rollout *rollout = s->rollout;
+    const struct scores *scores = &s->scores;
+    const double step_s = wait_s + train_s;
     json_t *metrics = json_object();
     if (!metrics) return NULL;
     json_object_set_new(metrics, "step", json_integer(run->step));
     put_rewards(metrics, run, scores);
     put_costs(metrics, run, scores);
     put_inference(metrics, rollout, scores);
-    spec_counters_put(&run->spec, metrics);
+    spec_counters_put(&s->spec, metrics);
     put_lengths(metrics, rollout);
     put_update(metrics, run, update, lr);
     if (run->draft)
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
+    run_put_staleness(run, rollout, metrics);
     metrics_put(metrics, "rollout_s", rollout->seconds);
     metrics_put(metrics, "train_s", train_s);
     metrics_put(metrics, "step_s", step_s);
@@ -214,12 +217,14 @@ static void say_best(const struct run *run, bool is_best, char ret[64])
 
 enum status run_evaluate(struct run *run, json_t *metrics)
 {
-    struct sampling_options sampling = run_sampling(run);
+    struct sampling_options sampling = run_sampling(run, run->step);
     struct eval_result r;
     char best[64];
     sampling.temperature = 0;
+    rollout_queue_pause(run->queue);
     enum status st = evaluate(&run->source, run->eval_data, (int)run->config->eval_limit,
                               run->reward, &sampling, NULL, &r);
+    rollout_queue_resume(run->queue);
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);
@@ -242,6 +247,12 @@ enum status run_evaluate(struct run *run, json_t *metrics)
         log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s", run->step,
                  r.reward, r.reward_standard_error, r.n, best);
     return ST_OK;
+}
+
+bool run_out_of_patience(const struct run *run)
+{
+    const int64_t patience = run->config->early_stop_patience;
+    return patience > 0 && run->best.waited >= patience;
 }
 
 enum status run_finish_line(struct run *run)
@@ -312,8 +323,10 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
     return NULL;
 }
 
-enum status run_log_rollout(struct run *run, const struct rollout *r, const struct scores *s)
+enum status run_log_rollout(struct run *run, const struct rollout_step *step)
 {
+    const struct rollout *r = step->rollout;
+    const struct scores *s = &step->scores;
     json_t *samples = json_array();
     bool ok = samples != NULL;
     for (int i = 0; ok && i < s->n; i++)

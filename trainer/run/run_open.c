@@ -90,7 +90,8 @@ static enum status open_policy(struct run *run)
     CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
     run->source = (struct rollout_source){
         .http = run->http,
-        .control = bridge_control(run->bridge),
+        .servers = {{.control = bridge_control(run->bridge)}},
+        .n_servers = 1,
         .vocab_size = run->model->vocab_size,
         .timeout_ms = (int)(run->config->rollout_timeout * 1e3),
         .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
@@ -147,7 +148,7 @@ static enum status open_data(struct run *run)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options.question_template);
     CHECK(scoring_check(run->reward, run->data));
-    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    struct curriculum_options order = run_curriculum_options(c);
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
@@ -172,11 +173,11 @@ static void plan_scoring(struct run *run)
     run->scoring = (struct scoring){
         .reward = run->reward,
         .data = run->data->path,
-        .scale = run->resolved.scale,
-        .normalise_terms = run->resolved.normalise_terms,
+        .scale = run->config->scale_rewards,
+        .normalise_terms = run->config->normalise_terms,
         .cost = c->cost,
         .weights = c->cost_weights,
-        .latency = c->cost && run->resolved.latency_modelled ? &run->latency : NULL,
+        .latency = c->cost && c->latency_modelled ? &run->scored_latency : NULL,
     };
 }
 
@@ -185,7 +186,7 @@ static enum status open_learner(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     int64_t longest = run->data->max_prompt + c->max_completion_length;
-    struct curriculum_options order = run_curriculum_options(c, run->resolved.curriculum);
+    struct curriculum_options order = run_curriculum_options(c);
     int64_t samples = c->prompts_per_step * curriculum_most_rollouts(&order);
     int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
     if (longest - 1 > c->token_budget)
@@ -208,14 +209,14 @@ static enum status open_learner(struct run *run)
                 .eps = c->adam_epsilon,
                 .weight_decay = c->weight_decay,
                 .max_grad_norm = c->max_grad_norm,
-                .moments = run->resolved.moments,
+                .moments = run->config->optim_moments,
             },
         .temperature = (float)c->temperature,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .logits_chunk = (int)c->logits_chunk,
         .max_seqs = (int)(samples + c->prompts_per_step),
         .max_context = (int)longest,
-        .recompute = run->resolved.recompute,
+        .recompute = run->config->recompute,
     };
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->beta > 0, &options,
                       &run->learner));
@@ -245,6 +246,7 @@ enum status run_open(struct run *run)
     plan_scoring(run);
     notice_router(run->model);
     notice_filtering(run->config);
+    notice_ahead(run->config);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_folder_open(run, &latest));
@@ -257,6 +259,7 @@ enum status run_open(struct run *run)
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
     run_plan_steps(run);
+    CHECK(run_open_rollouts(run));
 out:
     free(latest);
     return st;
@@ -264,6 +267,7 @@ out:
 
 void run_close(struct run *run)
 {
+    rollout_queue_free(run->queue); // works with nearly all of the rest
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 // One warning a line.
@@ -27,16 +28,17 @@ static void say_symptoms(struct run *run, const struct scores *s, const struct u
     bytes_release(&text);
 }
 
-void run_say_step(struct run *run, const struct rollout *rollout, const struct scores *scores,
-                  const struct update_stats *update, int64_t sampled_ns, double step_s)
+void run_say_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
+                  double wait_s, double train_s)
 {
-    const double acceptance = spec_acceptance_rate(&run->spec);
-    const double sampled_s = (double)sampled_ns / 1e9;
+    const struct rollout *rollout = s->rollout;
+    const struct scores *scores = &s->scores;
+    const double acceptance = spec_acceptance_rate(&s->spec), step_s = wait_s + train_s;
     const struct progress progress = {
         .step = run->step,
         .reward = scores->stats.reward_mean,
         .accuracy = run_accuracy(run, scores),
-        .acceptance = run->spec.present && isfinite(acceptance) ? acceptance : -1,
+        .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
         .zero_spread = scores->stats.frac_zero_std,
         .kl = run->config->beta > 0 ? update->kl : NAN,
         .grad_norm = update->grad_norm,
@@ -45,10 +47,9 @@ void run_say_step(struct run *run, const struct rollout *rollout, const struct s
         .mean_length = (double)rollout->n_tokens / scores->n,
         .tokens_per_s = (double)rollout->n_tokens / step_s,
     };
-    log_debug("step %" PRId64 ": rollouts %.3f s, scores %.3f s, gradients and updates %.3f s (of "
-              "which publishing %.3f), together %.3f s",
-              run->step, rollout->seconds, sampled_s - rollout->seconds, step_s - sampled_s,
-              update->publish.total_ms / 1e3, step_s);
+    log_debug("step %" PRId64 ": waited %.3f s for rollouts and scores, gradients and updates "
+              "%.3f s (of which publishing %.3f), together %.3f s",
+              run->step, wait_s, train_s, update->publish.total_ms / 1e3, step_s);
     log_debug("step %" PRId64 ": published version %" PRIu64
               ": %d updates, waited %.2f ms for quiet, "
               "wrote %.2f ms, together %.2f ms",
@@ -58,11 +59,12 @@ void run_say_step(struct run *run, const struct rollout *rollout, const struct s
     say_symptoms(run, scores, update);
 }
 
-void run_say_inference(struct run *run, const struct rollout *rollout, const struct scores *s,
+void run_say_inference(struct run *run, const struct rollout_step *step,
                        const struct update_stats *update)
 {
+    const struct scores *s = &step->scores;
     const struct train_config *c = run->config;
-    const struct latency_model *m = run->scoring.latency;
+    const struct latency_model *m = run->scoring.latency ? &run->latency : NULL;
     if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
         run->said_undrafted = true;
         log_progress_end();
@@ -72,9 +74,9 @@ void run_say_inference(struct run *run, const struct rollout *rollout, const str
                  run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
     }
     if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
-    if (run->spec.present && run->spec.num_drafts > 0) {
+    if (step->spec.present && step->spec.num_drafts > 0) {
         struct bytes line = BYTES_INIT;
-        spec_counters_say(&run->spec, rollout->seconds, &line);
+        spec_counters_say(&step->spec, step->rollout->seconds, &line);
         log_progress_end();
         log_info("%s", bytes_text(&line));
         bytes_release(&line);
@@ -92,4 +94,29 @@ void run_say_inference(struct run *run, const struct rollout *rollout, const str
                  m->n, m->base_ms, m->ms_per[LATENCY_PREFILL], m->ms_per[LATENCY_GENERATED],
                  m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
     }
+}
+
+void run_say_end(const struct run *run)
+{
+    char best[96] = "";
+    if (run->best.step >= 0)
+        snprintf(best, sizeof best, "; the best was step %" PRId64 " (%s %.4f): checkpoints/best",
+                 run->best.step,
+                 !run->eval_data                          ? "score"
+                 : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
+                                                          : "reward",
+                 run->best.score);
+    struct bytes idle = BYTES_INIT;
+    symptoms_sum_up(&run->symptoms, &idle);
+    log_progress_end();
+    if (idle.len) log_warn("%s", bytes_text(&idle));
+    bytes_release(&idle);
+    if (run->step < run->total_steps && run_out_of_patience(run))
+        log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
+                 " evaluations in a row were no better (--early-stop-patience)%s; run folder %s",
+                 run->step, run->total_steps, run->best.waited, best, run->folder);
+    else
+        log_info("%s at step %" PRId64 " of %" PRId64 "%s; run folder %s",
+                 run->step < run->total_steps ? "stopped" : "done", run->step, run->total_steps,
+                 best, run->folder);
 }

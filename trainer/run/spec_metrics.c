@@ -1,134 +1,9 @@
-/* spec_metrics.c: counters of speculative decoding, read from Prometheus' text format. Stateless;
- * the trainer's thread.
- *
- * Names and the wording of the log line are vLLM's (vllm/v1/spec_decode/metrics.py), so that what
- * reads its logs reads these.
- */
+/* spec_metrics.c: what a run writes and logs of speculative decoding. Stateless; the main thread. The
+ * wording of the log line is vLLM's, so that what reads its logs reads these. */
 #include "trainer/run/spec_metrics.h"
 #include "trainer/run/runlog.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define PREFIX     "vllm:spec_decode_"
-#define TIMEOUT_MS 10000
-
-// The value of a label inside "{...}" as a position; -1: there is none.
-static int position_of(const char *labels, size_t len)
-{
-    static const char key[] = "position=\"";
-    const char *at = memmem(labels, len, key, sizeof key - 1);
-    if (!at) return -1;
-    at += sizeof key - 1;
-    char *end;
-    long position = strtol(at, &end, 10);
-    return end == at || *end != '"' || position < 0 || position >= SPEC_MAX_POSITIONS
-               ? -1
-               : (int)position;
-}
-
-static void take_line(struct spec_counters *c, const char *line, size_t len)
-{
-    if (len <= sizeof PREFIX || memcmp(line, PREFIX, sizeof PREFIX - 1) != 0) return;
-    const char *name = line + sizeof PREFIX - 1, *end = line + len;
-    size_t name_len = strcspn(name, "{ \n");
-    const char *labels = name + name_len, *value = labels;
-    if (*labels == '{') {
-        const char *close = memchr(labels, '}', (size_t)(end - labels));
-        if (!close) return;
-        value = close + 1;
-    }
-    char *after;
-    double x = strtod(value, &after);
-    if (after == value || after > end || !isfinite(x)) return;
-    const struct {
-        const char *name;
-        double *sum;
-    } counters[] = {
-        {"num_drafts_total", &c->num_drafts},
-        {"num_draft_tokens_total", &c->num_draft_tokens},
-        {"num_accepted_tokens_total", &c->num_accepted_tokens},
-    };
-    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
-        if (strlen(counters[i].name) == name_len && !memcmp(counters[i].name, name, name_len)) {
-            *counters[i].sum += x;
-            c->present = true;
-        }
-    static const char per_position[] = "num_accepted_tokens_per_pos_total";
-    if (name_len != sizeof per_position - 1 || memcmp(per_position, name, name_len) != 0) return;
-    int position = position_of(labels, (size_t)(value - labels));
-    if (position < 0) return;
-    c->accepted_per_position[position] += x;
-    if (position >= c->n_positions) c->n_positions = position + 1;
-}
-
-void spec_counters_parse(const char *text, struct spec_counters *ret)
-{
-    struct spec_counters c = {0};
-    while (*text) {
-        size_t len = strcspn(text, "\n");
-        take_line(&c, text, len);
-        text += len + (text[len] == '\n');
-    }
-    *ret = c;
-}
-
-enum status spec_counters_scrape(struct http_client *http, struct spec_counters *ret)
-{
-    struct bytes body = BYTES_INIT;
-    enum status st = http_get(http, "/metrics", TIMEOUT_MS, &body);
-    if (st == ST_OK)
-        spec_counters_parse(bytes_text(&body), ret);
-    else if (st != ST_PEER_GONE && st != ST_NO_MEMORY) { // it answers, but not this
-        *ret = (struct spec_counters){0};
-        st = ST_OK;
-    }
-    bytes_release(&body);
-    return st;
-}
-
-struct spec_counters spec_counters_between(const struct spec_counters *before,
-                                           const struct spec_counters *after)
-{
-    struct spec_counters c = *after;
-    c.num_drafts -= before->num_drafts;
-    c.num_draft_tokens -= before->num_draft_tokens;
-    c.num_accepted_tokens -= before->num_accepted_tokens;
-    for (int i = 0; i < SPEC_MAX_POSITIONS; i++)
-        c.accepted_per_position[i] -= before->accepted_per_position[i];
-    c.present = before->present && after->present && c.num_drafts >= 0 && c.num_draft_tokens >= 0 &&
-                c.num_accepted_tokens >= 0;
-    return c;
-}
-
-void spec_counters_add(struct spec_counters *sum, const struct spec_counters *more)
-{
-    if (!more->present) return;
-    sum->present = true;
-    sum->num_drafts += more->num_drafts;
-    sum->num_draft_tokens += more->num_draft_tokens;
-    sum->num_accepted_tokens += more->num_accepted_tokens;
-    if (more->n_positions > sum->n_positions) sum->n_positions = more->n_positions;
-    for (int i = 0; i < more->n_positions; i++)
-        sum->accepted_per_position[i] += more->accepted_per_position[i];
-}
-
-double spec_acceptance_length(const struct spec_counters *c)
-{
-    return c->num_drafts > 0 ? 1 + c->num_accepted_tokens / c->num_drafts : NAN;
-}
-
-double spec_acceptance_rate(const struct spec_counters *c)
-{
-    return c->num_draft_tokens > 0 ? c->num_accepted_tokens / c->num_draft_tokens : NAN;
-}
-
-static double rate_at(const struct spec_counters *c, int position)
-{
-    return c->num_drafts > 0 ? c->accepted_per_position[position] / c->num_drafts : NAN;
-}
 
 void spec_counters_put(const struct spec_counters *c, json_t *metrics)
 {
@@ -141,7 +16,7 @@ void spec_counters_put(const struct spec_counters *c, json_t *metrics)
     for (int i = 0; i < c->n_positions; i++) {
         char key[64];
         snprintf(key, sizeof key, "spec_decode/acceptance_rate_pos_%d", i);
-        metrics_put(metrics, key, rate_at(c, i));
+        metrics_put(metrics, key, spec_acceptance_at(c, i));
     }
 }
 
@@ -154,6 +29,6 @@ void spec_counters_say(const struct spec_counters *c, double seconds, struct byt
                  spec_acceptance_length(c), c->num_accepted_tokens / seconds,
                  c->num_draft_tokens / seconds, c->num_accepted_tokens, c->num_draft_tokens);
     for (int i = 0; i < c->n_positions; i++)
-        bytes_printf(ret, "%s%.3f", i ? ", " : "", rate_at(c, i));
+        bytes_printf(ret, "%s%.3f", i ? ", " : "", spec_acceptance_at(c, i));
     bytes_printf(ret, ", Avg Draft acceptance rate: %.1f%%", 100 * spec_acceptance_rate(c));
 }

@@ -1,33 +1,9 @@
-/* spec_metrics.h: speculative decoding of one step, from the daemon's counters: GET /metrics before
- * and after the rollouts, and the difference. One thread. */
+/* spec_metrics.h: speculative decoding of a step in metrics.jsonl and in the log. One thread. */
 #ifndef TRAINER_SPEC_METRICS_H
 #define TRAINER_SPEC_METRICS_H
 
-#include "common/http/http_client.h"
+#include "trainer/rollout/spec_counters.h"
 
-#define SPEC_MAX_POSITIONS 64
-
-struct spec_counters {
-    bool present; // the daemon has such counters
-    double num_drafts, num_draft_tokens, num_accepted_tokens;
-    int n_positions; // 1 + the last position there is a counter of
-    double accepted_per_position[SPEC_MAX_POSITIONS];
-};
-
-// Reads vllm:spec_decode_* out of Prometheus' text format; series that differ in other labels
-// (model, engine) are added up. Lines that are something else are passed over.
-void spec_counters_parse(const char *text, struct spec_counters *ret);
-// The daemon's, now. One that has no such counters, or no /metrics, is no error: not `present`.
-enum status spec_counters_scrape(struct http_client *http, struct spec_counters *ret);
-// What was counted between the two. Not `present` where either is not, or where a counter went
-// back because the daemon started anew.
-struct spec_counters spec_counters_between(const struct spec_counters *before,
-                                           const struct spec_counters *after);
-void spec_counters_add(struct spec_counters *sum, const struct spec_counters *more);
-
-// 1 + accepted / drafts; accepted / draft tokens. NAN where nothing was drafted.
-double spec_acceptance_length(const struct spec_counters *c);
-double spec_acceptance_rate(const struct spec_counters *c);
 // spec_decode/num_drafts and so on into a line of metrics.jsonl; nothing where not `present`. A
 // rate of nothing is null.
 void spec_counters_put(const struct spec_counters *c, json_t *metrics);

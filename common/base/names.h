@@ -1,0 +1,16 @@
+/* names.h: what the values of an enum are called in options, files and messages: a list of names
+ * from value 0 on, ended by NULL. Pure functions; any thread. */
+#ifndef COMMON_BASE_NAMES_H
+#define COMMON_BASE_NAMES_H
+
+#include "common/base/bytes.h"
+
+// The value of that name; -1 where no value has it.
+int name_find(const char *const names[], const char *text);
+// The same; where no value has the name ST_INVALID with a sentence that lists them all, before
+// which the caller puts what was read (status_context).
+enum status name_parse(const char *const names[], const char *text, int *ret);
+// "a|b|c", appended.
+void names_list(const char *const names[], struct bytes *to);
+
+#endif

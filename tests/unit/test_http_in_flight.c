@@ -1,0 +1,270 @@
+/* test_http_in_flight.c: many requests of one client at the same time, against a server of canned
+ * responses: each has its own consumer, deadline and error, and none disturbs another. */
+#include "common/base/clock.h"
+#include "common/http/http_client.h"
+#include "tests/support/canned_server.h"
+#include "tests/support/support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define N 24
+
+static struct canned_server server;
+
+// /slow?MS: a line at once, and one after MS. /stall: one, then nothing. /cut: one, then the end of
+// the connection. /connection: how many requests it has had.
+static void serve(int fd)
+{
+    char request[8192], line[64];
+    for (int n = 1; canned_request(fd, request, sizeof request); n++) {
+        if (canned_is(request, "/connection")) {
+            snprintf(line, sizeof line, "{\"n\": %d}", n);
+            canned_response(fd, "200 OK", line);
+            continue;
+        }
+        if (canned_is(request, "/busy")) {
+            canned_response(fd, "429 Too Many Requests", "{\"error\": {\"message\": \"full\"}}");
+            continue;
+        }
+        const long ms =
+            canned_is(request, "/slow?") ? strtol(strchr(request, '?') + 1, NULL, 10) : 0;
+        canned_chunked(fd);
+        snprintf(line, sizeof line, "%s\n", canned_body(request));
+        canned_chunk(fd, line);
+        if (canned_is(request, "/stall")) sleep(60);
+        if (canned_is(request, "/cut")) return;
+        clock_sleep_ms(ms);
+        canned_chunk(fd, line);
+        canned_end(fd);
+    }
+}
+
+struct consumer {
+    struct http_request *request;
+    json_t *body;
+    char lines[128];
+    int fail_at, n, *order, ended_as;
+};
+
+static enum status take(void *context, const char *line, size_t len)
+{
+    struct consumer *c = context;
+    const size_t used = strlen(c->lines);
+    if (++c->n == c->fail_at)
+        return status_fail(ST_FORMAT, "line %d of %.*s", c->n, (int)len, line);
+    snprintf(c->lines + used, sizeof c->lines - used, "%.*s|", (int)len, line);
+    return ST_OK;
+}
+
+static void submit(struct http_client *client, struct consumer *c, const char *path, int id,
+                   int timeout_ms, int idle_timeout_ms)
+{
+    c->body = json_pack("[i]", id);
+    const struct http_call call = {.path = path,
+                                   .post = true,
+                                   .body = c->body,
+                                   .timeout_ms = timeout_ms,
+                                   .idle_timeout_ms = idle_timeout_ms,
+                                   .on_line = take,
+                                   .context = c};
+    assert_ok(http_submit(client, &call, &c->request));
+    json_decref(c->body);
+}
+
+static void assert_lines(const struct consumer *c, int id, int n)
+{
+    char wanted[128] = "";
+    for (int i = 0; i < n; i++) snprintf(wanted + strlen(wanted), 16, "[%d]|", id);
+    assert_string_equal(c->lines, wanted);
+}
+
+static struct http_client *client_of(const char *address)
+{
+    struct http_client *c = NULL;
+    assert_ok(http_client_new(address, &c));
+    return c;
+}
+
+// The last submitted is the first to end, and all of them take as long as the slowest.
+static void each_has_its_own_consumer(void **state)
+{
+    (void)state;
+    struct http_client *client = client_of(server.socket);
+    struct consumer c[N] = {0};
+    int ended = 0;
+    for (int i = 0; i < N; i++) {
+        char path[32];
+        snprintf(path, sizeof path, "/slow?%d", 20 * (N - i));
+        submit(client, &c[i], path, i, 60000, 0);
+    }
+    const int64_t deadline = clock_deadline_ns(60000);
+    while (ended < N) {
+        assert_true(clock_now_ns() < deadline);
+        http_poll(client, 1000);
+        for (int i = N - 1; i >= 0; i--)
+            if (!c[i].ended_as && http_ended(c[i].request)) c[i].ended_as = ++ended;
+    }
+    assert_true(c[N - 1].ended_as < c[0].ended_as);
+    for (int i = 0; i < N; i++) {
+        assert_ok(http_finish(c[i].request, NULL));
+        assert_lines(&c[i], i, 2);
+    }
+    http_client_free(client);
+}
+
+// One fails in each of the ways there are; each tells its own story however late it is asked, and
+// the one that does not fail is none the worse.
+static void each_has_its_own_error(void **state)
+{
+    (void)state;
+    struct http_client *client = client_of(server.socket);
+    struct consumer cut = {0}, late = {0}, idle = {0}, wrong = {.fail_at = 2}, busy = {0},
+                    good = {0};
+    submit(client, &good, "/slow?500", 1, 60000, 0);
+    submit(client, &cut, "/cut", 2, 60000, 0);
+    submit(client, &late, "/stall", 3, 300, 0);
+    submit(client, &idle, "/stall-idle", 4, 0, 200);
+    submit(client, &wrong, "/slow?1", 5, 60000, 0);
+    submit(client, &busy, "/busy", 6, 60000, 0);
+    assert_ok(http_finish(good.request, NULL));
+    assert_lines(&good, 1, 2);
+    assert_status(http_finish(busy.request, NULL), ST_BUSY);
+    assert_message("POST /busy: 429: full");
+    assert_status(http_finish(wrong.request, NULL), ST_FORMAT);
+    assert_message("line 2 of [5]");
+    assert_lines(&wrong, 5, 1);
+    assert_status(http_finish(idle.request, NULL), ST_TIMEOUT);
+    assert_message("POST /stall-idle: nothing arrived for 200 ms");
+    assert_status(http_finish(late.request, NULL), ST_TIMEOUT);
+    assert_message("POST /stall: no whole response within 300 ms");
+    assert_lines(&late, 3, 1);
+    assert_status(http_finish(cut.request, NULL), ST_PEER_GONE);
+    assert_message("POST /cut");
+    http_client_free(client);
+}
+
+static void cancelled_ones_are_over(void **state)
+{
+    (void)state;
+    struct http_client *client = client_of(server.socket);
+    struct consumer stalled = {0}, good = {0}, left = {0};
+    submit(client, &stalled, "/stall", 1, 0, 0);
+    submit(client, &left, "/stall", 2, 0, 0);
+    submit(client, &good, "/slow?50", 3, 60000, 0);
+    http_poll(client, 10);
+    http_cancel(stalled.request);
+    const int before = stalled.n;
+    assert_ok(http_finish(good.request, NULL));
+    assert_lines(&good, 3, 2);
+    assert_int_equal(stalled.n, before);
+    http_cancel(NULL);
+    http_client_free(client); // `left` is cancelled with it
+}
+
+static enum status dead(void *context)
+{
+    (void)context;
+    return status_fail(ST_PEER_GONE, "its server died");
+}
+
+static void the_life_of_each_server_is_asked_for(void **state)
+{
+    (void)state;
+    struct http_client *client = client_of(server.socket);
+    struct consumer good = {0};
+    struct http_request *request;
+    const struct http_call call = {.path = "/stall", .post = true, .alive = dead};
+    submit(client, &good, "/slow?400", 1, 60000, 0);
+    assert_ok(http_submit(client, &call, &request));
+    const int64_t start = clock_now_ns();
+    assert_status(http_finish(request, NULL), ST_PEER_GONE);
+    assert_message("its server died");
+    assert_true(clock_ms_since(start) < 10000);
+    assert_ok(http_finish(good.request, NULL));
+    http_client_free(client);
+}
+
+static int requests_on_connection(struct http_client *client, const char *address)
+{
+    struct bytes body = BYTES_INIT;
+    const struct http_call call = {.server = address, .path = "/connection", .timeout_ms = 60000};
+    assert_ok(http_perform(client, &call, &body));
+    const int n = atoi(strchr(bytes_text(&body), ':') + 1);
+    bytes_release(&body);
+    return n;
+}
+
+// Unix socket and TCP, in one client; a connection to each is kept.
+static void servers_side_by_side(void **state)
+{
+    (void)state;
+    struct http_client *client = client_of(server.socket);
+    for (int n = 1; n <= 3; n++) {
+        assert_int_equal(requests_on_connection(client, NULL), n);
+        assert_int_equal(requests_on_connection(client, server.url), n);
+    }
+    struct http_request *request = NULL;
+    const struct http_call nobody = {
+        .server = "http://127.0.0.1:1", .path = "/", .timeout_ms = 9000};
+    assert_status(http_perform(client, &nobody, NULL), ST_PEER_GONE);
+    assert_message("nobody answers on http://127.0.0.1:1");
+    const struct http_call nameless = {.server = "", .path = "/"};
+    assert_status(http_submit(client, &nameless, &request), ST_INVALID);
+    assert_null(request);
+    http_client_free(client);
+    client = client_of(server.url);
+    assert_int_equal(requests_on_connection(client, NULL), 1);
+    http_client_free(client);
+}
+
+// A server that is killed with requests in flight is noticed at once by all of them.
+static void a_killed_server_ends_them_all(void **state)
+{
+    (void)state;
+    struct canned_server other;
+    canned_server_start(&other, serve);
+    struct http_client *client = client_of(other.socket);
+    struct consumer c[4] = {0};
+    for (int i = 0; i < 4; i++) submit(client, &c[i], "/stall", i, 60000, 0);
+    const int64_t deadline = clock_deadline_ns(60000);
+    while (!(c[0].n && c[1].n && c[2].n && c[3].n)) {
+        assert_true(clock_now_ns() < deadline);
+        http_poll(client, 10);
+    }
+    const int64_t start = clock_now_ns();
+    canned_server_stop(&other);
+    for (int i = 0; i < 4; i++) assert_status(http_finish(c[i].request, NULL), ST_PEER_GONE);
+    assert_message("the server closed the connection on");
+    assert_true(clock_ms_since(start) < 10000);
+    http_client_free(client);
+}
+
+static int start_server(void **state)
+{
+    (void)state;
+    canned_server_start(&server, serve);
+    return 0;
+}
+
+static int stop_server(void **state)
+{
+    (void)state;
+    canned_server_stop(&server);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_has_its_own_consumer),
+        cmocka_unit_test(each_has_its_own_error),
+        cmocka_unit_test(cancelled_ones_are_over),
+        cmocka_unit_test(the_life_of_each_server_is_asked_for),
+        cmocka_unit_test(servers_side_by_side),
+        cmocka_unit_test(a_killed_server_ends_them_all),
+    };
+    return cmocka_run_group_tests_name("http_in_flight", tests, start_server, stop_server);
+}

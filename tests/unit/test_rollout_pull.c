@@ -1,0 +1,214 @@
+/* test_rollout_pull.c: pulling rollouts from one server and from several, which are children that
+ * make up completions out of each group's seed: what comes is the same however it was divided. */
+#include "bridge/control.h"
+#include "common/base/clock.h"
+#include "tests/support/canned_server.h"
+#include "tests/support/support.h"
+#include "trainer/rollout/rollout.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define GROUPS  5
+#define SAMPLES 3
+
+static void serve_group(int fd, const json_t *group)
+{
+    const json_int_t id = json_integer_value(json_object_get(group, "id"));
+    const json_int_t seed = json_integer_value(json_object_get(group, "seed"));
+    const json_int_t n = json_integer_value(json_object_get(group, "n"));
+    for (int i = (int)n - 1; i >= 0; i--) {
+        char line[256];
+        snprintf(
+            line, sizeof line,
+            "{\"group_id\": %d, \"sample\": %d, \"finish_reason\": \"stop\", \"text\": \"%d\", "
+            "\"token_ids\": [%d, %d], \"logprobs\": [-1, -2], \"weight_versions\": [2, 2]}\n",
+            (int)id, i, i, (int)(((uint64_t)seed >> 7) % 50), i);
+        canned_chunk(fd, line);
+    }
+}
+
+// Completions of the groups asked for, last group first; every other request is refused as busy.
+// Tokens above 50 in a prompt say what is to go wrong with its group.
+enum { FINE = 1, MISSING = 60, FOREIGN, STALLED };
+
+static void serve(int fd)
+{
+    char request[16384];
+    for (int n = 0; canned_request(fd, request, sizeof request); n++) {
+        json_t *body = json_loads(canned_body(request), 0, NULL);
+        const json_t *groups = json_object_get(body, "groups");
+        if (n % 2 == 0) {
+            canned_response(fd, "429 Too Many Requests", "{\"error\": {\"message\": \"full\"}}");
+            json_decref(body);
+            continue;
+        }
+        canned_chunked(fd);
+        for (size_t g = json_array_size(groups); g-- > 0;) {
+            json_t *group = json_array_get(groups, g);
+            const json_int_t token =
+                json_integer_value(json_array_get(json_object_get(group, "prompt_token_ids"), 0));
+            if (token == MISSING) continue;
+            if (token == STALLED) sleep(60);
+            if (token == FOREIGN) json_object_set_new(group, "id", json_integer(GROUPS - 1));
+            serve_group(fd, group);
+        }
+        canned_end(fd);
+        json_decref(body);
+    }
+}
+
+static struct canned_server servers[3];
+static struct control *control;
+static const struct sampling_options sampling = {
+    .temperature = 1, .top_p = 1, .max_tokens = 4, .seed = 12345};
+
+static struct rollout_source source_of(int n_servers)
+{
+    struct rollout_source s = {
+        .n_servers = n_servers, .vocab_size = 64, .timeout_ms = 60000, .idle_timeout_ms = 60000};
+    for (int k = 0; k < n_servers; k++)
+        s.servers[k] =
+            (struct rollout_server){k == 1 ? servers[k].url : servers[k].socket, control};
+    assert_ok(http_client_new(servers[0].socket, &s.http));
+    return s;
+}
+
+static enum status pull(const struct rollout_source *source, int32_t first_token, int odd_group,
+                        struct rollout **ret)
+{
+    int32_t fine[] = {FINE}, odd[] = {first_token};
+    struct example examples[GROUPS];
+    const struct example *list[GROUPS];
+    for (int g = 0; g < GROUPS; g++) {
+        examples[g] = (struct example){.prompt_ids = {g == odd_group ? odd : fine, 1, 1}};
+        list[g] = &examples[g];
+    }
+    return rollout_pull(source, list, GROUPS, SAMPLES, &sampling, ret);
+}
+
+static void assert_same(const struct rollout *a, const struct rollout *b)
+{
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    for (int i = 0; i < GROUPS * SAMPLES; i++) {
+        assert_int_equal(a->samples[i].n, 2);
+        assert_memory_equal(a->samples[i].ids, b->samples[i].ids, 2 * sizeof(int32_t));
+        assert_string_equal(a->samples[i].text, b->samples[i].text);
+    }
+}
+
+// Busy at first, over a Unix socket, over TCP, and of both.
+static void the_split_changes_nothing(void **state)
+{
+    (void)state;
+    struct rollout *alone = NULL;
+    for (int n = 1; n <= 3; n++) {
+        struct rollout_source source = source_of(n);
+        struct rollout *r = NULL;
+        assert_ok(pull(&source, FINE, 0, &r));
+        if (alone) {
+            assert_same(alone, r);
+            rollout_free(r);
+        } else {
+            alone = r;
+        }
+        http_client_free(source.http);
+    }
+    int differing = 0;
+    for (int g = 1; g < GROUPS; g++)
+        differing += alone->samples[g * SAMPLES].ids[0] != alone->samples[0].ids[0];
+    assert_true(differing > 0); // each group has a seed of its own
+    rollout_free(alone);
+}
+
+static void assert_refused(int n_servers, int32_t token, int group, enum status status,
+                           const char *sentence)
+{
+    struct rollout_source source = source_of(n_servers);
+    struct rollout *r = NULL;
+    source.idle_timeout_ms = 400;
+    assert_status(pull(&source, token, group, &r), status);
+    assert_message(sentence);
+    assert_null(r);
+    http_client_free(source.http);
+}
+
+static void one_server_s_fault_is_the_pull_s(void **state)
+{
+    (void)state;
+    assert_refused(1, MISSING, 2, ST_FORMAT, "12 samples of the 15 asked for");
+    assert_refused(3, MISSING, 2, ST_FORMAT, "3 samples of the 6 asked for");
+    assert_refused(1, FOREIGN, 0, ST_MISMATCH, "group 4 sample 2: came twice");
+    assert_refused(3, FOREIGN, 0, ST_INVALID, "group_id"); // of another server's groups
+    assert_refused(3, STALLED, 1, ST_TIMEOUT, "nothing arrived for 400 ms");
+}
+
+static void a_server_that_is_gone_is_named(void **state)
+{
+    (void)state;
+    struct rollout_source source = source_of(2);
+    struct rollout *r = NULL;
+    source.servers[1].address = "/nonexistent/s.sock";
+    assert_status(pull(&source, FINE, 0, &r), ST_PEER_GONE);
+    assert_message("nobody answers on socket /nonexistent/s.sock");
+    http_client_free(source.http);
+}
+
+static _Atomic bool cancelled;
+
+static void *cancel_soon(void *context)
+{
+    clock_sleep_ms(150);
+    cancelled = true;
+    return context;
+}
+
+static void it_can_be_cancelled(void **state)
+{
+    (void)state;
+    struct rollout_source source = source_of(2);
+    struct rollout *r = NULL;
+    pthread_t thread;
+    source.cancelled = &cancelled;
+    assert_int_equal(pthread_create(&thread, NULL, cancel_soon, NULL), 0);
+    const int64_t start = clock_now_ns();
+    assert_status(pull(&source, STALLED, 0, &r), ST_CANCELLED);
+    assert_true(clock_ms_since(start) < 30000);
+    pthread_join(thread, NULL);
+    http_client_free(source.http);
+}
+
+static int open_all(void **state)
+{
+    (void)state;
+    char page[64];
+    snprintf(page, sizeof page, "/commonweight-pull-%d", (int)getpid());
+    if (control_create(page, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+                       &control) != ST_OK)
+        return -1;
+    control_owner_update_end(control);
+    for (int k = 0; k < 3; k++) canned_server_start(&servers[k], serve);
+    return 0;
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++) canned_server_stop(&servers[k]);
+    control_end(control);
+    control_free(control);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_split_changes_nothing),
+        cmocka_unit_test(one_server_s_fault_is_the_pull_s),
+        cmocka_unit_test(a_server_that_is_gone_is_named),
+        cmocka_unit_test(it_can_be_cancelled),
+    };
+    return cmocka_run_group_tests_name("rollout_pull", tests, open_all, close_all);
+}

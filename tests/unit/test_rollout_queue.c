@@ -1,0 +1,190 @@
+/* test_rollout_queue.c: the queue between sampling and learning, with work that is made up: order,
+ * bound, errors, pauses, and its end at a bad moment. */
+#include "common/base/clock.h"
+#include "tests/support/support.h"
+#include "trainer/rollout/rollout_queue.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define LIMIT_MS 60000
+
+struct work { // what the made-up work does, and what it saw
+    _Atomic int begun, done;
+    _Atomic bool hold; // it waits while this is set, until it is cancelled
+    int64_t fail_at;   // step; -1: none
+    pthread_t thread;  // that the last was done in
+    const _Atomic bool *cancelled;
+};
+
+static enum status fill(void *context, struct rollout_step *step)
+{
+    struct work *w = context;
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    w->begun++;
+    w->thread = pthread_self();
+    while (w->hold && clock_now_ns() < deadline) {
+        if (*w->cancelled) return status_fail(ST_CANCELLED, "not wanted");
+        clock_sleep_ms(1);
+    }
+    if (step->step == w->fail_at)
+        return status_fail(ST_FORMAT, "step %d went wrong", (int)step->step);
+    step->version = 100 + (uint64_t)step->step;
+    w->done++;
+    return ST_OK;
+}
+
+static struct rollout_queue *queue_of(int length, struct work *w)
+{
+    struct rollout_queue *q = NULL;
+    assert_ok(rollout_queue_new(length, fill, w, &q));
+    w->cancelled = rollout_queue_cancelled(q);
+    return q;
+}
+
+static void put(struct rollout_queue *q, int64_t step)
+{
+    struct rollout_step *s = calloc(1, sizeof *s);
+    assert_non_null(s);
+    s->step = step;
+    assert_ok(rollout_queue_put(q, s));
+}
+
+static void assert_takes(struct rollout_queue *q, int64_t step)
+{
+    struct rollout_step *s = NULL;
+    assert_ok(rollout_queue_take(q, &s));
+    assert_int_equal(s->step, step);
+    assert_int_equal(s->version, 100 + step);
+    rollout_step_free(s);
+}
+
+static void wait_for(const _Atomic int *counter, int n)
+{
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    while (*counter < n) {
+        assert_true(clock_now_ns() < deadline);
+        clock_sleep_ms(1);
+    }
+}
+
+// The plain loop: a step is worked on by who takes it, when it is taken.
+static void of_length_one_nothing_runs_ahead(void **state)
+{
+    (void)state;
+    struct work w = {.fail_at = -1};
+    struct rollout_queue *q = queue_of(1, &w);
+    struct rollout_step *s = NULL, more = {.step = 9};
+    assert_status(rollout_queue_take(q, &s), ST_INVALID);
+    for (int step = 0; step < 3; step++) {
+        put(q, step);
+        assert_int_equal(rollout_queue_count(q), 1);
+        assert_status(rollout_queue_put(q, &more), ST_BUSY);
+        clock_sleep_ms(5);
+        assert_int_equal(w.begun, step);
+        assert_takes(q, step);
+        assert_true(pthread_equal(w.thread, pthread_self()));
+        assert_int_equal(rollout_queue_count(q), 0);
+    }
+    rollout_queue_free(q);
+}
+
+// Length 3: two steps are worked on ahead of the first taken, in order, by another thread; a fourth
+// is refused until one is taken.
+static void the_length_bounds_what_runs_ahead(void **state)
+{
+    (void)state;
+    struct work w = {.fail_at = -1};
+    struct rollout_queue *q = queue_of(3, &w);
+    struct rollout_step more = {.step = 9};
+    for (int step = 0; step < 3; step++) put(q, step);
+    assert_status(rollout_queue_put(q, &more), ST_BUSY);
+    assert_message("3 steps are ordered");
+    wait_for(&w.done, 3);
+    assert_false(pthread_equal(w.thread, pthread_self()));
+    for (int step = 0; step < 40; step++) {
+        assert_takes(q, step);
+        put(q, step + 3);
+        assert_int_equal(rollout_queue_count(q), 3);
+    }
+    for (int step = 40; step < 43; step++) assert_takes(q, step);
+    assert_int_equal(w.begun, 43);
+    rollout_queue_free(q);
+    rollout_queue_free(NULL);
+}
+
+// What was done before a failure is still handed out; the failure comes in its place, with its
+// sentence, and stays.
+static void a_failure_keeps_its_place(void **state)
+{
+    (void)state;
+    for (int length = 1; length <= 4; length += 3) {
+        struct work w = {.fail_at = 2};
+        struct rollout_queue *q = queue_of(length, &w);
+        struct rollout_step *s = NULL;
+        for (int step = 0, ordered = 0; step < 2; step++) {
+            for (; ordered < step + length; ordered++) put(q, ordered);
+            assert_takes(q, step);
+        }
+        if (rollout_queue_count(q) == 0) put(q, 2);
+        for (int again = 0; again < 2; again++) {
+            assert_status(rollout_queue_take(q, &s), ST_FORMAT);
+            assert_message("step 2 went wrong");
+            assert_null(s);
+        }
+        assert_int_equal(w.begun, 3); // nothing behind it
+        rollout_queue_free(q);
+    }
+}
+
+static void a_pause_waits_for_the_step_under_way(void **state)
+{
+    (void)state;
+    struct work w = {.fail_at = -1, .hold = true};
+    struct rollout_queue *q = queue_of(3, &w);
+    put(q, 0);
+    put(q, 1);
+    wait_for(&w.begun, 1);
+    w.hold = false;
+    rollout_queue_pause(q);
+    const int done = w.done;
+    assert_int_equal(w.begun, done); // none is under way
+    assert_true(done >= 1);
+    put(q, 2);
+    clock_sleep_ms(20);
+    assert_int_equal(w.begun, done);
+    rollout_queue_resume(q);
+    for (int step = 0; step < 3; step++) assert_takes(q, step);
+    rollout_queue_free(q);
+}
+
+// While full: a step done and not taken, one under way that would take for ever, one behind it.
+static void it_ends_while_it_is_full(void **state)
+{
+    (void)state;
+    struct work w = {.fail_at = -1};
+    struct rollout_queue *q = queue_of(3, &w);
+    put(q, 0);
+    wait_for(&w.done, 1);
+    w.hold = true;
+    put(q, 1);
+    put(q, 2);
+    wait_for(&w.begun, 2);
+    const int64_t start = clock_now_ns();
+    rollout_queue_free(q);
+    assert_true(clock_ms_since(start) < LIMIT_MS / 2);
+    assert_int_equal(w.begun, 2);
+    assert_int_equal(w.done, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(of_length_one_nothing_runs_ahead),
+        cmocka_unit_test(the_length_bounds_what_runs_ahead),
+        cmocka_unit_test(a_failure_keeps_its_place),
+        cmocka_unit_test(a_pause_waits_for_the_step_under_way),
+        cmocka_unit_test(it_ends_while_it_is_full),
+    };
+    return cmocka_run_group_tests_name("rollout_queue", tests, NULL, NULL);
+}

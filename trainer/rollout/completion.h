@@ -1,0 +1,31 @@
+/* completion.h: one finished completion as the server gives it, checked before it is believed.
+ * Plain data; any thread. */
+#ifndef TRAINER_COMPLETION_H
+#define TRAINER_COMPLETION_H
+
+#include "common/base/status.h"
+#include <jansson.h>
+#include <stdint.h>
+
+struct completion {
+    int n;              // tokens; 0 is possible
+    int32_t *ids;       // (n)
+    float *logprobs;    // (n) of the server's temperature-scaled distribution
+    uint64_t *versions; // (n) of the weights that sampled each token
+    bool truncated;     // ended at the token limit
+    char *text;         // as the server decoded it, U+0000 as U+2400; "" where it has no tokenizer
+    uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
+    int32_t *text_offset; // (n) characters of text before each token; NULL: not given
+    json_t *telemetry;    // docs/protocol.md, POST /v1/rollouts; may be NULL
+};
+
+struct completion_bounds { // of what was asked for
+    int vocab_size, max_tokens;
+    uint64_t oldest, newest; // versions that the weights had since
+};
+// Out of a line of the response; `where` names it in errors: ST_FORMAT, ST_MISMATCH with the field.
+enum status completion_read(const char *where, const json_t *line,
+                            const struct completion_bounds *bounds, struct completion *ret);
+void completion_release(struct completion *c);
+
+#endif

@@ -1,0 +1,53 @@
+/* rollout_queue.h: steps of rollouts between sampling and learning, in the order in which they were
+ * ordered. Its length bounds how far sampling may be ahead of the weights.
+ *
+ * Of length 1 there is one thread: a step is sampled when it is taken, by the weights that it
+ * teaches. Of length N > 1 a thread of the queue's own samples ordered steps one after the other
+ * while the caller learns from earlier ones: a step is taken after at most N - 1 updates that it
+ * knows nothing of. All functions are the caller's thread's; the work is the queue's, and what it
+ * touches belongs to it but between rollout_queue_pause() and rollout_queue_resume(). */
+#ifndef TRAINER_ROLLOUT_QUEUE_H
+#define TRAINER_ROLLOUT_QUEUE_H
+
+#include "trainer/rollout/scoring.h"
+#include "trainer/rollout/spec_counters.h"
+#include <stdatomic.h>
+
+struct rollout_step {
+    // ordered
+    int64_t step;
+    const struct example **examples; // (n_groups) borrowed examples, an owned list
+    int n_groups, n_per_group;
+    struct sampling_options sampling;
+    // filled by the work
+    uint64_t version; // of the weights when it was begun: no token is of older ones
+    struct rollout *rollout;
+    struct scores scores;
+    struct latency_model latency; // as it is with these completions
+    struct spec_counters spec;    // what was drafted meanwhile
+};
+void rollout_step_free(struct rollout_step *step);
+
+// Fills a step. Each wait in it has a deadline, so that each wait for the queue has.
+typedef enum status (*rollout_work_fn)(void *context, struct rollout_step *step);
+
+struct rollout_queue;
+enum status rollout_queue_new(int length, rollout_work_fn work, void *context,
+                              struct rollout_queue **ret);
+// Ends the work under way, through rollout_queue_cancelled(), and drops what was not taken.
+void rollout_queue_free(struct rollout_queue *q);
+// Set once the queue is to end; for the work to look at.
+const _Atomic bool *rollout_queue_cancelled(const struct rollout_queue *q);
+
+// The queue owns the step from here on. ST_BUSY, and nothing is taken over, where it is full.
+enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step);
+int rollout_queue_count(const struct rollout_queue *q); // put and not taken
+// The oldest, once it is filled. A step whose work failed is that failure, now and ever after:
+// nothing behind it is worked on. ST_INVALID where nothing was put.
+enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **ret);
+
+// Waits for the step under way and begins no other.
+void rollout_queue_pause(struct rollout_queue *q);
+void rollout_queue_resume(struct rollout_queue *q);
+
+#endif

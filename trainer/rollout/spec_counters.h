@@ -1,0 +1,35 @@
+/* spec_counters.h: speculative decoding of one step, from a server's counters: GET /metrics before
+ * and after the rollouts, and the difference. One thread. */
+#ifndef TRAINER_SPEC_COUNTERS_H
+#define TRAINER_SPEC_COUNTERS_H
+
+#include "common/http/http_client.h"
+
+#define SPEC_MAX_POSITIONS 64
+
+struct spec_counters {
+    bool present; // the daemon has such counters
+    double num_drafts, num_draft_tokens, num_accepted_tokens;
+    int n_positions; // 1 + the last position there is a counter of
+    double accepted_per_position[SPEC_MAX_POSITIONS];
+};
+
+// Reads vllm:spec_decode_* out of Prometheus' text format; series that differ in other labels
+// (model, engine) are added up. Lines that are something else are passed over.
+void spec_counters_parse(const char *text, struct spec_counters *ret);
+// A server's (NULL: the client's), now. One that has no such counters, or no /metrics, is no error:
+// not `present`.
+enum status spec_counters_scrape(struct http_client *http, const char *server,
+                                 struct spec_counters *ret);
+// What was counted between the two. Not `present` where either is not, or where a counter went
+// back because the daemon started anew.
+struct spec_counters spec_counters_between(const struct spec_counters *before,
+                                           const struct spec_counters *after);
+void spec_counters_add(struct spec_counters *sum, const struct spec_counters *more);
+
+// 1 + accepted / drafts; accepted / draft tokens. NAN where nothing was drafted.
+double spec_acceptance_length(const struct spec_counters *c);
+double spec_acceptance_rate(const struct spec_counters *c);
+double spec_acceptance_at(const struct spec_counters *c, int position); // accepted / drafts
+
+#endif

@@ -1,0 +1,57 @@
+/* run_learn.c: one step's update, and what becomes of a gradient that is not finite. The main
+ * thread.
+ */
+#include "common/base/log.h"
+#include "trainer/learn/memory.h"
+#include "trainer/run/run.h"
+
+#include <inttypes.h>
+
+#define MAX_SKIPPED 3 // steps in a row whose gradient was not finite
+
+// A draft whose gradient is not finite is left as it is; the policy goes on.
+static enum status note_draft(struct run *run, const struct update_stats *update)
+{
+    run->draft_skips_in_a_row = update->draft_skipped ? run->draft_skips_in_a_row + 1 : 0;
+    if (update->draft_skipped)
+        log_warn("step %" PRId64
+                 ": the draft model's gradient is not finite; its update is skipped",
+                 run->step + 1);
+    if (run->draft_skips_in_a_row == MAX_SKIPPED)
+        return status_fail(ST_INVALID,
+                           "the draft model's gradient was not finite in %d steps in a row; lower "
+                           "--draft-learning-rate or go back to a checkpoint",
+                           MAX_SKIPPED);
+    return ST_OK;
+}
+
+enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
+                      struct update_stats *ret)
+{
+    const struct train_config *c = run->config;
+    struct update_config config = {
+        .loss = run->resolved.loss,
+        .num_iterations = (int)c->num_iterations,
+        .mask_truncated = c->mask_truncated_completions,
+        .exact = c->exact,
+        .quiet_timeout_ms = (int64_t)(c->quiet_timeout * 1e3),
+        .draft_lr = schedule_at(&run->resolved.draft_schedule, run->step),
+    };
+    enum status st = update_policy(run->learner, run->bridge, &config, s->rollout,
+                                   s->scores.advantages, lr, stop_publish_lock(run->stop), ret);
+    if (st != ST_OK) return st;
+    if (!run->said_memory) memory_say_taken(run->learner);
+    run->said_memory = true;
+    run->skipped += ret->skipped;
+    run->skipped_in_a_row = ret->applied ? 0 : run->skipped_in_a_row + 1;
+    if (ret->skipped)
+        log_warn("step %" PRId64 ": the gradient is not finite; %d of %d updates skipped",
+                 run->step + 1, ret->skipped, config.num_iterations);
+    if (run->skipped_in_a_row == MAX_SKIPPED)
+        return status_fail(
+            ST_INVALID,
+            "the gradient was not finite in %d steps in a row; lower --learning-rate "
+            "or go back to a checkpoint",
+            MAX_SKIPPED);
+    return note_draft(run, ret);
+}
