@@ -2,14 +2,35 @@
  * gradients of all three. */
 #include "tests/support/op_table.h"
 
-// moe_route: p: rows n_experts top_k pattern of the logits
+// moe_route: p: rows n_experts top_k pattern of the logits, router
 
 enum logits { ANY, TIES, ONE, FEW }; // ONE: the last expert always; FEW: never every third one
 
-static struct moe_shape moe_shape_of(int rows, int n_experts, int top_k)
+// How published models route; the last ones for the sake of the code. p names one by number.
+enum router { MIXTRAL, QWEN2, DEEPSEEK2, DEEPSEEK3, GLM4, SIGMOID, BIASED };
+static const struct moe_shape routers[] = {
+    [MIXTRAL] = {.norm_topk = true, .scale = 1},
+    [QWEN2] = {.scale = 1},
+    [DEEPSEEK2] = {.n_group = 4, .topk_group = 2, .scale = 16},
+    [DEEPSEEK3] =
+        {.scoring = MOE_SIGMOID, .norm_topk = true, .n_group = 4, .topk_group = 2, .scale = 2.5f},
+    [GLM4] = {.scoring = MOE_SIGMOID, .norm_topk = true, .n_group = 1, .topk_group = 1, .scale = 1},
+    [SIGMOID] = {.scoring = MOE_SIGMOID, .scale = 0.7f},
+    [BIASED] = {.norm_topk = true, .scale = 1},
+};
+
+static bool has_bias(enum router router)
 {
-    return (struct moe_shape){
-        .rows = rows, .n_experts = n_experts, .top_k = top_k, .norm_topk = true, .scale = 1};
+    return router == DEEPSEEK3 || router == GLM4 || router == BIASED;
+}
+
+static struct moe_shape moe_shape_of(int rows, int n_experts, int top_k, enum router router)
+{
+    struct moe_shape shape = routers[router];
+    shape.rows = rows;
+    shape.n_experts = n_experts;
+    shape.top_k = top_k;
+    return shape;
 }
 
 static void router_logits(struct op_test *t, float *x, int rows, int n_experts, enum logits pattern)
@@ -23,22 +44,66 @@ static void router_logits(struct op_test *t, float *x, int rows, int n_experts, 
         }
 }
 
-// The chosen experts of a row, best first, and the softmax over their logits.
-static void choose(int32_t *expert, double *weight, const double *logits, int n_experts, int top_k)
+// An expert's score.
+static double score_of(const double *logits, const struct moe_shape *m, int e)
 {
     double sum = 0;
-    for (int j = 0; j < top_k; j++) {
-        int best = -1;
-        for (int e = 0; e < n_experts; e++) {
-            bool taken = false;
-            for (int i = 0; i < j; i++) taken |= expert[i] == e;
-            if (!taken && (best < 0 || logits[e] > logits[best])) best = e;
-        }
-        expert[j] = best;
-        weight[j] = exp(logits[best] - logits[expert[0]]);
-        sum += weight[j];
+    if (m->scoring == MOE_SIGMOID) return 1 / (1 + exp(-logits[e]));
+    for (int i = 0; i < m->n_experts; i++) sum += exp(logits[i] - logits[e]);
+    return 1 / sum;
+}
+
+// The number of the largest key that is not taken, the lowest of equals; takes it.
+static int take_largest(const double *key, bool *taken, int n)
+{
+    int best = -1;
+    for (int e = 0; e < n; e++)
+        if (!taken[e] && (best < 0 || key[e] > key[best])) best = e;
+    taken[best] = true;
+    return best;
+}
+
+// Takes, so that they are not chosen, the experts of all groups but the best.
+static void take_other_groups(const double *key, bool *taken, const struct moe_shape *m)
+{
+    double of_group[16];
+    bool best[16] = {false};
+    const int size = m->n_experts / m->n_group;
+    for (int g = 0; g < m->n_group; g++) {
+        bool counted[1024] = {false};
+        of_group[g] = key[g * size + take_largest(key + g * size, counted, size)];
+        if (m->scoring == MOE_SIGMOID && size > 1)
+            of_group[g] += key[g * size + take_largest(key + g * size, counted, size)];
     }
-    for (int j = 0; j < top_k; j++) weight[j] /= sum;
+    for (int i = 0; i < m->topk_group; i++) take_largest(of_group, best, m->n_group);
+    for (int e = 0; e < m->n_experts; e++) taken[e] = !best[e / size];
+}
+
+// Weights of a row's chosen experts.
+static void weigh(double *weight, const int32_t *expert, const double *logits,
+                  const struct moe_shape *m)
+{
+    double sum = 0;
+    for (int j = 0; j < m->top_k; j++) {
+        weight[j] = m->scale * score_of(logits, m, expert[j]);
+        sum += weight[j] / m->scale;
+    }
+    for (int j = 0; m->norm_topk && j < m->top_k; j++) weight[j] /= sum;
+}
+
+// The chosen experts of a row, best first, and their weights. bias: NULL where there is none.
+static void choose(int32_t *expert, double *weight, const double *logits, const double *bias,
+                   const struct moe_shape *m)
+{
+    double key[1024];
+    bool taken[1024] = {false};
+    for (int e = 0; e < m->n_experts; e++) {
+        key[e] = m->scoring == MOE_SOFTMAX && !bias ? logits[e] : score_of(logits, m, e);
+        if (bias) key[e] += bias[e];
+    }
+    if (m->n_group > 1) take_other_groups(key, taken, m);
+    for (int j = 0; j < m->top_k; j++) expert[j] = take_largest(key, taken, m->n_experts);
+    weigh(weight, expert, logits, m);
 }
 
 // Where each of n assignments stands when sorted by expert: after all of lower experts, and after
@@ -52,7 +117,7 @@ static void sort_places(int32_t *place, const int32_t *expert, int n)
     }
 }
 
-enum { RT_EXPERT, RT_WEIGHT, RT_ROW, RT_PLACE, RT_OFFSETS, RT_LOGITS };
+enum { RT_EXPERT, RT_WEIGHT, RT_ROW, RT_PLACE, RT_OFFSETS, RT_LOGITS, RT_BIAS };
 
 // The arrays of a routing come first, in this order.
 static void routing_arrays(struct op_test *t, int rows, int n_experts, int top_k,
@@ -65,6 +130,7 @@ static void routing_arrays(struct op_test *t, int rows, int n_experts, int top_k
     array_new(t, "offsets", OUT, I32, n_experts + 1);
     float *logits = floats(t, "logits", IN, F32, (int64_t)rows * n_experts, 2);
     router_logits(t, logits, rows, n_experts, pattern);
+    floats(t, "bias", IN, F32, n_experts, 0.3f);
 }
 
 static struct moe_routing routing_of(void **d)
@@ -82,18 +148,20 @@ static void route_launch(struct op_test *t, struct device *dev, const struct ops
 {
     const int *p = t->c->p;
     struct moe_routing routing = routing_of(d);
-    const struct moe_shape shape = moe_shape_of(p[0], p[1], p[2]);
-    ops->moe_route(dev, &routing, d[RT_LOGITS], NULL, &shape);
+    const struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], (enum router)p[4]);
+    ops->moe_route(dev, &routing, d[RT_LOGITS], has_bias((enum router)p[4]) ? d[RT_BIAS] : NULL,
+                   &shape);
 }
 
-static void route_reference(struct op_test *t, double **v)
+static void routing_reference(struct op_test *t, double **v, enum router router)
 {
     const int *p = t->c->p, n_experts = p[1], top_k = p[2], n = p[0] * top_k;
+    const struct moe_shape shape = moe_shape_of(p[0], n_experts, top_k, router);
     int32_t *expert = must(malloc((size_t)n * sizeof *expert));
     int32_t *place = must(malloc((size_t)n * sizeof *place));
     for (int i = 0; i < p[0]; i++)
         choose(expert + i * top_k, t->a[RT_WEIGHT].expect + i * top_k,
-               v[RT_LOGITS] + (int64_t)i * n_experts, n_experts, top_k);
+               v[RT_LOGITS] + (int64_t)i * n_experts, has_bias(router) ? v[RT_BIAS] : NULL, &shape);
     sort_places(place, expert, n);
     for (int a = 0; a < n; a++) {
         t->a[RT_EXPERT].expect[a] = expert[a];
@@ -107,6 +175,11 @@ static void route_reference(struct op_test *t, double **v)
     }
     free(expert);
     free(place);
+}
+
+static void route_reference(struct op_test *t, double **v)
+{
+    routing_reference(t, v, (enum router)t->c->p[4]);
 }
 
 static const struct op_def op_route = {"moe_route", route_setup, route_launch, route_reference};
@@ -132,7 +205,7 @@ static void combine_setup(struct op_test *t)
 static void combine_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    struct moe_shape shape = moe_shape_of(p[0], 8, p[1]);
+    struct moe_shape shape = moe_shape_of(p[0], 8, p[1], MIXTRAL);
     shape.width = p[2];
     shape.dt = t->dt;
     ops->moe_combine(dev, d[CB_Y], d[CB_X], d[CB_PLACE], p[3] ? d[CB_WEIGHT] : NULL, &shape, p[4]);
@@ -155,10 +228,10 @@ static const struct op_def op_combine = {"moe_combine", combine_setup, combine_l
                                          combine_reference};
 
 /* moe_combine_back and moe_route_back, chained as in a backward pass. p: rows n_experts top_k
- * pattern width. The loss is the sum of dy * combine(x) under the weights of the logits; which
- * experts are chosen does not depend on them, and neither does a sorted row of x. */
+ * pattern width router. The loss is the sum of dy * combine(x) under the weights of the logits;
+ * which experts are chosen does not depend on them, and neither does a sorted row of x. */
 
-enum { MB_DX = RT_LOGITS + 1, MB_DWEIGHT, MB_DLOGITS, MB_DY, MB_X };
+enum { MB_DX = RT_BIAS + 1, MB_DWEIGHT, MB_DLOGITS, MB_DY, MB_X };
 
 static void moe_back_setup(struct op_test *t)
 {
@@ -174,11 +247,12 @@ static void moe_back_setup(struct op_test *t)
 static void moe_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
-    struct moe_shape shape = moe_shape_of(p[0], p[1], p[2]);
+    struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], (enum router)p[5]);
     struct moe_routing routing = routing_of(d);
     shape.width = p[4];
     shape.dt = t->dt;
-    ops->moe_route(dev, &routing, d[RT_LOGITS], NULL, &shape);
+    ops->moe_route(dev, &routing, d[RT_LOGITS], has_bias((enum router)p[5]) ? d[RT_BIAS] : NULL,
+                   &shape);
     ops->moe_combine_back(dev, d[MB_DX], d[MB_DWEIGHT], d[MB_DY], d[MB_X], &routing, &shape);
     ops->moe_route_back(dev, d[MB_DLOGITS], d[MB_DWEIGHT], d[RT_LOGITS], &routing, &shape);
 }
@@ -187,20 +261,17 @@ static void moe_back_launch(struct op_test *t, struct device *dev, const struct 
 static double moe_loss(struct op_test *t, double **v)
 {
     const int *p = t->c->p, n_experts = p[1], top_k = p[2], width = p[4];
-    double loss = 0;
+    const struct moe_shape shape = moe_shape_of(p[0], n_experts, top_k, (enum router)p[5]);
+    double loss = 0, weight[64];
+    int32_t expert[64];
     for (int i = 0; i < p[0]; i++) {
-        double sum = 0, weighted = 0;
+        for (int j = 0; j < top_k; j++) expert[j] = (int32_t)v[RT_EXPERT][i * top_k + j];
+        weigh(weight, expert, v[RT_LOGITS] + (int64_t)i * n_experts, &shape);
         for (int j = 0; j < top_k; j++) {
-            int a = i * top_k + j;
-            double dot = 0;
+            int64_t place = (int64_t)v[RT_PLACE][i * top_k + j];
             for (int c = 0; c < width; c++)
-                dot +=
-                    v[MB_DY][(int64_t)i * width + c] * v[MB_X][(int64_t)v[RT_PLACE][a] * width + c];
-            double e = exp(v[RT_LOGITS][i * n_experts + (int)v[RT_EXPERT][a]]);
-            sum += e;
-            weighted += e * dot;
+                loss += weight[j] * v[MB_DY][(int64_t)i * width + c] * v[MB_X][place * width + c];
         }
-        loss += weighted / sum;
     }
     return loss;
 }
@@ -220,7 +291,7 @@ static double weight_loss(struct op_test *t, double **v)
 static void moe_back_reference(struct op_test *t, double **v)
 {
     const int *p = t->c->p, n = p[0] * p[2];
-    route_reference(t, v);
+    routing_reference(t, v, (enum router)p[5]);
     v[RT_EXPERT] = must(malloc((size_t)n * sizeof(double)));
     v[RT_PLACE] = must(malloc((size_t)n * sizeof(double)));
     for (int a = 0; a < n; a++) {
@@ -360,6 +431,16 @@ static const struct op_case cases[] = {
     {&op_route, "20001 rows, 2 of 8", {20001, 8, 2, ANY}, true},
     {&op_route, "8191 rows, 3 of 6 ties", {8191, 6, 3, TIES}, true},
     {&op_route, "3000 rows, 8 of 1000", {3000, 1000, 8, ANY}, true},
+    {&op_route, "37 rows, 4 of 60, Qwen2-MoE", {37, 60, 4, ANY, QWEN2}, false},
+    {&op_route, "21 rows, 6 of 64, DeepSeek-V2", {21, 64, 6, ANY, DEEPSEEK2}, false},
+    {&op_route, "40 rows, 3 of 8 ties, DeepSeek-V2", {40, 8, 3, TIES, DEEPSEEK2}, false},
+    {&op_route, "33 rows, 8 of 64, DeepSeek-V3", {33, 64, 8, ANY, DEEPSEEK3}, false},
+    {&op_route, "9 rows, 2 of 4, DeepSeek-V3", {9, 4, 2, ANY, DEEPSEEK3}, false},
+    {&op_route, "40 rows, 4 of 8 some unused, DeepSeek-V3", {40, 8, 4, FEW, DEEPSEEK3}, false},
+    {&op_route, "19 rows, 8 of 128, GLM-4-MoE", {19, 128, 8, ANY, GLM4}, false},
+    {&op_route, "19 rows, 3 of 9 ties, sigmoid", {19, 9, 3, TIES, SIGMOID}, false},
+    {&op_route, "50 rows, 4 of 33, softmax and bias", {50, 33, 4, ANY, BIASED}, false},
+    {&op_route, "3000 rows, 8 of 256, DeepSeek-V3", {3000, 256, 8, ANY, DEEPSEEK3}, true},
     {&op_combine, "1 row, 2 x 33", {1, 2, 33, 1, 0}, false},
     {&op_combine, "19 rows, 3 x 100 add", {19, 3, 100, 1, 1}, false},
     {&op_combine, "19 rows, 2 x 128 unweighted add", {19, 2, 128, 0, 1}, false},
@@ -372,6 +453,16 @@ static const struct op_case cases[] = {
     {&op_moe_back, "6 rows, 2 of 3 width 17", {6, 3, 2, ANY, 17}, false},
     {&op_moe_back, "4 rows, 33 of 70 width 8", {4, 70, 33, ANY, 8}, false},
     {&op_moe_back, "1001 rows, 2 of 8 width 1536", {1001, 8, 2, ANY, 1536}, true},
+    {&op_moe_back, "5 rows, 4 of 9 width 12, Qwen2-MoE", {5, 9, 4, ANY, 12, QWEN2}, false},
+    {&op_moe_back, "5 rows, 3 of 8 width 12, DeepSeek-V2", {5, 8, 3, ANY, 12, DEEPSEEK2}, false},
+    {&op_moe_back, "6 rows, 3 of 8 width 12, DeepSeek-V3", {6, 8, 3, ANY, 12, DEEPSEEK3}, false},
+    {&op_moe_back, "4 rows, 3 of 8 width 12, sigmoid", {4, 8, 3, ANY, 12, SIGMOID}, false},
+    {&op_moe_back, "4 rows, 2 of 7 width 9, softmax and bias", {4, 7, 2, ANY, 9, BIASED}, false},
+    {&op_moe_back,
+     "301 rows, 8 of 64, width 256, DeepSeek-V3",
+     {301, 64, 8, ANY, 256, DEEPSEEK3},
+     true},
+    {&op_moe_back, "301 rows, 4 of 60, width 256, Qwen2-MoE", {301, 60, 4, ANY, 256, QWEN2}, true},
     {&op_experts, "m1 n7 k5 e3", {1, 7, 5, 3, SPREAD, 1, 0}, false},
     {&op_experts, "m2 n130 k64 e8", {2, 130, 64, 8, SPREAD, 1, 0}, false},
     {&op_experts, "m9 n48 k96 e4 first out_f32", {9, 48, 96, 4, FIRST, 1, 1}, false},
@@ -426,7 +517,8 @@ static void moe_rows(struct device *dev)
     for (int rows = ROWS; rows >= 1; rows = rows == ROWS ? 7 : rows == 7 ? 1 : 0) {
         device_fill(dev, d_y, 0xFF, sizeof together);
         for (int i = 0; i < ROWS; i += rows) {
-            struct moe_shape shape = moe_shape_of(ROWS - i < rows ? ROWS - i : rows, EXPERTS, TOP);
+            struct moe_shape shape =
+                moe_shape_of(ROWS - i < rows ? ROWS - i : rows, EXPERTS, TOP, MIXTRAL);
             shape.width = INNER;
             int n = shape.rows * TOP;
             ops->moe_route(dev, &r, d_logits + i * EXPERTS, NULL, &shape);
@@ -447,7 +539,7 @@ static void moe_rows(struct device *dev)
     for (int i = 0; i < EXPERTS; i++) logits[i] = NAN;
     logits[EXPERTS + 4] = NAN;
     device_copy_in(dev, d_logits, logits, sizeof logits);
-    const struct moe_shape shape = moe_shape_of(ROWS, EXPERTS, TOP);
+    const struct moe_shape shape = moe_shape_of(ROWS, EXPERTS, TOP, MIXTRAL);
     ops->moe_route(dev, &r, d_logits, NULL, &shape);
     from_device(dev, expert, r.expert, sizeof expert);
     from_device(dev, weight, r.weight, sizeof weight);
