@@ -39,14 +39,12 @@ out:
 void decoder_close(struct decoder *d)
 {
     if (!d->b) return;
-    struct device *dev = d->b->dev;
     kv_memory_release(&d->kv);
-    device_release(dev, d->params);
-    device_release(dev, d->results);
-    device_host_release(dev, d->host_params);
-    device_host_release(dev, d->host_results);
+    sampler_free(d->sampler);
     batch_free(d->batch);
     model_free(d->model);
+    free(d->rows);
+    free(d->top);
     free(d->tokens);
     free(d->blocks);
 }
@@ -54,6 +52,8 @@ void decoder_close(struct decoder *d)
 enum status decoder_open(struct decoder *d, struct bench *b)
 {
     int last = (int)b->o.context + 2, chunk = (int)(b->o.batch > 512 ? b->o.batch : 512);
+    static const struct sampling plain = {
+        .temperature = 1, .top_p = 1, .repetition_penalty = 1, .ignore_eos = true};
     enum status st;
     memset(d, 0, sizeof *d);
     d->b = b;
@@ -61,7 +61,9 @@ enum status decoder_open(struct decoder *d, struct bench *b)
     d->blocks_each = (last + BLOCK - 1) / BLOCK;
     d->tokens = calloc((size_t)d->n, sizeof *d->tokens);
     d->blocks = calloc((size_t)d->n * (size_t)d->blocks_each, sizeof *d->blocks);
-    if (!d->tokens || !d->blocks)
+    d->rows = calloc((size_t)d->n, sizeof *d->rows);
+    d->top = calloc((size_t)d->n, sizeof *d->top);
+    if (!d->tokens || !d->blocks || !d->rows || !d->top)
         return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
     CHECK(kv_memory_alloc(&d->kv, b->dev, b->config, b->dt, BLOCK, d->n * d->blocks_each));
@@ -69,13 +71,12 @@ enum status decoder_open(struct decoder *d, struct bench *b)
     int rows = d->n < 32 ? d->n + 8 : d->n + 32;
     CHECK(model_new(b->dev, b->config, b->weights, chunk + 32, rows, last, &d->model));
     CHECK(batch_new(b->dev, chunk + 32, rows, d->blocks_each, rows, &d->batch));
-    CHECK(device_alloc(b->dev, (size_t)rows * sizeof *d->params, (void **)&d->params));
-    CHECK(device_alloc(b->dev, (size_t)rows * sizeof *d->results, (void **)&d->results));
-    CHECK(device_host_alloc(b->dev, (size_t)rows * sizeof *d->params, (void **)&d->host_params));
-    CHECK(device_host_alloc(b->dev, (size_t)rows * sizeof *d->results, (void **)&d->host_results));
-    for (int i = 0; i < rows; i++)
-        d->host_params[i] =
-            (struct sample_params){1.0f, 1.0f, 0, 0, (uint64_t)i, (uint64_t)b->o.context};
+    CHECK(sampler_new(b->dev, rows, b->config->vocab_size, NULL, 0, &d->sampler));
+    for (int i = 0; i < d->n; i++)
+        d->rows[i] = (struct sampler_row){.sampling = &plain,
+                                          .stream = (uint64_t)i,
+                                          .position = (uint64_t)b->o.context,
+                                          .draft = SAMPLER_NO_DRAFT};
     st = decoder_prefill(d);
 out:
     return st;
@@ -83,8 +84,8 @@ out:
 
 enum status decoder_step(struct decoder *d)
 {
-    struct bench *b = d->b;
-    int at = (int)b->o.context;
+    int at = (int)d->b->o.context;
+    const struct sample_result *results;
     enum status st = ST_OK;
     batch_clear(d->batch);
     for (int s = 0; s < d->n; s++) {
@@ -93,14 +94,9 @@ enum status decoder_step(struct decoder *d)
         CHECK(batch_want_row(d->batch, s));
     }
     CHECK(batch_commit(d->batch, model_decode_padding(d->model, d->n)));
-    device_copy_in(b->dev, d->params, d->host_params, (size_t)d->n * sizeof *d->params);
     model_step(d->model, d->batch, &d->kv.view);
-    const struct sample_args rows = {
-        .logits = d->model->logits, .params = d->params, .n = d->n, .vocab = b->config->vocab_size};
-    b->ops->sample(b->dev, d->results, &rows);
-    device_copy_out(b->dev, d->host_results, d->results, (size_t)d->n * sizeof *d->results);
-    CHECK(device_sync(b->dev));
-    for (int s = 0; s < d->n; s++) d->tokens[s] = d->host_results[s].token;
+    CHECK(sampler_draw(d->sampler, d->model->logits, d->rows, d->n, NULL, &results, d->top));
+    for (int s = 0; s < d->n; s++) d->tokens[s] = results[s].token;
 out:
     return st;
 }

@@ -4,6 +4,7 @@
 #define TOOLS_BENCH_DECODE_H
 
 #include "infer-server/engine/kv_memory.h"
+#include "infer-server/engine/sampler.h"
 #include "tools/bench/bench.h"
 
 struct decoder {
@@ -14,8 +15,9 @@ struct decoder {
     int n, blocks_each;
     int32_t *tokens; // (n) last token of each sequence
     int32_t *blocks; // (n, blocks_each)
-    struct sample_params *params, *host_params;
-    struct sample_result *results, *host_results;
+    struct sampler *sampler;
+    struct sampler_row *rows;       // (n)
+    const struct top_logprob **top; // (n) nothing is listed
 };
 
 // b->o.batch sequences with b->o.context tokens behind each. Close whatever became of it.
