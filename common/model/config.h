@@ -38,6 +38,10 @@ struct layer_config {
     int intermediate;   // inner width of the MLP, or of each expert
     // What routes tokens to experts; n_experts 0: one plain MLP. rows, width and dt are a call's.
     struct moe_shape moe;
+    // Beside the experts, one that every row goes to: its inner width, 0 where there is none; and
+    // whether what it gives is multiplied by the sigmoid of a gate of its own.
+    int shared_intermediate;
+    bool shared_gate;
 };
 
 #define MAX_ROPES 2
@@ -96,6 +100,19 @@ static inline int layer_qkv_width(const struct layer_config *l)
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)
 {
     return c->gated_mlp ? 2 * l->intermediate : l->intermediate;
+}
+// The same of the shared expert.
+static inline int layer_shared_up_width(const struct model_config *c, const struct layer_config *l)
+{
+    return c->gated_mlp ? 2 * l->shared_intermediate : l->shared_intermediate;
+}
+// Elements of what the MLP's matmuls take and give for t tokens: the larger of the experts' and the
+// shared one's.
+static inline size_t layer_mlp_elements(const struct layer_config *l, size_t t)
+{
+    size_t experts = (size_t)(l->moe.n_experts > 0 ? l->moe.top_k : 1) * (size_t)l->intermediate;
+    size_t shared = (size_t)l->shared_intermediate;
+    return t * (experts > shared ? experts : shared);
 }
 // Rows that the MLP's matmuls have for t tokens.
 static inline size_t layer_mlp_rows(const struct layer_config *l, size_t t)

@@ -45,19 +45,18 @@ int model_decode_padding(const struct model *m, int n)
 }
 
 // ---- a model ------------------------------------------------------------------------------------
-static void routing_parts(const struct layer_config *l, size_t base, size_t t,
-                          struct device_part ret[5])
+static void routing_parts(int n_experts, size_t a, size_t base, struct device_part ret[5])
 {
-    size_t a = t * (size_t)l->moe.top_k, i32 = sizeof(int32_t);
+    size_t i32 = sizeof(int32_t);
     ret[0] = (struct device_part){base + offsetof(struct moe_routing, expert), a * i32};
     ret[1] = (struct device_part){base + offsetof(struct moe_routing, weight), a * sizeof(float)};
     ret[2] = (struct device_part){base + offsetof(struct moe_routing, row), a * i32};
     ret[3] = (struct device_part){base + offsetof(struct moe_routing, place), a * i32};
     ret[4] = (struct device_part){base + offsetof(struct moe_routing, offsets),
-                                  l->moe.n_experts > 0 ? ((size_t)l->moe.n_experts + 1) * i32 : 0};
+                                  n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
 }
 
-#define N_SCRATCH 19
+#define N_SCRATCH 24
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -70,17 +69,17 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
            h = (size_t)c->hidden;
-    size_t a = layer_mlp_rows(l, t), inner = (size_t)l->intermediate,
+    size_t a = layer_mlp_rows(l, t), inner = layer_mlp_elements(l, t),
            expert = l->moe.n_experts > 0 ? a * h * e : 0;
-    size_t gate_up = a * inner * 2 * e,
+    size_t gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
-    struct device_part parts[N_SCRATCH - 5] = {
+    struct device_part parts[N_SCRATCH - 10] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
         SCRATCH(qkv, t * (size_t)layer_qkv_width(l) * e),
         SCRATCH(attn_out, t * (size_t)layer_q_width(l) * e),
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
-        SCRATCH(act, a * inner * e),
+        SCRATCH(act, inner * e),
         SCRATCH(block, c->post_norm ? t * h * e : 0),
         SCRATCH(expert_in, expert),
         SCRATCH(expert_out, expert),
@@ -91,7 +90,10 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(logits, r * (size_t)c->vocab_size * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
-    routing_parts(l, offsetof(struct model, routing), t, ret + N_SCRATCH - 5);
+    routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
+                  ret + N_SCRATCH - 10);
+    routing_parts(l->shared_gate, l->shared_gate ? t : 0, offsetof(struct model, shared_routing),
+                  ret + N_SCRATCH - 5);
 }
 
 static void scratch_parts(const struct model *m, struct device_part ret[N_SCRATCH])
@@ -215,6 +217,17 @@ struct moe_shape model_moe_shape(const struct model *m, int l, int rows)
     shape.width = m->config->hidden;
     shape.dt = m->dt;
     return shape;
+}
+
+struct moe_shape model_shared_shape(const struct model *m, int rows)
+{
+    return (struct moe_shape){.rows = rows,
+                              .n_experts = 1,
+                              .top_k = 1,
+                              .scoring = MOE_SIGMOID,
+                              .scale = 1,
+                              .width = m->config->hidden,
+                              .dt = m->dt};
 }
 
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
@@ -389,6 +402,37 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
 }
 
+// The expert that every row goes to: x_out += what it gives for m->normed.
+static void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
+{
+    const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const int inner = layer->shared_intermediate;
+    const struct act_shape act = model_act_shape(m, rows, inner);
+    const struct moe_shape one = model_shared_shape(m, rows);
+    const struct moe_routing *routing = tape ? &tape->shared_routing : &m->shared_routing;
+    void *gate_up = tape ? tape->shared_gate_up : m->gate_up;
+    void *out = tape ? tape->shared_out : m->expert_out;
+    float *logits = tape ? tape->shared_logits : m->router_logits;
+    struct linear down = {w->shared_down, NULL, c->hidden, inner, true, m->dt};
+
+    linear(m, gate_up, m->normed, rows,
+           &(struct linear){w->shared_gate_up, NULL, layer_shared_up_width(c, layer), c->hidden,
+                            false, m->dt});
+    m->ops->act(m->dev, m->act, gate_up, &act);
+    if (!layer->shared_gate) {
+        linear(m, x_out, m->act, rows, &down);
+        return;
+    }
+    down.add = false;
+    linear(m, out, m->act, rows, &down);
+    linear(m, logits, m->normed, rows,
+           &(struct linear){w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
+    m->ops->moe_route(m->dev, routing, logits, NULL, &one);
+    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &one, true);
+}
+
 // m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
 static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_mid,
                       void *x_out)
@@ -406,6 +450,7 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     if (layer->moe.n_experts > 0) {
         copy_rows(m, x_out, x_mid, rows, c->hidden);
         experts_block(m, l, rows, tape, x_out);
+        if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
         return;
     }
     const struct act_shape act = model_act_shape(m, rows, inner);
@@ -510,7 +555,7 @@ bool model_step(struct model *m, const struct batch *batch, const struct kv_view
 }
 
 // ---- the tape -----------------------------------------------------------------------------------
-#define N_TAPE 24
+#define N_TAPE 32
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -522,7 +567,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
     size_t qkv = t * (size_t)layer_qkv_width(l) * e, a = layer_mlp_rows(l, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
-    struct device_part parts[N_TAPE - 5] = {
+    struct device_part parts[N_TAPE - 10] = {
         TAPE(x, hidden), // first: lay_out()
         TAPE(rstd1, stat),
         TAPE(mean1, mean),
@@ -538,13 +583,19 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(rstd2, c->parallel_block ? 0 : stat),
         TAPE(mean2, c->parallel_block ? 0 : mean),
         TAPE(router_logits, model_keeps_router_logits(l) ? stat * (size_t)l->moe.n_experts : 0),
+        TAPE(shared_gate_up, t * (size_t)layer_shared_up_width(c, l) * e),
+        TAPE(shared_out, l->shared_gate ? hidden : 0),
+        TAPE(shared_logits, l->shared_gate ? stat : 0),
         TAPE(gate_up, a * (size_t)layer_up_width(c, l) * e),
         TAPE(expert_out, l->moe.n_experts > 0 ? a * (size_t)c->hidden * e : 0),
         TAPE(mlp_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post2, c->post_norm ? stat : 0),
     };
     memcpy(ret, parts, sizeof parts);
-    routing_parts(l, offsetof(struct layer_tape, routing), t, ret + N_TAPE - 5);
+    routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct layer_tape, routing),
+                  ret + N_TAPE - 10);
+    routing_parts(l->shared_gate, l->shared_gate ? t : 0,
+                  offsetof(struct layer_tape, shared_routing), ret + N_TAPE - 5);
 }
 
 // Sets a part's pointer where there is a layer to set it in; returns where the next part begins.

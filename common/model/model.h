@@ -25,10 +25,14 @@ struct layer_tape {
     float *rstd2, *mean2;   // (T) of the MLP norm
     struct moe_routing routing;
     float *router_logits; // (T, n_experts) where routing's gradient reads them
-    void *gate_up;        // (A, 2 * intermediate), or (A, intermediate) where not gated
-    void *expert_out;     // (A, hidden) sorted by expert
-    void *mlp_proj;       // (T, hidden) what the MLP gives, before its post-norm
-    float *rstd_post2;    // (T)
+    void *shared_gate_up; // (T, 2 * shared_intermediate)
+    void *shared_out;     // (T, hidden), not yet gated; where there is a gate, as the next two
+    float *shared_logits; // (T)
+    struct moe_routing shared_routing;
+    void *gate_up;     // (A, 2 * intermediate), or (A, intermediate) where not gated
+    void *expert_out;  // (A, hidden) sorted by expert
+    void *mlp_proj;    // (T, hidden) what the MLP gives, before its post-norm
+    float *rstd_post2; // (T)
 };
 // Activations of a packed batch, kept for the backward pass: all of them, or only the residual
 // stream at each layer's entry, the rest of a layer being computed again when its turn comes (Chen
@@ -61,7 +65,7 @@ struct model {
     void *block;                  // (max_tokens, hidden) what a block gives, before its post-norm
     void *expert_in, *expert_out; // (A, hidden) sorted by expert
     float *router_logits;         // (max_tokens, n_experts)
-    struct moe_routing routing;
+    struct moe_routing routing, shared_routing;
     void *row_x, *row_normed;   // (max_rows, hidden)
     float *row_rstd, *row_mean; // (max_rows)
     float *logits;              // (max_rows, vocab)
@@ -95,6 +99,8 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 struct norm_shape model_norm_shape(const struct model *m, int rows);
 struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n);
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows);
+// The gate of a shared expert: the routing of a mixture of one, which every row goes to.
+struct moe_shape model_shared_shape(const struct model *m, int rows);
 struct act_shape model_act_shape(const struct model *m, int rows, int inner);
 // m->logits of n rows, each with its target (device).
 struct head_args model_head_args(const struct model *m, const int32_t *targets, int n,

@@ -30,7 +30,10 @@ enum size {
     SIZE_HEAD,
     SIZE_EXPERTS,
     SIZE_UP,
-    SIZE_INNER
+    SIZE_INNER,
+    SIZE_SHARED_UP,
+    SIZE_SHARED_INNER,
+    SIZE_ONE
 };
 
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, enum size size)
@@ -54,6 +57,12 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
         return layer_up_width(c, l);
     case SIZE_INNER:
         return l->intermediate;
+    case SIZE_SHARED_UP:
+        return layer_shared_up_width(c, l);
+    case SIZE_SHARED_INNER:
+        return l->shared_intermediate;
+    case SIZE_ONE:
+        return 1;
     case SIZE_NONE:
         break;
     }
@@ -72,6 +81,8 @@ enum when {
     IF_O_BIAS,
     IF_MLP_BIAS,
     IF_EXPERTS,
+    IF_SHARED,
+    IF_SHARED_GATE,
     IF_UNTIED,
     IF_HEAD_BIAS
 };
@@ -99,6 +110,10 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
         return c->mlp_bias;
     case IF_EXPERTS:
         return l->moe.n_experts > 0;
+    case IF_SHARED:
+        return l->shared_intermediate > 0;
+    case IF_SHARED_GATE:
+        return l->shared_gate;
     case IF_UNTIED:
         return !c->tie_embeddings;
     case IF_HEAD_BIAS:
@@ -144,6 +159,12 @@ static const struct role roles[ROLE_COUNT] = {
                            .parts = {SIZE_INNER, SIZE_INNER}},
     [ROLE_DOWN] = {IN_LAYER(down), OF_EXPERTS, .rows = SIZE_HIDDEN, .cols = SIZE_INNER},
     [ROLE_DOWN_BIAS] = {IN_LAYER(down_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), .when = IF_SHARED, .rows = SIZE_SHARED_UP,
+                             .cols = SIZE_HIDDEN, .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
+    [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), .when = IF_SHARED, .rows = SIZE_HIDDEN,
+                          .cols = SIZE_SHARED_INNER},
+    [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, .rows = SIZE_ONE,
+                          .cols = SIZE_HIDDEN},
     [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
     [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
     [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .when = IF_LAYER_NORM,

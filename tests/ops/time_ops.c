@@ -148,7 +148,7 @@ static void time_product(const char *name, int m, int n, int k, bool trans_a, bo
                         random_bf16((size_t)m * k, 1, 1),
                         random_bf16(copies * n * k, 0.02f, 2),
                         NULL,
-                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16},
+                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16, true},
                         copies,
                         0};
     report(name, run_product, &p, inner, 2.0 * ((double)m * k + (double)n * k + (double)m * n),

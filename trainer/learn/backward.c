@@ -54,8 +54,8 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dnormed, t * h * e),
         PART(dproj, c->post_norm ? t * h * e : 0),
         PART(dparallel, c->parallel_block ? t * h * e : 0),
-        PART(dgate_up, a * (size_t)layer_up_width(c, l) * e),
-        PART(dact, a * (size_t)l->intermediate * e),
+        PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
+        PART(dact, layer_mlp_elements(l, t) * e),
         PART(dexpert, l->moe.n_experts > 0 ? a * h * e : 0),
         PART(drouter, t * (size_t)l->moe.n_experts * e),
         PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
@@ -145,12 +145,19 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
     return device_sync(m->dev);
 }
 
-// dx (rows, k) = dy (rows, n) . w (n, k)
+// dx (rows, k) = (add ? dx : 0) + dy (rows, n) . w (n, k)
+static void input_back(struct model *m, void *dx, const void *dy, const void *w, int rows, int n,
+                       int k, bool add)
+{
+    struct matmul shape = {.m = rows, .n = k, .k = n, .in = m->dt, .out = m->dt};
+    shape.beta = add;
+    m->ops->matmul(m->dev, dx, dy, w, NULL, &shape);
+}
+
 static void back_to_input(struct model *m, void *dx, const void *dy, const void *w, int rows, int n,
                           int k)
 {
-    struct matmul shape = {.m = rows, .n = k, .k = n, .in = m->dt, .out = m->dt};
-    m->ops->matmul(m->dev, dx, dy, w, NULL, &shape);
+    input_back(m, dx, dy, w, rows, n, k, false);
 }
 
 // dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy where there is a bias
@@ -283,6 +290,35 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, true);
 }
 
+// From m->normed and dx, the shared expert's gradients; adds that of m->normed to dnormed.
+static void shared_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+{
+    struct model *m = b->m;
+    const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const int hidden = c->hidden, inner = layer->shared_intermediate;
+    const int up = layer_shared_up_width(c, layer);
+    const struct act_shape act = model_act_shape(m, rows, inner);
+    const struct moe_shape one = model_shared_shape(m, rows);
+    const struct moe_routing *r = &tape->shared_routing;
+    const void *dout = b->dx;
+
+    if (layer->shared_gate) {
+        m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->shared_out, r, &one);
+        m->ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->shared_logits, r, &one);
+        back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, hidden);
+        input_back(m, b->dnormed, b->drouter, w->shared_gate, rows, 1, hidden, true);
+        dout = b->dexpert;
+    }
+    m->ops->act(m->dev, m->act, tape->shared_gate_up, &act);
+    back_to_weight(m, g->shared_down, NULL, dout, m->act, rows, hidden, inner);
+    back_to_input(m, b->dact, dout, w->shared_down, rows, hidden, inner);
+    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->shared_gate_up, &act);
+    back_to_weight(m, g->shared_gate_up, NULL, b->dgate_up, m->normed, rows, up, hidden);
+    input_back(m, b->dnormed, b->dgate_up, w->shared_gate_up, rows, up, hidden, true);
+}
+
 // From m->normed and dx, the plain MLP's gradients; leaves the gradient of m->normed in dnormed.
 static void plain_mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
@@ -326,6 +362,7 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
         experts_back(b, l, rows, tape);
     else
         plain_mlp_back(b, l, rows, tape);
+    if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
     m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, &norm,
                       &shape, !parallel);
 }
