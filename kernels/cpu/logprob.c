@@ -1,10 +1,10 @@
 /* logprob.c: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A row is one thread's and is summed in pieces (f32 within a
- * piece, double over pieces), so that a vocabulary of 150,000 loses nothing and a row's result does
+ * tokens of a row, and the gradient. A row is one thread's and is summed in chunks (f32 within a
+ * chunk, double over chunks), so that a vocabulary of 150,000 loses nothing and a row's result does
  * not depend on the others. */
 #include "kernels/cpu/cpu.h"
 
-enum { PIECE = 512 };
+enum { CHUNK = 512 };
 
 // Of e^(z - max) over a row's z = logit * scale, and of that times (z - max).
 struct row_sums {
@@ -16,8 +16,8 @@ static struct row_sums sum_row(const float *row, int vocab, float scale)
 {
     const float max = max_f32(row, vocab) * scale;
     struct row_sums sums = {.max = max};
-    for (int start = 0; start < vocab; start += PIECE) {
-        int end = vocab - start < PIECE ? vocab : start + PIECE;
+    for (int start = 0; start < vocab; start += CHUNK) {
+        int end = vocab - start < CHUNK ? vocab : start + CHUNK;
         float part = 0, part_weighted = 0;
 #pragma omp simd reduction(+ : part, part_weighted)
         for (int t = start; t < end; t++) {

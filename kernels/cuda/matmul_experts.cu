@@ -1,9 +1,9 @@
-/* matmul_experts.cu: the products of a mixture's experts and the gradients of their weights, of all
+/* matmul_experts.cu: the matmuls of a mixture's experts and the gradients of their weights, of all
  * experts in one launch. What rows an expert has is in device memory only (`offsets`), so a grid is
  * as large as any division of the rows among the experts can need; a block finds its tile from
  * offsets and ends where there is none. A tile of the result is one block's and is summed in order.
  *
- * All three products are sums over p of L(i, p) R(p, j), where each operand is stored with p along
+ * All three are sums over p of L(i, p) R(p, j), where each operand is stored with p along
  * its rows (a weight (n, k) in the forward pass) or across them (dy and x in the gradient):
  *   forward            i: rows of the expert, j: n, p: k     R along
  *   gradient of input  i: rows of the expert, j: n, p: k     R across
@@ -84,7 +84,7 @@ static void launch_tiles(struct device *dev, void (*kernel)(experts_args<T, U>),
         return;
     }
     int down = expert_tiles(m, a.n_experts, height);
-    cuda_launch(dev, "experts' products", kernel, blocks_of(down, ceil_div(a.n, width)), THREADS,
+    cuda_launch(dev, "experts' matmuls", kernel, blocks_of(down, ceil_div(a.n, width)), THREADS,
                 shared, a);
 }
 

@@ -1,4 +1,4 @@
-/* matmul_small.cu: C = A B^T [+ bias] [+ C] for few rows of bf16 on Hopper: the products of a
+/* matmul_small.cu: C = A B^T [+ bias] [+ C] for few rows of bf16 on Hopper: the matmuls of a
  * decode step, and the same for each expert of a mixture over its rows.
  *
  * The work is reading B, the weights (n, k), once, at the memory's rate, and the sums are in k16
@@ -18,7 +18,7 @@
  * On one H200 (2026-11-22), a whole decode step of Qwen2.5-1.5B at context 256, beside what it took
  * with warps that shared k (mma, at most 16 rows) and cuBLASLt's first choice: batch 1 1.50 ms
  * (1.43), 16 1.69 (1.72), 64 2.15 (2.26), 256, cuBLASLt without a split, 3.89 (3.82). Lost here:
- * the activation as part of the gate and up product (1.51 ms of operations at batch 1 where two
+ * the activation as part of the gate and up matmul (1.51 ms of operations at batch 1 where two
  * kernels take 1.38), clusters that share the rows of A, the next weights' first tiles fetched into
  * the L2.
  */
@@ -409,7 +409,7 @@ static void launch_few(struct device *dev, const few_plan &plan, const void *a, 
     p.add = shape->beta != 0;
     p.early = shape->early;
     auto launch = [&](auto kernel) {
-        cuda_launch(dev, "matrix product of few rows", kernel, plan.grid, plan.groups * 128 + 32,
+        cuda_launch(dev, "matmul of few rows", kernel, plan.grid, plan.groups * 128 + 32,
                     plan.shared, a_map, b_map, p);
     };
     with_type(shape->out, [&](auto t) {

@@ -1,4 +1,4 @@
-/* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large product;
+/* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large matmul;
  * both the best of their repetitions. */
 #include "tools/bench/bench.h"
 #include "common/base/rng.h"
@@ -88,7 +88,7 @@ static void random_floats(struct device *dev, const struct ops *ops, void *to, e
     ops->convert(dev, to, dt, staging_device, DT_F32, n);
 }
 
-enum status limits_products(struct bench *b, double *ret_flops)
+enum status limits_matmul(struct bench *b, double *ret_flops)
 {
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
     int size = cuda ? 8192 : 1024;
@@ -100,7 +100,7 @@ enum status limits_products(struct bench *b, double *ret_flops)
     struct matmul shape = {
         .m = size, .n = size, .k = size, .trans_b = true, .in = b->dt, .out = b->dt};
     enum status st;
-    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to measure products");
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to measure matmuls");
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &x));
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &y));
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &z));

@@ -78,7 +78,7 @@ enum status bench_train(struct bench *b)
     if (b->o.sequence == 0) b->o.sequence = cuda ? 512 : 128;
     if (b->o.sequence > b->o.tokens) b->o.sequence = b->o.tokens;
     CHECK(limits_bandwidth(b));
-    CHECK(limits_products(b, &flops));
+    CHECK(limits_matmul(b, &flops));
     CHECK(open_learner(b, &l));
     CHECK(sequences_new(b, &s));
     int n_tokens = s.n * (int)b->o.sequence;

@@ -1,4 +1,4 @@
-/* backward.c: the layer walk in reverse. One thread.
+/* backward.c: the forward pass in reverse. One thread.
  *
  * The head comes first, in chunks: the logits of at most model.max_rows rows exist at a time, are
  * turned into their gradient and used up, so the (tokens, vocabulary) matrix is never whole. What
@@ -17,13 +17,13 @@ struct backward {
     int max_tokens, max_targets;
     // device scratch
     void *dx, *dnormed; // (max_tokens, hidden)
-    void *dproj;        // (max_tokens, hidden) of a contribution before its sandwich norm
-    void *dparallel;    // (max_tokens, hidden) what a parallel block's MLP adds to dx
-    void *dgate_up;     // (A, 2 * intermediate); A as in model.h
-    void *dact;         // (A, intermediate)
-    void *dexpert;      // (A, hidden) sorted by expert
-    void *drouter;      // (max_tokens, n_experts)
-    float *dweight;     // (max_tokens, moe.top_k)
+    void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm
+    void *dparallel; // (max_tokens, hidden) what a parallel block's MLP adds to dx
+    void *dgate_up;  // (A, 2 * intermediate); A as in model.h
+    void *dact;      // (A, intermediate)
+    void *dexpert;   // (A, hidden) sorted by expert
+    void *drouter;   // (max_tokens, n_experts)
+    float *dweight;  // (max_tokens, moe.top_k)
     void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
     void *dlogits;      // (model.max_rows, vocab)
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
@@ -425,8 +425,8 @@ static enum status check_fits(const struct backward *b, const struct batch *batc
     return ST_OK;
 }
 
-// The whole walk, from the head's loss down to the embeddings.
-static void walk_back(struct backward *b, const struct batch *batch, struct tape *tape,
+// The whole backward pass, from the head's loss down to the embeddings.
+static void pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
                       const struct head_loss *loss)
 {
     struct model *m = b->m;
@@ -455,7 +455,7 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
     if (st != ST_OK) return st;
     device_copy_in(b->m->dev, b->dlogprob, dlogprobs,
                    (size_t)batch_rows(batch) * sizeof *dlogprobs);
-    walk_back(b, batch, tape, &loss);
+    pass_back(b, batch, tape, &loss);
     return device_sync(b->m->dev);
 }
 
@@ -471,7 +471,7 @@ enum status backward_distill(struct backward *b, const struct batch *batch, stru
                            "the teacher's logits come %d rows at a time, the student's %d",
                            d->teacher->m->max_rows, b->m->max_rows);
     b->logits_kept = false;
-    walk_back(b, batch, tape, &loss);
+    pass_back(b, batch, tape, &loss);
     device_copy_out(b->m->dev, ret_kl, b->logprob, bytes);
     device_copy_out(b->m->dev, ret_overlap, b->entropy, bytes);
     return device_sync(b->m->dev);

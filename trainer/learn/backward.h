@@ -1,5 +1,6 @@
-/* backward.h: the walk of common/model/model.h in reverse: from gradients of log-probabilities, or
- * from the distance to another model's distributions, to gradients of every weight. One thread. */
+/* backward.h: the forward pass of common/model/model.h in reverse: from gradients of
+ * log-probabilities, or from the distance to another model's distributions, to gradients of every
+ * weight. One thread. */
 #ifndef TRAINER_BACKWARD_H
 #define TRAINER_BACKWARD_H
 
