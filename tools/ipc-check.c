@@ -6,6 +6,7 @@
  * word. One thread. Checks go to standard output as they end, or with --json as one object at the
  * end. */
 #include "bridge/attach.h"
+#include "common/base/hash.h"
 #include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
@@ -109,7 +110,7 @@ static enum status exchange_canary(struct check *c, bool *ret_seen, bool *ret_an
     json_t *answer = NULL;
     enum status st;
     if (getrandom(&word, sizeof word, 0) != (ssize_t)sizeof word)
-        word = (uint64_t)clock_now_ns() * 0x9E3779B97F4A7C15u;
+        word = (uint64_t)clock_now_ns() * HASH_SPREAD;
     device_copy_in(dev, canary, &word, sizeof word);
     CHECK(device_sync(dev));
     CHECK(http_get_json(c->http, "/bridge/info?canary=1", REQUEST_MS, &answer));

@@ -52,16 +52,17 @@ static void count_drafts(struct tally *t, const json_t *telemetry)
 static enum status put_line(struct bytes *ret, const struct reward *reward, const struct rollout *r,
                             int i, const double *terms, double sum)
 {
-    const struct completion *s = &r->samples[i];
+    const struct completion *s = &r->completions[i];
     const struct example *e = r->examples[i];
     json_t *parts = json_object();
     for (int k = 0; parts && k < reward_terms(reward); k++)
         json_object_set_new(parts, reward_term_name(reward, k),
                             json_real(terms[k * r->n_groups + i]));
-    json_t *line = json_pack(
-        "{s:i, s:O*, s:s*, s:s, s:f, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt", e->said,
-        "answer", e->answer, "completion", s->text, "reward", sum, "terms", parts, "finish_reason",
-        s->truncated ? "length" : "stop", "tokens", s->n, "telemetry", s->telemetry);
+    json_t *line =
+        json_pack("{s:i, s:O*, s:s*, s:s, s:f, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt",
+                  e->prompt_json, "answer", e->answer, "completion", s->text, "reward", sum,
+                  "terms", parts, "finish_reason", s->truncated ? "length" : "stop", "tokens", s->n,
+                  "telemetry", s->telemetry);
     char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(line);
     if (!text) return status_fail(ST_NO_MEMORY, "no memory for the lines of --output");
@@ -91,7 +92,8 @@ static enum status count(struct tally *t, const char *data, const struct rollout
     double terms[REWARD_MAX_TERMS * EVAL_GROUPS], rewards[EVAL_GROUPS];
     enum status st = scoring_task(t->reward, data, r, terms, rewards);
     for (int i = 0; st == ST_OK && i < n; i++) {
-        count_sample(t, &r->samples[i], rewards[i], accuracy >= 0 ? terms[accuracy * n + i] : 0);
+        count_sample(t, &r->completions[i], rewards[i],
+                     accuracy >= 0 ? terms[accuracy * n + i] : 0);
         if (ret_lines) st = put_line(ret_lines, t->reward, r, i, terms, rewards[i]);
     }
     return st;

@@ -13,9 +13,9 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
-    {"train", train_main, "GRPO on the model a daemon is serving, on its own copy of the weights"},
-    {"sft", sft_main, "supervised training of a model folder, without a daemon"},
-    {"eval", eval_main, "accuracy of the model a daemon is serving"},
+    {"train", train_main, "GRPO on the model a server is serving, on its own copy of the weights"},
+    {"sft", sft_main, "supervised training of a model folder, without a server"},
+    {"eval", eval_main, "accuracy of the model a server is serving"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 

@@ -12,6 +12,7 @@
 #include "common/base/options.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/learn/memory.h"
+#include "trainer/rollout/data_order.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/runlog.h"
 #include "trainer/learn/schedule.h"
@@ -34,6 +35,7 @@ struct sft_config {
     struct prompt_options prompts;
     int64_t examples_per_step, warmup_steps, max_steps, seed, logging_steps;
     int64_t token_budget, logits_chunk;
+    const char *freeze;
     enum recompute recompute;
     enum moments_kind optim_moments;
     int all_turns; // 0 or 1
@@ -298,6 +300,7 @@ static enum status open_learner(struct sft *s)
                 .max_grad_norm = c->max_grad_norm,
                 .moments = c->optim_moments,
             },
+        .freeze = c->freeze,
         .recompute = c->recompute,
         .temperature = 1,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
@@ -318,7 +321,7 @@ static enum status open_learner(struct sft *s)
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_router(s->model);
-    memory_say(s->learner, "of its own, beside what follows");
+    memory_say(s->learner, "of its own, beside what follows", c->freeze);
     CHECK(learner_prepare(s->learner));
 out:
     return st;

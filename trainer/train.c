@@ -94,7 +94,7 @@ static enum status save_if_due(struct run *run)
 }
 
 // What is to be done before the next step: the baseline of a run that begins, or the rest of a step
-// whose evaluation the daemon's end cut off, and with it its checkpoint.
+// whose evaluation the server's end cut off, and with it its checkpoint.
 static enum status before_the_steps(struct run *run)
 {
     enum status st = ST_OK;
@@ -148,7 +148,7 @@ int train_main(int argc, char **argv)
     log_open("cw-trainer", LOG_INFO);
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"
-               "Trains the model a daemon is serving with GRPO, on the daemon's own copy of "
+               "Trains the model a server is serving with GRPO, on the server's own copy of "
                "the weights.\n\nRewards:");
     reward_describe_all(&usage);
     enum option_result parsed = options_parse(train_options, "cw-trainer train", bytes_text(&usage),

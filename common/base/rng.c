@@ -1,6 +1,7 @@
 /* rng.c: a sequential stream of Philox4x32-10 words for host code. The caller owns the state; two
  * streams of one seed never overlap, since the stream number is half of the counter. */
 #include "common/base/rng.h"
+#include "common/base/hash.h"
 
 #include <math.h>
 
@@ -53,9 +54,5 @@ float rng_normal(struct rng *r)
 
 uint64_t rng_seed_of(uint64_t seed, int i)
 {
-    if (i == 0) return seed;
-    uint64_t z = seed + (uint64_t)i * 0x9E3779B97F4A7C15u; // splitmix64 (Steele et al. 2014)
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
+    return i == 0 ? seed : hash_mix(seed + (uint64_t)i * HASH_SPREAD);
 }

@@ -6,103 +6,79 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static enum status no_operator(int op, const struct value *a, const struct value *b)
+static _Noreturn void no_operator(struct run *r, int op, struct value a, struct value b)
 {
-    if (a->kind == V_UNDEFINED) return undefined_fail(a->undefined);
-    if (b->kind == V_UNDEFINED) return undefined_fail(b->undefined);
-    if (op == T_ADD && a->kind == V_STRING)
-        return status_fail(ST_INVALID, "can only concatenate str (not \"%s\") to str",
-                           value_type(b));
-    if (op == T_ADD && (a->kind == V_LIST || a->kind == V_TUPLE))
-        return status_fail(ST_INVALID, "can only concatenate %s (not \"%s\") to %s", value_type(a),
-                           value_type(b), value_type(a));
-    return status_fail(ST_INVALID, "unsupported operand type(s) for %s: '%s' and '%s'",
-                       op == T_POW ? "** or pow()" : token_words((enum token_type)op),
-                       value_type(a), value_type(b));
+    if (a.kind == V_UNDEFINED) undefined_fail(r, a);
+    if (b.kind == V_UNDEFINED) undefined_fail(r, b);
+    if (op == T_ADD && a.kind == V_STRING)
+        fail(r, "can only concatenate str (not \"%s\") to str", value_type(b));
+    if (op == T_ADD && (a.kind == V_LIST || a.kind == V_TUPLE))
+        fail(r, "can only concatenate %s (not \"%s\") to %s", value_type(a), value_type(b),
+             value_type(a));
+    fail(r, "unsupported operand type(s) for %s: '%s' and '%s'",
+         op == T_POW ? "** or pow()" : token_words((enum token_type)op), value_type(a),
+         value_type(b));
 }
 
-static enum status overflow(void)
+static _Noreturn void overflow(struct run *r)
 {
-    return status_fail(ST_INVALID,
-                       "the result does not fit in 64 bits, which is the limit of whole "
-                       "numbers here");
+    fail(r, "the result does not fit in 64 bits, which is the limit of whole numbers here");
 }
 
 // ---- whole numbers ------------------------------------------------------------------------------
 
-static enum status integer_power(int64_t base, int64_t exponent, struct value *ret)
+static struct value integer_power(struct run *r, int64_t base, int64_t exponent)
 {
     int64_t result = 1;
     if (exponent < 0) {
-        if (base == 0) return status_fail(ST_INVALID, "0.0 cannot be raised to a negative power");
-        *ret = value_float(pow((double)base, (double)exponent));
-        return ST_OK;
+        if (base == 0) fail(r, "0.0 cannot be raised to a negative power");
+        return value_float(pow((double)base, (double)exponent));
     }
     while (exponent > 0) {
-        if ((exponent & 1) && __builtin_mul_overflow(result, base, &result)) return overflow();
+        if ((exponent & 1) && __builtin_mul_overflow(result, base, &result)) overflow(r);
         exponent >>= 1;
-        if (exponent > 0 && __builtin_mul_overflow(base, base, &base)) return overflow();
+        if (exponent > 0 && __builtin_mul_overflow(base, base, &base)) overflow(r);
     }
-    *ret = value_int(result);
-    return ST_OK;
+    return value_int(result);
 }
 
-static enum status integer_division(int op, int64_t a, int64_t b, struct value *ret)
+static struct value integer_division(struct run *r, int op, int64_t a, int64_t b)
 {
-    if (b == 0)
-        return status_fail(ST_INVALID,
-                           op == T_DIV ? "division by zero" : "integer division or modulo by zero");
-    if (op == T_DIV) {
-        *ret = value_float((double)a / (double)b);
-        return ST_OK;
-    }
-    if (b == -1) { // INT64_MIN / -1
-        if (op == T_MOD) {
-            *ret = value_int(0);
-            return ST_OK;
-        }
-        if (a == INT64_MIN) return overflow();
-    }
-    int64_t quotient = a / b, rest = a % b;
-    if (rest != 0 && (rest < 0) != (b < 0)) {
+    if (b == 0) fail(r, op == T_DIV ? "division by zero" : "integer division or modulo by zero");
+    if (op == T_DIV) return value_float((double)a / (double)b);
+    if (b == -1 && op == T_MOD) return value_int(0);
+    if (b == -1 && a == INT64_MIN) overflow(r);
+    int64_t quotient = a / b, remainder = a % b;
+    if (remainder != 0 && (remainder < 0) != (b < 0)) {
         quotient--;
-        rest += b;
+        remainder += b;
     }
-    *ret = value_int(op == T_MOD ? rest : quotient);
-    return ST_OK;
+    return value_int(op == T_MOD ? remainder : quotient);
 }
 
-static enum status on_integers(int op, int64_t a, int64_t b, struct value *ret)
+static struct value on_integers(struct run *r, int op, int64_t a, int64_t b)
 {
-    int64_t result;
-    bool over;
-    switch (op) {
-    case T_ADD:
-        over = __builtin_add_overflow(a, b, &result);
-        break;
-    case T_SUB:
-        over = __builtin_sub_overflow(a, b, &result);
-        break;
-    case T_MUL:
-        over = __builtin_mul_overflow(a, b, &result);
-        break;
-    case T_POW:
-        return integer_power(a, b, ret);
-    default:
-        return integer_division(op, a, b, ret);
-    }
-    if (over) return overflow();
-    *ret = value_int(result);
-    return ST_OK;
+    int64_t x = 0;
+    bool over = false;
+    if (op == T_ADD)
+        over = __builtin_add_overflow(a, b, &x);
+    else if (op == T_SUB)
+        over = __builtin_sub_overflow(a, b, &x);
+    else if (op == T_MUL)
+        over = __builtin_mul_overflow(a, b, &x);
+    else
+        return op == T_POW ? integer_power(r, a, b) : integer_division(r, op, a, b);
+    if (over) overflow(r);
+    return value_int(x);
 }
 
 // ---- floats -------------------------------------------------------------------------------------
 
 static double float_modulo(double a, double b)
 {
-    double rest = fmod(a, b);
-    if (rest != 0 && (rest < 0) != (b < 0)) rest += b;
-    return rest == 0 ? copysign(0, b) : rest;
+    double remainder = fmod(a, b);
+    if (remainder != 0 && (remainder < 0) != (b < 0)) remainder += b;
+    return remainder == 0 ? copysign(0, b) : remainder;
 }
 
 static double float_floor_division(double a, double b)
@@ -112,137 +88,109 @@ static double float_floor_division(double a, double b)
     return quotient - down > 0.5 ? down + 1 : down;
 }
 
-static enum status float_power(double a, double b, struct value *ret)
+static double float_power(struct run *r, double a, double b)
 {
-    if (a == 0 && b < 0) return status_fail(ST_INVALID, "0.0 cannot be raised to a negative power");
+    if (a == 0 && b < 0) fail(r, "0.0 cannot be raised to a negative power");
     if (a < 0 && isfinite(b) && b != floor(b))
-        return status_fail(ST_INVALID, "a negative number to a broken power is complex, which is "
-                                       "not supported");
+        fail(r, "a negative number to a broken power is complex, which is not supported");
     double result = pow(a, b);
     if (isinf(result) && isfinite(a) && isfinite(b))
-        return status_fail(ST_INVALID, "(34, 'Numerical result out of range')");
-    *ret = value_float(result);
-    return ST_OK;
+        fail(r, "(34, 'Numerical result out of range')");
+    return result;
 }
 
-static enum status on_floats(int op, double a, double b, struct value *ret)
+static double on_floats(struct run *r, int op, double a, double b)
 {
-    bool divides = op == T_DIV || op == T_FLOORDIV || op == T_MOD;
-    if (divides && b == 0)
-        return status_fail(ST_INVALID, op == T_DIV   ? "float division by zero"
-                                       : op == T_MOD ? "float modulo"
-                                                     : "float floor division by zero");
-    if (op == T_POW) return float_power(a, b, ret);
-    *ret = value_float(op == T_ADD        ? a + b
-                       : op == T_SUB      ? a - b
-                       : op == T_MUL      ? a * b
-                       : op == T_DIV      ? a / b
-                       : op == T_FLOORDIV ? float_floor_division(a, b)
-                                          : float_modulo(a, b));
-    return ST_OK;
+    if (b == 0 && op == T_DIV) fail(r, "float division by zero");
+    if (b == 0 && op == T_MOD) fail(r, "float modulo");
+    if (b == 0 && op == T_FLOORDIV) fail(r, "float floor division by zero");
+    return op == T_ADD        ? a + b
+           : op == T_SUB      ? a - b
+           : op == T_MUL      ? a * b
+           : op == T_DIV      ? a / b
+           : op == T_FLOORDIV ? float_floor_division(a, b)
+           : op == T_MOD      ? float_modulo(a, b)
+                              : float_power(r, a, b);
 }
 
 // ---- texts and lists ----------------------------------------------------------------------------
 
-enum status string_like(struct run *r, const struct string *self, const char *data, size_t n,
-                        struct value *ret)
+// n and m bytes in one piece.
+static char *concatenated(struct run *r, const void *a, size_t n, const void *b, size_t m)
 {
-    struct value plain;
-    enum status st = string_borrow(&r->arena, data, n, &plain);
-    *ret = plain;
-    return st == ST_OK && self->markup ? markup_of(r, plain.string, ret) : st;
+    char *both = arena_alloc(&r->arena, n + m + 1);
+    run_steps(r, (n + m) >> 10);
+    if (n > 0) memcpy(both, a, n);
+    if (m > 0) memcpy(both + n, b, m);
+    return both;
 }
 
 // Where one of the two is markup, the other is escaped.
-static enum status add_strings(struct run *r, struct value a, struct value b, struct value *ret)
+static struct value add_strings(struct run *r, struct value a, struct value b)
 {
-    enum status st = ST_OK;
     bool markup = a.string->markup || b.string->markup;
-    if (markup) CHECK(value_escape(r, &a, &a));
-    if (markup) CHECK(value_escape(r, &b, &b));
+    if (markup) {
+        a = value_escape(r, a);
+        b = value_escape(r, b);
+    }
     size_t n = a.string->n_bytes, m = b.string->n_bytes;
-    CHECK(run_steps(r, (n + m) >> 10));
-    char *both = arena_alloc(&r->arena, n + m + 1);
-    if (!both) return ST_NO_MEMORY;
-    if (n > 0) memcpy(both, a.string->data, n);
-    if (m > 0) memcpy(both + n, b.string->data, m);
-    st = string_like(r, a.string, both, n + m, ret);
-out:
-    return st;
+    return string_new(&r->arena, concatenated(r, a.string->data, n, b.string->data, m), n + m,
+                      markup);
 }
 
-static enum status add_lists(struct run *r, const struct value *a, const struct value *b,
-                             struct value *ret)
+static struct value add_lists(struct run *r, struct value a, struct value b)
 {
-    size_t n = a->list->n, m = b->list->n;
-    struct value *items;
-    enum status st = run_steps(r, (n + m) >> 4);
-    if (st == ST_OK) st = list_make(&r->arena, a->kind, n + m, &items, ret);
-    if (st != ST_OK) return st;
-    if (n > 0) memcpy(items, a->list->items, n * sizeof *items);
-    if (m > 0) memcpy(items + n, b->list->items, m * sizeof *items);
-    return ST_OK;
+    const size_t each = sizeof(struct value);
+    void *both = concatenated(r, a.list->items, a.list->n * each, b.list->items, b.list->n * each);
+    return list_of(&r->arena, a.kind, (struct list){.items = both, .n = a.list->n + b.list->n});
 }
 
-static enum status repeat(struct run *r, const struct value *v, int64_t times, struct value *ret)
+struct value value_repeat(struct run *r, struct value v, int64_t times)
 {
-    bool text = v->kind == V_STRING;
-    size_t each = text ? v->string->n_bytes : v->list->n * sizeof(struct value), n = 0;
-    const char *data = text ? v->string->data : (const char *)v->list->items;
+    bool text = v.kind == V_STRING;
+    size_t each = text ? v.string->n_bytes : v.list->n * sizeof(struct value);
+    const char *data = text ? v.string->data : (const char *)v.list->items;
     if (times < 0) times = 0;
     if (each > 0 && (uint64_t)times > SIZE_MAX / 4 / each)
-        return status_fail(ST_NO_MEMORY, "a repetition of %lld times is too long",
-                           (long long)times);
-    n = each * (size_t)times;
-    enum status st = run_steps(r, n >> 10);
-    if (st != ST_OK) return st;
+        arena_fail(&r->arena, ST_NO_MEMORY, "a repetition of %lld times is too long",
+                   (long long)times);
+    size_t n = each * (size_t)times;
+    run_steps(r, n >> 10);
     char *all = arena_alloc(&r->arena, n + 1);
-    if (!all) return ST_NO_MEMORY;
     for (size_t at = 0; at < n; at += each) memcpy(all + at, data, each);
-    if (text) return string_like(r, v->string, all, n, ret);
-    struct list items = {.items = (struct value *)(void *)all, .n = v->list->n * (size_t)times};
-    st = list_of(r, items, ret);
-    ret->kind = v->kind;
-    return st;
+    if (text) return string_new(&r->arena, all, n, v.string->markup);
+    struct list items = {.items = (void *)all, .n = v.list->n * (size_t)times};
+    return list_of(&r->arena, v.kind, items);
 }
 
-static bool is_sequence(const struct value *v)
+static bool is_sequence(struct value v)
 {
-    return v->kind == V_STRING || v->kind == V_LIST || v->kind == V_TUPLE;
+    return v.kind == V_STRING || v.kind == V_LIST || v.kind == V_TUPLE;
 }
 
-enum status arithmetic(struct run *r, int op, const struct value *a, const struct value *b,
-                       struct value *ret)
+struct value arithmetic(struct run *r, int op, struct value a, struct value b)
 {
     int64_t x, y;
-    bool integers = value_as_int(a, &x) && value_as_int(b, &y);
-    if (integers) return on_integers(op, x, y, ret);
+    if (value_as_int(a, &x) && value_as_int(b, &y)) return on_integers(r, op, x, y);
     if (value_is_number(a) && value_is_number(b))
-        return on_floats(op, value_as_double(a), value_as_double(b), ret);
-    if (op == T_MOD && a->kind == V_STRING) return format_percent(r, a->string, b, ret);
-    if (op == T_ADD && a->kind == V_STRING && b->kind == V_STRING)
-        return add_strings(r, *a, *b, ret);
-    if (op == T_ADD && a->kind == b->kind && is_sequence(a)) return add_lists(r, a, b, ret);
-    if (op == T_MUL && is_sequence(a) && value_as_int(b, &y)) return repeat(r, a, y, ret);
-    if (op == T_MUL && is_sequence(b) && value_as_int(a, &x)) return repeat(r, b, x, ret);
-    return no_operator(op, a, b);
+        return value_float(on_floats(r, op, value_as_double(a), value_as_double(b)));
+    if (op == T_MOD && a.kind == V_STRING) return format_percent(r, a.string, b);
+    if (op == T_ADD && a.kind == V_STRING && b.kind == V_STRING) return add_strings(r, a, b);
+    if (op == T_ADD && a.kind == b.kind && is_sequence(a)) return add_lists(r, a, b);
+    if (op == T_MUL && is_sequence(a) && value_as_int(b, &y)) return value_repeat(r, a, y);
+    if (op == T_MUL && is_sequence(b) && value_as_int(a, &x)) return value_repeat(r, b, x);
+    no_operator(r, op, a, b);
 }
 
-enum status arithmetic_sign(struct run *r, const struct value *v, bool minus, struct value *ret)
+struct value arithmetic_sign(struct run *r, struct value v, bool minus)
 {
     int64_t x;
-    (void)r;
-    if (v->kind == V_UNDEFINED) return undefined_fail(v->undefined);
-    if (v->kind == V_FLOAT) {
-        *ret = value_float(minus ? -v->real : v->real);
-        return ST_OK;
-    }
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
+    if (v.kind == V_FLOAT) return value_float(minus ? -v.real : v.real);
     if (!value_as_int(v, &x))
-        return status_fail(ST_INVALID, "bad operand type for unary %s: '%s'", minus ? "-" : "+",
-                           value_type(v));
-    if (minus && x == INT64_MIN) return overflow();
-    *ret = value_int(minus ? -x : x);
-    return ST_OK;
+        fail(r, "bad operand type for unary %s: '%s'", minus ? "-" : "+", value_type(v));
+    if (minus && x == INT64_MIN) overflow(r);
+    return value_int(minus ? -x : x);
 }
 
 // Python rounds halves to even, and to decimal places by the exact value of the float.

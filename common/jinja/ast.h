@@ -19,10 +19,8 @@ enum node_kind {
     N_FILTER,    // a|value(call); a NULL: what the block around holds
     N_TEST,      // a is value(call)
     N_NOT,       // a
-    N_NEGATIVE,  // a
-    N_POSITIVE,  // a
-    N_AND,       // a, b
-    N_OR,        // a, b
+    N_SIGN,      // op a: T_ADD, T_SUB
+    N_LOGIC,     // a op b: OP_AND, OP_OR
     N_BINARY,    // a op b
     N_CONCAT,    // items
     N_COMPARE,   // a, then items: N_OPERAND
@@ -51,7 +49,7 @@ enum node_kind {
 
 struct node_list {
     struct node **nodes;
-    int n, cap;
+    size_t n, cap;
 };
 
 struct keyword {
@@ -61,7 +59,7 @@ struct keyword {
 struct call_node {
     struct node_list positional;
     struct keyword *keywords;
-    int n_keywords, cap_keywords;
+    size_t n_keywords, cap_keywords;
     struct node *star, *star_star; // *a, **a; NULL: none
 };
 
@@ -71,13 +69,14 @@ struct parameter {
 };
 struct macro_node {
     struct parameter *parameters;
-    int n, cap;
-    // What the body asks for that is not among its parameters.
-    bool uses_caller, uses_kwargs, uses_varargs;
+    size_t n, cap;
+    bool uses[3]; // which of MACRO_EXTRAS the body asks for that are not among its parameters
 };
+#define MACRO_EXTRAS "caller kwargs varargs"
+enum { EXTRA_CALLER, EXTRA_KWARGS, EXTRA_VARARGS };
 
-// Operators of N_BINARY and N_OPERAND are token types, and these two.
-enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN };
+// Operators are token types, and these.
+enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN, OP_AND, OP_OR };
 
 struct node {
     enum node_kind kind;
@@ -87,6 +86,7 @@ struct node {
     struct node *a, *b, *c;
     struct node_list items, others, body;
     struct call_node *call;
+    const struct builtin *function; // of N_FILTER, N_TEST; NULL: there is none of that name
     struct macro_node *macro;
 };
 

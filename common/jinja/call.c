@@ -1,269 +1,175 @@
-/* call.c: calling things: arguments bound to parameters, functions of this program, and macros.
- * One thread. */
+/* call.c: calling things: arguments bound to the parameters of this program's functions, and what
+ * else can be called. One thread. */
 #include "common/jinja/run.h"
-#include <stdio.h>
 
-enum status need_string(const struct value *v, const char *what, const struct string **ret)
+// ---- arguments ----------------------------------------------------------------------------------
+
+const struct string *need_string(struct run *r, struct value v, const char *what)
 {
-    if (v->kind == V_UNDEFINED) return undefined_fail(v->undefined);
-    if (v->kind != V_STRING)
-        return status_fail(ST_INVALID, "%s must be str, not %s", what, value_type(v));
-    *ret = v->string;
-    return ST_OK;
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
+    if (v.kind != V_STRING) fail(r, "%s must be str, not %s", what, value_type(v));
+    return v.string;
 }
 
-enum status need_int(const struct value *v, const char *what, int64_t *ret)
+#define SIGNS "$~/*"
+
+static const char *param_names(const struct builtin *f)
 {
-    if (!given(v) || v->kind == V_NONE || value_as_int(v, ret)) return ST_OK;
-    if (v->kind == V_UNDEFINED) return undefined_fail(v->undefined);
-    return status_fail(ST_INVALID, "%s: '%s' object cannot be interpreted as an integer", what,
-                       value_type(v));
+    return f->params + strspn(f->params, SIGNS);
+}
+
+static bool has_sign(const struct builtin *f, char sign)
+{
+    return memchr(f->params, sign, strspn(f->params, SIGNS));
+}
+
+// The name of parameter i, counted from 1.
+static const char *param_name(const struct call *c, int i)
+{
+    const char *at = param_names(c->function);
+    for (; i > 1; i--) at += strcspn(at, " ") + 1;
+    return string_copy(&c->run->arena, at, strcspn(at, " "), false).string->data;
+}
+
+const struct string *arg_string(const struct call *c, int i)
+{
+    if (c->v[i].kind == V_STRING) return c->v[i].string;
+    return need_string(c->run, c->v[i], param_name(c, i));
+}
+
+int64_t arg_int(const struct call *c, int i, int64_t otherwise)
+{
+    int64_t x = otherwise;
+    if (!arg_given(c, i) || value_as_int(c->v[i], &x)) return x;
+    if (c->v[i].kind == V_UNDEFINED) undefined_fail(c->run, c->v[i]);
+    fail(c->run, "%s: '%s' object cannot be interpreted as an integer", param_name(c, i),
+         value_type(c->v[i]));
+}
+
+bool arg_truth(const struct call *c, int i, bool otherwise)
+{
+    return given(c->v[i]) ? value_truth(c->run, c->v[i]) : otherwise;
+}
+
+bool arg_window(const struct call *c, int64_t n, int64_t *ret_start, int64_t *ret_end)
+{
+    int64_t start = arg_int(c, 2, 0), end = arg_int(c, 3, n);
+    if (start < 0) start = start + n < 0 ? 0 : start + n;
+    if (end < 0) end = end + n < 0 ? 0 : end + n;
+    *ret_start = start;
+    *ret_end = end < n ? end : n;
+    return start <= *ret_end;
+}
+
+bool arg_given(const struct call *c, int i)
+{
+    return given(c->v[i]) && c->v[i].kind != V_NONE;
 }
 
 // ---- functions of this program ------------------------------------------------------------------
 
-const struct builtin *builtin_find(const struct builtin *table, size_t n, const struct string *name)
+const struct builtin *builtin_find(const struct builtin *table, const struct string *name)
 {
-    for (size_t i = 0; i < n; i++)
-        if (string_is(name, table[i].name)) return &table[i];
+    for (; table->name; table++)
+        if (string_is(name, table->name)) return table;
     return NULL;
 }
 
-// Which parameter (from 0) is called `name`; -1: none.
-static int param_index(const char *params, const struct string *name)
+static size_t param_count(const char *params)
 {
-    int i = 0;
-    for (const char *at = params; *at; i++) {
-        size_t n = strcspn(at, " ");
-        if (n == name->n_bytes && memcmp(at, name->data, n) == 0) return i;
-        at += n + (at[n] == ' ');
-    }
-    return -1;
-}
-
-static int param_count(const char *params)
-{
-    int n = *params != 0;
+    size_t n = *params != 0;
     for (; *params; params++) n += *params == ' ';
     return n;
 }
 
-static int name_len(const struct string *name)
+static void bind(struct run *r, const struct builtin *f, const struct arguments *a, struct value *v)
 {
-    return name->n_bytes < 100 ? (int)name->n_bytes : 100;
-}
-
-static enum status bind(const struct builtin *f, const struct arguments *a, struct value *v)
-{
-    bool by_place = f->params[0] == '/';
-    const char *params = f->params + by_place;
-    int n = param_count(params);
+    const char *params = param_names(f);
+    size_t n = param_count(params);
     if (a->n_positional > n)
-        return status_fail(ST_INVALID, "%s() takes at most %d arguments (%d given)", f->name, n,
-                           a->n_positional);
-    if (by_place && a->n_named > 0)
-        return status_fail(ST_INVALID, "%s() takes no keyword arguments", f->name);
-    for (int i = 0; i < a->n_positional; i++) v[i] = a->positional[i];
-    for (int i = 0; i < a->n_named; i++) {
+        fail(r, "%s() takes at most %zu arguments (%zu given)", f->name, n, a->n_positional);
+    if (has_sign(f, '/') && a->n_named > 0) fail(r, "%s() takes no keyword arguments", f->name);
+    for (size_t i = 0; i < a->n_positional; i++) v[i] = a->positional[i];
+    for (size_t i = 0; i < a->n_named; i++) {
         const struct string *name = a->named[i].name;
-        int at = param_index(params, name);
-        if (at < 0)
-            return status_fail(ST_INVALID, "%s() got an unexpected keyword argument '%.*s'",
-                               f->name, name_len(name), name->data);
-        if (given(&v[at]))
-            return status_fail(ST_INVALID, "%s() got multiple values for argument '%.*s'", f->name,
-                               name_len(name), name->data);
+        int at = string_word(name, params);
+        if (at < 0) fail(r, "%s() got an unexpected keyword argument '%.*s'", f->name, SHOWN(name));
+        if (given(v[at]))
+            fail(r, "%s() got multiple values for argument '%.*s'", f->name, SHOWN(name));
         v[at] = a->named[i].value;
     }
     for (int i = 0; i < f->n_required; i++)
-        if (!given(&v[i]))
-            return status_fail(ST_INVALID, "%s() is missing a required argument (\"%s\")", f->name,
-                               params);
-    return ST_OK;
+        if (!given(v[i])) fail(r, "%s() is missing a required argument (\"%s\")", f->name, params);
 }
 
-enum status builtin_invoke(struct run *r, const struct builtin *f, const struct value *self,
-                           const struct arguments *arguments, struct value *ret)
-{
-    struct value v[1 + MAX_PARAMS] = {{0}}; // V_MISSING
-    enum status st;
-    CHECK(run_deeper(r));
-    v[0] = *self;
-    if (f->params) CHECK(bind(f, arguments, v + 1));
-    st = f->call(r, v, arguments, ret);
-    r->depth--;
-out:
-    return st;
-}
-
-// ---- macros -------------------------------------------------------------------------------------
-
-struct macro_call {
-    struct run *run;
-    const struct macro *macro;
-    const struct arguments *arguments;
-    bool *used;          // of arguments->named
-    struct scope *scope; // of the call; a macro defined in it may keep it
+struct generation {
+    const struct call *call;
+    struct value made;
 };
 
-static struct value take_named(struct macro_call *c, const struct string *name)
+static void generate(void *context)
 {
-    for (int i = 0; i < c->arguments->n_named; i++)
-        if (!c->used[i] && string_equal(c->arguments->named[i].name, name)) {
-            c->used[i] = true;
-            return c->arguments->named[i].value;
-        }
-    return MISSING;
+    struct generation *g = context;
+    g->made = g->call->function->call(g->call);
 }
 
-static enum status set_text_name(struct macro_call *c, const char *name, struct value value)
+// A generator fails when somebody goes over it, not when it is made: its failure is kept for then.
+// Limits are not kept.
+static struct value call_generator(struct run *r, const struct call *c)
 {
-    struct value text;
-    enum status st = string_puts(&c->run->arena, name, &text);
-    return st == ST_OK ? scope_set(c->run, c->scope, text.string, value) : st;
+    struct generation g = {.call = c};
+    struct run before = *r;
+    enum status st = arena_try(&r->arena, generate, &g);
+    if (st == ST_OK) return g.made;
+    if (st != ST_INVALID || r->steps <= 0) arena_fail(&r->arena, st, "%s", status_message());
+    r->depth = before.depth;
+    r->at = before.at;
+    r->text.len = before.text.len;
+    const char *message = status_message();
+    struct value failure = string_copy(&r->arena, message, strlen(message), false);
+    struct value v = iterator_of(&r->arena, (struct list){.n = 0});
+    v.iterator->failure = failure.string->data;
+    return v;
 }
 
-static enum status bind_parameters(struct macro_call *c, bool *ret_caller)
+struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
+                            const struct arguments *arguments)
 {
-    const struct macro_node *m = c->macro->node->macro;
-    struct run *r = c->run;
-    enum status st = ST_OK;
-    struct value *bound = arena_array(&r->arena, (size_t)m->n, sizeof *bound);
-    if (!bound) return ST_NO_MEMORY;
-    for (int i = 0; i < m->n; i++) {
-        const struct string *name = m->parameters[i].name.string;
-        bound[i] =
-            i < c->arguments->n_positional ? c->arguments->positional[i] : take_named(c, name);
-        *ret_caller |= string_is(name, "caller");
-    }
-    for (int i = 0; i < m->n; i++) { // a default may speak of the parameters before it
-        const struct parameter *p = &m->parameters[i];
-        char hint[160];
-        struct value text;
-        if (!given(&bound[i]) && p->otherwise) {
-            CHECK(jinja_evaluate(r, c->scope, p->otherwise, &bound[i]));
-        } else if (!given(&bound[i])) {
-            snprintf(hint, sizeof hint, "parameter '%.*s' was not provided",
-                     name_len(p->name.string), p->name.string->data);
-            CHECK(string_make(&r->arena, hint, strlen(hint), &text));
-            CHECK(undefined_make(r, text.string->data, NULL, p->name, &bound[i]));
-        }
-        CHECK(scope_set(r, c->scope, p->name.string, bound[i]));
-    }
-out:
-    return st;
-}
-
-static enum status bind_caller(struct macro_call *c)
-{
-    struct value name, caller;
-    enum status st = string_puts(&c->run->arena, "caller", &name);
-    if (st != ST_OK) return st;
-    caller = take_named(c, name.string);
-    if (!given(&caller) || caller.kind == V_NONE)
-        st = undefined_make(c->run, "No caller defined", NULL, name, &caller);
-    return st == ST_OK ? scope_set(c->run, c->scope, name.string, caller) : st;
-}
-
-static enum status bind_kwargs(struct macro_call *c)
-{
-    const struct arguments *a = c->arguments;
-    struct value kwargs;
-    enum status st = dict_make(&c->run->arena, (size_t)a->n_named, &kwargs);
-    for (int i = 0; st == ST_OK && i < a->n_named; i++)
-        if (!c->used[i])
-            st = dict_append(&c->run->arena, kwargs.dict, value_string(a->named[i].name),
-                             a->named[i].value);
-    return st == ST_OK ? set_text_name(c, "kwargs", kwargs) : st;
-}
-
-static enum status bind_varargs(struct macro_call *c)
-{
-    const struct arguments *a = c->arguments;
-    int n = c->macro->node->macro->n, rest = a->n_positional > n ? a->n_positional - n : 0;
-    struct value varargs, *items;
-    enum status st = list_make(&c->run->arena, V_TUPLE, (size_t)rest, &items, &varargs);
-    if (st != ST_OK) return st;
-    for (int i = 0; i < rest; i++) items[i] = a->positional[n + i];
-    return set_text_name(c, "varargs", varargs);
-}
-
-// What was given and nobody took.
-static enum status check_rest(const struct macro_call *c)
-{
-    const struct node *node = c->macro->node;
-    const struct macro_node *m = node->macro;
-    const struct arguments *a = c->arguments;
-    const char *name = node->kind == N_MACRO ? node->value.string->data : "caller";
-    int len = node->kind == N_MACRO ? name_len(node->value.string) : 6;
-    for (int i = 0; !m->uses_kwargs && i < a->n_named; i++) {
-        if (c->used[i]) continue;
-        if (string_is(a->named[i].name, "caller"))
-            return status_fail(ST_INVALID,
-                               "macro '%.*s' was invoked with two values for the special caller "
-                               "argument. This is most likely a bug.",
-                               len, name);
-        return status_fail(ST_INVALID, "macro '%.*s' takes no keyword argument '%.*s'", len, name,
-                           name_len(a->named[i].name), a->named[i].name->data);
-    }
-    if (!m->uses_varargs && a->n_positional > m->n)
-        return status_fail(ST_INVALID, "macro '%.*s' takes not more than %d argument(s)", len, name,
-                           m->n);
-    return ST_OK;
-}
-
-static enum status call_macro(struct run *r, const struct macro *macro,
-                              const struct arguments *arguments, struct value *ret)
-{
-    const struct macro_node *m = macro->node->macro;
-    struct macro_call c = {
-        .run = r,
-        .macro = macro,
-        .arguments = arguments,
-        .scope = arena_alloc(&r->arena, sizeof *c.scope),
-        .used = arena_alloc(&r->arena, (size_t)arguments->n_named),
-    };
-    bool caller_bound = false;
-    enum status st;
-    if (!c.scope || !c.used) return ST_NO_MEMORY;
-    c.scope->outer = macro->scope;
-    CHECK(run_deeper(r));
-    CHECK(bind_parameters(&c, &caller_bound));
-    if (m->uses_caller && !caller_bound) CHECK(bind_caller(&c));
-    if (m->uses_kwargs) CHECK(bind_kwargs(&c));
-    CHECK(check_rest(&c));
-    if (m->uses_varargs) CHECK(bind_varargs(&c));
-    CHECK(jinja_render_captured(r, c.scope, &macro->node->body, ret));
+    struct call c = {.run = r, .function = f, .all = arguments};
+    run_deeper(r);
+    c.v[0] = has_sign(f, '$') ? value_str(r, self) : self;
+    if (!has_sign(f, '*')) bind(r, f, arguments, c.v + 1);
+    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(&c);
     r->depth--;
-out:
-    return st;
+    return v;
 }
 
-enum status call_value(struct run *r, const struct value *function,
-                       const struct arguments *arguments, struct value *ret)
+// ---- what can be called -------------------------------------------------------------------------
+
+// Nothing the first time, its separator from then on.
+static struct value call_joiner(struct run *r, struct cycler *joiner)
 {
-    switch (function->kind) {
+    if (joiner->at > 0) return joiner->items.items[0];
+    joiner->at = 1;
+    return string_of(&r->arena, "");
+}
+
+struct value call_value(struct run *r, struct value function, const struct arguments *arguments)
+{
+    switch (function.kind) {
     case V_UNDEFINED:
-        return undefined_fail(function->undefined);
+        undefined_fail(r, function);
     case V_MACRO:
-        return call_macro(r, function->macro, arguments, ret);
+        return macro_call(r, function.macro, arguments);
     case V_FUNCTION:
-        return builtin_invoke(r, function->function, &MISSING, arguments, ret);
+        return builtin_invoke(r, function.function, MISSING, arguments);
     case V_METHOD:
-        return builtin_invoke(r, function->method->function, &function->method->self, arguments,
-                              ret);
+        return builtin_invoke(r, function.method->function, function.method->self, arguments);
     case V_LOOP:
-        return loop_call(r, function->loop, arguments, ret);
-    case V_JOINER: { // nothing the first time
-        struct cycler *joiner = function->cycler;
-        if (joiner->at++ > 0) {
-            joiner->at = 1;
-            *ret = joiner->items.items[0];
-            return ST_OK;
-        }
-        return string_puts(&r->arena, "", ret);
-    }
+        return loop_call(r, function.loop, arguments);
+    case V_JOINER:
+        return call_joiner(r, function.cycler);
     default:
-        return status_fail(ST_INVALID, "'%s' object is not callable", value_type(function));
+        fail(r, "'%s' object is not callable", value_type(function));
     }
 }

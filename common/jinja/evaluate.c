@@ -1,386 +1,238 @@
 /* evaluate.c: expressions to values. One thread.
  *
- * Recursion follows the tree and is bounded by run_deeper(). The node at which a failure begins is
- * kept for its place. */
+ * Recursion follows the tree and is bounded by run_deeper(). The node being evaluated is kept for
+ * the place of a failure. */
 #include "common/jinja/run.h"
-#include <stdio.h>
 
-static struct value scope_get(struct run *r, const struct scope *scope, const struct string *name)
+// ---- names and literals -------------------------------------------------------------------------
+
+static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
 {
     for (; scope; scope = scope->outer)
         for (const struct variable *v = scope->variables; v; v = v->next)
-            if (string_equal(v->name, name)) return v->value;
+            if (string_equal(v->name, name.string)) return v->value;
     for (size_t i = 0; i < r->variables->n; i++)
-        if (string_equal(r->variables->entries[i].key.string, name))
+        if (string_equal(r->variables->entries[i].key.string, name.string))
             return r->variables->entries[i].value;
-    const struct builtin *function = function_find(name);
-    return function ? value_of(.kind = V_FUNCTION, .function = function) : MISSING;
+    const struct builtin *function = function_find(name.string);
+    return function ? value_of(.kind = V_FUNCTION, .function = function) : undefined_name(r, name);
 }
 
-enum status scope_set(struct run *r, struct scope *scope, const struct string *name,
-                      struct value value)
+static struct value evaluate_list(struct run *r, struct scope *scope, const struct node *node)
 {
-    for (struct variable *v = scope->variables; v; v = v->next)
-        if (string_equal(v->name, name)) {
-            v->value = value;
-            return ST_OK;
-        }
-    struct variable *v = arena_alloc(&r->arena, sizeof *v);
-    if (!v) return ST_NO_MEMORY;
-    *v = (struct variable){name, value, scope->variables};
-    scope->variables = v;
-    return ST_OK;
+    struct value v = list_new(&r->arena, node->kind == N_LIST ? V_LIST : V_TUPLE, node->items.n);
+    for (size_t i = 0; i < node->items.n; i++)
+        v.list->items[i] = jinja_evaluate(r, scope, node->items.nodes[i]);
+    return v;
 }
 
-// ---- literals -----------------------------------------------------------------------------------
-
-static enum status evaluate_list(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value *ret)
+static struct value evaluate_dict(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value *items;
-    enum status st = list_make(&r->arena, node->kind == N_LIST ? V_LIST : V_TUPLE,
-                               (size_t)node->items.n, &items, ret);
-    for (int i = 0; st == ST_OK && i < node->items.n; i++)
-        st = jinja_evaluate(r, scope, node->items.nodes[i], &items[i]);
-    return st;
-}
-
-static enum status evaluate_dict(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value *ret)
-{
-    struct value dict;
-    enum status st = dict_make(&r->arena, (size_t)node->items.n, &dict);
-    for (int i = 0; st == ST_OK && i < node->items.n; i++) {
-        struct value key, value;
-        CHECK(jinja_evaluate(r, scope, node->items.nodes[i], &key));
-        CHECK(jinja_evaluate(r, scope, node->others.nodes[i], &value));
-        CHECK(dict_set(r, dict.dict, &key, value));
+    struct value v = dict_new(&r->arena, node->items.n);
+    for (size_t i = 0; i < node->items.n; i++) {
+        struct value key = jinja_evaluate(r, scope, node->items.nodes[i]);
+        dict_set(r, v.dict, key, jinja_evaluate(r, scope, node->others.nodes[i]));
     }
-    *ret = dict;
-out:
-    return st;
-}
-
-static enum status evaluate_name(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value *ret)
-{
-    *ret = scope_get(r, scope, node->value.string);
-    if (given(ret)) return ST_OK;
-    return undefined_make(r, NULL, NULL, node->value, ret);
+    return v;
 }
 
 // ---- operators ----------------------------------------------------------------------------------
 
-static enum status evaluate_truth(struct run *r, struct scope *scope, const struct node *node,
-                                  bool *ret)
+bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value v;
-    enum status st = jinja_evaluate(r, scope, node, &v);
-    return st == ST_OK ? value_truth(r, &v, ret) : st;
+    return value_truth(r, jinja_evaluate(r, scope, node));
 }
 
 // `and` and `or` give the operand that decides.
-static enum status evaluate_logic(struct run *r, struct scope *scope, const struct node *node,
-                                  struct value *ret)
+static struct value evaluate_logic(struct run *r, struct scope *scope, const struct node *node)
 {
-    bool truth;
-    enum status st;
-    CHECK(jinja_evaluate(r, scope, node->a, ret));
-    CHECK(value_truth(r, ret, &truth));
-    if (truth == (node->kind == N_AND)) st = jinja_evaluate(r, scope, node->b, ret);
-out:
-    return st;
+    struct value v = jinja_evaluate(r, scope, node->a);
+    return value_truth(r, v) == (node->op == OP_AND) ? jinja_evaluate(r, scope, node->b) : v;
 }
 
-static enum status evaluate_binary(struct run *r, struct scope *scope, const struct node *node,
-                                   struct value *ret)
+static struct value evaluate_binary(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value a, b;
-    enum status st;
-    CHECK(jinja_evaluate(r, scope, node->a, &a));
-    CHECK(jinja_evaluate(r, scope, node->b, &b));
-    st = arithmetic(r, node->op, &a, &b, ret);
-out:
-    return st;
+    struct value a = jinja_evaluate(r, scope, node->a);
+    return arithmetic(r, node->op, a, jinja_evaluate(r, scope, node->b));
 }
 
-static enum status evaluate_concat(struct run *r, struct scope *scope, const struct node *node,
-                                   struct value *ret)
+static struct value evaluate_concat(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct bytes text = BYTES_INIT;
-    enum status st = ST_OK;
-    for (int i = 0; st == ST_OK && i < node->items.n; i++) {
-        struct value v;
-        st = jinja_evaluate(r, scope, node->items.nodes[i], &v);
-        if (st == ST_OK) st = put_str(r, &v, &text);
-    }
-    return run_take(r, st, &text, ret);
-}
-
-static enum status compare(struct run *r, int op, const struct value *a, const struct value *b,
-                           bool *ret)
-{
-    enum status st;
-    if (op == T_EQ || op == T_NE)
-        st = value_equal(r, a, b, ret);
-    else if (op == OP_IN || op == OP_NOT_IN)
-        st = value_in(r, a, b, ret);
-    else
-        return value_compare(r, op, a, b, ret);
-    if (op == T_NE || op == OP_NOT_IN) *ret = !*ret;
-    return st;
+    size_t text = text_begin(r);
+    put_str(r, jinja_evaluate(r, scope, node->a));
+    for (size_t i = 0; i < node->items.n; i++)
+        put_str(r, jinja_evaluate(r, scope, node->items.nodes[i]->a));
+    return text_end(r, text, false);
 }
 
 // a < b < c: true if each holds; the rest is not evaluated once one does not.
-static enum status evaluate_compare(struct run *r, struct scope *scope, const struct node *node,
-                                    struct value *ret)
+static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value left, right;
+    struct value left = jinja_evaluate(r, scope, node->a);
     bool truth = true;
-    enum status st = jinja_evaluate(r, scope, node->a, &left);
-    for (int i = 0; st == ST_OK && truth && i < node->items.n; i++) {
+    for (size_t i = 0; truth && i < node->items.n; i++) {
         const struct node *operand = node->items.nodes[i];
-        st = jinja_evaluate(r, scope, operand->a, &right);
-        if (st == ST_OK) st = compare(r, operand->op, &left, &right, &truth);
+        struct value right = jinja_evaluate(r, scope, operand->a);
+        truth = value_compare(r, operand->op, left, right);
         left = right;
     }
-    *ret = value_bool(truth);
-    return st;
+    return truth;
 }
 
-static enum status evaluate_condition(struct run *r, struct scope *scope, const struct node *node,
-                                      struct value *ret)
+static struct value evaluate_condition(struct run *r, struct scope *scope, const struct node *node)
 {
-    bool truth;
-    enum status st = evaluate_truth(r, scope, node->a, &truth);
-    if (st != ST_OK) return st;
-    if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c, ret);
-    char hint[120];
-    struct value text;
-    snprintf(hint, sizeof hint,
-             "the inline if-expression on line %d evaluated to false and no else section was "
-             "defined.",
-             node->line);
-    st = string_make(&r->arena, hint, strlen(hint), &text);
-    return st == ST_OK ? undefined_make(r, text.string->data, NULL, MISSING, ret) : st;
+    bool truth = jinja_evaluate_truth(r, scope, node->a);
+    if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c);
+    return undefined_because(
+        r, string_printf(&r->arena,
+                         "the inline if-expression on line %d evaluated to false and no else "
+                         "section was defined.",
+                         node->line)
+               .string->data);
 }
 
-static enum status evaluate_unary(struct run *r, struct scope *scope, const struct node *node,
-                                  struct value *ret)
+static struct value evaluate_slice(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value v;
-    bool truth;
-    enum status st;
-    CHECK(jinja_evaluate(r, scope, node->a, &v));
-    if (node->kind != N_NOT) return arithmetic_sign(r, &v, node->kind == N_NEGATIVE, ret);
-    CHECK(value_truth(r, &v, &truth));
-    *ret = value_bool(!truth);
-out:
-    return st;
-}
-
-// ---- a.b, a[b], a[b:c] --------------------------------------------------------------------------
-
-static enum status evaluate_item(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value *ret)
-{
-    struct value of, part[3] = {NONE, NONE, NONE};
-    enum status st;
-    CHECK(jinja_evaluate(r, scope, node->a, &of));
-    if (node->kind == N_ATTRIBUTE) return get_attribute(r, &of, node->value.string, ret);
-    if (node->kind == N_ITEM) {
-        CHECK(jinja_evaluate(r, scope, node->b, &part[0]));
-        return get_item(r, &of, &part[0], ret);
-    }
+    struct value of = jinja_evaluate(r, scope, node->a), part[3] = {NONE, NONE, NONE};
     for (int i = 0; i < 3; i++)
-        if (node->items.nodes[i]) CHECK(jinja_evaluate(r, scope, node->items.nodes[i], &part[i]));
-    st = get_slice(r, &of, part, ret);
-out:
-    return st;
+        if (node->items.nodes[i]) part[i] = jinja_evaluate(r, scope, node->items.nodes[i]);
+    return get_slice(r, of, part);
 }
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static enum status add_star(struct run *r, struct scope *scope, const struct node *node,
-                            struct value **positional, int *n)
+static void add_named(struct run *r, struct named_value *named, size_t *n,
+                      const struct string *name, struct value value)
 {
-    struct value v;
-    struct list more;
-    enum status st;
-    CHECK(jinja_evaluate(r, scope, node, &v));
-    CHECK(value_items(r, &v, &more));
-    struct value *all = arena_array(&r->arena, (size_t)*n + more.n, sizeof *all);
-    if (!all) return ST_NO_MEMORY;
-    if (*n > 0) memcpy(all, *positional, (size_t)*n * sizeof *all);
-    if (more.n > 0) memcpy(all + *n, more.items, more.n * sizeof *all);
-    *positional = all;
-    *n += (int)more.n;
-out:
-    return st;
-}
-
-static enum status add_named(struct named_value *named, int *n, const struct string *name,
-                             struct value value)
-{
-    for (int i = 0; i < *n; i++)
+    for (size_t i = 0; i < *n; i++)
         if (string_equal(named[i].name, name))
-            return status_fail(ST_INVALID, "got multiple values for keyword argument '%.*s'",
-                               (int)(name->n_bytes < 100 ? name->n_bytes : 100), name->data);
+            fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name));
     named[(*n)++] = (struct named_value){name, value};
-    return ST_OK;
 }
 
-static enum status evaluate_named(struct run *r, struct scope *scope, const struct call_node *call,
-                                  const struct value *caller, struct arguments *ret)
+static void evaluate_named(struct run *r, struct scope *scope, const struct call_node *call,
+                           struct value caller, struct arguments *ret)
 {
-    struct value v, dict = MISSING, name;
-    enum status st = ST_OK;
-    size_t n = (size_t)call->n_keywords + (caller != NULL);
+    static const struct dict nothing;
+    const struct dict *more = &nothing;
     if (call->star_star) {
-        CHECK(jinja_evaluate(r, scope, call->star_star, &dict));
-        if (dict.kind != V_DICT) return type_fail("argument after ** must be a mapping", &dict);
-        n += dict.dict->n;
+        struct value v = jinja_evaluate(r, scope, call->star_star);
+        if (v.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", v);
+        more = v.dict;
     }
-    struct named_value *named = arena_array(&r->arena, n, sizeof *named);
-    if (!named) return ST_NO_MEMORY;
+    struct named_value *named =
+        arena_array(&r->arena, call->n_keywords + given(caller) + more->n, sizeof *named);
+    for (size_t i = 0; i < call->n_keywords; i++)
+        add_named(r, named, &ret->n_named, call->keywords[i].name.string,
+                  jinja_evaluate(r, scope, call->keywords[i].value));
+    if (given(caller))
+        add_named(r, named, &ret->n_named, string_of(&r->arena, "caller").string, caller);
+    for (size_t i = 0; i < more->n; i++) {
+        if (more->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
+        run_steps(r, ret->n_named >> 3);
+        add_named(r, named, &ret->n_named, more->entries[i].key.string, more->entries[i].value);
+    }
     ret->named = named;
-    for (int i = 0; i < call->n_keywords; i++) {
-        CHECK(jinja_evaluate(r, scope, call->keywords[i].value, &v));
-        CHECK(add_named(named, &ret->n_named, call->keywords[i].name.string, v));
+}
+
+// `call` NULL: no arguments. `caller`: of a call block, V_MISSING: none.
+static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
+                                           const struct call_node *call, struct value caller)
+{
+    struct arguments arguments = {.n_named = 0};
+    if (!call) return arguments;
+    size_t n = call->positional.n;
+    struct value *positional = arena_array(&r->arena, n, sizeof *positional);
+    for (size_t i = 0; i < n; i++)
+        positional[i] = jinja_evaluate(r, scope, call->positional.nodes[i]);
+    if (call->star) {
+        struct list more = value_items(r, jinja_evaluate(r, scope, call->star));
+        struct value *all = arena_array(&r->arena, n + more.n, sizeof *all);
+        if (n > 0) memcpy(all, positional, n * sizeof *all);
+        if (more.n > 0) memcpy(all + n, more.items, more.n * sizeof *all);
+        positional = all;
+        n += more.n;
     }
-    if (caller) {
-        CHECK(string_puts(&r->arena, "caller", &name));
-        CHECK(add_named(named, &ret->n_named, name.string, *caller));
-    }
-    for (size_t i = 0; given(&dict) && i < dict.dict->n; i++) {
-        if (dict.dict->entries[i].key.kind != V_STRING)
-            return status_fail(ST_INVALID, "keywords must be strings");
-        CHECK(run_steps(r, (size_t)ret->n_named >> 3));
-        CHECK(add_named(named, &ret->n_named, dict.dict->entries[i].key.string,
-                        dict.dict->entries[i].value));
-    }
-out:
-    return st;
+    evaluate_named(r, scope, call, caller, &arguments);
+    arguments.positional = positional;
+    arguments.n_positional = n;
+    return arguments;
 }
 
-// `call` NULL: no arguments. `caller`: of a call block, NULL: none.
-static enum status evaluate_arguments(struct run *r, struct scope *scope,
-                                      const struct call_node *call, const struct value *caller,
-                                      struct arguments *ret)
+struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                 struct value caller)
 {
-    enum status st = ST_OK;
-    *ret = (struct arguments){NULL, 0, NULL, 0};
-    if (!call) return ST_OK;
-    int n = call->positional.n;
-    struct value *positional = arena_array(&r->arena, (size_t)n, sizeof *positional);
-    if (!positional) return ST_NO_MEMORY;
-    for (int i = 0; i < n; i++)
-        CHECK(jinja_evaluate(r, scope, call->positional.nodes[i], &positional[i]));
-    if (call->star) CHECK(add_star(r, scope, call->star, &positional, &n));
-    CHECK(evaluate_named(r, scope, call, caller, ret));
-    ret->positional = positional;
-    ret->n_positional = n;
-out:
-    return st;
+    struct value function = jinja_evaluate(r, scope, node->a);
+    struct arguments arguments = evaluate_arguments(r, scope, node->call, caller);
+    return call_value(r, function, &arguments);
 }
 
-enum status jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                                const struct value *caller, struct value *ret)
+// A filter or a test, of `input`.
+static struct value evaluate_builtin(struct run *r, struct scope *scope, const struct node *node,
+                                     struct value input)
 {
-    struct value function;
-    struct arguments arguments;
-    enum status st;
-    CHECK(jinja_evaluate(r, scope, node->a, &function));
-    CHECK(evaluate_arguments(r, scope, node->call, caller, &arguments));
-    st = call_value(r, &function, &arguments, ret);
-out:
-    return st;
-}
-
-static enum status evaluate_filter(struct run *r, struct scope *scope, const struct node *node,
-                                   struct value *ret)
-{
-    struct value input = r->block;
-    struct arguments arguments;
-    enum status st = ST_OK;
-    if (node->a) CHECK(jinja_evaluate(r, scope, node->a, &input));
-    CHECK(evaluate_arguments(r, scope, node->call, NULL, &arguments));
-    st = filter_apply(r, node->value.string, &input, &arguments, ret);
-out:
-    return st;
-}
-
-static enum status evaluate_test(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value *ret)
-{
-    struct value input;
-    struct arguments arguments;
-    bool truth = false;
-    enum status st;
-    CHECK(jinja_evaluate(r, scope, node->a, &input));
-    CHECK(evaluate_arguments(r, scope, node->call, NULL, &arguments));
-    CHECK(test_apply(r, node->value.string, &input, &arguments, &truth));
-    *ret = value_bool(truth);
-out:
-    return st;
+    struct arguments arguments = evaluate_arguments(r, scope, node->call, MISSING);
+    if (!node->function)
+        fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
+             SHOWN(node->value.string));
+    return builtin_invoke(r, node->function, input, &arguments);
 }
 
 // ---- all of them --------------------------------------------------------------------------------
 
-static enum status evaluate_kind(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value *ret)
+static struct value evaluate_kind(struct run *r, struct scope *scope, const struct node *node)
 {
+    struct value of;
     switch (node->kind) {
     case N_CONST:
-        *ret = node->value;
-        return ST_OK;
+        return node->value;
     case N_NAME:
-        return evaluate_name(r, scope, node, ret);
+        return evaluate_name(r, scope, node->value);
     case N_LIST:
     case N_TUPLE:
-        return evaluate_list(r, scope, node, ret);
+        return evaluate_list(r, scope, node);
     case N_DICT:
-        return evaluate_dict(r, scope, node, ret);
+        return evaluate_dict(r, scope, node);
     case N_ATTRIBUTE:
+        return get_attribute(r, jinja_evaluate(r, scope, node->a), node->value.string);
     case N_ITEM:
+        of = jinja_evaluate(r, scope, node->a);
+        return get_item(r, of, jinja_evaluate(r, scope, node->b));
     case N_SLICE:
-        return evaluate_item(r, scope, node, ret);
+        return evaluate_slice(r, scope, node);
     case N_CALL:
-        return jinja_evaluate_call(r, scope, node, NULL, ret);
+        return jinja_evaluate_call(r, scope, node, MISSING);
     case N_FILTER:
-        return evaluate_filter(r, scope, node, ret);
+        of = node->a ? jinja_evaluate(r, scope, node->a) : r->block;
+        return evaluate_builtin(r, scope, node, of);
     case N_TEST:
-        return evaluate_test(r, scope, node, ret);
+        return evaluate_builtin(r, scope, node, jinja_evaluate(r, scope, node->a));
     case N_NOT:
-    case N_NEGATIVE:
-    case N_POSITIVE:
-        return evaluate_unary(r, scope, node, ret);
-    case N_AND:
-    case N_OR:
-        return evaluate_logic(r, scope, node, ret);
+        return value_bool(!jinja_evaluate_truth(r, scope, node->a));
+    case N_SIGN:
+        return arithmetic_sign(r, jinja_evaluate(r, scope, node->a), node->op == T_SUB);
+    case N_LOGIC:
+        return evaluate_logic(r, scope, node);
     case N_BINARY:
-        return evaluate_binary(r, scope, node, ret);
+        return evaluate_binary(r, scope, node);
     case N_CONCAT:
-        return evaluate_concat(r, scope, node, ret);
+        return evaluate_concat(r, scope, node);
     case N_COMPARE:
-        return evaluate_compare(r, scope, node, ret);
+        return value_bool(evaluate_compare(r, scope, node));
     case N_CONDITION:
-        return evaluate_condition(r, scope, node, ret);
+        return evaluate_condition(r, scope, node);
     default:
-        return status_fail(ST_INVALID, "a statement stands where a value is wanted");
+        fail(r, "a statement stands where a value is wanted");
     }
 }
 
-enum status jinja_evaluate(struct run *r, struct scope *scope, const struct node *node,
-                           struct value *ret)
+struct value jinja_evaluate(struct run *r, struct scope *scope, const struct node *node)
 {
-    enum status st;
-    struct value value = MISSING;
-    CHECK(run_deeper(r));
-    CHECK(evaluate_kind(r, scope, node, &value));
+    const struct node *outer = r->at;
+    r->at = node;
+    run_deeper(r);
+    struct value v = evaluate_kind(r, scope, node);
     r->depth--;
-    *ret = value;
-out:
-    if (st != ST_OK && !r->failed_at) r->failed_at = node;
-    return st;
+    r->at = outer;
+    return v;
 }

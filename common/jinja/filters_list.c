@@ -1,560 +1,219 @@
-/* filters_list.c: filters that go over items. Those that give a generator in Jinja give an iterator
- * here: true even when empty, without a length, gone over once. One thread. */
+/* filters_list.c: filters that go over items: their ends, sums and slices, map and select. Those
+ * that give a generator in Jinja give an iterator here: true even when empty, without a length,
+ * gone over once. One thread. */
 #include "common/jinja/filters.h"
-
-static enum status iterator_of(struct run *r, struct list items, struct value *ret)
-{
-    return iterator_make(&r->arena, items, ret);
-}
-
-// A generator fails when it is gone over, not when it is made: the filter `make` with its failure
-// kept for then. Limits are not kept.
-static enum status lazily(builtin_call make, struct run *r, const struct value *v,
-                          const struct arguments *all, struct value *ret)
-{
-    int depth = r->depth;
-    const struct node *failed_at = r->failed_at;
-    struct value message;
-    enum status st = make(r, v, all, ret);
-    if (st != ST_INVALID || r->steps <= 0) return st;
-    r->depth = depth;
-    r->failed_at = failed_at;
-    st = string_make(&r->arena, status_message(), strlen(status_message()), &message);
-    if (st == ST_OK) st = iterator_of(r, (struct list){.n = 0}, ret);
-    if (st == ST_OK) ret->iterator->failure = message.string->data;
-    return st;
-}
-
-#define LAZY(name, make)                                                                           \
-    BUILTIN(name)                                                                                  \
-    {                                                                                              \
-        return lazily(make, r, v, all, ret);                                                       \
-    }
-
-// Strings count in lower case unless told otherwise.
-static enum status without_case(struct run *r, const struct value *sensitive, struct value *key)
-{
-    bool keep = false;
-    enum status st = value_truth(r, sensitive, &keep);
-    if (st != ST_OK || keep || !given(key) || key->kind != V_STRING) return st;
-    struct value text = *key;
-    return call_method(r, &text, "lower", NULL, 0, key);
-}
-
-static enum status key_of(struct run *r, const struct value *item, const struct value *path,
-                          const struct value *otherwise, const struct value *sensitive,
-                          struct value *ret)
-{
-    enum status st = get_path(r, item, path, otherwise, ret);
-    return st == ST_OK ? without_case(r, sensitive, ret) : st;
-}
-
-// A copy of the items, to be reordered.
-static enum status copy_items(struct run *r, const struct value *v, struct value **ret, size_t *n)
-{
-    struct list items;
-    enum status st = value_items(r, v, &items);
-    if (st != ST_OK) return st;
-    *ret = arena_array(&r->arena, items.n, sizeof **ret);
-    if (!*ret) return ST_NO_MEMORY;
-    if (items.n > 0) memcpy(*ret, items.items, items.n * sizeof **ret);
-    *n = items.n;
-    return ST_OK;
-}
+#include "common/jinja/strings.h"
 
 // ---- ends ---------------------------------------------------------------------------------------
 
-BUILTIN(first)
+static BUILTIN(first)
 {
-    struct list items;
-    (void)all;
-    if (v[0].kind == V_ITERATOR) { // takes no more than the one
-        struct iterator *i = v[0].iterator;
-        if (i->at < i->items.n) {
-            *ret = i->items.items[i->at++];
-            return ST_OK;
-        }
-    }
-    enum status st = value_items(r, &v[0], &items);
-    if (st != ST_OK) return st;
-    if (items.n == 0)
-        return undefined_make(r, "No first item, sequence was empty.", NULL, MISSING, ret);
-    *ret = items.items[0];
-    return ST_OK;
+    struct iterator *i = c->v[0].kind == V_ITERATOR ? c->v[0].iterator : NULL;
+    if (i && i->at < i->items.n) return i->items.items[i->at++]; // takes no more than the one
+    struct list items = value_items(c->run, c->v[0]);
+    return items.n ? items.items[0]
+                   : undefined_because(c->run, "No first item, sequence was empty.");
 }
 
-BUILTIN(last)
+static BUILTIN(last)
 {
-    struct list items;
-    (void)all;
-    if (!value_has_length(&v[0]) || v[0].kind == V_LOOP)
-        return status_fail(ST_INVALID, "'%s' object is not reversible", value_type(&v[0]));
-    enum status st = value_items(r, &v[0], &items);
-    if (st != ST_OK) return st;
-    if (items.n == 0)
-        return undefined_make(r, "No last item, sequence was empty.", NULL, MISSING, ret);
-    *ret = items.items[items.n - 1];
-    return ST_OK;
+    if (!value_has_length(c->v[0]) || c->v[0].kind == V_LOOP)
+        fail(c->run, "'%s' object is not reversible", value_type(c->v[0]));
+    struct list items = value_items(c->run, c->v[0]);
+    return items.n ? items.items[items.n - 1]
+                   : undefined_because(c->run, "No last item, sequence was empty.");
 }
 
-BUILTIN(length)
+static BUILTIN(length)
 {
-    int64_t n = 0;
-    (void)all;
-    enum status st = value_length(r, &v[0], &n);
-    *ret = value_int(n);
-    return st;
+    return value_int(value_length(c->run, c->v[0]));
 }
 
-BUILTIN(list)
+static BUILTIN(list)
 {
-    struct list items;
-    (void)all;
-    enum status st = value_items(r, &v[0], &items);
-    return st == ST_OK ? list_of(r, items, ret) : st;
+    return list_of(&c->run->arena, V_LIST, value_items(c->run, c->v[0]));
 }
 
-BUILTIN(reverse)
+static BUILTIN(reverse)
 {
-    struct value part[3] = {NONE, NONE, value_int(-1)}, *items;
-    size_t n;
-    (void)all;
-    if (v[0].kind == V_STRING) return get_slice(r, &v[0], part, ret);
-    if (!value_is_iterable(&v[0])) return type_fail("argument must be iterable", &v[0]);
-    enum status st = copy_items(r, &v[0], &items, &n);
-    if (st != ST_OK) return st;
-    for (size_t i = 0; i < n / 2; i++) {
-        struct value swap = items[i];
-        items[i] = items[n - 1 - i];
-        items[n - 1 - i] = swap;
-    }
-    struct list reversed = {.items = items, .n = n};
-    return v[0].kind == V_ITERATOR ? list_of(r, reversed, ret) : iterator_of(r, reversed, ret);
+    const struct value backwards[3] = {NONE, NONE, value_int(-1)};
+    if (c->v[0].kind == V_STRING) return get_slice(c->run, c->v[0], backwards);
+    if (!value_is_iterable(c->v[0])) type_fail(c->run, "argument must be iterable", c->v[0]);
+    struct list items = items_copy(c->run, c->v[0]);
+    items_reverse(items);
+    return c->v[0].kind == V_ITERATOR ? list_of(&c->run->arena, V_LIST, items)
+                                      : iterator_of(&c->run->arena, items);
 }
 
-BUILTIN(join)
+static BUILTIN(join)
 {
-    struct bytes text = BYTES_INIT;
-    struct list items;
-    struct value item, between;
-    enum status st;
-    (void)all;
-    CHECK(value_items(r, &v[0], &items));
-    CHECK(string_puts(&r->arena, "", &between));
-    if (given(&v[1])) CHECK(value_str(r, &v[1], &between));
-    for (size_t i = 0; st == ST_OK && i < items.n; i++) {
-        st = get_path(r, &items.items[i], &v[2], NULL, &item);
-        if (i > 0) run_put(r, &text, between.string->data, between.string->n_bytes);
-        if (st == ST_OK) st = put_str(r, &item, &text);
-    }
-    return run_take(r, st, &text, ret);
-out:
-    return st;
-}
-
-// ---- order --------------------------------------------------------------------------------------
-
-// Items with the keys that decide, one each; `attribute` may name several ("a,b.c").
-static enum status sort_key(struct run *r, const struct value *item, const struct value *attribute,
-                            const struct value *sensitive, struct value *ret)
-{
-    struct value comma, paths, *keys;
-    enum status st;
-    if (attribute->kind != V_STRING) return key_of(r, item, attribute, NULL, sensitive, ret);
-    CHECK(string_puts(&r->arena, ",", &comma));
-    CHECK(call_method(r, attribute, "split", &comma, 1, &paths));
-    CHECK(list_make(&r->arena, V_LIST, paths.list->n, &keys, ret));
-    for (size_t i = 0; i < paths.list->n; i++)
-        CHECK(key_of(r, item, &paths.list->items[i], NULL, sensitive, &keys[i]));
-out:
-    return st;
-}
-
-BUILTIN(sort)
-{
-    struct value *items, *keys;
-    size_t n;
-    bool backwards = false;
-    enum status st;
-    (void)all;
-    CHECK(copy_items(r, &v[0], &items, &n));
-    CHECK(value_truth(r, &v[1], &backwards));
-    keys = arena_array(&r->arena, n, sizeof *keys);
-    if (!keys) return ST_NO_MEMORY;
-    for (size_t i = 0; i < n; i++) CHECK(sort_key(r, &items[i], &v[3], &v[2], &keys[i]));
-    CHECK(sort_by_keys(r, items, keys, n, backwards));
-    st = list_of(r, (struct list){.items = items, .n = n}, ret);
-out:
-    return st;
-}
-
-BUILTIN(dictsort)
-{
-    struct value pairs, *items, *keys;
-    size_t n;
-    bool backwards = false, by_value = given(&v[2]) && value_is(&v[2], "value");
-    enum status st;
-    (void)all;
-    if (v[0].kind != V_DICT) return type_fail("dictsort wants a mapping", &v[0]);
-    if (given(&v[2]) && !by_value && !value_is(&v[2], "key"))
-        return status_fail(ST_INVALID, "You can only sort by either \"key\" or \"value\"");
-    CHECK(call_method(r, &v[0], "items", NULL, 0, &pairs));
-    CHECK(copy_items(r, &pairs, &items, &n));
-    CHECK(value_truth(r, &v[3], &backwards));
-    keys = arena_array(&r->arena, n, sizeof *keys);
-    if (!keys) return ST_NO_MEMORY;
-    for (size_t i = 0; i < n; i++) {
-        keys[i] = items[i].list->items[by_value];
-        CHECK(without_case(r, &v[1], &keys[i]));
-    }
-    CHECK(sort_by_keys(r, items, keys, n, backwards));
-    st = list_of(r, (struct list){.items = items, .n = n}, ret);
-out:
-    return st;
-}
-
-static enum status extreme(struct run *r, const struct value *v, int op, struct value *ret)
-{
-    struct list items;
-    struct value best, key;
-    bool better;
-    enum status st;
-    CHECK(value_items(r, &v[0], &items));
-    if (items.n == 0)
-        return undefined_make(r, "No aggregated item, sequence was empty.", NULL, MISSING, ret);
+    struct list items = value_items(c->run, c->v[0]);
+    struct value between = given(c->v[1]) ? value_str(c->run, c->v[1]) : MISSING;
+    size_t text = text_begin(c->run);
     for (size_t i = 0; i < items.n; i++) {
-        CHECK(key_of(r, &items.items[i], &v[2], NULL, &v[1], &key));
-        if (i > 0) CHECK(value_compare(r, op, &key, &best, &better));
-        if (i > 0 && !better) continue;
-        best = key;
-        *ret = items.items[i];
+        struct value item = get_path(c->run, items.items[i], c->v[2], MISSING);
+        if (i > 0 && given(between)) run_put_string(c->run, between.string);
+        put_str(c->run, item);
     }
-out:
-    return st;
+    return text_end(c->run, text, false);
 }
 
-BUILTIN(least)
+static BUILTIN(sum)
 {
-    (void)all;
-    return extreme(r, v, T_LT, ret);
+    struct list items = value_items(c->run, c->v[0]);
+    struct value total = given(c->v[2]) ? c->v[2] : value_int(0);
+    if (total.kind == V_STRING) fail(c->run, "sum() can't sum strings [use ''.join(seq) instead]");
+    for (size_t i = 0; i < items.n; i++)
+        total =
+            arithmetic(c->run, T_ADD, total, get_path(c->run, items.items[i], c->v[1], MISSING));
+    return total;
 }
 
-BUILTIN(most)
+static BUILTIN(items)
 {
-    (void)all;
-    return extreme(r, v, T_GT, ret);
+    struct value v = c->v[0];
+    if (v.kind == V_UNDEFINED) return iterator_of(&c->run->arena, (struct list){.n = 0});
+    if (v.kind != V_DICT) fail(c->run, "Can only get item pairs from a mapping.");
+    return iterator_of(&c->run->arena, value_items(c->run, dict_view(c->run, v.dict, VIEW_ITEMS)));
 }
 
-BUILTIN(unique_items)
+// ---- slices -------------------------------------------------------------------------------------
+
+// Items [start, end) as a list, and behind them `fill` times parameter 2.
+static struct value slice_of(const struct call *c, struct list items, size_t start, size_t end,
+                             size_t fill)
 {
-    struct list items;
-    struct value *kept, key, seen;
-    size_t n = 0;
-    enum status st;
-    (void)all;
-    CHECK(value_items(r, &v[0], &items));
-    CHECK(dict_make(&r->arena, 8, &seen));
-    kept = arena_array(&r->arena, items.n, sizeof *kept);
-    if (!kept) return ST_NO_MEMORY;
-    for (size_t i = 0; i < items.n; i++) {
-        struct value before;
-        CHECK(key_of(r, &items.items[i], &v[2], NULL, &v[1], &key));
-        CHECK(dict_find(r, seen.dict, &key, &before));
-        if (given(&before)) continue;
-        CHECK(dict_append(&r->arena, seen.dict, key, NONE));
-        kept[n++] = items.items[i];
-    }
-    st = iterator_of(r, (struct list){.items = kept, .n = n}, ret);
-out:
-    return st;
+    struct value slice = list_new(&c->run->arena, V_LIST, end - start + fill);
+    for (size_t i = 0; i < slice.list->n; i++)
+        slice.list->items[i] = start + i < end ? items.items[start + i] : c->v[2];
+    return slice;
 }
 
-// ---- groups -------------------------------------------------------------------------------------
-
-static enum status slice_of(struct run *r, const struct value *items, size_t start, size_t end,
-                            size_t fill, const struct value *with, struct value *ret)
+static struct list room_for(struct run *r, size_t n)
 {
-    struct value *copy;
-    enum status st = list_make(&r->arena, V_LIST, end - start + fill, &copy, ret);
-    if (st != ST_OK) return st;
-    for (size_t i = start; i < end; i++) copy[i - start] = items[i];
-    for (size_t i = 0; i < fill; i++) copy[end - start + i] = *with;
-    return ST_OK;
+    return (struct list){.items = arena_array(&r->arena, n, sizeof(struct value))};
 }
 
-static bool has_fill(const struct value *v)
+static BUILTIN(batch)
 {
-    return given(v) && v->kind != V_NONE;
-}
-
-BUILTIN(batch_items)
-{
-    struct list items;
-    struct value list, *batches;
+    struct list items = value_items(c->run, c->v[0]);
     int64_t size = 0;
-    size_t n = 0;
-    enum status st;
-    (void)all;
-    CHECK(value_items(r, &v[0], &items));
-    if (!value_as_int(&v[1], &size) && v[1].kind != V_FLOAT)
-        return type_fail("batch wants a number", &v[1]);
+    if (!value_as_int(c->v[1], &size) && c->v[1].kind != V_FLOAT)
+        type_fail(c->run, "batch wants a number", c->v[1]);
     if (size <= 0) size = items.n ? (int64_t)items.n : 1; // never full
     size_t each = (size_t)size;
-    CHECK(list_make(&r->arena, V_LIST, items.n / each + 1, &batches, &list));
-    for (size_t at = 0; at < items.n; at += each, n++) {
+    struct list batches = room_for(c->run, items.n / each + 1);
+    for (size_t at = 0; at < items.n; at += each) {
         size_t end = items.n - at < each ? items.n : at + each;
-        size_t fill = has_fill(&v[2]) ? each - (end - at) : 0;
-        CHECK(slice_of(r, items.items, at, end, fill, &v[2], &batches[n]));
+        size_t fill = arg_given(c, 2) ? each - (end - at) : 0;
+        batches.items[batches.n++] = slice_of(c, items, at, end, fill);
     }
-    st = iterator_of(r, (struct list){.items = batches, .n = n}, ret);
-out:
-    return st;
+    return iterator_of(&c->run->arena, batches);
 }
 
-BUILTIN(slice_items)
+static BUILTIN(slice)
 {
-    struct list items;
-    struct value list, *slices;
+    struct list items = value_items(c->run, c->v[0]);
     int64_t number = 0;
-    enum status st;
-    (void)all;
-    CHECK(value_items(r, &v[0], &items));
-    if (!value_as_int(&v[1], &number)) return type_fail("slice wants a whole number", &v[1]);
-    if (number == 0) return status_fail(ST_INVALID, "integer division or modulo by zero");
+    if (!value_as_int(c->v[1], &number)) type_fail(c->run, "slice wants a whole number", c->v[1]);
+    if (number == 0) fail(c->run, "integer division or modulo by zero");
     size_t n = number < 0 ? 0 : (size_t)number, at = 0;
-    CHECK(run_steps(r, n));
-    CHECK(list_make(&r->arena, V_LIST, n, &slices, &list));
-    for (size_t i = 0; i < n; i++) {
-        bool longer = i < items.n % n;
+    run_steps(c->run, n);
+    struct list slices = room_for(c->run, n);
+    while (slices.n < n) {
+        bool longer = slices.n < items.n % n;
         size_t end = at + items.n / n + longer;
-        CHECK(slice_of(r, items.items, at, end, has_fill(&v[2]) && !longer, &v[2], &slices[i]));
+        slices.items[slices.n++] = slice_of(c, items, at, end, arg_given(c, 2) && !longer);
         at = end;
     }
-    st = iterator_of(r, (struct list){.items = slices, .n = n}, ret);
-out:
-    return st;
-}
-
-static enum status name_group(struct run *r, struct value *group)
-{
-    struct list *list = arena_alloc(&r->arena, sizeof *list);
-    if (!list) return ST_NO_MEMORY;
-    *list = *group->list;
-    list->group = true;
-    group->list = list;
-    return ST_OK;
-}
-
-// Pairs of key and items; the key as the first item of its group has it.
-BUILTIN(groupby)
-{
-    struct value list, *items, *keys, *groups, *pair;
-    size_t n, n_groups = 0;
-    enum status st;
-    (void)all;
-    CHECK(copy_items(r, &v[0], &items, &n));
-    keys = arena_array(&r->arena, n, sizeof *keys);
-    if (!keys) return ST_NO_MEMORY;
-    for (size_t i = 0; i < n; i++) CHECK(key_of(r, &items[i], &v[1], &v[2], &v[3], &keys[i]));
-    CHECK(sort_by_keys(r, items, keys, n, false));
-    CHECK(list_make(&r->arena, V_LIST, n, &groups, &list));
-    for (size_t start = 0, end; start < n; start = end) {
-        bool equal = true;
-        for (end = start + 1; end < n; end++) {
-            CHECK(value_equal(r, &keys[start], &keys[end], &equal));
-            if (!equal) break;
-        }
-        CHECK(list_make(&r->arena, V_TUPLE, 2, &pair, &groups[n_groups]));
-        CHECK(get_path(r, &items[start], &v[1], &v[2], &pair[0]));
-        CHECK(slice_of(r, items, start, end, 0, NULL, &pair[1]));
-        CHECK(name_group(r, &groups[n_groups++]));
-    }
-    st = list_of(r, (struct list){.items = groups, .n = n_groups}, ret);
-out:
-    return st;
-}
-
-BUILTIN(sum)
-{
-    struct list items;
-    struct value item, total = given(&v[2]) ? v[2] : value_int(0);
-    enum status st;
-    (void)all;
-    CHECK(value_items(r, &v[0], &items));
-    if (total.kind == V_STRING)
-        return status_fail(ST_INVALID, "sum() can't sum strings [use ''.join(seq) instead]");
-    for (size_t i = 0; i < items.n; i++) {
-        struct value before = total;
-        CHECK(get_path(r, &items.items[i], &v[1], NULL, &item));
-        CHECK(arithmetic(r, T_ADD, &before, &item, &total));
-    }
-    *ret = total;
-out:
-    return st;
+    return iterator_of(&c->run->arena, slices);
 }
 
 // ---- map, select and the like -------------------------------------------------------------------
 
-static enum status no_such_argument(const struct arguments *all)
-{
-    for (int i = 0; i < all->n_named; i++) {
-        const struct string *name = all->named[i].name;
-        if (!string_is(name, "attribute") && !string_is(name, "default"))
-            return status_fail(ST_INVALID, "Unexpected keyword argument '%.*s'",
-                               (int)(name->n_bytes < 100 ? name->n_bytes : 100), name->data);
-    }
-    return ST_OK;
-}
-
 static struct value named(const struct arguments *all, const char *name)
 {
-    for (int i = 0; i < all->n_named; i++)
+    for (size_t i = 0; i < all->n_named; i++)
         if (string_is(all->named[i].name, name)) return all->named[i].value;
     return MISSING;
 }
 
-// What remains behind the first `n` arguments.
-static struct arguments behind(const struct arguments *all, int n)
+// A filter or a test of an item: argument n is its name, those behind it are its own.
+static struct value apply_named(const struct call *c, size_t n, bool is_test, struct value item)
 {
-    return (struct arguments){all->positional + n, all->n_positional - n, all->named, all->n_named};
+    const struct arguments *all = c->all;
+    const char *kind = is_test ? "test" : "filter";
+    const struct string *name = need_string(c->run, all->positional[n], kind);
+    const struct builtin *f = is_test ? test_find(name) : filter_find(name);
+    struct arguments behind = {all->positional + n + 1, all->n_positional - n - 1, all->named,
+                               all->n_named};
+    if (!f) fail(c->run, "No %s named '%.*s'.", kind, SHOWN(name));
+    return builtin_invoke(c->run, f, item, &behind);
 }
 
-static enum status map_item(struct run *r, const struct value *item, const struct arguments *all,
-                            struct value *ret)
+static struct value map_item(const struct call *c, struct value item)
 {
-    struct value attribute = named(all, "attribute"), otherwise = named(all, "default");
-    const struct string *filter;
-    if (all->n_positional == 0 && given(&attribute)) {
-        enum status st = no_such_argument(all);
-        return st == ST_OK ? get_path(r, item, &attribute, &otherwise, ret) : st;
-    }
-    if (all->n_positional == 0) return status_fail(ST_INVALID, "map requires a filter argument");
-    enum status st = need_string(&all->positional[0], "the name of a filter", &filter);
-    struct arguments rest = behind(all, 1);
-    return st == ST_OK ? filter_apply(r, filter, item, &rest, ret) : st;
+    const struct arguments *all = c->all;
+    struct value attribute = named(all, "attribute");
+    if (all->n_positional > 0) return apply_named(c, 0, false, item);
+    if (!given(attribute)) fail(c->run, "map requires a filter argument");
+    for (size_t i = 0; i < all->n_named; i++)
+        if (string_word(all->named[i].name, "attribute default") < 0)
+            fail(c->run, "Unexpected keyword argument '%.*s'", SHOWN(all->named[i].name));
+    return get_path(c->run, item, attribute, named(all, "default"));
 }
 
-BUILTIN(map_items)
+static BUILTIN(map)
 {
-    struct list items, none = {.n = 0};
-    struct value *mapped;
-    bool any;
-    enum status st;
-    CHECK(value_truth(r, &v[0], &any));
-    if (!any) return iterator_of(r, none, ret);
-    CHECK(value_items(r, &v[0], &items));
-    mapped = arena_array(&r->arena, items.n, sizeof *mapped);
-    if (!mapped) return ST_NO_MEMORY;
-    for (size_t i = 0; i < items.n; i++) CHECK(map_item(r, &items.items[i], all, &mapped[i]));
-    st = iterator_of(r, (struct list){.items = mapped, .n = items.n}, ret);
-out:
-    return st;
+    struct list mapped = {.n = 0};
+    if (value_truth(c->run, c->v[0])) mapped = items_copy(c->run, c->v[0]);
+    for (size_t i = 0; i < mapped.n; i++) mapped.items[i] = map_item(c, mapped.items[i]);
+    return iterator_of(&c->run->arena, mapped);
 }
 
-static enum status is_selected(struct run *r, const struct value *item, const struct arguments *all,
-                               int off, bool *ret)
-{
-    const struct string *test;
-    if (all->n_positional <= off) return value_truth(r, item, ret);
-    enum status st = need_string(&all->positional[off], "the name of a test", &test);
-    struct arguments rest = behind(all, off + 1);
-    return st == ST_OK ? test_apply(r, test, item, &rest, ret) : st;
-}
+enum { REJECT = 1, BY_ATTRIBUTE = 2 };
 
-static enum status select_items(struct run *r, const struct value *v, const struct arguments *all,
-                                bool by_attribute, bool wanted, struct value *ret)
+static bool is_selected(const struct call *c, struct value item)
 {
-    struct list items, none = {.n = 0};
-    struct value *kept, of;
     size_t n = 0;
-    bool any;
-    enum status st;
-    CHECK(value_truth(r, &v[0], &any));
-    if (!any) return iterator_of(r, none, ret);
-    if (by_attribute && all->n_positional == 0)
-        return status_fail(ST_INVALID, "Missing parameter for attribute name");
-    CHECK(value_items(r, &v[0], &items));
-    kept = arena_array(&r->arena, items.n, sizeof *kept);
-    if (!kept) return ST_NO_MEMORY;
-    for (size_t i = 0; i < items.n; i++) {
-        bool selected = false;
-        of = items.items[i];
-        if (by_attribute) CHECK(get_path(r, &items.items[i], &all->positional[0], NULL, &of));
-        CHECK(is_selected(r, &of, all, by_attribute, &selected));
-        if (selected == wanted) kept[n++] = items.items[i];
+    if (c->function->which & BY_ATTRIBUTE)
+        item = get_path(c->run, item, c->all->positional[n++], MISSING);
+    if (c->all->n_positional == n) return value_truth(c->run, item);
+    return apply_named(c, n, true, item).truth;
+}
+
+// which: REJECT, BY_ATTRIBUTE
+static BUILTIN(select_items)
+{
+    struct list items = {.n = 0};
+    if (value_truth(c->run, c->v[0])) {
+        if (c->function->which & BY_ATTRIBUTE && c->all->n_positional == 0)
+            fail(c->run, "Missing parameter for attribute name");
+        items = items_copy(c->run, c->v[0]);
     }
-    st = iterator_of(r, (struct list){.items = kept, .n = n}, ret);
-out:
-    return st;
+    struct list kept = {.items = items.items};
+    for (size_t i = 0; i < items.n; i++)
+        if (is_selected(c, items.items[i]) != (c->function->which & REJECT))
+            kept.items[kept.n++] = items.items[i];
+    return iterator_of(&c->run->arena, kept);
 }
-
-BUILTIN(select_items_passing)
-{
-    return select_items(r, v, all, false, true, ret);
-}
-
-BUILTIN(reject_items)
-{
-    return select_items(r, v, all, false, false, ret);
-}
-
-BUILTIN(select_by_attribute)
-{
-    return select_items(r, v, all, true, true, ret);
-}
-
-BUILTIN(reject_by_attribute)
-{
-    return select_items(r, v, all, true, false, ret);
-}
-
-BUILTIN(dict_items)
-{
-    struct value view;
-    struct list pairs = {.n = 0};
-    enum status st = ST_OK;
-    (void)all;
-    if (v[0].kind != V_UNDEFINED && v[0].kind != V_DICT)
-        return status_fail(ST_INVALID, "Can only get item pairs from a mapping.");
-    if (v[0].kind == V_DICT) CHECK(call_method(r, &v[0], "items", NULL, 0, &view));
-    if (v[0].kind == V_DICT) CHECK(value_items(r, &view, &pairs));
-    st = iterator_of(r, pairs, ret);
-out:
-    return st;
-}
-
-LAZY(unique, unique_items)
-LAZY(batch, batch_items)
-LAZY(slice, slice_items)
-LAZY(map, map_items)
-LAZY(select_passing, select_items_passing)
-LAZY(reject, reject_items)
-LAZY(selectattr, select_by_attribute)
-LAZY(rejectattr, reject_by_attribute)
-LAZY(items, dict_items)
 
 const struct builtin list_filters[] = {
-    {"first", first, "", 0},
-    {"last", last, "", 0},
-    {"length", length, "", 0},
-    {"count", length, "", 0},
-    {"list", list, "", 0},
-    {"reverse", reverse, "", 0},
-    {"join", join, "d attribute", 0},
-    {"sort", sort, "reverse case_sensitive attribute", 0},
-    {"dictsort", dictsort, "case_sensitive by reverse", 0},
-    {"min", least, "case_sensitive attribute", 0},
-    {"max", most, "case_sensitive attribute", 0},
-    {"unique", unique, "case_sensitive attribute", 0},
-    {"batch", batch, "linecount fill_with", 1},
-    {"slice", slice, "slices fill_with", 1},
-    {"groupby", groupby, "attribute default case_sensitive", 1},
-    {"sum", sum, "attribute start", 0},
-    {"map", map, NULL, 0},
-    {"select", select_passing, NULL, 0},
-    {"reject", reject, NULL, 0},
-    {"selectattr", selectattr, NULL, 0},
-    {"rejectattr", rejectattr, NULL, 0},
-    {"items", items, "", 0},
+    {"first", first, 0, "", 0},
+    {"last", last, 0, "", 0},
+    {"length", length, 0, "", 0},
+    {"count", length, 0, "", 0},
+    {"list", list, 0, "", 0},
+    {"reverse", reverse, 0, "", 0},
+    {"join", join, 0, "d attribute", 0},
+    {"sum", sum, 0, "attribute start", 0},
+    {"items", items, 0, "~", 0},
+    {"batch", batch, 0, "~linecount fill_with", 1},
+    {"slice", slice, 0, "~slices fill_with", 1},
+    {"map", map, 0, "~*", 0},
+    {"select", select_items, 0, "~*", 0},
+    {"reject", select_items, REJECT, "~*", 0},
+    {"selectattr", select_items, BY_ATTRIBUTE, "~*", 0},
+    {"rejectattr", select_items, BY_ATTRIBUTE | REJECT, "~*", 0},
+    {.name = NULL},
 };
-const size_t n_list_filters = sizeof list_filters / sizeof *list_filters;

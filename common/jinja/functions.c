@@ -1,145 +1,109 @@
 /* functions.c: the functions that a template finds without being given them. One thread. */
-#include "common/jinja/filters.h"
-#include <stdio.h>
+#include "common/jinja/run.h"
 
-BUILTIN(raise_exception)
+static BUILTIN(raise_exception)
 {
-    struct value text;
-    (void)all, (void)ret;
-    enum status st = value_str(r, &v[1], &text);
-    if (st != ST_OK) return st;
-    size_t n = text.string->n_bytes;
-    return status_fail(ST_INVALID, "%.*s", (int)(n < 1500 ? n : 1500), text.string->data);
+    const struct string *text = value_str(c->run, c->v[1]).string;
+    size_t n = text->n_bytes;
+    fail(c->run, "%.*s", (int)(n < 1500 ? n : 1500), text->data);
 }
 
-BUILTIN(range)
+static BUILTIN(range)
 {
     int64_t bound[3] = {0, 0, 1};
-    (void)all;
     for (int i = 0; i < 3; i++)
-        if (given(&v[i + 1]) && !value_as_int(&v[i + 1], &bound[i]))
-            return type_fail("range() wants whole numbers", &v[i + 1]);
-    if (!given(&v[2])) return range_make(r, 0, bound[0], 1, ret);
-    return range_make(r, bound[0], bound[1], bound[2], ret);
+        if (given(c->v[i + 1]) && !value_as_int(c->v[i + 1], &bound[i]))
+            type_fail(c->run, "range() wants whole numbers", c->v[i + 1]);
+    if (!given(c->v[2])) return range_make(c->run, 0, bound[0], 1);
+    return range_make(c->run, bound[0], bound[1], bound[2]);
 }
 
-// What dict() takes: a dict or pairs, and names.
-static enum status fill_dict(struct run *r, const struct arguments *all, struct dict *d)
+// What dict() takes first: a dict or pairs.
+static void add_pairs(struct run *r, struct value from, struct dict *d)
 {
-    struct list pairs, pair;
-    enum status st = ST_OK;
+    if (from.kind == V_DICT) from = dict_view(r, from.dict, VIEW_ITEMS);
+    struct list pairs = value_items(r, from);
+    for (size_t i = 0; i < pairs.n; i++) {
+        struct list pair = value_items(r, pairs.items[i]);
+        if (pair.n != 2)
+            fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required", i,
+                 pair.n);
+        dict_set(r, d, pair.items[0], pair.items[1]);
+    }
+}
+
+static BUILTIN(dict)
+{
+    const struct arguments *all = c->all;
+    struct value d = dict_new(&c->run->arena, 4);
     if (all->n_positional > 1)
-        return status_fail(ST_INVALID, "dict expected at most 1 argument, got %d",
-                           all->n_positional);
-    if (all->n_positional == 1) {
-        struct value from = all->positional[0];
-        if (from.kind == V_DICT)
-            CHECK(call_method(r, &all->positional[0], "items", NULL, 0, &from));
-        CHECK(value_items(r, &from, &pairs));
-        for (size_t i = 0; i < pairs.n; i++) {
-            CHECK(value_items(r, &pairs.items[i], &pair));
-            if (pair.n != 2)
-                return status_fail(ST_INVALID,
-                                   "dictionary update sequence element #%zu has length "
-                                   "%zu; 2 is required",
-                                   i, pair.n);
-            CHECK(dict_set(r, d, &pair.items[0], pair.items[1]));
-        }
-    }
-    for (int i = 0; i < all->n_named; i++) {
-        struct value name = value_string(all->named[i].name);
-        CHECK(dict_set(r, d, &name, all->named[i].value));
-    }
-out:
-    return st;
+        fail(c->run, "dict expected at most 1 argument, got %zu", all->n_positional);
+    if (all->n_positional == 1) add_pairs(c->run, all->positional[0], d.dict);
+    for (size_t i = 0; i < all->n_named; i++)
+        dict_set(c->run, d.dict, value_string(all->named[i].name), all->named[i].value);
+    return d;
 }
 
-BUILTIN(dict)
+static BUILTIN(namespace)
 {
-    struct value d;
-    (void)v;
-    enum status st = dict_make(&r->arena, 4, &d);
-    if (st == ST_OK) st = fill_dict(r, all, d.dict);
-    *ret = d;
-    return st;
-}
-
-BUILTIN(namespace)
-{
-    enum status st = dict(r, v, all, ret);
-    for (size_t i = 0; st == ST_OK && i < ret->dict->n; i++) {
-        const struct value *key = &ret->dict->entries[i].key;
-        if (key->kind == V_STRING && key->string->n_bytes > 0 && key->string->data[0] == '_')
-            st = status_fail(ST_INVALID, "Chat templates cannot store underscore-prefixed "
-                                         "attributes on a namespace");
+    struct value space = dict(c);
+    for (size_t i = 0; i < space.dict->n; i++) {
+        struct value key = space.dict->entries[i].key;
+        if (key.kind == V_STRING && key.string->n_bytes > 0 && key.string->data[0] == '_')
+            fail(c->run,
+                 "Chat templates cannot store underscore-prefixed attributes on a namespace");
     }
-    ret->kind = V_NAMESPACE;
-    return st;
+    space.kind = V_NAMESPACE;
+    return space;
 }
 
-static enum status make_cycler(struct run *r, enum value_kind kind, struct list items,
-                               struct value *ret)
+static struct value cycler_new(struct run *r, enum value_kind kind, struct list items)
 {
     struct cycler *cycler = arena_alloc(&r->arena, sizeof *cycler);
-    if (!cycler) return ST_NO_MEMORY;
     cycler->items = items;
-    *ret = value_of(.kind = kind, .cycler = cycler);
-    return ST_OK;
+    return value_of(.kind = kind, .cycler = cycler);
 }
 
-BUILTIN(cycler)
+static BUILTIN(cycler)
 {
-    (void)v;
-    if (all->n_positional == 0)
-        return status_fail(ST_INVALID, "at least one item has to be provided");
-    if (all->n_named > 0) return status_fail(ST_INVALID, "cycler() takes no keyword arguments");
-    return make_cycler(
-        r, V_CYCLER, (struct list){.items = all->positional, .n = (size_t)all->n_positional}, ret);
+    const struct arguments *all = c->all;
+    if (all->n_positional == 0) fail(c->run, "at least one item has to be provided");
+    if (all->n_named > 0) fail(c->run, "cycler() takes no keyword arguments");
+    struct list items = {.items = (struct value *)all->positional, .n = all->n_positional};
+    return cycler_new(c->run, V_CYCLER, items);
 }
 
-BUILTIN(joiner)
+static BUILTIN(joiner)
 {
-    struct value separator, *items;
-    enum status st;
-    (void)all;
-    CHECK(list_make(&r->arena, V_LIST, 1, &items, &separator));
-    items[0] = v[1];
-    if (!given(&v[1])) CHECK(string_puts(&r->arena, ", ", &items[0]));
-    st = make_cycler(r, V_JOINER, *separator.list, ret);
-out:
-    return st;
+    struct value separator = list_new(&c->run->arena, V_LIST, 1);
+    separator.list->items[0] = given(c->v[1]) ? c->v[1] : string_of(&c->run->arena, ", ");
+    return cycler_new(c->run, V_JOINER, *separator.list);
 }
 
-BUILTIN(lipsum)
+static BUILTIN(lipsum)
 {
-    (void)r, (void)v, (void)all, (void)ret;
-    return status_fail(ST_UNSUPPORTED, "lipsum() is not supported");
+    arena_fail(&c->run->arena, ST_UNSUPPORTED, "lipsum() is not supported");
 }
 
 // ---- the clock ----------------------------------------------------------------------------------
 
-static void put_time(const struct run *r, const struct tm *tm, long microseconds, const char *item,
-                     struct bytes *to)
+static void put_time(struct run *r, const struct tm *tm, long microseconds, const char *item)
 {
-    char text[300];
-    char last = item[strlen(item) - 1];
-    if (strcmp(item, "%f") == 0) {
-        snprintf(text, sizeof text, "%06ld", microseconds);
-        run_puts(r, to, text);
-    } else if (last != 'z' && last != 'Z') { // a time without a zone
-        size_t n = strftime(text, sizeof text, item, tm);
-        run_put(r, to, text, n);
-    }
+    char text[300], last = item[strlen(item) - 1];
+    if (strcmp(item, "%f") == 0)
+        run_printf(r, "%06ld", microseconds);
+    else if (last != 'z' && last != 'Z') // a time without a zone
+        run_put(r, text, strftime(text, sizeof text, item, tm));
 }
 
 // strftime item by item: "%", flags ("-", "_", "0", "^", "#"), a width, one letter.
-static void put_strftime(const struct run *r, const struct string *format, const struct tm *tm,
-                         long microseconds, struct bytes *to)
+static void put_strftime(struct run *r, const struct string *format, const struct tm *tm,
+                         long microseconds)
 {
     const char *at = format->data, *end = at + format->n_bytes;
     while (at < end) {
         const char *mark = memchr(at, '%', (size_t)(end - at));
-        run_put(r, to, at, (size_t)((mark ? mark : end) - at));
+        run_put(r, at, (size_t)((mark ? mark : end) - at));
         if (!mark) return;
         char item[12];
         size_t n = 1;
@@ -148,43 +112,40 @@ static void put_strftime(const struct run *r, const struct string *format, const
         memcpy(item, mark, n);
         item[n] = 0;
         if (n > 1 && strlen(item) == n)
-            put_time(r, tm, microseconds, item, to);
+            put_time(r, tm, microseconds, item);
         else
-            run_put(r, to, mark, n);
+            run_put(r, mark, n);
         at = mark + n;
     }
 }
 
-BUILTIN(strftime_now)
+static BUILTIN(strftime_now)
 {
-    const struct string *format;
-    struct bytes text = BYTES_INIT;
+    const struct string *format = arg_string(c, 1);
     struct timespec now = {0, 0};
     struct tm tm;
-    (void)all;
-    enum status st = need_string(&v[1], "the format of strftime_now", &format);
-    if (st != ST_OK) return st;
-    if (r->now) {
-        tm = *r->now;
-    } else if (clock_gettime(CLOCK_REALTIME, &now) != 0 || !localtime_r(&now.tv_sec, &tm)) {
-        return status_fail(ST_IO, "the clock cannot be read");
-    }
-    put_strftime(r, format, &tm, now.tv_nsec / 1000, &text);
-    return run_take(r, ST_OK, &text, ret);
+    if (c->run->now)
+        tm = *c->run->now;
+    else if (clock_gettime(CLOCK_REALTIME, &now) != 0 || !localtime_r(&now.tv_sec, &tm))
+        arena_fail(&c->run->arena, ST_IO, "the clock cannot be read");
+    size_t text = text_begin(c->run);
+    put_strftime(c->run, format, &tm, now.tv_nsec / 1000);
+    return text_end(c->run, text, false);
 }
 
 static const struct builtin functions[] = {
-    {"raise_exception", raise_exception, "message", 1},
-    {"strftime_now", strftime_now, "format", 1},
-    {"range", range, "/start stop step", 1},
-    {"dict", dict, NULL, 0},
-    {"namespace", namespace, NULL, 0},
-    {"cycler", cycler, NULL, 0},
-    {"joiner", joiner, "sep", 0},
-    {"lipsum", lipsum, NULL, 0},
+    {"raise_exception", raise_exception, 0, "message", 1},
+    {"strftime_now", strftime_now, 0, "format", 1},
+    {"range", range, 0, "/start stop step", 1},
+    {"dict", dict, 0, "*", 0},
+    {"namespace", namespace, 0, "*", 0},
+    {"cycler", cycler, 0, "*", 0},
+    {"joiner", joiner, 0, "sep", 0},
+    {"lipsum", lipsum, 0, "*", 0},
+    {.name = NULL},
 };
 
 const struct builtin *function_find(const struct string *name)
 {
-    return builtin_find(functions, sizeof functions / sizeof *functions, name);
+    return builtin_find(functions, name);
 }

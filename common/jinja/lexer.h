@@ -4,7 +4,7 @@
 
 #include "common/jinja/value.h"
 
-// name, how it is called in errors
+// name, what errors call it
 #define TOKEN_TABLE(X)                                                                             \
     X(T_END, "end of template")                                                                    \
     X(T_DATA, "template data")                                                                     \
@@ -62,9 +62,18 @@ struct token_stream {
 
 const char *token_words(enum token_type type);
 
-// Errors begin with the place: "line 3, column 7: ".
-enum status lexer_run(struct arena *a, const char *text, size_t len, struct token_stream *ret);
-enum status place_error(int line, int column, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+// Fails where a token is none, with a sentence that begins with the place: "line 3, column 7: ".
+struct token_stream lexer_run(struct arena *a, const char *text, size_t len);
+_Noreturn void place_fail(struct arena *a, int line, int column, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+// ---- literal.c: numbers and strings -------------------------------------------------------------
+
+// A literal that begins at `at`: its value, and the place behind it; or in *ret_wrong what is wrong
+// with it.
+size_t literal_number(const char *s, size_t len, size_t at, struct value *ret,
+                      const char **ret_wrong);
+size_t literal_string(struct arena *a, const char *s, size_t len, size_t at, struct value *ret,
+                      const char **ret_wrong);
 
 #endif

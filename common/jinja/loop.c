@@ -12,82 +12,63 @@ struct loop {
     bool tested;                           // the test has been asked of all that remain
     int64_t index0, length, depth0;        // length -1: not known yet
     struct value previous, current, after; // after: looked ahead; V_MISSING: not, or none
-    bool looked_ahead;
-    struct value last_changed; // V_MISSING: changed() was not called yet
+    struct value last_changed;             // V_MISSING: changed() was not called yet
 };
 
 // ---- taking items -------------------------------------------------------------------------------
 
-static enum status passes(struct loop *l, struct value item, bool *ret)
+static bool passes(struct loop *l, struct value item)
 {
     struct scope scope = {.outer = l->scope};
-    struct value truth;
-    enum status st;
-    *ret = true;
-    if (!l->node->c || l->tested) return ST_OK;
-    CHECK(scope_assign(l->run, &scope, l->node->a, item));
-    CHECK(jinja_evaluate(l->run, &scope, l->node->c, &truth));
-    CHECK(value_truth(l->run, &truth, ret));
-out:
-    return st;
+    if (!l->node->c || l->tested) return true;
+    scope_assign(l->run, &scope, l->node->a, item);
+    return jinja_evaluate_truth(l->run, &scope, l->node->c);
 }
 
 // V_MISSING: there is none.
-static enum status take(struct loop *l, struct value *ret)
+static struct value take(struct loop *l)
 {
-    enum status st = ST_OK;
-    bool good = false;
-    *ret = MISSING;
-    while (st == ST_OK && !good && l->at < l->items.n) {
+    while (l->at < l->items.n) {
         struct value item = l->items.items[l->at++];
-        st = run_steps(l->run, 1);
-        if (st == ST_OK) st = passes(l, item, &good);
-        if (good) *ret = item;
+        run_steps(l->run, 1);
+        if (passes(l, item)) return item;
     }
-    return st;
+    return MISSING;
 }
 
-static enum status look_ahead(struct loop *l)
+static struct value look_ahead(struct loop *l)
 {
-    if (l->looked_ahead && given(&l->after)) return ST_OK;
-    l->looked_ahead = true;
-    return take(l, &l->after);
+    if (!given(l->after)) l->after = take(l);
+    return l->after;
 }
 
-static enum status advance(struct loop *l, struct value *ret)
+static bool advance(struct loop *l)
 {
-    enum status st = ST_OK;
-    if (l->looked_ahead && given(&l->after))
-        *ret = l->after;
-    else
-        st = take(l, ret);
-    l->looked_ahead = false;
+    struct value item = look_ahead(l);
     l->after = MISSING;
-    return st;
+    if (!given(item)) return false;
+    l->index0++;
+    l->previous = l->current;
+    l->current = item;
+    return true;
 }
 
 // With a test, what remains is asked now.
-enum status loop_length(struct run *r, struct loop *l, int64_t *ret)
+int64_t loop_length(struct loop *l)
 {
-    enum status st = ST_OK;
-    if (l->length < 0 && (!l->node->c || l->tested)) l->length = (int64_t)l->items.n;
-    if (l->length < 0) {
-        struct value list, *items, item;
+    if (l->length >= 0) return l->length;
+    if (l->node->c && !l->tested) {
+        struct value *items = arena_array(&l->run->arena, l->items.n - l->at, sizeof *items);
         size_t n = 0;
-        CHECK(list_make(&r->arena, V_LIST, l->items.n - l->at, &items, &list));
-        for (;;) {
-            CHECK(take(l, &item));
-            if (!given(&item)) break;
-            items[n++] = item;
-        }
-        l->length = (int64_t)n + l->index0 + 1 + (l->looked_ahead && given(&l->after));
+        for (struct value item; given(item = take(l));) items[n++] = item;
+        l->length = (int64_t)n + l->index0 + 1 + given(l->after);
         l->items = (struct list){.items = items, .n = n};
         l->at = 0;
         l->tested = true;
+    } else {
+        l->length = (int64_t)l->items.n;
     }
-    *ret = l->length;
-out:
-    return st;
+    return l->length;
 }
 
 int64_t loop_index(const struct loop *l)
@@ -97,124 +78,82 @@ int64_t loop_index(const struct loop *l)
 
 // ---- loop.x -------------------------------------------------------------------------------------
 
-static enum status neighbour(struct loop *l, bool next, struct value *ret)
+struct value loop_attribute(struct loop *l, const struct string *name)
 {
-    enum status st = next ? look_ahead(l) : ST_OK;
-    *ret = next ? l->after : l->previous;
-    if (st == ST_OK && !given(ret))
-        st = undefined_make(l->run, next ? "there is no next item" : "there is no previous item",
-                            NULL, MISSING, ret);
-    return st;
+    if (string_is(name, "index")) return value_int(l->index0 + 1);
+    if (string_is(name, "index0")) return value_int(l->index0);
+    if (string_is(name, "first")) return value_bool(l->index0 == 0);
+    if (string_is(name, "last")) return value_bool(!given(look_ahead(l)));
+    if (string_is(name, "length")) return value_int(loop_length(l));
+    if (string_is(name, "revindex")) return value_int(loop_length(l) - l->index0);
+    if (string_is(name, "revindex0")) return value_int(loop_length(l) - l->index0 - 1);
+    if (string_is(name, "depth")) return value_int(l->depth0 + 1);
+    if (string_is(name, "depth0")) return value_int(l->depth0);
+    if (string_is(name, "previtem"))
+        return given(l->previous) ? l->previous
+                                  : undefined_because(l->run, "there is no previous item");
+    if (string_is(name, "nextitem"))
+        return given(look_ahead(l)) ? l->after : undefined_because(l->run, "there is no next item");
+    return MISSING;
 }
 
-enum status loop_attribute(struct run *r, struct loop *l, const struct string *name,
-                           struct value *ret)
+BUILTIN(loop_changed)
 {
-    int64_t length;
-    enum status st = ST_OK;
-    *ret = MISSING;
-    if (string_is(name, "index")) {
-        *ret = value_int(l->index0 + 1);
-    } else if (string_is(name, "index0")) {
-        *ret = value_int(l->index0);
-    } else if (string_is(name, "first")) {
-        *ret = value_bool(l->index0 == 0);
-    } else if (string_is(name, "last")) {
-        st = look_ahead(l);
-        *ret = value_bool(!given(&l->after));
-    } else if (string_is(name, "length")) {
-        st = loop_length(r, l, &length);
-        *ret = value_int(length);
-    } else if (string_is(name, "revindex") || string_is(name, "revindex0")) {
-        st = loop_length(r, l, &length);
-        *ret = value_int(length - l->index0 - string_is(name, "revindex0"));
-    } else if (string_is(name, "previtem") || string_is(name, "nextitem")) {
-        st = neighbour(l, string_is(name, "nextitem"), ret);
-    } else if (string_is(name, "depth") || string_is(name, "depth0")) {
-        *ret = value_int(l->depth0 + string_is(name, "depth"));
-    }
-    return st;
-}
-
-enum status loop_changed(struct run *r, struct loop *l, const struct arguments *arguments,
-                         struct value *ret)
-{
-    struct value now, *items;
-    bool same = false;
-    size_t n = (size_t)arguments->n_positional;
-    enum status st = list_make(&r->arena, V_TUPLE, n, &items, &now);
-    if (st != ST_OK) return st;
-    if (n > 0) memcpy(items, arguments->positional, n * sizeof *items);
-    if (given(&l->last_changed)) st = value_equal(r, &l->last_changed, &now, &same);
+    struct loop *l = c->v[0].loop;
+    struct value now = list_new(&c->run->arena, V_TUPLE, c->all->n_positional);
+    for (size_t i = 0; i < now.list->n; i++) now.list->items[i] = c->all->positional[i];
+    bool same = given(l->last_changed) && value_equal(c->run, l->last_changed, now);
     l->last_changed = now;
-    *ret = value_bool(!same);
-    return st;
+    return value_bool(!same);
 }
 
-enum status loop_call(struct run *r, struct loop *l, const struct arguments *arguments,
-                      struct value *ret)
+BUILTIN(loop_cycle)
 {
-    struct bytes text = BYTES_INIT, *out = r->out;
+    size_t n = c->all->n_positional;
+    if (n == 0) fail(c->run, "no items for cycling given");
+    return c->all->positional[(size_t)c->v[0].loop->index0 % n];
+}
+
+struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
+{
     if (!l->node->op)
-        return status_fail(ST_INVALID, "The loop must have the 'recursive' marker to be called "
-                                       "recursively.");
+        fail(r, "The loop must have the 'recursive' marker to be called recursively.");
     if (arguments->n_positional != 1 || arguments->n_named > 0)
-        return status_fail(ST_INVALID, "a recursive loop is called with one list");
-    r->out = &text;
-    enum status st = loop_render(r, l->scope, l->node, &arguments->positional[0], l->depth0 + 1);
-    r->out = out;
-    return run_take(r, st, &text, ret);
+        fail(r, "a recursive loop is called with one list");
+    size_t text = text_begin(r);
+    loop_render(r, l->scope, l->node, arguments->positional[0], l->depth0 + 1);
+    return text_end(r, text, false);
 }
 
 // ---- the loop -----------------------------------------------------------------------------------
 
 // Each time round has a scope of its own: what it sets is gone with it.
-static enum status render_item(struct run *r, struct scope *outer, struct loop *l,
-                               const struct string *name, struct value item)
+static void render_item(struct run *r, struct scope *outer, struct loop *l,
+                        const struct string *name)
 {
-    enum status st;
-    struct scope *scope = arena_alloc(&r->arena, sizeof *scope); // a macro may keep it
-    if (!scope) return ST_NO_MEMORY;
-    scope->outer = outer;
-    CHECK(scope_set(r, scope, name, value_of(.kind = V_LOOP, .loop = l)));
-    CHECK(scope_assign(r, scope, l->node->a, item));
-    CHECK(jinja_render_body(r, scope, &l->node->body));
-out:
-    return st;
+    struct scope *scope = scope_new(r, outer);
+    scope_set(r, scope, name, value_of(.kind = V_LOOP, .loop = l));
+    scope_assign(r, scope, l->node->a, l->current);
+    jinja_render_body(r, scope, &l->node->body);
 }
 
-enum status loop_render(struct run *r, struct scope *scope, const struct node *node,
-                        const struct value *iterable, int64_t depth0)
+void loop_render(struct run *r, struct scope *scope, const struct node *node, struct value iterable,
+                 int64_t depth0)
 {
-    struct value name, item;
-    bool completed = false;
-    enum status st;
+    bool completed = false, stop = false;
     struct loop *l = arena_alloc(&r->arena, sizeof *l);
-    if (!l) return ST_NO_MEMORY;
     *l = (struct loop){
         .run = r, .scope = scope, .node = node, .index0 = -1, .length = -1, .depth0 = depth0};
-    CHECK(run_deeper(r));
-    CHECK(value_items(r, iterable, &l->items));
-    CHECK(string_puts(&r->arena, "loop", &name));
-    for (;;) {
-        CHECK(advance(l, &item));
-        if (!given(&item)) break;
-        l->index0++;
-        l->previous = l->current;
-        l->current = item;
-        CHECK(render_item(r, scope, l, name.string, item));
-        bool stop = r->flow == FLOW_BREAK;
+    run_deeper(r);
+    l->items = value_items(r, iterable);
+    const struct string *name = string_of(&r->arena, "loop").string;
+    while (!stop && advance(l)) {
+        render_item(r, scope, l, name);
+        stop = r->flow == FLOW_BREAK;
         completed |= r->flow == FLOW_ON;
         r->flow = FLOW_ON;
-        if (stop) break;
     }
-    if (!completed) { // no round went to its end, be it for a break: so it is in Jinja
-        struct scope *otherwise = arena_alloc(&r->arena, sizeof *otherwise);
-        if (!otherwise) return ST_NO_MEMORY;
-        otherwise->outer = scope;
-        CHECK(jinja_render_body(r, otherwise, &node->items));
-    }
+    // no round went to its end, be it for a break: so it is in Jinja
+    if (!completed) jinja_render_body(r, scope_new(r, scope), &node->items);
     r->depth--;
-out:
-    return st;
 }

@@ -1,188 +1,186 @@
-/* methods.c: the methods of lists, dicts, ranges, numbers, loops, cyclers, and which value has
- * which. Those that would change a list or a dict are not here: Jinja's sandbox forbids them
- * (attribute.c). One thread. */
-#include "common/jinja/methods_string.h"
+/* methods.c: which value has which methods, and those of lists, dicts, numbers and cyclers. Those
+ * that would change a list or a dict are not here: Jinja's sandbox forbids them (attribute.c). One
+ * thread. */
+#include "common/jinja/strings.h"
+#include "common/jinja/text.h"
 #include <math.h>
+
+// ---- strings ------------------------------------------------------------------------------------
+
+static BUILTIN(format)
+{
+    return format_braces(c->run, c->v[0].string, c->all);
+}
+
+static BUILTIN(format_map)
+{
+    if (c->v[1].kind != V_DICT) type_fail(c->run, "format_map() wants a mapping", c->v[1]);
+    const struct dict *d = c->v[1].dict;
+    struct named_value *named = arena_array(&c->run->arena, d->n, sizeof *named);
+    struct arguments arguments = {.named = named};
+    for (size_t i = 0; i < d->n; i++)
+        if (d->entries[i].key.kind == V_STRING)
+            named[arguments.n_named++] =
+                (struct named_value){d->entries[i].key.string, d->entries[i].value};
+    return format_braces(c->run, c->v[0].string, &arguments);
+}
+
+static BUILTIN(not_supported)
+{
+    arena_fail(&c->run->arena, ST_UNSUPPORTED, "this method of strings is not supported");
+}
+
+static const struct builtin string_methods[] = {
+    {"capitalize", string_cased, CASE_CAPITALIZE, "", 0},
+    {"casefold", string_cased, CASE_FOLD, "", 0},
+    {"center", string_pad, PAD_LEFT | PAD_RIGHT, "/width fillchar", 1},
+    {"count", string_count, 0, "/sub start end", 1},
+    {"encode", not_supported, 0, "*", 0},
+    {"endswith", string_affix, AT_END, "/suffix start end", 1},
+    {"expandtabs", string_expandtabs, 0, "tabsize", 0},
+    {"find", string_find, 0, "/sub start end", 1},
+    {"format", format, 0, "*", 0},
+    {"format_map", format_map, 0, "/mapping", 1},
+    {"index", string_find, FIND_OR_FAIL, "/sub start end", 1},
+    {"isalnum", string_consists_of, TEXT_ALNUM, "", 0},
+    {"isalpha", string_consists_of, TEXT_ALPHA, "", 0},
+    {"isascii", string_consists_of, TEXT_ASCII, "", 0},
+    {"isdecimal", string_consists_of, TEXT_DECIMAL, "", 0},
+    {"isdigit", string_consists_of, TEXT_DIGIT, "", 0},
+    {"isidentifier", string_is_identifier, 0, "", 0},
+    {"islower", string_has_case, CASE_LOWER, "", 0},
+    {"isnumeric", string_consists_of, TEXT_NUMERIC, "", 0},
+    {"isprintable", string_consists_of, TEXT_PRINTABLE, "", 0},
+    {"isspace", string_consists_of, TEXT_SPACE, "", 0},
+    {"istitle", string_has_case, CASE_TITLE, "", 0},
+    {"isupper", string_has_case, CASE_UPPER, "", 0},
+    {"join", string_join, 0, "/iterable", 1},
+    {"ljust", string_pad, PAD_RIGHT, "/width fillchar", 1},
+    {"lower", string_cased, CASE_LOWER, "", 0},
+    {"lstrip", string_strip, STRIP_LEFT, "/chars", 0},
+    {"maketrans", not_supported, 0, "*", 0},
+    {"partition", string_partition, AT_START, "/sep", 1},
+    {"removeprefix", string_remove, AT_START, "/prefix", 1},
+    {"removesuffix", string_remove, AT_END, "/suffix", 1},
+    {"replace", string_replace, 0, "/old new count", 2},
+    {"rfind", string_find, FIND_LAST, "/sub start end", 1},
+    {"rindex", string_find, FIND_LAST | FIND_OR_FAIL, "/sub start end", 1},
+    {"rjust", string_pad, PAD_LEFT, "/width fillchar", 1},
+    {"rpartition", string_partition, AT_END, "/sep", 1},
+    {"rsplit", string_split, AT_END, "sep maxsplit", 0},
+    {"rstrip", string_strip, STRIP_RIGHT, "/chars", 0},
+    {"split", string_split, AT_START, "sep maxsplit", 0},
+    {"splitlines", string_splitlines, 0, "keepends", 0},
+    {"startswith", string_affix, AT_START, "/prefix start end", 1},
+    {"strip", string_strip, STRIP_LEFT | STRIP_RIGHT, "/chars", 0},
+    {"swapcase", string_cased, CASE_SWAP, "", 0},
+    {"title", string_cased, CASE_TITLE, "", 0},
+    {"translate", not_supported, 0, "*", 0},
+    {"upper", string_cased, CASE_UPPER, "", 0},
+    {"zfill", string_zfill, 0, "/width", 1},
+    {.name = NULL},
+};
 
 // ---- lists, tuples, ranges ----------------------------------------------------------------------
 
-METHOD(count)
+static BUILTIN(count)
 {
-    struct list items;
+    struct list items = value_items(c->run, c->v[0]);
     int64_t n = 0;
-    enum status st = value_items(r, &v[0], &items);
-    (void)all;
-    for (size_t i = 0; st == ST_OK && i < items.n; i++) {
-        bool equal;
-        st = value_equal(r, &items.items[i], &v[1], &equal);
-        n += st == ST_OK && equal;
-    }
-    *ret = value_int(n);
-    return st;
+    for (size_t i = 0; i < items.n; i++) n += value_equal(c->run, items.items[i], c->v[1]);
+    return value_int(n);
 }
 
-METHOD(index_of)
+static BUILTIN(index_of)
 {
-    struct list items;
-    enum status st;
-    int64_t n, start = 0, end = INT64_MAX;
-    (void)all;
-    CHECK(value_items(r, &v[0], &items));
-    n = (int64_t)items.n;
-    CHECK(need_int(&v[2], "start", &start));
-    CHECK(need_int(&v[3], "stop", &end));
-    if (start < 0) start = start + n < 0 ? 0 : start + n;
-    if (end < 0) end += n;
-    for (int64_t i = start; i < n && i < end; i++) {
-        bool equal;
-        CHECK(value_equal(r, &items.items[i], &v[1], &equal));
-        *ret = value_int(i);
-        if (equal) return ST_OK;
-    }
-    st = status_fail(ST_INVALID, "the value is not in the %s", value_type(&v[0]));
-out:
-    return st;
+    struct list items = value_items(c->run, c->v[0]);
+    int64_t start, end;
+    arg_window(c, (int64_t)items.n, &start, &end);
+    for (int64_t i = start; i < end; i++)
+        if (value_equal(c->run, items.items[i], c->v[1])) return value_int(i);
+    fail(c->run, "the value is not in the %s", value_type(c->v[0]));
 }
 
-METHOD(copy)
+static BUILTIN(copy)
 {
-    (void)r, (void)all;
-    *ret = v[0]; // nothing changes either
-    return ST_OK;
+    return c->v[0]; // nothing changes either
 }
+
+static const struct builtin tuple_methods[] = {
+    {"count", count, 0, "/value", 1},
+    {"index", index_of, 0, "/value start stop", 1},
+    {.name = NULL},
+};
+static const struct builtin list_methods[] = {
+    {"count", count, 0, "/value", 1},
+    {"index", index_of, 0, "/value start stop", 1},
+    {"copy", copy, 0, "", 0},
+    {.name = NULL},
+};
 
 // ---- dicts --------------------------------------------------------------------------------------
 
-METHOD(get)
+static BUILTIN(get)
 {
-    (void)all;
-    enum status st = dict_find(r, v[0].dict, &v[1], ret);
-    if (st == ST_OK && !given(ret)) *ret = given(&v[2]) ? v[2] : NONE;
-    return st;
+    struct value v = dict_find(c->run, c->v[0].dict, c->v[1]);
+    return given(v) ? v : given(c->v[2]) ? c->v[2] : NONE;
 }
 
-static enum status view(struct run *r, const struct value *v, enum view_of of, struct value *ret)
+static BUILTIN(view)
 {
-    struct view *view = arena_alloc(&r->arena, sizeof *view);
-    if (!view) return ST_NO_MEMORY;
-    *view = (struct view){of, v[0].dict};
-    *ret = value_of(.kind = V_VIEW, .view = view);
-    return ST_OK;
+    return dict_view(c->run, c->v[0].dict, (enum view_of)c->function->which);
 }
 
-METHOD(items)
-{
-    (void)all;
-    return view(r, v, VIEW_ITEMS, ret);
-}
-
-METHOD(keys)
-{
-    (void)all;
-    return view(r, v, VIEW_KEYS, ret);
-}
-
-METHOD(values)
-{
-    (void)all;
-    return view(r, v, VIEW_VALUES, ret);
-}
+static const struct builtin dict_methods[] = {
+    {"get", get, 0, "/key default", 1},   {"items", view, VIEW_ITEMS, "", 0},
+    {"keys", view, VIEW_KEYS, "", 0},     {"copy", copy, 0, "", 0},
+    {"values", view, VIEW_VALUES, "", 0}, {.name = NULL},
+};
 
 // ---- the rest -----------------------------------------------------------------------------------
 
-METHOD(is_integer)
+static BUILTIN(is_integer)
 {
-    (void)r, (void)all;
-    *ret = value_bool(isfinite(v[0].real) && floor(v[0].real) == v[0].real);
-    return ST_OK;
+    return value_bool(isfinite(c->v[0].real) && floor(c->v[0].real) == c->v[0].real);
 }
 
-METHOD(bit_length)
+static BUILTIN(bit_length)
 {
     int64_t x = 0, n = 0;
-    (void)r, (void)all;
-    value_as_int(&v[0], &x);
-    for (uint64_t rest = x < 0 ? 0 - (uint64_t)x : (uint64_t)x; rest > 0; rest >>= 1) n++;
-    *ret = value_int(n);
-    return ST_OK;
+    value_as_int(c->v[0], &x);
+    for (uint64_t size = x < 0 ? 0 - (uint64_t)x : (uint64_t)x; size > 0; size >>= 1) n++;
+    return value_int(n);
 }
 
-METHOD(next)
+static BUILTIN(next)
 {
-    struct cycler *cycler = v[0].cycler;
-    (void)r, (void)all;
-    *ret = cycler->items.items[cycler->at];
+    struct cycler *cycler = c->v[0].cycler;
+    struct value v = cycler->items.items[cycler->at];
     cycler->at = (cycler->at + 1) % cycler->items.n;
-    return ST_OK;
+    return v;
 }
 
-METHOD(reset)
+static BUILTIN(reset)
 {
-    (void)r, (void)all;
-    v[0].cycler->at = 0;
-    *ret = NONE;
-    return ST_OK;
+    c->v[0].cycler->at = 0;
+    return NONE;
 }
 
-METHOD(cycle)
+static const struct builtin float_methods[] = {{"is_integer", is_integer, 0, "", 0},
+                                               {.name = NULL}};
+static const struct builtin int_methods[] = {{"bit_length", bit_length, 0, "", 0}, {.name = NULL}};
+static const struct builtin cycler_methods[] = {
+    {"next", next, 0, "", 0}, {"reset", reset, 0, "", 0}, {.name = NULL}};
+static const struct builtin loop_methods[] = {
+    {"cycle", loop_cycle, 0, "*", 0}, {"changed", loop_changed, 0, "*", 0}, {.name = NULL}};
+
+const struct builtin *method_find(struct value of, const struct string *name)
 {
-    (void)r;
-    if (all->n_positional == 0) return status_fail(ST_INVALID, "no items for cycling given");
-    *ret = all->positional[(loop_index(v[0].loop) - 1) % all->n_positional];
-    return ST_OK;
-}
-
-METHOD(changed)
-{
-    return loop_changed(r, v[0].loop, all, ret);
-}
-
-static const struct builtin list_methods[] = {
-    {"count", count, "/value", 1},
-    {"index", index_of, "/value start stop", 1},
-    {"copy", copy, "", 0}, // lists only
-};
-static const struct builtin dict_methods[] = {
-    {"get", get, "/key default", 1}, {"items", items, "", 0}, {"keys", keys, "", 0},
-    {"values", values, "", 0},       {"copy", copy, "", 0},
-};
-static const struct builtin float_methods[] = {{"is_integer", is_integer, "", 0}};
-static const struct builtin int_methods[] = {{"bit_length", bit_length, "", 0}};
-static const struct builtin cycler_methods[] = {{"next", next, "", 0}, {"reset", reset, "", 0}};
-static const struct builtin loop_methods[] = {{"cycle", cycle, NULL, 0},
-                                              {"changed", changed, NULL, 0}};
-
-static const struct builtin *string_method(const struct string *name)
-{
-    const struct builtin *f = builtin_find(case_methods, n_case_methods, name);
-    if (!f) f = builtin_find(search_methods, n_search_methods, name);
-    return f ? f : builtin_find(split_methods, n_split_methods, name);
-}
-
-#define FIND(table) builtin_find(table, sizeof(table) / sizeof *(table), name)
-
-const struct builtin *method_find(const struct value *of, const struct string *name)
-{
-    switch (of->kind) {
-    case V_STRING:
-        return string_method(name);
-    case V_LIST:
-        return FIND(list_methods);
-    case V_TUPLE:
-    case V_RANGE:
-        return string_is(name, "copy") ? NULL : FIND(list_methods);
-    case V_DICT:
-        return FIND(dict_methods);
-    case V_FLOAT:
-        return FIND(float_methods);
-    case V_INT:
-    case V_BOOL:
-        return FIND(int_methods);
-    case V_CYCLER:
-        return FIND(cycler_methods);
-    case V_LOOP:
-        return FIND(loop_methods);
-    default:
-        return NULL;
-    }
+    static const struct builtin *const tables[] = {
+        [V_STRING] = string_methods, [V_LIST] = list_methods, [V_TUPLE] = tuple_methods,
+        [V_RANGE] = tuple_methods,   [V_DICT] = dict_methods, [V_FLOAT] = float_methods,
+        [V_INT] = int_methods,       [V_BOOL] = int_methods,  [V_CYCLER] = cycler_methods,
+        [V_LOOP] = loop_methods,     [V_JOINER] = NULL,
+    };
+    return tables[of.kind] ? builtin_find(tables[of.kind], name) : NULL;
 }

@@ -1,35 +1,21 @@
 /* parser.c: statements. A statement's parser stands at its name and ends at its "%}"; bodies are
  * read up to a tag that ends them. Depth is bounded. Any thread, each on its own arena. */
 #include "common/jinja/parser.h"
-#include <stdarg.h>
 #include <stdio.h>
 
 // ---- tokens and nodes ---------------------------------------------------------------------------
 
-enum status parse_fail(const struct parser *p, const char *format, ...)
-{
-    char words[600];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(words, sizeof words, format, arguments);
-    va_end(arguments);
-    return place_error(p->token->line, p->token->column, "%s", words);
-}
-
-enum status parse_unexpected(const struct parser *p, const char *wanted)
+void parse_unexpected(const struct parser *p, const char *wanted)
 {
     const struct token *t = p->token;
-    if (t->type == T_END) return parse_fail(p, "unexpected end of template, expected %s", wanted);
-    if (t->type == T_NAME)
-        return parse_fail(p, "expected %s, got '%.*s'", wanted,
-                          (int)(t->value.string->n_bytes < 60 ? t->value.string->n_bytes : 60),
-                          t->value.string->data);
-    return parse_fail(p, "expected %s, got '%s'", wanted, token_words(t->type));
+    if (t->type == T_END) parse_fail(p, "unexpected end of template, expected %s", wanted);
+    if (t->type == T_NAME) parse_fail(p, "expected %s, got '%.*s'", wanted, SHOWN(t->value.string));
+    parse_fail(p, "expected %s, got '%s'", wanted, token_words(t->type));
 }
 
 bool token_is(const struct parser *p, const char *name)
 {
-    return p->token->type == T_NAME && value_is(&p->token->value, name);
+    return p->token->type == T_NAME && value_is(p->token->value, name);
 }
 
 bool skip_name(struct parser *p, const char *name)
@@ -46,408 +32,309 @@ bool skip_token(struct parser *p, enum token_type type)
     return is;
 }
 
-enum status parse_expect(struct parser *p, enum token_type type, struct token *ret)
+const struct token *parse_expect(struct parser *p, enum token_type type)
 {
     char wanted[80];
     snprintf(wanted, sizeof wanted, "'%s'", token_words(type));
-    if (p->token->type != type) return parse_unexpected(p, wanted);
-    if (ret) *ret = *p->token;
-    p->token++;
-    return ST_OK;
+    if (p->token->type != type) parse_unexpected(p, wanted);
+    return p->token++;
 }
 
-static enum status parse_expect_name(struct parser *p, const char *name)
+bool parse_more(struct parser *p, enum token_type end, bool first, bool trailing)
 {
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "'%s'", name);
-    return skip_name(p, name) ? ST_OK : parse_unexpected(p, wanted);
+    if (p->token->type == end) return false;
+    if (!first) parse_expect(p, T_COMMA);
+    return !trailing || p->token->type != end;
 }
 
-enum status parse_deeper(struct parser *p)
+void parse_deeper(struct parser *p)
 {
     if (++p->depth > MAX_NESTING)
-        return parse_fail(p, "nested deeper than %d levels, which is the limit", MAX_NESTING);
-    return ST_OK;
+        parse_fail(p, "nested deeper than %d levels, which is the limit", MAX_NESTING);
 }
 
 struct node *node_new(struct parser *p, enum node_kind kind)
 {
     struct node *node = arena_alloc(p->arena, sizeof *node);
-    if (!node) return NULL;
     node->kind = kind;
     node->line = p->token->line;
     node->column = p->token->column;
     return node;
 }
 
-enum status node_add(struct parser *p, struct node_list *list, struct node *node)
+struct node *node_pair(struct parser *p, enum node_kind kind, int op, struct node *a,
+                       struct node *b)
 {
-    if (list->n == list->cap) {
-        int cap = list->cap ? 2 * list->cap : 2;
-        struct node **larger = arena_array(p->arena, (size_t)cap, sizeof *larger);
-        if (!larger) return ST_NO_MEMORY;
-        if (list->n > 0) memcpy(larger, list->nodes, (size_t)list->n * sizeof *larger);
-        list->nodes = larger;
-        list->cap = cap;
-    }
+    struct node *node = node_new(p, kind);
+    node->op = op;
+    node->a = a;
+    node->b = b;
+    node->line = a->line;
+    node->column = a->column;
+    return node;
+}
+
+void node_add(struct parser *p, struct node_list *list, struct node *node)
+{
+    list->nodes = arena_room(p->arena, list->nodes, list->n, &list->cap, sizeof *list->nodes);
     list->nodes[list->n++] = node;
-    return ST_OK;
 }
 
 // ---- bodies -------------------------------------------------------------------------------------
 
-static enum status parse_statement(struct parser *p, struct node **ret);
+static struct node *parse_statement(struct parser *p);
 
-// One of the names in `ends` ("elif else endif").
-static bool is_end(const struct parser *p, const char *ends)
+static struct node *parse_output(struct parser *p)
 {
-    if (!ends || p->token->type != T_NAME) return false;
-    const struct string *name = p->token->value.string;
-    for (const char *at = ends; *at;) {
-        size_t n = strcspn(at, " ");
-        if (n == name->n_bytes && memcmp(at, name->data, n) == 0) return true;
-        at += n + (at[n] == ' ');
-    }
-    return false;
-}
-
-static enum status add_output(struct parser *p, struct node_list *body)
-{
-    enum status st;
     bool data = p->token->type == T_DATA;
-    struct node *node = node_new(p, data ? N_DATA : N_PRINT), *value;
-    if (!node) return ST_NO_MEMORY;
-    node->value = p->token->value;
-    p->token++;
+    struct node *node = node_new(p, data ? N_DATA : N_PRINT);
+    node->value = p->token++->value;
     if (!data) {
-        CHECK(parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL, false, &value));
-        CHECK(node_add(p, &node->items, value));
-        CHECK(parse_expect(p, T_PRINT_END, NULL));
+        node_add(p, &node->items, parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL));
+        parse_expect(p, T_PRINT_END);
     }
-    st = node_add(p, body, node);
-out:
-    return st;
+    return node;
 }
 
 // Up to one of `ends`, the current token then; NULL: to the end of the template.
-static enum status parse_until(struct parser *p, const char *ends, struct node_list *ret)
+static struct node_list parse_until(struct parser *p, const char *ends)
 {
-    enum status st;
+    struct node_list body = {NULL, 0, 0};
     const char *outer = p->ends;
     p->ends = ends;
-    CHECK(parse_deeper(p));
+    parse_deeper(p);
     while (p->token->type != T_END) {
-        struct node *node = NULL;
         if (p->token->type != T_BLOCK_BEGIN) {
-            CHECK(add_output(p, ret));
+            node_add(p, &body, parse_output(p));
             continue;
         }
         p->token++;
-        if (is_end(p, ends)) break;
-        CHECK(parse_statement(p, &node));
-        CHECK(node_add(p, ret, node));
-        CHECK(parse_expect(p, T_BLOCK_END, NULL));
+        if (ends && p->token->type == T_NAME && string_word(p->token->value.string, ends) >= 0)
+            break;
+        node_add(p, &body, parse_statement(p));
+        parse_expect(p, T_BLOCK_END);
     }
     if (ends && p->token->type == T_END)
-        return parse_fail(p, "Unexpected end of template; one of these tags is missing: %s", ends);
+        parse_fail(p, "Unexpected end of template; one of these tags is missing: %s", ends);
     p->depth--;
     p->ends = outer;
-out:
-    return st;
+    return body;
 }
 
 // The body of a statement: behind the "%}" of its tag.
-static enum status parse_body(struct parser *p, const char *ends, struct node_list *ret)
+static struct node_list parse_body(struct parser *p, const char *ends)
 {
-    enum status st;
     skip_token(p, T_COLON);
-    CHECK(parse_expect(p, T_BLOCK_END, NULL));
-    CHECK(parse_until(p, ends, ret));
-out:
-    return st;
+    parse_expect(p, T_BLOCK_END);
+    return parse_until(p, ends);
 }
 
 // The same with one end, which is skipped.
-static enum status parse_whole_body(struct parser *p, const char *end, struct node_list *ret)
+static void parse_whole_body(struct parser *p, const char *end, struct node *node)
 {
-    enum status st = parse_body(p, end, ret);
-    if (st == ST_OK) p->token++;
-    return st;
+    node->body = parse_body(p, end);
+    p->token++;
 }
 
 // ---- assignments --------------------------------------------------------------------------------
 
-static enum status check_target(const struct parser *p, const struct node *target)
+static void check_target(const struct parser *p, const struct node *target)
 {
-    if (target->kind == N_TUPLE) {
-        for (int i = 0; i < target->items.n; i++) {
-            enum status st = check_target(p, target->items.nodes[i]);
-            if (st != ST_OK) return st;
-        }
-        return ST_OK;
+    for (size_t i = 0; target->kind == N_TUPLE && i < target->items.n; i++)
+        check_target(p, target->items.nodes[i]);
+    if (target->kind != N_TUPLE && target->kind != N_NAME && target->kind != N_NAMESPACE_NAME)
+        place_fail(p->arena, target->line, target->column, "can't assign to this");
+}
+
+static struct node *parse_targets(struct parser *p, enum tuple_mode mode, const char *end)
+{
+    struct node *target = parse_tuple(p, mode, end);
+    check_target(p, target);
+    return target;
+}
+
+static void parse_set(struct parser *p, struct node *node)
+{
+    node->a = parse_targets(p, TUPLE_OF_TARGETS_AND_NAMESPACES, NULL);
+    if (skip_token(p, T_ASSIGN)) {
+        node->b = parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL);
+        return;
     }
-    if (target->kind != N_NAME && target->kind != N_NAMESPACE_NAME)
-        return place_error(target->line, target->column, "can't assign to this");
-    return ST_OK;
-}
-
-static enum status parse_target(struct parser *p, const char *end, bool namespaces,
-                                struct node **ret)
-{
-    enum status st = parse_tuple(p, TUPLE_OF_TARGETS, end, namespaces, ret);
-    return st == ST_OK ? check_target(p, *ret) : st;
-}
-
-static enum status parse_set(struct parser *p, struct node *node)
-{
-    enum status st;
-    CHECK(parse_target(p, NULL, true, &node->a));
-    if (skip_token(p, T_ASSIGN)) return parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL, false, &node->b);
     node->kind = N_SET_BLOCK;
-    CHECK(parse_filters(p, NULL, false, &node->b));
-    CHECK(parse_whole_body(p, "endset", &node->body));
-out:
-    return st;
+    node->b = parse_filters(p, NULL, false);
+    parse_whole_body(p, "endset", node);
 }
 
-static enum status parse_with(struct parser *p, struct node *node)
+static void parse_with(struct parser *p, struct node *node)
 {
-    enum status st = ST_OK;
-    struct node *target, *value;
-    while (p->token->type != T_BLOCK_END) {
-        if (node->items.n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
-        CHECK(parse_target(p, NULL, false, &target));
-        CHECK(parse_expect(p, T_ASSIGN, NULL));
-        CHECK(parse_expression(p, &value));
-        CHECK(node_add(p, &node->items, target));
-        CHECK(node_add(p, &node->others, value));
+    while (parse_more(p, T_BLOCK_END, node->items.n == 0, false)) {
+        node_add(p, &node->items, parse_targets(p, TUPLE_OF_TARGETS, NULL));
+        parse_expect(p, T_ASSIGN);
+        node_add(p, &node->others, parse_expression(p));
     }
-    CHECK(parse_whole_body(p, "endwith", &node->body));
-out:
-    return st;
+    parse_whole_body(p, "endwith", node);
 }
 
 // ---- branches and loops -------------------------------------------------------------------------
 
-static enum status parse_if(struct parser *p, struct node *node)
+static void parse_if(struct parser *p, struct node *node)
 {
-    enum status st;
     const struct node *unknown = p->unknown;
-    for (bool more = true, other = false; more;) {
+    for (bool more = true, other = false; more; p->token++) {
         struct node *branch = node_new(p, N_BRANCH);
-        if (!branch) return ST_NO_MEMORY;
-        if (!other) CHECK(parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, NULL, false, &branch->a));
-        CHECK(parse_body(p, other ? "endif" : "elif else endif", &branch->body));
-        CHECK(node_add(p, &node->items, branch));
+        if (!other) branch->a = parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, NULL);
+        branch->body = parse_body(p, other ? "endif" : "elif else endif");
+        node_add(p, &node->items, branch);
         more = !token_is(p, "endif");
         other = token_is(p, "else");
-        p->token++;
     }
     p->unknown = unknown; // what is never reached is never missed
-out:
-    return st;
 }
 
 // x.content, x["content"] or content, filtered or not.
 static bool is_content(const struct node *node)
 {
     while (node->kind == N_FILTER && node->a) node = node->a;
-    const struct value *name =
-        node->kind == N_ITEM && node->b->kind == N_CONST ? &node->b->value : &node->value;
+    struct value name =
+        node->kind == N_ITEM && node->b->kind == N_CONST ? node->b->value : node->value;
     bool names = node->kind == N_ITEM || node->kind == N_ATTRIBUTE || node->kind == N_NAME;
     return names && value_is(name, "content");
 }
 
 // `loop` is the loop's own and cannot be a target.
-static enum status check_loop_target(const struct parser *p, const struct node *target)
+static void check_loop_target(const struct parser *p, const struct node *target)
 {
-    enum status st = ST_OK;
-    for (int i = 0; st == ST_OK && i < target->items.n; i++)
-        st = check_loop_target(p, target->items.nodes[i]);
-    if (target->kind == N_NAME && value_is(&target->value, "loop"))
-        return place_error(target->line, target->column,
-                           "Can't assign to special loop variable in for-loop target");
-    return st;
+    for (size_t i = 0; i < target->items.n; i++) check_loop_target(p, target->items.nodes[i]);
+    if (target->kind == N_NAME && value_is(target->value, "loop"))
+        place_fail(p->arena, target->line, target->column,
+                   "Can't assign to special loop variable in for-loop target");
 }
 
-static enum status parse_for(struct parser *p, struct node *node)
+static void parse_for(struct parser *p, struct node *node)
 {
-    enum status st;
-    CHECK(parse_target(p, "in", false, &node->a));
-    CHECK(check_loop_target(p, node->a));
-    CHECK(parse_expect_name(p, "in"));
-    CHECK(parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, "recursive", false, &node->b));
+    node->a = parse_targets(p, TUPLE_OF_TARGETS, "in");
+    check_loop_target(p, node->a);
+    if (!skip_name(p, "in")) parse_unexpected(p, "'in'");
+    node->b = parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, "recursive");
     p->loops_over_content |= is_content(node->b);
-    if (skip_name(p, "if")) CHECK(parse_expression(p, &node->c));
+    if (skip_name(p, "if")) node->c = parse_expression(p);
     node->op = skip_name(p, "recursive");
     p->n_loops++;
-    CHECK(parse_body(p, "else endfor", &node->body));
+    node->body = parse_body(p, "else endfor");
     p->n_loops--;
-    if (token_is(p, "else")) {
-        p->token++;
-        CHECK(parse_body(p, "endfor", &node->items));
-    }
+    if (skip_name(p, "else")) node->items = parse_body(p, "endfor");
     p->token++; // endfor
-out:
-    return st;
 }
 
-static enum status parse_loop_control(struct parser *p, struct node *node)
+static void parse_loop_control(struct parser *p, struct node *node)
 {
     if (p->n_loops == 0)
-        return place_error(node->line, node->column, "'%s' outside of a loop",
-                           node->kind == N_BREAK ? "break" : "continue");
-    return ST_OK;
+        place_fail(p->arena, node->line, node->column, "'%s' outside of a loop",
+                   node->kind == N_BREAK ? "break" : "continue");
 }
 
 // ---- macros -------------------------------------------------------------------------------------
 
-static enum status add_parameter(struct parser *p, struct macro_node *macro)
+static void add_parameter(struct parser *p, struct macro_node *macro)
 {
-    enum status st;
-    struct token name = {.type = T_END};
-    struct node *otherwise = NULL;
-    CHECK(parse_expect(p, T_NAME, &name));
-    if (skip_token(p, T_ASSIGN))
-        CHECK(parse_expression(p, &otherwise));
-    else if (macro->n > 0 && macro->parameters[macro->n - 1].otherwise)
-        return parse_fail(p, "non-default argument follows default argument");
-    for (int i = 0; i < macro->n; i++)
-        if (string_equal(macro->parameters[i].name.string, name.value.string))
-            return place_error(name.line, name.column, "two parameters have the same name");
-    if (macro->n == macro->cap) {
-        int cap = macro->cap ? 2 * macro->cap : 4;
-        struct parameter *larger = arena_array(p->arena, (size_t)cap, sizeof *larger);
-        if (!larger) return ST_NO_MEMORY;
-        if (macro->n > 0) memcpy(larger, macro->parameters, (size_t)macro->n * sizeof *larger);
-        macro->parameters = larger;
-        macro->cap = cap;
-    }
-    macro->parameters[macro->n++] = (struct parameter){name.value, otherwise};
-out:
-    return st;
+    const struct token *name = parse_expect(p, T_NAME);
+    struct node *otherwise = skip_token(p, T_ASSIGN) ? parse_expression(p) : NULL;
+    if (!otherwise && macro->n > 0 && macro->parameters[macro->n - 1].otherwise)
+        parse_fail(p, "non-default argument follows default argument");
+    for (size_t i = 0; i < macro->n; i++)
+        if (string_equal(macro->parameters[i].name.string, name->value.string))
+            place_fail(p->arena, name->line, name->column, "two parameters have the same name");
+    macro->parameters =
+        arena_room(p->arena, macro->parameters, macro->n, &macro->cap, sizeof *macro->parameters);
+    macro->parameters[macro->n++] = (struct parameter){name->value, otherwise};
 }
 
-static enum status parse_parameters(struct parser *p, struct macro_node *macro)
+static void parse_parameters(struct parser *p, struct macro_node *macro)
 {
-    enum status st;
-    CHECK(parse_expect(p, T_LPAREN, NULL));
-    while (p->token->type != T_RPAREN) {
-        if (macro->n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
-        CHECK(add_parameter(p, macro));
-    }
+    parse_expect(p, T_LPAREN);
+    while (parse_more(p, T_RPAREN, macro->n == 0, false)) add_parameter(p, macro);
     p->token++;
-out:
-    return st;
 }
 
 // Of a macro or a call block: loops around it do not reach into it.
-static enum status parse_function_body(struct parser *p, const char *end, struct node *node)
+static void parse_function_body(struct parser *p, const char *end, struct node *node)
 {
-    const int most = (int)(sizeof p->function / sizeof *p->function);
+    const int max = (int)(sizeof p->function / sizeof *p->function);
     int n_loops = p->n_loops;
-    if (p->n_functions == most)
-        return parse_fail(p, "macros are nested deeper than %d levels", most);
+    if (p->n_functions == max) parse_fail(p, "macros are nested deeper than %d levels", max);
     p->function[p->n_functions++] = node->macro;
     p->n_loops = 0;
-    enum status st = parse_whole_body(p, end, &node->body);
+    parse_whole_body(p, end, node);
     p->n_loops = n_loops;
     p->n_functions--;
-    for (int i = 0; i < node->macro->n; i++) {
-        const struct value *name = &node->macro->parameters[i].name;
-        if (value_is(name, "caller")) node->macro->uses_caller = false;
-        if (value_is(name, "kwargs")) node->macro->uses_kwargs = false;
-        if (value_is(name, "varargs")) node->macro->uses_varargs = false;
+    for (size_t i = 0; i < node->macro->n; i++) {
+        int extra = string_word(node->macro->parameters[i].name.string, MACRO_EXTRAS);
+        if (extra >= 0) node->macro->uses[extra] = false;
     }
-    return st;
 }
 
-static enum status parse_macro(struct parser *p, struct node *node)
+static void parse_macro(struct parser *p, struct node *node)
 {
-    enum status st;
-    struct token name = {.type = T_END};
-    CHECK(parse_expect(p, T_NAME, &name));
-    node->value = name.value;
+    node->value = parse_expect(p, T_NAME)->value;
     node->macro = arena_alloc(p->arena, sizeof *node->macro);
-    if (!node->macro) return ST_NO_MEMORY;
-    CHECK(parse_parameters(p, node->macro));
-    CHECK(parse_function_body(p, "endmacro", node));
-out:
-    return st;
+    parse_parameters(p, node->macro);
+    parse_function_body(p, "endmacro", node);
 }
 
-static enum status parse_call_block(struct parser *p, struct node *node)
+static void parse_call_block(struct parser *p, struct node *node)
 {
-    enum status st;
     node->macro = arena_alloc(p->arena, sizeof *node->macro);
-    if (!node->macro) return ST_NO_MEMORY;
-    if (p->token->type == T_LPAREN) CHECK(parse_parameters(p, node->macro));
-    CHECK(parse_expression(p, &node->a));
-    if (node->a->kind != N_CALL) return place_error(node->line, node->column, "expected call");
-    CHECK(parse_function_body(p, "endcall", node));
-out:
-    return st;
+    if (p->token->type == T_LPAREN) parse_parameters(p, node->macro);
+    node->a = parse_expression(p);
+    if (node->a->kind != N_CALL) place_fail(p->arena, node->line, node->column, "expected call");
+    parse_function_body(p, "endcall", node);
 }
 
 // ---- the rest -----------------------------------------------------------------------------------
 
-static enum status parse_filter_block(struct parser *p, struct node *node)
+static void parse_filter_block(struct parser *p, struct node *node)
 {
-    enum status st = parse_filters(p, NULL, true, &node->a);
-    return st == ST_OK ? parse_whole_body(p, "endfilter", &node->body) : st;
+    node->a = parse_filters(p, NULL, true);
+    parse_whole_body(p, "endfilter", node);
 }
 
-static enum status parse_print(struct parser *p, struct node *node)
+static void parse_print(struct parser *p, struct node *node)
 {
-    enum status st = ST_OK;
-    struct node *value;
-    while (p->token->type != T_BLOCK_END) {
-        if (node->items.n > 0) CHECK(parse_expect(p, T_COMMA, NULL));
-        CHECK(parse_expression(p, &value));
-        CHECK(node_add(p, &node->items, value));
-    }
-out:
-    return st;
+    while (parse_more(p, T_BLOCK_END, node->items.n == 0, false))
+        node_add(p, &node->items, parse_expression(p));
 }
 
 // transformers marks with it what the assistant says; the text is the same. It is a call of a macro
 // made of its body.
-static enum status parse_generation(struct parser *p, struct node *node)
+static void parse_generation(struct parser *p, struct node *node)
 {
     node->macro = arena_alloc(p->arena, sizeof *node->macro);
-    if (!node->macro) return ST_NO_MEMORY;
-    return parse_function_body(p, "endgeneration", node);
+    parse_function_body(p, "endgeneration", node);
 }
 
-static enum status parse_block(struct parser *p, struct node *node)
+static void parse_block(struct parser *p, struct node *node)
 {
-    enum status st;
-    struct token name = {.type = T_END};
-    CHECK(parse_expect(p, T_NAME, &name));
+    const struct string *name = parse_expect(p, T_NAME)->value.string;
     node->op = skip_name(p, "scoped");
     skip_name(p, "required");
     int n_loops = p->n_loops;
     p->n_loops = 0;
-    CHECK(parse_whole_body(p, "endblock", &node->body));
+    parse_whole_body(p, "endblock", node);
     p->n_loops = n_loops;
-    if (p->token->type == T_NAME && string_equal(p->token->value.string, name.value.string))
-        p->token++;
-out:
-    return st;
+    if (p->token->type == T_NAME && string_equal(p->token->value.string, name)) p->token++;
 }
 
 // There is no other template that could be named: Jinja fails where such a tag is reached.
-static enum status parse_other_template(struct parser *p, struct node *node)
+static void parse_other_template(struct parser *p, struct node *node)
 {
-    node->value = p->token[-1].value;
+    (void)node;
     while (p->token->type != T_BLOCK_END && p->token->type != T_END) p->token++;
-    return ST_OK;
 }
 
 static const struct statement {
     const char *name;
     enum node_kind kind;
-    enum status (*parse)(struct parser *p, struct node *node); // behind the name
+    void (*parse)(struct parser *p, struct node *node); // behind the name
 } statements[] = {
     {"if", N_IF, parse_if},
     {"for", N_FOR, parse_for},
@@ -467,39 +354,30 @@ static const struct statement {
     {"extends", N_OTHER_TEMPLATE, parse_other_template},
 };
 
-static enum status parse_statement(struct parser *p, struct node **ret)
+static struct node *parse_statement(struct parser *p)
 {
-    if (p->token->type != T_NAME) return parse_unexpected(p, "a tag name");
-    if (token_is(p, "autoescape")) return parse_fail(p, "the tag 'autoescape' is not supported");
+    if (p->token->type != T_NAME) parse_unexpected(p, "a tag name");
+    if (token_is(p, "autoescape")) parse_fail(p, "the tag 'autoescape' is not supported");
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
         if (!token_is(p, statements[i].name)) continue;
         struct node *node = node_new(p, statements[i].kind);
-        if (!node) return ST_NO_MEMORY;
         p->token++;
-        *ret = node;
-        return statements[i].parse(p, node);
+        statements[i].parse(p, node);
+        return node;
     }
-    const struct string *name = p->token->value.string;
-    int n = name->n_bytes < 60 ? (int)name->n_bytes : 60;
-    if (p->ends)
-        return parse_fail(p,
-                          "Encountered unknown tag '%.*s'; what may stand here besides "
-                          "statements is %s",
-                          n, name->data, p->ends);
-    return parse_fail(p, "Encountered unknown tag '%.*s'", n, name->data);
+    parse_fail(p, "Encountered unknown tag '%.*s'%s%s", SHOWN(p->token->value.string),
+               p->ends ? "; what may stand here besides statements is " : "",
+               p->ends ? p->ends : "");
 }
 
-enum status parser_run(struct arena *a, struct token_stream tokens, struct node_list *ret_body,
-                       bool *ret_loops_over_content)
+struct node_list parser_run(struct arena *a, struct token_stream tokens,
+                            bool *ret_loops_over_content)
 {
     struct parser p = {.arena = a, .token = tokens.tokens};
-    enum status st = parse_until(&p, NULL, ret_body);
-    if (st == ST_OK && p.unknown) {
-        const struct string *name = p.unknown->value.string;
-        return place_error(p.unknown->line, p.unknown->column, "No %s named '%.*s'.",
-                           p.unknown->kind == N_FILTER ? "filter" : "test",
-                           (int)(name->n_bytes < 100 ? name->n_bytes : 100), name->data);
-    }
+    struct node_list body = parse_until(&p, NULL);
+    if (p.unknown)
+        place_fail(a, p.unknown->line, p.unknown->column, "No %s named '%.*s'.",
+                   p.unknown->kind == N_FILTER ? "filter" : "test", SHOWN(p.unknown->value.string));
     *ret_loops_over_content = p.loops_over_content;
-    return st;
+    return body;
 }

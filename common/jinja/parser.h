@@ -1,4 +1,6 @@
-/* parser.h: tokens to a tree. parser.c has statements, parse_expression.c expressions. */
+/* parser.h: tokens to a tree. parser.c has statements, expression.c expressions, primary.c what
+ * expressions are made of. A fault leaves with arena_fail(), its sentence beginning with the
+ * place. */
 #ifndef COMMON_JINJA_PARSER_H
 #define COMMON_JINJA_PARSER_H
 
@@ -18,36 +20,50 @@ struct parser {
     bool loops_over_content;
 };
 
-enum status parser_run(struct arena *a, struct token_stream tokens, struct node_list *ret_body,
-                       bool *ret_loops_over_content);
+struct node_list parser_run(struct arena *a, struct token_stream tokens,
+                            bool *ret_loops_over_content);
 
-// ---- what both files use ------------------------------------------------------------------------
+// ---- tokens and nodes (parser.c) ----------------------------------------------------------------
 
-enum status parse_fail(const struct parser *p, const char *format, ...)
-    __attribute__((format(printf, 2, 3))); // at the current token
-enum status parse_unexpected(const struct parser *p, const char *wanted);
+// At the current token.
+#define parse_fail(p, ...) place_fail((p)->arena, (p)->token->line, (p)->token->column, __VA_ARGS__)
+_Noreturn void parse_unexpected(const struct parser *p, const char *wanted);
 bool token_is(const struct parser *p, const char *name); // the current one is this name
 bool skip_name(struct parser *p, const char *name);      // and beyond it if so
 bool skip_token(struct parser *p, enum token_type type);
-enum status parse_expect(struct parser *p, enum token_type type,
-                         struct token *ret); // ret may be NULL
-enum status parse_deeper(struct parser *p);  // one deeper; the caller takes it back: p->depth--
+const struct token *parse_expect(struct parser *p, enum token_type type);
+// Between commas, up to `end`: whether there is one more item, which is not the first. `trailing`:
+// a comma may stand before the end.
+bool parse_more(struct parser *p, enum token_type end, bool first, bool trailing);
+void parse_deeper(struct parser *p); // one deeper; the caller takes it back: p->depth--
 
-// NULL where there is no memory for it; at the current token.
-struct node *node_new(struct parser *p, enum node_kind kind);
-enum status node_add(struct parser *p, struct node_list *list, struct node *node);
+struct node *node_new(struct parser *p, enum node_kind kind); // at the current token
+// `a` and `b` under one node, which begins where a does.
+struct node *node_pair(struct parser *p, enum node_kind kind, int op, struct node *a,
+                       struct node *b);
+void node_add(struct parser *p, struct node_list *list, struct node *node);
+
+// ---- expression.c -------------------------------------------------------------------------------
 
 enum tuple_mode {
     TUPLE_OF_EXPRESSIONS,
     TUPLE_WITHOUT_CONDITIONS,
     TUPLE_IN_PARENTHESES,
-    TUPLE_OF_TARGETS
+    TUPLE_OF_TARGETS,
+    TUPLE_OF_TARGETS_AND_NAMESPACES, // a.b is a target too
 };
-// Ends before a name `end` too (NULL: none). `namespaces`: a.b is taken as a target.
-enum status parse_tuple(struct parser *p, enum tuple_mode mode, const char *end, bool namespaces,
-                        struct node **ret);
-enum status parse_expression(struct parser *p, struct node **ret);
+// Ends before a name `end` too (NULL: none).
+struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const char *end);
+struct node *parse_expression(struct parser *p);
+
+// ---- primary.c ----------------------------------------------------------------------------------
+
+// A literal, a name, or what stands in parentheses.
+struct node *parse_primary(struct parser *p);
+struct node *parse_target(struct parser *p, bool namespaces);              // of an assignment
+struct node *parse_postfix(struct parser *p, struct node *node);           // .a [b] (c)
+struct node *parse_filters_and_tests(struct parser *p, struct node *node); // |a(b), is c, (d)
 // Filters from here on, of `input` (NULL: the block around). `first`: at a name, not at its "|".
-enum status parse_filters(struct parser *p, struct node *input, bool first, struct node **ret);
+struct node *parse_filters(struct parser *p, struct node *input, bool first);
 
 #endif

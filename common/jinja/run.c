@@ -1,76 +1,120 @@
 /* run.c: limits of a rendering, text being built, and undefined values. One thread. */
 #include "common/jinja/run.h"
+#include <stdarg.h>
 #include <stdio.h>
 
-enum status run_steps(struct run *r, size_t n)
+void run_steps(struct run *r, size_t n)
 {
     if ((uint64_t)r->steps < n) r->steps = 0;
-    if (r->steps == 0)
-        return status_fail(ST_INVALID, "the template takes more steps than the limit allows");
+    if (r->steps == 0) fail(r, "the template takes more steps than the limit allows");
     r->steps -= (int64_t)n;
-    return ST_OK;
 }
 
-enum status run_deeper(struct run *r)
+void run_deeper(struct run *r)
 {
     if (++r->depth > MAX_DEPTH)
-        return status_fail(ST_INVALID, "nested deeper than %d levels, which is the limit",
-                           MAX_DEPTH);
-    return run_steps(r, 1);
+        fail(r, "nested deeper than %d levels, which is the limit", MAX_DEPTH);
+    run_steps(r, 1);
 }
 
-void run_put(const struct run *r, struct bytes *to, const char *data, size_t n)
+// ---- text ---------------------------------------------------------------------------------------
+
+static void check_text(struct run *r, size_t more)
 {
-    if (n > r->arena.limit || to->len > r->arena.limit - n)
-        to->failed = true;
-    else
-        bytes_append(to, data, n);
+    size_t limit = r->arena.limit;
+    if (r->text.failed || more > limit || r->text.len > limit - more)
+        arena_fail(&r->arena, ST_NO_MEMORY, "a text grows beyond %zu MiB, which is the limit",
+                   limit >> 20);
 }
 
-void run_puts(const struct run *r, struct bytes *to, const char *text)
+void run_put(struct run *r, const char *data, size_t n)
 {
-    run_put(r, to, text, strlen(text));
+    check_text(r, n);
+    bytes_append(&r->text, data, n);
 }
 
-enum status run_take(struct run *r, enum status st, struct bytes *built, struct value *ret)
+void run_puts(struct run *r, const char *text)
 {
-    if (st == ST_OK && built->failed)
-        st = status_fail(ST_NO_MEMORY, "a text grows beyond %zu MiB, which is the limit",
-                         r->arena.limit >> 20);
-    if (st == ST_OK) st = string_make(&r->arena, bytes_text(built), built->len, ret);
-    bytes_release(built);
-    return st;
+    run_put(r, text, strlen(text));
+}
+
+void run_put_string(struct run *r, const struct string *s)
+{
+    run_put(r, s->data, s->n_bytes);
+}
+
+void run_printf(struct run *r, const char *format, ...)
+{
+    char text[800];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    run_puts(r, text);
+}
+
+size_t text_begin(const struct run *r)
+{
+    return r->text.len;
+}
+
+struct value text_end(struct run *r, size_t begin, bool markup)
+{
+    check_text(r, 0);
+    size_t n = r->text.len - begin;
+    struct value text = string_copy(&r->arena, bytes_text(&r->text) + begin, n, markup);
+    r->text.len = begin;
+    return text;
+}
+
+struct value string_part(struct run *r, const struct string *of, size_t start, size_t end)
+{
+    return string_new(&r->arena, of->data + start, end - start, of->markup);
+}
+
+struct value string_as(struct run *r, const struct string *s, bool markup)
+{
+    return string_new(&r->arena, s->data, s->n_bytes, markup);
 }
 
 // ---- undefined ----------------------------------------------------------------------------------
 
-enum status undefined_make(struct run *r, const char *hint, const struct value *object,
-                           struct value name, struct value *ret)
+static struct value undefined(struct run *r, const char *hint, const char *object,
+                              struct value name)
 {
     struct undefined *u = arena_alloc(&r->arena, sizeof *u);
-    if (!u) return ST_NO_MEMORY;
-    *u = (struct undefined){hint, object ? value_object_type(object) : NULL, name};
-    *ret = value_of(.kind = V_UNDEFINED, .undefined = u);
-    return ST_OK;
+    *u = (struct undefined){hint, object, name};
+    return value_of(.kind = V_UNDEFINED, .undefined = u);
 }
 
-enum status undefined_fail(const struct undefined *u)
+struct value undefined_because(struct run *r, const char *hint)
 {
-    const struct value *name = &u->name;
-    if (u->hint) return status_fail(ST_INVALID, "%s", u->hint);
-    if (name->kind == V_INT)
-        return status_fail(ST_INVALID, "%s has no element %lld", u->object,
-                           (long long)name->integer);
-    if (name->kind != V_STRING)
-        return status_fail(ST_INVALID, "%s has no element of type %s", u->object, value_type(name));
-    int n = name->string->n_bytes < 200 ? (int)name->string->n_bytes : 200;
-    if (!u->object) return status_fail(ST_INVALID, "'%.*s' is undefined", n, name->string->data);
-    return status_fail(ST_INVALID, "'%s' has no attribute '%.*s'", u->object, n,
-                       name->string->data);
+    return undefined(r, hint, NULL, MISSING);
 }
 
-enum status type_fail(const char *what, const struct value *v)
+struct value undefined_name(struct run *r, struct value name)
 {
-    if (v->kind == V_UNDEFINED) return undefined_fail(v->undefined);
-    return status_fail(ST_INVALID, "%s, got '%s'", what, value_type(v));
+    return undefined(r, NULL, NULL, name);
+}
+
+struct value undefined_item(struct run *r, struct value of, struct value name)
+{
+    return undefined(r, NULL, value_object_type(of), name);
+}
+
+void undefined_fail(struct run *r, struct value v)
+{
+    const struct undefined *u = v.undefined;
+    struct value name = u->name;
+    if (u->hint) fail(r, "%s", u->hint);
+    if (name.kind == V_INT) fail(r, "%s has no element %lld", u->object, (long long)name.integer);
+    if (name.kind != V_STRING) fail(r, "%s has no element of type %s", u->object, value_type(name));
+    if (!u->object) fail(r, "'%.*s' is undefined", SHOWN(name.string));
+    fail(r, "'%s' has no attribute '%.*s'", u->object, SHOWN(name.string));
+}
+
+void type_fail(struct run *r, const char *what, struct value v)
+{
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
+    fail(r, "%s, got '%s'", what, value_type(v));
 }

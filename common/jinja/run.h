@@ -1,7 +1,8 @@
 /* run.h: one rendering: its memory, its limits, and what its parts call of each other. One thread.
  *
- * A failure is an enum status whose sentence says what Jinja or Python would; render.c puts the
- * place before it. Nothing needs freeing on the way but buffers of text. */
+ * A failure leaves with arena_fail(), its sentence being what Jinja or Python would say; render.c
+ * puts the place before it. All memory is the arena's, and all text under construction stands in
+ * one buffer, an inner text behind the outer one: so there is nothing to free on the way. */
 #ifndef COMMON_JINJA_RUN_H
 #define COMMON_JINJA_RUN_H
 
@@ -25,46 +26,69 @@ enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
 
 struct run {
     struct arena arena;
-    int64_t steps; // left
+    int64_t steps; // remaining
     size_t max_output;
     int depth;
     const struct tm *now; // NULL: the clock
     const struct dict *variables;
     struct scope top;
-    struct bytes *out;            // where text goes
-    struct value block;           // what filters of a block are applied to
-    enum flow flow;               // set by break and continue until their loop sees it
-    const struct node *failed_at; // the innermost; NULL: nothing failed
+    struct bytes text;     // what is being built: the output, then texts within it
+    struct value block;    // what filters of a block are applied to
+    enum flow flow;        // set by break and continue until their loop sees it
+    const struct node *at; // being evaluated; NULL: not begun
 };
 
-// ---- limits -------------------------------------------------------------------------------------
+// ---- failures and limits (run.c) ----------------------------------------------------------------
 
-enum status run_steps(struct run *r, size_t n); // takes n of what is left
-enum status run_deeper(struct run *r);          // the caller takes it back: r->depth--
+#define fail(r, ...) arena_fail(&(r)->arena, ST_INVALID, __VA_ARGS__)
+_Noreturn void undefined_fail(struct run *r, struct value v); // what using it says
+// "expected X, got 'int'": of an argument of the wrong type.
+_Noreturn void type_fail(struct run *r, const char *what, struct value v);
 
-// Text being built; too much of it makes the buffer fail, as does want of memory.
-void run_put(const struct run *r, struct bytes *to, const char *data, size_t n);
-void run_puts(const struct run *r, struct bytes *to, const char *text);
-// What was built as a string, the buffer released; with `st` not ST_OK only the latter.
-enum status run_take(struct run *r, enum status st, struct bytes *built, struct value *ret);
+void run_steps(struct run *r, size_t n); // takes n of what remains
+void run_deeper(struct run *r);          // the caller takes it back: r->depth--
 
-// ---- render.c, evaluate.c -----------------------------------------------------------------------
+// Text at the end of what is being built.
+void run_put(struct run *r, const char *data, size_t n);
+void run_puts(struct run *r, const char *text);
+void run_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void run_put_string(struct run *r, const struct string *s);
+// A text of its own: from text_begin() to text_end(), which takes it off the buffer.
+size_t text_begin(const struct run *r);
+struct value text_end(struct run *r, size_t begin, bool markup);
+// Bytes [start, end) of a string, markup if it is.
+struct value string_part(struct run *r, const struct string *of, size_t start, size_t end);
 
-enum status jinja_evaluate(struct run *r, struct scope *scope, const struct node *node,
-                           struct value *ret);
-// `caller`: of a call block; NULL: none.
-enum status jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                                const struct value *caller, struct value *ret);
-enum status jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
+struct value undefined_because(struct run *r, const char *hint);
+struct value undefined_name(struct run *r, struct value name);
+struct value undefined_item(struct run *r, struct value of, struct value name);
+
+// ---- statements: render.c, loop.c ---------------------------------------------------------------
+
+void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
 // The text of a body, kept from the output.
-enum status jinja_render_captured(struct run *r, struct scope *scope, const struct node_list *body,
-                                  struct value *ret);
-enum status scope_set(struct run *r, struct scope *scope, const struct string *name,
-                      struct value value);
-enum status scope_assign(struct run *r, struct scope *scope, const struct node *target,
-                         struct value value);
+struct value jinja_render_captured(struct run *r, struct scope *scope,
+                                   const struct node_list *body);
+struct scope *scope_new(struct run *r, const struct scope *outer); // a macro may keep it
+void scope_set(struct run *r, struct scope *scope, const struct string *name, struct value value);
+void scope_assign(struct run *r, struct scope *scope, const struct node *target,
+                  struct value value);
 
-// ---- call.c -------------------------------------------------------------------------------------
+void loop_render(struct run *r, struct scope *scope, const struct node *node, struct value iterable,
+                 int64_t depth0);
+struct value loop_attribute(struct loop *loop, const struct string *name);
+int64_t loop_length(struct loop *loop);
+int64_t loop_index(const struct loop *loop);
+
+// ---- expressions: evaluate.c --------------------------------------------------------------------
+
+struct value jinja_evaluate(struct run *r, struct scope *scope, const struct node *node);
+bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
+// `caller`: of a call block; V_MISSING: none.
+struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                 struct value caller);
+
+// ---- calls: call.c, macro.c ---------------------------------------------------------------------
 
 struct named_value {
     const struct string *name;
@@ -72,151 +96,132 @@ struct named_value {
 };
 struct arguments {
     const struct value *positional;
-    int n_positional;
+    size_t n_positional;
     const struct named_value *named;
-    int n_named;
+    size_t n_named;
 };
 
-// A function of this program: v[0] is what it is applied to (filters, tests, methods; V_MISSING for
-// plain functions), v[1...] its parameters in order, V_MISSING where one was not given. `all` holds
-// what was given, for those that take any number (params NULL).
-typedef enum status (*builtin_call)(struct run *r, const struct value *v,
-                                    const struct arguments *all, struct value *ret);
+#define MAX_PARAMS 4
+struct call {
+    struct run *run;
+    const struct builtin *function;
+    struct value v[1 + MAX_PARAMS]; // v[0]: what it is applied to (filters, tests, methods); then
+                                    // the parameters in order, V_MISSING where not given
+    const struct arguments *all;    // as given, for those that take any number
+};
+
+// A filter, a test, a method or a function of this program. A table of them ends on a name NULL.
 struct builtin {
     const char *name;
-    builtin_call call;
-    const char *params; // their names, a blank between; "/" first: by place only; NULL: any
+    struct value (*call)(const struct call *c);
+    int which; // of several that one function does
+    // The names of the parameters, a blank between. Signs may stand first:
+    //   $  v[0] is made a str
+    //   ~  it is a generator: a failure waits until somebody goes over it
+    //   /  arguments by place only
+    //   *  any arguments: the function looks at `all`
+    const char *params;
     int n_required;
 };
-#define MAX_PARAMS 6
+#define BUILTIN(name) struct value name(const struct call *c) // the definition of one
+
+const struct builtin *builtin_find(const struct builtin *table, const struct string *name);
+struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
+                            const struct arguments *arguments);
+struct value call_value(struct run *r, struct value function, const struct arguments *arguments);
+
+// Parameter i as what it must be; `otherwise` where it was not given, or, of an int, is None.
+const struct string *arg_string(const struct call *c, int i);
+int64_t arg_int(const struct call *c, int i, int64_t otherwise);
+bool arg_truth(const struct call *c, int i, bool otherwise);
+bool arg_given(const struct call *c, int i); // and not None
+// Parameters 2 and 3 as start and end among n items, Python's negative ones too; false: the start
+// lies beyond the end.
+bool arg_window(const struct call *c, int64_t n, int64_t *ret_start, int64_t *ret_end);
+const struct string *need_string(struct run *r, struct value v, const char *what);
+
+struct macro {
+    const struct node *node; // N_MACRO, N_CALL_BLOCK
+    struct scope *scope;     // where it was defined
+};
+struct value macro_call(struct run *r, const struct macro *macro,
+                        const struct arguments *arguments);
+
+struct value loop_call(struct run *r, struct loop *loop, const struct arguments *arguments);
+BUILTIN(loop_cycle); // methods of `loop`
+BUILTIN(loop_changed);
 
 struct method {
     struct value self;
     const struct builtin *function;
 };
 
-// Of an argument: the text, or a failure that names the parameter. need_int leaves *ret as it is
-// where the argument was not given or is None.
-enum status need_string(const struct value *v, const char *what, const struct string **ret);
-enum status need_int(const struct value *v, const char *what, int64_t *ret);
-
-const struct builtin *builtin_find(const struct builtin *table, size_t n,
-                                   const struct string *name);
-// `self` is v[0].
-enum status builtin_invoke(struct run *r, const struct builtin *f, const struct value *self,
-                           const struct arguments *arguments, struct value *ret);
-enum status call_value(struct run *r, const struct value *function,
-                       const struct arguments *arguments, struct value *ret);
-
-struct macro {
-    const struct node *node; // N_MACRO, N_CALL_BLOCK
-    struct scope *scope;     // where it was defined
-};
-
-// The tables: filters*.c, tests.c, functions.c. NULL: there is none of that name.
+// NULL: there is none of that name.
 const struct builtin *filter_find(const struct string *name);
 const struct builtin *test_find(const struct string *name);
 const struct builtin *function_find(const struct string *name);
-enum status filter_apply(struct run *r, const struct string *name, const struct value *input,
-                         const struct arguments *arguments, struct value *ret);
-enum status test_apply(struct run *r, const struct string *name, const struct value *input,
-                       const struct arguments *arguments, bool *ret);
+const struct builtin *method_find(struct value of, const struct string *name);
 
-// ---- loop.c -------------------------------------------------------------------------------------
+// ---- values: attribute.c, compare.c, items.c ----------------------------------------------------
 
-enum status loop_render(struct run *r, struct scope *scope, const struct node *node,
-                        const struct value *iterable, int64_t depth0);
-enum status loop_attribute(struct run *r, struct loop *loop, const struct string *name,
-                           struct value *ret);
-enum status loop_call(struct run *r, struct loop *loop, const struct arguments *arguments,
-                      struct value *ret);
-enum status loop_changed(struct run *r, struct loop *loop, const struct arguments *arguments,
-                         struct value *ret);
-enum status loop_length(struct run *r, struct loop *loop, int64_t *ret);
-int64_t loop_index(const struct loop *loop);
+struct value get_attribute(struct run *r, struct value of, const struct string *name);
+struct value get_item(struct run *r, struct value of, struct value index);
+struct value get_slice(struct run *r, struct value of, const struct value part[3]);
+// "a.b.0" from the filters' `attribute`; V_MISSING or None: the value itself.
+struct value get_path(struct run *r, struct value of, struct value path, struct value otherwise);
 
-// ---- methods*.c
-// -----------------------------------------------------------------------------------
+bool value_truth(struct run *r, struct value v);
+bool value_equal(struct run *r, struct value a, struct value b);
+// op: T_LT, T_LE, T_GT, T_GE, T_EQ, T_NE, OP_IN, OP_NOT_IN
+bool value_compare(struct run *r, int op, struct value a, struct value b);
+bool value_is_number(struct value v);            // bool, int, float
+bool value_as_int(struct value v, int64_t *ret); // bool, int
+double value_as_double(struct value v);          // of a number
 
-const struct builtin *method_find(const struct value *of, const struct string *name);
-
-// ---- attribute.c --------------------------------------------------------------------------------
-
-enum status get_attribute(struct run *r, const struct value *of, const struct string *name,
-                          struct value *ret);
-enum status get_item(struct run *r, const struct value *of, const struct value *index,
-                     struct value *ret);
-enum status get_slice(struct run *r, const struct value *of, const struct value part[3],
-                      struct value *ret);
-// "a.b.0" from the filters' `attribute`; V_MISSING: the value itself.
-enum status get_path(struct run *r, const struct value *of, const struct value *path,
-                     const struct value *otherwise, struct value *ret);
-
-// ---- compare.c ----------------------------------------------------------------------------------
-
-enum status value_truth(struct run *r, const struct value *v, bool *ret);
-enum status value_equal(struct run *r, const struct value *a, const struct value *b, bool *ret);
-// op: T_LT, T_LE, T_GT, T_GE
-enum status value_compare(struct run *r, int op, const struct value *a, const struct value *b,
-                          bool *ret);
-enum status value_in(struct run *r, const struct value *item, const struct value *in, bool *ret);
-bool value_is_number(const struct value *v);            // bool, int, float
-bool value_as_int(const struct value *v, int64_t *ret); // bool, int
-double value_as_double(const struct value *v);          // of a number
-enum status dict_find(struct run *r, const struct dict *d, const struct value *key,
-                      struct value *ret); // V_MISSING: not there
-enum status dict_set(struct run *r, struct dict *d, const struct value *key, struct value value);
-// Stable. `keys` decide; both lists are in the caller's hands.
-enum status sort_by_keys(struct run *r, struct value *items, struct value *keys, size_t n,
-                         bool reverse);
-
-// ---- items.c ----------------------------------------------------------------------------------
+struct value dict_find(struct run *r, const struct dict *d, struct value key); // V_MISSING: not
+void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
+struct value dict_view(struct run *r, const struct dict *d, enum view_of of);
 
 // What Python's list() gives; the items may be the value's own.
-enum status value_items(struct run *r, const struct value *v, struct list *ret);
-enum status value_length(struct run *r, const struct value *v, int64_t *ret); // len()
-bool value_has_length(const struct value *v);
-bool value_is_iterable(const struct value *v);
-enum status list_of(struct run *r, struct list items, struct value *ret); // as V_LIST
-enum status range_make(struct run *r, int64_t start, int64_t stop, int64_t step, struct value *ret);
+struct list value_items(struct run *r, struct value v);
+struct list items_copy(struct run *r, struct value v); // to be changed
+void items_reverse(struct list items);
+// Stable. `keys`, one for each item, decide, and are sorted with them.
+void items_sort(struct run *r, struct list items, struct value *keys, bool reverse);
+int64_t value_length(struct run *r, struct value v); // len()
+bool value_has_length(struct value v);
+bool value_is_iterable(struct value v);
+struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step);
 struct value range_at(const struct range *range, size_t i);
+// How many there are from start to before stop by step, which may be negative.
+uint64_t range_count(int64_t start, int64_t stop, int64_t step);
 
-// ---- arithmetic.c, format.c ---------------------------------------------------------------------
+// ---- arithmetic.c, format_percent.c, format_braces.c --------------------------------------------
 
-enum status arithmetic(struct run *r, int op, const struct value *a, const struct value *b,
-                       struct value *ret);
-enum status arithmetic_sign(struct run *r, const struct value *v, bool minus, struct value *ret);
-enum status format_percent(struct run *r, const struct string *format, const struct value *values,
-                           struct value *ret);
-enum status format_braces(struct run *r, const struct string *format,
-                          const struct arguments *arguments, struct value *ret);
+struct value arithmetic(struct run *r, int op, struct value a, struct value b);
+struct value arithmetic_sign(struct run *r, struct value v, bool minus);
+struct value value_repeat(struct run *r, struct value v,
+                          int64_t times); // a string or a list, times
+struct value format_percent(struct run *r, const struct string *format, struct value values);
+struct value format_braces(struct run *r, const struct string *format,
+                           const struct arguments *arguments);
 double round_to(double x, int64_t digits); // Python's round()
-// str.join and such: a string of `self`'s kind (markup or not).
-enum status string_like(struct run *r, const struct string *self, const char *data, size_t n,
-                        struct value *ret);
 
 // ---- repr.c, json.c -----------------------------------------------------------------------------
 
-enum status put_str(struct run *r, const struct value *v, struct bytes *to);    // str(v)
-enum status put_repr(struct run *r, const struct value *v, struct bytes *to);   // repr(v)
-enum status value_str(struct run *r, const struct value *v, struct value *ret); // a V_STRING
-void put_float(double x, struct bytes *to);
-enum status value_escape(struct run *r, const struct value *v, struct value *ret); // markup
-enum status markup_of(struct run *r, const struct string *s, struct value *ret);   // as it is
+void put_str(struct run *r, struct value v);                 // str(v)
+void put_repr(struct run *r, struct value v);                // repr(v)
+struct value value_str(struct run *r, struct value v);       // a V_STRING, which may be markup
+struct value value_plain_str(struct run *r, struct value v); // which is not
+struct value value_repr(struct run *r, struct value v);
+void put_float(struct run *r, double x);
+struct value value_escape(struct run *r, struct value v);                   // markup
+struct value string_as(struct run *r, const struct string *s, bool markup); // the same text
 
 struct json_style {
     bool ensure_ascii, sort_keys, lines; // lines: one an item, indented
-    const char *indent, *item_separator, *key_separator;
+    const struct string *indent, *item_separator, *key_separator;
 };
-enum status put_json(struct run *r, const struct value *v, const struct json_style *style,
-                     struct bytes *to);
-
-// ---- errors -------------------------------------------------------------------------------------
-
-enum status undefined_make(struct run *r, const char *hint, const struct value *object,
-                           struct value name, struct value *ret);
-enum status undefined_fail(const struct undefined *u); // what using it says
-// "expected X, got 'int'": of an argument of the wrong type.
-enum status type_fail(const char *what, const struct value *v);
+void put_json(struct run *r, struct value v, const struct json_style *style);
 
 #endif

@@ -5,117 +5,103 @@
 #include <string.h>
 #include <utf8proc.h>
 
-uint32_t text_char(const char *s, size_t len, int *ret_n)
+uint32_t text_next(const char *s, size_t len, size_t *at)
 {
-    int n = (unsigned char)*s < 0x80 ? 1 : utf8_sequence(s, len);
+    const char *here = s + *at;
+    int n = (unsigned char)*here < 0x80 ? 1 : utf8_sequence(here, len - *at);
     if (n < 1) n = 1; // not reached: all text is valid
-    *ret_n = n;
-    return n == 1 ? (unsigned char)*s : utf8_decode(s, n);
+    *at += (size_t)n;
+    return n == 1 ? (unsigned char)*here : utf8_decode(here, n);
+}
+
+uint32_t text_before(const char *s, size_t *at)
+{
+    size_t end = *at, start = end - 1;
+    while (start > 0 && ((unsigned char)s[start] & 0xc0) == 0x80) start--;
+    *at = start;
+    return text_next(s, end, &start);
 }
 
 // ---- classes ------------------------------------------------------------------------------------
-
-bool text_is_space(uint32_t c)
-{
-    if (c < 0x80) return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20);
-    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
-           c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
-}
-
-bool text_is_line_end(uint32_t c)
-{
-    return (c >= 10 && c <= 13) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
-           c == 0x2029;
-}
 
 static utf8proc_category_t category(uint32_t c)
 {
     return utf8proc_category((utf8proc_int32_t)c);
 }
 
-bool text_is_printable(uint32_t c)
+static bool is_space(uint32_t c)
 {
-    if (c == ' ') return true;
-    switch (category(c)) {
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_ZS:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-        return false;
-    default:
-        return true;
-    }
+    if (c < 0x80) return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20);
+    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
+           c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-static bool is_alpha(uint32_t c)
+static bool is_line_end(uint32_t c)
 {
-    utf8proc_category_t k = category(c);
-    return k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
+    return (c >= 10 && c <= 13) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
+           c == 0x2029;
 }
 
 // Superscripts, subscripts and circled digits: digits that are no decimals.
-static bool is_digit(uint32_t c)
+static bool is_small_digit(uint32_t c)
 {
     return c == 0xb2 || c == 0xb3 || c == 0xb9 || c == 0x2070 || (c >= 0x2074 && c <= 0x2079) ||
            (c >= 0x2080 && c <= 0x2089) || (c >= 0x2460 && c <= 0x2468) ||
-           (c >= 0x2474 && c <= 0x247c) || (c >= 0x2488 && c <= 0x2490) ||
-           category(c) == UTF8PROC_CATEGORY_ND;
+           (c >= 0x2474 && c <= 0x247c) || (c >= 0x2488 && c <= 0x2490);
+}
+
+static bool is_printable(utf8proc_category_t k)
+{
+    return k != UTF8PROC_CATEGORY_CN && k < UTF8PROC_CATEGORY_ZS; // no separator, no control
 }
 
 bool text_is(uint32_t c, enum text_class of)
 {
+    if (of == TEXT_SPACE) return is_space(c);
+    if (of == TEXT_LINE_END) return is_line_end(c);
     utf8proc_category_t k = category(c);
-    bool numeric =
-        k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+    bool alpha = k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
+    bool decimal = k == UTF8PROC_CATEGORY_ND;
+    bool numeric = decimal || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+    bool name_start = c == '_' || alpha || k == UTF8PROC_CATEGORY_NL;
     switch (of) {
     case TEXT_ALPHA:
-        return is_alpha(c);
+        return alpha;
     case TEXT_DECIMAL:
-        return k == UTF8PROC_CATEGORY_ND;
+        return decimal;
     case TEXT_DIGIT:
-        return is_digit(c);
+        return decimal || is_small_digit(c);
     case TEXT_NUMERIC:
         return numeric;
     case TEXT_ALNUM:
-        return numeric || is_alpha(c);
+        return numeric || alpha;
+    case TEXT_PRINTABLE:
+        return c == ' ' || is_printable(k);
+    case TEXT_ASCII:
+        return c < 0x80;
+    case TEXT_WORD:
+        return c == '_' || numeric || alpha;
+    case TEXT_NAME_START:
+        return name_start;
+    case TEXT_NAME_PART:
+        return name_start || decimal || k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC ||
+               k == UTF8PROC_CATEGORY_PC;
+    default:
+        return false;
     }
-    return false;
-}
-
-bool text_is_word(uint32_t c)
-{
-    return c == '_' || text_is(c, TEXT_ALNUM);
-}
-
-bool text_is_identifier(uint32_t c, bool first)
-{
-    utf8proc_category_t k = category(c);
-    if (c == '_' || is_alpha(c) || k == UTF8PROC_CATEGORY_NL) return true;
-    return !first && (k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_MN ||
-                      k == UTF8PROC_CATEGORY_MC || k == UTF8PROC_CATEGORY_PC);
 }
 
 size_t text_leading_spaces(const char *s, size_t len)
 {
-    size_t at = 0;
-    for (int n; at < len; at += (size_t)n)
-        if (!text_is_space(text_char(s + at, len - at, &n))) break;
+    size_t at = 0, next = 0;
+    while (next < len && is_space(text_next(s, len, &next))) at = next;
     return at;
 }
 
 size_t text_without_trailing_spaces(const char *s, size_t len)
 {
-    while (len > 0) {
-        size_t start = len - 1;
-        int n;
-        while (start > 0 && ((unsigned char)s[start] & 0xc0) == 0x80) start--;
-        if (!text_is_space(text_char(s + start, len - start, &n))) break;
-        len = start;
-    }
+    size_t start = len;
+    while (start > 0 && is_space(text_before(s, &start))) len = start;
     return len;
 }
 
@@ -177,31 +163,26 @@ static void put_title(uint32_t c, struct bytes *ret)
 }
 
 // A Σ that ends a word: after a cased character and before none, marks aside.
-static bool is_final_sigma(const char *s, size_t len, size_t at)
+static bool is_final_sigma(const char *s, size_t len, size_t start, size_t end)
 {
-    size_t before = at;
     bool cased = false;
-    int n;
-    while (before > 0 && !cased) {
-        before--;
-        while (before > 0 && ((unsigned char)s[before] & 0xc0) == 0x80) before--;
-        uint32_t c = text_char(s + before, len - before, &n);
+    while (start > 0 && !cased) {
+        uint32_t c = text_before(s, &start);
         cased = is_cased(c);
         if (!cased && category(c) != UTF8PROC_CATEGORY_MN) return false;
     }
-    if (!cased) return false;
-    for (size_t after = at + 2; after < len; after += (size_t)n) {
-        uint32_t c = text_char(s + after, len - after, &n);
+    while (cased && end < len) {
+        uint32_t c = text_next(s, len, &end);
         if (is_cased(c)) return false;
         if (category(c) != UTF8PROC_CATEGORY_MN) return true;
     }
-    return true;
+    return cased;
 }
 
-static void put_lower(const char *s, size_t len, size_t at, uint32_t c, struct bytes *ret)
+static void put_lower(uint32_t c, bool final_sigma, struct bytes *ret)
 {
     if (c == 0x3a3)
-        put_char(is_final_sigma(s, len, at) ? 0x3c2 : 0x3c3, ret);
+        put_char(final_sigma ? 0x3c2 : 0x3c3, ret);
     else if (c == 0x130)
         bytes_puts(ret, "i\xcc\x87");
     else
@@ -218,9 +199,9 @@ static void put_folded(uint32_t c, struct bytes *ret)
 void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *ret)
 {
     bool inside = false; // of a word, or behind the first character
-    int n;
-    for (size_t at = 0; at < len; at += (size_t)n) {
-        uint32_t c = text_char(s + at, len - at, &n);
+    for (size_t at = 0; at < len;) {
+        size_t start = at;
+        uint32_t c = text_next(s, len, &at);
         bool starts = !inside && (to == CASE_TITLE || to == CASE_CAPITALIZE);
         if (to == CASE_UPPER || (to == CASE_SWAP && is_lower(c)))
             put_upper(c, ret);
@@ -231,7 +212,7 @@ void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *r
         else if (starts)
             put_title(c, ret);
         else
-            put_lower(s, len, at, c, ret);
+            put_lower(c, c == 0x3a3 && is_final_sigma(s, len, start, at), ret);
         inside = to == CASE_TITLE ? is_cased(c) : true;
     }
 }
@@ -239,9 +220,8 @@ void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *r
 bool text_has_case(const char *s, size_t len, enum text_case which)
 {
     bool any = false, inside = false;
-    int n;
-    for (size_t at = 0; at < len; at += (size_t)n) {
-        uint32_t c = text_char(s + at, len - at, &n);
+    for (size_t at = 0; at < len;) {
+        uint32_t c = text_next(s, len, &at);
         bool upper = is_upper(c) || is_title(c), cased = upper || is_lower(c);
         if (which == CASE_LOWER && upper) return false;
         if (which == CASE_UPPER && cased && !is_upper(c)) return false;

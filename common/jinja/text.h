@@ -5,16 +5,23 @@
 
 #include "common/base/bytes.h"
 
-// The character at s, and its bytes.
-uint32_t text_char(const char *s, size_t len, int *ret_n);
+uint32_t text_next(const char *s, size_t len, size_t *at); // the character at *at, moved behind it
+uint32_t text_before(const char *s, size_t *at);           // the one before *at > 0, moved to it
 
-bool text_is_space(uint32_t c);     // str.isspace
-bool text_is_line_end(uint32_t c);  // str.splitlines
-bool text_is_printable(uint32_t c); // str.isprintable
-bool text_is_identifier(uint32_t c, bool first);
-bool text_is_word(uint32_t c); // \w
-
-enum text_class { TEXT_ALPHA, TEXT_DECIMAL, TEXT_DIGIT, TEXT_NUMERIC, TEXT_ALNUM };
+enum text_class {
+    TEXT_ALPHA, // str.isalpha, and so on
+    TEXT_DECIMAL,
+    TEXT_DIGIT,
+    TEXT_NUMERIC,
+    TEXT_ALNUM,
+    TEXT_SPACE,
+    TEXT_PRINTABLE,
+    TEXT_ASCII,
+    TEXT_LINE_END,   // of str.splitlines
+    TEXT_WORD,       // \w
+    TEXT_NAME_START, // of str.isidentifier
+    TEXT_NAME_PART,
+};
 bool text_is(uint32_t c, enum text_class of);
 
 // Bytes of white space at the start; bytes left without that at the end.

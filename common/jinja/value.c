@@ -1,7 +1,8 @@
 /* value.c: making values, and their names. JSON becomes values once, at the start of a rendering;
  * its strings are borrowed. One thread at a time. */
 #include "common/jinja/value.h"
-#include "common/base/bytes.h"
+#include <stdarg.h>
+#include <stdio.h>
 
 #define MAX_JSON_DEPTH 200
 
@@ -12,133 +13,119 @@ size_t utf8_count(const char *data, size_t n_bytes)
     return n;
 }
 
-enum status string_borrow(struct arena *a, const char *data, size_t n_bytes, struct value *ret)
+// ---- making them --------------------------------------------------------------------------------
+
+struct value string_new(struct arena *a, const char *data, size_t n_bytes, bool markup)
 {
     struct string *s = arena_alloc(a, sizeof *s);
-    if (!s) return ST_NO_MEMORY;
-    *s = (struct string){data, n_bytes, utf8_count(data, n_bytes), false};
-    *ret = value_string(s);
-    return ST_OK;
+    *s = (struct string){data, n_bytes, utf8_count(data, n_bytes), markup};
+    return value_string(s);
 }
 
-enum status string_make(struct arena *a, const char *data, size_t n_bytes, struct value *ret)
+struct value string_copy(struct arena *a, const char *data, size_t n_bytes, bool markup)
 {
     char *copy = arena_alloc(a, n_bytes + 1);
-    if (!copy) return ST_NO_MEMORY;
     if (n_bytes > 0) memcpy(copy, data, n_bytes);
-    return string_borrow(a, copy, n_bytes, ret);
+    return string_new(a, copy, n_bytes, markup);
 }
 
-enum status string_puts(struct arena *a, const char *text, struct value *ret)
+struct value string_of(struct arena *a, const char *text)
 {
-    return string_borrow(a, text, strlen(text), ret);
+    return string_new(a, text, strlen(text), false);
 }
 
-enum status list_make(struct arena *a, enum value_kind kind, size_t n, struct value **ret_items,
-                      struct value *ret)
+struct value string_printf(struct arena *a, const char *format, ...)
+{
+    char text[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return string_copy(a, text, strlen(text), false);
+}
+
+struct value list_of(struct arena *a, enum value_kind kind, struct list items)
 {
     struct list *list = arena_alloc(a, sizeof *list);
-    struct value *items = list ? arena_array(a, n, sizeof *items) : NULL;
-    if (!items) return ST_NO_MEMORY;
-    *list = (struct list){.items = items, .n = n};
-    *ret_items = items;
-    *ret = value_of(.kind = kind, .list = list);
-    return ST_OK;
+    *list = items;
+    return value_of(.kind = kind, .list = list);
 }
 
-enum status iterator_make(struct arena *a, struct list items, struct value *ret)
+struct value list_new(struct arena *a, enum value_kind kind, size_t n)
+{
+    struct value *items = arena_array(a, n, sizeof *items);
+    return list_of(a, kind, (struct list){.items = items, .n = n});
+}
+
+struct value iterator_of(struct arena *a, struct list items)
 {
     struct iterator *iterator = arena_alloc(a, sizeof *iterator);
-    if (!iterator) return ST_NO_MEMORY;
     iterator->items = items;
-    *ret = value_of(.kind = V_ITERATOR, .iterator = iterator);
-    return ST_OK;
+    return value_of(.kind = V_ITERATOR, .iterator = iterator);
 }
 
-enum status dict_make(struct arena *a, size_t cap, struct value *ret)
+struct value dict_new(struct arena *a, size_t cap)
 {
     struct dict *d = arena_alloc(a, sizeof *d);
-    struct dict_entry *entries = d ? arena_array(a, cap, sizeof *entries) : NULL;
-    if (!entries) return ST_NO_MEMORY;
-    *d = (struct dict){entries, 0, cap};
-    *ret = value_of(.kind = V_DICT, .dict = d);
-    return ST_OK;
+    *d = (struct dict){arena_array(a, cap, sizeof *d->entries), 0, cap};
+    return value_of(.kind = V_DICT, .dict = d);
 }
 
-enum status dict_append(struct arena *a, struct dict *d, struct value key, struct value value)
+void dict_append(struct arena *a, struct dict *d, struct value key, struct value value)
 {
-    if (d->n == d->cap) {
-        size_t cap = d->cap ? 2 * d->cap : 4;
-        struct dict_entry *larger = arena_array(a, cap, sizeof *larger);
-        if (!larger) return ST_NO_MEMORY;
-        if (d->n > 0) memcpy(larger, d->entries, d->n * sizeof *larger);
-        d->entries = larger;
-        d->cap = cap;
-    }
+    d->entries = arena_room(a, d->entries, d->n, &d->cap, sizeof *d->entries);
     d->entries[d->n++] = (struct dict_entry){key, value};
-    return ST_OK;
 }
 
 // ---- from JSON ----------------------------------------------------------------------------------
 
-static enum status from_json(struct arena *a, const json_t *json, int depth, struct value *ret);
+static struct value from_json(struct arena *a, const json_t *json, int depth);
 
-static enum status from_array(struct arena *a, const json_t *json, int depth, struct value *ret)
+static struct value from_object(struct arena *a, const json_t *json, int depth)
 {
-    struct value *items;
-    size_t n = json_array_size(json);
-    enum status st = list_make(a, V_LIST, n, &items, ret);
-    for (size_t i = 0; st == ST_OK && i < n; i++)
-        st = from_json(a, json_array_get(json, i), depth + 1, &items[i]);
-    return st;
-}
-
-static enum status from_object(struct arena *a, const json_t *json, int depth, struct value *ret)
-{
-    enum status st = dict_make(a, json_object_size(json), ret);
-    if (st != ST_OK) return st;
+    struct value d = dict_new(a, json_object_size(json));
     void *at = json_object_iter((json_t *)json); // only read
-    for (; st == ST_OK && at; at = json_object_iter_next((json_t *)json, at)) {
-        struct value key, value;
-        st = string_puts(a, json_object_iter_key(at), &key);
-        if (st == ST_OK) st = from_json(a, json_object_iter_value(at), depth + 1, &value);
-        if (st == ST_OK) st = dict_append(a, ret->dict, key, value);
-    }
-    return st;
+    for (; at; at = json_object_iter_next((json_t *)json, at))
+        dict_append(a, d.dict, string_of(a, json_object_iter_key(at)),
+                    from_json(a, json_object_iter_value(at), depth + 1));
+    return d;
 }
 
-static enum status from_json(struct arena *a, const json_t *json, int depth, struct value *ret)
+static struct value from_array(struct arena *a, const json_t *json, int depth)
+{
+    struct value list = list_new(a, V_LIST, json_array_size(json));
+    for (size_t i = 0; i < list.list->n; i++)
+        list.list->items[i] = from_json(a, json_array_get(json, i), depth + 1);
+    return list;
+}
+
+static struct value from_json(struct arena *a, const json_t *json, int depth)
 {
     if (depth > MAX_JSON_DEPTH)
-        return status_fail(ST_INVALID, "the messages are nested deeper than %d levels",
-                           MAX_JSON_DEPTH);
+        arena_fail(a, ST_INVALID, "the messages are nested deeper than %d levels", MAX_JSON_DEPTH);
     switch (json_typeof(json)) {
     case JSON_OBJECT:
-        return from_object(a, json, depth, ret);
+        return from_object(a, json, depth);
     case JSON_ARRAY:
-        return from_array(a, json, depth, ret);
+        return from_array(a, json, depth);
     case JSON_STRING:
-        return string_borrow(a, json_string_value(json), json_string_length(json), ret);
+        return string_new(a, json_string_value(json), json_string_length(json), false);
     case JSON_INTEGER:
-        *ret = value_int(json_integer_value(json));
-        return ST_OK;
+        return value_int(json_integer_value(json));
     case JSON_REAL:
-        *ret = value_float(json_real_value(json));
-        return ST_OK;
+        return value_float(json_real_value(json));
     case JSON_TRUE:
     case JSON_FALSE:
-        *ret = value_bool(json_is_true(json));
-        return ST_OK;
+        return value_bool(json_is_true(json));
     case JSON_NULL:
         break;
     }
-    *ret = NONE;
-    return ST_OK;
+    return NONE;
 }
 
-enum status value_from_json(struct arena *a, const json_t *json, struct value *ret)
+struct value value_from_json(struct arena *a, const json_t *json)
 {
-    return from_json(a, json, 0, ret);
+    return from_json(a, json, 0);
 }
 
 // ---- strings ------------------------------------------------------------------------------------
@@ -153,9 +140,19 @@ bool string_is(const struct string *s, const char *text)
     return s->n_bytes == strlen(text) && memcmp(s->data, text, s->n_bytes) == 0;
 }
 
-bool value_is(const struct value *v, const char *text)
+int string_word(const struct string *s, const char *words)
 {
-    return v->kind == V_STRING && string_is(v->string, text);
+    for (int i = 0; *words; i++) {
+        size_t n = strcspn(words, " ");
+        if (n == s->n_bytes && memcmp(words, s->data, n) == 0) return i;
+        words += n + (words[n] == ' ');
+    }
+    return -1;
+}
+
+bool value_is(struct value v, const char *text)
+{
+    return v.kind == V_STRING && string_is(v.string, text);
 }
 
 size_t string_offset(const struct string *s, size_t i)
@@ -171,7 +168,7 @@ size_t string_offset(const struct string *s, size_t i)
 
 // ---- names --------------------------------------------------------------------------------------
 
-const char *value_type(const struct value *v)
+const char *value_type(struct value v)
 {
     static const char *const names[] = {
         [V_MISSING] = "missing",
@@ -194,18 +191,18 @@ const char *value_type(const struct value *v)
         [V_JOINER] = "Joiner",
     };
     static const char *const views[] = {"dict_keys", "dict_values", "dict_items"};
-    if (v->kind == V_STRING) return v->string->markup ? "Markup" : "str";
-    if (v->kind == V_VIEW) return views[v->view->of];
-    return names[v->kind];
+    if (v.kind == V_STRING) return v.string->markup ? "Markup" : "str";
+    if (v.kind == V_VIEW) return views[v.view->of];
+    return names[v.kind];
 }
 
-const char *value_object_type(const struct value *v)
+const char *value_object_type(struct value v)
 {
     static const char *const names[] = {
         [V_NONE] = "None",          [V_BOOL] = "bool object",  [V_INT] = "int object",
         [V_FLOAT] = "float object", [V_STRING] = "str object", [V_LIST] = "list object",
         [V_TUPLE] = "tuple object", [V_DICT] = "dict object",  [V_RANGE] = "range object",
     };
-    if (v->kind < sizeof names / sizeof *names && names[v->kind]) return names[v->kind];
+    if (v.kind < sizeof names / sizeof *names && names[v.kind]) return names[v.kind];
     return value_type(v);
 }

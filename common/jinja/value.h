@@ -60,7 +60,7 @@ struct value {
 };
 
 struct list {
-    const struct value *items;
+    struct value *items; // written by whoever makes the list, and never after
     size_t n;
     bool group; // of groupby: its two items are also called grouper and list
 };
@@ -126,39 +126,43 @@ static inline struct value value_string(const struct string *string)
     return value_of(.kind = V_STRING, .string = string);
 }
 
-static inline bool given(const struct value *v)
+static inline bool given(struct value v)
 {
-    return v->kind != V_MISSING;
+    return v.kind != V_MISSING;
 }
 
-// ---- making them; the arena's limit is the only failure
-// ------------------------------------------
+// ---- making them --------------------------------------------------------------------------------
 
-enum status string_make(struct arena *a, const char *data, size_t n_bytes, struct value *ret);
-// The same without a copy: `data` must live as long as the arena.
-enum status string_borrow(struct arena *a, const char *data, size_t n_bytes, struct value *ret);
-enum status string_puts(struct arena *a, const char *text, struct value *ret); // borrows
-// `n` values, to be written by the caller before the list is used.
-enum status list_make(struct arena *a, enum value_kind kind, size_t n, struct value **ret_items,
-                      struct value *ret);
-enum status iterator_make(struct arena *a, struct list items, struct value *ret);
-enum status dict_make(struct arena *a, size_t cap, struct value *ret);
+// `data` must live as long as the arena.
+struct value string_new(struct arena *a, const char *data, size_t n_bytes, bool markup);
+struct value string_copy(struct arena *a, const char *data, size_t n_bytes, bool markup);
+struct value string_of(struct arena *a, const char *text); // borrows
+struct value string_printf(struct arena *a, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+struct value list_new(struct arena *a, enum value_kind kind, size_t n); // n times V_MISSING
+struct value list_of(struct arena *a, enum value_kind kind, struct list items);
+struct value iterator_of(struct arena *a, struct list items);
+struct value dict_new(struct arena *a, size_t cap);
 // Without looking for the key.
-enum status dict_append(struct arena *a, struct dict *d, struct value key, struct value value);
-enum status value_from_json(struct arena *a, const json_t *json, struct value *ret);
+void dict_append(struct arena *a, struct dict *d, struct value key, struct value value);
+struct value value_from_json(struct arena *a, const json_t *json);
 
 // ---- strings ------------------------------------------------------------------------------------
 
 bool string_equal(const struct string *a, const struct string *b);
 bool string_is(const struct string *s, const char *text);
-bool value_is(const struct value *v, const char *text); // a string of that text
+// Which of the words in `words`, a blank between, it is: from 0; -1: none of them.
+int string_word(const struct string *s, const char *words);
+bool value_is(struct value v, const char *text); // a string of that text
 // The byte at which character `i` begins; i <= n_chars.
 size_t string_offset(const struct string *s, size_t i);
 size_t utf8_count(const char *data, size_t n_bytes); // characters of valid UTF-8
+// A string for "%.*s": its length, but no more than fits an error, and its text.
+#define SHOWN(s) (int)((s)->n_bytes < 200 ? (s)->n_bytes : 200), (s)->data
 
 // ---- what they are called -----------------------------------------------------------------------
 
-const char *value_type(const struct value *v);        // Python's type(v).__name__
-const char *value_object_type(const struct value *v); // Jinja's "dict object", "None"
+const char *value_type(struct value v);        // Python's type(v).__name__
+const char *value_object_type(struct value v); // Jinja's "dict object", "None"
 
 #endif

@@ -6,6 +6,7 @@
  * symbols have changed since is dropped when it comes up. So a word of n characters costs
  * O(n log n), which matters where there is no pre-tokenizer and the whole text is one word. */
 #include "common/model/bpe.h"
+#include "common/base/hash.h"
 #include "common/base/json.h"
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +62,7 @@ const struct token_map *bpe_vocab(const struct bpe *b)
 
 static struct merge *merge_slot(const struct bpe *b, uint64_t pair)
 {
-    uint64_t h = pair * 0x9E3779B97F4A7C15ull;
+    uint64_t h = pair * HASH_SPREAD;
     int mask = b->n_slots - 1;
     int slot = (int)(h >> 33) & mask;
     while (b->merges[slot].rank >= 0 && b->merges[slot].pair != pair) slot = (slot + 1) & mask;

@@ -1,6 +1,7 @@
 /* token_map.c: open addressing over ids, texts one after the other in one buffer, so that a
  * vocabulary of 150,000 tokens is three allocations. */
 #include "common/model/token_map.h"
+#include "common/base/hash.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,18 +13,11 @@ void token_map_release(struct token_map *m)
     *m = (struct token_map){.texts = BYTES_INIT};
 }
 
-static uint32_t hash(const char *text, size_t len)
-{
-    uint32_t h = 2166136261u; // FNV-1a
-    for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)text[i]) * 16777619u;
-    return h ^ (h >> 15);
-}
-
 // The slot that holds the text, or the empty one where it would go.
 static int find_slot(const struct token_map *m, const char *text, size_t len)
 {
     int mask = m->n_slots - 1;
-    int slot = (int)(hash(text, len) & (uint32_t)mask);
+    int slot = (int)(hash_mix(hash_fnv1a(text, len)) & (uint64_t)mask);
     for (; m->slots[slot]; slot = (slot + 1) & mask) {
         const struct token_text *t = &m->tokens[m->slots[slot] - 1];
         if ((size_t)t->len == len && memcmp(m->texts.data + t->offset, text, len) == 0) break;

@@ -5,11 +5,11 @@
  * tensors. Loading checks every tensor before it writes one, so a bad folder leaves the arena as it
  * was. One thread. */
 #include "common/model/weights.h"
+#include "common/base/hash.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/rng.h"
 #include "common/model/safetensors.h"
-#include <openssl/evp.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -283,6 +283,12 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
     return ST_OK;
 }
 
+bool weights_begins_block(const struct weights *w, int i)
+{
+    const struct weight_tensor *t = &w->tensors[i];
+    return i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
+}
+
 // Where the pointer to a role's block stands.
 static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
 {
@@ -291,17 +297,21 @@ static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
     return (void **)(holder + r->pointer);
 }
 
+void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
+{
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        if (!weights_begins_block(w, i) || t->offset < first || t->offset >= first + n) continue;
+        *role_pointer(w, t->role, t->layer) =
+            (char *)at + (size_t)(t->offset - first) * dtype_size(w->dt);
+    }
+    if (w->config->tie_embeddings) w->head = w->embed;
+}
+
 void weights_bind(struct weights *w, void *base)
 {
     w->base = base;
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        bool first_part = i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
-        if (first_part)
-            *role_pointer(w, t->role, t->layer) =
-                (char *)base + (size_t)t->offset * dtype_size(w->dt);
-    }
-    if (w->config->tie_embeddings) w->head = w->embed;
+    weights_bind_range(w, 0, w->n_elements, base);
 }
 
 void weights_free(struct weights *w)
@@ -322,16 +332,13 @@ const struct weight_tensor *weights_find(const struct weights *w, const char *na
 void weights_layout_hash(const struct weights *w, char ret[65])
 {
     struct bytes text = BYTES_INIT;
-    unsigned char digest[32] = {0};
-    unsigned int len = 0;
     bytes_printf(&text, "%s %lld\n", dtype_name(w->dt), (long long)w->n_elements);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         bytes_printf(&text, "%s %lld %lld %lld\n", t->name, (long long)t->shape[0],
                      (long long)t->shape[1], (long long)t->offset);
     }
-    EVP_Digest(bytes_text(&text), text.len, digest, &len, EVP_sha256(), NULL);
-    for (int i = 0; i < 32; i++) snprintf(ret + 2 * i, 3, "%02x", digest[i]);
+    hash_sha256_hex(bytes_text(&text), text.len, HASH_SHA256_BYTES, ret);
     bytes_release(&text);
 }
 

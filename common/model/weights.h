@@ -60,7 +60,12 @@ struct weights {
 
 enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret);
 void weights_bind(struct weights *w, void *base); // sets base and all pointers; borrows the memory
-void weights_free(struct weights *w);             // the table, not the memory
+// The same for the blocks of elements first to first + n alone, which lie at `at`; base, and the
+// pointers of other blocks (NULL in a new plan), stay as they are.
+void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at);
+// Whether tensor i is the first of its block.
+bool weights_begins_block(const struct weights *w, int i);
+void weights_free(struct weights *w); // the table, not the memory
 const struct weight_tensor *weights_find(const struct weights *w, const char *name);
 // Hex digest over config-independent facts: every name, shape, offset, and dt.
 void weights_layout_hash(const struct weights *w, char ret[65]);

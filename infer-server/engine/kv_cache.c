@@ -13,6 +13,7 @@
  * A block number that is not held, or is out of range, is a mistake in the scheduler; it would hand
  * one block to two sequences, so it ends the program (assert) rather than mix two users' texts. */
 #include "infer-server/engine/kv_cache.h"
+#include "common/base/hash.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -58,7 +59,7 @@ static void ring_remove(struct kv_cache *c, int32_t block)
 // The hash is uniform as it is; versions of one text must not all meet in one bucket.
 static int32_t *bucket_of(const struct kv_cache *c, const struct kv_key *key)
 {
-    const uint64_t spread = (key->version + key->adapter) * UINT64_C(0x9E3779B97F4A7C15);
+    const uint64_t spread = (key->version + key->adapter) * HASH_SPREAD;
     return &c->buckets[(key->hash.part[0] + spread) & c->mask];
 }
 

@@ -9,6 +9,7 @@
  * /dev/shm, so each new one first removes the arenas and pages of the dead, whatever bridge they
  * were for. */
 #include "infer-server/engine/weights_owner.h"
+#include "common/base/hash.h"
 #include "bridge/bridge_file.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
@@ -17,7 +18,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,9 +116,7 @@ static void sweep_dead_segments(void)
 
 static void name_page(struct weights_owner *o)
 {
-    unsigned char digest[EVP_MAX_MD_SIZE] = {0};
-    EVP_Digest(o->bridge_path, strlen(o->bridge_path), digest, NULL, EVP_sha256(), NULL);
-    for (int i = 0; i < 8; i++) snprintf(o->path_hash + 2 * i, 3, "%02x", digest[i]);
+    hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
     snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, o->path_hash);
 }
 

@@ -74,7 +74,7 @@ struct api_request {
     bool echo;                 // completions: a choice begins with its prompt
     bool want_prompt_logprobs; // in the answer, with prompt_top likeliest tokens
     int prompt_top;
-    bool cut_active;   // what is sampled from may differ from the raw distribution
+    bool filtered;     // what is sampled from may differ from the raw distribution
     bool many_prompts; // /generate: "prompts", not "prompt"
     bool shorten;      // max_tokens is a default, and gives way to the context
 };

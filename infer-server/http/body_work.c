@@ -30,17 +30,17 @@ static void after_job(uv_work_t *work, int status)
     free(j);
 }
 
-enum status body_work_start(uv_loop_t *loop, struct exchange *x, const struct body_work *work)
+enum status body_work_start(uv_loop_t *loop, struct http_request *q, const struct body_work *work)
 {
     size_t len;
-    const char *text = exchange_body(x, &len);
+    const char *text = http_request_body(q, &len);
     if (len <= LOOP_BYTES) {
         work->run(work->context, text, len);
         work->done(work->context);
         return ST_OK;
     }
     struct job *j = calloc(1, sizeof *j);
-    if (j) j->body = exchange_take_body(x);
+    if (j) j->body = http_take_body(q);
     if (!j || !j->body) {
         free(j);
         return status_fail(ST_NO_MEMORY, "out of memory");

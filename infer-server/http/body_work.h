@@ -18,6 +18,6 @@ struct body_work {
     void *context;
 };
 // On failure neither is called.
-enum status body_work_start(uv_loop_t *loop, struct exchange *x, const struct body_work *work);
+enum status body_work_start(uv_loop_t *loop, struct http_request *q, const struct body_work *work);
 
 #endif

@@ -18,7 +18,7 @@
 struct job {
     struct inbox_message message; // first
     struct server *server;
-    struct exchange *exchange; // NULL once it is gone
+    struct http_request *request; // NULL once it is gone
     uv_work_t work;
     enum status status;
     char sentence[512];
@@ -31,27 +31,27 @@ struct job {
 static void on_close(void *attached, bool answered)
 {
     (void)answered;
-    ((struct job *)attached)->exchange = NULL;
+    ((struct job *)attached)->request = NULL;
 }
 
-static struct job *job_new(struct server *s, struct exchange *x)
+static struct job *job_new(struct server *s, struct http_request *q)
 {
     struct job *j = calloc(1, sizeof *j);
     if (!j) {
-        exchange_fail(x, 500, "server_error", "out of memory");
+        http_fail(q, 500, "server_error", "out of memory");
         return NULL;
     }
     j->server = s;
-    j->exchange = x;
+    j->request = q;
     s->work++;
-    exchange_attach(x, j, on_close);
+    http_attach(q, j, on_close);
     return j;
 }
 
 static void job_free(struct job *j)
 {
     j->server->work--;
-    if (j->exchange) exchange_attach(j->exchange, NULL, NULL);
+    if (j->request) http_attach(j->request, NULL, NULL);
     free(j->checksums);
     free(j);
 }
@@ -60,10 +60,10 @@ static void job_free(struct job *j)
 static void answer_failure(struct job *j)
 {
     status_fail(j->status, "%s", j->sentence);
-    if (j->exchange && j->status == ST_BUSY) // a trainer holds the lease
-        exchange_fail(j->exchange, 409, "conflict_error", j->sentence);
-    else if (j->exchange)
-        exchange_fail_status(j->exchange, j->status);
+    if (j->request && j->status == ST_BUSY) // a trainer holds the lease
+        http_fail(j->request, 409, "conflict_error", j->sentence);
+    else if (j->request)
+        http_fail_status(j->request, j->status);
     job_free(j);
 }
 
@@ -112,10 +112,10 @@ static json_t *info_json(struct server *s, uint64_t version)
         (json_int_t)(w ? w->n_parameters : 0), "control", control_json(s->engine));
 }
 
-static json_t *hex_json(uint64_t x)
+static json_t *hex_json(uint64_t q)
 {
     char text[20];
-    snprintf(text, sizeof text, "%016" PRIx64, x);
+    snprintf(text, sizeof text, "%016" PRIx64, q);
     return json_string(text);
 }
 
@@ -126,7 +126,7 @@ static void facts_deliver(struct inbox_message *message)
         answer_failure(j);
         return;
     }
-    if (j->exchange) {
+    if (j->request) {
         json_t *info = info_json(j->server, j->version);
         json_object_set_new(info, "canary", hex_json(j->canary));
         if (j->want_checksums) {
@@ -135,7 +135,7 @@ static void facts_deliver(struct inbox_message *message)
                 json_array_append_new(sums, hex_json(j->checksums[i]));
             json_object_set_new(info, "checksums", sums);
         }
-        exchange_reply_json(j->exchange, 200, info);
+        http_reply_json(j->request, 200, info);
     }
     job_free(j);
 }
@@ -162,45 +162,45 @@ static void facts_done(void *context, const struct engine_bridge_facts *facts)
     inbox_post(j->server->host.inbox, &j->message);
 }
 
-static bool asked(const struct exchange *x, const char *name)
+static bool asked(const struct http_request *q, const char *name)
 {
-    const char *value = exchange_query(x, name);
+    const char *value = http_query(q, name);
     return value && strcmp(value, "0") != 0 && strcmp(value, "false") != 0;
 }
 
-void handle_bridge_info(void *server, struct exchange *x)
+void handle_bridge_info(void *server, struct http_request *q)
 {
     struct server *s = server;
-    bool checksums = asked(x, "checksums");
-    if (!checksums && !asked(x, "canary")) {
-        exchange_reply_json(x, 200, info_json(s, 0));
+    bool checksums = asked(q, "checksums");
+    if (!checksums && !asked(q, "canary")) {
+        http_reply_json(q, 200, info_json(s, 0));
         return;
     }
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
     if (stats.state == ENGINE_LOADING) {
-        exchange_fail(x, 503, "unavailable_error", "the model is being loaded; try again later");
+        http_fail(q, 503, "unavailable_error", "the model is being loaded; try again later");
         return;
     }
-    struct job *j = job_new(s, x);
+    struct job *j = job_new(s, q);
     if (!j) return;
     j->want_checksums = checksums;
     j->message.deliver = facts_deliver;
     enum status st = engine_bridge_facts(s->engine, checksums, facts_done, j);
     if (st == ST_OK) return;
-    exchange_fail_status(x, st);
+    http_fail_status(q, st);
     job_free(j);
 }
 
 // ---- pause and resume --------------------------------------------------------------------------
 
-static void answer_state(struct server *s, struct exchange *x, const char *status)
+static void answer_state(struct server *s, struct http_request *q, const char *status)
 {
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
-    exchange_reply_json(x, 200,
-                        json_pack("{s:s, s:I}", "status", status, "weight_version",
-                                  (json_int_t)stats.weight_version));
+    http_reply_json(q, 200,
+                    json_pack("{s:s, s:I}", "status", status, "weight_version",
+                              (json_int_t)stats.weight_version));
 }
 
 static void run_pause(uv_work_t *work) // thread pool
@@ -226,15 +226,15 @@ static void after_pause(uv_work_t *work, int cancelled)
         return;
     }
     j->server->paused = true;
-    if (j->exchange) answer_state(j->server, j->exchange, "paused");
+    if (j->request) answer_state(j->server, j->request, "paused");
     job_free(j);
 }
 
-void handle_bridge_pause(void *server, struct exchange *x)
+void handle_bridge_pause(void *server, struct http_request *q)
 {
     struct server *s = server;
-    if (!server_is_open(s, x)) return;
-    struct job *j = job_new(s, x);
+    if (!server_is_open(s, q)) return;
+    struct job *j = job_new(s, q);
     if (!j) return;
     j->work.data = j;
     int e = uv_queue_work(&s->loop, &j->work, run_pause, after_pause);
@@ -244,16 +244,16 @@ void handle_bridge_pause(void *server, struct exchange *x)
     answer_failure(j);
 }
 
-void handle_bridge_resume(void *server, struct exchange *x)
+void handle_bridge_resume(void *server, struct http_request *q)
 {
     struct server *s = server;
     enum status st = engine_resume(s->engine);
     if (st != ST_OK) {
-        exchange_fail_status(x, st);
+        http_fail_status(q, st);
         return;
     }
     s->paused = false;
-    answer_state(s, x, "resumed");
+    answer_state(s, q, "resumed");
 }
 
 // ---- reload ------------------------------------------------------------------------------------
@@ -276,10 +276,10 @@ static void reload_deliver(struct inbox_message *message)
         answer_failure(j);
         return;
     }
-    if (j->exchange)
-        exchange_reply_json(j->exchange, 200,
-                            json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
-                                      (json_int_t)j->version));
+    if (j->request)
+        http_reply_json(j->request, 200,
+                        json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
+                                  (json_int_t)j->version));
     job_free(j);
 }
 
@@ -311,35 +311,34 @@ static enum status draft_to_reload(const struct server *s, const json_t *object,
     return ST_OK;
 }
 
-void handle_reload(void *server, struct exchange *x)
+void handle_reload(void *server, struct http_request *q)
 {
     struct server *s = server;
     size_t len;
-    const char *body = exchange_body(x, &len), *folder = s->model.folder, *draft = NULL;
+    const char *body = http_request_body(q, &len), *folder = s->model.folder, *draft = NULL;
     json_t *object = NULL;
     struct job *j = NULL;
     enum status st = ST_OK;
-    if (!server_is_open(s, x)) return;
+    if (!server_is_open(s, q)) return;
     if (len > 0) { // without a body: the folder it was started with
         CHECK(json_parse("request", body, len, &object));
         CHECK(json_get_string("request", object, "model", &folder));
         CHECK(draft_to_reload(s, object, &draft));
     }
-    j = job_new(s, x);
+    j = job_new(s, q);
     if (!j) goto out;
     j->message.deliver = reload_deliver;
     CHECK(engine_reload(s->engine, folder, draft, reload_done, j));
     j = NULL;
 out:
-    if (st != ST_OK) exchange_fail_status(x, st);
+    if (st != ST_OK) http_fail_status(q, st);
     if (j) job_free(j);
     json_decref(object);
 }
 
-void handle_adapters(void *server, struct exchange *x)
+void handle_adapters(void *server, struct http_request *q)
 {
     (void)server;
-    exchange_fail(
-        x, 501, "not_supported_error",
-        "adapters (LoRA) are not supported yet: this server serves the model's own weights");
+    http_fail(q, 501, "not_supported_error",
+              "adapters (LoRA) are not supported yet: this server serves the model's own weights");
 }

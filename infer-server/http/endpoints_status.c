@@ -26,7 +26,7 @@ const char *server_state(const struct server *s, const struct engine_stats *stat
     return "ok";
 }
 
-bool server_is_open(struct server *s, struct exchange *x)
+bool server_is_open(struct server *s, struct http_request *q)
 {
     struct engine_stats stats;
     const char *detail;
@@ -35,11 +35,11 @@ bool server_is_open(struct server *s, struct exchange *x)
     const char *state = server_state(s, &stats, &detail);
     if (strcmp(state, "ok") == 0) return true;
     snprintf(sentence, sizeof sentence, "%s: %s; try again later", state, detail);
-    exchange_fail(x, 503, "unavailable_error", sentence);
+    http_fail(q, 503, "unavailable_error", sentence);
     return false;
 }
 
-void handle_health(void *server, struct exchange *x)
+void handle_health(void *server, struct http_request *q)
 {
     struct server *s = server;
     struct engine_stats stats;
@@ -47,7 +47,7 @@ void handle_health(void *server, struct exchange *x)
     engine_stats(s->engine, &stats);
     const char *state = server_state(s, &stats, &detail);
     bool ok = strcmp(state, "ok") == 0;
-    if (!ok) exchange_header(x, "Retry-After", "1");
+    if (!ok) http_header(q, "Retry-After", "1");
     json_t *health = json_pack(
         "{s:s, s:I, s:o, s:o, s:b, s:i, s:i, s:i, s:f}", "status", state, "weight_version",
         (json_int_t)stats.weight_version, "model", json_clean_string(s->model.name), "state_detail",
@@ -55,14 +55,14 @@ void handle_health(void *server, struct exchange *x)
         stats.waiting, "max_context", s->model.max_context, "uptime_seconds",
         clock_ms_since(s->start_ns) / 1e3);
     json_object_set_new(health, "warning", json_clean_string(stats.weights_warning));
-    exchange_reply_json(x, ok ? 200 : 503, health);
+    http_reply_json(q, ok ? 200 : 503, health);
 }
 
-void handle_version(void *server, struct exchange *x)
+void handle_version(void *server, struct http_request *q)
 {
     (void)server;
-    exchange_reply_json(
-        x, 200, json_pack("{s:s, s:s}", "version", COMMONWEIGHT_VERSION, "server", "commonweight"));
+    http_reply_json(
+        q, 200, json_pack("{s:s, s:s}", "version", COMMONWEIGHT_VERSION, "server", "commonweight"));
 }
 
 static json_t *model_card(const struct server *s)
@@ -73,27 +73,27 @@ static json_t *model_card(const struct server *s)
                      "max_model_len", s->model.max_context);
 }
 
-void handle_models(void *server, struct exchange *x)
+void handle_models(void *server, struct http_request *q)
 {
-    exchange_reply_json(x, 200,
-                        json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(server)));
+    http_reply_json(q, 200,
+                    json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(server)));
 }
 
-void handle_model(void *server, struct exchange *x)
+void handle_model(void *server, struct http_request *q)
 {
     const struct server *s = server;
-    const char *id = exchange_rest(x);
+    const char *id = http_path_tail(q);
     char sentence[700];
     if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) {
-        exchange_reply_json(x, 200, model_card(s));
+        http_reply_json(q, 200, model_card(s));
         return;
     }
     snprintf(sentence, sizeof sentence, "\"model\" is '%.200s'; this server has '%.200s'", id,
              s->model.name);
-    exchange_fail(x, 404, "not_found_error", sentence);
+    http_fail(q, 404, "not_found_error", sentence);
 }
 
-void handle_metrics(void *server, struct exchange *x)
+void handle_metrics(void *server, struct http_request *q)
 {
     struct server *s = server;
     struct engine_stats stats;
@@ -107,12 +107,12 @@ void handle_metrics(void *server, struct exchange *x)
                                         .engine = &stats,
                                         .paused = s->paused,
                                         .draining = s->draining,
-                                        .open_requests = http_open_exchanges(s->http)};
+                                        .open_requests = http_open_requests(s->http)};
     metrics_write(&s->metrics, &facts, &text);
-    exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
+    http_reply(q, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
 }
 
-static void answer_request_drafts(const struct server *s, struct exchange *x, const char *id)
+static void answer_request_drafts(const struct server *s, struct http_request *q, const char *id)
 {
     struct bytes body = BYTES_INIT;
     struct json_out out = {&body, false}, *o = &out;
@@ -122,37 +122,33 @@ static void answer_request_drafts(const struct server *s, struct exchange *x, co
         snprintf(sentence, sizeof sentence,
                  "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
                  SPEC_WINDOW_SAMPLES, id);
-        exchange_fail(x, 404, "not_found_error", sentence);
+        http_fail(q, 404, "not_found_error", sentence);
         return;
     }
-    json_out_open(o, '{');
-    json_out_key(o, "id");
-    json_out_text(o, e->request_id);
-    json_out_key(o, "samples");
-    json_out_open(o, '[');
+    json_out_open(o, NULL, '{');
+    json_out_text(o, "id", e->request_id);
+    json_out_open(o, "samples", '[');
     for (; e; e = spec_window_find(&s->finished, id, e)) {
-        json_out_open(o, '{');
-        json_out_key(o, "index");
-        json_out_int(o, e->choice);
-        json_out_key(o, "generated_tokens");
-        json_out_int(o, e->telemetry.generated_tokens);
+        json_out_open(o, NULL, '{');
+        json_out_int(o, "index", e->choice);
+        json_out_int(o, "generated_tokens", e->telemetry.generated_tokens);
         put_draft_counts(o, &e->telemetry);
         json_out_close(o, '}');
     }
     json_out_close(o, ']');
     json_out_close(o, '}');
     bytes_puts(&body, "\n");
-    exchange_reply(x, 200, "application/json", &body);
+    http_reply(q, 200, "application/json", &body);
 }
 
 // Totals since the start, as the engine verified them; with ?id= those of a finished request.
-void handle_spec_decode_stats(void *server, struct exchange *x)
+void handle_spec_decode_stats(void *server, struct http_request *q)
 {
     struct server *s = server;
     struct engine_stats e;
-    const char *id = exchange_query(x, "id");
+    const char *id = http_query(q, "id");
     if (id) {
-        answer_request_drafts(s, x, id);
+        answer_request_drafts(s, q, id);
         return;
     }
     engine_stats(s->engine, &e);
@@ -166,13 +162,13 @@ void handle_spec_decode_stats(void *server, struct exchange *x)
         length = json_real(1 + (double)e.num_accepted_tokens / (double)e.num_drafts);
     char method[64];
     speculative_write(e.speculative, method);
-    exchange_reply_json(x, 200,
-                        json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
-                                  method, "num_speculative_tokens", speculative_most(e.speculative),
-                                  "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
-                                  (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
-                                  (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos",
-                                  per_pos, "accept_rate", rate, "mean_acceptance_length", length,
-                                  "generated_tokens", (json_int_t)e.generated_tokens,
-                                  "weight_version", (json_int_t)e.weight_version));
+    http_reply_json(q, 200,
+                    json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
+                              method, "num_speculative_tokens", speculative_most(e.speculative),
+                              "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
+                              (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
+                              (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos",
+                              per_pos, "accept_rate", rate, "mean_acceptance_length", length,
+                              "generated_tokens", (json_int_t)e.generated_tokens, "weight_version",
+                              (json_int_t)e.weight_version));
 }

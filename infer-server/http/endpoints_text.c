@@ -7,79 +7,62 @@
 
 #include <stdlib.h>
 
-struct text_exchange {
+struct text_request {
     struct server *server;
-    struct exchange *exchange; // NULL once it is gone, which happens only while its body is parsed
-    struct answer answer;
+    struct http_request
+        *request; // NULL once it is gone, which happens only while its body is parsed
+    struct response response;
     // while its body is parsed: written by that thread
     bool parsing;
     enum api_kind kind;
     struct api_model model; // a copy: the loop may learn more of its own
-    struct api_request *request;
+    struct api_request *parsed;
     enum status status;
     char sentence[2048];
 };
 
 static void on_close(void *attached, bool answered)
 {
-    struct text_exchange *t = attached;
+    struct text_request *t = attached;
     if (!answered) t->server->metrics.disconnects++;
-    t->exchange = NULL;
+    t->request = NULL;
     if (t->parsing) return; // on_parsed() comes
-    generation_release(t->answer.generation);
+    generation_release(t->response.generation);
     free(t);
 }
 
-static void answer_whole(struct text_exchange *t)
+static void answer_whole(struct text_request *t)
 {
     struct bytes body = BYTES_INIT;
-    switch (generation_request(t->answer.generation)->kind) {
-    case API_COMPLETIONS:
-    case API_CHAT:
-        openai_answer(&t->answer, &body);
-        break;
-    case API_GENERATE:
-        generate_answer(&t->answer, &body);
-        break;
-    case API_INFERENCE:
-        inference_answer(&t->answer, &body);
-        break;
-    case API_ROLLOUTS: // always a stream
-        break;
-    }
-    exchange_reply(t->exchange, 200, "application/json", &body);
+    if (t->kind == API_GENERATE)
+        generate_response(&t->response, &body);
+    else
+        choices_response(&t->response, &body); // rollouts are always a stream
+    http_reply(t->request, 200, "application/json", &body);
 }
 
 static void on_progress(void *context)
 {
-    struct text_exchange *t = context;
-    const struct generation_sample *failure = generation_failure(t->answer.generation);
+    struct text_request *t = context;
+    const struct generation_sample *failure = generation_failure(t->response.generation);
     const char *sentence;
-    if (generation_request(t->answer.generation)->stream) {
-        exchange_wake(t->exchange);
-    } else if (exchange_answered(t->exchange)) {
+    if (t->response.request->stream) {
+        http_wake(t->request);
+    } else if (http_replied(t->request)) {
         return;
     } else if (failure) {
         unsigned code = failure_code(failure, &sentence);
-        exchange_fail(t->exchange, code, "server_error", sentence);
-    } else if (generation_done(t->answer.generation)) {
+        http_fail(t->request, code, "server_error", sentence);
+    } else if (generation_done(t->response.generation)) {
         answer_whole(t);
     }
 }
 
-static enum stream_state produce_events(void *attached, struct exchange *x, struct bytes *to)
+static enum stream_state produce(void *attached, struct http_request *q, struct bytes *to)
 {
-    return openai_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
-}
-
-static enum stream_state produce_tokens(void *attached, struct exchange *x, struct bytes *to)
-{
-    return inference_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
-}
-
-static enum stream_state produce_lines(void *attached, struct exchange *x, struct bytes *to)
-{
-    return rollouts_stream(&((struct text_exchange *)attached)->answer, exchange_expired(x), to);
+    struct text_request *t = attached;
+    return (t->kind == API_ROLLOUTS ? rollouts_stream : choices_stream)(&t->response,
+                                                                        http_expired(q), to);
 }
 
 static enum status check_room(const struct server *s, const struct api_request *r)
@@ -94,125 +77,119 @@ static enum status check_room(const struct server *s, const struct api_request *
 }
 
 // The client's own name for it, where there is one, is a part of the id.
-static void name_response(const struct exchange *x, struct api_request *r)
+static void name_response(const struct http_request *q, struct api_request *r)
 {
     const char *prefix = r->kind == API_CHAT        ? "chatcmpl-"
                          : r->kind == API_INFERENCE ? ""
                                                     : "cmpl-";
-    if (!r->name[0]) snprintf(r->name, sizeof r->name, "%s", exchange_request_id(x));
+    if (!r->name[0]) snprintf(r->name, sizeof r->name, "%s", http_request_id(q));
     snprintf(r->id, sizeof r->id, "%s%s", prefix, r->name);
 }
 
-static void open_stream(struct exchange *x, enum api_kind kind)
-{
-    static const char *const events = "text/event-stream; charset=utf-8";
-    if (kind == API_ROLLOUTS)
-        exchange_stream(x, "application/x-ndjson", produce_lines);
-    else
-        exchange_stream(x, events, kind == API_INFERENCE ? produce_tokens : produce_events);
-}
-
 // Takes the request over, also where it fails.
-static enum status begin(struct text_exchange *t, struct api_request *r)
+static enum status begin(struct text_request *t, struct api_request *r)
 {
     struct server *s = t->server;
-    bool stream = r->stream;
-    enum api_kind kind = r->kind;
-    t->answer.model = &s->model;
-    t->answer.created = clock_wall_s();
-    name_response(t->exchange, r);
-    t->answer.unfinished = r->n_samples;
+    const bool stream = r->stream;
+    name_response(t->request, r);
     enum status st = check_room(s, r);
     if (st != ST_OK) {
         api_request_free(r);
         return st;
     }
-    st = generation_start(&s->host, r, on_progress, t, &t->answer.generation);
+    t->response = (struct response){
+        .model = &s->model, .created = clock_wall_s(), .unfinished = r->n_samples, .request = r};
+    st = generation_start(&s->host, r, on_progress, t, &t->response.generation);
     if (st != ST_OK) return st;
+    t->response.samples = generation_samples(t->response.generation);
     for (int i = 0; i < r->n_prompts; i++)
         metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
-    if (stream) open_stream(t->exchange, kind);
+    if (stream)
+        http_stream(t->request,
+                    t->kind == API_ROLLOUTS ? "application/x-ndjson"
+                                            : "text/event-stream; charset=utf-8",
+                    produce);
     return ST_OK;
 }
 
 // Any thread (body_work.h).
 static void parse(void *context, const char *text, size_t len)
 {
-    struct text_exchange *t = context;
-    t->status = api_request_parse(t->kind, &t->model, text, len, &t->request);
+    struct text_request *t = context;
+    t->status = api_request_parse(t->kind, &t->model, text, len, &t->parsed);
     if (t->status != ST_OK) snprintf(t->sentence, sizeof t->sentence, "%s", status_message());
 }
 
 // Refuses the request, which has come to nothing.
-static void refuse(struct text_exchange *t, enum status st)
+static void refuse(struct text_request *t, enum status st)
 {
-    struct exchange *x = t->exchange;
+    struct http_request *q = t->request;
     t->server->metrics.refused++;
-    exchange_attach(x, NULL, NULL);
+    http_attach(q, NULL, NULL);
     free(t);
-    exchange_fail_status(x, st);
+    http_fail_status(q, st);
 }
 
 // The client may have left meanwhile.
 static void on_parsed(void *context)
 {
-    struct text_exchange *t = context;
+    struct text_request *t = context;
     enum status st = t->status;
     t->server->work--;
     t->parsing = false;
-    if (!t->exchange) {
-        api_request_free(t->request);
+    if (!t->request) {
+        api_request_free(t->parsed);
         free(t);
         return;
     }
     if (st != ST_OK) status_fail(st, "%s", t->sentence);
-    if (st == ST_OK) st = begin(t, t->request);
+    if (st == ST_OK) st = begin(t, t->parsed);
     if (st != ST_OK) refuse(t, st);
 }
 
-static void handle(struct server *s, struct exchange *x, enum api_kind kind)
+static void handle(struct server *s, struct http_request *q, enum api_kind kind)
 {
-    if (!server_is_open(s, x)) {
+    if (!server_is_open(s, q)) {
         s->metrics.refused++;
         return;
     }
-    struct text_exchange *t = calloc(1, sizeof *t);
+    struct text_request *t = calloc(1, sizeof *t);
     if (!t) {
-        exchange_fail(x, 500, "server_error", "out of memory");
+        http_fail(q, 500, "server_error", "out of memory");
         return;
     }
-    *t = (struct text_exchange){
-        .server = s, .exchange = x, .parsing = true, .kind = kind, .model = s->model};
-    exchange_attach(x, t, on_close);
+    *t = (struct text_request){
+        .server = s, .request = q, .parsing = true, .kind = kind, .model = s->model};
+    http_attach(q, t, on_close);
     s->work++;
     const struct body_work work = {parse, on_parsed, t};
-    enum status st = body_work_start(&s->loop, x, &work);
+    enum status st = body_work_start(&s->loop, q, &work);
     if (st == ST_OK) return;
     s->work--;
     refuse(t, st);
 }
 
-void handle_completions(void *server, struct exchange *x)
+void handle_completions(void *server, struct http_request *q)
 {
-    handle(server, x, API_COMPLETIONS);
+    handle(server, q, API_COMPLETIONS);
 }
 
-void handle_chat(void *server, struct exchange *x)
+void handle_chat(void *server, struct http_request *q)
 {
-    handle(server, x, API_CHAT);
+    handle(server, q, API_CHAT);
 }
 
-void handle_rollouts(void *server, struct exchange *x)
+void handle_rollouts(void *server, struct http_request *q)
 {
-    handle(server, x, API_ROLLOUTS);
+    handle(server, q, API_ROLLOUTS);
 }
 
-void handle_generate(void *server, struct exchange *x)
+void handle_generate(void *server, struct http_request *q)
 {
-    handle(server, x, API_GENERATE);
+    handle(server, q, API_GENERATE);
 }
 
-void handle_inference(void *server, struct exchange *x)
+void handle_inference(void *server, struct http_request *q)
 {
-    handle(server, x, API_INFERENCE);
+    handle(server, q, API_INFERENCE);
 }

@@ -13,8 +13,8 @@
 
 struct token_job {
     struct server *server;
-    struct exchange *exchange; // NULL once it is gone
-    struct api_model model;    // a copy
+    struct http_request *request; // NULL once it is gone
+    struct api_model model;       // a copy
     bool tokenize;
     struct bytes answer;
     enum status status;
@@ -105,52 +105,52 @@ static void run(void *context, const char *text, size_t len)
 static void on_close(void *attached, bool answered)
 {
     (void)answered;
-    ((struct token_job *)attached)->exchange = NULL;
+    ((struct token_job *)attached)->request = NULL;
 }
 
 static void done(void *context)
 {
     struct token_job *j = context;
-    struct exchange *x = j->exchange;
+    struct http_request *q = j->request;
     j->server->work--;
-    if (x) exchange_attach(x, NULL, NULL);
-    if (x && j->status == ST_OK) {
-        exchange_reply(x, 200, "application/json", &j->answer);
-    } else if (x) {
+    if (q) http_attach(q, NULL, NULL);
+    if (q && j->status == ST_OK) {
+        http_reply(q, 200, "application/json", &j->answer);
+    } else if (q) {
         status_fail(j->status, "%s", j->sentence);
-        exchange_fail_status(x, j->status);
+        http_fail_status(q, j->status);
     }
     bytes_release(&j->answer);
     free(j);
 }
 
-static void handle(struct server *s, struct exchange *x, bool to_tokens)
+static void handle(struct server *s, struct http_request *q, bool to_tokens)
 {
     struct token_job *j = calloc(1, sizeof *j);
     if (!j) {
-        exchange_fail(x, 500, "server_error", "out of memory");
+        http_fail(q, 500, "server_error", "out of memory");
         return;
     }
-    *j = (struct token_job){.server = s, .exchange = x, .model = s->model, .tokenize = to_tokens};
+    *j = (struct token_job){.server = s, .request = q, .model = s->model, .tokenize = to_tokens};
     const struct body_work work = {run, done, j};
-    exchange_attach(x, j, on_close);
+    http_attach(q, j, on_close);
     s->work++;
-    enum status st = body_work_start(&s->loop, x, &work);
+    enum status st = body_work_start(&s->loop, q, &work);
     if (st == ST_OK) return;
     s->work--;
-    exchange_attach(x, NULL, NULL);
+    http_attach(q, NULL, NULL);
     free(j);
-    exchange_fail_status(x, st);
+    http_fail_status(q, st);
 }
 
-void handle_tokenize(void *server, struct exchange *x)
+void handle_tokenize(void *server, struct http_request *q)
 {
-    if (server_is_open(server, x)) handle(server, x, true);
+    if (server_is_open(server, q)) handle(server, q, true);
 }
 
-void handle_detokenize(void *server, struct exchange *x)
+void handle_detokenize(void *server, struct http_request *q)
 {
-    handle(server, x, false);
+    handle(server, q, false);
 }
 
 // Special tokens are strings, or objects that have one.
@@ -202,17 +202,17 @@ out:
     return st;
 }
 
-void handle_tokenizer_info(void *server, struct exchange *x)
+void handle_tokenizer_info(void *server, struct http_request *q)
 {
     struct server *s = server;
     json_t *info = NULL;
     if (!s->tokenizer) {
-        exchange_fail(x, 404, "not_found_error", "the model's folder has no tokenizer.json");
+        http_fail(q, 404, "not_found_error", "the model's folder has no tokenizer.json");
         return;
     }
     enum status st = read_info(s->model.folder, &info);
     if (st == ST_OK)
-        exchange_reply_json(x, 200, info);
+        http_reply_json(q, 200, info);
     else
-        exchange_fail_status(x, st);
+        http_fail_status(q, st);
 }

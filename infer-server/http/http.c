@@ -61,12 +61,12 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     http_run_due(poll->data);
 }
 
-void exchange_resume(struct exchange *x)
+void http_resume(struct http_request *q)
 {
-    if (!x->suspended) return;
-    x->suspended = false;
-    MHD_resume_connection(x->connection);
-    uv_timer_start(&x->listener->timer, on_timer, 0, 0);
+    if (!q->suspended) return;
+    q->suspended = false;
+    MHD_resume_connection(q->connection);
+    uv_timer_start(&q->listener->timer, on_timer, 0, 0);
 }
 
 // ---- connections -------------------------------------------------------------------------------
@@ -120,59 +120,59 @@ static struct connection *connection_of(struct MHD_Connection *mhd)
 
 // ---- exchanges ---------------------------------------------------------------------------------
 
-static struct exchange *exchange_new(struct listener *l, struct MHD_Connection *connection)
+static struct http_request *http_request_new(struct listener *l, struct MHD_Connection *connection)
 {
     struct connection *socket = connection_of(connection);
-    struct exchange *x = socket ? calloc(1, sizeof *x) : NULL;
-    if (!x) return NULL;
+    struct http_request *q = socket ? calloc(1, sizeof *q) : NULL;
+    if (!q) return NULL;
     struct http *h = l->http;
-    socket->exchange = x;
+    socket->request = q;
     socket->used = true;
-    x->listener = l;
-    x->connection = connection;
-    x->socket = socket;
-    x->since_ns = clock_now_ns();
-    x->deadline_ns = clock_deadline_ns(1000LL * h->options.request_timeout_s);
-    h->n_exchanges++;
-    return x;
+    q->listener = l;
+    q->connection = connection;
+    q->socket = socket;
+    q->since_ns = clock_now_ns();
+    q->deadline_ns = clock_deadline_ns(1000LL * h->options.request_timeout_s);
+    h->n_requests++;
+    return q;
 }
 
 // The request's body is needed no more.
-static void drop_body(struct exchange *x)
+static void drop_body(struct http_request *q)
 {
-    x->listener->http->buffered -= x->buffered;
-    x->buffered = 0;
-    bytes_release(&x->body);
+    q->listener->http->buffered -= q->buffered;
+    q->buffered = 0;
+    bytes_release(&q->body);
 }
 
-static void exchange_free(struct exchange *x, bool answered)
+static void http_request_free(struct http_request *q, bool answered)
 {
-    if (x->on_close) x->on_close(x->attached, answered);
-    if (x->route && x->route->path)
-        log_debug("%s %s: %u, %.1f ms%s", x->route->method, x->route->path, x->code,
-                  clock_ms_since(x->since_ns), answered ? "" : ", the client had left");
-    x->socket->exchange = NULL;
-    x->socket->since_ns = clock_now_ns();
-    x->listener->http->n_exchanges--;
-    drop_body(x);
-    bytes_release(&x->reply);
-    free(x);
+    if (q->on_close) q->on_close(q->attached, answered);
+    if (q->route && q->route->path)
+        log_debug("%s %s: %u, %.1f ms%s", q->route->method, q->route->path, q->code,
+                  clock_ms_since(q->since_ns), answered ? "" : ", the client had left");
+    q->socket->request = NULL;
+    q->socket->since_ns = clock_now_ns();
+    q->listener->http->n_requests--;
+    drop_body(q);
+    bytes_release(&q->reply);
+    free(q);
 }
 
-const char *exchange_body(const struct exchange *x, size_t *ret_len)
+const char *http_request_body(const struct http_request *q, size_t *ret_len)
 {
-    *ret_len = x->body.len;
-    return bytes_text(&x->body);
+    *ret_len = q->body.len;
+    return bytes_text(&q->body);
 }
 
-struct http_body *exchange_take_body(struct exchange *x)
+struct http_body *http_take_body(struct http_request *q)
 {
     struct http_body *body = malloc(sizeof *body);
     if (!body) return NULL;
-    *body = (struct http_body){.http = x->listener->http, .bytes = x->body};
+    *body = (struct http_body){.http = q->listener->http, .bytes = q->body};
     body->http->users++;
-    x->body = (struct bytes)BYTES_INIT;
-    x->buffered = 0;
+    q->body = (struct bytes)BYTES_INIT;
+    q->buffered = 0;
     return body;
 }
 
@@ -191,61 +191,61 @@ void http_body_free(struct http_body *body)
     free(body);
 }
 
-const char *exchange_rest(const struct exchange *x)
+const char *http_path_tail(const struct http_request *q)
 {
-    return x->rest;
+    return q->rest;
 }
 
-const char *exchange_request_id(const struct exchange *x)
+const char *http_request_id(const struct http_request *q)
 {
-    return x->request_id;
+    return q->request_id;
 }
 
-const char *exchange_query(const struct exchange *x, const char *name)
+const char *http_query(const struct http_request *q, const char *name)
 {
-    return MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+    return MHD_lookup_connection_value(q->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
-void exchange_attach(struct exchange *x, void *attached,
-                     void (*on_close)(void *attached, bool answered))
+void http_attach(struct http_request *q, void *attached,
+                 void (*on_close)(void *attached, bool answered))
 {
-    x->attached = attached;
-    x->on_close = on_close;
+    q->attached = attached;
+    q->on_close = on_close;
 }
 
-bool exchange_answered(const struct exchange *x)
+bool http_replied(const struct http_request *q)
 {
-    return x->state >= REPLY_READY;
+    return q->state >= REPLY_READY;
 }
 
-bool exchange_expired(const struct exchange *x)
+bool http_expired(const struct http_request *q)
 {
-    return x->expired;
+    return q->expired;
 }
 
-void exchange_header(struct exchange *x, const char *name, const char *value)
+void http_header(struct http_request *q, const char *name, const char *value)
 {
-    if (x->n_headers == HEADERS_MAX) return;
-    snprintf(x->headers[x->n_headers].name, sizeof x->headers[0].name, "%s", name);
-    snprintf(x->headers[x->n_headers++].value, sizeof x->headers[0].value, "%s", value);
+    if (q->n_headers == HEADERS_MAX) return;
+    snprintf(q->headers[q->n_headers].name, sizeof q->headers[0].name, "%s", name);
+    snprintf(q->headers[q->n_headers++].value, sizeof q->headers[0].value, "%s", value);
 }
 
-void exchange_reply(struct exchange *x, unsigned code, const char *content_type, struct bytes *body)
+void http_reply(struct http_request *q, unsigned code, const char *content_type, struct bytes *body)
 {
-    if (exchange_answered(x)) {
+    if (http_replied(q)) {
         bytes_release(body);
         return;
     }
-    x->state = REPLY_READY;
-    x->code = body->failed ? 500 : code;
-    x->content_type = content_type;
-    x->reply = *body;
+    q->state = REPLY_READY;
+    q->code = body->failed ? 500 : code;
+    q->content_type = content_type;
+    q->reply = *body;
     *body = (struct bytes)BYTES_INIT;
-    drop_body(x);
-    exchange_resume(x);
+    drop_body(q);
+    http_resume(q);
 }
 
-void exchange_reply_json(struct exchange *x, unsigned code, json_t *value)
+void http_reply_json(struct http_request *q, unsigned code, json_t *value)
 {
     struct bytes body = BYTES_INIT;
     char *text = value ? json_dumps(value, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
@@ -254,9 +254,9 @@ void exchange_reply_json(struct exchange *x, unsigned code, json_t *value)
         bytes_puts(&body, text);
         bytes_puts(&body, "\n");
         free(text);
-        exchange_reply(x, code, "application/json", &body);
+        http_reply(q, code, "application/json", &body);
     } else {
-        exchange_fail(x, 500, "server_error", "out of memory while writing the answer");
+        http_fail(q, 500, "server_error", "out of memory while writing the answer");
     }
 }
 
@@ -288,22 +288,22 @@ void http_error_object(struct bytes *to, unsigned code, const char *type, const 
     error_object(to, code, NULL, type, sentence);
 }
 
-static void fail_as(struct exchange *x, unsigned code, const char *name, const char *type,
+static void fail_as(struct http_request *q, unsigned code, const char *name, const char *type,
                     const char *sentence)
 {
     struct bytes body = BYTES_INIT;
     error_object(&body, code, name, type, sentence);
     bytes_puts(&body, "\n");
-    if (code == 429 || code == 503) exchange_header(x, "Retry-After", "1");
-    exchange_reply(x, code, "application/json", &body);
+    if (code == 429 || code == 503) http_header(q, "Retry-After", "1");
+    http_reply(q, code, "application/json", &body);
 }
 
-void exchange_fail(struct exchange *x, unsigned code, const char *type, const char *sentence)
+void http_fail(struct http_request *q, unsigned code, const char *type, const char *sentence)
 {
-    fail_as(x, code, NULL, type, sentence);
+    fail_as(q, code, NULL, type, sentence);
 }
 
-void exchange_fail_status(struct exchange *x, enum status st)
+void http_fail_status(struct http_request *q, enum status st)
 {
     const char *sentence = status_message();
     switch (st) {
@@ -311,107 +311,107 @@ void exchange_fail_status(struct exchange *x, enum status st)
     case ST_FORMAT:
     case ST_UNSUPPORTED:
     case ST_MISMATCH:
-        exchange_fail(x, 400, "invalid_request_error", sentence);
+        http_fail(q, 400, "invalid_request_error", sentence);
         break;
     case ST_TOO_LONG:
-        fail_as(x, 400, "context_length_exceeded", "invalid_request_error", sentence);
+        fail_as(q, 400, "context_length_exceeded", "invalid_request_error", sentence);
         break;
     case ST_NOT_FOUND:
-        exchange_fail(x, 404, "not_found_error", sentence);
+        http_fail(q, 404, "not_found_error", sentence);
         break;
     case ST_BUSY:
-        exchange_fail(x, 429, "rate_limit_error", sentence);
+        http_fail(q, 429, "rate_limit_error", sentence);
         break;
     case ST_TORN:
     case ST_CANCELLED:
-        exchange_fail(x, 503, "unavailable_error", sentence);
+        http_fail(q, 503, "unavailable_error", sentence);
         break;
     case ST_TIMEOUT:
-        exchange_fail(x, 504, "timeout_error", sentence);
+        http_fail(q, 504, "timeout_error", sentence);
         break;
     default:
-        exchange_fail(x, 500, "server_error", sentence);
+        http_fail(q, 500, "server_error", sentence);
     }
 }
 
-void exchange_stream(struct exchange *x, const char *content_type, stream_producer produce)
+void http_stream(struct http_request *q, const char *content_type, stream_producer produce)
 {
-    x->state = REPLY_READY;
-    x->code = 200;
-    x->content_type = content_type;
-    x->streaming = true;
-    x->produce = produce;
-    drop_body(x);
-    exchange_resume(x);
+    q->state = REPLY_READY;
+    q->code = 200;
+    q->content_type = content_type;
+    q->streaming = true;
+    q->produce = produce;
+    drop_body(q);
+    http_resume(q);
 }
 
-void exchange_wake(struct exchange *x)
+void http_wake(struct http_request *q)
 {
-    if (x->streaming) exchange_resume(x);
+    if (q->streaming) http_resume(q);
 }
 
 // ---- libmicrohttpd's callbacks -----------------------------------------------------------------
 
 static ssize_t read_stream(void *context, uint64_t position, char *buffer, size_t max)
 {
-    struct exchange *x = context;
+    struct http_request *q = context;
     (void)position;
-    while (x->sent == x->body.len && !x->stream_ended && !x->gone) {
-        bytes_clear(&x->body);
-        x->sent = 0;
-        enum stream_state state = x->produce(x->attached, x, &x->body);
-        if (x->body.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
-        x->stream_ended = state == STREAM_END;
+    while (q->sent == q->body.len && !q->stream_ended && !q->gone) {
+        bytes_clear(&q->body);
+        q->sent = 0;
+        enum stream_state state = q->produce(q->attached, q, &q->body);
+        if (q->body.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        q->stream_ended = state == STREAM_END;
         if (state != STREAM_MORE) break;
     }
-    if (x->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
-    size_t n = x->body.len - x->sent;
-    if (n == 0 && x->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (q->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
+    size_t n = q->body.len - q->sent;
+    if (n == 0 && q->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
     if (n == 0) {
-        x->suspended = true;
-        MHD_suspend_connection(x->connection);
+        q->suspended = true;
+        MHD_suspend_connection(q->connection);
         return 0;
     }
     if (n > max) n = max;
-    memcpy(buffer, x->body.data + x->sent, n);
-    x->sent += n;
+    memcpy(buffer, q->body.data + q->sent, n);
+    q->sent += n;
     return (ssize_t)n;
 }
 
-static enum MHD_Result queue_reply(struct exchange *x)
+static enum MHD_Result queue_reply(struct http_request *q)
 {
     struct MHD_Response *response;
-    if (x->streaming) {
+    if (q->streaming) {
         response =
-            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32 << 10, read_stream, x, NULL);
+            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32 << 10, read_stream, q, NULL);
     } else {
-        response = MHD_create_response_from_buffer(x->reply.len, (void *)bytes_text(&x->reply),
-                                                   x->reply.len ? MHD_RESPMEM_MUST_FREE
+        response = MHD_create_response_from_buffer(q->reply.len, (void *)bytes_text(&q->reply),
+                                                   q->reply.len ? MHD_RESPMEM_MUST_FREE
                                                                 : MHD_RESPMEM_PERSISTENT);
-        if (response && x->reply.len) x->reply = (struct bytes)BYTES_INIT;
+        if (response && q->reply.len) q->reply = (struct bytes)BYTES_INIT;
     }
     if (!response) return MHD_NO;
-    MHD_add_response_header(response, "Content-Type", x->content_type);
-    if (x->streaming) MHD_add_response_header(response, "Cache-Control", "no-cache");
-    MHD_add_response_header(response, "X-Request-Id", x->request_id);
-    if (x->close_after) MHD_add_response_header(response, "Connection", "close");
-    for (int i = 0; i < x->n_headers; i++)
-        MHD_add_response_header(response, x->headers[i].name, x->headers[i].value);
-    enum MHD_Result result = MHD_queue_response(x->connection, x->code, response);
+    MHD_add_response_header(response, "Content-Type", q->content_type);
+    if (q->streaming) MHD_add_response_header(response, "Cache-Control", "no-cache");
+    MHD_add_response_header(response, "X-Request-Id", q->request_id);
+    if (q->close_after) MHD_add_response_header(response, "Connection", "close");
+    for (int i = 0; i < q->n_headers; i++)
+        MHD_add_response_header(response, q->headers[i].name, q->headers[i].value);
+    enum MHD_Result result = MHD_queue_response(q->connection, q->code, response);
     MHD_destroy_response(response);
-    x->state = SENDING;
+    q->state = SENDING;
     return result;
 }
 
-static const char *header_of(const struct exchange *x, const char *name)
+static const char *header_of(const struct http_request *q, const char *name)
 {
-    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+    return MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, name);
 }
 
-static bool key_is_right(const struct exchange *x)
+static bool key_is_right(const struct http_request *q)
 {
-    const char *key = x->listener->http->options.api_key;
-    const char *given = header_of(x, "Authorization");
+    const char *key = q->listener->http->options.api_key;
+    const char *given = header_of(q, "Authorization");
     if (!given || strncasecmp(given, "Bearer ", 7) != 0) return false;
     given += 7;
     return strlen(given) == strlen(key) && CRYPTO_memcmp(given, key, strlen(key)) == 0;
@@ -421,55 +421,55 @@ static bool key_is_right(const struct exchange *x)
 // file mode has decided for its clients. TCP asks for the key; without one, whoever is on this
 // machine may come, so that what changes the server is not to be had there, and web pages are kept
 // out.
-static void check_access(struct exchange *x)
+static void check_access(struct http_request *q)
 {
-    const struct http_options *o = &x->listener->http->options;
-    enum http_access access = x->route ? x->route->access : HTTP_NEEDS_KEY;
-    if (!x->listener->tcp) return;
+    const struct http_options *o = &q->listener->http->options;
+    enum http_access access = q->route ? q->route->access : HTTP_NEEDS_KEY;
+    if (!q->listener->tcp) return;
     if (o->api_key) {
-        if (access == HTTP_OPEN || key_is_right(x)) return;
-        exchange_header(x, "WWW-Authenticate", "Bearer");
-        exchange_fail(x, 401, "authentication_error",
-                      "this address needs the API key: send it as 'Authorization: Bearer KEY'");
+        if (access == HTTP_OPEN || key_is_right(q)) return;
+        http_header(q, "WWW-Authenticate", "Bearer");
+        http_fail(q, 401, "authentication_error",
+                  "this address needs the API key: send it as 'Authorization: Bearer KEY'");
         return;
     }
-    const char *host = header_of(x, "Host"), *origin = header_of(x, "Origin");
+    const char *host = header_of(q, "Host"), *origin = header_of(q, "Origin");
     char sentence[400];
     if (host && !host_is_allowed(host, o->allowed_hosts)) {
         snprintf(sentence, sizeof sentence,
                  "Host '%.100s' is none of this server's names: ask it as localhost, or start it "
                  "with --allowed-hosts or --api-key-file",
                  host);
-        exchange_fail(x, 403, "permission_error", sentence);
+        http_fail(q, 403, "permission_error", sentence);
     } else if (origin && !origin_is_allowed(origin, o->allowed_hosts)) {
         snprintf(sentence, sizeof sentence,
                  "pages of '%.100s' may not ask this server: start it with --allowed-hosts or "
                  "--api-key-file if they are to",
                  origin);
-        exchange_fail(x, 403, "permission_error", sentence);
+        http_fail(q, 403, "permission_error", sentence);
     } else if (access == HTTP_ADMIN) {
         snprintf(sentence, sizeof sentence,
                  "%.60s is there on the Unix socket, and on TCP only with --api-key-file",
-                 x->route->path);
-        exchange_fail(x, 403, "permission_error", sentence);
+                 q->route->path);
+        http_fail(q, 403, "permission_error", sentence);
     }
 }
 
 // The client's name for its request, where it is of printable ASCII and not too long, or a new one.
-static void name_request(struct exchange *x)
+static void name_request(struct http_request *q)
 {
-    const char *given = header_of(x, "X-Request-Id");
+    const char *given = header_of(q, "X-Request-Id");
     size_t n = given ? strlen(given) : 0;
     for (size_t i = 0; i < n; i++)
         if (given[i] < 0x20 || given[i] > 0x7e) n = 0;
     if (n > 0 && n <= REQUEST_ID_MAX) {
-        memcpy(x->request_id, given, n + 1);
+        memcpy(q->request_id, given, n + 1);
         return;
     }
     unsigned char random[16] = {0};
-    if (getrandom(random, sizeof random, 0) != sizeof random) memcpy(random, &x, sizeof x);
+    if (getrandom(random, sizeof random, 0) != sizeof random) memcpy(random, &q, sizeof q);
     for (size_t i = 0; i < sizeof random; i++)
-        snprintf(x->request_id + 2 * i, 3, "%02x", random[i]);
+        snprintf(q->request_id + 2 * i, 3, "%02x", random[i]);
 }
 
 // Clients end paths with a slash now and then. ret_rest: what stands behind a route's "/a/".
@@ -486,80 +486,80 @@ static bool path_is(const char *path, const char *url, const char **ret_rest)
 }
 
 // Finds the route; where there is none, or it may not be used, the exchange has its answer already.
-static void find_route(struct exchange *x, const char *url, const char *method)
+static void find_route(struct http_request *q, const char *url, const char *method)
 {
-    const struct http_options *o = &x->listener->http->options;
+    const struct http_options *o = &q->listener->http->options;
     const char *wanted = strcmp(method, "HEAD") == 0 ? "GET" : method;
     char allow[64] = "", sentence[256];
     for (const struct http_route *r = o->routes; r->path; r++) {
-        if (!path_is(r->path, url, &x->rest)) continue;
+        if (!path_is(r->path, url, &q->rest)) continue;
         if (strcmp(r->method, wanted) == 0) {
-            x->route = r;
+            q->route = r;
             break;
         }
         snprintf(allow, sizeof allow, "%s%s", r->method, strcmp(r->method, "GET") ? "" : ", HEAD");
     }
-    check_access(x);
-    if (exchange_answered(x)) return;
-    if (!x->route && allow[0]) {
-        exchange_header(x, "Allow", allow);
+    check_access(q);
+    if (http_replied(q)) return;
+    if (!q->route && allow[0]) {
+        http_header(q, "Allow", allow);
         snprintf(sentence, sizeof sentence, "%.100s takes %s, not %.20s", url, allow, method);
-        exchange_fail(x, 405, "invalid_request_error", sentence);
-    } else if (!x->route) {
+        http_fail(q, 405, "invalid_request_error", sentence);
+    } else if (!q->route) {
         snprintf(sentence, sizeof sentence, "there is no %.150s here", url);
-        exchange_fail(x, 404, "not_found_error", sentence);
+        http_fail(q, 404, "not_found_error", sentence);
     }
 }
 
-static void fail_too_large(struct exchange *x)
+static void fail_too_large(struct http_request *q)
 {
     char sentence[128];
     snprintf(sentence, sizeof sentence, "the body is larger than %zu bytes (--max-body)",
-             x->listener->http->options.max_body);
-    x->close_after = true;
-    exchange_fail(x, 413, "invalid_request_error", sentence);
+             q->listener->http->options.max_body);
+    q->close_after = true;
+    http_fail(q, 413, "invalid_request_error", sentence);
 }
 
 // Answers before the body has come where it would be refused anyway and the client waits for leave
 // to send it, or would send more than is worth reading.
-static bool answer_early(struct exchange *x)
+static bool answer_early(struct http_request *q)
 {
-    const char *expect = header_of(x, "Expect"), *length = header_of(x, "Content-Length");
+    const char *expect = header_of(q, "Expect"), *length = header_of(q, "Content-Length");
     unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
-    if (!exchange_answered(x) && n > x->listener->http->options.max_body) fail_too_large(x);
-    return exchange_answered(x) && (expect || n > DRAIN_BYTES || x->code == 401 || x->code == 403);
+    if (!http_replied(q) && n > q->listener->http->options.max_body) fail_too_large(q);
+    return http_replied(q) && (expect || n > DRAIN_BYTES || q->code == 401 || q->code == 403);
 }
 
-static void fail_no_room(struct exchange *x)
+static void fail_no_room(struct http_request *q)
 {
     char sentence[160];
     snprintf(sentence, sizeof sentence,
              "the bodies of the requests under way are over %zu bytes together (--max-buffered); "
              "try again later",
-             x->listener->http->options.max_buffered);
-    exchange_fail(x, 429, "rate_limit_error", sentence);
+             q->listener->http->options.max_buffered);
+    http_fail(q, 429, "rate_limit_error", sentence);
 }
 
-static enum MHD_Result take_body(struct exchange *x, const char *data, size_t *size)
+static enum MHD_Result take_body(struct http_request *q, const char *data, size_t *size)
 {
-    struct http *h = x->listener->http;
+    struct http *h = q->listener->http;
     size_t n = *size;
     *size = 0;
-    x->body_seen += n;
-    if (exchange_answered(x)) // refused already: read on, so that the client gets to its answer
-        return x->body_seen <= DRAIN_BYTES + h->options.max_body ? MHD_YES : MHD_NO;
-    if (x->body_seen > h->options.max_body) {
-        fail_too_large(x);
+    q->body_seen += n;
+    if (http_replied(q)) // refused already: read on, so that the client gets to its answer
+        return q->body_seen <= DRAIN_BYTES + h->options.max_body ? MHD_YES : MHD_NO;
+    if (q->body_seen > h->options.max_body) {
+        fail_too_large(q);
         return MHD_YES;
     }
     if (h->buffered + n > h->options.max_buffered) {
-        fail_no_room(x);
+        fail_no_room(q);
         return MHD_YES;
     }
     h->buffered += n;
-    x->buffered += n;
-    bytes_append(&x->body, data, n);
-    return bytes_status(&x->body) == ST_OK ? MHD_YES : MHD_NO;
+    q->buffered += n;
+    bytes_append(&q->body, data, n);
+    return bytes_status(&q->body) == ST_OK ? MHD_YES : MHD_NO;
 }
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url,
@@ -567,27 +567,27 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
                                   size_t *size, void **con_cls)
 {
     struct listener *l = context;
-    struct exchange *x = *con_cls;
+    struct http_request *q = *con_cls;
     (void)version;
-    if (!x) {
-        x = l->http->closing ? NULL : exchange_new(l, connection);
-        if (!x) return MHD_NO;
-        *con_cls = x;
-        name_request(x);
-        find_route(x, url, method);
-        return answer_early(x) ? queue_reply(x) : MHD_YES;
+    if (!q) {
+        q = l->http->closing ? NULL : http_request_new(l, connection);
+        if (!q) return MHD_NO;
+        *con_cls = q;
+        name_request(q);
+        find_route(q, url, method);
+        return answer_early(q) ? queue_reply(q) : MHD_YES;
     }
-    if (*size > 0) return take_body(x, data, size);
-    if (x->gone) return MHD_NO;
-    x->received = true;
-    if (x->state == READING) {
-        x->state = WAITING;
-        x->deadline_ns = clock_deadline_ns(1000LL * l->http->options.request_timeout_s);
-        x->route->handle(l->http->options.context, x);
+    if (*size > 0) return take_body(q, data, size);
+    if (q->gone) return MHD_NO;
+    q->received = true;
+    if (q->state == READING) {
+        q->state = WAITING;
+        q->deadline_ns = clock_deadline_ns(1000LL * l->http->options.request_timeout_s);
+        q->route->handle(l->http->options.context, q);
     }
-    if (x->state == REPLY_READY) return queue_reply(x);
-    if (x->state == WAITING) {
-        x->suspended = true;
+    if (q->state == REPLY_READY) return queue_reply(q);
+    if (q->state == WAITING) {
+        q->suspended = true;
         MHD_suspend_connection(connection);
     }
     return MHD_YES;
@@ -596,10 +596,10 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
 static void on_completed(void *context, struct MHD_Connection *connection, void **con_cls,
                          enum MHD_RequestTerminationCode code)
 {
-    struct exchange *x = *con_cls;
+    struct http_request *q = *con_cls;
     (void)context;
     (void)connection;
-    if (x) exchange_free(x, code == MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->gone);
+    if (q) http_request_free(q, code == MHD_REQUEST_TERMINATED_COMPLETED_OK && !q->gone);
     *con_cls = NULL;
 }
 
@@ -645,9 +645,9 @@ enum status http_listen(struct http *h, int fd, bool tcp)
     return ST_OK;
 }
 
-int http_open_exchanges(const struct http *h)
+int http_open_requests(const struct http *h)
 {
-    return h->n_exchanges;
+    return h->n_requests;
 }
 
 void http_unref(struct http *h)
@@ -669,9 +669,9 @@ void http_close(struct http *h)
     // are woken, and in the last round none may go to sleep, and no new one begin.
     h->closing = true;
     for (struct connection *c = h->connections; c; c = c->next) {
-        if (!c->exchange) continue;
-        c->exchange->gone = true;
-        exchange_resume(c->exchange);
+        if (!c->request) continue;
+        c->request->gone = true;
+        http_resume(c->request);
     }
     for (int i = 0; i < h->n_listeners; i++) {
         struct listener *l = &h->listeners[i];

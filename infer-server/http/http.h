@@ -1,7 +1,7 @@
 /* http.h: HTTP/1.1 for handlers that answer later: libmicrohttpd run from the libuv loop. All on
  * the loop's thread.
  *
- * A handler is called once the whole body is there. It answers at once (exchange_reply...), or
+ * A handler is called once the whole body is there. It answers at once (http_reply...), or
  * later from any other callback of the loop, or opens a stream whose text a producer hands over
  * piece by piece as the client takes it: nothing is queued for a client that does not read. While
  * nothing is to be said the connection sleeps; that the client has left is noticed within 100 ms.
@@ -14,9 +14,9 @@
 #include <uv.h>
 
 struct http;
-struct exchange; // one request and its answer; gone after on_close
+struct http_request; // one request and its answer; gone after on_close
 
-typedef void (*http_handler)(void *context, struct exchange *x);
+typedef void (*http_handler)(void *context, struct http_request *q);
 // Who may ask, over TCP; on the Unix socket everybody may.
 enum http_access {
     HTTP_NEEDS_KEY, // the API key, where there is one
@@ -25,7 +25,7 @@ enum http_access {
 };
 struct http_route {
     const char *method, *path; // "GET" also serves HEAD; path NULL ends the table; "/a/*": all
-                               // below /a/ (exchange_rest)
+                               // below /a/ (http_path_tail)
     http_handler handle;
     enum http_access access;
 };
@@ -44,45 +44,46 @@ struct http_options {
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret);
 // Takes a listening socket over. At most two.
 enum status http_listen(struct http *h, int fd, bool tcp);
-int http_open_exchanges(const struct http *h);
+int http_open_requests(const struct http *h);
 void http_close(struct http *h); // ends every connection; memory goes when the loop has run once
                                  // more, and with the last body that was taken
 
 // ---- one exchange ------------------------------------------------------------------------------
-const char *exchange_body(const struct exchange *x, size_t *ret_len);
+const char *http_request_body(const struct http_request *q, size_t *ret_len);
 // The body for work that may outlive the exchange, which has none any more; NULL: out of memory.
 // Its text may be read by another thread; it is freed on the loop's.
 struct http_body;
-struct http_body *exchange_take_body(struct exchange *x);
+struct http_body *http_take_body(struct http_request *q);
 const char *http_body_text(const struct http_body *body, size_t *ret_len);
 void http_body_free(struct http_body *body);                            // NULL is fine
-const char *exchange_query(const struct exchange *x, const char *name); // NULL: not given
-const char *exchange_rest(const struct exchange *x); // of the path, behind a route's "/a/"
+const char *http_query(const struct http_request *q, const char *name); // NULL: not given
+const char *http_path_tail(const struct http_request *q); // of the path, behind a route's "/a/"
 // X-Request-Id as the client sent it, or one made up; it stands in the response's header.
-const char *exchange_request_id(const struct exchange *x);
+const char *http_request_id(const struct http_request *q);
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the
 // client has left (answered: false).
-void exchange_attach(struct exchange *x, void *attached,
-                     void (*on_close)(void *attached, bool answered));
-bool exchange_answered(const struct exchange *x);
-bool exchange_expired(const struct exchange *x); // request_timeout has passed: streams must end
+void http_attach(struct http_request *q, void *attached,
+                 void (*on_close)(void *attached, bool answered));
+bool http_replied(const struct http_request *q);
+bool http_expired(const struct http_request *q); // request_timeout has passed: streams must end
 
-void exchange_header(struct exchange *x, const char *name, const char *value); // before the reply
-void exchange_reply(struct exchange *x, unsigned code, const char *content_type,
-                    struct bytes *body); // takes the body's memory
-void exchange_reply_json(struct exchange *x, unsigned code, json_t *value); // takes the reference
+void http_header(struct http_request *q, const char *name, const char *value); // before the reply
+void http_reply(struct http_request *q, unsigned code, const char *content_type,
+                struct bytes *body); // takes the body's memory
+void http_reply_json(struct http_request *q, unsigned code, json_t *value); // takes the reference
 // OpenAI's error object. param may be NULL: then the first quoted word of the sentence is the
 // field.
-void exchange_fail(struct exchange *x, unsigned code, const char *type, const char *sentence);
+void http_fail(struct http_request *q, unsigned code, const char *type, const char *sentence);
 // The last error of this thread (status.h) as the HTTP status that fits: ST_INVALID 400, ST_BUSY
 // 429...
-void exchange_fail_status(struct exchange *x, enum status st);
+void http_fail_status(struct http_request *q, enum status st);
 void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence);
 
 enum stream_state { STREAM_MORE, STREAM_WAIT, STREAM_END };
-// Appends some text: more may follow at once, or later (exchange_wake), or never.
-typedef enum stream_state (*stream_producer)(void *attached, struct exchange *x, struct bytes *to);
-void exchange_stream(struct exchange *x, const char *content_type, stream_producer produce);
-void exchange_wake(struct exchange *x); // the producer has something
+// Appends some text: more may follow at once, or later (http_wake), or never.
+typedef enum stream_state (*stream_producer)(void *attached, struct http_request *q,
+                                             struct bytes *to);
+void http_stream(struct http_request *q, const char *content_type, stream_producer produce);
+void http_wake(struct http_request *q); // the producer has something
 
 #endif

@@ -25,7 +25,7 @@ struct http {
     uv_loop_t *loop;
     struct http_options options;
     struct listener listeners[LISTENERS_MAX];
-    int n_listeners, n_connections, n_exchanges;
+    int n_listeners, n_connections, n_requests;
     int users; // open handles, and bodies that were taken: the last frees this
     bool closing;
     size_t buffered; // bytes of request bodies
@@ -39,22 +39,22 @@ struct http {
 struct connection {
     struct connection *next, **link;
     int fd;
-    int64_t since_ns;          // accepted, or the last answer ended
-    struct exchange *exchange; // under way, or NULL
-    bool used;                 // there was one
-    bool hung_up;              // at the last sweep, in the middle of a request
+    int64_t since_ns;             // accepted, or the last answer ended
+    struct http_request *request; // under way, or NULL
+    bool used;                    // there was one
+    bool hung_up;                 // at the last sweep, in the middle of a request
 };
 
-enum exchange_state { READING, WAITING, REPLY_READY, SENDING };
+enum http_request_state { READING, WAITING, REPLY_READY, SENDING };
 
-struct exchange {
+struct http_request {
     struct listener *listener;
     struct MHD_Connection *connection;
     struct connection *socket;
     const struct http_route *route;
     const char *rest; // libmicrohttpd's, for as long as the request
     char request_id[REQUEST_ID_MAX + 1];
-    enum exchange_state state;
+    enum http_request_state state;
     bool received; // whole
     bool suspended, gone, expired, streaming, stream_ended, close_after;
     struct bytes body; // the request's; later the part of a stream that is not sent yet
@@ -74,7 +74,7 @@ struct exchange {
 };
 
 void http_run_due(struct listener *l);    // lets libmicrohttpd do what is due
-void exchange_resume(struct exchange *x); // lets a suspended connection go on at the next turn
+void http_resume(struct http_request *q); // lets a suspended connection go on at the next turn
 void http_unref(struct http *h);          // one user less
 
 void sweep_start(struct http *h); // every SWEEP_MS, until the timer is closed

@@ -6,15 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void before_value(struct json_out *o)
+static void before_value(struct json_out *o, const char *key)
 {
     if (o->comma) bytes_append(o->to, ",", 1);
+    if (key) bytes_printf(o->to, "\"%s\":", key);
     o->comma = true;
 }
 
-void json_out_open(struct json_out *o, char bracket)
+void json_out_open(struct json_out *o, const char *key, char bracket)
 {
-    before_value(o);
+    before_value(o, key);
     bytes_append(o->to, &bracket, 1);
     o->comma = false;
 }
@@ -25,28 +26,21 @@ void json_out_close(struct json_out *o, char bracket)
     o->comma = true;
 }
 
-void json_out_key(struct json_out *o, const char *key)
+void json_out_int(struct json_out *o, const char *key, int64_t x)
 {
-    before_value(o);
-    bytes_printf(o->to, "\"%s\":", key);
-    o->comma = false;
-}
-
-void json_out_int(struct json_out *o, int64_t x)
-{
-    before_value(o);
+    before_value(o, key);
     bytes_printf(o->to, "%" PRId64, x);
 }
 
-void json_out_uint(struct json_out *o, uint64_t x)
+void json_out_uint(struct json_out *o, const char *key, uint64_t x)
 {
-    before_value(o);
+    before_value(o, key);
     bytes_printf(o->to, "%" PRIu64, x);
 }
 
-void json_out_real(struct json_out *o, double x)
+void json_out_real(struct json_out *o, const char *key, double x)
 {
-    before_value(o);
+    before_value(o, key);
     if (!isfinite(x)) {
         bytes_puts(o->to, "null");
         return;
@@ -59,30 +53,30 @@ void json_out_real(struct json_out *o, double x)
     bytes_puts(o->to, text);
 }
 
-void json_out_float(struct json_out *o, float x)
+void json_out_float(struct json_out *o, const char *key, float x)
 {
-    before_value(o);
+    before_value(o, key);
     if (isfinite(x))
         bytes_printf(o->to, "%.9g", x); // 9 digits give every f32 back
     else
         bytes_puts(o->to, "null");
 }
 
-void json_out_bool(struct json_out *o, bool x)
+void json_out_bool(struct json_out *o, const char *key, bool x)
 {
-    before_value(o);
+    before_value(o, key);
     bytes_puts(o->to, x ? "true" : "false");
 }
 
-void json_out_null(struct json_out *o)
+void json_out_null(struct json_out *o, const char *key)
 {
-    before_value(o);
+    before_value(o, key);
     bytes_puts(o->to, "null");
 }
 
-void json_out_string(struct json_out *o, const char *s, size_t len)
+void json_out_string(struct json_out *o, const char *key, const char *s, size_t len)
 {
-    before_value(o);
+    before_value(o, key);
     bytes_append(o->to, "\"", 1);
     size_t from = 0;
     for (size_t i = 0; i < len; i++) {
@@ -101,25 +95,25 @@ void json_out_string(struct json_out *o, const char *s, size_t len)
     bytes_append(o->to, "\"", 1);
 }
 
-void json_out_text(struct json_out *o, const char *s)
+void json_out_text(struct json_out *o, const char *key, const char *s)
 {
     if (s)
-        json_out_string(o, s, strlen(s));
+        json_out_string(o, key, s, strlen(s));
     else
-        json_out_null(o);
+        json_out_null(o, key);
 }
 
-void json_out_value(struct json_out *o, const json_t *value)
+void json_out_value(struct json_out *o, const char *key, const json_t *value)
 {
     char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
-    before_value(o);
+    before_value(o, key);
     bytes_puts(o->to, text ? text : "null");
     free(text);
 }
 
-void json_out_logprob(struct json_out *o, float logprob)
+void json_out_logprob(struct json_out *o, const char *key, float logprob)
 {
-    json_out_float(o, isinf(logprob) ? -9999.0f : logprob);
+    json_out_float(o, key, isinf(logprob) ? -9999.0f : logprob);
 }
 
 json_t *json_clean_string(const char *sentence)

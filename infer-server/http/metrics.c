@@ -1,6 +1,7 @@
 /* metrics.c: Prometheus text from the server's own counters and a snapshot of the engine's. Loop's
  * thread. */
 #include "infer-server/http/metrics.h"
+#include "infer-server/http/response.h"
 
 #include <inttypes.h>
 
@@ -64,13 +65,18 @@ static void put_labels(struct page *p, const char *more)
     bytes_puts(p->to, "}");
 }
 
+static void put_row(struct page *p, const char *name, const char *labels, double value)
+{
+    bytes_puts(p->to, name);
+    put_labels(p, labels);
+    bytes_printf(p->to, " %.17g\n", value);
+}
+
 static void put_number(struct page *p, const char *name, const char *type, const char *help,
                        double value)
 {
     put_head(p, name, type, help);
-    bytes_puts(p->to, name);
-    put_labels(p, NULL);
-    bytes_printf(p->to, " %.17g\n", value);
+    put_row(p, name, NULL, value);
 }
 
 static void put_histogram(struct page *p, const char *name, const char *help,
@@ -98,19 +104,12 @@ static void put_histogram(struct page *p, const char *name, const char *help,
 
 static void put_finished(struct page *p, const struct metrics *m)
 {
-    static const struct {
-        enum finish_reason finish;
-        const char *label;
-    } reasons[] = {{FINISH_STOP, "finished_reason=\"stop\""},
-                   {FINISH_LENGTH, "finished_reason=\"length\""},
-                   {FINISH_CANCELLED, "finished_reason=\"abort\""},
-                   {FINISH_ERROR, "finished_reason=\"error\""}};
     const char *name = "vllm:request_success_total";
     put_head(p, name, "counter", "Samples that ended, by reason.");
-    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
-        bytes_puts(p->to, name);
-        put_labels(p, reasons[i].label);
-        bytes_printf(p->to, " %" PRIu64 "\n", m->finished[reasons[i].finish]);
+    for (int i = FINISH_STOP; i <= FINISH_ERROR; i++) {
+        char label[40];
+        snprintf(label, sizeof label, "finished_reason=\"%s\"", finish_reason_names[i]);
+        put_row(p, name, label, (double)m->finished[i]);
     }
 }
 
@@ -129,9 +128,7 @@ static void put_drafts(struct page *p, const struct engine_stats *e)
     for (int i = 0; i < e->draft_positions; i++) {
         char position[32];
         snprintf(position, sizeof position, "position=\"%d\"", i);
-        bytes_puts(p->to, per_pos);
-        put_labels(p, position);
-        bytes_printf(p->to, " %" PRIu64 "\n", e->num_accepted_tokens_per_pos[i]);
+        put_row(p, per_pos, position, (double)e->num_accepted_tokens_per_pos[i]);
     }
 }
 
@@ -192,9 +189,7 @@ static void put_cache_config(struct page *p, const struct metrics_facts *facts)
              e->kv_block_tokens, facts->kv_dtype, facts->prefix_cache ? "True" : "False",
              (int64_t)e->kv_blocks_total * e->kv_block_tokens, e->kv_blocks_total);
     put_head(p, name, "gauge", "How the KV cache is set up; always 1.");
-    bytes_puts(p->to, name);
-    put_labels(p, labels);
-    bytes_puts(p->to, " 1\n");
+    put_row(p, name, labels, 1);
 }
 
 // What vLLM has too, under its names.

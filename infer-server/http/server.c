@@ -195,10 +195,10 @@ static void begin_drain(struct server *s, int64_t ms)
 
 static void go_on_draining(struct server *s)
 {
-    bool idle = http_open_exchanges(s->http) == 0 && s->host.live == 0;
+    bool idle = http_open_requests(s->http) == 0 && s->host.live == 0;
     bool overdue = clock_now_ns() >= s->drain_deadline_ns;
     if (!idle && !overdue) return;
-    if (!idle) log_warn("stopping with %d requests unfinished", http_open_exchanges(s->http));
+    if (!idle) log_warn("stopping with %d requests unfinished", http_open_requests(s->http));
     uv_stop(&s->loop);
 }
 
@@ -229,7 +229,7 @@ static void on_signal(uv_signal_t *handle, int number)
         return;
     }
     log_info("%s: finishing %d requests, then stopping", strsignal(number),
-             http_open_exchanges(s->http));
+             http_open_requests(s->http));
     sd_notify(0, "STOPPING=1\nSTATUS=draining");
     begin_drain(s, 1000LL * s->options->drain_timeout_s);
 }

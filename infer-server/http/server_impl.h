@@ -2,7 +2,7 @@
 #ifndef INFER_SERVER_SERVER_IMPL_H
 #define INFER_SERVER_SERVER_IMPL_H
 
-#include "infer-server/http/answer.h"
+#include "infer-server/http/response.h"
 #include "infer-server/http/server.h"
 
 struct server {
@@ -32,33 +32,33 @@ struct server {
 };
 
 // Endpoints: the context is the struct server.
-void handle_health(void *server, struct exchange *x);
-void handle_version(void *server, struct exchange *x);
-void handle_models(void *server, struct exchange *x);
-void handle_model(void *server, struct exchange *x);
-void handle_metrics(void *server, struct exchange *x);
-void handle_spec_decode_stats(void *server, struct exchange *x);
+void handle_health(void *server, struct http_request *q);
+void handle_version(void *server, struct http_request *q);
+void handle_models(void *server, struct http_request *q);
+void handle_model(void *server, struct http_request *q);
+void handle_metrics(void *server, struct http_request *q);
+void handle_spec_decode_stats(void *server, struct http_request *q);
 
-void handle_completions(void *server, struct exchange *x);
-void handle_chat(void *server, struct exchange *x);
-void handle_rollouts(void *server, struct exchange *x);
-void handle_generate(void *server, struct exchange *x);
-void handle_inference(void *server, struct exchange *x);
+void handle_completions(void *server, struct http_request *q);
+void handle_chat(void *server, struct http_request *q);
+void handle_rollouts(void *server, struct http_request *q);
+void handle_generate(void *server, struct http_request *q);
+void handle_inference(void *server, struct http_request *q);
 
-void handle_tokenize(void *server, struct exchange *x);
-void handle_detokenize(void *server, struct exchange *x);
-void handle_tokenizer_info(void *server, struct exchange *x);
+void handle_tokenize(void *server, struct http_request *q);
+void handle_detokenize(void *server, struct http_request *q);
+void handle_tokenizer_info(void *server, struct http_request *q);
 
-void handle_bridge_info(void *server, struct exchange *x);
-void handle_bridge_pause(void *server, struct exchange *x);
-void handle_bridge_resume(void *server, struct exchange *x);
-void handle_reload(void *server, struct exchange *x);
-void handle_adapters(void *server, struct exchange *x);
+void handle_bridge_info(void *server, struct http_request *q);
+void handle_bridge_pause(void *server, struct http_request *q);
+void handle_bridge_resume(void *server, struct http_request *q);
+void handle_reload(void *server, struct http_request *q);
+void handle_adapters(void *server, struct http_request *q);
 
 // "ok", "loading", "torn", "draining", "failed"; ret_detail: a sentence (may be empty).
 const char *server_state(const struct server *s, const struct engine_stats *stats,
                          const char **ret_detail);
 // Answers 503 and returns false where nothing is generated now.
-bool server_is_open(struct server *s, struct exchange *x);
+bool server_is_open(struct server *s, struct http_request *q);
 
 #endif

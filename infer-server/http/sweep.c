@@ -26,34 +26,33 @@ static int min_int(int a, int b)
     return a < b ? a : b;
 }
 
-static void expire(struct exchange *x)
+static void expire(struct http_request *q)
 {
-    x->expired = true;
-    if (x->state == WAITING)
-        exchange_fail(x, 504, "timeout_error",
-                      "the answer took longer than --request-timeout allows");
+    q->expired = true;
+    if (q->state == WAITING)
+        http_fail(q, 504, "timeout_error", "the answer took longer than --request-timeout allows");
     else
-        exchange_resume(x); // a stream's producer sees exchange_expired()
+        http_resume(q); // a stream's producer sees http_expired()
 }
 
 // Past the end of its phase.
 static bool is_overdue(const struct connection *c, int idle_s, int64_t now)
 {
-    const struct exchange *x = c->exchange;
-    if (!x) return now - c->since_ns > (c->used ? idle_s : min_int(idle_s, HEADERS_S)) * NS_PER_S;
-    if (!x->received) // a refused body is read on
-        return now - x->since_ns > (idle_s + (int64_t)(x->body_seen / BODY_RATE)) * NS_PER_S;
-    return now - x->deadline_ns > idle_s * NS_PER_S;
+    const struct http_request *q = c->request;
+    if (!q) return now - c->since_ns > (c->used ? idle_s : min_int(idle_s, HEADERS_S)) * NS_PER_S;
+    if (!q->received) // a refused body is read on
+        return now - q->since_ns > (idle_s + (int64_t)(q->body_seen / BODY_RATE)) * NS_PER_S;
+    return now - q->deadline_ns > idle_s * NS_PER_S;
 }
 
 static void sweep_deadlines(struct connection *c, int idle_s, int64_t now)
 {
-    struct exchange *x = c->exchange;
+    struct http_request *q = c->request;
     if (is_overdue(c, idle_s, now))
         shutdown(c->fd, SHUT_RDWR);
-    else if (x && x->received && now > x->deadline_ns && !x->expired &&
-             (x->state == WAITING || x->streaming))
-        expire(x);
+    else if (q && q->received && now > q->deadline_ns && !q->expired &&
+             (q->state == WAITING || q->streaming))
+        expire(q);
 }
 
 // The client sends no more. One that waits for its answer has left, as far as can be told; one in
@@ -62,12 +61,12 @@ static void sweep_deadlines(struct connection *c, int idle_s, int64_t now)
 static void hang_up(struct connection *c)
 {
     int unread = 0;
-    if (c->exchange && c->exchange->suspended) {
-        c->exchange->gone = true;
-        exchange_resume(c->exchange);
+    if (c->request && c->request->suspended) {
+        c->request->gone = true;
+        http_resume(c->request);
         return;
     }
-    if (c->exchange && c->exchange->received) return; // it is being answered
+    if (c->request && c->request->received) return; // it is being answered
     bool stuck = ioctl(c->fd, FIONREAD, &unread) == 0 && unread == 0;
     if (stuck && c->hung_up) shutdown(c->fd, SHUT_RDWR);
     c->hung_up = stuck;

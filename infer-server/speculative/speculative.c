@@ -19,6 +19,7 @@
  * pay, and a plain step between those that verify. What the draft model computes of a sample's past
  * is an investment: it is charged bit by bit while its drafts bring something in. */
 #include "infer-server/speculative/speculative.h"
+#include "common/base/hash.h"
 #include "common/base/clock.h"
 #include "infer-server/speculative/step_cost.h"
 #include "infer-server/speculative/suffix_memory.h"
@@ -185,9 +186,9 @@ void speculative_free(struct speculative *s)
 
 uint64_t speculative_prompt_key(const int32_t *prompt, int n)
 {
-    uint64_t h = 0xcbf29ce484222325u; // FNV-1a over whole tokens, with a shift to spread high bits
+    uint64_t h = HASH_FNV_START; // FNV-1a over whole tokens, with a shift to spread high bits
     for (int i = 0; i < n; i++) {
-        h = (h ^ (uint32_t)prompt[i]) * 0x100000001b3u;
+        h = (h ^ (uint32_t)prompt[i]) * HASH_FNV_PRIME;
         h ^= h >> 29;
     }
     return h;

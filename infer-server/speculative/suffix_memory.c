@@ -13,6 +13,7 @@
  * counting. Prompts are found through chains of a fixed array of heads, and stand in a list in the
  * order of their last use. */
 #include "infer-server/speculative/suffix_memory.h"
+#include "common/base/hash.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,16 +75,9 @@ static void lead_list(struct suffix_memory *m, struct prompt_memory *p)
     m->newest = p;
 }
 
-static uint64_t mix(uint64_t z) // splitmix64's finaliser (Steele et al. 2014)
-{
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
 static void forget(struct suffix_memory *m, struct prompt_memory *p)
 {
-    struct prompt_memory **at = &m->heads[mix(p->key) % HEADS];
+    struct prompt_memory **at = &m->heads[hash_mix(p->key) % HEADS];
     while (*at != p) at = &(*at)->next;
     *at = p->next;
     leave_list(m, p);
@@ -112,7 +106,7 @@ int suffix_memory_prompts(const struct suffix_memory *m)
 
 static uint64_t extend(uint64_t hash, int32_t token)
 {
-    const uint64_t h = mix((hash + (uint32_t)token + 1) * 0x9E3779B97F4A7C15u);
+    const uint64_t h = hash_mix((hash + (uint32_t)token + 1) * HASH_SPREAD);
     return h ? h : 1; // 0 is a free entry's
 }
 
@@ -149,7 +143,7 @@ static bool grow(struct suffix_memory *m, struct prompt_memory *p)
 
 static struct prompt_memory *find_prompt(struct suffix_memory *m, uint64_t key)
 {
-    struct prompt_memory *p = m->heads[mix(key) % HEADS];
+    struct prompt_memory *p = m->heads[hash_mix(key) % HEADS];
     while (p && p->key != key) p = p->next;
     if (p && p != m->newest) {
         leave_list(m, p);
@@ -170,8 +164,8 @@ static struct prompt_memory *new_prompt(struct suffix_memory *m, uint64_t key)
     p->cap = FIRST_ENTRIES;
     p->key = key;
     lead_list(m, p);
-    p->next = m->heads[mix(key) % HEADS];
-    m->heads[mix(key) % HEADS] = p;
+    p->next = m->heads[hash_mix(key) % HEADS];
+    m->heads[hash_mix(key) % HEADS] = p;
     m->n_prompts++;
     m->bytes += bytes_of(p);
     keep_within(m);

@@ -1,9 +1,9 @@
 /* backend.c: the CPU as a device: its table of operations, ordinary memory, and calls that are done
  * when they return. Parallel loops are OpenMP's; the thread that owns the device starts them. */
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "kernels/cpu/cpu.h"
 #include <omp.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -24,10 +24,9 @@ static void machine_uuid(char *ret, size_t size)
     }
     char keyed[160];
     snprintf(keyed, sizeof keyed, "commonweight %s", text);
-    unsigned char digest[EVP_MAX_MD_SIZE] = {0};
-    EVP_Digest(keyed, strlen(keyed), digest, NULL, EVP_sha256(), NULL);
-    int n = snprintf(ret, size, "cpu-");
-    for (int i = 0; i < 16; i++) n += snprintf(ret + n, size - (size_t)n, "%02x", digest[i]);
+    char hex[33];
+    hash_sha256_hex(keyed, strlen(keyed), 16, hex);
+    snprintf(ret, size, "cpu-%s", hex);
 }
 
 static enum status cpu_open(int index, struct device *dev)

@@ -1,18 +1,11 @@
 /* checksum.c: position-dependent sums over regions of memory; order of summation does not matter.
  */
+#include "common/base/hash.h"
 #include "kernels/cpu/cpu.h"
-
-// The finaliser of splitmix64 (Steele, Lea and Flood 2014).
-static inline uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
 
 static inline uint64_t term(uint32_t word, uint64_t j)
 {
-    return mix(word + j * 0x9E3779B97F4A7C15u);
+    return hash_mix(word + j * HASH_SPREAD);
 }
 
 void cpu_checksum(struct device *dev, uint64_t *sums, const void *base, const uint64_t *offset,

@@ -1,10 +1,12 @@
 /* checksum.cu: position-dependent sums over regions of memory. Sums are of integers, so the order
  * of the blocks' additions does not matter. */
+#include "common/base/hash.h"
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 256
 #define CHUNK   (1 << 18) // words of a region that one block sums
 
+<<<<<<< HEAD
 // The finaliser of splitmix64 (Steele, Lea and Flood 2014).
 __device__ __forceinline__ uint64_t mix(uint64_t x)
 {
@@ -14,6 +16,9 @@ __device__ __forceinline__ uint64_t mix(uint64_t x)
 }
 
 // Block (x, y): chunks y, y + gridDim.y, ... of region x.
+=======
+// Block (x, y): pieces y, y + gridDim.y, ... of region x.
+>>>>>>> main
 __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *base,
                                 const uint64_t *offset, const uint64_t *bytes)
 {
@@ -32,7 +37,7 @@ __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *b
             else
                 for (int b = 0; b < 4; b++)
                     if (4 * j + b < size) word |= (uint32_t)region[4 * j + b] << 8 * b;
-            sum += mix(word + j * 0x9E3779B97F4A7C15ull);
+            sum += hash_mix(word + j * HASH_SPREAD);
         }
     }
 #pragma unroll

@@ -8,6 +8,7 @@
  * matmul can be captured the first time it is seen. Forward matmuls of bf16 take no algorithm
  * that splits k, which keeps the order of docs/numerics.md; few rows of them go to matmul_small.cu.
  */
+#include "common/base/hash.h"
 #include "kernels/cuda/cuda.cuh"
 #include <cublasLt.h>
 #include <stdlib.h>
@@ -162,9 +163,7 @@ out:
 static cublasStatus_t plan_find(struct matmul_state *state, const struct plan_key *key,
                                 struct plan **ret)
 {
-    uint64_t hash = 1469598103934665603ull; // FNV-1a
-    for (size_t i = 0; i < sizeof *key; i++)
-        hash = (hash ^ ((const unsigned char *)key)[i]) * 1099511628211ull;
+    uint64_t hash = hash_fnv1a(key, sizeof *key);
     size_t slot = (hash ^ hash >> 32) % PLAN_SLOTS;
     for (; state->plans[slot].used; slot = (slot + 1) % PLAN_SLOTS)
         if (memcmp(&state->plans[slot].key, key, sizeof *key) == 0) {

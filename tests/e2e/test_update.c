@@ -39,7 +39,7 @@ static void write_rollout(struct scene *s)
     s->rollout = (struct rollout){.n_groups = GROUPS,
                                   .n_per_group = PER_GROUP,
                                   .examples = s->examples,
-                                  .samples = s->samples,
+                                  .completions = s->samples,
                                   .n_tokens = SAMPLES * TOKENS};
     for (int g = 0; g < GROUPS; g++) {
         s->prompts[g].prompt_ids = (struct token_list){.ids = prompt_ids[g], .n = 3};

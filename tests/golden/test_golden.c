@@ -153,8 +153,8 @@ static enum status open_golden(struct golden *g)
     CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, longest_sequence(g), &g->model));
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
     CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
-    CHECK(optimizer_new(g->dev, g->weights, &adamw, &g->optimizer));
-    CHECK(backward_new(g->model, optimizer_grads(g->optimizer), max_tokens, max_tokens,
+    CHECK(optimizer_new_whole(g->dev, g->weights, &adamw, &g->optimizer));
+    CHECK(backward_new(g->model, optimizer_grads(g->optimizer, 0), max_tokens, max_tokens,
                        &g->backward));
     CHECK(fill_batch(g));
 out:
@@ -378,7 +378,8 @@ static enum status check_losses(struct golden *g, struct result *r)
         r->losses[i] = fabs(loss - want_loss) / fmax(fabs(want_loss), 1.0);
         r->norms[i] = fabs(norm - want_norm) / want_norm;
         if (i == 0)
-            CHECK(compare_arena(g, optimizer_grads(g->optimizer), "grad.", &r->grads, NULL, NULL));
+            CHECK(
+                compare_arena(g, optimizer_grads(g->optimizer, 0), "grad.", &r->grads, NULL, NULL));
     }
 out:
     return st;
@@ -387,7 +388,7 @@ out:
 // The gradients of a loss once more, from a tape that keeps no more than each layer's input.
 static enum status check_recompute(struct golden *g, bool *ret_same)
 {
-    const struct weights *grads = optimizer_grads(g->optimizer);
+    const struct weights *grads = optimizer_grads(g->optimizer, 0);
     struct tape *whole = g->tape, *inputs = NULL;
     char *want = malloc(grads->bytes), *have = malloc(grads->bytes);
     double loss, again;

@@ -84,7 +84,7 @@ static void undrafted_samples(void **state)
     const struct example *list[GROUPS] = {&example, &example, &example};
     struct completion samples[N] = {0};
     struct rollout rollout = {
-        .n_groups = GROUPS, .n_per_group = EACH, .examples = list, .samples = samples};
+        .n_groups = GROUPS, .n_per_group = EACH, .examples = list, .completions = samples};
     struct scores s = {0};
     struct scoring how = {.data = "d.jsonl", .cost = true, .weights = {.acceptance = 1}};
     struct reward_options options = {.names = "constant"};

@@ -39,13 +39,13 @@ static void test_defaults(void **state)
                 r->sampling.top_p == 0.9f); // generation_config's
     assert_int_equal(r->sampling.top_k, 20);
     assert_int_equal(r->sampling.logprobs, -1);
-    assert_true(r->cut_active && r->skip_special && !r->stream);
+    assert_true(r->filtered && r->skip_special && !r->stream);
     api_request_free(r);
     // what is trained on is not cut unasked
     r = parse(API_ROLLOUTS,
               "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":{\"max_tokens\":9}}");
     assert_true(r->sampling.temperature == 1 && r->sampling.top_p == 1 && r->sampling.top_k == 0);
-    assert_false(r->cut_active);
+    assert_false(r->filtered);
     assert_true(r->stream);
     assert_int_equal(r->sampling.logprobs, 0);
     api_request_free(r);
@@ -78,7 +78,7 @@ static void test_generation_config(void **state)
     json_object_set_new(config, "do_sample", json_false());
     assert_ok(api_model_read_defaults("generation_config.json", config, &m));
     assert_ok(api_request_parse(API_COMPLETIONS, &m, chat, strlen(chat), &r));
-    assert_true(r->sampling.temperature == 0 && !r->cut_active);
+    assert_true(r->sampling.temperature == 0 && !r->filtered);
     api_request_free(r);
     const char *own = "{\"prompt\":[1,2],\"temperature\":1,\"min_p\":0,\"max_tokens\":3}";
     assert_ok(api_request_parse(API_COMPLETIONS, &m, own, strlen(own), &r));
@@ -142,7 +142,7 @@ static void test_neutral_values_pass(void **state)
         "null,"
         "\"logprobs\":null,\"top_k\":-1,\"temperature\":0,\"stream_options\":null}");
     assert_int_equal(r->sampling.top_k, 0);
-    assert_false(r->cut_active); // greedy
+    assert_false(r->filtered); // greedy
     api_request_free(r);
     refuse(API_COMPLETIONS, "{\"prompt\":[1],\"length_penalty\":1.1}", ST_UNSUPPORTED,
            "\"length_penalty\"");

@@ -43,7 +43,7 @@ static void fixture_open(struct fixture *f)
     memset(f->memory, 0, f->weights->bytes);
     weights_bind(f->weights, f->memory);
     assert_ok(weights_load(f->weights, f->dev, f->source));
-    assert_ok(optimizer_new(f->dev, f->weights, &adamw, &f->optimizer));
+    assert_ok(optimizer_new_whole(f->dev, f->weights, &adamw, &f->optimizer));
 }
 
 static void fixture_close(struct fixture *f)
@@ -58,7 +58,7 @@ static void fixture_close(struct fixture *f)
 static void train_one(struct fixture *f, float gradient)
 {
     double norm;
-    const struct weights *g = optimizer_grads(f->optimizer);
+    const struct weights *g = optimizer_grads(f->optimizer, 0);
     for (int t = 0; t < g->n_tensors; t++)
         for (int64_t i = 0; i < g->tensors[t].n; i++)
             ((float *)g->base)[g->tensors[t].offset + i] = gradient;
@@ -130,7 +130,7 @@ static void round_trip(void **state)
     assert_string_equal(json_string_value(json_object_get(c.state, "note")), "kept");
     struct optimizer *fresh;
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32};
-    assert_ok(optimizer_new(f.dev, f.weights, &adamw, &fresh));
+    assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh));
     assert_ok(checkpoint_load_optimizer(folder, &c, fresh));
     assert_int_equal(optimizer_steps(fresh), 1);
     json_decref(c.state);
@@ -189,8 +189,8 @@ static void draft_round_trip(void **state)
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2);
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32};
     struct optimizer *fresh[2];
-    assert_ok(optimizer_new(f.dev, f.weights, &adamw, &fresh[0]));
-    assert_ok(optimizer_new(draft.dev, draft.weights, &adamw, &fresh[1]));
+    assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh[0]));
+    assert_ok(optimizer_new_whole(draft.dev, draft.weights, &adamw, &fresh[1]));
     assert_ok(checkpoint_read(folder, &c));
     assert_ok(checkpoint_load_optimizer(folder, &c, fresh[0]));
     assert_ok(checkpoint_load_draft_optimizer(folder, &c, fresh[1]));

@@ -28,8 +28,8 @@ static void trained_open(struct trained *t, uint64_t seed)
     assert_ok(tiny_model_write(t->folder, 32, 1, 80, seed));
     test_write(test_path(t->folder, "tokenizer.json"), "{}", 2);
     reference_open(t->folder, "cpu", &t->r);
-    assert_ok(optimizer_new(t->r.dev, t->r.weights, &adamw, &t->optimizer));
-    const struct weights *g = optimizer_grads(t->optimizer);
+    assert_ok(optimizer_new_whole(t->r.dev, t->r.weights, &adamw, &t->optimizer));
+    const struct weights *g = optimizer_grads(t->optimizer, 0);
     for (int64_t i = 0; i < g->n_elements; i++) ((float *)g->base)[i] = 0.5f;
     assert_ok(optimizer_prepare(t->optimizer, &norm));
     assert_ok(optimizer_apply(t->optimizer, 1e-3));
@@ -59,8 +59,8 @@ static void assert_loads(const struct trained *policy, const struct trained *dra
     struct optimizer *fresh[2];
     assert_ok(checkpoint_read(folder, &c));
     assert_int_equal(c.data_index, 8);
-    assert_ok(optimizer_new(policy->r.dev, policy->r.weights, &adamw, &fresh[0]));
-    assert_ok(optimizer_new(draft->r.dev, draft->r.weights, &adamw, &fresh[1]));
+    assert_ok(optimizer_new_whole(policy->r.dev, policy->r.weights, &adamw, &fresh[0]));
+    assert_ok(optimizer_new_whole(draft->r.dev, draft->r.weights, &adamw, &fresh[1]));
     assert_ok(checkpoint_load_optimizer(folder, &c, fresh[0]));
     assert_ok(checkpoint_load_draft_optimizer(folder, &c, fresh[1]));
     for (int i = 0; i < 2; i++) {

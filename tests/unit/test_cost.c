@@ -30,7 +30,7 @@ static json_t *telemetry(double latency_ms, int generated, json_t *accept_rate)
 static void quantities(void **state)
 {
     (void)state;
-    struct cost_sample s;
+    struct completion_cost s;
     double q[COST_TERMS];
     json_t *t = telemetry(120, 7, json_real(0.5));
     assert_ok(cost_read(t, &s));
@@ -85,9 +85,9 @@ static void default_weights(void **state)
 
 // ---- latency model ------------------------------------------------------------------------------
 
-static struct cost_sample random_sample(struct rng *rng, bool speculate)
+static struct completion_cost random_sample(struct rng *rng, bool speculate)
 {
-    struct cost_sample s = {
+    struct completion_cost s = {
         .prompt_tokens = 10 + rng_below(rng, 100),
         .generated_tokens = 1 + rng_below(rng, 200),
         .queue_ms = rng_below(rng, 1000), // must not matter
@@ -109,7 +109,7 @@ static void latency_of_known_make(void **state)
     struct rng rng;
     rng_init(&rng, 3, 0);
     for (int i = 0; i < 500; i++) {
-        struct cost_sample s = random_sample(&rng, true);
+        struct completion_cost s = random_sample(&rng, true);
         s.latency_ms += i % 2 ? 4 : -4; // the others in the batch
         latency_model_add(&m, &s);
     }
@@ -120,9 +120,9 @@ static void latency_of_known_make(void **state)
     assert_true(fabs(m.ms_per[LATENCY_ACCEPTED] + 1.5) < 0.01);
     assert_true(fabs(m.base_ms - 5) < 2);
     assert_true(m.r2 > 0.99 && m.r2 <= 1);
-    struct cost_sample s = {.prompt_tokens = 50, .generated_tokens = 100};
+    struct completion_cost s = {.prompt_tokens = 50, .generated_tokens = 100};
     assert_true(fabs(latency_model_ms(&m, &s) - 210) < 2);
-    s = (struct cost_sample){.num_accepted_tokens = 1000};
+    s = (struct completion_cost){.num_accepted_tokens = 1000};
     assert_true(latency_model_ms(&m, &s) == 0); // never negative
 
     json_t *saved = latency_model_to_json(&m);
@@ -139,7 +139,7 @@ static void degenerate_fits(void **state)
     (void)state;
     struct latency_model m = {0};
     struct rng rng;
-    struct cost_sample s = {.prompt_tokens = 3, .generated_tokens = 4, .latency_ms = 9};
+    struct completion_cost s = {.prompt_tokens = 3, .generated_tokens = 4, .latency_ms = 9};
     latency_model_fit(&m);
     assert_true(latency_model_ms(&m, &s) == 0);
     for (int i = 0; i < 5; i++) latency_model_add(&m, &s);
@@ -159,10 +159,10 @@ static void degenerate_fits(void **state)
 
     memset(&m, 0, sizeof m);
     for (int i = 0; i < 100; i++) { // every draft accepted, two for each token
-        s = (struct cost_sample){.generated_tokens = i,
-                                 .num_draft_tokens = 2 * i,
-                                 .num_accepted_tokens = 2 * i,
-                                 .latency_ms = 3 + 6 * i};
+        s = (struct completion_cost){.generated_tokens = i,
+                                     .num_draft_tokens = 2 * i,
+                                     .num_accepted_tokens = 2 * i,
+                                     .latency_ms = 3 + 6 * i};
         latency_model_add(&m, &s);
     }
     latency_model_fit(&m);
@@ -186,7 +186,7 @@ static void bench_open(struct bench *b)
     struct reward_options options = {.names = "exact", .weights = "2"};
     *b = (struct bench){.rollout = {.n_groups = 2, .n_per_group = 3}};
     b->rollout.examples = b->list;
-    b->rollout.samples = b->samples;
+    b->rollout.completions = b->samples;
     for (int g = 0; g < 2; g++) {
         b->examples[g] = (struct example){.line = g + 5, .answer = "1"};
         b->list[g] = &b->examples[g];

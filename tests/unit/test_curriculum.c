@@ -296,9 +296,9 @@ static void rollouts_of_a_level(void **state)
     assert_int_equal(curriculum_rollouts(&o, 0), 10);
     assert_int_equal(curriculum_rollouts(&o, 0.92), 4); // 4.48
     assert_int_equal(curriculum_rollouts(&o, 0.91), 5); // 4.54
-    assert_int_equal(curriculum_most_rollouts(&o), 10);
+    assert_int_equal(curriculum_max_rollouts(&o), 10);
     o.mode = CURRICULUM_OFF;
-    assert_int_equal(curriculum_most_rollouts(&o), 6);
+    assert_int_equal(curriculum_max_rollouts(&o), 6);
 }
 
 // Each example's reward has one of three modes, and moves a little from epoch to epoch.

@@ -5,6 +5,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/rollout/data.h"
+#include "trainer/rollout/data_order.h"
 #include "trainer/rollout/prompts.h"
 
 #include <stdlib.h>
@@ -180,7 +181,7 @@ static void questions(void **state)
     assert_string_equal(text_of(&d->examples[0].prompt_ids, &text),
                         "<260>user\nSay: Q1? End on ####.<261>\n<260>assistant\n");
     assert_string_equal(text_of(&d->examples[1].prompt_ids, &text), "P2"); // not a question
-    assert_string_equal(json_string_value(d->examples[0].said), "Q1?");
+    assert_string_equal(json_string_value(d->examples[0].prompt_json), "Q1?");
     assert_string_equal(d->examples[0].answer, "1 + 1 = 2\n#### 2");
     dataset_free(d);
 

@@ -78,7 +78,7 @@ static void machine_close(struct machine *m)
 
 static const float *gradients_of(struct learner *l)
 {
-    return optimizer_grads(learner_optimizer(l))->base;
+    return optimizer_grads(learner_optimizer(l), 0)->base;
 }
 
 static void some_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)

@@ -141,7 +141,7 @@ static void plan_holds(void **state)
 
 static char *gradients_copy(struct learner *l)
 {
-    const struct weights *grads = optimizer_grads(learner_optimizer(l));
+    const struct weights *grads = optimizer_grads(learner_optimizer(l), 0);
     char *copy = malloc(grads->bytes);
     assert_non_null(copy);
     return memcpy(copy, grads->base, grads->bytes);
@@ -166,8 +166,8 @@ static void recompute_changes_no_bit(void **state)
             machine_open(&s, &m);
             one_step(&m, &step, true, 0);
             struct learner *ld = learner_draft(m.learner);
-            bytes[0] = optimizer_grads(learner_optimizer(m.learner))->bytes;
-            bytes[1] = optimizer_grads(learner_optimizer(ld))->bytes;
+            bytes[0] = optimizer_grads(learner_optimizer(m.learner), 0)->bytes;
+            bytes[1] = optimizer_grads(learner_optimizer(ld), 0)->bytes;
             policy[r] = gradients_copy(m.learner);
             draft[r] = gradients_copy(ld);
             machine_close(&s, &m);

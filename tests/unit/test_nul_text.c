@@ -2,6 +2,7 @@
  * follows it counts. The server is a child that gives one canned answer. */
 #include "bridge/control.h"
 #include "tests/support/canned_server.h"
+#include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/reward.h"
 #include "trainer/rollout/rollout.h"
@@ -57,14 +58,14 @@ static void what_follows_a_nul_is_scored(void **state)
     source.n_servers = 1;
     assert_ok(http_client_new(server.socket, &source.http));
     assert_ok(rollout_pull(&source, examples, 1, N, &sampling, &r));
-    assert_string_equal(r->samples[0].text, "62\xe2\x90\x80 garbage");
-    assert_string_equal(r->samples[2].text, "\xe2\x90\x80"
-                                            "61\xe2\x90\x80");
-    assert_true(score("exact", r->samples[0].text) == 0);
-    assert_true(score("exact", r->samples[1].text) == 1);
-    assert_true(score("numeric", r->samples[0].text) == 1); // the last number is still 62
-    assert_true(score("numeric", r->samples[2].text) == 0);
-    assert_true(fabs(score("length", r->samples[0].text) + 1.0 / 10) < 1e-12); // 11 characters
+    assert_string_equal(r->completions[0].text, "62\xe2\x90\x80 garbage");
+    assert_string_equal(r->completions[2].text, "\xe2\x90\x80"
+                                                "61\xe2\x90\x80");
+    assert_true(score("exact", r->completions[0].text) == 0);
+    assert_true(score("exact", r->completions[1].text) == 1);
+    assert_true(score("numeric", r->completions[0].text) == 1); // the last number is still 62
+    assert_true(score("numeric", r->completions[2].text) == 0);
+    assert_true(fabs(score("length", r->completions[0].text) + 1.0 / 10) < 1e-12); // 11 characters
     rollout_free(r);
     http_client_free(source.http);
     canned_server_stop(&server);

@@ -60,11 +60,11 @@ static void fill_grads(struct optimizer *o, int step)
 {
     enum { DRAWS = 1009 };
     struct rng r;
-    float draws[DRAWS], *g = optimizer_grads(o)->base;
+    float draws[DRAWS], *g = optimizer_grads(o, 0)->base;
     rng_init(&r, 6, (uint64_t)step);
     for (int i = 0; i < DRAWS; i++) draws[i] = 0.1f * (rng_uniform(&r) - 0.4f);
-    for (int t = 0; t < optimizer_grads(o)->n_tensors; t++) {
-        const struct weight_tensor *tensor = &optimizer_grads(o)->tensors[t];
+    for (int t = 0; t < optimizer_grads(o, 0)->n_tensors; t++) {
+        const struct weight_tensor *tensor = &optimizer_grads(o, 0)->tensors[t];
         for (int64_t i = tensor->offset; i < tensor->offset + tensor->n; i++)
             g[i] = draws[i % DRAWS];
     }
@@ -95,16 +95,16 @@ static void equals_plain_loop(void **state)
     struct optimizer *o;
     arena_open(DT_F32, 64, &a);
     fill_weights(&a);
-    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    assert_ok(optimizer_new_whole(a.dev, a.weights, &defaults, &o));
     size_t n = (size_t)a.weights->n_elements;
     double *p = malloc(n * sizeof *p), *m = calloc(n, sizeof *m), *v = calloc(n, sizeof *v);
-    const float *w = a.memory, *g = optimizer_grads(o)->base;
+    const float *w = a.memory, *g = optimizer_grads(o, 0)->base;
     for (size_t i = 0; i < n; i++) p[i] = w[i];
     for (int step = 1; step <= 20; step++) {
         double norm, sum = 0;
         fill_grads(o, step);
         if (step == 2) // small enough not to be clipped
-            for (size_t i = 0; i < n; i++) ((float *)optimizer_grads(o)->base)[i] *= 1e-3f;
+            for (size_t i = 0; i < n; i++) ((float *)optimizer_grads(o, 0)->base)[i] *= 1e-3f;
         for (size_t i = 0; i < n; i++) sum += (double)g[i] * g[i];
         assert_ok(optimizer_prepare(o, &norm));
         assert_true(fabs(norm - sqrt(sum)) < 1e-6 * norm);
@@ -144,8 +144,8 @@ static void check_master(enum moments_kind kind)
     assert_int_equal(bf16.weights->n_elements, n);
     uint16_t *start = malloc(n * sizeof *start);
     memcpy(start, bf16.memory, n * sizeof *start);
-    assert_ok(optimizer_new(f32.dev, f32.weights, &config, &of));
-    assert_ok(optimizer_new(bf16.dev, bf16.weights, &config, &ob));
+    assert_ok(optimizer_new_whole(f32.dev, f32.weights, &config, &of));
+    assert_ok(optimizer_new_whole(bf16.dev, bf16.weights, &config, &ob));
     const char *path = test_path(test_folder(), "state.safetensors");
     for (int step = 1; step <= 1000; step++) {
         one_step(of, step, 1e-6);
@@ -153,7 +153,7 @@ static void check_master(enum moments_kind kind)
         if (step == 500) { // and through a file
             assert_ok(optimizer_save(ob, path));
             optimizer_free(ob);
-            assert_ok(optimizer_new(bf16.dev, bf16.weights, &config, &ob));
+            assert_ok(optimizer_new_whole(bf16.dev, bf16.weights, &config, &ob));
             assert_ok(optimizer_load(ob, path));
             assert_int_equal(optimizer_steps(ob), 500);
         }
@@ -206,7 +206,7 @@ static void check_resume(enum moments_kind kind)
     size_t bytes = a.weights->bytes;
     char *middle = malloc(bytes), *end = malloc(bytes);
     const char *path = test_path(test_folder(), "state.safetensors");
-    assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
+    assert_ok(optimizer_new_whole(a.dev, a.weights, &config, &o));
     for (int step = 1; step <= 10; step++) {
         one_step(o, step, 1e-3);
         if (step == 5) {
@@ -217,7 +217,7 @@ static void check_resume(enum moments_kind kind)
     memcpy(end, a.memory, bytes);
     optimizer_free(o);
     memcpy(a.memory, middle, bytes);
-    assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
+    assert_ok(optimizer_new_whole(a.dev, a.weights, &config, &o));
     assert_ok(optimizer_load(o, path));
     for (int step = 6; step <= 10; step++) one_step(o, step, 1e-3);
     assert_memory_equal(end, a.memory, bytes);
@@ -245,13 +245,13 @@ static void moments_are_not_mixed(void **state)
     for (int from = MOMENTS_F32; from <= MOMENTS_8BIT; from++) {
         struct optimizer_config config = with_moments((enum moments_kind)from);
         struct optimizer *o;
-        assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
+        assert_ok(optimizer_new_whole(a.dev, a.weights, &config, &o));
         one_step(o, 1, 1e-3);
         assert_ok(optimizer_save(o, path));
         optimizer_free(o);
         for (int to = MOMENTS_F32; to <= MOMENTS_8BIT; to++) {
             config = with_moments((enum moments_kind)to);
-            assert_ok(optimizer_new(a.dev, a.weights, &config, &o));
+            assert_ok(optimizer_new_whole(a.dev, a.weights, &config, &o));
             assert_status(optimizer_load(o, path), from == to ? ST_OK : ST_MISMATCH);
             assert_int_equal(optimizer_steps(o), from == to);
             if (from != to) {
@@ -376,13 +376,13 @@ static void bad_gradient_changes_nothing(void **state)
     double norm = -1;
     arena_open(DT_F32, 64, &a);
     fill_weights(&a);
-    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    assert_ok(optimizer_new_whole(a.dev, a.weights, &defaults, &o));
     char *before = malloc(a.weights->bytes);
     memcpy(before, a.memory, a.weights->bytes);
     static const float bad[] = {NAN, INFINITY, 3e38f};
     for (int i = 0; i < 3; i++) {
         optimizer_clear_grads(o);
-        ((float *)optimizer_grads(o)->base)[7] = bad[i];
+        ((float *)optimizer_grads(o, 0)->base)[7] = bad[i];
         if (bad[i] == 3e38f) { // finite in double: a norm, and a clipping factor near 0
             assert_ok(optimizer_prepare(o, &norm));
             assert_true(norm > 1e38);
@@ -409,17 +409,17 @@ static void foreign_state_is_refused(void **state)
     arena_open(DT_F32, 64, &a);
     arena_open(DT_F32, 65, &wider);
     arena_open(DT_BF16, 64, &bf16);
-    assert_ok(optimizer_new(a.dev, a.weights, &defaults, &o));
+    assert_ok(optimizer_new_whole(a.dev, a.weights, &defaults, &o));
     one_step(o, 1, 1e-3);
     assert_ok(optimizer_save(o, path));
 
-    assert_ok(optimizer_new(wider.dev, wider.weights, &defaults, &other));
+    assert_ok(optimizer_new_whole(wider.dev, wider.weights, &defaults, &other));
     assert_status(optimizer_load(other, path), ST_MISMATCH);
     assert_message("exp_avg.");
     assert_message(path);
     assert_int_equal(optimizer_steps(other), 0);
     optimizer_free(other);
-    assert_ok(optimizer_new(bf16.dev, bf16.weights, &defaults, &other));
+    assert_ok(optimizer_new_whole(bf16.dev, bf16.weights, &defaults, &other));
     assert_status(optimizer_load(other, path), ST_MISMATCH);
     assert_message("residual.");
     assert_ok(optimizer_save(other, path));
@@ -445,9 +445,11 @@ static void memory_is_what_it_says(void **state)
     struct optimizer_memory memory;
     arena_open(DT_BF16, 64, &a);
     size_t n = (size_t)a.weights->n_elements;
+    struct param_range all = {.weights = a.weights, .n = a.weights->n_elements};
+    struct param_ranges trained = {&all, 1};
     const size_t moments[] = {8 * n, 4 * n, 2 * n + 2 * n / MOMENT_BLOCK * sizeof(float)};
     for (int kind = MOMENTS_F32; kind <= MOMENTS_8BIT; kind++) {
-        optimizer_memory(a.weights, (enum moments_kind)kind, &memory);
+        optimizer_memory(&trained, (enum moments_kind)kind, &memory);
         assert_int_equal(memory.residual, 2 * n);
         assert_int_equal(memory.moments, moments[kind]);
         assert_true(memory.grads >= 4 * n);

@@ -151,8 +151,8 @@ static void packing_changes_nothing(void **state)
             // the reference is the policy itself here
             assert_true(fabsf(a.logprobs[i][t] - a.ref[i][t]) < 1e-5f);
         }
-    const float *ga = optimizer_grads(learner_optimizer(whole.learner))->base;
-    const float *gb = optimizer_grads(learner_optimizer(cut.learner))->base;
+    const float *ga = optimizer_grads(learner_optimizer(whole.learner), 0)->base;
+    const float *gb = optimizer_grads(learner_optimizer(cut.learner), 0)->base;
     float largest = 0, difference = 0;
     for (int64_t i = 0; i < whole.policy.weights->n_elements; i++) {
         largest = fmaxf(largest, fabsf(ga[i]));
@@ -180,7 +180,7 @@ static void gradient_is_a_slope(void **state)
     float *w = m.policy.weights->base, *g = malloc(n * sizeof *g),
           *saved = malloc(n * sizeof *saved);
     memcpy(saved, w, n * sizeof *w);
-    memcpy(g, optimizer_grads(learner_optimizer(m.learner))->base, n * sizeof *g);
+    memcpy(g, optimizer_grads(learner_optimizer(m.learner), 0)->base, n * sizeof *g);
     double h = 2e-3 / norm;
     for (size_t i = 0; i < n; i++) w[i] = saved[i] + (float)(h * g[i]);
     assert_ok(learner_evaluate(m.learner, s.groups, GROUPS, weighted_sum, &up));

@@ -1,6 +1,7 @@
 /* test_reward.c: trainer/number and trainer/reward*: numbers in text, every scorer, and what a
  * scorer that cannot tell does. */
 #include "common/base/clock.h"
+#include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/data.h"
 #include "trainer/rollout/number.h"

@@ -93,9 +93,9 @@ static void assert_same(const struct rollout *a, const struct rollout *b)
 {
     assert_int_equal(a->n_tokens, b->n_tokens);
     for (int i = 0; i < GROUPS * SAMPLES; i++) {
-        assert_int_equal(a->samples[i].n, 2);
-        assert_memory_equal(a->samples[i].ids, b->samples[i].ids, 2 * sizeof(int32_t));
-        assert_string_equal(a->samples[i].text, b->samples[i].text);
+        assert_int_equal(a->completions[i].n, 2);
+        assert_memory_equal(a->completions[i].ids, b->completions[i].ids, 2 * sizeof(int32_t));
+        assert_string_equal(a->completions[i].text, b->completions[i].text);
     }
 }
 
@@ -118,7 +118,7 @@ static void the_split_changes_nothing(void **state)
     }
     int differing = 0;
     for (int g = 1; g < GROUPS; g++)
-        differing += alone->samples[g * SAMPLES].ids[0] != alone->samples[0].ids[0];
+        differing += alone->completions[g * SAMPLES].ids[0] != alone->completions[0].ids[0];
     assert_true(differing > 0); // each group has a seed of its own
     rollout_free(alone);
 }

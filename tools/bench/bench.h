@@ -17,6 +17,7 @@ struct bench_options {
     int64_t batch, context, tokens, sequence, steps, warmup, seed;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
+    int64_t requests, shortest, longest; // of serve
     double temperature;
     bool ignore_eos;
     bool json;
@@ -70,6 +71,7 @@ enum status bench_train(struct bench *b);
 enum status bench_sync(const struct bench_options *o); // opens its own: it forks first
 enum status
 bench_step(const struct bench_options *o); // opens its own: others need the device after it
+enum status bench_serve(const struct bench_options *o); // likewise
 enum status bench_speculative(struct bench *b);
 
 #endif

@@ -12,6 +12,8 @@
  *   step         whole GRPO steps by the real server and trainer: --batch samples of --tokens
  *                tokens in groups of --group (step.c). Limit: what decoding must read, what
  *                training must multiply, what AdamW must read and write, at the rates measured.
+ *   serve        --requests requests of --shortest to --longest tokens to the real server, over its
+ *                socket (serve.c). Limit: what decoding must read and prompts must multiply.
  *   speculative  rollouts of groups with each method of speculative decoding beside those without,
  *                at several batch sizes (speculative.c).
  *
@@ -47,6 +49,12 @@ static const struct option_spec table[] = {
     OPT_INT("steps", steps, "20", "N", 1, 100000, "measured repetitions"),
     OPT_INT("warmup", warmup, "4", "N", 0, 100000, "repetitions before those"),
     OPT_INT("seed", seed, "1", "N", 0, 0, "of random weights and tokens"),
+    OPT_HEADING("Serving"),
+    OPT_INT("requests", requests, "0", "N", 0, 100000,
+            "of a round (0: 8, 256 on CUDA); --batch is how many are in flight at a time (0: all)"),
+    OPT_INT("shortest", shortest, "32", "N", 1, 1 << 20,
+            "least random tokens in a request's prompt, and in its completion"),
+    OPT_INT("longest", longest, "32", "N", 1, 1 << 20, "most of either"),
     OPT_HEADING("Speculative decoding"),
     OPT_TEXT("draft", draft, NULL, "DIR", "a draft model's folder, with its weights"),
     OPT_TEXT("draft-config", draft_config, NULL, "FILE",
@@ -79,11 +87,9 @@ static const struct {
     const char *name;
     enum status (*run)(struct bench *b);
     enum status (*run_alone)(const struct bench_options *o); // opens the device itself
-} modes[] = {{"decode", bench_decode, NULL},
-             {"train", bench_train, NULL},
-             {"sync", NULL, bench_sync},
-             {"step", NULL, bench_step},
-             {"speculative", bench_speculative, NULL}};
+} modes[] = {{"decode", bench_decode, NULL}, {"train", bench_train, NULL},
+             {"sync", NULL, bench_sync},     {"step", NULL, bench_step},
+             {"serve", NULL, bench_serve},   {"speculative", bench_speculative, NULL}};
 #define N_MODES (sizeof modes / sizeof modes[0])
 
 int main(int argc, char **argv)
@@ -96,8 +102,8 @@ int main(int argc, char **argv)
     size_t mode = 0;
     device_prepare_process(argv);
     log_open("cw-bench", LOG_INFO);
-    switch (options_parse(table, "cw-bench", "decode|train|sync|step|speculative [options]", argc,
-                          argv, 1, &o, &what, &set)) {
+    switch (options_parse(table, "cw-bench", "decode|train|sync|step|serve|speculative [options]",
+                          argc, argv, 1, &o, &what, &set)) {
     case OPTIONS_DONE:
         return 0;
     case OPTIONS_BAD:
@@ -108,7 +114,8 @@ int main(int argc, char **argv)
     }
     while (what && mode < N_MODES && strcmp(what, modes[mode].name) != 0) mode++;
     if (!what || mode == N_MODES) {
-        log_error("say what to measure: decode, train, sync, step or speculative (--help lists the "
+        log_error("say what to measure: decode, train, sync, step, serve or speculative (--help "
+                  "lists the "
                   "options)");
         options_free(set);
         return 2;

@@ -2,39 +2,23 @@
  * this program, on random prompts and with samples that all have --tokens tokens. What a step took
  * stands in the run's metrics.jsonl.
  *
- * Everything lies in a temporary folder, which also holds the model where its weights are random.
  * The limits are measured before the two programs start, with the device to ourselves. */
-#include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/base/log.h"
 #include "common/base/rng.h"
 #include "common/model/tokenizer.h"
-#include "tools/bench/bench.h"
-#include "trainer/run/checkpoint.h"
-#include <fcntl.h>
-#include <limits.h>
-#include <signal.h>
-#include <spawn.h>
+#include "tools/bench/programs.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#define LOADING_S  600
 #define TRAINING_S 3600
-#define STOPPING_S 60
-
-extern char **environ;
 
 struct step_bench {
     struct bench b;
-    char folder[64];   // temporary
-    const char *model; // --model, or inside the folder
-    char model_path[96], bridge[96], log[96], data[96], run[96], socket[96];
+    struct programs programs;
+    char data[96], run[96];
     double limit_ms;
-    pid_t server;
 };
 
 // ---- what the programs work on ------------------------------------------------------------------
@@ -49,7 +33,7 @@ static enum status write_prompts(const struct step_bench *s, int n)
     enum status st;
     rng_init(&rng, (uint64_t)s->b.o.seed, 3);
     if (!ids) return status_fail(ST_NO_MEMORY, "no memory for prompts");
-    CHECK(tokenizer_load(s->model, &tokenizer));
+    CHECK(tokenizer_load(s->programs.model, &tokenizer));
     for (int i = 0; i < n; i++) {
         struct bytes text = BYTES_INIT;
         for (int64_t k = 0; k < s->b.o.prompt_tokens; k++) do
@@ -111,102 +95,13 @@ static enum status prepare(struct step_bench *s, const struct bench_options *o)
         goto out;
     }
     CHECK(measure_limit(s));
-    s->model = o->model;
-    if (!s->model) {
-        s->model = s->model_path;
-        CHECK(
-            model_folder_write(s->model_path, b->dev, b->weights, b->dt, o->tokenizer, NULL, NULL));
-    }
+    CHECK(programs_take_model(&s->programs, b));
     CHECK(write_prompts(s, (int)(b->o.batch / b->o.group)));
-    // the programs need the room; what describes the model stays
-    device_release(b->dev, b->arena);
-    b->arena = NULL;
 out:
     return st;
 }
 
-// ---- the programs -------------------------------------------------------------------------------
-
-// A program of this build. Its output goes to the log.
-static enum status start(const struct step_bench *s, const char *const argv[], pid_t *ret)
-{
-    char path[PATH_MAX];
-    posix_spawn_file_actions_t actions;
-    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (n < 0) return status_fail(ST_IO, "the folder of this program cannot be found: %m");
-    path[n] = 0;
-    char *name = strrchr(path, '/') + 1;
-    snprintf(name, sizeof path - (size_t)(name - path), "%s", argv[0]);
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, s->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-    posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    int error = posix_spawn(ret, path, &actions, NULL, (char *const *)argv, environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (error) return status_fail(ST_NOT_FOUND, "%s cannot be started: %s", path, strerror(error));
-    return ST_OK;
-}
-
-static enum status program_failed(const struct step_bench *s, const char *name)
-{
-    struct bytes log = BYTES_INIT;
-    if (file_read(s->log, 16 << 20, &log) == ST_OK) fputs(bytes_text(&log), stderr);
-    bytes_release(&log);
-    return status_fail(ST_PEER_GONE, "%s failed; its output stands above", name);
-}
-
-// Kills it where the deadline passes. False: it failed, or was killed.
-static bool await_end(pid_t pid, int64_t seconds)
-{
-    const int64_t deadline = clock_deadline_ns(seconds * 1000);
-    int state = 0;
-    while (waitpid(pid, &state, WNOHANG) == 0) {
-        if (clock_now_ns() >= deadline) kill(pid, SIGKILL);
-        clock_sleep_ms(10);
-    }
-    return WIFEXITED(state) && WEXITSTATUS(state) == 0;
-}
-
-static enum status start_server(struct step_bench *s)
-{
-    char batch[16];
-    snprintf(batch, sizeof batch, "%d", (int)s->b.o.batch);
-    const char *const argv[] = {"cw-infer-server",
-                                "--model",
-                                s->model,
-                                "--device",
-                                s->b.o.device,
-                                "--dtype",
-                                dtype_option_names[s->b.o.dtype],
-                                "--socket",
-                                s->socket,
-                                "--bridge",
-                                s->bridge,
-                                "--max-batch",
-                                batch,
-                                NULL};
-    const int64_t deadline = clock_deadline_ns(LOADING_S * 1000);
-    enum status st = start(s, argv, &s->server);
-    if (st != ST_OK) return st;
-    while (!file_exists(s->bridge)) { // written when it serves
-        if (waitpid(s->server, NULL, WNOHANG) != 0) {
-            s->server = 0;
-            return program_failed(s, argv[0]);
-        }
-        if (clock_now_ns() >= deadline)
-            return status_fail(ST_TIMEOUT, "cw-infer-server has not loaded %s in %d s", s->model,
-                               LOADING_S);
-        clock_sleep_ms(20);
-    }
-    return ST_OK;
-}
-
-static void stop_server(struct step_bench *s)
-{
-    if (s->server <= 0) return;
-    kill(s->server, SIGTERM);
-    await_end(s->server, STOPPING_S);
-    s->server = 0;
-}
+// ---- the trainer --------------------------------------------------------------------------------
 
 static enum status run_trainer(const struct step_bench *s)
 {
@@ -221,7 +116,7 @@ static enum status run_trainer(const struct step_bench *s)
     const char *const argv[] = {"cw-trainer",
                                 "train",
                                 "--bridge",
-                                s->bridge,
+                                s->programs.bridge,
                                 "--data",
                                 s->data,
                                 "--run-dir",
@@ -246,10 +141,7 @@ static enum status run_trainer(const struct step_bench *s)
                                 "--learning-rate",
                                 "1e-9",
                                 NULL};
-    pid_t pid;
-    enum status st = start(s, argv, &pid);
-    if (st != ST_OK) return st;
-    return await_end(pid, TRAINING_S) ? ST_OK : program_failed(s, argv[0]);
+    return programs_run(&s->programs, argv, TRAINING_S);
 }
 
 // ---- the report ---------------------------------------------------------------------------------
@@ -328,26 +220,21 @@ out:
 
 enum status bench_step(const struct bench_options *o)
 {
-    struct step_bench s = {.folder = "/tmp/commonweight-bench-XXXXXX"};
+    struct step_bench s = {0};
     enum status st;
     if (!o->model && !o->tokenizer)
         return status_fail(ST_INVALID,
                            "step needs --model DIR, or --tokenizer DIR for random weights: "
                            "prompts are text");
-    if (!mkdtemp(s.folder)) return status_fail(ST_IO, "cannot make a folder in /tmp: %m");
-    snprintf(s.model_path, sizeof s.model_path, "%s/model", s.folder);
-    snprintf(s.bridge, sizeof s.bridge, "%s/bridge.json", s.folder);
-    snprintf(s.socket, sizeof s.socket, "%s/server.sock", s.folder);
-    snprintf(s.log, sizeof s.log, "%s/log", s.folder);
-    snprintf(s.data, sizeof s.data, "%s/prompts.jsonl", s.folder);
-    snprintf(s.run, sizeof s.run, "%s/run", s.folder);
+    CHECK(programs_open(&s.programs));
+    snprintf(s.data, sizeof s.data, "%s/prompts.jsonl", s.programs.folder);
+    snprintf(s.run, sizeof s.run, "%s/run", s.programs.folder);
     CHECK(prepare(&s, o));
-    CHECK(start_server(&s));
+    CHECK(programs_serve(&s.programs, &s.b.o, (int)s.b.o.batch));
     CHECK(run_trainer(&s));
     CHECK(report_steps(&s));
 out:
-    stop_server(&s);
+    programs_close(&s.programs);
     bench_close(&s.b);
-    file_remove_tree(s.folder);
     return st;
 }

@@ -50,13 +50,13 @@ static enum status publish_all(const struct bench_options *o, const char *bridge
     CHECK(bench_load_config(o, device_kind(p.dev) == DEVICE_CUDA, &config));
     CHECK(weights_plan(config, bridge_file_of(bridge)->roles[0].dt, &weights));
     weights_bind(weights, bridge_base(bridge, "policy"));
-    CHECK(optimizer_new(p.dev, weights, &adamw, &p.optimizer));
+    CHECK(optimizer_new_whole(p.dev, weights, &adamw, &p.optimizer));
     for (int64_t i = 0; i < o->warmup + o->steps; i++) {
         struct publish_times times;
         struct control_facts facts;
         double norm;
         // gradients of 7e-4, so that the arithmetic is that of a real step
-        device_fill(p.dev, optimizer_grads(p.optimizer)->base, 0x3a,
+        device_fill(p.dev, optimizer_grads(p.optimizer, 0)->base, 0x3a,
                     (size_t)weights->n_elements * sizeof(float));
         CHECK(optimizer_prepare(p.optimizer, &norm));
         CHECK(bridge_publish(bridge, 10000, publisher_update, &p, &times));

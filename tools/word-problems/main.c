@@ -5,6 +5,7 @@
  * larger --count begins with the problems of a smaller one. No question is given out twice, over
  * all files.
  */
+#include "common/base/hash.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
@@ -32,9 +33,7 @@ struct seen { // hashes of questions; open addressing, 0: free
 
 static uint64_t hash_of(const struct bytes *text)
 {
-    uint64_t h = 0xcbf29ce484222325u; // FNV-1a, its bits then mixed for the table
-    for (size_t i = 0; i < text->len; i++) h = (h ^ (unsigned char)text->data[i]) * 0x100000001b3u;
-    h = (h ^ (h >> 32)) * 0x9e3779b97f4a7c15u;
+    uint64_t h = hash_mix(hash_fnv1a(text->data, text->len));
     return h ? h : 1;
 }
 

@@ -14,6 +14,7 @@
 struct backward {
     struct model *m;
     const struct weights *grads;
+    int lowest; // layer that is trained, or has something below it that is
     int max_tokens, max_targets;
     // device scratch
     void *dx, *dnormed; // (max_tokens, hidden)
@@ -91,6 +92,16 @@ size_t backward_bytes(const struct model *m, int max_tokens, int max_targets)
     return device_parts_bytes(parts, N_PARTS);
 }
 
+static int lowest_trained(const struct weights *grads)
+{
+    static const struct layer_weights none;
+    int l = 0;
+    while (!grads->embed && l < grads->config->n_layers &&
+           memcmp(&grads->layers[l], &none, sizeof none) == 0)
+        l++;
+    return l;
+}
+
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
                          int max_targets, struct backward **ret)
 {
@@ -100,6 +111,7 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for the backward pass");
     b->m = m;
     b->grads = grads;
+    b->lowest = lowest_trained(grads);
     b->max_tokens = max_tokens;
     b->max_targets = max_targets;
     list_parts(m, max_tokens, max_targets, parts);
@@ -160,13 +172,14 @@ static void back_to_input(struct model *m, void *dx, const void *dy, const void 
     input_back(m, dx, dy, w, rows, n, k, false);
 }
 
-// dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy where there is a bias
+// dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy: each where it is
+// trained.
 static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, const void *x,
                            int rows, int n, int k)
 {
     struct matmul shape = {
         .m = n, .n = k, .k = rows, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
-    m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
+    if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
@@ -276,12 +289,15 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
 
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
     ops->act(m->dev, m->act, tape->gate_up, &act);
-    ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts, &to_down);
+    if (g->down)
+        ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
+                                 &to_down);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, &act);
     ops->gather_rows(m->dev, m->expert_in, m->normed, r->row, a, hidden, 1.0f, m->dt);
-    ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
-                             &to_gate_up);
+    if (g->gate_up)
+        ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
+                                 &to_gate_up);
     ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts,
                         &to_input);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
@@ -425,14 +441,14 @@ static enum status check_fits(const struct backward *b, const struct batch *batc
     return ST_OK;
 }
 
-// The whole backward pass, from the head's loss down to the embeddings.
+// The whole backward pass, from the head's loss down to the lowest that is trained.
 static void pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
                       const struct head_loss *loss)
 {
     struct model *m = b->m;
     const struct batch_view *view = batch_view(batch);
     head_back(b, batch, tape, loss);
-    for (int l = m->config->n_layers - 1; l >= 0; l--) {
+    for (int l = m->config->n_layers - 1; l >= b->lowest; l--) {
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
         mlp_back(b, l, view->n_tokens, layer);
         attention_back(b, l, view, layer);
@@ -444,7 +460,7 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
                                       model_embed_scale(m),
                                       m->dt,
                                       DT_F32};
-    m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, &rows);
+    if (b->grads->embed) m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, &rows);
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,

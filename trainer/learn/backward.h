@@ -8,7 +8,8 @@
 
 struct backward; // scratch and the chunked head
 
-// grads: a plan of the same config in DT_F32, bound to memory the caller cleared.
+// grads: a plan of the same config in DT_F32, bound to memory the caller cleared. NULL pointers in
+// it are what is not trained; nothing is computed for them, nor below the lowest that is.
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
                          int max_targets, struct backward **ret);
 void backward_free(struct backward *b);

@@ -27,6 +27,7 @@ struct learner {
     const struct model_config *config;
     const struct weights *policy;
     struct learner_config options;
+    struct param_ranges trained;
     bool has_reference;
     int max_targets;
     struct memory_plan plan;
@@ -69,6 +70,7 @@ void learner_free(struct learner *l)
     batch_free(l->batch);
     reference_release(l->dev, &l->ref);
     model_free(l->model);
+    param_ranges_release(&l->trained);
     free(l->targets);
     free(l->logprobs);
     free(l->entropy);
@@ -84,7 +86,7 @@ static void plan_arrays(struct learner *l, size_t free_before)
 {
     struct memory_plan *plan = &l->plan;
     struct optimizer_memory o;
-    optimizer_memory(l->policy, l->options.optimizer.moments, &o);
+    optimizer_memory(&l->trained, l->options.optimizer.moments, &o);
     plan->free = free_before;
     plan->weights_shared = l->policy->bytes;
     plan->residual = o.residual;
@@ -165,6 +167,7 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     l->is_draft = is_draft;
     l->max_targets = options->token_budget + options->max_seqs;
     if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;
+    CHECK(param_ranges_of(policy, options->freeze, &l->trained));
     l->has_reference = reference;
     device_allocated(dev, &l->allocated, &peak);
     CHECK(device_memory(dev, &free_before, &total));
@@ -193,6 +196,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     enum status st;
     struct learner_config draft_options = l->options;
     draft_options.optimizer = options->optimizer;
+    draft_options.freeze = NULL;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
@@ -220,6 +224,11 @@ struct learner *learner_draft(struct learner *l)
 struct device *learner_device(const struct learner *l)
 {
     return l->dev;
+}
+
+const struct param_ranges *learner_trained(const struct learner *l)
+{
+    return &l->trained;
 }
 
 void learner_memory(const struct learner *l, struct memory_plan *ret)
@@ -291,9 +300,9 @@ enum status learner_prepare(struct learner *l)
     enum status st;
     CHECK(check_room(&l->plan, l->dev));
     if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
-    CHECK(optimizer_new(l->dev, l->policy, &l->options.optimizer, &l->optimizer));
+    CHECK(optimizer_new(l->dev, &l->trained, &l->options.optimizer, &l->optimizer));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
-    CHECK(backward_new(l->model, optimizer_grads(l->optimizer), l->options.token_budget,
+    CHECK(backward_new(l->model, optimizer_grads(l->optimizer, 0), l->options.token_budget,
                        l->max_targets, &l->backward));
     CHECK(prepare_rows(l));
     if (l->has_reference) CHECK(reference_new(l));

@@ -11,6 +11,7 @@
 struct learner;
 struct learner_config {
     struct optimizer_config optimizer;
+    const char *freeze;       // tensors that are not trained (param_range.h); NULL: none
     float temperature;        // log-probabilities are of logits / temperature
     int token_budget;         // rows of a micro-batch, at most
     int logits_chunk;         // rows whose logits exist at one time
@@ -38,6 +39,7 @@ enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
+const struct param_ranges *learner_trained(const struct learner *l);
 // What was taken at most, since learner_new(): bytes to hold the plan's total against.
 size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.

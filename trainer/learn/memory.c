@@ -2,15 +2,21 @@
 #include "trainer/learn/memory.h"
 #include "common/base/log.h"
 
+#include <inttypes.h>
+
 static double mib(size_t bytes)
 {
     return (double)bytes / (1024 * 1024);
 }
 
-void memory_say(const struct learner *l, const char *weights)
+void memory_say(const struct learner *l, const char *weights, const char *freeze)
 {
     struct memory_plan p;
+    const struct param_ranges *trained = learner_trained(l);
     learner_memory(l, &p);
+    if (freeze && freeze[0])
+        log_info("--freeze %s: %" PRId64 " of %" PRId64 " parameters are trained", freeze,
+                 param_ranges_parameters(trained), trained->list[0].weights->n_parameters);
     log_info("memory on %s (MiB): weights %.1f %s, residual %.1f, moments %.1f, gradients "
              "%.1f, activations %.1f, workspace %.1f, reference %.1f, draft %.1f; total %.1f of "
              "%.1f free",

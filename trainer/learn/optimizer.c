@@ -1,10 +1,12 @@
-/* optimizer.c: AdamW over a whole arena. Owns the gradients, both moments and, for bf16 weights,
+/* optimizer.c: AdamW over ranges of arenas. Owns the gradients, both moments and, for bf16 weights,
  * the 16-bit residual; the trainer's thread only.
  *
- * Weights, gradients, moments and residual share one layout (weights.h), so a step is one operation
- * over one range. The padding between tensors is zero in all of them and stays zero: its gradient
- * is never written. The clipping factor lies in device memory, so that between odd and even there
- * is nothing but the one kernel: the norm has been waited for before the engine is asked for quiet.
+ * Ranges begin and end at multiples of 128 elements (weights.h). Gradients, moments and residual of
+ * one range after the other lie in one array each, and within a range as the weights do: a step is
+ * one operation for each range, the norm one over all. The padding between tensors is zero in all
+ * of them and stays zero: its gradient is never written. The clipping factor lies in device memory,
+ * so that between odd and even there is nothing but AdamW itself: the norm has been waited for
+ * before the engine is asked to quiesce.
  *
  * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"; of 8-bit
  * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block of the tensor):
@@ -22,16 +24,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define RANGE_SEED 0x9e3779b1u // between the rounding noise of one range and the next
+
+struct trained { // a range, and where its state begins
+    struct param_range range;
+    int64_t at, low_at; // elements of gradients and moments, of the residual
+};
+
 struct optimizer {
     struct device *dev;
     const struct ops *ops;
-    const struct weights *policy; // borrowed
     struct optimizer_config config;
-    struct weights *grads;  // f32 plan
-    struct moments moments; // of n_elements
-    uint16_t *low;          // (n_elements); NULL for f32 weights
-    double *sum;            // (1), device
-    float *grad_scale;      // (1), device
+    struct trained *trained; // (n_ranges)
+    int n_ranges;
+    struct weights **grads; // (n_arenas) f32 plans
+    int n_arenas;
+    int64_t n, n_low;       // elements of all ranges, of those in bf16
+    float *gradients;       // (n), device, as all that follows
+    struct moments moments; // of n elements
+    uint16_t *low;          // (n_low); NULL: there are none
+    double *sum;            // (1)
+    float *grad_scale;      // (1)
     bool prepared;
     int64_t steps;
 };
@@ -69,37 +82,102 @@ out:
     return st;
 }
 
-enum status optimizer_new(struct device *dev, const struct weights *policy,
+// Elements of all ranges, and of those in bf16.
+static void count_elements(const struct param_ranges *trained, int64_t *ret_n, int64_t *ret_low)
+{
+    *ret_n = *ret_low = 0;
+    for (int i = 0; i < trained->n; i++) {
+        *ret_n += trained->list[i].n;
+        if (trained->list[i].weights->dt == DT_BF16) *ret_low += trained->list[i].n;
+    }
+}
+
+static enum status check_range(const struct param_range *r)
+{
+    bool fits = r->first >= 0 && r->n > 0 && r->n <= r->weights->n_elements - r->first;
+    if (fits && r->first % MOMENT_BLOCK == 0 && r->n % MOMENT_BLOCK == 0) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "a range of %" PRId64 " elements from %" PRId64
+                       " on is none of an arena's %" PRId64 " in blocks of %d",
+                       r->n, r->first, r->weights->n_elements, MOMENT_BLOCK);
+}
+
+// Places the next range after those before it, its gradients in its arena's view.
+static enum status add_range(struct optimizer *o, const struct param_range *r)
+{
+    enum status st;
+    const bool new_arena =
+        o->n_ranges == 0 || r->weights != o->trained[o->n_ranges - 1].range.weights;
+    float *gradients = o->gradients + o->n;
+    CHECK(check_range(r));
+    if (new_arena) {
+        CHECK(weights_plan(r->weights->config, DT_F32, &o->grads[o->n_arenas]));
+        o->n_arenas++;
+    }
+    struct weights *view = o->grads[o->n_arenas - 1];
+    if (view->n_elements != r->weights->n_elements) {
+        st = status_fail(ST_MISMATCH,
+                         "gradients would have %" PRId64 " elements, the weights have %" PRId64,
+                         view->n_elements, r->weights->n_elements);
+        goto out;
+    }
+    view->base = r->n == view->n_elements ? gradients : NULL;
+    view->bytes = view->base ? (size_t)r->n * sizeof *gradients : 0;
+    weights_bind_range(view, r->first, r->n, gradients);
+    o->trained[o->n_ranges++] = (struct trained){*r, o->n, o->n_low};
+    o->n += r->n;
+    if (r->weights->dt == DT_BF16) o->n_low += r->n;
+out:
+    return st;
+}
+
+static enum status alloc_state(struct optimizer *o, int64_t n, int64_t n_low)
+{
+    enum status st;
+    const size_t gradients = (size_t)n * sizeof *o->gradients,
+                 residual = (size_t)n_low * sizeof *o->low;
+    CHECK(alloc_zeroed(o->dev, gradients, "gradients", (void **)&o->gradients));
+    CHECK(moments_new(o->dev, o->config.moments, n, &o->moments));
+    if (n_low) CHECK(alloc_zeroed(o->dev, residual, "the master's residual", (void **)&o->low));
+    CHECK(alloc_zeroed(o->dev, sizeof *o->sum, "the gradient norm", (void **)&o->sum));
+    CHECK(alloc_zeroed(o->dev, sizeof *o->grad_scale, "the clipping factor",
+                       (void **)&o->grad_scale));
+    st = device_sync(o->dev);
+out:
+    return st;
+}
+
+enum status optimizer_new(struct device *dev, const struct param_ranges *trained,
                           const struct optimizer_config *config, struct optimizer **ret)
 {
     enum status st = ST_OK;
-    size_t n = (size_t)policy->n_elements;
-    void *grads = NULL;
+    int64_t n, n_low;
     struct optimizer *o = calloc(1, sizeof *o);
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the optimizer");
     o->dev = dev;
     o->ops = device_ops(dev);
-    o->policy = policy;
     o->config = *config;
-    CHECK(weights_plan(policy->config, DT_F32, &o->grads));
-    if (o->grads->n_elements != policy->n_elements) {
-        st = status_fail(ST_MISMATCH,
-                         "gradients would have %" PRId64 " elements, the weights have %" PRId64,
-                         o->grads->n_elements, policy->n_elements);
+    o->trained = calloc((size_t)trained->n, sizeof *o->trained);
+    o->grads = calloc((size_t)trained->n, sizeof *o->grads);
+    if (!o->trained || !o->grads) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the optimizer");
         goto out;
     }
-    CHECK(alloc_zeroed(dev, o->grads->bytes, "gradients", &grads));
-    weights_bind(o->grads, grads);
-    CHECK(moments_new(dev, config->moments, policy->n_elements, &o->moments));
-    if (policy->dt == DT_BF16)
-        CHECK(alloc_zeroed(dev, n * sizeof *o->low, "the master's residual", (void **)&o->low));
-    CHECK(alloc_zeroed(dev, sizeof *o->sum, "the gradient norm", (void **)&o->sum));
-    CHECK(alloc_zeroed(dev, sizeof *o->grad_scale, "the clipping factor", (void **)&o->grad_scale));
-    CHECK(device_sync(dev));
+    count_elements(trained, &n, &n_low);
+    CHECK(alloc_state(o, n, n_low));
+    for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
     *ret = o;
 out:
     if (st != ST_OK) optimizer_free(o);
     return st;
+}
+
+enum status optimizer_new_whole(struct device *dev, const struct weights *weights,
+                                const struct optimizer_config *config, struct optimizer **ret)
+{
+    struct param_range all = {.weights = weights, .n = weights->n_elements};
+    struct param_ranges trained = {&all, 1};
+    return optimizer_new(dev, &trained, config, ret);
 }
 
 void optimizer_free(struct optimizer *o)
@@ -112,26 +190,28 @@ void optimizer_free(struct optimizer *o)
     device_release(o->dev, o->moments.m_scale);
     device_release(o->dev, o->moments.v);
     device_release(o->dev, o->moments.m);
-    if (o->grads) device_release(o->dev, o->grads->base);
-    weights_free(o->grads);
+    device_release(o->dev, o->gradients);
+    for (int i = 0; i < o->n_arenas; i++) weights_free(o->grads[i]);
+    free(o->grads);
+    free(o->trained);
     free(o);
 }
 
-const struct weights *optimizer_grads(const struct optimizer *o)
+const struct weights *optimizer_grads(const struct optimizer *o, int i)
 {
-    return o->grads;
+    return o->grads[i];
 }
 
 void optimizer_clear_grads(struct optimizer *o)
 {
-    device_fill(o->dev, o->grads->base, 0, o->grads->bytes);
+    device_fill(o->dev, o->gradients, 0, (size_t)o->n * sizeof *o->gradients);
     o->prepared = false;
 }
 
 enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
 {
     double sum = 0;
-    o->ops->sum_squares(o->dev, o->sum, o->grads->base, o->policy->n_elements);
+    o->ops->sum_squares(o->dev, o->sum, o->gradients, o->n);
     device_copy_out(o->dev, &sum, o->sum, sizeof sum);
     enum status st = device_sync(o->dev);
     if (st != ST_OK) return st;
@@ -147,6 +227,21 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
     return ST_OK;
 }
 
+// Those of the elements from `at` on.
+static struct moments moments_at(const struct moments *m, int64_t at)
+{
+    const int64_t bytes = at * (int64_t)dtype_size(moment_dtypes[m->kind]),
+                  block = at / MOMENT_BLOCK;
+    const bool scaled = m->kind == MOMENTS_8BIT;
+    return (struct moments){
+        .kind = m->kind,
+        .m = (char *)m->m + bytes,
+        .v = (char *)m->v + bytes,
+        .m_scale = scaled ? m->m_scale + block : NULL,
+        .v_scale = scaled ? m->v_scale + block : NULL,
+    };
+}
+
 enum status optimizer_apply(struct optimizer *o, double lr)
 {
     if (!o->prepared)
@@ -160,11 +255,17 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         .weight_decay = (float)o->config.weight_decay,
         .bias_correction1 = (float)(1 - pow(o->config.beta1, step)),
         .bias_correction2 = (float)(1 - pow(o->config.beta2, step)),
-        .step = (uint32_t)(o->steps + 1),
         .grad_scale = o->grad_scale,
     };
-    o->ops->adamw(o->dev, o->policy->base, o->low, &o->moments, o->grads->base,
-                  o->policy->n_elements, &adamw, o->policy->dt);
+    for (int i = 0; i < o->n_ranges; i++) {
+        const struct trained *t = &o->trained[i];
+        const struct weights *w = t->range.weights;
+        const struct moments moments = moments_at(&o->moments, t->at);
+        adamw.step = (uint32_t)(o->steps + 1) + (uint32_t)i * RANGE_SEED;
+        o->ops->adamw(o->dev, (char *)w->base + (size_t)t->range.first * dtype_size(w->dt),
+                      w->dt == DT_BF16 ? o->low + t->low_at : NULL, &moments, o->gradients + t->at,
+                      t->range.n, &adamw, w->dt);
+    }
     o->prepared = false;
     o->steps++;
     return ST_OK;
@@ -175,15 +276,16 @@ int64_t optimizer_steps(const struct optimizer *o)
     return o->steps;
 }
 
-void optimizer_memory(const struct weights *policy, enum moments_kind moments,
+void optimizer_memory(const struct param_ranges *trained, enum moments_kind moments,
                       struct optimizer_memory *ret)
 {
-    size_t n = (size_t)policy->n_elements;
-    size_t scales = moments == MOMENTS_8BIT ? blocks(policy->n_elements) * sizeof(float) : 0;
+    int64_t n, n_low;
+    count_elements(trained, &n, &n_low);
+    const size_t scales = moments == MOMENTS_8BIT ? blocks(n) * sizeof(float) : 0;
     *ret = (struct optimizer_memory){
-        .residual = policy->dt == DT_BF16 ? n * sizeof(uint16_t) : 0,
-        .moments = 2 * (n * dtype_size(moment_dtypes[moments]) + scales),
-        .grads = n * sizeof(float) + WEIGHTS_CANARY_BYTES + sizeof(double) + sizeof(float),
+        .residual = (size_t)n_low * sizeof(uint16_t),
+        .moments = 2 * ((size_t)n * dtype_size(moment_dtypes[moments]) + scales),
+        .grads = (size_t)n * sizeof(float) + sizeof(double) + sizeof(float),
     };
 }
 
@@ -191,12 +293,12 @@ void optimizer_memory(const struct weights *policy, enum moments_kind moments,
 
 #define STATE_FORMAT "commonweight-optimizer"
 
-// An array of the state: one entry for each of the arena's elements, or for each block of them.
+// An array of the state: one entry for each of the ranges' elements, or for each block of them.
 struct state_array {
     const char *name;
     enum dtype dt;
     char *base;
-    bool per_block;
+    bool per_block, of_bf16;
 };
 #define MAX_ARRAYS 5
 
@@ -205,31 +307,62 @@ static int state_arrays(const struct optimizer *o, struct state_array ret[MAX_AR
     const struct moments *m = &o->moments;
     enum dtype dt = moment_dtypes[m->kind];
     int n = 0;
-    ret[n++] = (struct state_array){"exp_avg", dt, m->m, false};
-    ret[n++] = (struct state_array){"exp_avg_sq", dt, m->v, false};
+    ret[n++] = (struct state_array){"exp_avg", dt, m->m, false, false};
+    ret[n++] = (struct state_array){"exp_avg_sq", dt, m->v, false, false};
     if (m->kind == MOMENTS_8BIT) {
-        ret[n++] = (struct state_array){"exp_avg_scale", DT_F32, (char *)m->m_scale, true};
-        ret[n++] = (struct state_array){"exp_avg_sq_scale", DT_F32, (char *)m->v_scale, true};
+        ret[n++] = (struct state_array){"exp_avg_scale", DT_F32, (char *)m->m_scale, true, false};
+        ret[n++] =
+            (struct state_array){"exp_avg_sq_scale", DT_F32, (char *)m->v_scale, true, false};
     }
-    if (o->low) ret[n++] = (struct state_array){"residual", DT_U16, (char *)o->low, false};
+    if (o->low) ret[n++] = (struct state_array){"residual", DT_U16, (char *)o->low, false, true};
     return n;
 }
 
 // A tensor's part of an array: as it is called and shaped on disk, and (tag) where it lies.
-static enum status state_part(const struct state_array *array, const struct weight_tensor *tensor,
-                              struct safetensors_source *ret)
+static enum status state_part(const struct state_array *array, const struct trained *t,
+                              const struct weight_tensor *tensor, struct safetensors_source *ret)
 {
-    int len = snprintf(ret->name, sizeof ret->name, "%s.%s", array->name, tensor->name);
+    const char *arena = t->range.arena ? t->range.arena : "";
+    int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", array->name, arena, tensor->name);
     if (len < 0 || (size_t)len >= sizeof ret->name)
         return status_fail(ST_UNSUPPORTED, "tensor name \"%s\" is too long for optimizer state",
                            tensor->name);
-    int64_t at = array->per_block ? tensor->offset / MOMENT_BLOCK : tensor->offset;
+    int64_t at = tensor->offset - t->range.first + (array->of_bf16 ? t->low_at : t->at);
+    if (array->per_block) at /= MOMENT_BLOCK;
     ret->dt = array->dt;
     ret->tag = array->base + (size_t)at * dtype_size(array->dt);
     ret->n_dims = array->per_block ? 1 : tensor->n_dims;
     if (array->per_block) ret->shape[0] = (int64_t)blocks(tensor->n);
     for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = tensor->shape[d];
     return ST_OK;
+}
+
+// Every part of the state; the caller's to free.
+static enum status list_state(const struct optimizer *o, struct safetensors_source **ret,
+                              int *ret_n)
+{
+    enum status st = ST_OK;
+    struct state_array arrays[MAX_ARRAYS];
+    const int n_arrays = state_arrays(o, arrays);
+    int n = 0, room = 0;
+    for (int r = 0; r < o->n_ranges; r++) room += n_arrays * o->trained[r].range.weights->n_tensors;
+    struct safetensors_source *list = calloc((size_t)room, sizeof *list);
+    if (!list) return status_fail(ST_NO_MEMORY, "no memory to list the optimizer's state");
+    for (int i = 0; i < n_arrays * o->n_ranges; i++) {
+        const struct state_array *array = &arrays[i / o->n_ranges];
+        const struct trained *t = &o->trained[i % o->n_ranges];
+        const struct weights *w = t->range.weights;
+        if (array->of_bf16 && w->dt != DT_BF16) continue;
+        for (int k = 0; k < w->n_tensors; k++)
+            if (param_range_holds(&t->range, k))
+                CHECK(state_part(array, t, &w->tensors[k], &list[n++]));
+    }
+    *ret = list;
+    *ret_n = n;
+    list = NULL;
+out:
+    free(list);
+    return st;
 }
 
 static enum status read_state(void *context, const struct safetensors_source *source, size_t bytes,
@@ -242,16 +375,12 @@ static enum status read_state(void *context, const struct safetensors_source *so
 
 enum status optimizer_save(struct optimizer *o, const char *path)
 {
-    enum status st = ST_OK;
-    const struct weights *w = o->policy;
+    enum status st;
     json_t *metadata = NULL;
     char steps[24];
-    struct state_array arrays[MAX_ARRAYS];
-    int n = state_arrays(o, arrays) * w->n_tensors;
-    struct safetensors_source *sources = calloc((size_t)n, sizeof *sources);
-    if (!sources) return status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
-    for (int i = 0; i < n; i++)
-        CHECK(state_part(&arrays[i / w->n_tensors], &w->tensors[i % w->n_tensors], &sources[i]));
+    struct safetensors_source *state = NULL;
+    int n;
+    CHECK(list_state(o, &state, &n));
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
                          moments_kind_names[o->moments.kind]);
@@ -259,10 +388,10 @@ enum status optimizer_save(struct optimizer *o, const char *path)
         st = status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
         goto out;
     }
-    CHECK(safetensors_write(path, sources, n, metadata, read_state, o));
+    CHECK(safetensors_write(path, state, n, metadata, read_state, o));
 out:
     json_decref(metadata);
-    free(sources);
+    free(state);
     return st;
 }
 
@@ -313,35 +442,32 @@ static enum status read_steps(const char *path, const struct safetensors *set, i
 
 enum status optimizer_load(struct optimizer *o, const char *path)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct safetensors *set = NULL;
-    const struct weights *w = o->policy;
-    struct state_array arrays[MAX_ARRAYS];
-    int n = state_arrays(o, arrays) * w->n_tensors;
+    struct safetensors_source *state = NULL;
+    int n;
     int64_t steps = 0;
+    CHECK(list_state(o, &state, &n));
     CHECK(safetensors_open_file(path, &set));
     CHECK(read_steps(path, set, &steps));
     CHECK(moments_check(o, path, set));
     // Everything is checked before anything is written.
-    for (int pass = 0; pass < 2; pass++) {
-        for (int i = 0; i < n; i++) {
-            struct safetensors_source part;
-            CHECK(state_part(&arrays[i / w->n_tensors], &w->tensors[i % w->n_tensors], &part));
-            const struct safetensors_entry *entry = safetensors_find(set, part.name);
-            if (pass == 0)
-                CHECK(state_check(path, entry, &part));
-            else
-                device_copy_in(o->dev, (void *)part.tag, entry->data, entry->bytes);
-        }
-        if (n != safetensors_count(set)) {
-            st = status_fail(ST_MISMATCH, "%s: holds %d tensors, this model's state has %d", path,
-                             safetensors_count(set), n);
-            goto out;
-        }
+    for (int i = 0; i < n; i++)
+        CHECK(state_check(path, safetensors_find(set, state[i].name), &state[i]));
+    if (n != safetensors_count(set)) {
+        st = status_fail(ST_MISMATCH,
+                         "%s: holds %d tensors, the state of what is trained here has %d", path,
+                         safetensors_count(set), n);
+        goto out;
+    }
+    for (int i = 0; i < n; i++) {
+        const struct safetensors_entry *entry = safetensors_find(set, state[i].name);
+        device_copy_in(o->dev, (void *)state[i].tag, entry->data, entry->bytes);
     }
     CHECK(device_sync(o->dev));
     o->steps = steps;
 out:
     safetensors_free(set);
+    free(state);
     return st;
 }

@@ -1,11 +1,11 @@
-/* optimizer.h: AdamW over a whole arena: gradients, moments (f32, bf16 or 8 bits) and the 16-bit
- * residual of the exact fp32 master (docs/numerics.md), each laid out as the weights are. One
- * thread. */
+/* optimizer.h: AdamW over ranges of arenas (param_range.h): their gradients, moments (f32, bf16 or
+ * 8 bits) and the 16-bit residual of the exact fp32 master (docs/numerics.md). Nothing is kept for
+ * what is not trained. One thread. */
 #ifndef TRAINER_OPTIMIZER_H
 #define TRAINER_OPTIMIZER_H
 
-#include "common/model/weights.h"
 #include "kernels/ops.h"
+#include "trainer/learn/param_range.h"
 
 struct optimizer;
 struct optimizer_config {
@@ -15,16 +15,22 @@ struct optimizer_config {
 };
 extern const char *const moments_kind_names[];
 
-// `policy` is bound to the shared arena (or, in sft, to the trainer's own). bf16 weights: the
-// residual starts at 0, the master is then exactly the weight.
-enum status optimizer_new(struct device *dev, const struct weights *policy,
+// The arenas are bound, shared (or, in sft, the trainer's own); ranges of one arena stand together.
+// bf16 weights: the residual starts at 0, the master is then exactly the weight.
+enum status optimizer_new(struct device *dev, const struct param_ranges *trained,
                           const struct optimizer_config *config, struct optimizer **ret);
+// The same where one whole arena is trained.
+enum status optimizer_new_whole(struct device *dev, const struct weights *weights,
+                                const struct optimizer_config *config, struct optimizer **ret);
 void optimizer_free(struct optimizer *o);
-const struct weights *optimizer_grads(const struct optimizer *o); // f32, bound; add gradients here
+// Gradients are added here: those of the i-th arena that is trained, f32, bound to what is trained
+// of it; NULL pointers are the rest. base and bytes are there where all of
+// it is trained.
+const struct weights *optimizer_grads(const struct optimizer *o, int i);
 void optimizer_clear_grads(struct optimizer *o);
-// Gradient norm over all tensors; sets the clipping factor min(1, max_grad_norm / (norm + 1e-6)) as
-// torch's clip_grad_norm_. Waits. A norm that is not finite is ST_INVALID: the step must be
-// skipped.
+// Gradient norm over all that is trained; sets the clipping factor min(1, max_grad_norm / (norm +
+// 1e-6)) as torch's clip_grad_norm_. Waits. A norm that is not finite is ST_INVALID: the step must
+// be skipped.
 enum status optimizer_prepare(struct optimizer *o, double *ret_norm);
 // One AdamW step in place with the prepared factor; enqueues only: this is what runs between odd
 // and even (bridge_publish syncs). Counts the step.
@@ -34,11 +40,12 @@ int64_t optimizer_steps(const struct optimizer *o);
 struct optimizer_memory {
     size_t residual, moments, grads; // grads: with their norm and its factor
 };                                   // bytes
-void optimizer_memory(const struct weights *policy, enum moments_kind moments,
+void optimizer_memory(const struct param_ranges *trained, enum moments_kind moments,
                       struct optimizer_memory *ret);
 
 // State for checkpoints: one safetensors file with residual, m, v (as they are kept) and the step
-// count. ST_MISMATCH where the file's moments are of another kind than this optimizer's.
+// count. ST_MISMATCH where the file's moments are of another kind than this optimizer's, or of
+// other tensors.
 enum status optimizer_save(struct optimizer *o, const char *path);
 enum status optimizer_load(struct optimizer *o, const char *path);
 

@@ -44,7 +44,7 @@ static bool counts(const struct update *u, const struct completion *s)
 
 static void compare_with_daemon(struct update *u, int sample, const float *logprobs)
 {
-    const struct completion *s = &u->rollout->samples[sample];
+    const struct completion *s = &u->rollout->completions[sample];
     for (int t = 0; t < s->n; t++) {
         double delta = (double)logprobs[t] - s->logprobs[t];
         if (logprobs[t] != s->logprobs[t]) {
@@ -64,7 +64,7 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
     struct update *u = context;
     const struct micro_batch *mb = rows->mb;
     for (int s = 0; s < mb->n_seqs; s++) {
-        const struct completion *sample = &u->rollout->samples[mb->sample[s]];
+        const struct completion *sample = &u->rollout->completions[mb->sample[s]];
         int first = mb->first[s], n = sample->n;
         float *old = u->old_logprobs + u->first[mb->sample[s]];
         if (u->first_iteration) {
@@ -102,7 +102,7 @@ static enum status make_groups(const struct rollout *r, struct pack_group **ret_
         return status_fail(ST_NO_MEMORY, "no memory for %d samples", n);
     }
     for (int i = 0; i < n; i++)
-        completions[i] = (struct pack_completion){r->samples[i].ids, r->samples[i].n};
+        completions[i] = (struct pack_completion){r->completions[i].ids, r->completions[i].n};
     for (int g = 0; g < r->n_groups; g++)
         groups[g] = (struct pack_group){
             .prompt = r->examples[g]->prompt_ids.ids,
@@ -208,7 +208,8 @@ static enum status place_old_logprobs(struct update *u)
     u->old_logprobs = calloc(tokens + 1, sizeof *u->old_logprobs);
     if (!u->first || !u->old_logprobs)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", tokens);
-    for (int i = 0; i < u->n_samples; i++) u->first[i + 1] = u->first[i] + u->rollout->samples[i].n;
+    for (int i = 0; i < u->n_samples; i++)
+        u->first[i + 1] = u->first[i] + u->rollout->completions[i].n;
     return ST_OK;
 }
 
@@ -225,7 +226,7 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     u.n_samples = rollout->n_groups * rollout->n_per_group;
     u.version = control_version(bridge_control(bridge));
     for (int i = 0; i < u.n_samples; i++)
-        if (counts(&u, &rollout->samples[i])) u.n_tokens += rollout->samples[i].n;
+        if (counts(&u, &rollout->completions[i])) u.n_tokens += rollout->completions[i].n;
     CHECK(place_old_logprobs(&u));
     CHECK(make_groups(rollout, &groups, &completions));
     for (int i = 0; i < config->num_iterations; i++) {

@@ -9,14 +9,14 @@ const char *const advantage_scale_names[] = {"group", "batch", "none", NULL};
 
 void mean_std(const double *x, int n, double *ret_mean, double *ret_std)
 {
-    double sum = 0, squares = 0, least = n ? x[0] : 0, most = least;
+    double sum = 0, squares = 0, min = n ? x[0] : 0, max = min;
     for (int i = 0; i < n; i++) {
         sum += x[i];
-        least = fmin(least, x[i]);
-        most = fmax(most, x[i]);
+        min = fmin(min, x[i]);
+        max = fmax(max, x[i]);
     }
     // One division, and never outside of what it is the mean of: equal numbers give themselves.
-    double mean = n ? fmin(fmax(sum / n, least), most) : 0;
+    double mean = n ? fmin(fmax(sum / n, min), max) : 0;
     for (int i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
     if (ret_mean) *ret_mean = mean;
     if (ret_std) *ret_std = n > 1 ? sqrt(squares / (n - 1)) : 0;

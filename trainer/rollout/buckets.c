@@ -48,13 +48,13 @@ static void insert(struct cutting *c, struct cut cut)
     c->cuts[k] = cut;
 }
 
-static void cut_valleys(struct cutting *c, int most)
+static void cut_valleys(struct cutting *c, int max)
 {
     double at[GRID], density[GRID];
     int valleys[KDE_MAX_VALLEYS], rank = 0;
     for (int i = 0; i < GRID; i++) at[i] = (double)i / (GRID - 1);
     kde_density(c->sorted, c->n, kde_bandwidth(c->sorted, c->n), at, GRID, density);
-    int n = kde_valleys(density, GRID, most, valleys);
+    int n = kde_valleys(density, GRID, max, valleys);
     for (int k = 0; k < n; k++) {
         while (c->sorted[rank] < at[valleys[k]]) rank++; // the last is 1, above every valley
         insert(c, (struct cut){rank, at[valleys[k]], BOUNDARY_VALLEY});
@@ -120,15 +120,15 @@ static double mean_of(const struct cutting *c, int k)
 static void merge_small(struct cutting *c, int min_size)
 {
     while (c->n_cuts > 0) {
-        int smallest = 0, least = c->n;
+        int smallest = 0, min = c->n;
         for (int k = 0; k <= c->n_cuts; k++) {
             int n = start(c, k + 1) - start(c, k);
-            if (n < least) {
+            if (n < min) {
                 smallest = k;
-                least = n;
+                min = n;
             }
         }
-        if (least >= min_size) return;
+        if (min >= min_size) return;
         bool down = smallest == c->n_cuts; // to the neighbour below
         if (smallest > 0 && !down) {
             double mean = mean_of(c, smallest);

@@ -2,7 +2,7 @@
  * double.
  *
  * Rewards are min-max normalised to 0..1, their density is estimated (kde.h), and its most
- * prominent valleys, up to n_buckets - 1, become boundaries ("valley"). A bucket below the least
+ * prominent valleys, up to n_buckets - 1, become boundaries ("valley"). A bucket below the smallest
  * size goes to the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the
  * largest are divided into parts of equal count ("fallback"; without any valley these are the
  * quantiles), and what is too small is merged again. A reward on a boundary belongs to the bucket
@@ -25,9 +25,9 @@ const char *boundary_origin_name(enum boundary_origin origin); // "valley", "fal
 
 struct bucket {
     int n;            // rewards in it
-    double low, high; // its range: boundaries, or the least and greatest reward of all
+    double low, high; // its range: boundaries, or the smallest and greatest reward of all
     double mean, std; // of the rewards in it; std with n - 1
-    double level;     // 0..1: mean of the normalised rewards, drawn towards 0.5 by the contrast
+    double level;     // 0..1: mean of the normalised rewards, pulled towards 0.5 by the contrast
 };
 struct boundary {
     double at; // in units of the reward

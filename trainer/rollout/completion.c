@@ -106,7 +106,7 @@ static enum status read_count(const char *where, const json_t *list, const char 
     return ST_OK;
 }
 
-// For people only, nothing is computed from them; a daemon may leave them out.
+// For people only, nothing is computed from them; a server may leave them out.
 static enum status read_accepted(const char *where, const json_t *line, struct completion *s)
 {
     enum status st = ST_OK;

@@ -37,16 +37,16 @@ static enum status read_number(const json_t *telemetry, const char *key, double 
     const json_t *value = json_object_get(telemetry, key);
     if (!json_is_number(value) || !(json_number_value(value) >= 0))
         return status_fail(ST_FORMAT,
-                           "telemetry field \"%s\" is %s; the daemon must give it for --cost", key,
+                           "telemetry field \"%s\" is %s; the server must give it for --cost", key,
                            value ? "not a number at or above 0" : "missing");
     *ret = json_number_value(value);
     return ST_OK;
 }
 
-enum status cost_read(const json_t *telemetry, struct cost_sample *ret)
+enum status cost_read(const json_t *telemetry, struct completion_cost *ret)
 {
     enum status st;
-    struct cost_sample s = {0};
+    struct completion_cost s = {0};
     double kv_bytes = 0;
     CHECK(read_number(telemetry, "latency_ms", &s.latency_ms));
     CHECK(read_number(telemetry, "queue_ms", &s.queue_ms));
@@ -65,7 +65,7 @@ out:
     return st;
 }
 
-void cost_quantities(const struct cost_sample *s, double latency_ms, double *ret_quantities)
+void cost_quantities(const struct completion_cost *s, double latency_ms, double *ret_quantities)
 {
     ret_quantities[COST_LATENCY] = latency_ms;
     ret_quantities[COST_TOKENS] = s->generated_tokens;

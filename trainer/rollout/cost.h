@@ -19,7 +19,7 @@ struct cost_weights { // all >= 0; the first three are taken off the reward, the
 };
 double cost_signed_weight(const struct cost_weights *w, enum cost_term term);
 
-struct cost_sample { // of the telemetry
+struct completion_cost { // of the telemetry
     double latency_ms, queue_ms;
     double prompt_tokens, cached_prompt_tokens, generated_tokens;
     double num_draft_tokens, num_accepted_tokens;
@@ -29,8 +29,8 @@ struct cost_sample { // of the telemetry
     bool drafted;             // accept_rate was not null
 };
 // ST_FORMAT naming the field that is missing or not a number at or above 0.
-enum status cost_read(const json_t *telemetry, struct cost_sample *ret);
+enum status cost_read(const json_t *telemetry, struct completion_cost *ret);
 // What each term multiplies: ret (COST_TERMS). latency_ms: measured or modelled.
-void cost_quantities(const struct cost_sample *s, double latency_ms, double *ret_quantities);
+void cost_quantities(const struct completion_cost *s, double latency_ms, double *ret_quantities);
 
 #endif

@@ -1,43 +1,29 @@
-/* curriculum.c: averages of the rewards, and the plan of an epoch made of them. Owns both; the
- * trainer's thread.
- *
- * An epoch's plan is a list of batches over a permutation of the examples. It is not saved: it
- * follows from the seed, the epoch and each example's bucket, and the number of examples taken says
- * where in it a run is.
- */
+/* curriculum.c: averages of the rewards, and the plan of an epoch made of them (epoch_plan.h). Owns
+ * both; the trainer's thread. What is saved are the averages and each example's bucket: the plan
+ * follows from them, and the number of examples taken says where in it a run is. */
 #include "trainer/rollout/curriculum.h"
 #include "common/base/bytes.h"
 #include "common/base/json.h"
-#include "common/base/rng.h"
-#include "trainer/rollout/data.h"
+#include "trainer/rollout/epoch_plan.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BATCH_STREAM ((uint64_t)1 << 33) // apart from the data order's and the sampler's streams
-#define UNSEEN       (-1)                // bucket of an example without a reward
-
-struct prompt_batch {
-    int first, n; // of `examples`
-    int bucket, rollouts;
-};
 struct curriculum {
     struct curriculum_options options;
     int n; // examples
-    struct data_order order;
     int64_t taken, samples;
+    int *examples; // (prompts_per_step) with CURRICULUM_OFF: of the step asked for last
+    // what follows: of the other modes
     double *ema;    // (n) average reward
     int32_t *seen;  // (n) how often
     int8_t *bucket; // (n)
     int n_levels;   // buckets
     double levels[BUCKETS_MAX];
     struct buckets buckets; // of the last epoch that ended here
-    // the epoch's plan; with CURRICULUM_OFF only `examples`, of the next step
-    int *examples;                // (n, or prompts_per_step)
-    struct prompt_batch *batches; // (n_batches)
-    int n_batches, next;
-    double mean_rollouts; // over the epoch's examples
+    int next;               // of the plan's batches
+    struct epoch_plan plan; // of the present epoch; its order is every mode's
 };
 
 const char *const curriculum_mode_names[] = {"off", "uniform", "kde", NULL};
@@ -47,7 +33,7 @@ int curriculum_rollouts(const struct curriculum_options *o, double level)
     return (int)lround(o->base * (1 + o->alpha * (1 - level)));
 }
 
-int curriculum_most_rollouts(const struct curriculum_options *o)
+int curriculum_max_rollouts(const struct curriculum_options *o)
 {
     return o->mode == CURRICULUM_OFF ? o->num_generations : curriculum_rollouts(o, 0);
 }
@@ -71,96 +57,43 @@ static int rollouts_of(const struct curriculum *c, int bucket)
 
 double curriculum_bucket_rollouts(const struct curriculum *c, int bucket)
 {
-    return c->options.mode == CURRICULUM_UNIFORM ? c->mean_rollouts : rollouts_of(c, bucket);
-}
-
-// Puts one bucket's examples behind `first` in the epoch's order, and their batches.
-static int plan_bucket(struct curriculum *c, int64_t epoch, int bucket, int first)
-{
-    int n = 0;
-    for (int i = 0; i < c->n; i++) {
-        int example = data_order_at(&c->order, epoch * c->n + i);
-        if (c->bucket[example] == bucket) c->examples[first + n++] = example;
-    }
-    int most = c->options.prompts_per_step, batches = n / most + (n % most != 0);
-    for (int b = 0, done = 0; b < batches; b++) {
-        int size = (n - done) / (batches - b);
-        c->batches[c->n_batches++] =
-            (struct prompt_batch){first + done, size, bucket, rollouts_of(c, bucket)};
-        done += size;
-    }
-    return first + n;
-}
-
-static void shuffle_batches(struct curriculum *c, int64_t epoch)
-{
-    struct rng rng;
-    rng_init(&rng, c->options.seed, BATCH_STREAM + (uint64_t)epoch);
-    for (int k = c->n_batches - 1; k > 0; k--) {
-        int other = (int)rng_below(&rng, (uint32_t)k + 1);
-        struct prompt_batch swap = c->batches[k];
-        c->batches[k] = c->batches[other];
-        c->batches[other] = swap;
-    }
-}
-
-// The sum of the rollouts stays, as near as whole numbers allow; each batch gets the mean, rounded
-// down or up.
-static void spread_evenly(struct curriculum *c)
-{
-    double wanted = 0;
-    for (int b = 0; b < c->n_batches; b++) {
-        struct prompt_batch *batch = &c->batches[b];
-        wanted += c->mean_rollouts * batch->n;
-        double each = round(wanted / batch->n);
-        each = fmin(fmax(each, floor(c->mean_rollouts)), ceil(c->mean_rollouts));
-        batch->rollouts = (int)each;
-        wanted -= each * batch->n;
-    }
+    return c->options.mode == CURRICULUM_UNIFORM ? c->plan.mean_rollouts : rollouts_of(c, bucket);
 }
 
 static void plan_epoch(struct curriculum *c)
 {
-    int64_t epoch = c->taken / c->n, samples = 0;
-    int first = 0;
-    c->n_batches = c->next = 0;
+    struct epoch_buckets buckets = {
+        .of = c->bucket,
+        .n = c->n_levels,
+        .batch_size = c->options.prompts_per_step,
+        .even = c->options.mode == CURRICULUM_UNIFORM,
+    };
     for (int bucket = UNSEEN; bucket < c->n_levels; bucket++)
-        first = plan_bucket(c, epoch, bucket, first);
-    shuffle_batches(c, epoch);
-    for (int b = 0; b < c->n_batches; b++)
-        samples += (int64_t)c->batches[b].n * c->batches[b].rollouts;
-    c->mean_rollouts = (double)samples / c->n;
-    if (c->options.mode == CURRICULUM_UNIFORM) spread_evenly(c);
+        buckets.rollouts[bucket + 1] = rollouts_of(c, bucket);
+    epoch_plan_make(&c->plan, c->taken / c->n, &buckets);
+    c->next = 0;
 }
 
 enum status curriculum_new(const struct curriculum_options *options, int n_examples,
                            struct curriculum **ret)
 {
-    enum status st = ST_OK;
+    enum status st;
+    const size_t n = (size_t)n_examples;
     struct curriculum *c = calloc(1, sizeof *c);
-    bool plain = options->mode == CURRICULUM_OFF;
-    size_t n = (size_t)n_examples;
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the curriculum");
     c->options = *options;
     c->n = n_examples;
-    CHECK(data_order_init(&c->order, options->seed, n_examples));
-    c->examples = calloc(plain ? (size_t)options->prompts_per_step : n, sizeof *c->examples);
-    if (!plain) {
-        c->ema = calloc(n, sizeof *c->ema);
-        c->seen = calloc(n, sizeof *c->seen);
-        c->bucket = malloc(n);
-        // each bucket's last batch may hold less
-        size_t most = n / (size_t)options->prompts_per_step + BUCKETS_MAX + 1;
-        c->batches = calloc(most, sizeof *c->batches);
-    }
-    if (!c->examples || (!plain && (!c->ema || !c->seen || !c->bucket || !c->batches))) {
+    CHECK(epoch_plan_init(&c->plan, options->seed, n_examples, options->prompts_per_step));
+    c->examples = calloc((size_t)options->prompts_per_step, sizeof *c->examples);
+    c->ema = calloc(n, sizeof *c->ema);
+    c->seen = calloc(n, sizeof *c->seen);
+    c->bucket = malloc(n);
+    if (!c->examples || !c->ema || !c->seen || !c->bucket) {
         st = status_fail(ST_NO_MEMORY, "no memory for a curriculum of %d examples", n_examples);
         goto out;
     }
-    if (!plain) {
-        memset(c->bucket, UNSEEN, n);
-        plan_epoch(c);
-    }
+    memset(c->bucket, UNSEEN, n);
+    if (options->mode != CURRICULUM_OFF) plan_epoch(c);
     *ret = c;
 out:
     if (st != ST_OK) curriculum_free(c);
@@ -170,12 +103,11 @@ out:
 void curriculum_free(struct curriculum *c)
 {
     if (!c) return;
-    data_order_release(&c->order);
+    epoch_plan_release(&c->plan);
     free(c->ema);
     free(c->seen);
     free(c->bucket);
     free(c->examples);
-    free(c->batches);
     free(c);
 }
 
@@ -187,14 +119,14 @@ bool curriculum_next(struct curriculum *c, int ahead, struct curriculum_batch *r
     if (o->mode == CURRICULUM_OFF) {
         for (int i = 0; i < o->prompts_per_step; i++)
             c->examples[i] =
-                data_order_at(&c->order, c->taken + (int64_t)ahead * o->prompts_per_step + i);
+                data_order_at(&c->plan.order, c->taken + (int64_t)ahead * o->prompts_per_step + i);
         *ret =
             (struct curriculum_batch){c->examples, o->prompts_per_step, o->num_generations, UNSEEN};
         return true;
     }
-    if (c->next + ahead >= c->n_batches) return false;
-    const struct prompt_batch *b = &c->batches[c->next + ahead];
-    *ret = (struct curriculum_batch){c->examples + b->first, b->n, b->rollouts, b->bucket};
+    if (c->next + ahead >= c->plan.n_batches) return false;
+    const struct prompt_batch *b = &c->plan.batches[c->next + ahead];
+    *ret = (struct curriculum_batch){c->plan.examples + b->first, b->n, b->rollouts, b->bucket};
     return true;
 }
 
@@ -240,7 +172,7 @@ enum status curriculum_record(struct curriculum *c, const double *rewards,
     }
     c->taken += batch.n;
     c->samples += (int64_t)batch.n * batch.rollouts;
-    if (++c->next == c->n_batches) {
+    if (++c->next == c->plan.n_batches) {
         enum status st = sort_into_buckets(c);
         if (st != ST_OK) return st;
         plan_epoch(c);
@@ -250,22 +182,22 @@ enum status curriculum_record(struct curriculum *c, const double *rewards,
     return ST_OK;
 }
 
-static int64_t batches_of(int64_t examples, int64_t most)
+static int64_t batches_of(int64_t examples, int64_t max)
 {
-    return examples / most + (examples % most != 0);
+    return examples / max + (examples % max != 0);
 }
 
 int64_t curriculum_steps_left(const struct curriculum *c, int64_t examples)
 {
-    const int64_t most = c->options.prompts_per_step;
+    const int64_t max = c->options.prompts_per_step;
     int64_t taken = c->taken, steps = 0;
     if (c->options.mode == CURRICULUM_OFF)
-        return examples > taken ? batches_of(examples - taken, most) : 0;
-    for (int b = c->next; b < c->n_batches && taken < examples; b++, steps++)
-        taken += c->batches[b].n;
+        return examples > taken ? batches_of(examples - taken, max) : 0;
+    for (int b = c->next; b < c->plan.n_batches && taken < examples; b++, steps++)
+        taken += c->plan.batches[b].n;
     if (taken >= examples) return steps;
-    return steps + (examples - taken) / c->n * batches_of(c->n, most) +
-           batches_of((examples - taken) % c->n, most);
+    return steps + (examples - taken) / c->n * batches_of(c->n, max) +
+           batches_of((examples - taken) % c->n, max);
 }
 
 // ---- checkpoints --------------------------------------------------------------------------------
@@ -363,7 +295,7 @@ enum status curriculum_from_json(struct curriculum *c, const json_t *json, int64
     CHECK(check_state(c));
     plan_epoch(c);
     int64_t at = taken - taken % c->n;
-    while (at < taken) at += c->batches[c->next++].n;
+    while (at < taken) at += c->plan.batches[c->next++].n;
     if (at != taken) st = status_fail(ST_FORMAT, "field \"data_index\" is in the middle of a step");
 out:
     return st;

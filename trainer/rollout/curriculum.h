@@ -11,7 +11,7 @@
  *          over the epoch, but spread evenly over all prompts.
  *
  * With kde and uniform every example comes exactly once an epoch. A bucket's prompts are divided
- * into batches as equal as can be, of at most prompts_per_step; their order is drawn from (seed,
+ * into batches as equal as can be, of at most prompts_per_step; their order is sampled from (seed,
  * epoch). All of it is a function of the options, the seed and what was recorded. */
 #ifndef TRAINER_CURRICULUM_H
 #define TRAINER_CURRICULUM_H
@@ -34,9 +34,9 @@ struct curriculum_options {
     double ema;   // weight of the old value in an example's average
 };
 
-// Samples of a prompt whose bucket has that level, and the most that any can get.
+// Samples of a prompt whose bucket has that level, and the largest number that any can get.
 int curriculum_rollouts(const struct curriculum_options *o, double level);
-int curriculum_most_rollouts(const struct curriculum_options *o);
+int curriculum_max_rollouts(const struct curriculum_options *o);
 
 struct curriculum;
 enum status curriculum_new(const struct curriculum_options *options, int n_examples,

@@ -16,15 +16,15 @@
 struct chat_template;
 
 struct example {
-    json_t *row;            // owns the strings below
-    int line;               // 1-based
-    const json_t *said;     // the prompt as it stands in the row
-    bool question;          // text from "question", or the field named for prompts
-    const char *prompt;     // NULL where it is a list of messages
-    size_t prompt_len;      // bytes; a prompt may hold U+0000
-    const json_t *messages; // NULL where it is text
-    json_t
-        *prompt_text; // after dataset_tokenize: as the model sees it; NULL: as it stands in the row
+    json_t *row;               // owns the strings below
+    int line;                  // 1-based
+    const json_t *prompt_json; // the prompt as it stands in the row
+    bool question;             // text from "question", or the field named for prompts
+    const char *prompt;        // NULL where it is a list of messages
+    size_t prompt_len;         // bytes; a prompt may hold U+0000
+    const json_t *messages;    // NULL where it is text
+    // After dataset_tokenize: as the model sees it; NULL: as it stands in the row.
+    json_t *prompt_text;
     const char *answer;               // NULL: none
     const char *completion;           // of "completion", or else "answer"; NULL: none
     char *number;                     // an answer given as a number, as text
@@ -48,6 +48,8 @@ struct dataset {
     bool byte_order_mark; // the file began with one, which was skipped
     bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
 };
+
+void example_release(struct example *e);
 
 struct dataset_options {                     // NULL, or all zero: as above
     const char *prompt_field, *answer_field; // names in place of those above
@@ -86,17 +88,5 @@ enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_
                                          int end_id);
 // ST_INVALID naming the first example without an answer.
 enum status dataset_require_answers(const struct dataset *d);
-
-// The order in which examples are taken: epoch e is a permutation drawn from (seed, e), and epochs
-// follow each other without a gap, so the i-th example of a run is a function of (seed, i).
-struct data_order {
-    uint64_t seed;
-    int n;
-    int64_t epoch; // that `permutation` is of; -1: none yet
-    int *permutation;
-};
-enum status data_order_init(struct data_order *o, uint64_t seed, int n);
-void data_order_release(struct data_order *o);
-int data_order_at(struct data_order *o, int64_t i);
 
 #endif

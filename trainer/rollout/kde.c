@@ -52,23 +52,23 @@ static int by_place(const void *a, const void *b)
 }
 
 // Puts v among those kept, the most prominent first; returns how many are kept then.
-static int keep(struct valley *kept, int n, int most, struct valley v)
+static int keep(struct valley *kept, int n, int max, struct valley v)
 {
     int place = n;
     while (place > 0 && kept[place - 1].prominence < v.prominence) place--;
-    if (place >= most) return n;
-    if (n < most) n++;
+    if (place >= max) return n;
+    if (n < max) n++;
     for (int k = n - 1; k > place; k--) kept[k] = kept[k - 1];
     kept[place] = v;
     return n;
 }
 
-int kde_valleys(const double *density, int n, int most, int *ret_at)
+int kde_valleys(const double *density, int n, int max, int *ret_at)
 {
     struct valley kept[KDE_MAX_VALLEYS];
     double top = 0;
     int found = 0;
-    if (most > KDE_MAX_VALLEYS) most = KDE_MAX_VALLEYS;
+    if (max > KDE_MAX_VALLEYS) max = KDE_MAX_VALLEYS;
     for (int i = 0; i < n; i++) top = fmax(top, density[i]);
     for (int first = 1, last; first < n - 1; first = last + 1) {
         double floor = density[first];
@@ -77,7 +77,7 @@ int kde_valleys(const double *density, int n, int most, int *ret_at)
         double prominence =
             fmin(rise(density, n, first, -1, floor), rise(density, n, last, 1, floor)) - floor;
         if (prominence > RIPPLE * top)
-            found = keep(kept, found, most, (struct valley){(first + last) / 2, prominence});
+            found = keep(kept, found, max, (struct valley){(first + last) / 2, prominence});
     }
     qsort(kept, (size_t)found, sizeof *kept, by_place);
     for (int k = 0; k < found; k++) ret_at[k] = kept[k].at;

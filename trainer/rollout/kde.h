@@ -13,10 +13,10 @@ void kde_density(const double *x, int n, double bandwidth, const double *at, int
 
 #define KDE_MAX_VALLEYS 64
 
-// Local minima of a sampled density (n): the `most` (up to KDE_MAX_VALLEYS) of largest prominence,
+// Local minima of a sampled density (n): the `max` (up to KDE_MAX_VALLEYS) of largest prominence,
 // in ascending order, into ret_at. Of equal samples in a row the middle one counts; the ends never
 // do. The prominence is that of a peak of the density upside down, as scipy.signal.peak_prominences
 // defines it. Returns how many there are.
-int kde_valleys(const double *density, int n, int most, int *ret_at);
+int kde_valleys(const double *density, int n, int max, int *ret_at);
 
 #endif

@@ -13,7 +13,7 @@
 #define N     LATENCY_INPUTS
 #define RIDGE 1e-6
 
-static void inputs(const struct cost_sample *s, double x[N])
+static void inputs(const struct completion_cost *s, double x[N])
 {
     x[LATENCY_PREFILL] = s->prompt_tokens - s->cached_prompt_tokens;
     x[LATENCY_GENERATED] = s->generated_tokens;
@@ -21,7 +21,7 @@ static void inputs(const struct cost_sample *s, double x[N])
     x[LATENCY_ACCEPTED] = s->num_accepted_tokens;
 }
 
-void latency_model_add(struct latency_model *m, const struct cost_sample *s)
+void latency_model_add(struct latency_model *m, const struct completion_cost *s)
 {
     double x[N + 1], before[N + 1];
     inputs(s, x);
@@ -81,7 +81,7 @@ void latency_model_fit(struct latency_model *m)
     m->r2 = total > 0 ? explained / total : 0;
 }
 
-double latency_model_ms(const struct latency_model *m, const struct cost_sample *s)
+double latency_model_ms(const struct latency_model *m, const struct completion_cost *s)
 {
     double x[N], ms = m->base_ms;
     inputs(s, x);

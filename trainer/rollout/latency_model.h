@@ -21,10 +21,10 @@ struct latency_model { // zero-initialise; plain data
     double base_ms, ms_per[LATENCY_INPUTS]; // 0 for an input that never varied
     double r2;                              // share of the variance explained
 };
-void latency_model_add(struct latency_model *m, const struct cost_sample *s);
+void latency_model_add(struct latency_model *m, const struct completion_cost *s);
 void latency_model_fit(struct latency_model *m);
 double latency_model_ms(const struct latency_model *m,
-                        const struct cost_sample *s); // never below 0
+                        const struct completion_cost *s); // never below 0
 
 // The measurements as a JSON list, for checkpoints. New reference, NULL: no memory.
 json_t *latency_model_to_json(const struct latency_model *m);

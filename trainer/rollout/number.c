@@ -203,7 +203,7 @@ static const char *after_last(const char *text, const char *mark)
 }
 
 // The last number of what stands in \boxed{...}, from behind its brace. None where it holds a
-// fraction that is not one of two numbers: the rest of it is not the answer.
+// fraction that is not one of two numbers: what else it holds is not the answer.
 static bool boxed_number(const char *content, double *ret_value)
 {
     const char *end = content;
@@ -220,10 +220,10 @@ static bool boxed_number(const char *content, double *ret_value)
 }
 
 // The first number of what follows a mark, or the boxed one.
-static bool marked_number(const char *rest, double *ret_value)
+static bool marked_number(const char *tail, double *ret_value)
 {
-    const char *boxed = after_last(rest, "\\boxed{");
-    return boxed ? boxed_number(boxed, ret_value) : next_number(rest, NULL, &rest, NULL, ret_value);
+    const char *boxed = after_last(tail, "\\boxed{");
+    return boxed ? boxed_number(boxed, ret_value) : next_number(tail, NULL, &tail, NULL, ret_value);
 }
 
 // Length of the word at s where it may introduce an answer ("#### Final answer: 18").
@@ -297,12 +297,12 @@ static bool last_in_lines(const char *text, double *ret_value)
 
 bool number_answer(const char *text, double *ret_value)
 {
-    const char *rest = after_answer_mark(text);
-    if (rest) return marked_number(rest, ret_value);
-    rest = after_last(text, "the answer is");
-    if (rest && marked_number(rest, ret_value)) return true;
-    rest = after_last(text, "\\boxed{");
-    if (rest) return boxed_number(rest, ret_value);
+    const char *tail = after_answer_mark(text);
+    if (tail) return marked_number(tail, ret_value);
+    tail = after_last(text, "the answer is");
+    if (tail && marked_number(tail, ret_value)) return true;
+    tail = after_last(text, "\\boxed{");
+    if (tail) return boxed_number(tail, ret_value);
     return last_in_lines(text, ret_value);
 }
 

@@ -1,5 +1,5 @@
 /* reward.h: the task's score of a finished sample: a weighted sum of terms, each by a scorer out of
- * one table (docs/rewards.md). No device, no daemon. One thread: scorers may keep a state (a child
+ * one table (docs/rewards.md). No device, no server. One thread: scorers may keep a state (a child
  * process, a compiled pattern). What serving the sample cost is trainer/rollout/cost.h's. */
 #ifndef TRAINER_REWARD_H
 #define TRAINER_REWARD_H
@@ -53,9 +53,6 @@ enum status reward_check(struct reward *r);
 // is an error, never a 0; ret_failed: whose.
 enum status reward_score_all(struct reward *r, const struct reward_input *inputs, int n,
                              double *ret_terms, double *ret_sums, int *ret_failed);
-// The same of one sample. ret_terms may be NULL.
-enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,
-                         double *ret_sum);
 
 // One line about each scorer, each after a newline, for --help.
 void reward_describe_all(struct bytes *ret);

@@ -129,7 +129,8 @@ enum status child_check(struct child *c, int ms)
     return ended(c);
 }
 
-// ---- what is said -------------------------------------------------------------------------------
+// ---- what is written
+// -------------------------------------------------------------------------------
 
 // write(2) without the SIGPIPE of a reader that has gone.
 static ssize_t write_quietly(int fd, const void *data, size_t len)
@@ -186,7 +187,7 @@ static enum status read_some(struct child *c)
 
 enum status child_pump(struct child *c)
 {
-    // First what it said: one that ends after its last reply is found ended with the next.
+    // First what it wrote: one that ends after its last reply is found ended with the next.
     size_t unread = c->in.len - c->taken;
     enum status st = read_some(c);
     return st == ST_OK && c->in.len - c->taken == unread ? write_some(c) : st;

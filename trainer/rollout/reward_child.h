@@ -31,7 +31,7 @@ void child_end(struct child *c);
 // Waits until the child has lived for `ms`, or ended sooner. ST_PEER_GONE says how it ended.
 enum status child_check(struct child *c, int ms);
 // Writes and reads what can be without waiting. ST_PEER_GONE says how it ended, and has ended it;
-// what it said before is lost then.
+// what it wrote before is lost then.
 enum status child_pump(struct child *c);
 
 // Takes a whole line out of `in`, without its end; false: there is none yet. Valid until the next

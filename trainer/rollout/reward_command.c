@@ -32,7 +32,7 @@ struct worker {
     int owed[WINDOW]; // samples of the batch, in the order they were sent
     int n_owed;
     int64_t heard_ns; // its last reply, or when it was asked after a pause
-    bool answered;    // once at least
+    bool replied;     // once at least
     bool restarted;
 };
 struct command {
@@ -41,7 +41,7 @@ struct command {
     struct worker *workers; // (n_workers)
     json_int_t n_asked;     // samples of earlier batches: ids go on
     bool failed;            // a reply is missing for ever: nothing can be scored any more
-    bool said_hint;
+    bool hinted;
 };
 
 struct score_batch {
@@ -143,7 +143,7 @@ static enum status take_reply(struct worker *w, struct score_batch *b, const cha
     b->scores[w->owed[place]] = score;
     memmove(&w->owed[place], &w->owed[place + 1], (size_t)(--w->n_owed - place) * sizeof *w->owed);
     b->n_done++;
-    w->answered = true;
+    w->replied = true;
     w->heard_ns = clock_now_ns();
     return ST_OK;
 }
@@ -199,10 +199,10 @@ static enum status check_silence(struct command *c, const struct worker *w, int 
                 c->line, c->timeout_ms / 1e3);
         return status_fail(
             ST_TIMEOUT, "command \"%s\" gave no reply within %g s (--reward-timeout)%s%s", c->line,
-            c->timeout_ms / 1e3, w->answered ? "" : "; ", w->answered ? "" : hint);
+            c->timeout_ms / 1e3, w->replied ? "" : "; ", w->replied ? "" : hint);
     }
-    if (silent_ms >= HINT_MS && !w->answered && !c->said_hint) {
-        c->said_hint = true;
+    if (silent_ms >= HINT_MS && !w->replied && !c->hinted) {
+        c->hinted = true;
         log_progress_end();
         log_warn("command \"%s\" was asked for its first rewards %d s ago and has not answered; %s",
                  c->line, HINT_MS / 1000, hint);
@@ -224,7 +224,7 @@ static enum status wait_for_any(struct command *c)
         if (child->out.len) fds[n++] = (struct pollfd){.fd = child->to, .events = POLLOUT};
         double silent_ms = clock_ms_since(w->heard_ns);
         ms = fmin(ms, c->timeout_ms - silent_ms);
-        if (!w->answered && !c->said_hint) ms = fmin(ms, HINT_MS - silent_ms);
+        if (!w->replied && !c->hinted) ms = fmin(ms, HINT_MS - silent_ms);
     }
     if (poll(fds, (nfds_t)n, (int)ceil(fmax(ms, 0))) < 0 && errno != EINTR)
         return status_fail(ST_IO, "command \"%s\": poll: %s", c->line, strerror(errno));
@@ -283,7 +283,7 @@ static enum status command_check(void *state)
     return ST_OK;
 }
 
-// Nothing may be said between batches, nor anything be left unread: more lines than samples.
+// Nothing may be written between batches, nor anything be left unread: more lines than samples.
 static enum status check_quiet(struct command *c, const char *fault)
 {
     for (int k = 0; k < c->n_workers; k++) {

@@ -25,6 +25,7 @@ struct scorer {
                              double *ret_scores, int *ret_failed);
 };
 
-extern const struct scorer scorer_regex, scorer_plugin, scorer_command;
+extern const struct scorer scorer_exact, scorer_numeric, scorer_gsm8k, scorer_regex, scorer_length,
+    scorer_constant, scorer_plugin, scorer_command;
 
 #endif

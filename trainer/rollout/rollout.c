@@ -33,9 +33,9 @@ struct part { // the groups that one server samples
 void rollout_free(struct rollout *r)
 {
     if (!r) return;
-    for (int i = 0; r->samples && i < r->n_groups * r->n_per_group; i++)
-        completion_release(&r->samples[i]);
-    free(r->samples);
+    for (int i = 0; r->completions && i < r->n_groups * r->n_per_group; i++)
+        completion_release(&r->completions[i]);
+    free(r->completions);
     free(r->examples);
     free(r);
 }
@@ -98,7 +98,7 @@ static enum status take_line(void *context, const char *text, size_t len)
         goto out;
     }
     snprintf(where, sizeof where, "response to /v1/rollouts, group %d sample %d", group, sample);
-    struct completion *completion = &r->samples[group * r->n_per_group + sample];
+    struct completion *completion = &r->completions[group * r->n_per_group + sample];
     if (completion->text) {
         st = status_fail(ST_MISMATCH, "%s: came twice", where);
         goto out;
@@ -207,7 +207,9 @@ static enum status rollout_new(const struct example *const *examples, int n_grou
 {
     struct rollout *r = calloc(1, sizeof *r);
     if (r) *r = (struct rollout){.n_groups = n_groups, .n_per_group = n_per_group};
-    if (!r || !(r->samples = calloc((size_t)n_groups * (size_t)n_per_group, sizeof *r->samples)) ||
+    if (!r ||
+        !(r->completions =
+              calloc((size_t)n_groups * (size_t)n_per_group, sizeof *r->completions)) ||
         !(r->examples = malloc((size_t)n_groups * sizeof *r->examples))) {
         rollout_free(r);
         return status_fail(ST_NO_MEMORY, "no memory for %d x %d samples", n_groups, n_per_group);

@@ -12,7 +12,7 @@
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
-    struct completion *samples;      // (n_groups, n_per_group)
+    struct completion *completions;  // (n_groups, n_per_group)
     long n_tokens;                   // of the completions
     double seconds;                  // request to last line
 };

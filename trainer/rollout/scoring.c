@@ -44,15 +44,15 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
     struct reward_input *inputs = malloc((size_t)n * sizeof *inputs);
     if (!inputs) return status_fail(ST_NO_MEMORY, "no memory to score %d samples", n);
     for (int i = 0; i < n; i++) {
-        const struct completion *sample = &r->samples[i];
+        const struct completion *completion = &r->completions[i];
         const struct example *example = r->examples[i / r->n_per_group];
         inputs[i] = (struct reward_input){
-            .text = sample->text,
+            .text = completion->text,
             .answer = example->answer,
-            .n_tokens = sample->n,
-            .truncated = sample->truncated,
-            .telemetry = sample->telemetry,
-            .prompt = example->said,
+            .n_tokens = completion->n,
+            .truncated = completion->truncated,
+            .telemetry = completion->telemetry,
+            .prompt = example->prompt_json,
             .row = example->row,
         };
     }
@@ -62,13 +62,13 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
 }
 
 // Mean acceptance rate of the drafted among n samples; `none` where there is no such.
-static double drafted_mean(const struct cost_sample *samples, int n, double none)
+static double drafted_mean(const struct completion_cost *costs, int n, double none)
 {
     double sum = 0;
     int drafted = 0;
     for (int i = 0; i < n; i++) {
-        if (!samples[i].drafted) continue;
-        sum += samples[i].accept_rate;
+        if (!costs[i].drafted) continue;
+        sum += costs[i].accept_rate;
         drafted++;
     }
     return drafted ? sum / drafted : none;
@@ -77,11 +77,11 @@ static double drafted_mean(const struct cost_sample *samples, int n, double none
 // Whether to draft is the server's choice: a sample that had none is neither better nor worse for
 // it than the others of its group. It takes their mean, or, where none of them was drafted for, the
 // step's.
-static void rate_undrafted(struct cost_sample *samples, int n_groups, int n_per_group)
+static void rate_undrafted(struct completion_cost *costs, int n_groups, int n_per_group)
 {
-    const double step_mean = drafted_mean(samples, n_groups * n_per_group, 0);
+    const double step_mean = drafted_mean(costs, n_groups * n_per_group, 0);
     for (int g = 0; g < n_groups; g++) {
-        struct cost_sample *group = samples + (size_t)g * n_per_group;
+        struct completion_cost *group = costs + (size_t)g * n_per_group;
         const double mean = drafted_mean(group, n_per_group, step_mean);
         for (int i = 0; i < n_per_group; i++)
             if (!group[i].drafted) group[i].accept_rate = mean;
@@ -92,26 +92,26 @@ static enum status read_costs(const struct scoring *how, const struct rollout *r
 {
     enum status st = ST_OK;
     size_t n = (size_t)s->n;
-    struct cost_sample *samples = malloc(n * sizeof *samples);
+    struct completion_cost *costs = malloc(n * sizeof *costs);
     s->costs = malloc(n * COST_TERMS * sizeof *s->costs);
-    if (!samples || !s->costs) {
+    if (!costs || !s->costs) {
         st = status_fail(ST_NO_MEMORY, "no memory for the costs of %d samples", s->n);
         goto out;
     }
     for (int i = 0; i < s->n; i++) {
-        CHECK(at_sample(cost_read(r->samples[i].telemetry, &samples[i]), how->data, r, i));
-        s->n_undrafted += !samples[i].drafted;
+        CHECK(at_sample(cost_read(r->completions[i].telemetry, &costs[i]), how->data, r, i));
+        s->n_undrafted += !costs[i].drafted;
     }
-    rate_undrafted(samples, r->n_groups, r->n_per_group);
+    rate_undrafted(costs, r->n_groups, r->n_per_group);
     if (how->latency) {
-        for (int i = 0; i < s->n; i++) latency_model_add(how->latency, &samples[i]);
+        for (int i = 0; i < s->n; i++) latency_model_add(how->latency, &costs[i]);
         latency_model_fit(how->latency);
     }
     for (int i = 0; i < s->n; i++) {
         double quantities[COST_TERMS];
-        cost_quantities(&samples[i],
-                        how->latency ? latency_model_ms(how->latency, &samples[i])
-                                     : samples[i].latency_ms,
+        cost_quantities(&costs[i],
+                        how->latency ? latency_model_ms(how->latency, &costs[i])
+                                     : costs[i].latency_ms,
                         quantities);
         for (int k = 0; k < COST_TERMS; k++) {
             s->costs[(size_t)k * n + (size_t)i] = quantities[k];
@@ -119,7 +119,7 @@ static enum status read_costs(const struct scoring *how, const struct rollout *r
         }
     }
 out:
-    free(samples);
+    free(costs);
     return st;
 }
 

@@ -8,7 +8,7 @@
 #define SPEC_MAX_POSITIONS 64
 
 struct spec_counters {
-    bool present; // the daemon has such counters
+    bool present; // the server has such counters
     double num_drafts, num_draft_tokens, num_accepted_tokens;
     int n_positions; // 1 + the last position there is a counter of
     double accepted_per_position[SPEC_MAX_POSITIONS];
@@ -22,7 +22,7 @@ void spec_counters_parse(const char *text, struct spec_counters *ret);
 enum status spec_counters_scrape(struct http_client *http, const char *server,
                                  struct spec_counters *ret);
 // What was counted between the two. Not `present` where either is not, or where a counter went
-// back because the daemon started anew.
+// back because the server started anew.
 struct spec_counters spec_counters_between(const struct spec_counters *before,
                                            const struct spec_counters *after);
 void spec_counters_add(struct spec_counters *sum, const struct spec_counters *more);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool by_assistant(const json_t *message)
+bool message_by_assistant(const json_t *message)
 {
     const char *role = json_string_value(json_object_get(message, "role"));
     return role && strcmp(role, "assistant") == 0;
@@ -63,7 +63,7 @@ enum status turns_find(const char *where, const json_t *messages, bool all, turn
     CHECK(render_first(messages, n, false, render, context, &t.text));
     for (size_t i = all ? 0 : n - 1; i < n; i++) {
         bool found;
-        if (!by_assistant(json_array_get(messages, i))) continue;
+        if (!message_by_assistant(json_array_get(messages, i))) continue;
         st = find_turn(&t.text, messages, i, render, context, &t.turns[t.n], &found);
         if (st == ST_NO_MEMORY || (st != ST_OK && i == n - 1)) goto out;
         found = found && (t.n == 0 || t.turns[t.n].start >= t.turns[t.n - 1].end);

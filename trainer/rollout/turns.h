@@ -10,6 +10,8 @@
 typedef enum status (*turns_render_fn)(void *context, const json_t *messages,
                                        bool generation_prompt, struct bytes *ret_text);
 
+bool message_by_assistant(const json_t *message);
+
 struct turn { // bytes of the text: from behind the turn's opening to its end, that included
     size_t start, end;
 };

@@ -50,6 +50,7 @@ struct train_config {
     double importance_sampling_clip_min, importance_sampling_clip_max;
     bool mask_truncated_completions;
     // optimizer
+    const char *freeze;
     double learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
     enum schedule_type lr_scheduler_type;
     int64_t warmup_steps, max_steps;

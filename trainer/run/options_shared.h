@@ -47,9 +47,12 @@
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
 
-// AdamW and its learning rate.
+// What is trained, AdamW and its learning rate.
 #define ADAMW_OPTIONS(peak)                                                                        \
-    OPT_DOUBLE("learning-rate", learning_rate, peak, "LR", 0, 10, "at its peak"),                  \
+    OPT_TEXT("freeze", freeze, NULL, "PATTERN,...",                                                \
+             "tensors that are not trained: globs of their names, the last that matches decides; " \
+             "!PATTERN excepts"),                                                                  \
+        OPT_DOUBLE("learning-rate", learning_rate, peak, "LR", 0, 10, "at its peak"),              \
         OPT_CHOICE("lr-scheduler-type", lr_scheduler_type, "linear", schedule_type_names,          \
                    "after the warm-up"),                                                           \
         OPT_INT("warmup-steps", warmup_steps, "0", "N", 0, 1e9, "steps from 0 to the peak"),       \

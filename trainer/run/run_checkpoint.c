@@ -4,9 +4,9 @@
  * the seed, the curriculum, the best evaluation and what it was of, what the run started from, and
  * a digest of the data. A step whose evaluation did not come to its end (the daemon was gone) keeps
  * its line there, and it is evaluated first when the run goes on.
- * Taking it up with another data set or seed would silently be another run, and is refused.
- * Evaluations of other prompts or by another reward cannot be compared: there the best is looked
- * for anew.
+ * Taking it up with another data set, seed or --freeze would silently be another run, and is
+ * refused. Evaluations of other prompts or by another reward cannot be compared: there the best is
+ * looked for anew.
  */
 #include "common/base/clock.h"
 #include "common/base/file.h"
@@ -45,11 +45,12 @@ static json_t *state_of(struct run *run, bool interim)
     char digest[DIGEST_ROOM];
     if (run->eval_data && !run->best_of && !(run->best_of = evaluation_of(run))) return NULL;
     json_t *state = json_pack(
-        "{s:I, s:s, s:I, s:s, s:s, s:o*, s:o, s:O*, s:O*}", "seed", (json_int_t)run->config->seed,
-        "data_digest", digest_text(run->data, digest), "skipped_updates", (json_int_t)run->skipped,
-        "version", COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)),
-        "curriculum", curriculum_to_json(run->curriculum), "best", best_to_json(&run->best),
-        "best_of", run->best_of, "start", run->start);
+        "{s:I, s:s, s:s*, s:I, s:s, s:s, s:o*, s:o, s:O*, s:O*}", "seed",
+        (json_int_t)run->config->seed, "data_digest", digest_text(run->data, digest), "freeze",
+        run->config->freeze, "skipped_updates", (json_int_t)run->skipped, "version",
+        COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)), "curriculum",
+        curriculum_to_json(run->curriculum), "best", best_to_json(&run->best), "best_of",
+        run->best_of, "start", run->start);
     bool ok = state != NULL;
     if (ok && run->scoring.latency)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
@@ -220,6 +221,13 @@ static enum status check_same_run(const struct run *run, const char *folder,
     if (seed != run->config->seed)
         return status_fail(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder,
                            seed);
+    const char *freeze = run->config->freeze,
+               *old_freeze = json_string_value(json_object_get(c->state, "freeze"));
+    if (strcmp(freeze ? freeze : "", old_freeze ? old_freeze : "") != 0)
+        return status_fail(ST_MISMATCH,
+                           "%s was made with --freeze \"%s\", and what is trained cannot change "
+                           "within a run; take that, or begin a run with --start-from %s",
+                           folder, old_freeze ? old_freeze : "", folder);
     const char *device = device_name(bridge_device(run->bridge));
     const char *old_device = json_string_value(json_object_get(c->state, "device"));
     if (run->config->exact && old_device && strcmp(device, old_device) != 0)

@@ -41,16 +41,16 @@ double run_cut_off(const struct rollout *r)
 {
     const int n = r->n_groups * r->n_per_group;
     int cut_off = 0;
-    for (int i = 0; i < n; i++) cut_off += r->samples[i].truncated;
+    for (int i = 0; i < n; i++) cut_off += r->completions[i].truncated;
     return (double)cut_off / n;
 }
 
 static void put_lengths(json_t *metrics, const struct rollout *r)
 {
     int n = r->n_groups * r->n_per_group;
-    int shortest = r->samples[0].n, longest = 0;
+    int shortest = r->completions[0].n, longest = 0;
     for (int i = 0; i < n; i++) {
-        const struct completion *s = &r->samples[i];
+        const struct completion *s = &r->completions[i];
         if (s->n < shortest) shortest = s->n;
         if (s->n > longest) longest = s->n;
     }
@@ -119,9 +119,9 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
     double means[COST_TERMS] = {0};
     if (s->costs) return;
     for (int i = 0; i < n; i++) {
-        struct cost_sample sample;
+        struct completion_cost sample;
         double quantities[COST_TERMS];
-        if (cost_read(r->samples[i].telemetry, &sample) != ST_OK) return; // not told: no metric
+        if (cost_read(r->completions[i].telemetry, &sample) != ST_OK) return; // not told: no metric
         cost_quantities(&sample, sample.latency_ms, quantities);
         for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
     }
@@ -305,7 +305,7 @@ static bool put_accepted(json_t *object, const struct completion *s)
 static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
                             int i)
 {
-    const struct completion *sample = &r->samples[i];
+    const struct completion *sample = &r->completions[i];
     const struct example *e = r->examples[i / r->n_per_group];
     int number = i % r->n_per_group;
     json_t *line = json_pack(
@@ -314,7 +314,7 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
         (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
         "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
-    if (ok && number == 0) ok = json_object_set(line, "prompt", (json_t *)e->said) == 0;
+    if (ok && number == 0) ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
     if (ok && number == 0 && e->prompt_text)
         ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
     if (ok && sample->accepted) ok = put_accepted(line, sample);

@@ -187,7 +187,7 @@ static enum status open_learner(struct run *run)
     enum status st;
     int64_t longest = run->data->max_prompt + c->max_completion_length;
     struct curriculum_options order = run_curriculum_options(c);
-    int64_t samples = c->prompts_per_step * curriculum_most_rollouts(&order);
+    int64_t samples = c->prompts_per_step * curriculum_max_rollouts(&order);
     int64_t most = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length;
     if (longest - 1 > c->token_budget)
         return status_fail(
@@ -211,6 +211,7 @@ static enum status open_learner(struct run *run)
                 .max_grad_norm = c->max_grad_norm,
                 .moments = run->config->optim_moments,
             },
+        .freeze = c->freeze,
         .temperature = (float)c->temperature,
         .token_budget = (int)(most < c->token_budget ? most : c->token_budget),
         .logits_chunk = (int)c->logits_chunk,
@@ -225,7 +226,7 @@ static enum status open_learner(struct run *run)
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    memory_say(run->learner, "shared with the daemon (0 extra)");
+    memory_say(run->learner, "shared with the daemon (0 extra)", c->freeze);
     CHECK(learner_prepare(run->learner));
 out:
     return st;

@@ -71,9 +71,9 @@ void run_put_staleness(const struct run *run, const struct rollout *r, json_t *m
     double sum = 0, max = 0;
     if (run->config->rollout_ahead == 0) return;
     for (int i = 0; i < r->n_groups * r->n_per_group; i++)
-        for (int t = 0; t < r->samples[i].n; t++) {
+        for (int t = 0; t < r->completions[i].n; t++) {
             // a version is even, and its update is the next even one
-            double updates = (double)(run->step_version - r->samples[i].versions[t]) / 2;
+            double updates = (double)(run->step_version - r->completions[i].versions[t]) / 2;
             sum += updates;
             max = fmax(max, updates);
         }

@@ -1,5 +1,5 @@
-/* spec_metrics.c: what a run writes and logs of speculative decoding. Stateless; the main thread. The
- * wording of the log line is vLLM's, so that what reads its logs reads these. */
+/* spec_metrics.c: what a run writes and logs of speculative decoding. Stateless; the main thread.
+ * The wording of the log line is vLLM's, so that what reads its logs reads these. */
 #include "trainer/run/spec_metrics.h"
 #include "trainer/run/runlog.h"
 

@@ -1,0 +1,120 @@
+/* filters_html.c: filters for HTML and URLs. One thread. */
+#include "common/jinja/filters.h"
+#include "common/jinja/strings.h"
+#include <ctype.h>
+
+static BUILTIN(escape)
+{
+    return value_escape(c->run, c->v[0]);
+}
+
+static BUILTIN(force_escape)
+{
+    return value_escape(c->run, string_as(c->run, c->v[0].string, false));
+}
+
+static BUILTIN(safe)
+{
+    return string_as(c->run, c->v[0].string, true);
+}
+
+// Comments and tags go, and runs of white space become one blank.
+static BUILTIN(striptags)
+{
+    struct run *r = c->run;
+    const char *s = c->v[0].string->data, *end = s + c->v[0].string->n_bytes;
+    size_t text = text_begin(r);
+    while (s < end) {
+        const char *open = memchr(s, '<', (size_t)(end - s)), *close = NULL;
+        bool comment = open && end - open >= 4 && memcmp(open, "<!--", 4) == 0;
+        if (comment) close = memmem(open, (size_t)(end - open), "-->", 3);
+        if (comment && close) close += 2;
+        if (open && !comment) close = memchr(open, '>', (size_t)(end - open));
+        run_put(r, s, (size_t)((close ? open : end) - s));
+        s = close ? close + 1 : end;
+    }
+    struct list words = split_string(r, text_end(r, text, false).string, NULL, -1);
+    for (size_t i = 0; i < words.n; i++) {
+        if (i > 0) run_puts(r, " ");
+        run_put_string(r, words.items[i].string);
+    }
+    return text_end(r, text, false);
+}
+
+static void put_attribute(struct run *r, const struct dict_entry *e)
+{
+    const struct string *key = value_str(r, e->key).string;
+    for (size_t i = 0; i < key->n_bytes; i++)
+        if (strchr(" \t\n\r\f\v/>=", key->data[i]) && key->data[i])
+            fail(r, "Invalid character in attribute name");
+    run_put_string(r, value_escape(r, value_string(key)).string);
+    run_puts(r, "=\"");
+    run_put_string(r, value_escape(r, e->value).string);
+    run_puts(r, "\"");
+}
+
+static BUILTIN(xmlattr)
+{
+    bool space = arg_truth(c, 1, true);
+    if (c->v[0].kind != V_DICT) type_fail(c->run, "xmlattr wants a mapping", c->v[0]);
+    const struct dict *d = c->v[0].dict;
+    size_t text = text_begin(c->run);
+    for (size_t i = 0; i < d->n; i++) {
+        struct value v = d->entries[i].value;
+        if (v.kind == V_NONE || v.kind == V_UNDEFINED) continue;
+        if (space || text_begin(c->run) > text) run_puts(c->run, " ");
+        put_attribute(c->run, &d->entries[i]);
+    }
+    return text_end(c->run, text, false);
+}
+
+// ---- URLs ---------------------------------------------------------------------------------------
+
+static void put_quoted(struct run *r, const struct string *s, bool query)
+{
+    for (size_t i = 0; i < s->n_bytes; i++) {
+        unsigned char b = (unsigned char)s->data[i];
+        if ((b < 0x80 && isalnum(b)) || (b && strchr("_.-~", b)) || (b == '/' && !query))
+            run_put(r, &s->data[i], 1);
+        else if (b == ' ' && query)
+            run_puts(r, "+");
+        else
+            run_printf(r, "%%%02X", b);
+    }
+}
+
+static void put_query(struct run *r, struct list pairs)
+{
+    for (size_t i = 0; i < pairs.n; i++) {
+        struct list pair = value_items(r, pairs.items[i]);
+        if (pair.n != 2) fail(r, "urlencode wants pairs of two");
+        if (i > 0) run_puts(r, "&");
+        put_quoted(r, value_str(r, pair.items[0]).string, true);
+        run_puts(r, "=");
+        put_quoted(r, value_str(r, pair.items[1]).string, true);
+    }
+}
+
+static BUILTIN(urlencode)
+{
+    struct run *r = c->run;
+    struct value v = c->v[0];
+    size_t text = text_begin(r);
+    if (v.kind == V_DICT) v = dict_view(r, v.dict, VIEW_ITEMS);
+    if (v.kind == V_STRING || !value_is_iterable(v))
+        put_quoted(r, value_str(r, v).string, false);
+    else
+        put_query(r, value_items(r, v));
+    return text_end(r, text, false);
+}
+
+const struct builtin html_filters[] = {
+    {"e", escape, 0, "", 0},
+    {"escape", escape, 0, "", 0},
+    {"forceescape", force_escape, 0, "$", 0},
+    {"safe", safe, 0, "$", 0},
+    {"striptags", striptags, 0, "$", 0},
+    {"xmlattr", xmlattr, 0, "autospace", 0},
+    {"urlencode", urlencode, 0, "", 0},
+    {.name = NULL},
+};

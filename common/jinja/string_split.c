@@ -1,0 +1,233 @@
+/* string_split.c: str's methods between one text and many (split, partition, join), and those that
+ * fill up to a width. One thread. */
+#include "common/jinja/strings.h"
+#include "common/jinja/text.h"
+
+// ---- split --------------------------------------------------------------------------------------
+
+struct parts { // a list that grows
+    struct run *run;
+    const struct string *of;
+    struct list list;
+    size_t cap;
+};
+
+static void add_part(struct parts *p, size_t start, size_t end)
+{
+    struct list *list = &p->list;
+    run_steps(p->run, 1);
+    list->items = arena_room(&p->run->arena, list->items, list->n, &p->cap, sizeof *list->items);
+    list->items[list->n++] = string_part(p->run, p->of, start, end);
+}
+
+static void split_at(struct parts *p, const struct string *by, int64_t max)
+{
+    const struct string *s = p->of;
+    size_t start = 0;
+    while (max-- != 0) {
+        const char *found = memmem(s->data + start, s->n_bytes - start, by->data, by->n_bytes);
+        if (!found) break;
+        add_part(p, start, (size_t)(found - s->data));
+        start = (size_t)(found - s->data) + by->n_bytes;
+    }
+    add_part(p, start, s->n_bytes);
+}
+
+static void split_at_spaces(struct parts *p, int64_t max)
+{
+    const struct string *s = p->of;
+    size_t at = text_leading_spaces(s->data, s->n_bytes);
+    while (at < s->n_bytes) {
+        size_t end = at, next = at;
+        if (max-- == 0) end = s->n_bytes; // the last part: all that is left
+        while (end < s->n_bytes && !text_is(text_next(s->data, s->n_bytes, &next), TEXT_SPACE))
+            end = next;
+        add_part(p, at, end);
+        at = end + text_leading_spaces(s->data + end, s->n_bytes - end);
+    }
+}
+
+static void split_from_end(struct parts *p, const struct string *by, int64_t max)
+{
+    const struct string *s = p->of;
+    size_t end = s->n_bytes;
+    while (max-- != 0) {
+        const char *found = string_find_last(s->data, end, by);
+        if (!found) break;
+        add_part(p, (size_t)(found - s->data) + by->n_bytes, end);
+        end = (size_t)(found - s->data);
+    }
+    add_part(p, 0, end);
+}
+
+static void split_spaces_from_end(struct parts *p, int64_t max)
+{
+    const struct string *s = p->of;
+    size_t first = text_leading_spaces(s->data, s->n_bytes);
+    size_t end = text_without_trailing_spaces(s->data, s->n_bytes);
+    while (end > first) {
+        size_t start = end, before = end;
+        if (max-- == 0) start = 0;
+        while (start > first && !text_is(text_before(s->data, &before), TEXT_SPACE)) start = before;
+        add_part(p, start, end);
+        end = text_without_trailing_spaces(s->data, start);
+    }
+}
+
+struct list split_string(struct run *r, const struct string *s, const struct string *by,
+                         int64_t max)
+{
+    struct parts p = {.run = r, .of = s};
+    run_steps(r, s->n_bytes >> 6);
+    if (by)
+        split_at(&p, by, max);
+    else
+        split_at_spaces(&p, max);
+    return p.list;
+}
+
+static const struct string *separator(const struct call *c)
+{
+    const struct string *by = arg_string(c, 1);
+    if (by->n_bytes == 0) fail(c->run, "empty separator");
+    return by;
+}
+
+BUILTIN(string_split)
+{
+    struct parts p = {.run = c->run, .of = c->v[0].string};
+    const struct string *by = arg_given(c, 1) ? separator(c) : NULL;
+    int64_t max = arg_int(c, 2, -1);
+    if (max < 0) max = -1;
+    if (c->function->which == AT_START)
+        return list_of(&c->run->arena, V_LIST, split_string(c->run, p.of, by, max));
+    run_steps(c->run, p.of->n_bytes >> 6);
+    if (by)
+        split_from_end(&p, by, max);
+    else
+        split_spaces_from_end(&p, max);
+    items_reverse(p.list);
+    return list_of(&c->run->arena, V_LIST, p.list);
+}
+
+struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
+{
+    struct parts p = {.run = r, .of = s};
+    run_steps(r, s->n_bytes >> 4);
+    for (size_t start = 0, at = 0; at < s->n_bytes;) {
+        size_t end = at;
+        uint32_t c = text_next(s->data, s->n_bytes, &at);
+        bool line_end = text_is(c, TEXT_LINE_END);
+        if (c == '\r' && at < s->n_bytes && s->data[at] == '\n') at++;
+        if (!line_end && at < s->n_bytes) continue;
+        add_part(&p, start, keep_ends || !line_end ? at : end);
+        start = at;
+    }
+    return p.list;
+}
+
+BUILTIN(string_splitlines)
+{
+    return list_of(&c->run->arena, V_LIST,
+                   split_lines(c->run, c->v[0].string, arg_truth(c, 1, false)));
+}
+
+BUILTIN(string_partition)
+{
+    const struct string *s = c->v[0].string, *by = separator(c);
+    bool last = c->function->which == AT_END;
+    run_steps(c->run, s->n_bytes >> 6);
+    const char *found = last ? string_find_last(s->data, s->n_bytes, by)
+                             : memmem(s->data, s->n_bytes, by->data, by->n_bytes);
+    size_t at = found ? (size_t)(found - s->data) : last ? 0 : s->n_bytes;
+    size_t after = found ? at + by->n_bytes : at;
+    struct value v = list_new(&c->run->arena, V_TUPLE, 3);
+    v.list->items[0] = string_part(c->run, s, 0, at);
+    v.list->items[1] = string_part(c->run, s, at, after);
+    v.list->items[2] = string_part(c->run, s, after, s->n_bytes);
+    return v;
+}
+
+BUILTIN(string_join)
+{
+    const struct string *s = c->v[0].string;
+    struct list items = value_items(c->run, c->v[1]);
+    size_t text = text_begin(c->run);
+    for (size_t i = 0; i < items.n; i++) {
+        struct value item = items.items[i];
+        if (item.kind != V_STRING)
+            fail(c->run, "sequence item %zu: expected str instance, %s found", i, value_type(item));
+        if (s->markup) item = value_escape(c->run, item);
+        if (i > 0) run_put_string(c->run, s);
+        run_put_string(c->run, item.string);
+    }
+    return text_end(c->run, text, s->markup);
+}
+
+// ---- fill ---------------------------------------------------------------------------------------
+
+// `n` times a character.
+static void put_times(struct run *r, const char *character, size_t n_bytes, int64_t n)
+{
+    run_steps(r, (size_t)n >> 4);
+    for (int64_t i = 0; i < n; i++) run_put(r, character, n_bytes);
+}
+
+// Characters that are wanting to the width in parameter 1.
+static int64_t wanting(const struct call *c)
+{
+    int64_t width = given(c->v[1]) ? arg_int(c, 1, 0) : 80; // the filter's default
+    int64_t n = (int64_t)c->v[0].string->n_chars;
+    if (width > INT32_MAX)
+        arena_fail(&c->run->arena, ST_NO_MEMORY, "a width of that size is too much");
+    return width > n ? width - n : 0;
+}
+
+BUILTIN(string_pad)
+{
+    const struct string *s = c->v[0].string;
+    static const struct string blank = {" ", 1, 1, false};
+    const struct string *fill = given(c->v[2]) ? arg_string(c, 2) : &blank;
+    int64_t n = wanting(c), left = c->function->which & PAD_LEFT ? n : 0;
+    if (fill->n_chars != 1) fail(c->run, "The fill character must be exactly one character long");
+    if (c->function->which == (PAD_LEFT | PAD_RIGHT))
+        left = n / 2 + (n & (n + (int64_t)s->n_chars) & 1);
+    size_t text = text_begin(c->run);
+    put_times(c->run, fill->data, fill->n_bytes, left);
+    run_put_string(c->run, s);
+    put_times(c->run, fill->data, fill->n_bytes, n - left);
+    return text_end(c->run, text, s->markup);
+}
+
+BUILTIN(string_zfill)
+{
+    const struct string *s = c->v[0].string;
+    int64_t n = wanting(c);
+    size_t sign = s->n_bytes > 0 && (s->data[0] == '-' || s->data[0] == '+');
+    size_t text = text_begin(c->run);
+    run_put(c->run, s->data, sign);
+    put_times(c->run, "0", 1, n);
+    run_put(c->run, s->data + sign, s->n_bytes - sign);
+    return text_end(c->run, text, s->markup);
+}
+
+BUILTIN(string_expandtabs)
+{
+    const struct string *s = c->v[0].string;
+    int64_t size = arg_int(c, 1, 8), column = 0;
+    size_t text = text_begin(c->run);
+    if (size > 1000) size = 1000;
+    for (size_t at = 0; at < s->n_bytes;) {
+        size_t start = at;
+        uint32_t character = text_next(s->data, s->n_bytes, &at);
+        if (character == '\t') {
+            int64_t spaces = size > 0 ? size - column % size : 0;
+            put_times(c->run, " ", 1, spaces);
+            column += spaces;
+        } else {
+            run_put(c->run, s->data + start, at - start);
+            column = character == '\n' || character == '\r' ? 0 : column + 1;
+        }
+    }
+    return text_end(c->run, text, s->markup);
+}

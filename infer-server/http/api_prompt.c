@@ -1,0 +1,355 @@
+/* api_prompt.c: what a request is generated from, in each way that a client may write it, to token
+ * ids. Any thread: it reads the model, which nobody changes. */
+#include "infer-server/http/api_prompt.h"
+#include "common/base/json.h"
+#include "common/base/rng.h"
+#include "infer-server/http/api_chat.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char where[] = "request";
+
+// Room for n prompts, which came in `field`.
+static enum status make_prompts(struct api_request *r, size_t n, const char *field)
+{
+    if (n == 0) return status_fail(ST_INVALID, "request: \"%s\" is empty", field);
+    if (n > API_MAX_PROMPTS)
+        return status_fail(ST_INVALID, "request: \"%s\" has %zu entries; at most %d in one request",
+                           field, n, API_MAX_PROMPTS);
+    r->prompts = calloc(n, sizeof *r->prompts);
+    if (!r->prompts) return status_fail(ST_NO_MEMORY, "out of memory");
+    r->n_prompts = (int)n;
+    for (int i = 0; i < r->n_prompts; i++) {
+        r->prompts[i].n = r->sampling.n;
+        r->prompts[i].seed = rng_seed_of(r->sampling.seed, i);
+    }
+    return ST_OK;
+}
+
+static enum status read_ids(const json_t *array, const char *field, const struct api_model *model,
+                            struct api_prompt *ret)
+{
+    if (!json_is_array(array))
+        return status_fail(ST_INVALID, "request: \"%s\" must be an array of token ids", field);
+    size_t n = json_array_size(array);
+    if (n == 0)
+        return status_fail(ST_INVALID, "request: \"%s\" is empty: give one token at least", field);
+    if (n > INT_MAX / 8) return status_fail(ST_INVALID, "request: \"%s\" is too long", field);
+    int32_t *ids = malloc(n * sizeof *ids);
+    if (!ids) return status_fail(ST_NO_MEMORY, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_array_get(array, i);
+        json_int_t id = json_is_integer(x) ? json_integer_value(x) : -1;
+        if (!json_is_integer(x)) {
+            free(ids);
+            return status_fail(ST_INVALID, "request: \"%s\": entry %zu is not a whole number",
+                               field, i);
+        }
+        if (id < 0 || id >= model->vocab_size) {
+            free(ids);
+            return status_fail(
+                ST_INVALID,
+                "request: \"%s\": entry %zu is token id %lld; this model's go from 0 "
+                "to %d",
+                field, i, (long long)id, model->vocab_size - 1);
+        }
+        ids[i] = (int32_t)id;
+    }
+    ret->ids = ids;
+    ret->n_ids = (int)n;
+    return ST_OK;
+}
+
+static enum status encode_text(const char *text, size_t len, bool add_special, const char *field,
+                               const struct api_model *model, struct api_prompt *ret)
+{
+    if (!model->tokenizer)
+        return status_fail(ST_INVALID,
+                           "request: \"%s\" is text, but %s has no tokenizer.json; send token ids "
+                           "(prompt_token_ids) instead",
+                           field, model->folder);
+    // a text that cannot fit is not worth the seconds that megabytes take
+    size_t most = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
+    if (most && len > most)
+        return status_fail(
+            ST_TOO_LONG,
+            "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
+            "tokens, which hold %zu bytes at most: shorten the prompt",
+            field, len, model->max_context, most);
+    struct token_list list = TOKEN_LIST_INIT;
+    enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
+    if (st == ST_OK && list.n == 0)
+        st = status_fail(ST_INVALID, "request: \"%s\" has no tokens: give some text", field);
+    else if (st != ST_OK)
+        st = status_context(st, "request: \"%s\"", field);
+    for (int i = 0; st == ST_OK && i < list.n; i++)
+        if (list.ids[i] >= model->vocab_size)
+            st = status_fail(ST_INVALID,
+                             "request: \"%s\" holds token id %d, which this model (%d embeddings) "
+                             "does not have",
+                             field, list.ids[i], model->vocab_size);
+    if (st != ST_OK) {
+        token_list_release(&list);
+        return st;
+    }
+    ret->ids = list.ids;
+    ret->n_ids = list.n;
+    ret->tokenised = true;
+    return ST_OK;
+}
+
+static enum status read_messages(const json_t *object, const struct api_model *model,
+                                 struct api_prompt *ret)
+{
+    struct bytes text = BYTES_INIT;
+    enum status st = ST_OK;
+    bool generation_prompt = true, continue_final = false;
+    const json_t *messages = json_object_get(object, "messages");
+    if (!json_is_array(messages) || json_array_size(messages) == 0)
+        return status_fail(ST_INVALID, "request: \"messages\" must be an array of one message or "
+                                       "more");
+    CHECK(json_get_bool(where, object, "add_generation_prompt", &generation_prompt));
+    CHECK(json_get_bool(where, object, "continue_final_message", &continue_final));
+    if (continue_final)
+        return status_fail(ST_UNSUPPORTED, "request: \"continue_final_message\" is not supported");
+    if (!model->tokenizer)
+        return status_fail(
+            ST_INVALID,
+            "request: \"messages\" are text, but %s has no tokenizer.json; send token "
+            "ids to /v1/completions or /v1/rollouts instead",
+            model->folder);
+    if (!model->chat)
+        return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
+                           model->why_no_chat);
+    CHECK(api_chat_render(object, model, generation_prompt, &text));
+    CHECK(bytes_status(&text));
+    // the template has written the special tokens itself
+    CHECK(encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
+out:
+    bytes_release(&text);
+    return st;
+}
+
+static enum status add_special_of(const json_t *object, bool *ret)
+{
+    *ret = true;
+    return json_get_bool(where, object, "add_special_tokens", ret);
+}
+
+// A prompt that is a string, which an echo and /generate give back.
+static enum status read_text(const struct api_request *r, const json_t *value, bool add_special,
+                             const char *field, const struct api_model *model,
+                             struct api_prompt *ret)
+{
+    const char *text = json_string_value(value);
+    const size_t len = json_string_length(value);
+    if (r->echo || r->kind == API_GENERATE) {
+        ret->text = malloc(len + 1);
+        if (!ret->text) return status_fail(ST_NO_MEMORY, "out of memory");
+        memcpy(ret->text, text, len);
+        ret->text_len = len;
+    }
+    return encode_text(text, len, add_special, field, model, ret);
+}
+
+// One of "prompt_token_ids", "messages", "prompt": a group of rollouts.
+static enum status read_group_prompt(const json_t *object, const struct api_model *model,
+                                     struct api_prompt *ret)
+{
+    bool ids = json_has(object, "prompt_token_ids"), messages = json_has(object, "messages");
+    bool prompt = json_has(object, "prompt"), add_special;
+    if (ids + messages + prompt != 1)
+        return status_fail(ST_INVALID, "request: \"groups\": give each group exactly one of "
+                                       "prompt_token_ids, messages and prompt");
+    enum status st = messages ? ST_OK : api_chat_refuse_fields(object);
+    if (st != ST_OK) return st;
+    if (ids)
+        return read_ids(json_object_get(object, "prompt_token_ids"), "prompt_token_ids", model,
+                        ret);
+    if (messages) return read_messages(object, model, ret);
+    const json_t *value = json_object_get(object, "prompt");
+    if (!json_is_string(value))
+        return status_fail(ST_INVALID, "request: \"prompt\" of a group must be a string (token ids "
+                                       "go into prompt_token_ids)");
+    st = add_special_of(object, &add_special);
+    if (st != ST_OK) return st;
+    return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
+                       model, ret);
+}
+
+static enum status read_group(const json_t *group, int i, const struct api_model *model,
+                              struct api_prompt *ret)
+{
+    const json_t *id = json_object_get(group, "id");
+    int64_t seed = (int64_t)ret->seed;
+    enum status st;
+    if (!json_is_object(group))
+        return status_fail(ST_INVALID, "request: \"groups\": entry %d is not an object", i);
+    if (id && !json_is_null(id) && !json_is_string(id) && !json_is_integer(id))
+        return status_fail(ST_INVALID,
+                           "request: \"id\" of group %d must be a string or a whole number", i);
+    CHECK(request_fields_check(group, PLACE_GROUP, model->unknown));
+    ret->group_id = id && !json_is_null(id) ? json_deep_copy(id) : json_integer(i);
+    CHECK(json_get_int32(where, group, "n", 1, API_MAX_N, &ret->n));
+    CHECK(json_get_int(where, group, "seed", INT64_MIN, INT64_MAX, &seed));
+    ret->seed = (uint64_t)seed;
+    st = status_context(read_group_prompt(group, model, ret), "group %d", i);
+out:
+    return st;
+}
+
+enum status api_read_groups(struct api_request *r, const json_t *object,
+                            const struct api_model *model)
+{
+    enum status st;
+    const json_t *groups = json_object_get(object, "groups");
+    if (!json_is_array(groups))
+        return status_fail(ST_INVALID, "request: \"groups\" must be an array of groups");
+    CHECK(make_prompts(r, json_array_size(groups), "groups"));
+    for (int i = 0; i < r->n_prompts; i++)
+        CHECK(read_group(json_array_get(groups, (size_t)i), i, model, &r->prompts[i]));
+out:
+    return st;
+}
+
+// "prompt" is a string, token ids, or an object as vLLM's TokensPrompt and TextPrompt; "prompts" is
+// a list of any of them.
+static enum status read_generate_prompt(const struct api_request *r, const json_t *value,
+                                        const json_t *object, const struct api_model *model,
+                                        struct api_prompt *ret)
+{
+    bool add_special;
+    enum status st = add_special_of(object, &add_special);
+    if (st == ST_OK && json_is_object(value))
+        st = request_fields_check(value, PLACE_PROMPT, model->unknown);
+    if (st != ST_OK) return st;
+    if (json_is_object(value) && json_has(value, "prompt_token_ids"))
+        return read_ids(json_object_get(value, "prompt_token_ids"), "prompt_token_ids", model, ret);
+    if (json_is_object(value)) value = json_object_get(value, "prompt");
+    if (json_is_array(value)) return read_ids(value, "prompt", model, ret);
+    if (json_is_string(value)) return read_text(r, value, add_special, "prompt", model, ret);
+    return status_fail(ST_INVALID,
+                       "request: \"prompt\" must be a string, an array of token ids, or "
+                       "an object with prompt_token_ids or prompt");
+}
+
+enum status api_read_generate_prompts(struct api_request *r, const json_t *object,
+                                      const struct api_model *model)
+{
+    enum status st;
+    const json_t *one = json_object_get(object, "prompt"),
+                 *many = json_object_get(object, "prompts");
+    if (json_has(object, "prompts") == json_has(object, "prompt"))
+        return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"prompts\"");
+    r->many_prompts = json_has(object, "prompts");
+    if (r->many_prompts && !json_is_array(many))
+        return status_fail(ST_INVALID, "request: \"prompts\" must be an array");
+    CHECK(make_prompts(r, r->many_prompts ? json_array_size(many) : 1,
+                       r->many_prompts ? "prompts" : "prompt"));
+    for (int i = 0; i < r->n_prompts; i++)
+        CHECK(read_generate_prompt(r, r->many_prompts ? json_array_get(many, (size_t)i) : one,
+                                   object, model, &r->prompts[i]));
+out:
+    return st;
+}
+
+enum status api_read_chat_prompt(struct api_request *r, const json_t *object,
+                                 const struct api_model *model)
+{
+    enum status st = make_prompts(r, 1, "messages");
+    return st == ST_OK ? read_messages(object, model, &r->prompts[0]) : st;
+}
+
+enum status api_read_inference_prompt(struct api_request *r, const json_t *object,
+                                      const struct api_model *model)
+{
+    enum status st = make_prompts(r, 1, "token_ids");
+    if (st != ST_OK) return st;
+    return read_ids(json_object_get(object, "token_ids"), "token_ids", model, &r->prompts[0]);
+}
+
+// A string, an array of strings, an array of ids, or an array of arrays of ids.
+enum status api_read_completion_prompts(struct api_request *r, const json_t *object,
+                                        const struct api_model *model)
+{
+    enum status st = ST_OK;
+    int best_of = r->sampling.n;
+    CHECK(json_get_int32(where, object, "best_of", 1, API_MAX_N, &best_of));
+    if (best_of != r->sampling.n)
+        return status_fail(ST_UNSUPPORTED, "request: \"best_of\" must be equal to n");
+    const char *field = json_has(object, "prompt_token_ids") ? "prompt_token_ids" : "prompt";
+    const json_t *value = json_object_get(object, field);
+    bool add_special;
+    CHECK(add_special_of(object, &add_special));
+    if (json_is_string(value)) {
+        CHECK(make_prompts(r, 1, field));
+        return read_text(r, value, add_special, field, model, &r->prompts[0]);
+    }
+    if (!json_is_array(value))
+        return status_fail(ST_INVALID,
+                           "request: \"%s\" must be a string, an array of strings, an array of "
+                           "token ids, or an array of arrays of token ids",
+                           field);
+    if (json_is_integer(json_array_get(value, 0))) {
+        CHECK(make_prompts(r, 1, field));
+        return read_ids(value, field, model, &r->prompts[0]);
+    }
+    CHECK(make_prompts(r, json_array_size(value), field));
+    for (int i = 0; i < r->n_prompts; i++) {
+        const json_t *one = json_array_get(value, (size_t)i);
+        if (json_is_string(one))
+            CHECK(read_text(r, one, add_special, field, model, &r->prompts[i]));
+        else if (json_is_array(one))
+            CHECK(read_ids(one, field, model, &r->prompts[i]));
+        else
+            return status_fail(
+                ST_INVALID,
+                "request: \"%s\": entry %d is neither a string nor an array of token "
+                "ids",
+                field, i);
+    }
+out:
+    return st;
+}
+
+// ---- /tokenize and /detokenize ------------------------------------------------------------------
+
+enum status api_tokenize(const struct api_model *model, const json_t *object,
+                         struct token_list *ret)
+{
+    struct api_prompt prompt = {0};
+    struct api_model unbounded = *model; // a text need not fit to be counted
+    bool add_special = false;
+    enum status st;
+    unbounded.max_context = 0;
+    CHECK(request_fields_check(object, PLACE_TOKENIZE, model->unknown));
+    CHECK(api_check_model_name(object, model));
+    if (json_has(object, "messages") == json_has(object, "prompt"))
+        return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"messages\"");
+    if (json_has(object, "messages"))
+        CHECK(json_get_bool(where, object, "add_special_tokens", &add_special));
+    if (add_special)
+        return status_fail(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not "
+                                           "supported: the chat template writes them");
+    CHECK(read_group_prompt(object, &unbounded, &prompt));
+    *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
+out:
+    return st;
+}
+
+enum status api_detokenize(const struct api_model *model, const json_t *object,
+                           struct token_list *ret)
+{
+    struct api_prompt tokens = {0};
+    const json_t *list = json_object_get(object, "tokens");
+    enum status st;
+    CHECK(request_fields_check(object, PLACE_DETOKENIZE, model->unknown));
+    CHECK(api_check_model_name(object, model));
+    if (json_is_array(list) && json_array_size(list) == 0) return ST_OK; // the empty text
+    CHECK(read_ids(list, "tokens", model, &tokens));
+    *ret = (struct token_list){tokens.ids, tokens.n_ids, tokens.n_ids};
+out:
+    return st;
+}

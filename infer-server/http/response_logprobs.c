@@ -1,0 +1,168 @@
+/* response_logprobs.c: log-probabilities of a choice's tokens in the form of each endpoint: lists
+ * beside each other for completions, a list of objects for the others. Loop's thread. */
+#include "infer-server/http/response.h"
+
+#include <string.h>
+
+// What a token is called here: its text, or "token_id:N" where that was asked for.
+static void name_token(const struct response *a, int32_t token, struct bytes *to)
+{
+    if (a->request->tokens_as_ids)
+        bytes_printf(to, "token_id:%d", token);
+    else
+        token_text(a->model, token, to);
+}
+
+static void put_token_name(struct json_out *o, const char *key, const struct response *a,
+                           int32_t token)
+{
+    struct bytes name = BYTES_INIT;
+    name_token(a, token, &name);
+    json_out_string(o, key, bytes_text(&name), name.len);
+    bytes_release(&name);
+}
+
+// The likeliest tokens at position i of a sample, n_top of them; NULL where none were asked for.
+static const struct top_logprob *top_of(const struct generation_sample *s, int i, int n_top)
+{
+    return s->top ? s->top + (size_t)i * (size_t)n_top : NULL;
+}
+
+// ---- completions -------------------------------------------------------------------------------
+
+static bool name_is_listed(const struct response *a, const struct top_logprob *top, int n,
+                           const struct bytes *mine)
+{
+    struct bytes other = BYTES_INIT;
+    bool listed = false;
+    for (int i = 0; i < n && !listed; i++) {
+        bytes_clear(&other);
+        name_token(a, top[i].token, &other);
+        listed =
+            other.len == mine->len && memcmp(bytes_text(&other), bytes_text(mine), other.len) == 0;
+    }
+    bytes_release(&other);
+    return listed;
+}
+
+// The alternatives of one token as an object from name to log-probability: two tokens may have the
+// same text (broken characters), of which the likelier stands; the token itself is always there.
+static void put_top_object(struct json_out *o, const struct response *a,
+                           const struct top_logprob *top, int n_top, struct top_logprob own)
+{
+    struct bytes name = BYTES_INIT;
+    json_out_open(o, NULL, '{');
+    for (int i = 0; i <= n_top; i++) {
+        const struct top_logprob entry = i < n_top ? top[i] : own;
+        bytes_clear(&name);
+        name_token(a, entry.token, &name);
+        if (name_is_listed(a, top, i, &name)) continue;
+        json_out_string(o, NULL, bytes_text(&name), name.len);
+        bytes_puts(o->to, ":");
+        o->comma = false;
+        json_out_logprob(o, NULL, entry.logprob);
+    }
+    bytes_release(&name);
+    json_out_close(o, '}');
+}
+
+// The lists are of the prompt's tokens, where it is echoed, and behind them of those from number
+// `from` on. The first of all has no log-probability.
+static void put_lists(struct json_out *o, const struct response *a,
+                      const struct generation_sample *s, int from, bool with_prompt)
+{
+    const struct sampling *sampling = &a->request->sampling;
+    const struct generation_prompt *prompt = generation_prompt(a->generation, s->prompt);
+    const int32_t *ids = a->request->prompts[s->prompt].ids;
+    const int n_prompt = with_prompt ? a->request->prompts[s->prompt].n_ids : 0;
+    const int n_top = sampling->logprobs, first = with_prompt ? 1 : 0;
+    json_out_open(o, "tokens", '[');
+    for (int i = 0; i < n_prompt; i++) put_token_name(o, NULL, a, ids[i]);
+    for (int i = from; i < s->n; i++) put_token_name(o, NULL, a, s->tokens[i].token);
+    json_out_close(o, ']');
+    json_out_open(o, "token_logprobs", '[');
+    if (with_prompt) json_out_null(o, NULL);
+    for (int i = first; i < n_prompt; i++) json_out_logprob(o, NULL, prompt->tokens[i].logprob);
+    for (int i = from; i < s->n; i++) json_out_logprob(o, NULL, s->tokens[i].logprob);
+    json_out_close(o, ']');
+    json_out_open(o, "top_logprobs", '[');
+    if (with_prompt) json_out_null(o, NULL);
+    for (int i = first; i < n_prompt; i++)
+        put_top_object(o, a, prompt->top + (size_t)i * (size_t)sampling->prompt_top, n_top,
+                       (struct top_logprob){ids[i], prompt->tokens[i].logprob});
+    for (int i = from; i < s->n; i++)
+        put_top_object(o, a, top_of(s, i, n_top), n_top,
+                       (struct top_logprob){s->tokens[i].token, s->tokens[i].logprob});
+    json_out_close(o, ']');
+    json_out_open(o, "text_offset", '[');
+    for (int i = 0; i < n_prompt; i++) json_out_int(o, NULL, prompt->echo.text_at[i]);
+    for (int i = from; i < s->n; i++) json_out_int(o, NULL, prompt->echo.chars + s->text_at[i]);
+    json_out_close(o, ']');
+}
+
+// ---- the others --------------------------------------------------------------------------------
+
+// A chat's tokens have ids and bytes, but for those that are a part of a character.
+static void put_token(struct json_out *o, const struct response *a, int32_t token, float logprob)
+{
+    struct bytes text = BYTES_INIT;
+    bool whole = false;
+    put_token_name(o, "token", a, token);
+    if (a->request->kind == API_CHAT) {
+        json_out_int(o, "token_id", token);
+        token_text(a->model, token, &text);
+        whole = a->model->tokenizer && !strstr(bytes_text(&text), "\xef\xbf\xbd");
+    }
+    json_out_logprob(o, "logprob", logprob);
+    if (whole)
+        JSON_OUT_LIST(o, "bytes", i, 0, (int)text.len,
+                      json_out_int(o, NULL, (unsigned char)text.data[i]));
+    else
+        json_out_null(o, "bytes");
+    bytes_release(&text);
+}
+
+static void put_token_object(struct json_out *o, const struct response *a, int32_t token,
+                             float logprob)
+{
+    json_out_open(o, NULL, '{');
+    put_token(o, a, token, logprob);
+    json_out_close(o, '}');
+}
+
+// As in vLLM the sampled token is the first of /inference/v1/generate's "top_logprobs", and counts
+// among the N; a chat has the N likeliest.
+static void put_position(struct json_out *o, const struct response *a,
+                         const struct generation_sample *s, int i)
+{
+    const struct token_record *sampled = &s->tokens[i];
+    const bool own_first = a->request->kind == API_INFERENCE;
+    const int n_top = a->request->sampling.logprobs;
+    const struct top_logprob *top = top_of(s, i, n_top);
+    json_out_open(o, NULL, '{');
+    put_token(o, a, sampled->token, sampled->logprob);
+    json_out_open(o, "top_logprobs", '[');
+    if (own_first) put_token_object(o, a, sampled->token, sampled->logprob);
+    for (int k = 0, n = own_first; top && n < n_top && k < n_top; k++) {
+        if (own_first && top[k].token == sampled->token) continue;
+        put_token_object(o, a, top[k].token, top[k].logprob);
+        n++;
+    }
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
+void put_choice_logprobs(struct json_out *o, const struct response *a,
+                         const struct generation_sample *s, int from, bool with_prompt)
+{
+    if (!a->request->want_logprobs) {
+        json_out_null(o, "logprobs");
+        return;
+    }
+    json_out_open(o, "logprobs", '{');
+    if (a->request->kind == API_COMPLETIONS)
+        put_lists(o, a, s, from, with_prompt);
+    else
+        JSON_OUT_LIST(o, "content", i, from, s->n, put_position(o, a, s, i));
+    json_out_close(o, '}');
+}

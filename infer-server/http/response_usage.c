@@ -1,0 +1,113 @@
+/* response_usage.c: what a response says of itself beside its choices: tokens used, the version of
+ * the weights, drafts verified. Loop's thread. */
+#include "infer-server/http/response.h"
+
+static void put_counts(struct json_out *o, int64_t prompt, int64_t completion)
+{
+    json_out_int(o, "prompt_tokens", prompt);
+    json_out_int(o, "completion_tokens", completion);
+    json_out_int(o, "total_tokens", prompt + completion);
+}
+
+void put_usage(struct json_out *o, const struct response *a)
+{
+    int64_t prompt = 0, completion = 0, cached = 0;
+    for (int i = 0; i < a->request->n_prompts; i++) prompt += a->request->prompts[i].n_ids;
+    for (int i = 0; i < a->request->n_samples; i++) {
+        completion += a->samples[i].n;
+        if (a->samples[i].index == 0) cached += a->samples[i].telemetry.cached_prompt_tokens;
+    }
+    json_out_open(o, "usage", '{');
+    put_counts(o, prompt, completion);
+    json_out_open(o, "prompt_tokens_details", '{');
+    json_out_int(o, "cached_tokens", cached);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+}
+
+void put_chunk_usage(struct json_out *o, const struct response *a,
+                     const struct generation_sample *s)
+{
+    if (!s) {
+        put_usage(o, a);
+    } else if (a->request->continuous_usage) {
+        json_out_open(o, "usage", '{');
+        put_counts(o, a->request->prompts[s->prompt].n_ids, s->n);
+        json_out_close(o, '}');
+    } else if (a->request->include_usage) {
+        json_out_null(o, "usage");
+    }
+}
+
+void put_draft_counts(struct json_out *o, const struct sample_telemetry *t)
+{
+    json_out_int(o, "num_drafts", t->num_drafts);
+    json_out_int(o, "num_draft_tokens", t->num_draft_tokens);
+    json_out_int(o, "num_accepted_tokens", t->num_accepted_tokens);
+    JSON_OUT_LIST(o, "num_accepted_tokens_per_pos", i, 0, t->draft_positions,
+                  json_out_int(o, NULL, t->num_accepted_tokens_per_pos[i]));
+    // null where nothing was drafted: 0 / 0 is no number
+    json_out_real(o, "accept_rate", (double)t->num_accepted_tokens / t->num_draft_tokens);
+    json_out_real(o, "mean_acceptance_length", 1 + (double)t->num_accepted_tokens / t->num_drafts);
+}
+
+void put_spec_decode(struct json_out *o, const struct sample_telemetry *t)
+{
+    if (t->num_drafts == 0) {
+        json_out_null(o, "spec_decode");
+        return;
+    }
+    json_out_open(o, "spec_decode", '{');
+    put_draft_counts(o, t);
+    json_out_open(o, "acceptance_histogram", '[');
+    int reached = t->num_drafts; // steps that accepted i drafts or more
+    for (int i = 0; i <= t->draft_positions; i++) {
+        const int further = i < t->draft_positions ? t->num_accepted_tokens_per_pos[i] : 0;
+        json_out_int(o, NULL, reached - further);
+        reached = further;
+    }
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
+static uint64_t last_version(const struct generation_sample *s)
+{
+    if (s->n > 0) return s->tokens[s->n - 1].weight_version;
+    return s->telemetry.weight_version_last; // of a prompt alone, once it has ended
+}
+
+static void put_version(struct json_out *o, uint64_t version)
+{
+    if (version)
+        json_out_uint(o, "weight_version", version);
+    else
+        json_out_null(o, "weight_version"); // no token yet
+}
+
+void put_chunk_extras(struct json_out *o, const struct generation_sample *s)
+{
+    put_version(o, last_version(s));
+    put_spec_decode(o, &s->telemetry);
+}
+
+static void add_drafts(struct sample_telemetry *sum, const struct sample_telemetry *t)
+{
+    sum->num_drafts += t->num_drafts;
+    sum->num_draft_tokens += t->num_draft_tokens;
+    sum->num_accepted_tokens += t->num_accepted_tokens;
+    if (t->draft_positions > sum->draft_positions) sum->draft_positions = t->draft_positions;
+    for (int i = 0; i < SPECULATIVE_MOST; i++)
+        sum->num_accepted_tokens_per_pos[i] += t->num_accepted_tokens_per_pos[i];
+}
+
+void put_extras(struct json_out *o, const struct response *a)
+{
+    struct sample_telemetry drafts = {0}; // of all choices
+    uint64_t version = 0;
+    for (int i = 0; i < a->request->n_samples; i++) {
+        if (last_version(&a->samples[i]) > version) version = last_version(&a->samples[i]);
+        add_drafts(&drafts, &a->samples[i].telemetry);
+    }
+    put_version(o, version);
+    put_spec_decode(o, &drafts);
+}

@@ -1,0 +1,148 @@
+/* test_freeze.c: --freeze as a user gives it: of sft against torch where there is one, and of a
+ * training run with its checkpoints, its resume and what it says. */
+#include "common/model/safetensors.h"
+#include "tests/support/training.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FREEZE "model.embed_tokens.weight,*.layers.0.self_attn.*,*norm.weight"
+
+static const char sums[] = "{\"prompt\": \"12+34=\", \"completion\": \"46\"}\n"
+                           "{\"prompt\": \"2+3=\", \"completion\": \"5\"}\n";
+
+static void same_as_torch(void **state)
+{
+    (void)state;
+    const char *python = test_python("torch, transformers, safetensors, tokenizers"),
+               *model = test_path(test_root(), "tools/demo-model"), *folder = test_folder(),
+               *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out"),
+               *log = test_path(folder, "log");
+    test_write(data, sums, strlen(sums));
+    const char *const sft[] = {test_binary("cw-trainer"),
+                               "sft",
+                               "--model",
+                               model,
+                               "--data",
+                               data,
+                               "--out",
+                               out,
+                               "--dtype",
+                               "f32",
+                               "--device",
+                               "cpu",
+                               "--freeze",
+                               FREEZE,
+                               "--max-steps",
+                               "3",
+                               "--examples-per-step",
+                               "2",
+                               "--learning-rate",
+                               "1e-3",
+                               "--lr-scheduler-type",
+                               "constant",
+                               "--weight-decay",
+                               "0.1",
+                               NULL};
+    const char *const torch[] = {python,
+                                 test_path(test_root(), "tests/clients/freeze_torch.py"),
+                                 model,
+                                 data,
+                                 out,
+                                 "3",
+                                 "1e-3",
+                                 "model.embed_tokens.weight",
+                                 "*.layers.0.self_attn.*",
+                                 "*norm.weight",
+                                 NULL};
+    assert_int_equal(test_command(log, LIMIT_MS, sft), 0);
+    int status = test_command(log, LIMIT_MS, torch);
+    char *text = test_read(log);
+    if (status != 0) fail_msg("%s", text);
+    free(text);
+}
+
+static void bad_patterns_end_it(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *model = daemon_model(folder, true, 7),
+               *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out"),
+               *log = test_path(folder, "log");
+    test_write(data, sums, strlen(sums));
+    const char *const sft[] = {test_binary("cw-trainer"),
+                               "sft",
+                               "--model",
+                               model,
+                               "--data",
+                               data,
+                               "--out",
+                               out,
+                               "--freeze",
+                               "wte.weight",
+                               "--device",
+                               "cpu",
+                               NULL};
+    assert_int_equal(test_command(log, LIMIT_MS, sft), 1);
+    char *text = test_read(log);
+    assert_non_null(strstr(text, "--freeze: \"wte.weight\" matches no tensor of the model"));
+    free(text);
+}
+
+// Tensors of two folders' model.safetensors that differ to the bit, by name.
+static void assert_frozen(const char *before, const char *after)
+{
+    struct safetensors *sets[2];
+    const char *folders[] = {before, after};
+    int kept = 0, moved = 0;
+    for (int i = 0; i < 2; i++)
+        assert_ok(safetensors_open_file(test_path(folders[i], "model.safetensors"), &sets[i]));
+    for (int i = 0; i < safetensors_count(sets[0]); i++) {
+        const struct safetensors_entry *a = safetensors_at(sets[0], i),
+                                       *b = safetensors_find(sets[1], a->name);
+        bool frozen = strstr(a->name, "embed_tokens") || strstr(a->name, "layers.0.self_attn") ||
+                      strstr(a->name, "norm.weight");
+        bool same = memcmp(a->data, b->data, a->bytes) == 0;
+        if (same != frozen) fail_msg("%s %s", a->name, same ? "stayed" : "moved");
+        kept += same;
+        moved += !same;
+    }
+    assert_true(kept > 0 && moved > 0);
+    for (int i = 0; i < 2; i++) safetensors_free(sets[i]);
+}
+
+static void a_run_keeps_what_is_frozen(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2", "--freeze", FREEZE)), 0);
+    assert_said(&s, "parameters are trained");
+    assert_frozen(s.model, latest(&s, "run"));
+    // goes on by itself, not with another list
+    assert_int_equal(train_alone(&s, "run",
+                                 OPTIONS("--max-steps", "3", "--resume", "--freeze",
+                                         "model.embed_tokens.weight")),
+                     1);
+    assert_said(&s, "was made with --freeze \"" FREEZE "\"");
+    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    assert_said(&s, "resumed at step 2");
+    assert_frozen(s.model, latest(&s, "run"));
+    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    // a run without goes not on with one
+    assert_int_equal(train(&s, "whole", OPTIONS("--max-steps", "1")), 0);
+    assert_int_equal(
+        train_alone(&s, "whole", OPTIONS("--max-steps", "2", "--resume", "--freeze", FREEZE)), 1);
+    assert_said(&s, "was made with --freeze \"\"");
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_as_torch),
+        cmocka_unit_test(bad_patterns_end_it),
+        cmocka_unit_test(a_run_keeps_what_is_frozen),
+    };
+    return cmocka_run_group_tests_name("freeze", tests, NULL, NULL);
+}

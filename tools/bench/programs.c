@@ -1,0 +1,153 @@
+/* programs.c: starts and ends the programs that a benchmark drives. */
+#include "tools/bench/programs.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/http/http_client.h"
+#include "trainer/run/checkpoint.h"
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LOADING_S  600
+#define STOPPING_S 60
+
+extern char **environ;
+
+enum status programs_open(struct programs *p)
+{
+    *p = (struct programs){.folder = "/tmp/commonweight-bench-XXXXXX"};
+    if (!mkdtemp(p->folder)) {
+        p->folder[0] = 0;
+        return status_fail(ST_IO, "cannot make a folder in /tmp: %m");
+    }
+    snprintf(p->model_path, sizeof p->model_path, "%s/model", p->folder);
+    snprintf(p->bridge, sizeof p->bridge, "%s/bridge.json", p->folder);
+    snprintf(p->socket, sizeof p->socket, "%s/server.sock", p->folder);
+    snprintf(p->log, sizeof p->log, "%s/log", p->folder);
+    return ST_OK;
+}
+
+enum status programs_take_model(struct programs *p, struct bench *b)
+{
+    p->model = b->o.model;
+    if (!p->model) {
+        p->model = p->model_path;
+        enum status st = model_folder_write(p->model_path, b->dev, b->weights, b->dt,
+                                            b->o.tokenizer, NULL, NULL);
+        if (st != ST_OK) return st;
+    }
+    // what describes the model stays
+    device_release(b->dev, b->arena);
+    b->arena = NULL;
+    return ST_OK;
+}
+
+// A program of this build. Its output goes to the log.
+static enum status start(const struct programs *p, const char *const argv[], pid_t *ret)
+{
+    char path[PATH_MAX];
+    posix_spawn_file_actions_t actions;
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n < 0) return status_fail(ST_IO, "the folder of this program cannot be found: %m");
+    path[n] = 0;
+    char *name = strrchr(path, '/') + 1;
+    snprintf(name, sizeof path - (size_t)(name - path), "%s", argv[0]);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, p->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    posix_spawn_file_actions_adddup2(&actions, 1, 2);
+    int error = posix_spawn(ret, path, &actions, NULL, (char *const *)argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error) return status_fail(ST_NOT_FOUND, "%s cannot be started: %s", path, strerror(error));
+    return ST_OK;
+}
+
+static enum status program_failed(const struct programs *p, const char *name)
+{
+    struct bytes log = BYTES_INIT;
+    if (file_read(p->log, 16 << 20, &log) == ST_OK) fputs(bytes_text(&log), stderr);
+    bytes_release(&log);
+    return status_fail(ST_PEER_GONE, "%s failed; its output stands above", name);
+}
+
+// Kills it where the deadline passes. False: it failed, or was killed.
+static bool await_end(pid_t pid, int64_t seconds)
+{
+    const int64_t deadline = clock_deadline_ns(seconds * 1000);
+    int state = 0;
+    while (waitpid(pid, &state, WNOHANG) == 0) {
+        if (clock_now_ns() >= deadline) kill(pid, SIGKILL);
+        clock_sleep_ms(10);
+    }
+    return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch)
+{
+    char batch[16];
+    snprintf(batch, sizeof batch, "%d", max_batch);
+    const char *const argv[] = {"cw-infer-server",
+                                "--model",
+                                p->model,
+                                "--device",
+                                o->device,
+                                "--dtype",
+                                dtype_option_names[o->dtype],
+                                "--socket",
+                                p->socket,
+                                "--bridge",
+                                p->bridge,
+                                "--max-batch",
+                                batch,
+                                NULL};
+    const int64_t deadline = clock_deadline_ns(LOADING_S * 1000);
+    struct http_client *http = NULL;
+    struct bytes body = BYTES_INIT;
+    enum status st = start(p, argv, &p->server);
+    if (st != ST_OK) return st;
+    CHECK(http_client_new(p->socket, &http));
+    while (http_get(http, "/health", 1000, &body) != ST_OK) {
+        if (waitpid(p->server, NULL, WNOHANG) != 0) {
+            p->server = 0;
+            st = program_failed(p, argv[0]);
+            goto out;
+        }
+        if (clock_now_ns() >= deadline) {
+            st = status_fail(ST_TIMEOUT, "cw-infer-server has not loaded %s in %d s", p->model,
+                             LOADING_S);
+            goto out;
+        }
+        clock_sleep_ms(20);
+    }
+out:
+    http_client_free(http);
+    bytes_release(&body);
+    return st;
+}
+
+static void stop_server(struct programs *p)
+{
+    if (p->server <= 0) return;
+    kill(p->server, SIGTERM);
+    await_end(p->server, STOPPING_S);
+    p->server = 0;
+}
+
+enum status programs_run(const struct programs *p, const char *const argv[], int64_t seconds)
+{
+    pid_t pid;
+    enum status st = start(p, argv, &pid);
+    if (st != ST_OK) return st;
+    return await_end(pid, seconds) ? ST_OK : program_failed(p, argv[0]);
+}
+
+void programs_close(struct programs *p)
+{
+    stop_server(p);
+    if (p->folder[0]) file_remove_tree(p->folder);
+}

@@ -1,0 +1,110 @@
+/* param_range.c: from names to ranges. No state; any thread.
+ *
+ * What can be frozen is a block of the arena (weights.h), because its gradient is one product: the
+ * q, k and v projections of a layer are one, as are gate and up.
+ */
+#include "trainer/learn/param_range.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status apply_pattern(const struct weights *w, const char *pattern, bool *frozen)
+{
+    bool trains = pattern[0] == '!';
+    int matches = 0;
+    for (int i = 0; i < w->n_tensors; i++) {
+        if (fnmatch(pattern + trains, w->tensors[i].name, 0) != 0) continue;
+        frozen[i] = !trains;
+        matches++;
+    }
+    if (matches) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "--freeze: \"%s\" matches no tensor of the model; names are like %s and %s",
+                       pattern, w->tensors[0].name, w->tensors[w->n_tensors / 2].name);
+}
+
+static enum status apply_patterns(const struct weights *w, const char *freeze, bool *frozen)
+{
+    enum status st = ST_OK;
+    char *copy = strdup(freeze), *rest = NULL;
+    if (!copy) return status_fail(ST_NO_MEMORY, "no memory for --freeze");
+    for (char *p = strtok_r(copy, ", ", &rest); p && st == ST_OK; p = strtok_r(NULL, ", ", &rest))
+        st = apply_pattern(w, p, frozen);
+    free(copy);
+    return st;
+}
+
+static enum status check_blocks(const struct weights *w, const bool *frozen)
+{
+    for (int i = 1; i < w->n_tensors; i++)
+        if (!weights_begins_block(w, i) && frozen[i] != frozen[i - 1])
+            return status_fail(ST_INVALID,
+                               "--freeze: %s and %s are one block of memory, whose gradient is "
+                               "computed whole; freeze both or neither",
+                               w->tensors[i - 1].name, w->tensors[i].name);
+    return ST_OK;
+}
+
+// Ranges of neighbours that are trained; each ends where the next block begins, or the arena ends.
+static void join(const struct weights *w, const bool *frozen, struct param_ranges *ranges)
+{
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        if (frozen[i] || (i > 0 && !frozen[i - 1])) continue;
+        int next = i;
+        while (next < w->n_tensors && !frozen[next]) next++;
+        int64_t end = next < w->n_tensors ? w->tensors[next].offset : w->n_elements;
+        ranges->list[ranges->n++] =
+            (struct param_range){.weights = w, .first = t->offset, .n = end - t->offset};
+    }
+}
+
+enum status param_ranges_of(const struct weights *w, const char *freeze, struct param_ranges *ret)
+{
+    enum status st = ST_OK;
+    bool *frozen = calloc((size_t)w->n_tensors, sizeof *frozen);
+    struct param_ranges ranges = {calloc((size_t)w->n_tensors, sizeof *ranges.list), 0};
+    if (!frozen || !ranges.list) {
+        st = status_fail(ST_NO_MEMORY, "no memory for the list of what is trained");
+        goto out;
+    }
+    if (freeze) CHECK(apply_patterns(w, freeze, frozen));
+    CHECK(check_blocks(w, frozen));
+    join(w, frozen, &ranges);
+    if (ranges.n == 0) {
+        st = status_fail(ST_INVALID,
+                         "--freeze %s leaves nothing to train; '!' before a pattern "
+                         "excepts what it matches",
+                         freeze);
+        goto out;
+    }
+    *ret = ranges;
+out:
+    if (st != ST_OK) param_ranges_release(&ranges);
+    free(frozen);
+    return st;
+}
+
+void param_ranges_release(struct param_ranges *ranges)
+{
+    free(ranges->list);
+    *ranges = (struct param_ranges){0};
+}
+
+bool param_range_holds(const struct param_range *range, int i)
+{
+    int64_t offset = range->weights->tensors[i].offset;
+    return offset >= range->first && offset < range->first + range->n;
+}
+
+int64_t param_ranges_parameters(const struct param_ranges *ranges)
+{
+    int64_t n = 0;
+    for (int r = 0; r < ranges->n; r++) {
+        const struct weights *w = ranges->list[r].weights;
+        for (int i = 0; i < w->n_tensors; i++)
+            if (param_range_holds(&ranges->list[r], i)) n += w->tensors[i].n;
+    }
+    return n;
+}
