@@ -148,9 +148,8 @@ struct sample_args {
 struct sample_result {
     int32_t token;
     float logprob; // of `token` under the temperature-scaled distribution (greedy: temperature 1)
-    float
-        processed_logprob; // under that distribution filtered by top-k, top-p, min-p, renormalised
-    float retained_mass;   // mass the filtering kept: exp(logprob - processed_logprob)
+    float processed_logprob; // under what top-k, top-p and min-p leave of it, renormalised
+    float retained_mass;     // the mass that they leave: exp(logprob - processed_logprob)
 };
 
 // Rows of logits and a token of each, as log-probabilities are taken of them.

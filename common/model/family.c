@@ -92,11 +92,12 @@ static enum status configure_mistral(const char *where, const json_t *json, stru
     return read_windows(where, json, silent ? 4096 : 0, 0, 1, c);
 }
 
-// Experts in every layer, as the Qwen families write them, and norm_topk_prob.
+// Experts in every layer, as the Qwen families write them; the numbers are those of a silent
+// config.
 static enum status qwen_experts(const char *where, const json_t *json, struct model_config *c,
-                                int experts, int per_token)
+                                int experts, int per_token, int width)
 {
-    int every = 1, width = c->layers[0].intermediate;
+    int every = 1;
     bool norm = false;
     const json_t *dense = json_object_get(json, "mlp_only_layers");
     enum status st = ST_OK;
@@ -128,7 +129,7 @@ static enum status configure_qwen2_moe(const char *where, const json_t *json,
     enum status st = ST_OK;
     CHECK(configure_qwen2(where, json, c));
     CHECK(json_get_bool(where, json, "qkv_bias", &c->qkv_bias));
-    CHECK(qwen_experts(where, json, c, 60, 4));
+    CHECK(qwen_experts(where, json, c, 60, 4, 1408));
     CHECK(json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared));
     for (int l = 0; l < c->n_layers; l++) {
         c->layers[l].shared_intermediate = shared;
@@ -142,7 +143,7 @@ static enum status configure_qwen3_moe(const char *where, const json_t *json,
                                        struct model_config *c)
 {
     enum status st = configure_qwen3(where, json, c);
-    return st == ST_OK ? qwen_experts(where, json, c, 128, 8) : st;
+    return st == ST_OK ? qwen_experts(where, json, c, 128, 8, 768) : st;
 }
 
 static enum status configure_mixtral(const char *where, const json_t *json, struct model_config *c)

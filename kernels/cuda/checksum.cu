@@ -6,19 +6,7 @@
 #define THREADS 256
 #define CHUNK   (1 << 18) // words of a region that one block sums
 
-<<<<<<< HEAD
-// The finaliser of splitmix64 (Steele, Lea and Flood 2014).
-__device__ __forceinline__ uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
 // Block (x, y): chunks y, y + gridDim.y, ... of region x.
-=======
-// Block (x, y): pieces y, y + gridDim.y, ... of region x.
->>>>>>> main
 __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *base,
                                 const uint64_t *offset, const uint64_t *bytes)
 {
