@@ -26,7 +26,8 @@ VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' com
 .DEFAULT_GOAL := all
 # Some goals need no packages; installing the program installs none.
 GOALS := $(or $(MAKECMDGOALS),all)
-ifneq ($(filter-out help clean format uninstall,$(GOALS)),)
+BUILDS := $(filter-out help clean format uninstall,$(GOALS))
+ifneq ($(BUILDS),)
 DEPS_OK := $(shell tools/install-deps $(if $(NO_INSTALL)$(filter install,$(GOALS)),--check) >&2 && echo yes)
 ifneq ($(DEPS_OK),yes)
 $(error packages are missing; see the lines above)
@@ -77,8 +78,10 @@ all: $(BINARIES) $(BRIDGE_LIB)
 
 # The flags of this build; a change of any of them rebuilds.
 STAMP := $(BUILD)/flags
+ifneq ($(BUILDS),)
 $(shell mkdir -p $(BUILD); echo '$(CC) $(CFLAGS_) $(CPPFLAGS_) $(CUDA_ARCHS)' | cmp -s - $(STAMP) || \
         echo '$(CC) $(CFLAGS_) $(CPPFLAGS_) $(CUDA_ARCHS)' > $(STAMP))
+endif
 
 # Parsers and wire formats also get -Wconversion, where a silent narrowing is a bug.
 $(BUILD)/obj/common/base/%.o $(BUILD)/obj/common/http/%.o $(BUILD)/obj/bridge/%.o: EXTRA := -Wconversion -Wno-sign-conversion

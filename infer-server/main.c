@@ -1,4 +1,4 @@
-/* main.c: cw-infer-server. Reads options, takes the socket (so that a second daemon is refused
+/* main.c: cw-infer-server. Reads options, takes the socket (so that a second server is refused
  * before it loads anything), and runs the server. Main thread. */
 #include "common/base/file.h"
 #include "common/base/log.h"
@@ -87,7 +87,7 @@ static const struct option_spec table[] = {
     OPT_INT("max-queue", max_queue, "4096", "N", 1, 1 << 20,
             "samples waiting beyond those; more get 429"),
     OPT_INT("prefill-chunk", prefill_chunk, "512", "N", 1, 1 << 20,
-            "most prompt tokens in one step"),
+            "max. prompt tokens in one step"),
     OPT_INT("block-size", block_size, "16", "N", 1, 1024, "tokens of one KV block"),
     OPT_TEXT(
         "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
@@ -219,9 +219,10 @@ static int connection_limit(const struct config *c)
 static enum status list_hosts(char *names, const char *host, const char *ret[HOSTS_MAX + 2])
 {
     int n = 0;
-    char *rest = NULL;
+    char *remaining = NULL;
     if (*host) ret[n++] = host;
-    for (char *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
+    for (char *name = strtok_r(names, ", ", &remaining); name;
+         name = strtok_r(NULL, ", ", &remaining)) {
         if (n > HOSTS_MAX)
             return status_fail(ST_INVALID, "--allowed-hosts: more than %d names", HOSTS_MAX);
         ret[n++] = name;

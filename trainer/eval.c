@@ -107,13 +107,12 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
     int n = limit > 0 && limit < data->n ? limit : data->n;
     int64_t start = clock_now_ns();
     for (int i = 0; i < n; i += EVAL_GROUPS) {
-        const struct example *examples[EVAL_GROUPS];
-        int groups = n - i < EVAL_GROUPS ? n - i : EVAL_GROUPS;
-        struct rollout *r;
-        for (int g = 0; g < groups; g++) examples[g] = &data->examples[i + g];
-        enum status st = rollout_pull(source, examples, groups, 1, sampling, &r);
-        if (st != ST_OK) return status_context(st, "evaluation");
-        st = count(&tally, data->path, r, ret_lines);
+        const int groups = n - i < EVAL_GROUPS ? n - i : EVAL_GROUPS;
+        struct rollout *r = NULL;
+        enum status st = rollout_new(groups, 1, &r);
+        for (int g = 0; r && g < groups; g++) r->examples[g] = &data->examples[i + g];
+        if (st == ST_OK) st = status_context(rollout_pull(source, sampling, r), "evaluation");
+        if (st == ST_OK) st = count(&tally, data->path, r, ret_lines);
         rollout_free(r);
         if (st != ST_OK) return st;
     }

@@ -76,3 +76,14 @@ const char *status_message(void)
 {
     return message;
 }
+
+void status_keep(struct status_kept *kept, enum status code)
+{
+    kept->code = code;
+    snprintf(kept->message, sizeof kept->message, "%s", code == ST_OK ? "" : message);
+}
+
+enum status status_recall(const struct status_kept *kept)
+{
+    return kept->code == ST_OK ? ST_OK : status_fail(kept->code, "%s", kept->message);
+}

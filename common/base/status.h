@@ -55,6 +55,14 @@ enum status status_context(enum status code, const char *format, ...)
 // The last sentence recorded on this thread; "" if none. Valid until the next call on this thread.
 const char *status_message(void);
 
+// A failure on its way to another thread.
+struct status_kept {
+    enum status code;
+    char message[2048];
+};
+void status_keep(struct status_kept *kept, enum status code); // with this thread's sentence
+enum status status_recall(const struct status_kept *kept);    // records it here; returns its code
+
 // goto out on failure, for functions with `enum status st` and a label `out`
 #define CHECK(expression)                                                                          \
     do {                                                                                           \

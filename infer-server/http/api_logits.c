@@ -86,8 +86,8 @@ enum status api_check_prompt_logprobs(const struct api_request *r)
     int64_t n = 0;
     if (!r->sampling.prompt_logprobs) return ST_OK;
     for (int i = 0; i < r->n_prompts; i++) {
-        const int told = r->kind == API_COMPLETIONS ? r->prompts[i].n : 1; // in every choice
-        n += (int64_t)r->prompts[i].n_ids * (1 + r->sampling.prompt_top) * told;
+        const int copies = r->kind == API_COMPLETIONS ? r->prompts[i].n : 1; // in every choice
+        n += (int64_t)r->prompts[i].n_ids * (1 + r->sampling.prompt_top) * copies;
     }
     if (n <= API_MAX_PROMPT_LOGPROBS) return ST_OK;
     return status_fail(

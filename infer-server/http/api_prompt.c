@@ -71,13 +71,13 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
                            "(prompt_token_ids) instead",
                            field, model->folder);
     // a text that cannot fit is not worth the seconds that megabytes take
-    size_t most = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
-    if (most && len > most)
+    size_t max = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
+    if (max && len > max)
         return status_fail(
             ST_TOO_LONG,
             "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
             "tokens, which hold %zu bytes at most: shorten the prompt",
-            field, len, model->max_context, most);
+            field, len, model->max_context, max);
     struct token_list list = TOKEN_LIST_INIT;
     enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
     if (st == ST_OK && list.n == 0)

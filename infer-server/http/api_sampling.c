@@ -38,13 +38,13 @@ static enum status read_stop_ids(const json_t *object, const struct api_model *m
                                  struct sampling *s)
 {
     const json_t *ids = json_object_get(object, "stop_token_ids"), *one;
-    const int most = (int)(sizeof s->stop_ids / sizeof *s->stop_ids);
+    const int max = (int)(sizeof s->stop_ids / sizeof *s->stop_ids);
     size_t i;
     if (!ids || json_is_null(ids)) return ST_OK;
-    if (!json_is_array(ids) || json_array_size(ids) > (size_t)most)
+    if (!json_is_array(ids) || json_array_size(ids) > (size_t)max)
         return status_fail(ST_INVALID,
                            "request: \"stop_token_ids\" must be an array of at most %d token ids",
-                           most);
+                           max);
     json_array_foreach (ids, i, one) {
         json_int_t id = json_integer_value(one);
         if (!json_is_integer(one) || id < 0 || id >= model->vocab_size)

@@ -5,12 +5,12 @@
 
 #include "infer-server/http/http.h"
 
-// Takes the body out of the exchange and calls run() with it, on any thread, then done() on the
+// Takes the body out of the request and calls run() with it, on any thread, then done() on the
 // loop's, exactly once each; where the body is small both before this returns. The exchange may
 // have gone before done().
 //
 // run() owns what `context` points to meanwhile, and reads beside it only what nobody changes as
-// long as the server lives: the tokenizer, the chat template. It touches neither exchange nor
+// long as the server lives: the tokenizer, the chat template. It touches neither request nor
 // server.
 struct body_work {
     void (*run)(void *context, const char *text, size_t len);

@@ -3,7 +3,7 @@
  *
  * What has to wait for a step boundary runs elsewhere: pausing in libuv's thread pool (engine_pause
  * blocks), facts and reloading on the engine's thread, which calls back there. Each such job has a
- * struct of its own that comes back to the loop; the exchange may have gone by then, and has cut
+ * struct of its own that comes back to the loop; the request may have gone by then, and has cut
  * the thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
 #include "infer-server/http/server_impl.h"
 #include "common/base/json.h"
@@ -20,8 +20,7 @@ struct job {
     struct server *server;
     struct http_request *request; // NULL once it is gone
     uv_work_t work;
-    enum status status;
-    char sentence[512];
+    struct status_kept status;
     uint64_t version, canary;
     int n_checksums;
     uint64_t *checksums;
@@ -38,7 +37,7 @@ static struct job *job_new(struct server *s, struct http_request *q)
 {
     struct job *j = calloc(1, sizeof *j);
     if (!j) {
-        http_fail(q, 500, "server_error", "out of memory");
+        http_fail(q, 500, "out of memory");
         return NULL;
     }
     j->server = s;
@@ -57,13 +56,13 @@ static void job_free(struct job *j)
 }
 
 // A job that failed; its status and sentence came from another thread.
-static void answer_failure(struct job *j)
+static void reply_failure(struct job *j)
 {
-    status_fail(j->status, "%s", j->sentence);
-    if (j->request && j->status == ST_BUSY) // a trainer holds the lease
-        http_fail(j->request, 409, "conflict_error", j->sentence);
+    const enum status st = status_recall(&j->status);
+    if (j->request && st == ST_BUSY) // a trainer holds the lease
+        http_fail(j->request, 409, "%s", status_message());
     else if (j->request)
-        http_fail_status(j->request, j->status);
+        http_fail_status(j->request, st);
     job_free(j);
 }
 
@@ -122,8 +121,8 @@ static json_t *hex_json(uint64_t q)
 static void facts_deliver(struct inbox_message *message)
 {
     struct job *j = (struct job *)message;
-    if (j->status != ST_OK) {
-        answer_failure(j);
+    if (j->status.code != ST_OK) {
+        reply_failure(j);
         return;
     }
     if (j->request) {
@@ -143,7 +142,6 @@ static void facts_deliver(struct inbox_message *message)
 static void facts_done(void *context, const struct engine_bridge_facts *facts)
 {
     struct job *j = context;
-    j->status = ST_OK;
     if (facts && facts->checksums) {
         j->checksums = malloc((size_t)facts->n_tensors * sizeof *j->checksums);
         if (j->checksums)
@@ -154,11 +152,10 @@ static void facts_done(void *context, const struct engine_bridge_facts *facts)
         j->version = facts->version;
         j->canary = facts->canary;
     }
-    if (!facts || (facts->checksums && !j->checksums)) {
-        j->status = ST_DEVICE;
-        snprintf(j->sentence, sizeof j->sentence,
-                 "the engine could not read its weights (it is stopping, or its device failed)");
-    }
+    if (!facts || (facts->checksums && !j->checksums))
+        status_keep(&j->status,
+                    status_fail(ST_DEVICE, "the engine could not read its weights (it is stopping, "
+                                           "or its device failed)"));
     inbox_post(j->server->host.inbox, &j->message);
 }
 
@@ -179,7 +176,7 @@ void handle_bridge_info(void *server, struct http_request *q)
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
     if (stats.state == ENGINE_LOADING) {
-        http_fail(q, 503, "unavailable_error", "the model is being loaded; try again later");
+        http_fail(q, 503, "the model is being loaded; try again later");
         return;
     }
     struct job *j = job_new(s, q);
@@ -194,7 +191,7 @@ void handle_bridge_info(void *server, struct http_request *q)
 
 // ---- pause and resume --------------------------------------------------------------------------
 
-static void answer_state(struct server *s, struct http_request *q, const char *status)
+static void reply_state(struct server *s, struct http_request *q, const char *status)
 {
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
@@ -206,27 +203,23 @@ static void answer_state(struct server *s, struct http_request *q, const char *s
 static void run_pause(uv_work_t *work) // thread pool
 {
     struct job *j = work->data;
-    j->status = engine_pause(j->server->engine, PAUSE_MS);
-    if (j->status != ST_OK) snprintf(j->sentence, sizeof j->sentence, "%s", status_message());
+    status_keep(&j->status, engine_pause(j->server->engine, PAUSE_MS));
 }
 
 static void after_pause(uv_work_t *work, int cancelled)
 {
     struct job *j = work->data;
-    if (cancelled != 0) {
-        j->status = ST_CANCELLED;
-        snprintf(j->sentence, sizeof j->sentence, "the server is stopping");
-    }
-    if (j->status == ST_OK && !engine_paused(j->server->engine)) {
-        j->status = ST_CANCELLED;
-        snprintf(j->sentence, sizeof j->sentence, "the engine was told to resume meanwhile");
-    }
-    if (j->status != ST_OK) {
-        answer_failure(j);
+    if (cancelled != 0)
+        status_keep(&j->status, status_fail(ST_CANCELLED, "the server is stopping"));
+    else if (j->status.code == ST_OK && !engine_paused(j->server->engine))
+        status_keep(&j->status,
+                    status_fail(ST_CANCELLED, "the engine was told to resume meanwhile"));
+    if (j->status.code != ST_OK) {
+        reply_failure(j);
         return;
     }
     j->server->paused = true;
-    if (j->request) answer_state(j->server, j->request, "paused");
+    if (j->request) reply_state(j->server, j->request, "paused");
     job_free(j);
 }
 
@@ -239,9 +232,8 @@ void handle_bridge_pause(void *server, struct http_request *q)
     j->work.data = j;
     int e = uv_queue_work(&s->loop, &j->work, run_pause, after_pause);
     if (e == 0) return;
-    j->status = ST_IO;
-    snprintf(j->sentence, sizeof j->sentence, "cannot start a job: %s", uv_strerror(e));
-    answer_failure(j);
+    status_keep(&j->status, status_fail(ST_IO, "cannot start a job: %s", uv_strerror(e)));
+    reply_failure(j);
 }
 
 void handle_bridge_resume(void *server, struct http_request *q)
@@ -253,7 +245,7 @@ void handle_bridge_resume(void *server, struct http_request *q)
         return;
     }
     s->paused = false;
-    answer_state(s, q, "resumed");
+    reply_state(s, q, "resumed");
 }
 
 // ---- reload ------------------------------------------------------------------------------------
@@ -262,18 +254,19 @@ void handle_bridge_resume(void *server, struct http_request *q)
 // the key need not be able to: its bytes, which the sentence quotes, go to the log only.
 static void keep_content(struct job *j)
 {
-    log_warn("/reload: %s", j->sentence);
-    snprintf(j->sentence, sizeof j->sentence,
-             "\"model\": the folder cannot be loaded: %s; the server's log says what it is",
-             status_words(j->status));
+    log_warn("/reload: %s", j->status.message);
+    status_keep(&j->status, status_fail(j->status.code,
+                                        "\"model\": the folder cannot be loaded: %s; the server's "
+                                        "log says what it is",
+                                        status_words(j->status.code)));
 }
 
 static void reload_deliver(struct inbox_message *message)
 {
     struct job *j = (struct job *)message;
-    if (j->status == ST_FORMAT || j->status == ST_UNSUPPORTED) keep_content(j);
-    if (j->status != ST_OK) {
-        answer_failure(j);
+    if (j->status.code == ST_FORMAT || j->status.code == ST_UNSUPPORTED) keep_content(j);
+    if (j->status.code != ST_OK) {
+        reply_failure(j);
         return;
     }
     if (j->request)
@@ -286,9 +279,9 @@ static void reload_deliver(struct inbox_message *message)
 static void reload_done(void *context, enum status st, const char *sentence, uint64_t version)
 {
     struct job *j = context;
-    j->status = st;
+    if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
+    status_keep(&j->status, st);
     j->version = version;
-    snprintf(j->sentence, sizeof j->sentence, "%s", sentence ? sentence : "");
     inbox_post(j->server->host.inbox, &j->message);
 }
 
@@ -339,6 +332,6 @@ out:
 void handle_adapters(void *server, struct http_request *q)
 {
     (void)server;
-    http_fail(q, 501, "not_supported_error",
+    http_fail(q, 501,
               "adapters (LoRA) are not supported yet: this server serves the model's own weights");
 }

@@ -1,6 +1,6 @@
 /* endpoints_status.c: /health, /version, /v1/models, /metrics, /v1/spec_decode_stats. Loop's
- * thread; the engine's facts are a snapshot (engine_stats), so that they are there however busy the
- * engine is.
+ * thread; the engine's numbers are a snapshot (engine_stats), so that they are there however busy
+ * the engine is.
  */
 #include "infer-server/http/server_impl.h"
 #include "common/base/clock.h"
@@ -30,12 +30,10 @@ bool server_is_open(struct server *s, struct http_request *q)
 {
     struct engine_stats stats;
     const char *detail;
-    char sentence[400];
     engine_stats(s->engine, &stats);
     const char *state = server_state(s, &stats, &detail);
     if (strcmp(state, "ok") == 0) return true;
-    snprintf(sentence, sizeof sentence, "%s: %s; try again later", state, detail);
-    http_fail(q, 503, "unavailable_error", sentence);
+    http_fail(q, 503, "%s: %s; try again later", state, detail);
     return false;
 }
 
@@ -83,14 +81,11 @@ void handle_model(void *server, struct http_request *q)
 {
     const struct server *s = server;
     const char *id = http_path_tail(q);
-    char sentence[700];
     if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) {
         http_reply_json(q, 200, model_card(s));
         return;
     }
-    snprintf(sentence, sizeof sentence, "\"model\" is '%.200s'; this server has '%.200s'", id,
-             s->model.name);
-    http_fail(q, 404, "not_found_error", sentence);
+    http_fail(q, 404, "\"model\" is '%.200s'; this server has '%.200s'", id, s->model.name);
 }
 
 void handle_metrics(void *server, struct http_request *q)
@@ -100,29 +95,26 @@ void handle_metrics(void *server, struct http_request *q)
     struct bytes text = BYTES_INIT;
     engine_stats(s->engine, &stats);
     const struct engine_options *o = &s->options->engine;
-    const struct metrics_facts facts = {.model = s->model.name,
-                                        .kv_dtype = o->dtype < 0 ? "auto"
-                                                                 : dtype_name((enum dtype)o->dtype),
-                                        .prefix_cache = !o->prefix_cache_off,
-                                        .engine = &stats,
-                                        .paused = s->paused,
-                                        .draining = s->draining,
-                                        .open_requests = http_open_requests(s->http)};
-    metrics_write(&s->metrics, &facts, &text);
+    const struct metrics_info info = {.model = s->model.name,
+                                      .kv_dtype =
+                                          o->dtype < 0 ? "auto" : dtype_name((enum dtype)o->dtype),
+                                      .prefix_cache = !o->prefix_cache_off,
+                                      .engine = &stats,
+                                      .paused = s->paused,
+                                      .draining = s->draining,
+                                      .open_requests = http_open_requests(s->http)};
+    metrics_write(&s->metrics, &info, &text);
     http_reply(q, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
 }
 
-static void answer_request_drafts(const struct server *s, struct http_request *q, const char *id)
+static void reply_request_drafts(const struct server *s, struct http_request *q, const char *id)
 {
     struct bytes body = BYTES_INIT;
     struct json_out out = {&body, false}, *o = &out;
     const struct spec_window_entry *e = spec_window_find(&s->finished, id, NULL);
     if (!e) {
-        char sentence[160];
-        snprintf(sentence, sizeof sentence,
-                 "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
-                 SPEC_WINDOW_SAMPLES, id);
-        http_fail(q, 404, "not_found_error", sentence);
+        http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
+                  SPEC_WINDOW_SAMPLES, id);
         return;
     }
     json_out_open(o, NULL, '{');
@@ -148,7 +140,7 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     struct engine_stats e;
     const char *id = http_query(q, "id");
     if (id) {
-        answer_request_drafts(s, q, id);
+        reply_request_drafts(s, q, id);
         return;
     }
     engine_stats(s->engine, &e);

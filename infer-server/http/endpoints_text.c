@@ -17,8 +17,7 @@ struct text_request {
     enum api_kind kind;
     struct api_model model; // a copy: the loop may learn more of its own
     struct api_request *parsed;
-    enum status status;
-    char sentence[2048];
+    struct status_kept status;
 };
 
 static void on_close(void *attached, bool answered)
@@ -31,7 +30,7 @@ static void on_close(void *attached, bool answered)
     free(t);
 }
 
-static void answer_whole(struct text_request *t)
+static void reply_whole(struct text_request *t)
 {
     struct bytes body = BYTES_INIT;
     if (t->kind == API_GENERATE)
@@ -52,9 +51,9 @@ static void on_progress(void *context)
         return;
     } else if (failure) {
         unsigned code = failure_code(failure, &sentence);
-        http_fail(t->request, code, "server_error", sentence);
+        http_fail_as(t->request, code, "server_error", sentence);
     } else if (generation_done(t->response.generation)) {
-        answer_whole(t);
+        reply_whole(t);
     }
 }
 
@@ -67,13 +66,13 @@ static enum stream_state produce(void *attached, struct http_request *q, struct 
 
 static enum status check_room(const struct server *s, const struct api_request *r)
 {
-    int most = s->options->engine.max_batch + s->options->engine.max_queue;
-    if (r->n_samples <= most) return ST_OK;
+    int max = s->options->engine.max_batch + s->options->engine.max_queue;
+    if (r->n_samples <= max) return ST_OK;
     return status_fail(
         ST_INVALID,
         "request: \"n\" over all prompts makes %d samples; this server takes at most "
         "%d at once (--max-queue)",
-        r->n_samples, most);
+        r->n_samples, max);
 }
 
 // The client's own name for it, where there is one, is a part of the id.
@@ -116,8 +115,7 @@ static enum status begin(struct text_request *t, struct api_request *r)
 static void parse(void *context, const char *text, size_t len)
 {
     struct text_request *t = context;
-    t->status = api_request_parse(t->kind, &t->model, text, len, &t->parsed);
-    if (t->status != ST_OK) snprintf(t->sentence, sizeof t->sentence, "%s", status_message());
+    status_keep(&t->status, api_request_parse(t->kind, &t->model, text, len, &t->parsed));
 }
 
 // Refuses the request, which has come to nothing.
@@ -134,7 +132,6 @@ static void refuse(struct text_request *t, enum status st)
 static void on_parsed(void *context)
 {
     struct text_request *t = context;
-    enum status st = t->status;
     t->server->work--;
     t->parsing = false;
     if (!t->request) {
@@ -142,7 +139,7 @@ static void on_parsed(void *context)
         free(t);
         return;
     }
-    if (st != ST_OK) status_fail(st, "%s", t->sentence);
+    enum status st = status_recall(&t->status);
     if (st == ST_OK) st = begin(t, t->parsed);
     if (st != ST_OK) refuse(t, st);
 }
@@ -155,7 +152,7 @@ static void handle(struct server *s, struct http_request *q, enum api_kind kind)
     }
     struct text_request *t = calloc(1, sizeof *t);
     if (!t) {
-        http_fail(q, 500, "server_error", "out of memory");
+        http_fail(q, 500, "out of memory");
         return;
     }
     *t = (struct text_request){

@@ -17,8 +17,7 @@ struct token_job {
     struct api_model model;       // a copy
     bool tokenize;
     struct bytes answer;
-    enum status status;
-    char sentence[2048];
+    struct status_kept status;
 };
 
 static json_t *id_list(const struct token_list *ids)
@@ -98,8 +97,7 @@ out:
 static void run(void *context, const char *text, size_t len)
 {
     struct token_job *j = context;
-    j->status = work_out(j, text, len);
-    if (j->status != ST_OK) snprintf(j->sentence, sizeof j->sentence, "%s", status_message());
+    status_keep(&j->status, work_out(j, text, len));
 }
 
 static void on_close(void *attached, bool answered)
@@ -114,12 +112,11 @@ static void done(void *context)
     struct http_request *q = j->request;
     j->server->work--;
     if (q) http_attach(q, NULL, NULL);
-    if (q && j->status == ST_OK) {
+    const enum status st = status_recall(&j->status);
+    if (q && st == ST_OK)
         http_reply(q, 200, "application/json", &j->answer);
-    } else if (q) {
-        status_fail(j->status, "%s", j->sentence);
-        http_fail_status(q, j->status);
-    }
+    else if (q)
+        http_fail_status(q, st);
     bytes_release(&j->answer);
     free(j);
 }
@@ -128,7 +125,7 @@ static void handle(struct server *s, struct http_request *q, bool to_tokens)
 {
     struct token_job *j = calloc(1, sizeof *j);
     if (!j) {
-        http_fail(q, 500, "server_error", "out of memory");
+        http_fail(q, 500, "out of memory");
         return;
     }
     *j = (struct token_job){.server = s, .request = q, .model = s->model, .tokenize = to_tokens};
@@ -207,7 +204,7 @@ void handle_tokenizer_info(void *server, struct http_request *q)
     struct server *s = server;
     json_t *info = NULL;
     if (!s->tokenizer) {
-        http_fail(q, 404, "not_found_error", "the model's folder has no tokenizer.json");
+        http_fail(q, 404, "the model's folder has no tokenizer.json");
         return;
     }
     enum status st = read_info(s->model.folder, &info);

@@ -14,7 +14,7 @@
 #include <uv.h>
 
 struct http;
-struct http_request; // one request and its answer; gone after on_close
+struct http_request; // gone after on_close
 
 typedef void (*http_handler)(void *context, struct http_request *q);
 // Who may ask, over TCP; on the Unix socket everybody may.
@@ -48,9 +48,9 @@ int http_open_requests(const struct http *h);
 void http_close(struct http *h); // ends every connection; memory goes when the loop has run once
                                  // more, and with the last body that was taken
 
-// ---- one exchange ------------------------------------------------------------------------------
+// ---- one request ------------------------------------------------------------------------------
 const char *http_request_body(const struct http_request *q, size_t *ret_len);
-// The body for work that may outlive the exchange, which has none any more; NULL: out of memory.
+// The body for work that may outlive the request, which has none any more; NULL: out of memory.
 // Its text may be read by another thread; it is freed on the loop's.
 struct http_body;
 struct http_body *http_take_body(struct http_request *q);
@@ -71,9 +71,11 @@ void http_header(struct http_request *q, const char *name, const char *value); /
 void http_reply(struct http_request *q, unsigned code, const char *content_type,
                 struct bytes *body); // takes the body's memory
 void http_reply_json(struct http_request *q, unsigned code, json_t *value); // takes the reference
-// OpenAI's error object. param may be NULL: then the first quoted word of the sentence is the
-// field.
-void http_fail(struct http_request *q, unsigned code, const char *type, const char *sentence);
+// OpenAI's error object, whose "param" is the first quoted word of the sentence. Its type goes with
+// the code: 404 is a "not_found_error"...
+void http_fail(struct http_request *q, unsigned code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void http_fail_as(struct http_request *q, unsigned code, const char *type, const char *sentence);
 // The last error of this thread (status.h) as the HTTP status that fits: ST_INVALID 400, ST_BUSY
 // 429...
 void http_fail_status(struct http_request *q, enum status st);

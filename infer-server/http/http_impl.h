@@ -1,5 +1,6 @@
-/* http_impl.h: connections and exchanges as http.c, which libmicrohttpd calls, and sweep.c, which
- * looks after deadlines, share them. Private to these two; loop's thread. */
+/* http_impl.h: connections and requests as the HTTP layer's files share them: http.c, which
+ * libmicrohttpd calls, http_route.c, http_reply.c, and sweep.c, which looks after deadlines.
+ * Private to these; loop's thread. */
 #ifndef INFER_SERVER_HTTP_IMPL_H
 #define INFER_SERVER_HTTP_IMPL_H
 
@@ -52,7 +53,7 @@ struct http_request {
     struct MHD_Connection *connection;
     struct connection *socket;
     const struct http_route *route;
-    const char *rest; // libmicrohttpd's, for as long as the request
+    const char *path_tail; // libmicrohttpd's, for as long as the request
     char request_id[REQUEST_ID_MAX + 1];
     enum http_request_state state;
     bool received; // whole
@@ -76,6 +77,17 @@ struct http_request {
 void http_run_due(struct listener *l);    // lets libmicrohttpd do what is due
 void http_resume(struct http_request *q); // lets a suspended connection go on at the next turn
 void http_unref(struct http *h);          // one user less
+
+// http.c
+void http_drop_body(struct http_request *q); // the request's body is needed no more
+// http_reply.c: hands the reply, or the stream, to libmicrohttpd.
+enum MHD_Result http_queue_reply(struct http_request *q);
+// http_route.c
+const char *http_header_of(const struct http_request *q, const char *name);
+// The client's name for its request, where it is of printable ASCII and not too long, or a new one.
+void http_name_request(struct http_request *q);
+// Finds the route; where there is none, or it may not be used, the request has its answer already.
+void http_find_route(struct http_request *q, const char *url, const char *method);
 
 void sweep_start(struct http *h); // every SWEEP_MS, until the timer is closed
 

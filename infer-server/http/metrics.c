@@ -177,16 +177,16 @@ static void put_request_histograms(struct page *p, const struct metrics *m)
         put_histogram(p, all[i].name, all[i].help, all[i].histogram, all[i].bounds);
 }
 
-// A gauge of 1 whose labels are the facts.
-static void put_cache_config(struct page *p, const struct metrics_facts *facts)
+// A gauge of 1 whose labels say it.
+static void put_cache_config(struct page *p, const struct metrics_info *info)
 {
-    const struct engine_stats *e = facts->engine;
+    const struct engine_stats *e = info->engine;
     const char *name = "vllm:cache_config_info";
     char labels[256];
     snprintf(labels, sizeof labels,
              "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\","
              "engine=\"0\",kv_cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
-             e->kv_block_tokens, facts->kv_dtype, facts->prefix_cache ? "True" : "False",
+             e->kv_block_tokens, info->kv_dtype, info->prefix_cache ? "True" : "False",
              (int64_t)e->kv_blocks_total * e->kv_block_tokens, e->kv_blocks_total);
     put_head(p, name, "gauge", "How the KV cache is set up; always 1.");
     put_row(p, name, labels, 1);
@@ -219,12 +219,12 @@ static void put_usual(struct page *p, const struct metrics *m, const struct engi
     put_drafts(p, e);
 }
 
-void metrics_write(const struct metrics *m, const struct metrics_facts *facts, struct bytes *ret)
+void metrics_write(const struct metrics *m, const struct metrics_info *info, struct bytes *ret)
 {
-    const struct engine_stats *e = facts->engine;
-    struct page page = {ret, facts->model}, *p = &page;
+    const struct engine_stats *e = info->engine;
+    struct page page = {ret, info->model}, *p = &page;
     put_usual(p, m, e);
-    put_cache_config(p, facts);
+    put_cache_config(p, info);
     put_number(p, "commonweight:weight_version", "gauge",
                "Even: whole; odd: being written or torn.", (double)e->weight_version);
     put_number(p, "commonweight:updates_total", "counter", "Weight updates taken up by the engine.",
@@ -234,11 +234,11 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
     put_number(p, "commonweight:last_pause_seconds", "gauge",
                "Pause of generation at the last update.", e->last_pause_ms / 1e3);
     put_number(p, "commonweight:up", "gauge", "1 where requests are served.",
-               e->state == ENGINE_OK && !facts->draining);
+               e->state == ENGINE_OK && !info->draining);
     put_number(p, "commonweight:torn", "gauge", "1 while the weights are torn.",
                e->state == ENGINE_TORN);
     put_number(p, "commonweight:paused", "gauge", "1 between /bridge/pause and /bridge/resume.",
-               facts->paused);
+               info->paused);
     put_number(p, "commonweight:steps_total", "counter", "Forward passes.", (double)e->steps);
     put_number(p, "commonweight:engine_busy_seconds_total", "counter", "Time in forward passes.",
                e->busy_seconds);
@@ -251,7 +251,7 @@ void metrics_write(const struct metrics *m, const struct metrics_facts *facts, s
     put_number(p, "commonweight:kv_bytes_used", "gauge", "Bytes of KV blocks in use.",
                (double)e->kv_blocks_used * (double)e->kv_bytes_per_block);
     put_number(p, "commonweight:open_requests", "gauge", "HTTP requests under way.",
-               facts->open_requests);
+               info->open_requests);
     put_number(p, "commonweight:requests_refused_total", "counter",
                "Requests for text answered with an error before generation.", (double)m->refused);
     put_number(p, "commonweight:disconnects_total", "counter",

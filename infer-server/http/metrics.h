@@ -26,13 +26,13 @@ void metrics_request(struct metrics *m, int n, int max_tokens);
 void metrics_sample(struct metrics *m, enum finish_reason finish,
                     const struct sample_telemetry *telemetry);
 
-struct metrics_facts { // what else stands in the text
+struct metrics_info { // what else stands in the text
     const char *model, *kv_dtype;
     const struct engine_stats *engine;
     bool prefix_cache;
     bool paused, draining;
     int open_requests;
 };
-void metrics_write(const struct metrics *m, const struct metrics_facts *facts, struct bytes *ret);
+void metrics_write(const struct metrics *m, const struct metrics_info *info, struct bytes *ret);
 
 #endif

@@ -231,15 +231,15 @@ static pthread_mutex_t logging = PTHREAD_MUTEX_INITIALIZER;
 // With the lock.
 static void log_once(struct unknown_fields *unknown, const char *name, const char *place)
 {
-    const int most = (int)(sizeof unknown->logged / sizeof *unknown->logged);
+    const int max = (int)(sizeof unknown->logged / sizeof *unknown->logged);
     char *slot = unknown->logged[unknown->n_logged];
-    if (unknown->n_logged == most) return;
+    if (unknown->n_logged == max) return;
     snprintf(slot, sizeof unknown->logged[0], "%s", name);
     for (int i = 0; i < unknown->n_logged; i++)
         if (strcmp(unknown->logged[i], slot) == 0) return;
     unknown->n_logged++;
     log_warn("a request has the field \"%s\", which %s does not know: it has no effect%s", slot,
-             place, unknown->n_logged == most ? "; no further names are logged" : "");
+             place, unknown->n_logged == max ? "; no further names are logged" : "");
 }
 
 enum status request_fields_check(const json_t *object, enum field_place place,

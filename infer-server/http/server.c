@@ -1,4 +1,4 @@
-/* server.c: start, loop, drain and stop of the daemon. One thread, which calls everything in this
+/* server.c: start, loop, drain and stop of the server. One thread, which calls everything in this
  * folder but the engine's own files.
  *
  * A tick every 100 ms looks at the engine's state: tells systemd when the model is loaded, that the
@@ -50,7 +50,7 @@ static const struct http_route routes[] = {
     {NULL, NULL, NULL, HTTP_NEEDS_KEY},
 };
 
-// ---- the model's facts -------------------------------------------------------------------------
+// ---- the model's info --------------------------------------------------------------------------
 
 // Sampling defaults of the OpenAI endpoints.
 static enum status read_generation_config(struct server *s, const char *folder)

@@ -1,4 +1,4 @@
-/* server.h: the daemon between its sockets and its engine: the libuv loop, the endpoints, start,
+/* server.h: the server between its sockets and its engine: the libuv loop, the endpoints, start,
  * drain and stop. One thread, the caller's of server_run(). */
 #ifndef INFER_SERVER_SERVER_H
 #define INFER_SERVER_SERVER_H

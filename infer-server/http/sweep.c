@@ -30,7 +30,7 @@ static void expire(struct http_request *q)
 {
     q->expired = true;
     if (q->state == WAITING)
-        http_fail(q, 504, "timeout_error", "the answer took longer than --request-timeout allows");
+        http_fail(q, 504, "the answer took longer than --request-timeout allows");
     else
         http_resume(q); // a stream's producer sees http_expired()
 }

@@ -1,5 +1,5 @@
 /* test_api_request.c: infer-server/http/api.h: what a body becomes, field by field. Refusals are in
- * tests/e2e/test_server.c, where their answers are seen too. */
+ * tests/e2e/test_refusals.c, where their answers are seen too. */
 #include "infer-server/http/api.h"
 #include "common/base/json.h"
 #include "tests/support/support.h"

@@ -45,7 +45,6 @@ static void what_follows_a_nul_is_scored(void **state)
     struct control *control;
     int32_t prompt[] = {1};
     const struct example example = {.prompt_ids = {prompt, 1, 1}};
-    const struct example *examples[] = {&example};
     const struct sampling_options sampling = {.temperature = 1, .top_p = 1, .max_tokens = 4};
     struct rollout_source source = {.vocab_size = 8, .timeout_ms = 20000, .idle_timeout_ms = 20000};
     struct rollout *r;
@@ -57,7 +56,9 @@ static void what_follows_a_nul_is_scored(void **state)
     source.servers[0].control = control;
     source.n_servers = 1;
     assert_ok(http_client_new(server.socket, &source.http));
-    assert_ok(rollout_pull(&source, examples, 1, N, &sampling, &r));
+    assert_ok(rollout_new(1, N, &r));
+    r->examples[0] = &example;
+    assert_ok(rollout_pull(&source, &sampling, r));
     assert_string_equal(r->completions[0].text, "62\xe2\x90\x80 garbage");
     assert_string_equal(r->completions[2].text, "\xe2\x90\x80"
                                                 "61\xe2\x90\x80");

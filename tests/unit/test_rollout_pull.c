@@ -81,12 +81,18 @@ static enum status pull(const struct rollout_source *source, int32_t first_token
 {
     int32_t fine[] = {FINE}, odd[] = {first_token};
     struct example examples[GROUPS];
-    const struct example *list[GROUPS];
+    struct rollout *r;
+    assert_ok(rollout_new(GROUPS, SAMPLES, &r));
     for (int g = 0; g < GROUPS; g++) {
         examples[g] = (struct example){.prompt_ids = {g == odd_group ? odd : fine, 1, 1}};
-        list[g] = &examples[g];
+        r->examples[g] = &examples[g];
     }
-    return rollout_pull(source, list, GROUPS, SAMPLES, &sampling, ret);
+    enum status st = rollout_pull(source, &sampling, r);
+    if (st == ST_OK)
+        *ret = r;
+    else
+        rollout_free(r);
+    return st;
 }
 
 static void assert_same(const struct rollout *a, const struct rollout *b)
@@ -128,7 +134,7 @@ static void assert_refused(int n_servers, int32_t token, int group, enum status 
 {
     struct rollout_source source = source_of(n_servers);
     struct rollout *r = NULL;
-    source.idle_timeout_ms = 400;
+    if (token == STALLED) source.idle_timeout_ms = 400;
     assert_status(pull(&source, token, group, &r), status);
     assert_message(sentence);
     assert_null(r);

@@ -1,5 +1,5 @@
 /* reward_child.h: a child process that is talked to in lines, over its standard input and output.
- * Private to reward_command.c. One thread.
+ * Private to reward_command.c and reward_worker.c. One thread.
  *
  * The child is the leader of a process group of its own (a Ctrl-C at the terminal, which the
  * trainer takes as "end after this step", must not take the child away in the middle of it), is

@@ -1,19 +1,15 @@
 /* reward_command.c: the scorer `command:PROGRAM ARGS`: child processes that read one JSON object a
- * line from their standard input and answer each with {"reward": x} on their standard output. Owns
- * the children (reward_child.h). The trainer's thread.
+ * line from their standard input and reply to each with {"reward": x} on their standard output.
+ * Owns the workers (reward_worker.h). The thread that scores.
  *
  * A step's samples are divided among the processes (--reward-processes), and each is sent many
- * before the first is answered, so that a program may take them in batches or work on several at
- * once. Replies come in the order of the samples, or say by their "id" whose they are. Three things
- * can go wrong, and none of them is ever a 0: no reply in time and a malformed reply end the run
- * with a sentence; a process that ended is started once more in its life, and asked again for the
- * samples it owes.
- */
-#include "common/base/bytes.h"
+ * before the first is replied to, so that a program may take them in batches or work on several at
+ * once. Three things can go wrong, and none of them is ever a 0: no reply in time and a malformed
+ * reply end the run with a sentence; a process that ended is started once more. */
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "trainer/rollout/reward_child.h"
 #include "trainer/rollout/reward_scorer.h"
+#include "trainer/rollout/reward_worker.h"
 
 #include <errno.h>
 #include <math.h>
@@ -22,19 +18,9 @@
 #include <string.h>
 
 #define MAX_PROCESSES 256
-#define WINDOW        256       // samples that one process owes, at most
-#define MAX_UNWRITTEN (1 << 18) // bytes of lines made before they can be written
-#define START_MS      300       // a program that cannot be started has ended by then
-#define HINT_MS       5000      // of silence
+#define START_MS      300  // a program that cannot be started has ended by then
+#define HINT_MS       5000 // of silence
 
-struct worker {
-    struct child child;
-    int owed[WINDOW]; // samples of the batch, in the order they were sent
-    int n_owed;
-    int64_t heard_ns; // its last reply, or when it was asked after a pause
-    bool replied;     // once at least
-    bool restarted;
-};
 struct command {
     char *line; // as given, owned
     int timeout_ms, n_workers;
@@ -44,47 +30,13 @@ struct command {
     bool hinted;
 };
 
-struct score_batch {
-    const struct reward_input *inputs;
-    int n, next, n_done; // next: to be handed out
-    json_int_t first_id;
-    double *scores; // (n)
-};
-
-// It owes a reply, or has yet to read what it was sent: one may answer before it has read all.
-static bool is_busy(const struct worker *w)
-{
-    return w->n_owed > 0 || w->child.out.len > 0;
-}
-
-// ---- samples out --------------------------------------------------------------------------------
-
-static enum status put_request(struct child *child, const struct score_batch *b, int i)
-{
-    const struct reward_input *input = &b->inputs[i];
-    json_t *request =
-        json_pack("{s:I, s:O*, s:s, s:s*, s:i, s:b, s:O*, s:O*}", "id", b->first_id + i, "prompt",
-                  input->prompt, "completion", input->text, "answer", input->answer, "tokens",
-                  input->n_tokens, "truncated", input->truncated, "telemetry", input->telemetry,
-                  "example", input->row);
-    char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
-    json_decref(request);
-    if (!text) return status_fail(ST_NO_MEMORY, "no memory for a sample, or its text is not UTF-8");
-    bytes_puts(&child->out, text);
-    bytes_puts(&child->out, "\n");
-    free(text);
-    return bytes_status(&child->out);
-}
-
 // The process that owes least and can take more; NULL: none can.
 static struct worker *idlest(struct command *c)
 {
     struct worker *idlest = NULL;
     for (int k = 0; k < c->n_workers; k++) {
         struct worker *w = &c->workers[k];
-        if (w->n_owed < WINDOW && w->child.out.len < MAX_UNWRITTEN &&
-            (!idlest || w->n_owed < idlest->n_owed))
-            idlest = w;
+        if (worker_has_room(w) && (!idlest || w->n_owed < idlest->n_owed)) idlest = w;
     }
     return idlest;
 }
@@ -93,92 +45,14 @@ static enum status hand_out(struct command *c, struct score_batch *b, int *ret_f
 {
     struct worker *w;
     while (b->next < b->n && (w = idlest(c))) {
-        enum status st = put_request(&w->child, b, b->next);
+        enum status st = worker_ask(w, b, b->next);
         if (st != ST_OK) {
             *ret_failed = b->next;
             return st;
         }
-        if (w->n_owed == 0) w->heard_ns = clock_now_ns();
-        w->owed[w->n_owed++] = b->next++;
+        b->next++;
     }
     return ST_OK;
-}
-
-// ---- replies in ---------------------------------------------------------------------------------
-
-// Which of the samples that a worker owes a reply is for, as its place in `owed`; -1: none.
-static int whose(const struct worker *w, const struct score_batch *b, const json_t *reply)
-{
-    const json_t *id = json_object_get(reply, "id");
-    if (!id) return w->n_owed ? 0 : -1;
-    for (int k = 0; k < w->n_owed; k++)
-        if (json_is_integer(id) && json_integer_value(id) == b->first_id + w->owed[k]) return k;
-    return -1;
-}
-
-static enum status take_reply(struct worker *w, struct score_batch *b, const char *text, size_t len,
-                              int *ret_failed)
-{
-    enum status st = ST_OK;
-    json_error_t error;
-    json_t *reply = json_loadb(text, len, 0, &error);
-    const json_t *reward = json_object_get(reply, "reward");
-    const char *why = json_string_value(json_object_get(reply, "error")), *line = w->child.line;
-    const int place = whose(w, b, reply), shown = len > 200 ? 200 : (int)len;
-    const double score = json_number_value(reward); // 0 where it is no number
-    if (place >= 0) *ret_failed = w->owed[place];
-    if (why)
-        st = status_fail(ST_INVALID, "command \"%s\": %s", line, why);
-    else if (!json_is_number(reward) || !isfinite(score))
-        st = status_fail(ST_FORMAT, "command \"%s\": not {\"reward\": NUMBER}: %.*s", line, shown,
-                         text);
-    else if (place < 0 && w->n_owed)
-        st = status_fail(ST_FORMAT, "command \"%s\": no sample of that \"id\" waits: %.*s", line,
-                         shown, text);
-    else if (place < 0)
-        st = status_fail(ST_FORMAT, "command \"%s\": more than one line for one sample: %.*s", line,
-                         shown, text);
-    json_decref(reply);
-    if (st != ST_OK) return st;
-    b->scores[w->owed[place]] = score;
-    memmove(&w->owed[place], &w->owed[place + 1], (size_t)(--w->n_owed - place) * sizeof *w->owed);
-    b->n_done++;
-    w->replied = true;
-    w->heard_ns = clock_now_ns();
-    return ST_OK;
-}
-
-static enum status take_replies(struct worker *w, struct score_batch *b, int *ret_failed)
-{
-    const char *text;
-    size_t len;
-    enum status st = ST_OK;
-    while (st == ST_OK && child_line(&w->child, &text, &len))
-        st = take_reply(w, b, text, len, ret_failed);
-    return st;
-}
-
-// A process ended: the first time it is started again, and asked again for what it owes.
-static enum status restart(struct command *c, struct worker *w, struct score_batch *b)
-{
-    if (w->restarted) return status_context(ST_PEER_GONE, "even when started again");
-    log_progress_end();
-    log_warn("%s; it is started again, and asked again for the %d sample%s it owes",
-             status_message(), w->n_owed, w->n_owed == 1 ? "" : "s");
-    w->restarted = true;
-    enum status st = child_start(&w->child, c->line);
-    for (int k = 0; st == ST_OK && k < w->n_owed; k++) st = put_request(&w->child, b, w->owed[k]);
-    w->heard_ns = clock_now_ns();
-    return st;
-}
-
-static enum status serve(struct command *c, struct worker *w, struct score_batch *b,
-                         int *ret_failed)
-{
-    *ret_failed = w->owed[0];
-    enum status st = child_pump(&w->child);
-    if (st == ST_PEER_GONE) st = restart(c, w, b);
-    return st == ST_OK ? take_replies(w, b, ret_failed) : st;
 }
 
 // ---- time ---------------------------------------------------------------------------------------
@@ -188,7 +62,7 @@ static enum status check_silence(struct command *c, const struct worker *w, int 
     static const char hint[] = "if it has computed, its output is buffered: it must flush after "
                                "every line (python -u, print(..., flush=True), stdbuf -oL)";
     const double silent_ms = clock_ms_since(w->heard_ns);
-    if (!is_busy(w)) return ST_OK;
+    if (!worker_busy(w)) return ST_OK;
     if (silent_ms >= c->timeout_ms) {
         *ret_failed = w->owed[0]; // or the last that it answered
         if (!w->n_owed)
@@ -219,7 +93,7 @@ static enum status wait_for_any(struct command *c)
     for (int k = 0; k < c->n_workers; k++) {
         const struct worker *w = &c->workers[k];
         const struct child *child = &w->child;
-        if (!is_busy(w)) continue;
+        if (!worker_busy(w)) continue;
         fds[n++] = (struct pollfd){.fd = child->from, .events = POLLIN};
         if (child->out.len) fds[n++] = (struct pollfd){.fd = child->to, .events = POLLOUT};
         double silent_ms = clock_ms_since(w->heard_ns);
@@ -303,8 +177,8 @@ static enum status score_batch(struct command *c, struct score_batch *b, int *re
     CHECK(hand_out(c, b, ret_failed));
     while (b->n_done < b->n) {
         for (int k = 0; k < c->n_workers; k++) {
-            if (!is_busy(&c->workers[k])) continue;
-            CHECK(serve(c, &c->workers[k], b, ret_failed));
+            if (!worker_busy(&c->workers[k])) continue;
+            CHECK(worker_serve(&c->workers[k], b, ret_failed));
             CHECK(check_silence(c, &c->workers[k], ret_failed));
         }
         CHECK(hand_out(c, b, ret_failed));

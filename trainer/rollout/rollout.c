@@ -30,6 +30,22 @@ struct part { // the groups that one server samples
     bool done;
 };
 
+enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret)
+{
+    struct rollout *r = calloc(1, sizeof *r);
+    if (!r) return status_fail(ST_NO_MEMORY, "no memory for a rollout");
+    r->n_groups = n_groups;
+    r->n_per_group = n_per_group;
+    r->examples = calloc((size_t)n_groups, sizeof *r->examples);
+    r->completions = calloc((size_t)n_groups * (size_t)n_per_group, sizeof *r->completions);
+    if (!r->examples || !r->completions) {
+        rollout_free(r);
+        return status_fail(ST_NO_MEMORY, "no memory for %d x %d samples", n_groups, n_per_group);
+    }
+    *ret = r;
+    return ST_OK;
+}
+
 void rollout_free(struct rollout *r)
 {
     if (!r) return;
@@ -202,45 +218,22 @@ static enum status plan_parts(const struct rollout_source *source, struct rollou
     return ST_OK;
 }
 
-static enum status rollout_new(const struct example *const *examples, int n_groups, int n_per_group,
-                               struct rollout **ret)
-{
-    struct rollout *r = calloc(1, sizeof *r);
-    if (r) *r = (struct rollout){.n_groups = n_groups, .n_per_group = n_per_group};
-    if (!r ||
-        !(r->completions =
-              calloc((size_t)n_groups * (size_t)n_per_group, sizeof *r->completions)) ||
-        !(r->examples = malloc((size_t)n_groups * sizeof *r->examples))) {
-        rollout_free(r);
-        return status_fail(ST_NO_MEMORY, "no memory for %d x %d samples", n_groups, n_per_group);
-    }
-    memcpy(r->examples, examples, (size_t)n_groups * sizeof *r->examples);
-    *ret = r;
-    return ST_OK;
-}
-
-enum status rollout_pull(const struct rollout_source *source, const struct example *const *examples,
-                         int n_groups, int n_per_group, const struct sampling_options *sampling,
-                         struct rollout **ret)
+enum status rollout_pull(const struct rollout_source *source,
+                         const struct sampling_options *sampling, struct rollout *r)
 {
     enum status st;
-    struct rollout *r = NULL;
     struct part parts[ROLLOUT_MAX_SERVERS] = {0};
     const int64_t start = clock_now_ns();
-    CHECK(rollout_new(examples, n_groups, n_per_group, &r));
     CHECK(plan_parts(source, r, sampling, parts));
     CHECK(pull_parts(parts, source->n_servers));
     r->seconds = clock_ms_since(start) / 1e3;
-    log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", n_groups, n_per_group,
-              r->n_tokens, r->seconds);
-    *ret = r;
-    r = NULL;
+    log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,
+              r->n_per_group, r->n_tokens, r->seconds);
 out:
     for (int k = 0; k < source->n_servers; k++) {
         http_cancel(parts[k].request);
         json_decref(parts[k].body);
     }
-    rollout_free(r);
     return st;
 }
 

@@ -40,13 +40,14 @@ struct rollout_source { // borrowed parts, filled by the caller
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
 };
 
-// Pulls n completions for each of n_groups examples. A server that is busy (429, 503) is asked
-// again until the time-out; one that died is ST_PEER_GONE within a second; a response that is not
-// what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled
-// does not depend on the number of servers.
-enum status rollout_pull(const struct rollout_source *source, const struct example *const *examples,
-                         int n_groups, int n_per_group, const struct sampling_options *sampling,
-                         struct rollout **ret);
+// Without completions yet; the caller fills in its examples.
+enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
+// Pulls the completions of all its groups. A server that is busy (429, 503) is asked again until
+// the time-out; one that died is ST_PEER_GONE within a second; a response that is not what was
+// asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled does not
+// depend on the number of servers. After a failure the rollout is good for rollout_free() only.
+enum status rollout_pull(const struct rollout_source *source,
+                         const struct sampling_options *sampling, struct rollout *r);
 void rollout_free(struct rollout *r);
 
 // ST_INVALID where a prompt with that many new tokens is over the context that the server serves

@@ -28,7 +28,6 @@ void rollout_step_free(struct rollout_step *step)
     if (!step) return;
     rollout_free(step->rollout);
     scores_release(&step->scores);
-    free(step->examples);
     free(step);
 }
 

@@ -16,12 +16,10 @@
 struct rollout_step {
     // ordered
     int64_t step;
-    const struct example **examples; // (n_groups) borrowed examples, an owned list
-    int n_groups, n_per_group;
     struct sampling_options sampling;
+    struct rollout *rollout; // its examples; the completions are the work's
     // filled by the work
     uint64_t version; // of the weights when it was begun: no token is of older ones
-    struct rollout *rollout;
     struct scores scores;
     struct latency_model latency; // as it is with these completions
     struct spec_counters spec;    // what was drafted meanwhile

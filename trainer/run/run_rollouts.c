@@ -15,14 +15,14 @@ static enum status fill_step(void *context, struct rollout_step *s)
     enum status st;
     s->version = control_version(run->source.servers[0].control) & ~(uint64_t)1;
     CHECK(spec_watch_begin(run->watch));
-    CHECK(rollout_pull(&run->source, s->examples, s->n_groups, s->n_per_group, &s->sampling,
-                       &s->rollout));
+    CHECK(rollout_pull(&run->source, &s->sampling, s->rollout));
     CHECK(spec_watch_end(run->watch, &s->spec));
     const int64_t start = clock_now_ns();
     CHECK(scoring_rollout(&run->scoring, s->rollout, &s->scores));
     s->latency = run->scored_latency;
-    log_debug("step %" PRId64 ": rollouts %.3f s, scores %.3f s", s->step + 1, s->rollout->seconds,
-              clock_ms_since(start) / 1e3);
+    log_debug("step %" PRId64 ": rollouts by weight version %" PRIu64
+              " or newer %.3f s, scores %.3f s",
+              s->step + 1, s->version, s->rollout->seconds, clock_ms_since(start) / 1e3);
 out:
     return st;
 }
@@ -38,19 +38,18 @@ enum status run_open_rollouts(struct run *run)
 
 static enum status order_step(struct run *run, int64_t step, const struct curriculum_batch *batch)
 {
+    enum status st;
     struct rollout_step *s = calloc(1, sizeof *s);
-    if (s) s->examples = malloc((size_t)batch->n * sizeof *s->examples);
-    if (!s || !s->examples) {
-        rollout_step_free(s);
-        return status_fail(ST_NO_MEMORY, "no memory for %d prompts", batch->n);
-    }
+    if (!s) return status_fail(ST_NO_MEMORY, "no memory for a step");
     s->step = step;
-    s->n_groups = batch->n;
-    s->n_per_group = batch->rollouts;
     s->sampling = run_sampling(run, step);
-    for (int i = 0; i < batch->n; i++) s->examples[i] = &run->data->examples[batch->examples[i]];
-    enum status st = rollout_queue_put(run->queue, s);
-    if (st != ST_OK) rollout_step_free(s);
+    CHECK(rollout_new(batch->n, batch->rollouts, &s->rollout));
+    for (int g = 0; g < batch->n; g++)
+        s->rollout->examples[g] = &run->data->examples[batch->examples[g]];
+    CHECK(rollout_queue_put(run->queue, s));
+    s = NULL;
+out:
+    rollout_step_free(s);
     return st;
 }
 
@@ -68,12 +67,12 @@ enum status run_order_steps(struct run *run)
 
 void run_put_staleness(const struct run *run, const struct rollout *r, json_t *metrics)
 {
+    const double now = (double)run->step_version;
     double sum = 0, max = 0;
     if (run->config->rollout_ahead == 0) return;
     for (int i = 0; i < r->n_groups * r->n_per_group; i++)
         for (int t = 0; t < r->completions[i].n; t++) {
-            // a version is even, and its update is the next even one
-            double updates = (double)(run->step_version - r->completions[i].versions[t]) / 2;
+            double updates = (now - (double)r->completions[i].versions[t]) / 2; // both are even
             sum += updates;
             max = fmax(max, updates);
         }

@@ -1,0 +1,224 @@
+/* http_reply.c: how a request is answered: whole, with an error object, or as a stream that is
+ * asked for more whenever the socket takes more. Loop's thread. */
+#include "infer-server/http/http_impl.h"
+#include "infer-server/http/json_out.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool http_replied(const struct http_request *q)
+{
+    return q->state >= REPLY_READY;
+}
+
+void http_header(struct http_request *q, const char *name, const char *value)
+{
+    if (q->n_headers == HEADERS_MAX) return;
+    snprintf(q->headers[q->n_headers].name, sizeof q->headers[0].name, "%s", name);
+    snprintf(q->headers[q->n_headers++].value, sizeof q->headers[0].value, "%s", value);
+}
+
+void http_reply(struct http_request *q, unsigned code, const char *content_type, struct bytes *body)
+{
+    if (http_replied(q)) {
+        bytes_release(body);
+        return;
+    }
+    q->state = REPLY_READY;
+    q->code = body->failed ? 500 : code;
+    q->content_type = content_type;
+    q->reply = *body;
+    *body = (struct bytes)BYTES_INIT;
+    http_drop_body(q);
+    http_resume(q);
+}
+
+void http_reply_json(struct http_request *q, unsigned code, json_t *value)
+{
+    struct bytes body = BYTES_INIT;
+    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
+    json_decref(value);
+    if (text) {
+        bytes_puts(&body, text);
+        bytes_puts(&body, "\n");
+        free(text);
+        http_reply(q, code, "application/json", &body);
+    } else {
+        http_fail(q, 500, "out of memory while writing the answer");
+    }
+}
+
+// The field an error sentence is about: its first word in double quotes.
+static json_t *quoted_word(const char *sentence)
+{
+    const char *open = strchr(sentence, '"'), *close = open ? strchr(open + 1, '"') : NULL;
+    if (!close || close - open > 64) return json_null();
+    json_t *word = json_stringn(open + 1, (size_t)(close - open - 1));
+    return word ? word : json_null();
+}
+
+// `name` is OpenAI's word for the fault, where clients look for one; NULL: "code" is the status.
+static void error_object(struct bytes *to, unsigned code, const char *name, const char *type,
+                         const char *sentence)
+{
+    json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
+    json_t *object = json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message",
+                               json_clean_string(sentence), "type", type, "param", param, "code",
+                               name ? json_string(name) : json_integer(code));
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    bytes_puts(to, text ? text : "{\"error\":{\"message\":\"out of memory\"}}");
+    free(text);
+    json_decref(object);
+}
+
+void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence)
+{
+    error_object(to, code, NULL, type, sentence);
+}
+
+static void fail_as(struct http_request *q, unsigned code, const char *name, const char *type,
+                    const char *sentence)
+{
+    struct bytes body = BYTES_INIT;
+    error_object(&body, code, name, type, sentence);
+    bytes_puts(&body, "\n");
+    if (code == 429 || code == 503) http_header(q, "Retry-After", "1");
+    http_reply(q, code, "application/json", &body);
+}
+
+static const char *error_type(unsigned code)
+{
+    switch (code) {
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 409:
+        return "conflict_error";
+    case 429:
+        return "rate_limit_error";
+    case 501:
+        return "not_supported_error";
+    case 503:
+        return "unavailable_error";
+    case 504:
+        return "timeout_error";
+    }
+    return code < 500 ? "invalid_request_error" : "server_error";
+}
+
+void http_fail_as(struct http_request *q, unsigned code, const char *type, const char *sentence)
+{
+    fail_as(q, code, NULL, type, sentence);
+}
+
+void http_fail(struct http_request *q, unsigned code, const char *format, ...)
+{
+    char sentence[2048];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    fail_as(q, code, NULL, error_type(code), sentence);
+}
+
+static unsigned code_of(enum status st)
+{
+    switch (st) {
+    case ST_INVALID:
+    case ST_FORMAT:
+    case ST_UNSUPPORTED:
+    case ST_MISMATCH:
+    case ST_TOO_LONG:
+        return 400;
+    case ST_NOT_FOUND:
+        return 404;
+    case ST_BUSY:
+        return 429;
+    case ST_TORN:
+    case ST_CANCELLED:
+        return 503;
+    case ST_TIMEOUT:
+        return 504;
+    default:
+        return 500;
+    }
+}
+
+void http_fail_status(struct http_request *q, enum status st)
+{
+    const unsigned code = code_of(st);
+    fail_as(q, code, st == ST_TOO_LONG ? "context_length_exceeded" : NULL, error_type(code),
+            status_message());
+}
+
+void http_stream(struct http_request *q, const char *content_type, stream_producer produce)
+{
+    q->state = REPLY_READY;
+    q->code = 200;
+    q->content_type = content_type;
+    q->streaming = true;
+    q->produce = produce;
+    http_drop_body(q);
+    http_resume(q);
+}
+
+void http_wake(struct http_request *q)
+{
+    if (q->streaming) http_resume(q);
+}
+
+// ---- to libmicrohttpd --------------------------------------------------------------------------
+
+static ssize_t read_stream(void *context, uint64_t position, char *buffer, size_t max)
+{
+    struct http_request *q = context;
+    (void)position;
+    while (q->sent == q->body.len && !q->stream_ended && !q->gone) {
+        bytes_clear(&q->body);
+        q->sent = 0;
+        enum stream_state state = q->produce(q->attached, q, &q->body);
+        if (q->body.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        q->stream_ended = state == STREAM_END;
+        if (state != STREAM_MORE) break;
+    }
+    if (q->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
+    size_t n = q->body.len - q->sent;
+    if (n == 0 && q->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (n == 0) {
+        q->suspended = true;
+        MHD_suspend_connection(q->connection);
+        return 0;
+    }
+    if (n > max) n = max;
+    memcpy(buffer, q->body.data + q->sent, n);
+    q->sent += n;
+    return (ssize_t)n;
+}
+
+enum MHD_Result http_queue_reply(struct http_request *q)
+{
+    struct MHD_Response *response;
+    if (q->streaming) {
+        response =
+            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32 << 10, read_stream, q, NULL);
+    } else {
+        response = MHD_create_response_from_buffer(q->reply.len, (void *)bytes_text(&q->reply),
+                                                   q->reply.len ? MHD_RESPMEM_MUST_FREE
+                                                                : MHD_RESPMEM_PERSISTENT);
+        if (response && q->reply.len) q->reply = (struct bytes)BYTES_INIT;
+    }
+    if (!response) return MHD_NO;
+    MHD_add_response_header(response, "Content-Type", q->content_type);
+    if (q->streaming) MHD_add_response_header(response, "Cache-Control", "no-cache");
+    MHD_add_response_header(response, "X-Request-Id", q->request_id);
+    if (q->close_after) MHD_add_response_header(response, "Connection", "close");
+    for (int i = 0; i < q->n_headers; i++)
+        MHD_add_response_header(response, q->headers[i].name, q->headers[i].value);
+    enum MHD_Result result = MHD_queue_response(q->connection, q->code, response);
+    MHD_destroy_response(response);
+    q->state = SENDING;
+    return result;
+}

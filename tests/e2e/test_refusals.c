@@ -1,0 +1,345 @@
+/* test_refusals.c: what a real cw-infer-server refuses, and what it stands: broken HTTP, large
+ * bodies, crowds, clients that leave or do not read. */
+#include "common/base/clock.h"
+#include "tests/support/served.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *body;
+        int status;
+        const char *part; // of the message
+    } cases[] = {
+        {"/v1/completions", "{\"prompt\":", 400, "request"},
+        {"/v1/completions", "[1]", 400, "object"},
+        {"/v1/completions", "", 400, "request"},
+        {"/v1/completions", "{}", 400, "\"prompt\""},
+        {"/v1/completions", "{\"prompt\":\"\"}", 400, "\"prompt\""},
+        {"/v1/completions", "{\"prompt\":[]}", 400, "\"prompt\""},
+        {"/v1/completions", "{\"prompt\":7}", 400, "\"prompt\""},
+        {"/v1/completions", "{\"prompt\":[1,\"a\"]}", 400, "entry 1"},
+        {"/v1/completions", "{\"prompt\":[1,300]}", 400, "300"},
+        {"/v1/completions", "{\"prompt\":[-1]}", 400, "-1"},
+        {"/v1/completions", "{\"prompt\":[1,99999999999999]}", 400, "99999999999999"},
+        {"/v1/completions", "{\"prompt\":\"a\",\"temperature\":-1}", 400, "\"temperature\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"temperature\":\"hot\"}", 400, "\"temperature\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"top_p\":0}", 400, "\"top_p\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"top_p\":1.5}", 400, "\"top_p\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"top_k\":-2}", 400, "\"top_k\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"min_p\":2}", 400, "\"min_p\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"n\":0}", 400, "\"n\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"n\":5000}", 400, "\"n\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"n\":201}", 400, "\"n\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":-1}", 400, "\"max_tokens\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logprobs\":21}", 400, "\"logprobs\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"stop\":[1]}", 400, "\"stop\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"stop\":\"\"}", 400, "\"stop\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"stop_token_ids\":[300]}", 400,
+         "\"stop_token_ids\""},
+        {"/v1/rollouts", "{\"groups\":[{\"prompt\":\"a\"}],\"sampling\":{\"echo\":true}}", 400,
+         "\"echo\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"best_of\":3}", 400, "\"best_of\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"presence_penalty\":3}", 400,
+         "\"presence_penalty\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"1\":101}}", 400, "\"logit_bias\""},
+        {"/v1/completions", "{\"prompt\":\"a\",\"model\":\"gpt\"}", 404, "\"model\""},
+        {"/v1/chat/completions", "{\"messages\":[]}", 400, "\"messages\""},
+        {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\"}]}", 400, "messages"},
+        {"/v1/chat/completions", "{\"messages\":[{\"role\":5,\"content\":\"x\"}]}", 400,
+         "messages"},
+        {"/v1/chat/completions",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"top_logprobs\":2}", 400,
+         "\"top_logprobs\""},
+        {"/v1/chat/completions",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{\"a\":1}]}", 400,
+         "\"tools\""},
+        {"/v1/chat/completions",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+         "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
+         400, "\"chat_template_kwargs\""},
+        {"/v1/rollouts", "{}", 400, "\"groups\""},
+        {"/v1/rollouts", "{\"groups\":[]}", 400, "\"groups\""},
+        {"/v1/rollouts", "{\"groups\":[{}]}", 400, "group 0"},
+        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"prompt\":\"a\"}]}", 400,
+         "exactly one"},
+        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"id\":[]}]}", 400, "\"id\""},
+        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":3}", 400,
+         "\"sampling\""},
+        {"/generate", "{}", 400, "\"prompt\""},
+        {"/generate", "{\"prompt\":{\"x\":1}}", 400, "\"prompt\""},
+        {"/generate", "{\"prompt\":\"a\",\"stream\":true}", 400, "\"stream\""},
+        {"/reload", "{\"model\":3}", 400, "\"model\""},
+        {"/reload", "{\"model\":\"/nowhere/at/all\"}", 404, "/nowhere/at/all"},
+        {"/v1/load_lora_adapter", "{}", 501, "not supported yet"},
+        {"/lora/unload", "{}", 501, "not supported yet"},
+        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"often\"}", 400, "speculative"},
+        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"ngram:17\"}", 400, "1 to 16"},
+        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"draft_model:5\"}", 400,
+         "--draft DIR"},
+        {"/v1/embeddings", "{}", 404, "/v1/embeddings"},
+        {"/%ff%00%22", "{}", 404, "there is no /"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct wire_answer a;
+        daemon_request(served.socket, "POST", cases[i].path, "", cases[i].body, &a);
+        const json_t *error = json_object_get(a.json, "error");
+        if (a.status != cases[i].status || !error)
+            fail_msg("%s %s: %d %s", cases[i].path, cases[i].body, a.status, bytes_text(&a.body));
+        assert_contains(text_of(error, "message"), cases[i].part);
+        assert_int_equal(int_of(error, "code"), cases[i].status);
+        text_of(error, "type");
+        wire_answer_release(&a);
+    }
+    // field of the error object
+    json_t *a =
+        daemon_post(served.socket, "/v1/completions", 400, "{\"prompt\":\"a\",\"top_p\":7}");
+    assert_string_equal(text_of(json_object_get(a, "error"), "param"), "top_p");
+    json_decref(a);
+}
+
+static void test_too_long_prompt(void **state)
+{
+    (void)state;
+    struct bytes body = BYTES_INIT;
+    bytes_puts(&body, "{\"prompt\":[1");
+    for (int i = 0; i < 600; i++) bytes_puts(&body, ",1");
+    bytes_puts(&body, "]}");
+    json_t *a = daemon_post(served.socket, "/v1/completions", 400, bytes_text(&body));
+    assert_contains(text_of(json_object_get(a, "error"), "message"), "601 tokens");
+    json_decref(a);
+    bytes_release(&body);
+}
+
+static void test_methods(void **state)
+{
+    (void)state;
+    struct wire_answer a;
+    daemon_request(served.socket, "GET", "/v1/completions", "", NULL, &a);
+    assert_int_equal(a.status, 405);
+    assert_contains(bytes_text(&a.head), "Allow: POST");
+    wire_answer_release(&a);
+    daemon_request(served.socket, "POST", "/health", "", "{}", &a);
+    assert_int_equal(a.status, 405);
+    assert_contains(bytes_text(&a.head), "Allow: GET");
+    wire_answer_release(&a);
+    daemon_request(served.socket, "HEAD", "/health", "", NULL, &a);
+    assert_int_equal(a.status, 200);
+    assert_int_equal(a.body.len, 0);
+    wire_answer_release(&a);
+}
+
+static void test_large_bodies(void **state)
+{
+    (void)state;
+    struct bytes body = BYTES_INIT;
+    struct wire_answer a;
+    bytes_puts(&body, "{\"prompt\":\"");
+    while (body.len < 300000) bytes_puts(&body, "aaaaaaaaaaaaaaaa");
+    bytes_puts(&body, "\"}");
+    daemon_request(served.socket, "POST", "/v1/completions", "", bytes_text(&body), &a);
+    assert_int_equal(a.status, 413);
+    assert_contains(bytes_text(&a.body), "--max-body");
+    wire_answer_release(&a);
+    // a client that asks first is told at once
+    const char *ask = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n"
+                      "Expect: 100-continue\r\n\r\n";
+    int fd = wire_open(served.socket);
+    wire_send(fd, ask, strlen(ask));
+    assert_true(wire_read(fd, 10000, &a));
+    assert_int_equal(a.status, 413);
+    wire_answer_release(&a);
+    close(fd);
+    // chunked, so that the length is not known before
+    const char *head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                       "Transfer-Encoding: chunked\r\n\r\n493e0\r\n"; // 300000
+    fd = wire_open(served.socket);
+    wire_send(fd, head, strlen(head));
+    wire_send(fd, body.data, 300000);
+    wire_send(fd, "\r\n0\r\n\r\n", 7);
+    assert_true(wire_read(fd, 10000, &a));
+    assert_int_equal(a.status, 413);
+    wire_answer_release(&a);
+    close(fd);
+    bytes_release(&body);
+}
+
+static void test_broken_http(void **state)
+{
+    (void)state;
+    static const char *const broken[] = {
+        "\r\n\r\n\r\n\r\n",
+        "NONSENSE\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551617\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "GET /health HTTP/9.9\r\n\r\n",
+        "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    };
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        struct wire_answer a;
+        int fd = wire_open(served.socket);
+        wire_send(fd, broken[i], strlen(broken[i]));
+        wire_read(fd, 200, &a);
+        if (a.status == 200) fail_msg("answered 200 to broken request %zu", i);
+        wire_answer_release(&a);
+        close(fd);
+    }
+    struct bytes header = BYTES_INIT;
+    struct wire_answer a;
+    bytes_puts(&header, "X-Long: ");
+    while (header.len < 200000) bytes_puts(&header, "bbbbbbbbbbbbbbbb");
+    bytes_puts(&header, "\r\n");
+    daemon_request(served.socket, "GET", "/health", bytes_text(&header), NULL, &a);
+    assert_true(a.status != 200);
+    wire_answer_release(&a);
+    bytes_release(&header);
+    json_decref(daemon_get(served.socket, "/health", 200)); // still there
+}
+
+struct crowd {
+    pthread_t thread;
+    int i;
+    struct wire_answer answer;
+};
+
+static void *crowd_client(void *context)
+{
+    struct crowd *c = context;
+    char body[128], text[512];
+    snprintf(body, sizeof body, "{\"prompt\":[1,2,%d],\"max_tokens\":24,\"seed\":%d%s}", c->i, c->i,
+             c->i % 2 ? ",\"stream\":true" : "");
+    int n = snprintf(text, sizeof text,
+                     "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+                     strlen(body), body);
+    int fd = wire_open(served.socket);
+    if (fd >= 0 && wire_send(fd, text, (size_t)n)) wire_read(fd, 60000, &c->answer);
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
+static void test_crowd(void **state)
+{
+    (void)state;
+    static struct crowd crowd[64];
+    for (int i = 0; i < 64; i++) {
+        crowd[i].i = i;
+        assert_int_equal(pthread_create(&crowd[i].thread, NULL, crowd_client, &crowd[i]), 0);
+    }
+    for (int i = 0; i < 64; i++) pthread_join(crowd[i].thread, NULL);
+    for (int i = 0; i < 64; i++) assert_int_equal(crowd[i].answer.status, 200);
+    for (int i = 0; i < 64; i += 8) { // the same alone
+        char body[128];
+        snprintf(body, sizeof body, "{\"prompt\":[1,2,%d],\"max_tokens\":24,\"seed\":%d}", i, i);
+        json_t *alone = daemon_post(served.socket, "/v1/completions", 200, body);
+        assert_true(json_equal(json_object_get(choice_of(alone, 0), "token_ids"),
+                               json_object_get(choice_of(crowd[i].answer.json, 0), "token_ids")));
+        json_decref(alone);
+    }
+    for (int i = 0; i < 64; i++) {
+        if (i % 2) assert_contains(bytes_text(&crowd[i].answer.body), "data: [DONE]");
+        wire_answer_release(&crowd[i].answer);
+    }
+}
+
+static void wait_for_health(const char *key, bool zero)
+{
+    int64_t deadline = clock_deadline_ns(10000);
+    for (;;) {
+        json_t *health = daemon_get(served.socket, "/health", 200);
+        json_int_t x = int_of(health, key);
+        json_decref(health);
+        if ((x == 0) == zero) return;
+        if (clock_now_ns() > deadline) fail_msg("\"%s\" stays %d", key, (int)x);
+        clock_sleep_ms(5);
+    }
+}
+
+static void test_leaving_cancels(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":64}",
+        "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":64,\"stream\":true}"};
+    for (int i = 0; i < 2; i++) {
+        double before = number_in_metrics("commonweight:disconnects_total");
+        double aborted =
+            number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_"
+                              "reason=\"abort\"");
+        int fd = open_request("/v1/completions", bodies[i]);
+        wait_for_health("running", false);
+        close(fd);
+        int64_t start = clock_now_ns();
+        wait_for_health("running", true);
+        wait_for_health("waiting", true);
+        assert_true(clock_ms_since(start) < 2000);
+        assert_true(number_in_metrics("commonweight:disconnects_total") == before + 1);
+        assert_true(
+            number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_reason="
+                              "\"abort\"") > aborted);
+    }
+}
+
+static void test_full_queue(void **state)
+{
+    (void)state;
+    struct wire_answer a;
+    int fd = open_request("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":150}");
+    wait_for_health("running", false);
+    daemon_request(served.socket, "POST", "/v1/completions", "",
+                   "{\"prompt\":[\"a\",\"b\",\"c\"],\"max_tokens\":400,\"n\":40}", &a);
+    assert_int_equal(a.status, 429);
+    assert_contains(bytes_text(&a.head), "Retry-After: ");
+    wire_answer_release(&a);
+    close(fd);
+    wait_for_health("running", true); // what fitted of the refused request is cancelled, too
+    wait_for_health("waiting", true);
+}
+
+static void test_slow_reader(void **state)
+{
+    (void)state;
+    struct wire_answer slow;
+    const char *body = "{\"groups\":[{\"prompt_token_ids\":[4,5],\"n\":48}],\"sampling\":"
+                       "{\"max_tokens\":120,\"seed\":1}}";
+    int fd = open_request("/v1/rollouts", body);
+    clock_sleep_ms(1500); // far more than a socket's buffer is ready by now
+    assert_true(wire_read(fd, 30000, &slow));
+    close(fd);
+    int lines = 0;
+    for (size_t i = 0; i < slow.body.len; i++) lines += slow.body.data[i] == '\n';
+    assert_int_equal(lines, 48);
+    wire_answer_release(&slow);
+}
+
+static void test_kept_connection(void **state)
+{
+    (void)state;
+    const char *two =
+        "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n"
+        "Connection: close\r\n\r\n";
+    struct wire_answer a;
+    int fd = wire_open(served.socket);
+    wire_send(fd, two, strlen(two));
+    assert_true(wire_read(fd, 10000, &a));
+    assert_contains(bytes_text(&a.body), "max_model_len");
+    wire_answer_release(&a);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_too_long_prompt),
+        cmocka_unit_test(test_methods),         cmocka_unit_test(test_large_bodies),
+        cmocka_unit_test(test_broken_http),     cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_leaving_cancels), cmocka_unit_test(test_full_queue),
+        cmocka_unit_test(test_slow_reader),     cmocka_unit_test(test_kept_connection),
+    };
+    return cmocka_run_group_tests_name("refusals", tests, served_start, served_stop);
+}

@@ -1,0 +1,21 @@
+/* served.h: one server of a tiny random model for all tests of a file, and readers of its answers,
+ * which fail the test where something is missing. */
+#ifndef TESTS_SUPPORT_SERVED_H
+#define TESTS_SUPPORT_SERVED_H
+
+#include "tests/support/daemon.h"
+
+extern struct daemon served; // from served_start() to served_stop()
+
+int served_start(void **state); // set-up and tear-down of a group of tests
+int served_stop(void **state);  // 1: it has died meanwhile
+
+const char *text_of(const json_t *object, const char *key);
+json_int_t int_of(const json_t *object, const char *key);
+json_t *choice_of(const json_t *answer, size_t i);
+json_int_t cached_of(const json_t *usage);
+double number_in_metrics(const char *name);
+// Sends a request; the socket, on which its answer comes.
+int open_request(const char *path, const char *body);
+
+#endif
