@@ -10,6 +10,12 @@
  * give the same bits in every run. Nothing here allocates per call (a backend keeps grow-only
  * workspace), and every operation whose host arguments are fixed can be captured
  * (device_capture_begin).
+ *
+ * Order. Operations take effect in the order they are enqueued. On a GPU one may begin while the
+ * one before it ends; it waits for the whole of that one before it reads or writes anything.
+ * `early` in a call's struct takes part of that wait away: what the field names may be read at
+ * once. That is for the caller to say, who knows that the operation enqueued directly before writes
+ * none of it. A CPU runs one after the other and takes no notice.
  */
 #ifndef KERNELS_OPS_H
 #define KERNELS_OPS_H
@@ -24,13 +30,23 @@ extern "C" {
 // C(m,n) = op(A) op(B) + beta * C [+ bias(n) on every row]. op(A) is (m,k): A is stored (m,k), or
 // (k,m) where trans_a. op(B) is (k,n): B is stored (k,n), or (n,k) where trans_b: a Hugging Face
 // weight (out,in) is B with trans_b in the forward pass. Leading dimensions are the stored widths.
-// Where beta is 1 and C is bf16, the product and its bias are rounded to bf16 before C is added.
+// Where beta is 1 and C is bf16, op(A) op(B) + bias is rounded to bf16 before C is added.
 struct matmul {
     int m, n, k;
     bool trans_a, trans_b;
     float beta;     // 0 (C is not read) or 1
     enum dtype in;  // of A, B and bias
     enum dtype out; // of C: `in`, or DT_F32
+    bool early;     // B, and the experts' offsets (see Order, above)
+};
+
+// Rows of a table to which rows of y are added.
+struct scatter_args {
+    const int32_t *index; // (n) row of the table; may repeat
+    const int32_t *order; // (n) 0..n-1 sorted by index (stable): the sum's order
+    int n, width;
+    float scale;
+    enum dtype dt, table_dt; // of y and of the table
 };
 
 enum norm_kind {
@@ -45,9 +61,35 @@ struct norm_shape {
     int rows, width, heads;
     int64_t stride; // elements between tokens (of x; y has the same layout)
     float eps;
+    enum dtype dt;
+};
+// What is normalised, by which weights, and the statistics that the backward pass needs.
+struct norm_args {
+    const void *x, *w, *b; // b: of NORM_LAYER; may be NULL
+    float *rstd, *mean; // (rows) f32, mean of NORM_LAYER alone; norm writes those that are not NULL
 };
 
 enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU };
+// Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
+// Plain: x (rows, width): y = act(x).
+struct act_shape {
+    int rows, width;
+    enum act_kind kind;
+    bool gated;
+    enum dtype dt;
+};
+
+// A rotary embedding of the first n heads of every row (Su et al. 2021; Hugging Face's rotate_half
+// order): of each head's first rot_dim entries the pairs (i, i + rot_dim / 2), by the angle of the
+// row's position.
+struct rope_args {
+    const float *table;       // (max_positions, rot_dim / 2, 2) f32: cos and sin
+    const int32_t *positions; // (rows)
+    int rows, n, head_dim, rot_dim;
+    int64_t stride; // elements between rows
+    float sign;     // 1; -1: the inverse, which is the backward pass
+    enum dtype dt;
+};
 
 // Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys,
 // values. Query head h reads kv head h / (n_heads / n_kv_heads).
@@ -56,7 +98,27 @@ struct attn_shape {
     float scale;   // scores are q.k * scale
     float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
+    enum dtype dt; // of packed batches; the pool has its own
+    bool early;    // attn_paged: the batch's lists (see Order, above)
 };
+
+// The rotation of all queries and keys of a batch, in rows as of attention.
+static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
+                                             const struct batch_view *batch,
+                                             const struct attn_shape *s, float sign, enum dtype dt)
+{
+    struct rope_args args;
+    args.table = table;
+    args.positions = batch->positions;
+    args.rows = batch->n_tokens;
+    args.n = s->n_heads + s->n_kv_heads;
+    args.head_dim = s->head_dim;
+    args.rot_dim = rot_dim;
+    args.stride = (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
+    args.sign = sign;
+    args.dt = dt;
+    return args;
+}
 
 // One row of sampling parameters, in device memory.
 struct sample_params {
@@ -65,19 +127,44 @@ struct sample_params {
     float min_p;       // 0: off. Keeps tokens with p >= min_p * p_max
     int32_t top_k;     // 0: off
     uint64_t seed;     // the request's stream
-    uint64_t position; // of the token to be drawn, in its sequence
+    uint64_t position; // of the token to be sampled, in its sequence
 };
-// What is to be judged at a row, in device memory: a draft and the distribution it was drawn from.
+// What is to be verified at a row, in device memory: a draft and the distribution it was sampled
+// from.
 struct sample_draft {
-    int32_t token; // -1: nothing; the row is drawn plainly
-    int32_t row;   // of draft_logits: the draft was drawn from it, with this row's parameters
+    int32_t token; // -1: nothing; the row is sampled plainly
+    int32_t row;   // of draft_logits: the draft was sampled from it, with this row's parameters
+};
+// Rows to sample from, in device memory.
+struct sample_args {
+    const float *logits;                // (n, vocab)
+    const struct sample_params *params; // (n)
+    int n, vocab;
+    const struct sample_draft *drafts; // (n); NULL: no row has a draft
+    const float *draft_logits;         // (.., draft_vocab)
+    int draft_vocab;                   // <= vocab
 };
 // What sampling one row gives, in device memory.
 struct sample_result {
     int32_t token;
     float logprob; // of `token` under the temperature-scaled distribution (greedy: temperature 1)
-    float processed_logprob; // under that distribution cut by top-k, top-p, min-p and renormalised
-    float retained_mass;     // mass the cut kept: exp(logprob - processed_logprob)
+    float processed_logprob; // under what top-k, top-p and min-p leave of it, renormalised
+    float retained_mass;     // the mass that they leave: exp(logprob - processed_logprob)
+};
+
+// Rows of logits and a token of each, as log-probabilities are taken of them.
+struct head_args {
+    const float *logits;   // (n, vocab) f32
+    const int32_t *target; // (n)
+    int n, vocab;
+    float temperature;
+};
+// Distillation (Hinton et al. 2015) of a teacher's rows of logits into a student's.
+struct distill_args {
+    const float *student, *teacher; // (n, vocab), (n, teacher_vocab) f32
+    int n, vocab, teacher_vocab; // teacher_vocab >= vocab: they differ by the embedding's padding
+    float temperature;
+    float scale; // of the gradient
 };
 
 // A token at a row of logits, in device memory.
@@ -101,15 +188,31 @@ struct logit_row { // a row of logits that is adjusted, in device memory
     float repetition, frequency, presence; // penalties; 1, 0, 0: none
 };
 
-// A mixture of experts (Shazeer et al. 2017; Mixtral, Jiang et al. 2024): every row goes to top_k
-// of n_experts. An assignment is a (row, choice) pair, numbered row * top_k + choice; products run
-// over the assignments sorted by expert (stable), so that an expert's rows lie together.
+// A mixture of experts (Shazeer et al. 2017): every row goes to top_k of n_experts. An assignment
+// is a (row, choice) pair, numbered row * top_k + choice; matmuls run over the assignments sorted
+// by expert (stable), so that an expert's rows lie together.
+//
+// Of a row's logits every expert has a score s; the experts with the largest s + bias are chosen,
+// of equals the lower number. Where there are groups (DeepSeek-V2 and V3), n_group of them, of
+// neighbouring experts, only the topk_group best may give any: a group is as good as its best
+// expert (softmax), or as its two best together (sigmoid), bias included. A chosen expert's weight
+// is scale * s, and where norm_topk that divided by the sum of s over the chosen.
+enum moe_scoring {
+    MOE_SOFTMAX, // over all experts (Mixtral, Jiang et al. 2024; Qwen-MoE; DeepSeek-V2)
+    MOE_SIGMOID  // of each by itself (DeepSeek-V3, 2024; GLM-4-MoE)
+};
 struct moe_shape {
     int rows, n_experts, top_k;
+    enum moe_scoring scoring;
+    bool norm_topk;
+    int n_group, topk_group; // n_group divides n_experts; 0 or 1: no groups
+    float scale;
+    int width;     // of the experts' rows
+    enum dtype dt; // of the experts' rows and of dlogits
 };
 struct moe_routing {  // device memory; A = rows * top_k
     int32_t *expert;  // (rows, top_k) chosen, likeliest first; of equal logits the lower number
-    float *weight;    // (rows, top_k) softmax over the chosen logits
+    float *weight;    // (rows, top_k)
     int32_t *row;     // (A) row of each sorted assignment
     int32_t *place;   // (A) where each assignment stands in sorted order
     int32_t *offsets; // (n_experts + 1) first sorted assignment of each expert
@@ -120,6 +223,7 @@ struct adamw {
     double beta1, beta2; // 1 - beta is taken before rounding: of 0.99999f it is off by 0.14%
     float eps, weight_decay;
     float bias_correction1, bias_correction2; // 1 - beta^step
+    const float *grad_scale;                  // device, one f32: what gradients are multiplied by
     uint32_t step;                            // seeds the rounding of moments that are not f32
 };
 // AdamW's m and v of n parameters, device memory. All zero bytes: all moments 0.
@@ -133,7 +237,7 @@ struct moments {
 struct scratch_shape { // of a training step
     struct attn_shape attn;
     int rows, max_context;   // of packed batches, at most
-    int hidden, widest;      // width of the norms; columns of the widest product in a layer
+    int hidden, widest;      // width of the norms; columns of the widest matmul in a layer
     int logits_chunk, vocab; // of the logits that exist at one time
     int64_t n_elements;      // gradients
     enum dtype dt;
@@ -146,28 +250,19 @@ struct ops {
     // y(n, width) = scale * table[index[i]] ; index (n) i32. Embedding look-up; picking rows.
     void (*gather_rows)(struct device *, void *y, const void *table, const int32_t *index, int n,
                         int width, float scale, enum dtype dt);
-    // table[index[i]] += scale * y[i]; index may repeat. `order` (n) lists 0..n-1 sorted by index
-    // (stable), which makes the sum's order fixed. y has dtype dt, table has table_dt.
-    void (*scatter_add_rows)(struct device *, void *table, const void *y, const int32_t *index,
-                             const int32_t *order, int n, int width, float scale, enum dtype dt,
-                             enum dtype table_dt);
+    // table[index[i]] += scale * y[i], y (n, width)
+    void (*scatter_add_rows)(struct device *, void *table, const void *y,
+                             const struct scatter_args *);
 
-    // y = norm(x); rstd (rows) f32, and mean (rows) f32 for NORM_LAYER, are written where not NULL.
-    // In place (y == x) is allowed.
-    void (*norm)(struct device *, void *y, float *rstd, float *mean, const void *x, const void *w,
-                 const void *b, const struct norm_shape *, enum dtype dt);
+    // y = norm(x); writes rstd and mean. In place (y == x) is allowed.
+    void (*norm)(struct device *, void *y, const struct norm_args *, const struct norm_shape *);
     // dx = (add ? dx : 0) + gradient; dw += , db += (f32; db NULL but for NORM_LAYER with bias).
-    // dx may be dy (in place) where !add. mean only for NORM_LAYER.
+    // dx may be dy (in place) where !add. Reads rstd and mean.
     void (*norm_back)(struct device *, void *dx, float *dw, float *db, const void *dy,
-                      const void *x, const void *w, const float *rstd, const float *mean,
-                      const struct norm_shape *, bool add, enum dtype dt);
+                      const struct norm_args *, const struct norm_shape *, bool add);
 
-    // Rotates, in place, the first rot_dim entries of each of the first n heads of every row:
-    // pairs (i, i + rot_dim/2) by the angle of the row's position (Su et al. 2021; Hugging Face's
-    // rotate_half order). table (max_positions, rot_dim/2, 2) f32 holds cos and sin. `sign` is 1,
-    // or -1 for the inverse, which is the backward pass. stride: elements between rows of qkv.
-    void (*rope)(struct device *, void *qkv, const float *table, const int32_t *positions, int rows,
-                 int64_t stride, int n, int head_dim, int rot_dim, float sign, enum dtype dt);
+    // Rotates in place.
+    void (*rope)(struct device *, void *qkv, const struct rope_args *);
 
     // Stores the keys and values of every row of qkv at its slot in layer `layer` of the pool.
     void (*kv_store)(struct device *, const struct kv_view *, int layer, const void *qkv,
@@ -181,44 +276,41 @@ struct ops {
                        int layer, const struct batch_view *, const struct attn_shape *);
     // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches
     void (*attn_packed)(struct device *, void *out, float *lse, const void *qkv,
-                        const struct batch_view *, const struct attn_shape *, enum dtype dt);
+                        const struct batch_view *, const struct attn_shape *);
     // dqkv (whole rows: queries, keys, values) = gradient from dout.           packed batches
     void (*attn_packed_back)(struct device *, void *dqkv, const void *dout, const void *out,
                              const float *lse, const void *qkv, const struct batch_view *,
-                             const struct attn_shape *, enum dtype dt);
+                             const struct attn_shape *);
 
-    // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
-    // Plain: x (rows, width): y = act(x).
-    void (*act)(struct device *, void *y, const void *x, int rows, int width, enum act_kind,
-                bool gated, enum dtype dt);
-    void (*act_back)(struct device *, void *dx, const void *dy, const void *x, int rows, int width,
-                     enum act_kind, bool gated, enum dtype dt); // dx may not be x
+    void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
+    void (*act_back)(struct device *, void *dx, const void *dy, const void *x,
+                     const struct act_shape *); // dx may not be x
 
-    // Fills a routing from router logits (rows, n_experts) f32.
+    // Fills a routing from router logits (rows, n_experts) f32. bias (n_experts) f32: added to the
+    // scores for the choice alone (DeepSeek-V3's balancing without a loss); NULL: none.
     void (*moe_route)(struct device *, const struct moe_routing *, const float *logits,
-                      const struct moe_shape *);
-    // dlogits (rows, n_experts) of dtype dt from dweight (rows, top_k) f32; 0 for experts not
-    // chosen.
+                      const float *bias, const struct moe_shape *);
+    // dlogits (rows, n_experts) from dweight (rows, top_k) f32, the choice being taken as given. Of
+    // MOE_SOFTMAX with norm_topk the logits are not read.
     void (*moe_route_back)(struct device *, void *dlogits, const float *dweight,
-                           const struct moe_routing *, const struct moe_shape *, enum dtype dt);
+                           const float *logits, const struct moe_routing *,
+                           const struct moe_shape *);
     // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B
     // holds n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m
     // is all rows (A); trans_a and beta must be 0.
     void (*matmul_experts)(struct device *, void *c, const void *a, const void *b,
                            const int32_t *offsets, int n_experts, const struct matmul *shape);
-    // dw_e (n,k) f32 += dy[rows of e]^T (n) . x[rows of e] (k), for every expert. m: all rows.
+    // dw_e (n,k) f32 += dy[rows of e]^T (n) . x[rows of e] (k), for every expert, from shape->in;
+    // shape->m is all rows.
     void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,
-                                const int32_t *offsets, int n_experts, int m, int n, int k,
-                                enum dtype dt);
+                                const int32_t *offsets, int n_experts, const struct matmul *shape);
     // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A,
     // width).
     void (*moe_combine)(struct device *, void *y, const void *x, const int32_t *place,
-                        const float *weight, const struct moe_shape *, int width, bool add,
-                        enum dtype dt);
+                        const float *weight, const struct moe_shape *, bool add);
     // Its gradient: dx[place] = weight * dy, and dweight (rows, top_k) = dy . x[place].
     void (*moe_combine_back)(struct device *, void *dx, float *dweight, const void *dy,
-                             const void *x, const struct moe_routing *, const struct moe_shape *,
-                             int width, enum dtype dt);
+                             const void *x, const struct moe_routing *, const struct moe_shape *);
 
     void (*add)(struct device *, void *y, const void *x, int64_t n, enum dtype dt); // y += x
     // out (cols) f32 += column sums of x (rows, cols): the gradient of a bias
@@ -231,20 +323,17 @@ struct ops {
     void (*softcap)(struct device *, float *x, int64_t n, float cap);
     void (*softcap_back)(struct device *, float *dx, const float *capped, int64_t n, float cap);
 
-    // For each row i of logits (n, vocab) f32: with z = logits / temperature,
-    // logprob[i] = z[target[i]] - lse[i]; lse (n); entropy (n) of softmax(z), NULL to skip.
+    // For each row i: with z = logits / temperature, logprob[i] = z[target[i]] - lse[i]; lse (n);
+    // entropy (n) of softmax(z), NULL to skip.
     void (*logprob)(struct device *, float *logprob, float *lse, float *entropy,
-                    const float *logits, const int32_t *target, int n, int vocab,
-                    float temperature);
+                    const struct head_args *);
     // dlogits (n, vocab) of dtype dt = dlogprob[i] * (onehot(target[i]) - softmax(z)) / temperature
-    void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *logits,
-                         const float *lse, const int32_t *target, int n, int vocab,
-                         float temperature, enum dtype dt);
-    // For each row i of logits (n, vocab) f32: out[i] (1 + k) is target[i], then the k likeliest
-    // tokens, likeliest first; k is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of
-    // `logprob`, to the bit.
-    void (*top_logprobs)(struct device *, struct token_logprob *out, const float *logits,
-                         const int32_t *target, int n, int vocab, int k, float temperature);
+    void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *lse,
+                         const struct head_args *, enum dtype dt);
+    // For each row i: out[i] (1 + k) is target[i], then the k likeliest tokens, likeliest first; k
+    // is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of `logprob`, to the bit.
+    void (*top_logprobs)(struct device *, struct token_logprob *out, int k,
+                         const struct head_args *);
     // Adjusts the logits z of each of n rows' entries in place, in this order: z += bias; where
     // seen, z = z > 0 ? z / repetition : z * repetition (Keskar et al. 2019); z -= frequency *
     // count; where count > 0, z -= presence. saved[e] is what stood at entry e before. undo: puts
@@ -252,52 +341,42 @@ struct ops {
     void (*adjust_logits)(struct device *, float *logits, float *saved,
                           const struct logit_row *rows, const struct logit_entry *entries, int n,
                           int vocab, bool undo);
-    // Distillation at a row (Hinton et al. 2015): with p = softmax(teacher / temperature) over the
-    // first `vocab` entries of its teacher_vocab >= vocab (they differ by padding of the embedding)
-    // and q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q),
-    // the chance that a draft drawn from q is accepted; dstudent (n, vocab) of dtype dt =
+    // For each row: with p = softmax(teacher / temperature) over the first `vocab` entries and
+    // q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q), the
+    // rate at which drafts sampled from q are accepted; dstudent (n, vocab) of dtype dt =
     // scale * (q - p) / temperature, the gradient of scale * kl, NULL to skip.
     void (*distill)(struct device *, float *kl, float *overlap, void *dstudent,
-                    const float *student, const float *teacher, int n, int vocab, int teacher_vocab,
-                    float temperature, float scale, enum dtype dt);
+                    const struct distill_args *, enum dtype dt);
 
-    // Draws one token for each row of logits (n, vocab) f32. The cut is taken in this order: top-k,
-    // then top-p over the renormalised rest, then min-p; tokens whose logit equals that of the last
-    // kept one are kept too. The draw is the Gumbel-max trick: argmax over kept tokens t of
-    // z[t] - log(-log(u)), where 1 - u (rng_below1) is made of word t % 4 of the Philox block with
-    // key = seed and counter = (t / 4, 0, position low word, position high word) and, where it is
-    // among the 256 largest, of the same word of the block with counter (t / 4, 2, ..); lowest t
-    // wins a tie.
+    // Samples one token for each row. Filtering is in this order: top-k, then top-p over the
+    // renormalised remaining tokens, then min-p; tokens whose logit equals that of the last kept
+    // one are kept too. A token is sampled by the Gumbel-max trick: argmax over kept tokens t of
+    // z[t] - log(-log(u)), with the token's noise of kernels/sampling.h; lowest t wins a tie.
     //
-    // drafts (n) NULL, with draft_logits NULL and draft_vocab 0: so for all rows. Else a row with a
-    // draft d (token in 0..draft_vocab-1) and a temperature > 0 is rejection sampling (Leviathan et
-    // al. 2023; Chen et al. 2023). p is the row's distribution after temperature and cuts, q that
-    // of the draft's row of draft_logits (.., draft_vocab) f32 after the same, 0 from draft_vocab
-    // <= vocab on. With u from words 0 and 1 (rng_open01_f64) of the Philox block with key = seed
-    // and counter = (0, 1, position low word, position high word), d is accepted iff u * q(d) <
-    // p(d). Else the residual max(p - q, 0), renormalised, is drawn from with the noise g of the
-    // plain draw: argmax over t with p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a
-    // tie; where rounding leaves no such t, the plain draw. If d was drawn from q with noise of
-    // another seed, it is accepted with probability sum min(p, q), the token has exactly the
-    // distribution p, and it is d iff d was accepted. The result's other fields are of p, as for a
-    // plain draw of that token. Temperature 0 takes no notice of drafts: a greedy draft is accepted
-    // where it is the row's token.
-    void (*sample)(struct device *, struct sample_result *, const float *logits,
-                   const struct sample_params *, const struct sample_draft *drafts,
-                   const float *draft_logits, int n, int vocab, int draft_vocab);
+    // A row with a draft d (token in 0..draft_vocab-1) and a temperature > 0 is rejection sampling
+    // (Leviathan et al. 2023; Chen et al. 2023). p is the row's distribution after temperature and
+    // filtering, q that of the draft's row of draft_logits after the same, 0 from draft_vocab on.
+    // With u of sampling_acceptance(), d is accepted iff u * q(d) < p(d). Else the residual
+    // max(p - q, 0), renormalised, is sampled with the same Gumbel noise g: argmax over t with
+    // p(t) > q(t) of log(p(t) - q(t)) + g(t), lowest t winning a tie; where rounding leaves no such
+    // t, the plain sample. If d was sampled from q with noise of another seed, it is accepted with
+    // probability sum min(p, q), the token has exactly the distribution p, and it is d iff d was
+    // accepted. The result's other fields are of p, as for a plain sample of that token.
+    // Temperature 0 takes no notice of drafts: a greedy draft is accepted where it is the row's
+    // token.
+    void (*sample)(struct device *, struct sample_result *, const struct sample_args *);
 
     // out[0] f64 = sum of squares of x (n) f32, in a fixed order
     void (*sum_squares)(struct device *, double *out, const float *x, int64_t n);
     // AdamW (Loshchilov and Hutter 2019), torch.optim.AdamW's formula, in f32:
     //   p -= lr * wd * p; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
     //   p -= lr / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
-    // with g = grad * grad_scale[0] (device f32: the clipping factor). w is f32, with low NULL; or
-    // bf16, where w and low (u16) are the two halves of the exact f32 master (base/dtype.h). The
-    // weights move by m and v as computed, in f32; what is kept of these for the next step is
-    // rounded to the moments' kind.
+    // with g = grad * grad_scale[0] (the clipping factor). w is f32, with low NULL; or bf16, where
+    // w and low (u16) are the two halves of the exact f32 master (base/dtype.h). The weights move
+    // by m and v as computed, in f32; what is kept of these for the next step is rounded to the
+    // moments' kind.
     void (*adamw)(struct device *, void *w, uint16_t *low, const struct moments *,
-                  const float *grad, const float *grad_scale, int64_t n, const struct adamw *,
-                  enum dtype w_dt);
+                  const float *grad, int64_t n, const struct adamw *, enum dtype w_dt);
     // sums[i] = sum over little-endian 32-bit words w_j of the i-th region, padded with zeros, of
     // mix(w_j + j * 0x9E3779B97F4A7C15) mod 2^64, mix being the splitmix64 finaliser. Regions are
     // base + offset[i], bytes[i] long (host arrays); sums is host memory; waits.

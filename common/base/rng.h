@@ -1,5 +1,5 @@
 /* rng.h: counter-based random numbers, Philox4x32-10 (Salmon et al., "Parallel random numbers: as
- * easy as 1, 2, 3", SC 2011). A draw is a pure function of (seed, stream, position), so batching
+ * easy as 1, 2, 3", SC 2011). A number is a pure function of (seed, stream, position), so batching
  * and timing change nothing, and CPU and CUDA agree to the bit. */
 #ifndef COMMON_BASE_RNG_H
 #define COMMON_BASE_RNG_H

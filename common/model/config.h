@@ -1,5 +1,5 @@
 /* config.h: the one description of a model, read from a Hugging Face config.json (older and newer
- * style). Everything that differs between families is a field here; the layer walk (model.h), the
+ * style). Everything that differs between families is a field here; the forward pass (model.h), the
  * weights table (weights.h) and the backward pass ask this struct and never the family's name. */
 #ifndef COMMON_MODEL_CONFIG_H
 #define COMMON_MODEL_CONFIG_H
@@ -36,7 +36,12 @@ struct layer_config {
     float attn_scale;   // of scores
     float attn_softcap; // 0: none
     int intermediate;   // inner width of the MLP, or of each expert
-    int n_experts, experts_per_token; // 0: one plain MLP
+    // What routes tokens to experts; n_experts 0: one plain MLP. rows, width and dt are a call's.
+    struct moe_shape moe;
+    // Beside the experts, one that every row goes to: its inner width, 0 where there is none; and
+    // whether what it gives is multiplied by the sigmoid of a gate of its own.
+    int shared_intermediate;
+    bool shared_gate;
 };
 
 #define MAX_ROPES 2
@@ -52,7 +57,7 @@ struct model_config {
     bool gated_mlp; // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
     bool qk_norm;        // queries and keys are normalised per head, before rope
-    bool sandwich_norm;  // what attention and MLP give is normalised before it is added
+    bool post_norm;      // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
     bool tie_embeddings;
     float logit_softcap; // 0: none
@@ -91,15 +96,28 @@ static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
 }
-// Of the MLP's first product: gate and up, or up alone.
+// Of the MLP's first matmul: gate and up, or up alone.
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)
 {
     return c->gated_mlp ? 2 * l->intermediate : l->intermediate;
 }
-// Rows that the MLP's products have for t tokens.
+// The same of the shared expert.
+static inline int layer_shared_up_width(const struct model_config *c, const struct layer_config *l)
+{
+    return c->gated_mlp ? 2 * l->shared_intermediate : l->shared_intermediate;
+}
+// Elements of what the MLP's matmuls take and give for t tokens: the larger of the experts' and the
+// shared one's.
+static inline size_t layer_mlp_elements(const struct layer_config *l, size_t t)
+{
+    size_t experts = (size_t)(l->moe.n_experts > 0 ? l->moe.top_k : 1) * (size_t)l->intermediate;
+    size_t shared = (size_t)l->shared_intermediate;
+    return t * (experts > shared ? experts : shared);
+}
+// Rows that the MLP's matmuls have for t tokens.
 static inline size_t layer_mlp_rows(const struct layer_config *l, size_t t)
 {
-    return l->n_experts > 0 ? t * (size_t)l->experts_per_token : t;
+    return l->moe.n_experts > 0 ? t * (size_t)l->moe.top_k : t;
 }
 // Keys and values of one token in all layers.
 int64_t config_kv_elements(const struct model_config *config);

@@ -92,6 +92,60 @@ static enum status configure_mistral(const char *where, const json_t *json, stru
     return read_windows(where, json, silent ? 4096 : 0, 0, 1, c);
 }
 
+// Experts in every layer, as the Qwen families write them; the numbers are those of a silent
+// config.
+static enum status qwen_experts(const char *where, const json_t *json, struct model_config *c,
+                                int experts, int per_token, int width)
+{
+    int every = 1;
+    bool norm = false;
+    const json_t *dense = json_object_get(json, "mlp_only_layers");
+    enum status st = ST_OK;
+    CHECK(json_get_int32(where, json, "decoder_sparse_step", 1, 1024, &every));
+    if (every != 1 || json_array_size(dense) > 0) {
+        st = status_fail(ST_UNSUPPORTED,
+                         "%s: %s: models with experts in some of their layers are not supported",
+                         where, every != 1 ? "decoder_sparse_step" : "mlp_only_layers");
+        goto out;
+    }
+    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts)); // transformers 5
+    CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &experts));
+    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
+    CHECK(json_get_bool(where, json, "norm_topk_prob", &norm));
+    for (int l = 0; l < c->n_layers; l++) {
+        c->layers[l].intermediate = width;
+        c->layers[l].moe = (struct moe_shape){
+            .n_experts = experts, .top_k = per_token, .norm_topk = norm, .scale = 1};
+    }
+out:
+    return st;
+}
+
+static enum status configure_qwen2_moe(const char *where, const json_t *json,
+                                       struct model_config *c)
+{
+    int shared = 5632;
+    enum status st = ST_OK;
+    CHECK(configure_qwen2(where, json, c));
+    CHECK(json_get_bool(where, json, "qkv_bias", &c->qkv_bias));
+    CHECK(qwen_experts(where, json, c, 60, 4, 1408));
+    CHECK(json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared));
+    for (int l = 0; l < c->n_layers; l++) {
+        c->layers[l].shared_intermediate = shared;
+        c->layers[l].shared_gate = true;
+    }
+out:
+    return st;
+}
+
+static enum status configure_qwen3_moe(const char *where, const json_t *json,
+                                       struct model_config *c)
+{
+    enum status st = configure_qwen3(where, json, c);
+    return st == ST_OK ? qwen_experts(where, json, c, 128, 8, 768) : st;
+}
+
 static enum status configure_mixtral(const char *where, const json_t *json, struct model_config *c)
 {
     int experts = 8, per_token = 2;
@@ -99,8 +153,8 @@ static enum status configure_mixtral(const char *where, const json_t *json, stru
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
     for (int l = 0; l < c->n_layers; l++) {
-        c->layers[l].n_experts = experts;
-        c->layers[l].experts_per_token = per_token;
+        c->layers[l].moe = (struct moe_shape){
+            .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
     }
     st = read_windows(where, json, 0, 0, 1, c);
 out:
@@ -145,7 +199,7 @@ static enum status configure_gemma2(const char *where, const json_t *json, struc
     bool bias = false;
     enum status st = ST_OK;
     CHECK(configure_gemma(where, json, c));
-    c->sandwich_norm = true;
+    c->post_norm = true;
     CHECK(json_get_double(where, json, "attn_logit_softcapping", 1e-3, 1e6, &attn_cap));
     CHECK(json_get_double(where, json, "final_logit_softcapping", 1e-3, 1e6, &logit_cap));
     CHECK(json_get_double(where, json, "query_pre_attn_scalar", 1e-3, 1e6, &scalar));
@@ -194,6 +248,14 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
         GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
 
+#define QWEN_EXPERTS_NAMES                                                                         \
+    COMMON_NAMES, SPLIT_QKV_NAMES,                                                                 \
+        O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                        \
+                 [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
+                 [ROLE_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER                   \
+                                        "mlp.experts.%d.up_proj.weight",                           \
+                 [ROLE_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
+
 // ---- the table ----------------------------------------------------------------------------------
 static const struct family families[] = {
     {.model_type = "qwen2",
@@ -208,6 +270,21 @@ static const struct family families[] = {
      .names =
          {LLAMA_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"},
      .configure = configure_qwen3},
+    {.model_type = "qwen2_moe",
+     .architecture = "Qwen2MoeForCausalLM",
+     .title = "Qwen1.5-MoE, Qwen2-MoE",
+     .names = {QWEN_EXPERTS_NAMES,
+               [ROLE_SHARED_GATE_UP] = LAYER "mlp.shared_expert.gate_proj.weight|" LAYER
+                                             "mlp.shared_expert.up_proj.weight",
+               [ROLE_SHARED_DOWN] = LAYER "mlp.shared_expert.down_proj.weight",
+               [ROLE_SHARED_GATE] = LAYER "mlp.shared_expert_gate.weight"},
+     .configure = configure_qwen2_moe},
+    {.model_type = "qwen3_moe",
+     .architecture = "Qwen3MoeForCausalLM",
+     .title = "Qwen3-MoE",
+     .names = {QWEN_EXPERTS_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight",
+               [ROLE_K_NORM] = ATTN "k_norm.weight"},
+     .configure = configure_qwen3_moe},
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",
      .title = "Llama 1 to 3.2, Yi, DeepSeek-Coder",

@@ -1,30 +1,36 @@
-/* model.c: the walk over the layers, once, for prefill, decode, verification and training.
+/* model.c: the forward pass, once, for prefill, decode, verification and training.
  *
- * A layer is: norm, qkv product, (q/k norm), rope, attention, output product, added to the residual
- * stream; norm, (gate and) up product, activation, down product, added to the residual stream. What
+ * A layer is: norm, qkv matmul, (q/k norm), rope, attention, output matmul, added to the residual
+ * stream; norm, (gate and) up matmul, activation, down matmul, added to the residual stream. What
  * families vary (config.h) is asked where it matters: a parallel block's MLP reads attention's
- * input, a sandwich norm stands before an addition, experts stand in for the one MLP. In training
+ * input, a post-norm stands before an addition, experts stand in for the one MLP. In training
  * every tensor a backward pass needs is written straight into the tape instead of into scratch; the
- * arithmetic is the same. One thread, the owner of the device. */
+ * arithmetic is the same.
+ *
+ * Order. Nothing here writes weights, a matmul of weights never comes first (a look-up of rows or a
+ * norm does), and between routing and the experts' matmul stands a look-up: so every one of them
+ * may begin with its weights, and a decode step's attention with the batch's lists, while the
+ * operation before ends (`early`, ops.h).
+ *
+ * One thread, the owner of the device. */
 #include "common/model/model.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 // ---- a model ------------------------------------------------------------------------------------
-static void routing_parts(const struct layer_config *l, size_t base, size_t t,
-                          struct device_part ret[5])
+static void routing_parts(int n_experts, size_t a, size_t base, struct device_part ret[5])
 {
-    size_t a = t * (size_t)l->experts_per_token, i32 = sizeof(int32_t);
+    size_t i32 = sizeof(int32_t);
     ret[0] = (struct device_part){base + offsetof(struct moe_routing, expert), a * i32};
     ret[1] = (struct device_part){base + offsetof(struct moe_routing, weight), a * sizeof(float)};
     ret[2] = (struct device_part){base + offsetof(struct moe_routing, row), a * i32};
     ret[3] = (struct device_part){base + offsetof(struct moe_routing, place), a * i32};
     ret[4] = (struct device_part){base + offsetof(struct moe_routing, offsets),
-                                  l->n_experts > 0 ? ((size_t)l->n_experts + 1) * i32 : 0};
+                                  n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
 }
 
-#define N_SCRATCH 19
+#define N_SCRATCH 24
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -37,28 +43,31 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
            h = (size_t)c->hidden;
-    size_t a = layer_mlp_rows(l, t), inner = (size_t)l->intermediate,
-           expert = l->n_experts > 0 ? a * h * e : 0;
-    size_t gate_up = a * inner * 2 * e,
+    size_t a = layer_mlp_rows(l, t), inner = layer_mlp_elements(l, t),
+           expert = l->moe.n_experts > 0 ? a * h * e : 0;
+    size_t gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
-    struct device_part parts[N_SCRATCH - 5] = {
+    struct device_part parts[N_SCRATCH - 10] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
         SCRATCH(qkv, t * (size_t)layer_qkv_width(l) * e),
         SCRATCH(attn_out, t * (size_t)layer_q_width(l) * e),
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
-        SCRATCH(act, a * inner * e),
-        SCRATCH(block, c->sandwich_norm ? t * h * e : 0),
+        SCRATCH(act, inner * e),
+        SCRATCH(block, c->post_norm ? t * h * e : 0),
         SCRATCH(expert_in, expert),
         SCRATCH(expert_out, expert),
-        SCRATCH(router_logits, t * (size_t)l->n_experts * sizeof(float)),
+        SCRATCH(router_logits, t * (size_t)l->moe.n_experts * sizeof(float)),
         SCRATCH(row_x, r * h * e),
         SCRATCH(row_normed, r * h * e),
         SCRATCH(row_rstd, 2 * r * sizeof(float)), // and row_mean
         SCRATCH(logits, r * (size_t)c->vocab_size * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
-    routing_parts(l, offsetof(struct model, routing), t, ret + N_SCRATCH - 5);
+    routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
+                  ret + N_SCRATCH - 10);
+    routing_parts(l->shared_gate, l->shared_gate ? t : 0, offsetof(struct model, shared_routing),
+                  ret + N_SCRATCH - 5);
 }
 
 static void scratch_parts(const struct model *m, struct device_part ret[N_SCRATCH])
@@ -134,7 +143,9 @@ enum status model_new(struct device *dev, const struct model_config *config,
                                          .head_dim = l->head_dim,
                                          .scale = l->attn_scale,
                                          .softcap = l->attn_softcap,
-                                         .window = l->window};
+                                         .window = l->window,
+                                         .dt = m->dt,
+                                         .early = true};
     }
     CHECK(alloc_scratch(m));
     for (int i = 0; i < config->n_ropes; i++) CHECK(upload_rope(m, i));
@@ -156,43 +167,98 @@ void model_free(struct model *m)
     free(m);
 }
 
-// ---- the walk -----------------------------------------------------------------------------------
-static struct norm_shape hidden_norm(const struct model *m, int rows)
+// ---- shapes -------------------------------------------------------------------------------------
+struct norm_shape model_norm_shape(const struct model *m, int rows)
 {
-    return (struct norm_shape){m->config->norm,    rows, m->config->hidden, 1, m->config->hidden,
-                               m->config->norm_eps};
+    const struct model_config *c = m->config;
+    return (struct norm_shape){c->norm, rows, c->hidden, 1, c->hidden, c->norm_eps, m->dt};
 }
 
-// y (rows, n) = x (rows, k) . w (n, k)^T + beta * y + bias
-static void product(struct model *m, void *y, const void *x, const void *w, const void *bias,
-                    int rows, int n, int k, float beta, enum dtype out)
+struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n)
 {
-    struct matmul shape = {rows, n, k, false, true, beta, m->dt, out};
-    m->ops->matmul(m->dev, y, x, w, bias, &shape);
+    const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
+    return (struct norm_shape){c->norm,     rows * n, layer->head_dim, n, layer_qkv_width(layer),
+                               c->norm_eps, m->dt};
 }
 
-static void normalise(struct model *m, void *y, float *rstd, float *mean, const void *x,
-                      const void *w, const void *bias, int rows)
+struct moe_shape model_moe_shape(const struct model *m, int l, int rows)
 {
-    struct norm_shape shape = hidden_norm(m, rows);
-    m->ops->norm(m->dev, y, rstd, mean, x, w, bias, &shape, m->dt);
+    struct moe_shape shape = m->config->layers[l].moe;
+    shape.rows = rows;
+    shape.width = m->config->hidden;
+    shape.dt = m->dt;
+    return shape;
+}
+
+struct moe_shape model_shared_shape(const struct model *m, int rows)
+{
+    return (struct moe_shape){.rows = rows,
+                              .n_experts = 1,
+                              .top_k = 1,
+                              .scoring = MOE_SIGMOID,
+                              .scale = 1,
+                              .width = m->config->hidden,
+                              .dt = m->dt};
+}
+
+struct act_shape model_act_shape(const struct model *m, int rows, int inner)
+{
+    return (struct act_shape){rows, inner, m->config->act, m->config->gated_mlp, m->dt};
+}
+
+struct head_args model_head_args(const struct model *m, const int32_t *targets, int n,
+                                 float temperature)
+{
+    return (struct head_args){m->logits, targets, n, m->config->vocab_size, temperature};
+}
+
+bool model_keeps_router_logits(const struct layer_config *l)
+{
+    return l->moe.n_experts > 0 && !(l->moe.scoring == MOE_SOFTMAX && l->moe.norm_topk);
+}
+
+// ---- the forward pass ---------------------------------------------------------------------------
+// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y]
+struct linear {
+    const void *w, *bias;
+    int n, k;
+    bool add;
+    enum dtype out; // of y
+};
+
+static void linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
+{
+    const struct matmul shape = {.m = rows,
+                                 .n = l->n,
+                                 .k = l->k,
+                                 .trans_b = true,
+                                 .beta = l->add,
+                                 .in = m->dt,
+                                 .out = l->out,
+                                 .early = true};
+    m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
+}
+
+static void normalise(struct model *m, void *y, int rows, const struct norm_args *args)
+{
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    m->ops->norm(m->dev, y, args, &shape);
 }
 
 // The q and k norms: each head of each row by itself, in place.
-static void normalise_heads(struct model *m, int i, void *qkv, float *rstd_q, float *rstd_k,
+static void normalise_heads(struct model *m, int l, void *qkv, const struct layer_tape *tape,
                             int rows)
 {
-    const struct model_config *c = m->config;
-    const struct layer_config *l = &c->layers[i];
-    const struct layer_weights *w = &m->weights->layers[i];
-    struct norm_shape q = {c->norm,    rows * l->n_heads,  l->head_dim,
-                           l->n_heads, layer_qkv_width(l), c->norm_eps};
-    struct norm_shape k = q;
-    k.rows = rows * l->n_kv_heads;
-    k.heads = l->n_kv_heads;
-    void *keys = (char *)qkv + (size_t)layer_q_width(l) * dtype_size(m->dt);
-    m->ops->norm(m->dev, qkv, rstd_q, NULL, qkv, w->q_norm, NULL, &q, m->dt);
-    m->ops->norm(m->dev, keys, rstd_k, NULL, keys, w->k_norm, NULL, &k, m->dt);
+    const struct layer_config *layer = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const struct norm_shape q = model_heads_shape(m, l, rows, layer->n_heads);
+    const struct norm_shape k = model_heads_shape(m, l, rows, layer->n_kv_heads);
+    void *keys = (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt);
+    const struct norm_args of_q = {.x = qkv, .w = w->q_norm, .rstd = tape ? tape->rstd_q : NULL};
+    const struct norm_args of_k = {.x = keys, .w = w->k_norm, .rstd = tape ? tape->rstd_k : NULL};
+    m->ops->norm(m->dev, qkv, &of_q, &q);
+    m->ops->norm(m->dev, keys, &of_k, &k);
 }
 
 static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
@@ -200,28 +266,30 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
     if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
-// x_to = x_from + what a block gives: in . w^T + bias, normalised first where there is a sandwich
-// norm. `proj` and `rstd` keep the un-normalised contribution for the backward pass; NULL outside
+// The end of a residual branch: x_to = x_from + in . w^T + bias, normalised first where there is a
+// post-norm. `proj` and `rstd` keep what is not yet normalised for the backward pass; NULL outside
 // training.
-struct contribution {
+struct branch {
     const void *in, *w, *bias, *norm;
     int width;
     void *proj;
     float *rstd;
 };
 
-static void add_contribution(struct model *m, int rows, const struct contribution *b,
-                             const void *x_from, void *x_to)
+static void add_branch(struct model *m, int rows, const struct branch *b, const void *x_from,
+                       void *x_to)
 {
     int hidden = m->config->hidden;
+    struct linear out = {b->w, b->bias, hidden, b->width, true, m->dt};
     copy_rows(m, x_to, x_from, rows, hidden);
     if (!b->norm) {
-        product(m, x_to, b->in, b->w, b->bias, rows, hidden, b->width, 1, m->dt);
+        linear(m, x_to, b->in, rows, &out);
         return;
     }
     void *proj = b->proj ? b->proj : m->block;
-    product(m, proj, b->in, b->w, b->bias, rows, hidden, b->width, 0, m->dt);
-    normalise(m, m->block, b->rstd, NULL, proj, b->norm, NULL, rows);
+    out.add = false;
+    linear(m, proj, b->in, rows, &out);
+    normalise(m, m->block, rows, &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
 }
 
@@ -229,9 +297,9 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 {
     const struct layer_config *c = &m->config->layers[l];
     if (c->rope < 0) return;
-    m->ops->rope(m->dev, qkv, m->ropes[c->rope], batch->positions, batch->n_tokens,
-                 layer_qkv_width(c), c->n_heads + c->n_kv_heads, c->head_dim,
-                 m->config->ropes[c->rope].dim, sign, m->dt);
+    const struct rope_args rope = rope_of_batch(m->ropes[c->rope], m->config->ropes[c->rope].dim,
+                                                batch, &m->attn[l], sign, m->dt);
+    m->ops->rope(m->dev, qkv, &rope);
 }
 
 // Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
@@ -247,12 +315,13 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
 
-    normalise(m, m->normed, tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL, x, w->attn_norm,
-              w->attn_norm_bias, rows);
-    product(m, raw, m->normed, w->qkv, w->qkv_bias, rows, width, c->hidden, 0, m->dt);
+    normalise(m, m->normed, rows,
+              &(struct norm_args){x, w->attn_norm, w->attn_norm_bias, tape ? tape->rstd1 : NULL,
+                                  tape ? tape->mean1 : NULL});
+    linear(m, raw, m->normed, rows,
+           &(struct linear){w->qkv, w->qkv_bias, width, c->hidden, false, m->dt});
     copy_rows(m, qkv, raw, rows, width);
-    if (c->qk_norm)
-        normalise_heads(m, l, qkv, tape ? tape->rstd_q : NULL, tape ? tape->rstd_k : NULL, rows);
+    if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
     if (kv) {
         if (layer->rope < 0)
             ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
@@ -265,16 +334,16 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
         // for it
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
-                         &m->attn[l], m->dt);
+                         &m->attn[l]);
     }
-    struct contribution o = {out,
-                             w->o,
-                             w->o_bias,
-                             w->post_attn_norm,
-                             layer_q_width(layer),
-                             tape ? tape->attn_proj : NULL,
-                             tape ? tape->rstd_post1 : NULL};
-    add_contribution(m, rows, &o, x, x_mid);
+    struct branch o = {out,
+                       w->o,
+                       w->o_bias,
+                       w->post_attn_norm,
+                       layer_q_width(layer),
+                       tape ? tape->attn_proj : NULL,
+                       tape ? tape->rstd_post1 : NULL};
+    add_branch(m, rows, &o, x, x_mid);
 }
 
 // The experts' part of mlp_block: from m->normed to x_out += the weighted sum of what they give.
@@ -284,24 +353,56 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
-    struct moe_shape shape = {rows, layer->n_experts, layer->experts_per_token};
+    const struct moe_shape shape = model_moe_shape(m, l, rows);
     int a = rows * shape.top_k, up = layer_up_width(c, layer), inner = layer->intermediate;
+    float *logits = tape && tape->router_logits ? tape->router_logits : m->router_logits;
     void *gate_up = tape ? tape->gate_up : m->gate_up,
          *out = tape ? tape->expert_out : m->expert_out;
-    struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt};
-    struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt};
+    const struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt, .early = true};
+    const struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt, .early = true};
+    const struct act_shape act = model_act_shape(m, a, inner);
 
-    product(m, m->router_logits, m->normed, w->router, NULL, rows, shape.n_experts, c->hidden, 0,
-            DT_F32);
-    m->ops->moe_route(m->dev, routing, m->router_logits, &shape);
+    linear(m, logits, m->normed, rows,
+           &(struct linear){w->router, NULL, shape.n_experts, c->hidden, false, DT_F32});
+    m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed, routing->row, a, c->hidden, 1.0f, m->dt);
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
                            shape.n_experts, &first);
-    m->ops->act(m->dev, m->act, gate_up, a, inner, c->act, c->gated_mlp, m->dt);
+    m->ops->act(m->dev, m->act, gate_up, &act);
     m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
                            &second);
-    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, c->hidden,
-                        true, m->dt);
+    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
+}
+
+// The expert that every row goes to: x_out += what it gives for m->normed.
+static void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
+{
+    const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const int inner = layer->shared_intermediate;
+    const struct act_shape act = model_act_shape(m, rows, inner);
+    const struct moe_shape one = model_shared_shape(m, rows);
+    const struct moe_routing *routing = tape ? &tape->shared_routing : &m->shared_routing;
+    void *gate_up = tape ? tape->shared_gate_up : m->gate_up;
+    void *out = tape ? tape->shared_out : m->expert_out;
+    float *logits = tape ? tape->shared_logits : m->router_logits;
+    struct linear down = {w->shared_down, NULL, c->hidden, inner, true, m->dt};
+
+    linear(m, gate_up, m->normed, rows,
+           &(struct linear){w->shared_gate_up, NULL, layer_shared_up_width(c, layer), c->hidden,
+                            false, m->dt});
+    m->ops->act(m->dev, m->act, gate_up, &act);
+    if (!layer->shared_gate) {
+        linear(m, x_out, m->act, rows, &down);
+        return;
+    }
+    down.add = false;
+    linear(m, out, m->act, rows, &down);
+    linear(m, logits, m->normed, rows,
+           &(struct linear){w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
+    m->ops->moe_route(m->dev, routing, logits, NULL, &one);
+    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &one, true);
 }
 
 // m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
@@ -315,24 +416,28 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
     if (!c->parallel_block)
-        normalise(m, m->normed, tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL, x_mid,
-                  w->mlp_norm, w->mlp_norm_bias, rows);
-    if (layer->n_experts > 0) {
+        normalise(m, m->normed, rows,
+                  &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
+                                      tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
+    if (layer->moe.n_experts > 0) {
         copy_rows(m, x_out, x_mid, rows, c->hidden);
         experts_block(m, l, rows, tape, x_out);
+        if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
         return;
     }
-    product(m, gate_up, m->normed, w->gate_up, w->gate_up_bias, rows, layer_up_width(c, layer),
-            c->hidden, 0, m->dt);
-    m->ops->act(m->dev, m->act, gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
-    struct contribution down = {m->act,
-                                w->down,
-                                w->down_bias,
-                                w->post_mlp_norm,
-                                inner,
-                                tape ? tape->mlp_proj : NULL,
-                                tape ? tape->rstd_post2 : NULL};
-    add_contribution(m, rows, &down, x_mid, x_out);
+    const struct act_shape act = model_act_shape(m, rows, inner);
+    linear(m, gate_up, m->normed, rows,
+           &(struct linear){w->gate_up, w->gate_up_bias, layer_up_width(c, layer), c->hidden, false,
+                            m->dt});
+    m->ops->act(m->dev, m->act, gate_up, &act);
+    struct branch down = {m->act,
+                          w->down,
+                          w->down_bias,
+                          w->post_mlp_norm,
+                          inner,
+                          tape ? tape->mlp_proj : NULL,
+                          tape ? tape->rstd_post2 : NULL};
+    add_branch(m, rows, &down, x_mid, x_out);
 }
 
 // Layer l, from the residual stream at its entry (m->x, or on the tape) to that at its end, which
@@ -379,16 +484,17 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int n)
     const struct model_config *c = m->config;
     const struct weights *w = m->weights;
     m->ops->gather_rows(m->dev, m->row_x, x, rows, n, c->hidden, 1.0f, m->dt);
-    normalise(m, m->row_normed, m->row_rstd, c->norm == NORM_LAYER ? m->row_mean : NULL, m->row_x,
-              w->final_norm, w->final_norm_bias, n);
-    product(m, m->logits, m->row_normed, w->head, w->head_bias, n, c->vocab_size, c->hidden, 0,
-            DT_F32);
+    normalise(m, m->row_normed, n,
+              &(struct norm_args){m->row_x, w->final_norm, w->final_norm_bias, m->row_rstd,
+                                  c->norm == NORM_LAYER ? m->row_mean : NULL});
+    linear(m, m->logits, m->row_normed, n,
+           &(struct linear){w->head, w->head_bias, c->vocab_size, c->hidden, false, DT_F32});
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, m->logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }
 
 // ---- the tape -----------------------------------------------------------------------------------
-#define N_TAPE 23
+#define N_TAPE 32
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -400,7 +506,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
     size_t qkv = t * (size_t)layer_qkv_width(l) * e, a = layer_mlp_rows(l, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
-    struct device_part parts[N_TAPE - 5] = {
+    struct device_part parts[N_TAPE - 10] = {
         TAPE(x, hidden), // first: lay_out()
         TAPE(rstd1, stat),
         TAPE(mean1, mean),
@@ -410,18 +516,25 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(qkv, qkv),
         TAPE(attn, t * (size_t)layer_q_width(l) * e),
         TAPE(lse, stat * (size_t)l->n_heads),
-        TAPE(attn_proj, c->sandwich_norm ? hidden : 0),
-        TAPE(rstd_post1, c->sandwich_norm ? stat : 0),
+        TAPE(attn_proj, c->post_norm ? hidden : 0),
+        TAPE(rstd_post1, c->post_norm ? stat : 0),
         TAPE(x_mid, hidden),
         TAPE(rstd2, c->parallel_block ? 0 : stat),
         TAPE(mean2, c->parallel_block ? 0 : mean),
+        TAPE(router_logits, model_keeps_router_logits(l) ? stat * (size_t)l->moe.n_experts : 0),
+        TAPE(shared_gate_up, t * (size_t)layer_shared_up_width(c, l) * e),
+        TAPE(shared_out, l->shared_gate ? hidden : 0),
+        TAPE(shared_logits, l->shared_gate ? stat : 0),
         TAPE(gate_up, a * (size_t)layer_up_width(c, l) * e),
-        TAPE(expert_out, l->n_experts > 0 ? a * (size_t)c->hidden * e : 0),
-        TAPE(mlp_proj, c->sandwich_norm ? hidden : 0),
-        TAPE(rstd_post2, c->sandwich_norm ? stat : 0),
+        TAPE(expert_out, l->moe.n_experts > 0 ? a * (size_t)c->hidden * e : 0),
+        TAPE(mlp_proj, c->post_norm ? hidden : 0),
+        TAPE(rstd_post2, c->post_norm ? stat : 0),
     };
     memcpy(ret, parts, sizeof parts);
-    routing_parts(l, offsetof(struct layer_tape, routing), t, ret + N_TAPE - 5);
+    routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct layer_tape, routing),
+                  ret + N_TAPE - 10);
+    routing_parts(l->shared_gate, l->shared_gate ? t : 0,
+                  offsetof(struct layer_tape, shared_routing), ret + N_TAPE - 5);
 }
 
 // Sets a part's pointer where there is a layer to set it in; returns where the next part begins.

@@ -1,5 +1,5 @@
-/* model.h: a model on a device, and the one walk over its layers. The daemon calls it for prefill,
- * decode and verification, the trainer with a tape for the backward pass: a token's log-probability
+/* model.h: a model on a device, and its one forward pass. The daemon calls it for prefill, decode
+ * and verification, the trainer with a tape for the backward pass: a token's log-probability
  * means the same in both. One thread at a time. */
 #ifndef COMMON_MODEL_MODEL_H
 #define COMMON_MODEL_MODEL_H
@@ -9,8 +9,8 @@
 #include "common/model/weights.h"
 #include "kernels/ops.h"
 
-// What one layer's backward pass needs. dt is the weights' dtype; A is T * experts_per_token, or T
-// where there are no experts. Fields that the config has no use for are NULL.
+// What one layer's backward pass needs. dt is the weights' dtype; A is T * moe.top_k, or T where
+// there are no experts. Fields that the config has no use for are NULL.
 struct layer_tape {
     void *x;                // (T, hidden) residual stream at the layer's entry
     float *rstd1, *mean1;   // (T) of the attention norm; mean of NORM_LAYER only, here and below
@@ -19,14 +19,19 @@ struct layer_tape {
     void *qkv;              // (T, qkv width) after bias, q/k norm and rope
     void *attn;             // (T, q width) attention output
     float *lse;             // (T, n_heads)
-    void *attn_proj;        // (T, hidden) attention's contribution before its sandwich norm
+    void *attn_proj;        // (T, hidden) what attention gives, before its post-norm
     float *rstd_post1;      // (T)
     void *x_mid;            // (T, hidden) residual stream after attention
     float *rstd2, *mean2;   // (T) of the MLP norm
     struct moe_routing routing;
+    float *router_logits; // (T, n_experts) where routing's gradient reads them
+    void *shared_gate_up; // (T, 2 * shared_intermediate)
+    void *shared_out;     // (T, hidden), not yet gated; where there is a gate, as the next two
+    float *shared_logits; // (T)
+    struct moe_routing shared_routing;
     void *gate_up;     // (A, 2 * intermediate), or (A, intermediate) where not gated
     void *expert_out;  // (A, hidden) sorted by expert
-    void *mlp_proj;    // (T, hidden) the MLP's contribution before its sandwich norm
+    void *mlp_proj;    // (T, hidden) what the MLP gives, before its post-norm
     float *rstd_post2; // (T)
 };
 // Activations of a packed batch, kept for the backward pass: all of them, or only the residual
@@ -53,14 +58,14 @@ struct model {
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
     int max_tokens, max_rows, max_context;
-    // scratch of the walk, device
-    void *x, *normed;     // (max_tokens, hidden)
-    void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, q width)
-    void *gate_up, *act;  // (A, 2 * intermediate), (A, intermediate)
-    void *block;          // (max_tokens, hidden) a block's contribution before its sandwich norm
+    // scratch of the forward pass, device
+    void *x, *normed;             // (max_tokens, hidden)
+    void *qkv, *attn_out;         // (max_tokens, qkv width), (max_tokens, q width)
+    void *gate_up, *act;          // (A, 2 * intermediate), (A, intermediate)
+    void *block;                  // (max_tokens, hidden) what a block gives, before its post-norm
     void *expert_in, *expert_out; // (A, hidden) sorted by expert
     float *router_logits;         // (max_tokens, n_experts)
-    struct moe_routing routing;
+    struct moe_routing routing, shared_routing;
     void *row_x, *row_normed;   // (max_rows, hidden)
     float *row_rstd, *row_mean; // (max_rows)
     float *logits;              // (max_rows, vocab)
@@ -74,12 +79,12 @@ enum status model_new(struct device *dev, const struct model_config *config,
                       struct model **ret);
 void model_free(struct model *m);
 
-// The walk: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the residual
-// stream after the last one (scratch, or the tape's x_final). kv for paged batches, tape for packed
-// ones that will be differentiated; both NULL: packed without a backward pass.
+// The forward pass: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the
+// residual stream after the last one (scratch, or the tape's x_final). kv for paged batches, tape
+// for packed ones that will be differentiated; both NULL: packed without a backward pass.
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x);
-// Final norm and vocabulary product of n <= max_rows rows of x; row indices are device memory.
+// Final norm and vocabulary matmul of n <= max_rows rows of x; row indices are device memory.
 // Fills m->row_x, row_normed, row_rstd, row_mean and m->logits (n, vocab).
 void model_head(struct model *m, const void *x, const int32_t *rows, int n);
 
@@ -87,7 +92,22 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int n);
 // backward pass.
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
-// The factor of looked-up embeddings, as the walk applies it.
+// Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms
+// over the residual stream, of those over each of n heads of layer l, of the layer's routing and of
+// its activation.
+struct norm_shape model_norm_shape(const struct model *m, int rows);
+struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n);
+struct moe_shape model_moe_shape(const struct model *m, int l, int rows);
+// The gate of a shared expert: the routing of a mixture of one, which every row goes to.
+struct moe_shape model_shared_shape(const struct model *m, int rows);
+struct act_shape model_act_shape(const struct model *m, int rows, int inner);
+// m->logits of n rows, each with its target (device).
+struct head_args model_head_args(const struct model *m, const int32_t *targets, int n,
+                                 float temperature);
+// Whether the gradient of layer l's routing reads the router's logits.
+bool model_keeps_router_logits(const struct layer_config *l);
+
+// The factor of looked-up embeddings, as the forward pass applies it.
 float model_embed_scale(const struct model *m);
 
 extern const char *const recompute_names[];
@@ -98,7 +118,7 @@ void tape_free(struct device *dev, struct tape *tape);
 size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens,
                   enum recompute recompute);
 // All that layer l's backward pass needs; where the tape does not hold it, the layer is run again
-// from its input, by the walk that ran it first: the same bits. Valid until another layer is asked
+// from its input, by the code that ran it first: the same bits. Valid until another layer is asked
 // for. batch: what model_forward() put on the tape last.
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
                                     const struct batch_view *batch);

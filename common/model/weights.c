@@ -30,7 +30,10 @@ enum size {
     SIZE_HEAD,
     SIZE_EXPERTS,
     SIZE_UP,
-    SIZE_INNER
+    SIZE_INNER,
+    SIZE_SHARED_UP,
+    SIZE_SHARED_INNER,
+    SIZE_ONE
 };
 
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, enum size size)
@@ -49,11 +52,17 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     case SIZE_HEAD:
         return l->head_dim;
     case SIZE_EXPERTS:
-        return l->n_experts;
+        return l->moe.n_experts;
     case SIZE_UP:
         return layer_up_width(c, l);
     case SIZE_INNER:
         return l->intermediate;
+    case SIZE_SHARED_UP:
+        return layer_shared_up_width(c, l);
+    case SIZE_SHARED_INNER:
+        return l->shared_intermediate;
+    case SIZE_ONE:
+        return 1;
     case SIZE_NONE:
         break;
     }
@@ -72,6 +81,8 @@ enum when {
     IF_O_BIAS,
     IF_MLP_BIAS,
     IF_EXPERTS,
+    IF_SHARED,
+    IF_SHARED_GATE,
     IF_UNTIED,
     IF_HEAD_BIAS
 };
@@ -88,7 +99,7 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
     case IF_MLP_LAYER_NORM:
         return c->norm == NORM_LAYER && !c->parallel_block;
     case IF_POST_NORM:
-        return c->sandwich_norm;
+        return c->post_norm;
     case IF_QK_NORM:
         return c->qk_norm;
     case IF_QKV_BIAS:
@@ -98,7 +109,11 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
     case IF_MLP_BIAS:
         return c->mlp_bias;
     case IF_EXPERTS:
-        return l->n_experts > 0;
+        return l->moe.n_experts > 0;
+    case IF_SHARED:
+        return l->shared_intermediate > 0;
+    case IF_SHARED_GATE:
+        return l->shared_gate;
     case IF_UNTIED:
         return !c->tie_embeddings;
     case IF_HEAD_BIAS:
@@ -144,6 +159,12 @@ static const struct role roles[ROLE_COUNT] = {
                            .parts = {SIZE_INNER, SIZE_INNER}},
     [ROLE_DOWN] = {IN_LAYER(down), OF_EXPERTS, .rows = SIZE_HIDDEN, .cols = SIZE_INNER},
     [ROLE_DOWN_BIAS] = {IN_LAYER(down_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), .when = IF_SHARED, .rows = SIZE_SHARED_UP,
+                             .cols = SIZE_HIDDEN, .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
+    [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), .when = IF_SHARED, .rows = SIZE_HIDDEN,
+                          .cols = SIZE_SHARED_INNER},
+    [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, .rows = SIZE_ONE,
+                          .cols = SIZE_HIDDEN},
     [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
     [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
     [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .when = IF_LAYER_NORM,
@@ -191,7 +212,7 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
     const struct role *r = &roles[i];
     struct cut cut = {0};
     if (!holds(c, l, r->when)) return cut;
-    cut.experts = r->of_experts && l->n_experts > 0 ? l->n_experts : 1;
+    cut.experts = r->of_experts && l->moe.n_experts > 0 ? l->moe.n_experts : 1;
     cut.cols = size_of(c, l, r->cols);
     int64_t left = size_of(c, l, r->rows);
     bool whole = count_names(c->family->names[i]) == 1;

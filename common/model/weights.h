@@ -36,7 +36,9 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many
-    void *post_mlp_norm;          // (hidden)
+    void *shared_gate_up, *shared_down; // of the shared expert, as gate_up and down
+    void *shared_gate;                  // (1, hidden)
+    void *post_mlp_norm;                // (hidden)
 };
 
 struct weights {

@@ -63,9 +63,12 @@ enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_r
     if (st != ST_OK) return st;
     for (int i = 0; i < rows->n; i++) r->host_targets[i] = rows->targets[i];
     device_copy_in(r->dev, r->targets, r->host_targets, (size_t)rows->n * sizeof *r->targets);
-    device_ops(r->dev)->top_logprobs(r->dev, r->entries, rows->logits, r->targets, rows->n,
-                                     rows->vocab, rows->n_top,
-                                     rows->temperature > 0 ? rows->temperature : 1);
+    const struct head_args head = {.logits = rows->logits,
+                                   .target = r->targets,
+                                   .n = rows->n,
+                                   .vocab = rows->vocab,
+                                   .temperature = rows->temperature > 0 ? rows->temperature : 1};
+    device_ops(r->dev)->top_logprobs(r->dev, r->entries, rows->n_top, &head);
     device_copy_out(r->dev, r->host_entries, r->entries, (size_t)n_entries * sizeof *r->entries);
     st = device_sync(r->dev);
     if (st == ST_OK) *ret = r->host_entries;

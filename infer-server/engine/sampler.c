@@ -192,9 +192,13 @@ enum status sampler_sample(struct sampler *s, float *logits, const struct sample
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
     if (drafted) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
     adjuster_apply(s->adjuster, logits);
-    device_ops(s->dev)->sample(s->dev, s->results, logits, s->params, drafted ? s->drafts : NULL,
-                               drafted ? drafts->logits : NULL, n, s->vocab,
-                               drafted ? drafts->vocab : 0);
+    struct sample_args args = {.logits = logits, .params = s->params, .n = n, .vocab = s->vocab};
+    if (drafted) {
+        args.drafts = s->drafts;
+        args.draft_logits = drafts->logits;
+        args.draft_vocab = drafts->vocab;
+    }
+    device_ops(s->dev)->sample(s->dev, s->results, &args);
     adjuster_undo(s->adjuster, logits);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     st = device_sync(s->dev);

@@ -58,16 +58,17 @@ act_row(float *y, const float *gate, const float *up, int width, enum act_kind k
     }
 }
 
-void cpu_act(struct device *dev, void *y, const void *x, int rows, int width, enum act_kind kind,
-             bool gated, enum dtype dt)
+void cpu_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
 {
-    if (!cpu_is_f32(dev, "act", dt)) return;
-#pragma omp parallel for if ((int64_t)rows * width > PARALLEL_WORK / 8)
-    for (int r = 0; r < rows; r++) {
+    if (!cpu_is_f32(dev, "act", s->dt)) return;
+    const int width = s->width;
+    const bool gated = s->gated;
+#pragma omp parallel for if ((int64_t)s->rows * width > PARALLEL_WORK / 8)
+    for (int r = 0; r < s->rows; r++) {
         const float *gate = (const float *)x + (int64_t)r * width * (gated ? 2 : 1);
         const float *up = gated ? gate + width : NULL;
         float *out = (float *)y + (int64_t)r * width;
-        switch (kind) {
+        switch (s->kind) {
         case ACT_SILU:
             act_row(out, gate, up, width, ACT_SILU);
             break;
@@ -98,17 +99,19 @@ static inline __attribute__((always_inline)) void act_back_row(float *dgate, flo
     }
 }
 
-void cpu_act_back(struct device *dev, void *dx, const void *dy, const void *x, int rows, int width,
-                  enum act_kind kind, bool gated, enum dtype dt)
+void cpu_act_back(struct device *dev, void *dx, const void *dy, const void *x,
+                  const struct act_shape *s)
 {
-    if (!cpu_is_f32(dev, "act_back", dt)) return;
-#pragma omp parallel for if ((int64_t)rows * width > PARALLEL_WORK / 8)
-    for (int r = 0; r < rows; r++) {
+    if (!cpu_is_f32(dev, "act_back", s->dt)) return;
+    const int width = s->width;
+    const bool gated = s->gated;
+#pragma omp parallel for if ((int64_t)s->rows * width > PARALLEL_WORK / 8)
+    for (int r = 0; r < s->rows; r++) {
         int64_t at = (int64_t)r * width * (gated ? 2 : 1);
         const float *gate = (const float *)x + at, *up = gated ? gate + width : NULL;
         float *dgate = (float *)dx + at, *dup = gated ? dgate + width : NULL;
         const float *grad = (const float *)dy + (int64_t)r * width;
-        switch (kind) {
+        switch (s->kind) {
         case ACT_SILU:
             act_back_row(dgate, dup, grad, gate, up, width, ACT_SILU);
             break;

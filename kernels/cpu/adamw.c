@@ -92,8 +92,7 @@ static void pack(const struct moments *to, int64_t at, int n, const float *m, co
 }
 
 void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
-               const float *grad, const float *grad_scale, int64_t n, const struct adamw *shape,
-               enum dtype w_dt)
+               const float *grad, int64_t n, const struct adamw *shape, enum dtype w_dt)
 {
     if (!(w_dt == DT_F32 && !low) && !(w_dt == DT_BF16 && low)) {
         device_fail(dev, "adamw: weights are f32, or bf16 with their lower halves; these are %s %s",
@@ -109,7 +108,7 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
         .step = shape->lr / shape->bias_correction1,
         .root_correction2 = sqrtf(shape->bias_correction2),
         .eps = shape->eps,
-        .grad_scale = grad_scale[0],
+        .grad_scale = shape->grad_scale[0],
     };
 #pragma omp parallel for if (n > PARALLEL_WORK / 4)
     for (int64_t at = 0; at < n; at += MOMENT_BLOCK) {
@@ -128,28 +127,28 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
     }
 }
 
-enum { PIECE = 1 << 15 };
+enum { CHUNK = 1 << 15 };
 
 size_t cpu_squares_scratch(int64_t n)
 {
-    return (size_t)((n + PIECE - 1) / PIECE + 1) * sizeof(double);
+    return (size_t)((n + CHUNK - 1) / CHUNK + 1) * sizeof(double);
 }
 
-// Partial sums of fixed pieces, added in order: the same for any number of threads.
+// Partial sums of fixed chunks, added in order: the same for any number of threads.
 void cpu_sum_squares(struct device *dev, double *out, const float *x, int64_t n)
 {
-    int64_t pieces = (n + PIECE - 1) / PIECE;
+    int64_t chunks = (n + CHUNK - 1) / CHUNK;
     double *part = cpu_workspace(dev, cpu_squares_scratch(n));
     if (!part) return;
 #pragma omp parallel for if (n > PARALLEL_WORK)
-    for (int64_t p = 0; p < pieces; p++) {
-        int64_t end = (p + 1) * PIECE < n ? (p + 1) * PIECE : n;
+    for (int64_t p = 0; p < chunks; p++) {
+        int64_t end = (p + 1) * CHUNK < n ? (p + 1) * CHUNK : n;
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t i = p * PIECE; i < end; i++) sum += (double)x[i] * x[i];
+        for (int64_t i = p * CHUNK; i < end; i++) sum += (double)x[i] * x[i];
         part[p] = sum;
     }
     double total = 0;
-    for (int64_t p = 0; p < pieces; p++) total += part[p];
+    for (int64_t p = 0; p < chunks; p++) total += part[p];
     out[0] = total;
 }

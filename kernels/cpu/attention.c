@@ -413,9 +413,9 @@ void cpu_attn_paged(struct device *dev, void *out, const void *qkv, const struct
 }
 
 void cpu_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
-                     const struct batch_view *batch, const struct attn_shape *shape, enum dtype dt)
+                     const struct batch_view *batch, const struct attn_shape *shape)
 {
-    if (!cpu_is_f32(dev, "attn_packed", dt)) return;
+    if (!cpu_is_f32(dev, "attn_packed", shape->dt)) return;
     forward(dev, out, lse, &(struct source){qkv, NULL, 0, batch, shape});
 }
 
@@ -500,9 +500,9 @@ size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context)
 
 void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
                           const float *lse, const void *qkv, const struct batch_view *batch,
-                          const struct attn_shape *shape, enum dtype dt)
+                          const struct attn_shape *shape)
 {
-    if (!cpu_is_f32(dev, "attn_packed_back", dt)) return;
+    if (!cpu_is_f32(dev, "attn_packed_back", shape->dt)) return;
     const struct source from = {qkv, NULL, 0, batch, shape};
     const int64_t wide = matrix_floats(shape, batch->max_context);
     const int64_t narrow = matrix_floats(shape, shape->head_dim),

@@ -79,68 +79,9 @@ static inline float max_f32(const float *x, int n)
     return max;
 }
 
-// The table's entries, one subject a file.
-void cpu_matmul(struct device *, void *, const void *, const void *, const void *,
-                const struct matmul *);
-void cpu_gather_rows(struct device *, void *, const void *, const int32_t *, int, int, float,
-                     enum dtype);
-void cpu_scatter_add_rows(struct device *, void *, const void *, const int32_t *, const int32_t *,
-                          int, int, float, enum dtype, enum dtype);
-void cpu_norm(struct device *, void *, float *, float *, const void *, const void *, const void *,
-              const struct norm_shape *, enum dtype);
-void cpu_norm_back(struct device *, void *, float *, float *, const void *, const void *,
-                   const void *, const float *, const float *, const struct norm_shape *, bool,
-                   enum dtype);
-void cpu_rope(struct device *, void *, const float *, const int32_t *, int, int64_t, int, int, int,
-              float, enum dtype);
-void cpu_rope_store(struct device *, void *, const float *, int, const struct kv_view *, int,
-                    const struct batch_view *, const struct attn_shape *);
-void cpu_kv_store(struct device *, const struct kv_view *, int, const void *,
-                  const struct batch_view *, const struct attn_shape *);
-void cpu_attn_paged(struct device *, void *, const void *, const struct kv_view *, int,
-                    const struct batch_view *, const struct attn_shape *);
-void cpu_attn_packed(struct device *, void *, float *, const void *, const struct batch_view *,
-                     const struct attn_shape *, enum dtype);
-void cpu_attn_packed_back(struct device *, void *, const void *, const void *, const float *,
-                          const void *, const struct batch_view *, const struct attn_shape *,
-                          enum dtype);
-void cpu_act(struct device *, void *, const void *, int, int, enum act_kind, bool, enum dtype);
-void cpu_act_back(struct device *, void *, const void *, const void *, int, int, enum act_kind,
-                  bool, enum dtype);
-void cpu_moe_route(struct device *, const struct moe_routing *, const float *,
-                   const struct moe_shape *);
-void cpu_moe_route_back(struct device *, void *, const float *, const struct moe_routing *,
-                        const struct moe_shape *, enum dtype);
-void cpu_matmul_experts(struct device *, void *, const void *, const void *, const int32_t *, int,
-                        const struct matmul *);
-void cpu_matmul_experts_back(struct device *, float *, const void *, const void *, const int32_t *,
-                             int, int, int, int, enum dtype);
-void cpu_moe_combine(struct device *, void *, const void *, const int32_t *, const float *,
-                     const struct moe_shape *, int, bool, enum dtype);
-void cpu_moe_combine_back(struct device *, void *, float *, const void *, const void *,
-                          const struct moe_routing *, const struct moe_shape *, int, enum dtype);
-void cpu_add(struct device *, void *, const void *, int64_t, enum dtype);
-void cpu_column_sum(struct device *, float *, const void *, int, int, enum dtype);
-void cpu_convert(struct device *, void *, enum dtype, const void *, enum dtype, int64_t);
-void cpu_softcap(struct device *, float *, int64_t, float);
-void cpu_softcap_back(struct device *, float *, const float *, int64_t, float);
-void cpu_logprob(struct device *, float *, float *, float *, const float *, const int32_t *, int,
-                 int, float);
-void cpu_logprob_back(struct device *, void *, const float *, const float *, const float *,
-                      const int32_t *, int, int, float, enum dtype);
-void cpu_top_logprobs(struct device *, struct token_logprob *, const float *, const int32_t *, int,
-                      int, int, float);
-void cpu_adjust_logits(struct device *, float *, float *, const struct logit_row *,
-                       const struct logit_entry *, int, int, bool);
-void cpu_distill(struct device *, float *, float *, void *, const float *, const float *, int, int,
-                 int, float, float, enum dtype);
-void cpu_sample(struct device *, struct sample_result *, const float *,
-                const struct sample_params *, const struct sample_draft *, const float *, int, int,
-                int);
-void cpu_sum_squares(struct device *, double *, const float *, int64_t);
-void cpu_adamw(struct device *, void *, uint16_t *, const struct moments *, const float *,
-               const float *, int64_t, const struct adamw *, enum dtype);
-void cpu_checksum(struct device *, uint64_t *, const void *, const uint64_t *, const uint64_t *,
-                  int);
+// The table's entries: cpu_<name> has the type of the field <name> of struct ops.
+#define X(name) __typeof__(*((struct ops *)0)->name) cpu_##name;
+EACH_OP(X)
+#undef X
 
 #endif

@@ -1,9 +1,9 @@
 /* distill.c: the divergence of a teacher's distribution from a student's, and its gradient: what a
- * draft model is trained on. Summed as in logprob.c: a row is one thread's, f32 within a piece and
- * double over pieces. */
+ * draft model is trained on. Summed as in logprob.c: a row is one thread's, f32 within a chunk and
+ * double over chunks. */
 #include "kernels/cpu/cpu.h"
 
-enum { PIECE = 512 };
+enum { CHUNK = 512 };
 
 // e^(z - max) for z = row * scale, times inverse_sum, is a row's softmax.
 struct softmax {
@@ -16,8 +16,8 @@ static struct softmax softmax_of(const float *row, int vocab, float scale)
 {
     struct softmax s = {.row = row, .scale = scale, .max = max_f32(row, vocab) * scale};
     double sum = 0;
-    for (int start = 0; start < vocab; start += PIECE) {
-        int end = vocab - start < PIECE ? vocab : start + PIECE;
+    for (int start = 0; start < vocab; start += CHUNK) {
+        int end = vocab - start < CHUNK ? vocab : start + CHUNK;
         float part = 0;
 #pragma omp simd reduction(+ : part)
         for (int t = start; t < end; t++) part += exp_f32(row[t] * scale - s.max);
@@ -29,25 +29,26 @@ static struct softmax softmax_of(const float *row, int vocab, float scale)
 }
 
 void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
-                 const float *student, const float *teacher, int n, int vocab, int teacher_vocab,
-                 float temperature, float scale, enum dtype dt)
+                 const struct distill_args *args, enum dtype dt)
 {
+    const int n = args->n, vocab = args->vocab, teacher_vocab = args->teacher_vocab;
+    const float *student = args->student, *teacher = args->teacher;
     if (dstudent && !cpu_is_f32(dev, "distill", dt)) return;
     if (teacher_vocab < vocab) {
         device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
                     teacher_vocab, vocab);
         return;
     }
-    const float slope = scale / temperature;
+    const float slope = args->scale / args->temperature;
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
-        const float inverse = 1.0f / temperature;
+        const float inverse = 1.0f / args->temperature;
         const struct softmax p = softmax_of(teacher + (int64_t)i * teacher_vocab, vocab, inverse);
         const struct softmax q = softmax_of(student + (int64_t)i * vocab, vocab, inverse);
         float *gradient = dstudent ? (float *)dstudent + (int64_t)i * vocab : NULL;
         double weighted = 0, common = 0; // sums of p (z_p - z_q), from the maxima; and of min(p, q)
-        for (int start = 0; start < vocab; start += PIECE) {
-            int end = vocab - start < PIECE ? vocab : start + PIECE;
+        for (int start = 0; start < vocab; start += CHUNK) {
+            int end = vocab - start < CHUNK ? vocab : start + CHUNK;
             float part_weighted = 0, part_common = 0;
 #pragma omp simd reduction(+ : part_weighted, part_common)
             for (int t = start; t < end; t++) {

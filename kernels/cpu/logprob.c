@@ -1,10 +1,10 @@
 /* logprob.c: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A row is one thread's and is summed in pieces (f32 within a
- * piece, double over pieces), so that a vocabulary of 150,000 loses nothing and a row's result does
+ * tokens of a row, and the gradient. A row is one thread's and is summed in chunks (f32 within a
+ * chunk, double over chunks), so that a vocabulary of 150,000 loses nothing and a row's result does
  * not depend on the others. */
 #include "kernels/cpu/cpu.h"
 
-enum { PIECE = 512 };
+enum { CHUNK = 512 };
 
 // Of e^(z - max) over a row's z = logit * scale, and of that times (z - max).
 struct row_sums {
@@ -16,8 +16,8 @@ static struct row_sums sum_row(const float *row, int vocab, float scale)
 {
     const float max = max_f32(row, vocab) * scale;
     struct row_sums sums = {.max = max};
-    for (int start = 0; start < vocab; start += PIECE) {
-        int end = vocab - start < PIECE ? vocab : start + PIECE;
+    for (int start = 0; start < vocab; start += CHUNK) {
+        int end = vocab - start < CHUNK ? vocab : start + CHUNK;
         float part = 0, part_weighted = 0;
 #pragma omp simd reduction(+ : part, part_weighted)
         for (int t = start; t < end; t++) {
@@ -36,30 +36,30 @@ static float logprob_of(float logit, float scale, float max, double log_sum)
     return (float)((double)(logit * scale - max) - log_sum);
 }
 
-static bool targets_are_valid(struct device *dev, const char *op, const int32_t *target, int n,
-                              int vocab)
+static bool targets_are_valid(struct device *dev, const char *op, const struct head_args *head)
 {
-    for (int i = 0; i < n; i++) {
-        if (target[i] >= 0 && target[i] < vocab) continue;
-        device_fail(dev, "%s: target %d of row %d is outside the vocabulary of %d", op, target[i],
-                    i, vocab);
+    for (int i = 0; i < head->n; i++) {
+        if (head->target[i] >= 0 && head->target[i] < head->vocab) continue;
+        device_fail(dev, "%s: target %d of row %d is outside the vocabulary of %d", op,
+                    head->target[i], i, head->vocab);
         return false;
     }
     return true;
 }
 
 void cpu_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
-                 const float *logits, const int32_t *target, int n, int vocab, float temperature)
+                 const struct head_args *head)
 {
-    if (!targets_are_valid(dev, "logprob", target, n, vocab)) return;
-    const float scale = 1.0f / temperature;
-#pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
-    for (int i = 0; i < n; i++) {
-        const float *row = logits + (int64_t)i * vocab;
+    if (!targets_are_valid(dev, "logprob", head)) return;
+    const int vocab = head->vocab;
+    const float scale = 1.0f / head->temperature;
+#pragma omp parallel for if ((int64_t)head->n * vocab > PARALLEL_WORK / 8)
+    for (int i = 0; i < head->n; i++) {
+        const float *row = head->logits + (int64_t)i * vocab;
         const struct row_sums sums = sum_row(row, vocab, scale);
         const double log_sum = log(sums.sum);
         lse[i] = (float)(sums.max + log_sum);
-        logprob[i] = logprob_of(row[target[i]], scale, sums.max, log_sum);
+        logprob[i] = logprob_of(row[head->target[i]], scale, sums.max, log_sum);
         if (entropy) entropy[i] = (float)(log_sum - sums.weighted / sums.sum);
     }
 }
@@ -86,19 +86,21 @@ static void select_top(const float *row, int vocab, int k, struct token_logprob 
     for (int i = 0; i < k; i++) ret[i].rank = i + 1;
 }
 
-void cpu_top_logprobs(struct device *dev, struct token_logprob *out, const float *logits,
-                      const int32_t *target, int n, int vocab, int k, float temperature)
+void cpu_top_logprobs(struct device *dev, struct token_logprob *out, int k,
+                      const struct head_args *head)
 {
-    if (!targets_are_valid(dev, "top_logprobs", target, n, vocab)) return;
+    const int32_t *target = head->target;
+    const int vocab = head->vocab;
+    if (!targets_are_valid(dev, "top_logprobs", head)) return;
     if (k < 0 || k > vocab || k > TOP_LOGPROBS_MOST) {
         device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, vocab,
                     TOP_LOGPROBS_MOST);
         return;
     }
-    const float scale = 1.0f / temperature;
-#pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
-    for (int i = 0; i < n; i++) {
-        const float *row = logits + (int64_t)i * vocab;
+    const float scale = 1.0f / head->temperature;
+#pragma omp parallel for if ((int64_t)head->n * vocab > PARALLEL_WORK / 8)
+    for (int i = 0; i < head->n; i++) {
+        const float *row = head->logits + (int64_t)i * vocab;
         struct token_logprob *of_row = out + (int64_t)i * (1 + k);
         const struct row_sums sums = sum_row(row, vocab, scale);
         const double log_sum = log(sums.sum);
@@ -111,15 +113,15 @@ void cpu_top_logprobs(struct device *dev, struct token_logprob *out, const float
     }
 }
 
-void cpu_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *logits,
-                      const float *lse, const int32_t *target, int n, int vocab, float temperature,
-                      enum dtype dt)
+void cpu_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *lse,
+                      const struct head_args *head, enum dtype dt)
 {
     if (!cpu_is_f32(dev, "logprob_back", dt)) return;
-    const float scale = 1.0f / temperature;
-#pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
-    for (int i = 0; i < n; i++) {
-        const float *row = logits + (int64_t)i * vocab;
+    const int vocab = head->vocab;
+    const float scale = 1.0f / head->temperature;
+#pragma omp parallel for if ((int64_t)head->n * vocab > PARALLEL_WORK / 8)
+    for (int i = 0; i < head->n; i++) {
+        const float *row = head->logits + (int64_t)i * vocab;
         float *out = (float *)dlogits + (int64_t)i * vocab;
         float g = dlogprob[i] * scale, shift = lse[i];
         if (g == 0) {
@@ -128,6 +130,6 @@ void cpu_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, 
         }
 #pragma omp simd
         for (int t = 0; t < vocab; t++) out[t] = -g * exp_f32(row[t] * scale - shift);
-        out[target[i]] += g;
+        out[head->target[i]] += g;
     }
 }

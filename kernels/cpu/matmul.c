@@ -1,13 +1,14 @@
-/* matmul.c: matrix products. Activations times a stored weight, the forward pass, run on a kernel
- * of our own (cpu_dots, dot_product); every other transposition, the backward pass, is OpenBLAS.
+/* matmul.c: matrix multiplication. Activations times a stored weight, the forward pass, run on a
+ * kernel of our own (cpu_dots, dot_product); every other transposition, the backward pass, is
+ * OpenBLAS.
  *
  * The own kernel exists for two reasons. An entry of C is one dot product whose order of summation
  * depends on k alone, so that a row's result has the same bits alone (decoding), in a chunk of
  * prefill and in a training batch; a BLAS picks its order by the whole shape. And at the few rows
  * of decoding it streams the weight once, at the speed of memory, where a BLAS first packs it.
  *
- * Order of summation: pieces of PIECE along k; in a piece, lane l adds terms l, l + LANES, ...;
- * lanes are added by halves; pieces are added in order, then the old value of C, then the bias. */
+ * Order of summation: chunks of CHUNK along k; in a chunk, lane l adds terms l, l + LANES, ...;
+ * lanes are added by halves; chunks are added in order, then the old value of C, then the bias. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include <cblas.h>
@@ -18,9 +19,9 @@ typedef int32_t lane_list __attribute__((vector_size(LANES * 4)));
 enum {
     COLS = 4,            // a tile of C: COLS rows of B ...
     ROWS = LANES / COLS, // ... times up to ROWS rows of A; its LANES sums are one vector
-    PIECE = 512,         // of k: BLOCK + COLS rows of it fit the first-level cache,
+    CHUNK = 512,         // of k: BLOCK + COLS rows of it fit the first-level cache,
     BLOCK = 8,           // rows of A that stay there while a chunk of B goes by
-    CHUNK = 32 // columns of C that a thread takes at a time; they stay in the second level
+    COLUMNS = 32 // columns of C that a thread takes at a time; they stay in the second level
 };
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -167,13 +168,13 @@ static void dot_product(float *c, const float *a, const float *b, const float *b
                         int k, bool add)
 {
 #pragma omp parallel for schedule(dynamic) if ((int64_t)m * n * k > PARALLEL_WORK * 8)
-    for (int start = 0; start < n; start += CHUNK) {
-        int end = n - start < CHUNK ? n : start + CHUNK;
-        for (int p = 0; p == 0 || p < k; p += PIECE) {
+    for (int start = 0; start < n; start += COLUMNS) {
+        int end = n - start < COLUMNS ? n : start + COLUMNS;
+        for (int p = 0; p == 0 || p < k; p += CHUNK) {
             struct dots t = {.a = a + p, .b = b + p, .c = c, .lda = k, .ldb = k, .ldc = n};
-            t.k = k - p < PIECE ? k - p : PIECE;
+            t.k = k - p < CHUNK ? k - p : CHUNK;
             t.add = p > 0 || add;
-            t.bias = p + PIECE >= k ? bias : NULL;
+            t.bias = p + CHUNK >= k ? bias : NULL;
             for (int i = 0; i < m; i += BLOCK)
                 cpu_dots(&t, i, m - i < BLOCK ? m : i + BLOCK, start, end);
         }

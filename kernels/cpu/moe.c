@@ -1,51 +1,91 @@
-/* moe.c: mixture of experts: routing, the experts' products, the weighted sum of what they give,
- * and the gradients. The products are one ordinary matrix product for each expert over its rows,
- * which lie together in sorted order: with trans_b a row of it has the same bits whichever rows go
- * to the same expert (matmul.c). Every other sum is one thread's and runs in order. */
+/* moe.c: mixture of experts: routing, the experts' matmuls, the weighted sum of what they give, and
+ * the gradients. The matmuls are an ordinary one for each expert over its rows, which lie together
+ * in sorted order: with trans_b a row of it has the same bits whichever rows go to the same expert
+ * (matmul.c). Every other sum is one thread's and runs in order. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/routing.h"
+#include <omp.h>
 
-// A logit's rank among the others: NaN comes first, so that it shows in the weights.
-static float rank_of(float logit)
-{
-    return isnan(logit) ? INFINITY : logit;
-}
-
-// The likeliest expert after `last` (-1: of all), in order of logits; of equals the lower number.
-static int next_expert(const float *logits, int n_experts, int last)
+// The entry after `last` (-1: of all) in order of rank; of equals the lower number. Those whose
+// rank is not a number are passed over.
+static int next_largest(const float *rank, int n, int last)
 {
     int best = -1;
-    for (int e = 0; e < n_experts; e++) {
-        float rank = rank_of(logits[e]);
-        if (last >= 0) {
-            float limit = rank_of(logits[last]);
-            if (rank > limit || (rank == limit && e <= last)) continue;
-        }
-        if (best < 0 || rank > rank_of(logits[best])) best = e;
+    for (int e = 0; e < n; e++) {
+        if (isnan(rank[e])) continue;
+        if (last >= 0 && (rank[e] > rank[last] || (rank[e] == rank[last] && e <= last))) continue;
+        if (best < 0 || rank[e] > rank[best]) best = e;
     }
     return best;
 }
 
-static void route_row(int32_t *expert, float *weight, const float *logits,
-                      const struct moe_shape *s)
+// A group is as good as its best expert, or its two best together.
+static float group_rank(const float *rank, int n, enum moe_scoring scoring)
+{
+    int first = next_largest(rank, n, -1), second = next_largest(rank, n, first);
+    return scoring == MOE_SOFTMAX || second < 0 ? rank[first] : rank[first] + rank[second];
+}
+
+// Rules out the experts of all but the best groups. of_group: (n_group) scratch.
+static void limit_groups(float *rank, float *of_group, const struct moe_shape *s)
+{
+    const int size = s->n_experts / s->n_group;
+    int last = -1;
+    for (int g = 0; g < s->n_group; g++)
+        of_group[g] = group_rank(rank + g * size, size, s->scoring);
+    for (int i = 0; i < s->topk_group; i++) last = next_largest(of_group, s->n_group, last);
+    for (int e = 0; e < s->n_experts; e++) {
+        const int g = e / size;
+        bool good = of_group[g] > of_group[last] || (of_group[g] == of_group[last] && g <= last);
+        if (!good) rank[e] = NAN;
+    }
+}
+
+// Sum of e^(logit - max).
+static float sum_of_exp(const float *logits, int n, float max)
 {
     float sum = 0;
+    for (int e = 0; e < n; e++) sum += expf(logits[e] - max);
+    return sum;
+}
+
+// rank: (2, n_experts) scratch.
+static void route_row(int32_t *expert, float *weight, const float *logits, const float *bias,
+                      const struct moe_shape *s, float *rank)
+{
+    const bool by_logit = routing_by_logit(s, bias != NULL);
+    const float max = max_f32(logits, s->n_experts);
+    const float all = s->scoring == MOE_SOFTMAX && (bias || !s->norm_topk)
+                          ? sum_of_exp(logits, s->n_experts, max)
+                          : 0;
+    float sum = 0;
+    for (int e = 0; e < s->n_experts; e++) {
+        float score = by_logit ? logits[e] : routing_score(s, logits[e], max, all);
+        rank[e] = routing_rank(bias ? score + bias[e] : score);
+    }
+    if (s->n_group > 1) limit_groups(rank, rank + s->n_experts, s);
     for (int j = 0; j < s->top_k; j++) {
-        expert[j] = next_expert(logits, s->n_experts, j > 0 ? expert[j - 1] : -1);
-        weight[j] = expf(logits[expert[j]] - logits[expert[0]]); // the first is the largest
+        expert[j] = next_largest(rank, s->n_experts, j > 0 ? expert[j - 1] : -1);
+        weight[j] = routing_share(s, logits[expert[j]], max);
         sum += weight[j];
     }
-    for (int j = 0; j < s->top_k; j++) weight[j] /= sum;
+    if (s->scoring == MOE_SIGMOID) sum = s->norm_topk ? sum + ROUTING_TINY : 1;
+    if (s->scoring == MOE_SOFTMAX && !s->norm_topk) sum = all;
+    for (int j = 0; j < s->top_k; j++) weight[j] = weight[j] / sum * s->scale;
 }
 
 void cpu_moe_route(struct device *dev, const struct moe_routing *r, const float *logits,
-                   const struct moe_shape *s)
+                   const float *bias, const struct moe_shape *s)
 {
-    (void)dev;
     const int k = s->top_k, n = s->rows * k;
+    const size_t each = 2 * (size_t)s->n_experts;
+    float *rank = cpu_workspace(dev, (size_t)omp_get_max_threads() * each * sizeof *rank);
+    if (!rank) return;
 #pragma omp parallel for if ((int64_t)n * s->n_experts > PARALLEL_WORK)
     for (int i = 0; i < s->rows; i++)
         route_row(r->expert + (int64_t)i * k, r->weight + (int64_t)i * k,
-                  logits + (int64_t)i * s->n_experts, s);
+                  logits + (int64_t)i * s->n_experts, bias, s,
+                  rank + (size_t)omp_get_thread_num() * each);
 
     // Counting sort. While assignments are placed, offsets[e] is the next free place of expert e:
     // at the end the first of expert e + 1, hence the shift.
@@ -62,22 +102,37 @@ void cpu_moe_route(struct device *dev, const struct moe_routing *r, const float 
     offsets[0] = 0;
 }
 
-// Of the softmax over the chosen: dlogit_j = weight_j (dweight_j - sum of weight * dweight).
-void cpu_moe_route_back(struct device *dev, void *dlogits, const float *dweight,
-                        const struct moe_routing *r, const struct moe_shape *s, enum dtype dt)
+// One row. Of a softmax over all experts, every logit takes from every weight.
+static void route_row_back(float *dlogits, const float *dweight, const float *logits,
+                           const int32_t *expert, const float *weight, const struct moe_shape *s)
 {
-    if (!cpu_is_f32(dev, "moe_route_back", dt)) return;
     const int k = s->top_k;
-#pragma omp parallel for if ((int64_t)s->rows * s->n_experts > PARALLEL_WORK)
-    for (int i = 0; i < s->rows; i++) {
-        const int32_t *expert = r->expert + (int64_t)i * k;
-        const float *weight = r->weight + (int64_t)i * k, *dw = dweight + (int64_t)i * k;
-        float *out = (float *)dlogits + (int64_t)i * s->n_experts;
-        float mean = 0;
-        for (int j = 0; j < k; j++) mean += weight[j] * dw[j];
-        memset(out, 0, (size_t)s->n_experts * sizeof *out);
-        for (int j = 0; j < k; j++) out[expert[j]] = weight[j] * (dw[j] - mean);
+    float mean = 0, sum = 0;
+    for (int j = 0; j < k; j++) mean += weight[j] / s->scale * dweight[j];
+    memset(dlogits, 0, (size_t)s->n_experts * sizeof *dlogits);
+    if (s->scoring == MOE_SIGMOID) {
+        for (int j = 0; j < k; j++) sum += routing_sigmoid(logits[expert[j]]);
+    } else if (!s->norm_topk) {
+        const float max = max_f32(logits, s->n_experts);
+        const float all = sum_of_exp(logits, s->n_experts, max);
+        for (int e = 0; e < s->n_experts; e++)
+            dlogits[e] = -routing_score(s, logits[e], max, all) * s->scale * mean;
     }
+    for (int j = 0; j < k; j++) {
+        float logit = s->scoring == MOE_SIGMOID ? logits[expert[j]] : 0;
+        dlogits[expert[j]] += routing_slope(s, logit, weight[j], dweight[j], mean, sum);
+    }
+}
+
+void cpu_moe_route_back(struct device *dev, void *dlogits, const float *dweight,
+                        const float *logits, const struct moe_routing *r, const struct moe_shape *s)
+{
+    if (!cpu_is_f32(dev, "moe_route_back", s->dt)) return;
+    const int64_t k = s->top_k, n = s->n_experts;
+#pragma omp parallel for if (s->rows * n > PARALLEL_WORK)
+    for (int i = 0; i < s->rows; i++)
+        route_row_back((float *)dlogits + i * n, dweight + i * k, logits ? logits + i * n : NULL,
+                       r->expert + i * k, r->weight + i * k, s);
 }
 
 void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *b,
@@ -94,24 +149,25 @@ void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *
 }
 
 void cpu_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,
-                             const int32_t *offsets, int n_experts, int m, int n, int k,
-                             enum dtype dt)
+                             const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
-    (void)m;
+    const int64_t n = shape->n, k = shape->k;
     for (int e = 0; e < n_experts; e++) {
         const int64_t start = offsets[e];
-        struct matmul one = {.m = n, .n = k, .trans_a = true, .beta = 1, .in = dt, .out = DT_F32};
+        struct matmul one = {
+            .m = shape->n, .n = shape->k, .trans_a = true, .beta = 1, .in = shape->in};
+        one.out = DT_F32;
         one.k = offsets[e + 1] - offsets[e];
-        cpu_matmul(dev, dw + (int64_t)e * n * k, (const float *)dy + start * n,
-                   (const float *)x + start * k, NULL, &one);
+        cpu_matmul(dev, dw + e * n * k, (const float *)dy + start * n, (const float *)x + start * k,
+                   NULL, &one);
     }
 }
 
 void cpu_moe_combine(struct device *dev, void *y, const void *x, const int32_t *place,
-                     const float *weight, const struct moe_shape *s, int width, bool add,
-                     enum dtype dt)
+                     const float *weight, const struct moe_shape *s, bool add)
 {
-    if (!cpu_is_f32(dev, "moe_combine", dt)) return;
+    if (!cpu_is_f32(dev, "moe_combine", s->dt)) return;
+    const int width = s->width;
 #pragma omp parallel for if ((int64_t)s->rows * s->top_k * width > PARALLEL_WORK)
     for (int i = 0; i < s->rows; i++) {
         float *to = (float *)y + (int64_t)i * width;
@@ -126,11 +182,10 @@ void cpu_moe_combine(struct device *dev, void *y, const void *x, const int32_t *
 }
 
 void cpu_moe_combine_back(struct device *dev, void *dx, float *dweight, const void *dy,
-                          const void *x, const struct moe_routing *r, const struct moe_shape *s,
-                          int width, enum dtype dt)
+                          const void *x, const struct moe_routing *r, const struct moe_shape *s)
 {
-    if (!cpu_is_f32(dev, "moe_combine_back", dt)) return;
-    const int n = s->rows * s->top_k;
+    if (!cpu_is_f32(dev, "moe_combine_back", s->dt)) return;
+    const int n = s->rows * s->top_k, width = s->width;
 #pragma omp parallel for if ((int64_t)n * width > PARALLEL_WORK)
     for (int a = 0; a < n; a++) {
         const float *from = (const float *)dy + (int64_t)(a / s->top_k) * width;

@@ -13,16 +13,16 @@ static inline float weight(const struct norm_shape *shape, const float *w, int c
     return shape->kind == NORM_RMS_PLUS_ONE ? 1.0f + w[c] : w[c];
 }
 
-void cpu_norm(struct device *dev, void *y, float *rstd, float *mean, const void *x, const void *w,
-              const void *b, const struct norm_shape *shape, enum dtype dt)
+void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
+              const struct norm_shape *shape)
 {
-    if (!cpu_is_f32(dev, "norm", dt)) return;
+    if (!cpu_is_f32(dev, "norm", shape->dt)) return;
     const int width = shape->width;
-    const float *scale = w, *bias = b;
+    const float *x = args->x, *scale = args->w, *bias = args->b;
     const float one = shape->kind == NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
 #pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)
     for (int r = 0; r < shape->rows; r++) {
-        const float *in = (const float *)x + row_offset(shape, r);
+        const float *in = x + row_offset(shape, r);
         float *out = (float *)y + row_offset(shape, r);
         float centre = 0, squares = 0;
         if (shape->kind == NORM_LAYER) {
@@ -39,16 +39,18 @@ void cpu_norm(struct device *dev, void *y, float *rstd, float *mean, const void 
         if (bias)
 #pragma omp simd
             for (int c = 0; c < width; c++) out[c] += bias[c];
-        if (rstd) rstd[r] = factor;
-        if (mean && shape->kind == NORM_LAYER) mean[r] = centre;
+        if (args->rstd) args->rstd[r] = factor;
+        if (args->mean && shape->kind == NORM_LAYER) args->mean[r] = centre;
     }
 }
 
 // Threads own columns: each sum runs over the rows in order.
-static void weight_gradient(float *dw, float *db, const float *dy, const float *x,
-                            const float *rstd, const float *mean, const struct norm_shape *shape)
+static void weight_gradient(float *dw, float *db, const float *dy, const struct norm_args *args,
+                            const struct norm_shape *shape)
 {
     enum { CHUNK = 32 };
+    const float *x = args->x, *rstd = args->rstd;
+    const float *mean = shape->kind == NORM_LAYER ? args->mean : NULL;
 #pragma omp parallel for if ((int64_t)shape->rows * shape->width > PARALLEL_WORK)
     for (int start = 0; start < shape->width; start += CHUNK) {
         int width = shape->width - start < CHUNK ? shape->width - start : CHUNK;
@@ -71,21 +73,20 @@ static void weight_gradient(float *dw, float *db, const float *dy, const float *
 }
 
 void cpu_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
-                   const void *x, const void *w, const float *rstd, const float *mean,
-                   const struct norm_shape *shape, bool add, enum dtype dt)
+                   const struct norm_args *args, const struct norm_shape *shape, bool add)
 {
-    if (!cpu_is_f32(dev, "norm_back", dt)) return;
+    if (!cpu_is_f32(dev, "norm_back", shape->dt)) return;
     const bool layer = shape->kind == NORM_LAYER;
     const int width = shape->width;
-    const float *scale = w;
+    const float *x = args->x, *scale = args->w;
     // first, because dx may be written over dy
-    if (dw || db) weight_gradient(dw, db, dy, x, rstd, layer ? mean : NULL, shape);
+    if (dw || db) weight_gradient(dw, db, dy, args, shape);
 #pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)
     for (int r = 0; r < shape->rows; r++) {
-        const float *in = (const float *)x + row_offset(shape, r);
+        const float *in = x + row_offset(shape, r);
         const float *grad = (const float *)dy + row_offset(shape, r);
         float *out = (float *)dx + row_offset(shape, r);
-        float factor = rstd[r], centre = layer ? mean[r] : 0;
+        float factor = args->rstd[r], centre = layer ? args->mean[r] : 0;
         float dot = 0, sum = 0;
 #pragma omp simd reduction(+ : dot, sum)
         for (int c = 0; c < width; c++) {

@@ -1,16 +1,17 @@
 /* rope.c: rotary position embedding, in place, from a table of cosines and sines. */
 #include "kernels/cpu/cpu.h"
 
-void cpu_rope(struct device *dev, void *qkv, const float *table, const int32_t *positions, int rows,
-              int64_t stride, int n, int head_dim, int rot_dim, float sign, enum dtype dt)
+void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
 {
-    if (!cpu_is_f32(dev, "rope", dt)) return;
-    const int half = rot_dim / 2;
-#pragma omp parallel for if ((int64_t)rows * n * rot_dim > PARALLEL_WORK)
-    for (int r = 0; r < rows; r++) {
-        const float *angle = table + (int64_t)positions[r] * half * 2;
+    if (!cpu_is_f32(dev, "rope", args->dt)) return;
+    const int half = args->rot_dim / 2, n = args->n;
+    const float sign = args->sign;
+#pragma omp parallel for if ((int64_t)args->rows * n * args->rot_dim > PARALLEL_WORK)
+    for (int r = 0; r < args->rows; r++) {
+        const float *angle = args->table + (int64_t)args->positions[r] * half * 2;
         for (int h = 0; h < n; h++) {
-            float *lower = (float *)qkv + r * stride + (int64_t)h * head_dim, *upper = lower + half;
+            float *lower = (float *)qkv + r * args->stride + (int64_t)h * args->head_dim;
+            float *upper = lower + half;
 #pragma omp simd
             for (int i = 0; i < half; i++) {
                 float c = angle[2 * i], s = sign * angle[2 * i + 1];
@@ -26,8 +27,7 @@ void cpu_rope_store(struct device *dev, void *qkv, const float *table, int rot_d
                     const struct kv_view *kv, int layer, const struct batch_view *batch,
                     const struct attn_shape *s)
 {
-    int width = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
-    cpu_rope(dev, qkv, table, batch->positions, batch->n_tokens, width, s->n_heads + s->n_kv_heads,
-             s->head_dim, rot_dim, 1, kv->dt);
+    const struct rope_args rope = rope_of_batch(table, rot_dim, batch, s, 1, kv->dt);
+    cpu_rope(dev, qkv, &rope);
     cpu_kv_store(dev, kv, layer, qkv, batch, s);
 }

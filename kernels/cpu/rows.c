@@ -18,12 +18,14 @@ void cpu_gather_rows(struct device *dev, void *y, const void *table, const int32
 }
 
 // Each distinct index is one thread's: it adds its rows in the order given.
-void cpu_scatter_add_rows(struct device *dev, void *table, const void *y, const int32_t *index,
-                          const int32_t *order, int n, int width, float scale, enum dtype dt,
-                          enum dtype table_dt)
+void cpu_scatter_add_rows(struct device *dev, void *table, const void *y,
+                          const struct scatter_args *args)
 {
-    if (!cpu_is_f32(dev, "scatter_add_rows", dt)) return;
-    if (!cpu_is_f32(dev, "scatter_add_rows", table_dt)) return;
+    if (!cpu_is_f32(dev, "scatter_add_rows", args->dt)) return;
+    if (!cpu_is_f32(dev, "scatter_add_rows", args->table_dt)) return;
+    const int32_t *index = args->index, *order = args->order;
+    const int n = args->n, width = args->width;
+    const float scale = args->scale;
     float *rows = table;
     const float *in = y;
 #pragma omp parallel for schedule(dynamic, 64) if ((int64_t)n * width > PARALLEL_WORK)

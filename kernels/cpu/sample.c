@@ -1,9 +1,10 @@
-/* sample.c: draws a token for each row of logits. Every cut (top-k, top-p, min-p) keeps the tokens
- * whose logit reaches a threshold, so the three come down to one number, found by partial selection
- * and never by sorting the vocabulary. Without a cut nothing is selected. The residual of a refused
- * draft is drawn as a row of logits is, its logarithm taking their place. A row is one thread's. */
-#include "common/base/rng.h"
+/* sample.c: samples a token for each row of logits. Every filter (top-k, top-p, min-p) keeps the
+ * tokens whose logit reaches a threshold, so the three come down to one number, found by partial
+ * selection and never by sorting the vocabulary. Without a filter nothing is selected. The residual
+ * of a rejected draft is sampled as a row of logits is, its logarithm taking their place. A row is
+ * one thread's. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/sampling.h"
 #include <omp.h>
 
 static inline float probability(float z, float max)
@@ -51,11 +52,11 @@ static float select_threshold(float *z, int n, double target, bool by_count, flo
     return threshold;
 }
 
-// The lowest scaled logit that the cuts of `params` keep; -inf where there is none.
-static float cut_threshold(const float *z, int vocab, float max, const struct sample_params *params,
-                           float *scratch)
+// The lowest scaled logit that top-k and top-p of `params` keep; -inf where there is none.
+static float filter_threshold(const float *z, int vocab, float max,
+                              const struct sample_params *params, float *scratch)
 {
-    const bool by_k = params->top_k > 0 && params->top_k < vocab, by_p = params->top_p < 1.0f;
+    const bool by_k = sampling_by_top_k(params, vocab), by_p = sampling_by_top_p(params);
     float threshold = -INFINITY;
     int n = vocab;
     if (by_k || by_p) memcpy(scratch, z, (size_t)vocab * sizeof *scratch);
@@ -90,44 +91,23 @@ static double kept_sum(const float *z, int vocab, float max, float threshold, fl
     return sum;
 }
 
-// What a position's random words are for: the second word of their counters.
-enum use { NOISE, ACCEPTANCE, MORE_NOISE };
-
-// A block of random words; for NOISE and MORE_NOISE those of tokens 4 * block .. 4 * block + 3.
-static void random_block(const struct sample_params *params, int block, enum use use,
-                         uint32_t bits[4])
-{
-    const uint32_t key[2] = {(uint32_t)params->seed, (uint32_t)(params->seed >> 32)};
-    const uint32_t counter[4] = {(uint32_t)block, use, (uint32_t)params->position,
-                                 (uint32_t)(params->position >> 32)};
-    philox4x32(counter, key, bits);
-}
-
 #define BLOCKS 16           // whose words are made side by side
 #define SPAN   (BLOCKS * 4) // their tokens
 
-// The NOISE words of tokens 4 * first .. : that of token 4 * first + t is bits[t % 4][t / 4].
+// The SAMPLING_GUMBEL words of tokens 4 * first .. : that of token 4 * first + t is bits[t % 4][t /
+// 4].
 static void random_span(const struct sample_params *params, int first, uint32_t bits[4][BLOCKS])
 {
-    const uint32_t key[2] = {(uint32_t)params->seed, (uint32_t)(params->seed >> 32)};
+    uint32_t key[2], counter[4];
+    sampling_key(params, key);
     for (int b = 0; b < BLOCKS; b++) {
-        bits[0][b] = (uint32_t)(first + b);
-        bits[1][b] = NOISE;
-        bits[2][b] = (uint32_t)params->position;
-        bits[3][b] = (uint32_t)(params->position >> 32);
+        sampling_counter(params, (uint32_t)(first + b), SAMPLING_GUMBEL, counter);
+        for (int word = 0; word < 4; word++) bits[word][b] = counter[word];
     }
     for (uint32_t round = 0; round < PHILOX_ROUNDS; round++)
 #pragma omp simd
         for (int b = 0; b < BLOCKS; b++)
             philox_round(&bits[0][b], &bits[1][b], &bits[2][b], &bits[3][b], key, round);
-}
-
-// Of a token whose word is known.
-static float gumbel(const struct sample_params *params, int token, uint32_t bits)
-{
-    uint32_t more[4] = {0};
-    if (rng_wants_more(bits)) random_block(params, token / 4, MORE_NOISE, more);
-    return rng_gumbel(bits, more[token % 4]);
 }
 
 /* The least word whose noise could lift the logit z over `score`, with room for rounding: noise is
@@ -139,7 +119,7 @@ static uint32_t least_word(float z, float score)
     return most < 4294967295.0 ? ~(uint32_t)most : 0;
 }
 
-// A row after temperature and cuts.
+// A row after temperature and filtering.
 struct distribution {
     const float *z; // (vocab) scaled logits
     int vocab, likeliest;
@@ -168,13 +148,13 @@ static bool any_word(uint32_t bits[4][BLOCKS], uint32_t least)
 /* argmax over kept tokens of z + noise; the sums of `d` are not used. The search starts from the
  * likeliest token. Spans are passed over without a random word where the largest noise there is
  * would not make them win, and without a log where no word in them is large enough. */
-static int draw(const struct distribution *d, const struct sample_params *params)
+static int sample_token(const struct distribution *d, const struct sample_params *params)
 {
     const float *z = d->z;
     uint32_t bits[4][BLOCKS], block[4];
     int best = d->likeliest;
-    random_block(params, best / 4, NOISE, block);
-    float best_score = z[best] + gumbel(params, best, block[best % 4]);
+    sampling_block(params, (uint32_t)best / 4, SAMPLING_GUMBEL, block);
+    float best_score = z[best] + sampling_gumbel(params, best, block[best % 4]);
     for (int start = 0; start < d->vocab; start += SPAN) {
         int n = d->vocab - start < SPAN ? d->vocab - start : SPAN;
         float most = span_max(z + start, n, d->threshold);
@@ -187,7 +167,7 @@ static int draw(const struct distribution *d, const struct sample_params *params
             uint32_t word = bits[i % 4][i / 4];
             if (!(z[t] >= d->threshold) || word < least) continue;
             if (d->min_p > 0 && probability(z[t], d->max) < d->min_p) continue;
-            float score = z[t] + gumbel(params, t, word);
+            float score = z[t] + sampling_gumbel(params, t, word);
             if (score > best_score || (score == best_score && t < best)) {
                 best_score = score;
                 best = t;
@@ -202,7 +182,7 @@ static struct distribution distribution_of(const float *logits, int vocab,
                                            const struct sample_params *params, float *z,
                                            float *scratch)
 {
-    const float scale = params->temperature == 0 ? 1.0f : 1.0f / params->temperature;
+    const float scale = sampling_scale(params);
     struct distribution d = {.z = z, .vocab = vocab, .min_p = params->min_p};
     float max = -INFINITY;
 #pragma omp simd reduction(max : max)
@@ -212,7 +192,7 @@ static struct distribution distribution_of(const float *logits, int vocab,
     }
     while (d.likeliest < vocab - 1 && z[d.likeliest] != max) d.likeliest++;
     d.max = max;
-    d.threshold = cut_threshold(z, vocab, max, params, scratch);
+    d.threshold = filter_threshold(z, vocab, max, params, scratch);
     d.all = d.kept = kept_sum(z, vocab, max, -INFINITY, 0);
     if (d.threshold > -INFINITY || d.min_p > 0)
         d.kept = kept_sum(z, vocab, max, d.threshold, d.min_p);
@@ -226,9 +206,9 @@ static double probability_of(const struct distribution *d, int token)
     return e >= d->min_p ? (double)e / d->kept : 0;
 }
 
-// The token of a row whose draft, drawn from q, was refused. log_rest: (p->vocab) scratch.
-static int draw_residual(const struct distribution *p, const struct distribution *q,
-                         const struct sample_params *params, float *log_rest)
+// The token of a row whose draft, sampled from q, was rejected. log_rest: (p->vocab) scratch.
+static int sample_residual(const struct distribution *p, const struct distribution *q,
+                           const struct sample_params *params, float *log_rest)
 {
     struct distribution residual = {
         .z = log_rest, .vocab = p->vocab, .max = -INFINITY, .threshold = -INFINITY};
@@ -239,35 +219,36 @@ static int draw_residual(const struct distribution *p, const struct distribution
         residual.max = log_rest[t];
         residual.likeliest = t;
     }
-    return draw(residual.max > -INFINITY ? &residual : p, params);
+    return sample_token(residual.max > -INFINITY ? &residual : p, params);
 }
 
 static bool accepted(const struct distribution *p, const struct distribution *q, int draft,
                      const struct sample_params *params)
 {
-    uint32_t bits[4];
-    random_block(params, 0, ACCEPTANCE, bits);
-    return rng_open01_f64(bits[0], bits[1]) * probability_of(q, draft) < probability_of(p, draft);
+    return sampling_acceptance(params) * probability_of(q, draft) < probability_of(p, draft);
 }
 
-// scratch: (3, stride) where `draft` is a token, whose distribution draft_logits (draft_vocab) are;
-// else (2, stride).
-static struct sample_result sample_row(const float *logits, int vocab,
-                                       const struct sample_params *params, int draft,
-                                       const float *draft_logits, int draft_vocab, float *scratch,
+// scratch: (2, stride), or (3, stride) where row i has a draft.
+static struct sample_result sample_row(const struct sample_args *args, int i, float *scratch,
                                        size_t stride)
 {
+    const struct sample_params *params = &args->params[i];
+    const struct sample_draft draft =
+        args->drafts ? args->drafts[i] : (struct sample_draft){-1, -1};
     float *spare = scratch + stride;
-    const struct distribution p = distribution_of(logits, vocab, params, scratch, spare);
+    const struct distribution p = distribution_of(args->logits + (int64_t)i * args->vocab,
+                                                  args->vocab, params, scratch, spare);
     int token;
     if (params->temperature == 0) {
         token = p.likeliest;
-    } else if (draft < 0) {
-        token = draw(&p, params);
+    } else if (draft.token < 0) {
+        token = sample_token(&p, params);
     } else {
         const struct distribution q =
-            distribution_of(draft_logits, draft_vocab, params, scratch + 2 * stride, spare);
-        token = accepted(&p, &q, draft, params) ? draft : draw_residual(&p, &q, params, spare);
+            distribution_of(args->draft_logits + (int64_t)draft.row * args->draft_vocab,
+                            args->draft_vocab, params, scratch + 2 * stride, spare);
+        token = accepted(&p, &q, draft.token, params) ? draft.token
+                                                      : sample_residual(&p, &q, params, spare);
     }
     return (struct sample_result){
         .token = token,
@@ -277,38 +258,33 @@ static struct sample_result sample_row(const float *logits, int vocab,
     };
 }
 
-static bool drafts_are_valid(struct device *dev, const struct sample_draft *drafts, int n,
-                             int vocab, int draft_vocab)
+static bool drafts_are_valid(struct device *dev, const struct sample_args *args)
 {
-    if (draft_vocab > vocab) {
+    if (args->draft_vocab > args->vocab) {
         device_fail(dev, "sample: a draft vocabulary of %d, larger than the %d of the logits",
-                    draft_vocab, vocab);
+                    args->draft_vocab, args->vocab);
         return false;
     }
-    for (int i = 0; i < n; i++) {
-        if (drafts[i].token < 0 || (drafts[i].token < draft_vocab && drafts[i].row >= 0)) continue;
+    for (int i = 0; i < args->n; i++) {
+        const struct sample_draft d = args->drafts[i];
+        if (d.token < 0 || (d.token < args->draft_vocab && d.row >= 0)) continue;
         device_fail(dev,
-                    "sample: the draft of row %d, token %d drawn from row %d, is outside the "
+                    "sample: the draft of row %d, token %d sampled from row %d, is outside the "
                     "vocabulary of %d or the rows",
-                    i, drafts[i].token, drafts[i].row, draft_vocab);
+                    i, d.token, d.row, args->draft_vocab);
         return false;
     }
     return true;
 }
 
-void cpu_sample(struct device *dev, struct sample_result *result, const float *logits,
-                const struct sample_params *params, const struct sample_draft *drafts,
-                const float *draft_logits, int n, int vocab, int draft_vocab)
+void cpu_sample(struct device *dev, struct sample_result *result, const struct sample_args *args)
 {
-    if (drafts && !drafts_are_valid(dev, drafts, n, vocab, draft_vocab)) return;
-    size_t stride = ((size_t)vocab + 15) / 16 * 16, each = (drafts ? 3 : 2) * stride;
+    if (args->drafts && !drafts_are_valid(dev, args)) return;
+    const size_t stride = ((size_t)args->vocab + 15) / 16 * 16;
+    const size_t each = (args->drafts ? 3 : 2) * stride;
     float *scratch = cpu_workspace(dev, (size_t)omp_get_max_threads() * each * sizeof *scratch);
     if (!scratch) return;
-#pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
-    for (int i = 0; i < n; i++) {
-        const int draft = drafts ? drafts[i].token : -1;
-        const float *from = draft < 0 ? NULL : draft_logits + (int64_t)drafts[i].row * draft_vocab;
-        result[i] = sample_row(logits + (int64_t)i * vocab, vocab, &params[i], draft, from,
-                               draft_vocab, scratch + (size_t)omp_get_thread_num() * each, stride);
-    }
+#pragma omp parallel for if ((int64_t)args->n * args->vocab > PARALLEL_WORK / 8)
+    for (int i = 0; i < args->n; i++)
+        result[i] = sample_row(args, i, scratch + (size_t)omp_get_thread_num() * each, stride);
 }

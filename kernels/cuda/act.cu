@@ -77,31 +77,29 @@ __global__ void act_back_kernel(T *dx, const T *dy, const T *x, int width, act_k
     if (gated) store<T, V>(dx + at + width, up);
 }
 
-void cuda_act(struct device *dev, void *y, const void *x, int rows, int width, enum act_kind kind,
-              bool gated, enum dtype dt)
+void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
 {
-    if (rows <= 0 || width <= 0) return;
-    bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(dt))});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    if (s->rows <= 0 || s->width <= 0) return;
+    bool fits = aligned(16, {y, x}, {(int64_t)(s->width * dtype_size(s->dt))});
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "act", act_kernel<T, V>, dim3(rows, ceil_div(width, THREADS * V)), THREADS,
-                    0, (T *)y, (const T *)x, width, kind, gated);
+        cuda_launch(dev, "act", act_kernel<T, V>, dim3(s->rows, ceil_div(s->width, THREADS * V)),
+                    THREADS, 0, (T *)y, (const T *)x, s->width, s->kind, s->gated);
     });
-    cuda_use(dev)->activation = y;
 }
 
-void cuda_act_back(struct device *dev, void *dx, const void *dy, const void *x, int rows, int width,
-                   enum act_kind kind, bool gated, enum dtype dt)
+void cuda_act_back(struct device *dev, void *dx, const void *dy, const void *x,
+                   const struct act_shape *s)
 {
-    if (rows <= 0 || width <= 0) return;
-    bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(dt))});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    if (s->rows <= 0 || s->width <= 0) return;
+    bool fits = aligned(16, {dx, dy, x}, {(int64_t)(s->width * dtype_size(s->dt))});
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "act_back", act_back_kernel<T, V>,
-                    dim3(rows, ceil_div(width, THREADS * V)), THREADS, 0, (T *)dx, (const T *)dy,
-                    (const T *)x, width, kind, gated);
+                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, (T *)dx,
+                    (const T *)dy, (const T *)x, s->width, s->kind, s->gated);
     });
 }
 

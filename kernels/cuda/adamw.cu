@@ -13,6 +13,8 @@
 
 struct coefficients {
     float decay, beta1, rest1, beta2, rest2, step, root_correction2, eps;
+    const float *grad_scale; // (1), device
+    uint32_t steps;          // seeds the rounding
 };
 
 __device__ __forceinline__ float adamw_step(float p, float &m, float &v, float g,
@@ -47,15 +49,15 @@ __device__ __forceinline__ void moment_store(uint16_t &to, float x, uint32_t noi
 // (bf16). A thread does V parameters; `first` is the number of the range's first one.
 template <typename W, typename M, int V>
 __global__ void __launch_bounds__(THREADS)
-    adamw_kernel(W *w, uint16_t *low, M *m, M *v, const float *grad, const float *grad_scale,
-                 int64_t first, int64_t n, coefficients c, uint32_t step)
+    adamw_kernel(W *w, uint16_t *low, M *m, M *v, const float *grad, int64_t first, int64_t n,
+                 coefficients c)
 {
-    grid_wait();                     // no early release: what comes next may read these weights
+    grid_wait();                     // no release before all weights are written
     constexpr int F = V < 4 ? V : 4; // floats an access
     constexpr int FM = sizeof(M) == 4 ? F : V;
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
     if (i >= n) return;
-    float clip = grad_scale[0];
+    float clip = c.grad_scale[0];
     pack<float, F> gs[V / F];
     pack<M, FM> ms[V / FM], vs[V / FM];
     pack<W, sizeof(W) == 4 ? F : V> ws[sizeof(W) == 4 ? V / F : 1];
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(THREADS)
             ws[0].at[k] = (W)master_high(p);
             lows.at[k] = master_low(p);
         }
-        uint32_t noise = sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(first + i + k), step);
+        uint32_t noise = sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(first + i + k), c.steps);
         moment_store(ms[k / FM].at[k % FM], mk, noise >> 16);
         moment_store(vs[k / FM].at[k % FM], vk, noise & 0xffff);
     }
@@ -134,8 +136,7 @@ __device__ __forceinline__ void lane_store(T *to, const pack<T, LANE> &p, int co
 // The same with moments of 8 bits. Pointers are aligned to LANE elements.
 template <typename W>
 __global__ void __launch_bounds__(THREADS)
-    adamw_8bit_kernel(W *w, uint16_t *low, moments to, const float *grad, const float *grad_scale,
-                      int64_t n, coefficients c, uint32_t step)
+    adamw_8bit_kernel(W *w, uint16_t *low, moments to, const float *grad, int64_t n, coefficients c)
 {
     grid_wait();
     int64_t block = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(THREADS)
     if (block * MOMENT_BLOCK >= n) return; // the whole warp
     int count = i + LANE <= n ? LANE : i < n ? (int)(n - i) : 0;
     uint8_t *m_codes = (uint8_t *)to.m + i, *v_codes = (uint8_t *)to.v + i;
-    float clip = grad_scale[0], m_scale = to.m_scale[block], v_scale = to.v_scale[block];
+    float clip = c.grad_scale[0], m_scale = to.m_scale[block], v_scale = to.v_scale[block];
     pack<float, LANE> gs = lane_load(grad + i, count);
     pack<W, LANE> ws = lane_load(w + i, count);
     pack<uint16_t, LANE> lows = {};
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(THREADS)
     float m_inverse = moment_inverse(m_most), v_inverse = moment_inverse(v_most);
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
-        uint32_t noise = moment_noise((uint64_t)(i + k), step);
+        uint32_t noise = moment_noise((uint64_t)(i + k), c.steps);
         ms.at[k] = moment_pack_m(m[k], m_inverse, noise >> 16);
         vs.at[k] = moment_pack_v(v[k], v_inverse, noise & 0xffff);
     }
@@ -185,48 +186,40 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename W, typename M, int V>
-static void adamw_range(struct device *dev, W *w, uint16_t *low, M *m, M *v, const float *grad,
-                        const float *grad_scale, int64_t first, int64_t n, const coefficients &c,
-                        uint32_t step)
-{
-    if (n <= 0) return;
-    cuda_launch(dev, "adamw", adamw_kernel<W, M, V>, ceil_div(n, THREADS * V), THREADS, 0,
-                w + first, low ? low + first : low, m + first, v + first, grad + first, grad_scale,
-                first, n, c, step);
-}
-
 // The multiple of V parameters wide, the rest one by one.
 template <typename W, typename M, int V>
 static void adamw_all(struct device *dev, W *w, uint16_t *low, M *m, M *v, const float *grad,
-                      const float *grad_scale, int64_t n, const coefficients &c, uint32_t step)
+                      int64_t n, const coefficients &c)
 {
     int64_t whole = aligned(16, {w, low, m, v, grad}, {}) ? n / V * V : 0;
-    adamw_range<W, M, V>(dev, w, low, m, v, grad, grad_scale, 0, whole, c, step);
-    adamw_range<W, M, 1>(dev, w, low, m, v, grad, grad_scale, whole, n - whole, c, step);
+    auto range = [&](auto kernel, int wide, int64_t first, int64_t count) {
+        if (count > 0)
+            cuda_launch(dev, "adamw", kernel, ceil_div(count, THREADS * wide), THREADS, 0,
+                        w + first, low ? low + first : low, m + first, v + first, grad + first,
+                        first, count, c);
+    };
+    range(adamw_kernel<W, M, V>, V, 0, whole);
+    range(adamw_kernel<W, M, 1>, 1, whole, n - whole);
 }
 
 template <typename W, int V>
 static void adamw_kinds(struct device *dev, W *w, uint16_t *low, const moments &moments,
-                        const float *grad, const float *grad_scale, int64_t n,
-                        const coefficients &c, uint32_t step)
+                        const float *grad, int64_t n, const coefficients &c)
 {
     void *m = moments.m, *v = moments.v;
     if (moments.kind == MOMENTS_F32)
-        adamw_all<W, float, V>(dev, w, low, (float *)m, (float *)v, grad, grad_scale, n, c, step);
+        adamw_all<W, float, V>(dev, w, low, (float *)m, (float *)v, grad, n, c);
     else if (moments.kind == MOMENTS_BF16)
-        adamw_all<W, uint16_t, V>(dev, w, low, (uint16_t *)m, (uint16_t *)v, grad, grad_scale, n, c,
-                                  step);
+        adamw_all<W, uint16_t, V>(dev, w, low, (uint16_t *)m, (uint16_t *)v, grad, n, c);
     else if (!aligned(16, {w, low, m, v, grad}, {}))
         device_fail(dev, "adamw: 8-bit moments need arrays aligned to 16 bytes");
     else
         cuda_launch(dev, "adamw", adamw_8bit_kernel<W>, ceil_div(n, MOMENT_BLOCK * (THREADS / 32)),
-                    THREADS, 0, w, low, moments, grad, grad_scale, n, c, step);
+                    THREADS, 0, w, low, moments, grad, n, c);
 }
 
 void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
-                const float *grad, const float *grad_scale, int64_t n, const struct adamw *shape,
-                enum dtype w_dt)
+                const float *grad, int64_t n, const struct adamw *shape, enum dtype w_dt)
 {
     if (!(w_dt == DT_F32 && !low) && !(w_dt == DT_BF16 && low)) {
         device_fail(dev, "adamw: weights are f32, or bf16 with their lower halves; these are %s %s",
@@ -243,12 +236,12 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
     c.step = shape->lr / shape->bias_correction1;
     c.root_correction2 = sqrtf(shape->bias_correction2);
     c.eps = shape->eps;
+    c.grad_scale = shape->grad_scale;
+    c.steps = shape->step;
     if (w_dt == DT_F32)
-        adamw_kinds<float, 4>(dev, (float *)w, NULL, *moments, grad, grad_scale, n, c, shape->step);
+        adamw_kinds<float, 4>(dev, (float *)w, NULL, *moments, grad, n, c);
     else
-        adamw_kinds<uint16_t, 8>(dev, (uint16_t *)w, low, *moments, grad, grad_scale, n, c,
-                                 shape->step);
-    cuda_use(dev)->plain_next = true;
+        adamw_kinds<uint16_t, 8>(dev, (uint16_t *)w, low, *moments, grad, n, c);
 }
 
 // ---- sum of squares ----------------------------------------------------------------------------

@@ -153,21 +153,19 @@ void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struc
             if (attn_tensor(dev, a, batch->max_query, true)) return;
         forward(dev, a, batch->max_query, true);
     });
-    cuda_use(dev)->activation = out;
 }
 
 void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
-                      const struct batch_view *batch, const struct attn_shape *shape, enum dtype dt)
+                      const struct batch_view *batch, const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    with_type(dt, [&](auto t) {
+    with_type(shape->dt, [&](auto t) {
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, lse);
         if constexpr (sizeof(T) == 2)
             if (attn_tensor(dev, a, batch->max_query, false)) return;
         forward(dev, a, batch->max_query, false);
     });
-    cuda_use(dev)->activation = out;
 }
 
 // ---- gradient ----------------------------------------------------------------------------------
@@ -429,11 +427,11 @@ static bool shared_fits(struct device *dev, const struct attn_shape *shape, size
 
 void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
                            const float *lse, const void *qkv, const struct batch_view *batch,
-                           const struct attn_shape *shape, enum dtype dt)
+                           const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
     int64_t n = (int64_t)batch->n_tokens * shape->n_heads;
-    with_type(dt, [&](auto t) {
+    with_type(shape->dt, [&](auto t) {
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, NULL, const_cast<float *>(lse));
         int64_t part = batch->n_tokens * part_width(shape), parts_at = (n + 63) / 64 * 64;

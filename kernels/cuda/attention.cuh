@@ -21,6 +21,7 @@ template <typename T> struct attn_args {
     T *out;             // (T, n_heads, head_dim)
     float *lse;         // (T, n_heads) or NULL
     int n_heads, n_kv_heads, group, head_dim, window;
+    bool early; // see attn_shape
     float scale, softcap;
     int n_seqs, n_tokens;
     const int32_t *query_start, *positions, *context_len, *block_table, *prefix_start, *prefix_len;
@@ -53,6 +54,7 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
     a.group_inverse = a.group > 1 ? (uint32_t)(((1ull << 32) + a.group - 1) / a.group) : 0;
     a.head_dim = s->head_dim;
     a.window = s->window;
+    a.early = s->early;
     a.scale = s->scale;
     a.softcap = s->softcap;
     a.n_seqs = batch->n_seqs;

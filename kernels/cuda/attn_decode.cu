@@ -142,8 +142,7 @@ __device__ __forceinline__ void mma_half(float &d0, float &d1, uint32_t a0, uint
  * of these makes column g, dimension 64 c + 8 g + e, of the e-th product of weights and values. */
 template <int HD, int WARPS>
 __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
-    tensor_kernel(attn_args<bf16> a, float *parts, float2 *ends, unsigned *tickets, int max_chunks,
-                  bool early)
+    tensor_kernel(attn_args<bf16> a, float *parts, float2 *ends, unsigned *tickets, int max_chunks)
 {
     extern __shared__ __align__(16) char shared[];
     auto &p = *reinterpret_cast<partial<WARPS, HEADS, HD + 4> *>(shared);
@@ -152,8 +151,8 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
     task w;
     int key_at[2]; // rows of the pool, or -1
     // Where the keys lie is known before the step's kernels: it is looked up under the end of the
-    // kernel before this one, if that is known to write none of it.
-    if (!early) grid_wait();
+    // kernel before this one, if that writes none of it.
+    if (!a.early) grid_wait();
     bool works = task_of<HEADS>(w, a, UNIT, max_chunks);
     auto find = [&](int base) {
 #pragma unroll
@@ -163,7 +162,7 @@ __global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
         }
     };
     if (works) find(w.begin);
-    if (early) grid_wait();
+    if (a.early) grid_wait();
     grid_release();
     if (!works) return;
 
@@ -431,13 +430,11 @@ static void choose_group(struct device *dev, const attn_args<float> &a, int max_
 template <int HD, int WARPS>
 static void launch_tensor(struct device *dev, const attn_args<bf16> &a, int max_context)
 {
-    struct cuda_state *state = cuda_use(dev);
-    bool early = state->activation && !state->plain_next;
     decode_plan p = plan_of(dev, a, HEADS, UNIT, max_context);
     if (p.ok)
         cuda_launch(dev, "attention of a decode step", tensor_kernel<HD, WARPS>, p.grid, WARPS * 32,
-                    sizeof(partial<WARPS, HEADS, HD + 4>), a, p.parts, p.ends, state->tickets,
-                    p.max_chunks, early);
+                    sizeof(partial<WARPS, HEADS, HD + 4>), a, p.parts, p.ends,
+                    cuda_use(dev)->tickets, p.max_chunks);
 }
 
 template <typename T> static bool fits(const attn_args<T> &a)

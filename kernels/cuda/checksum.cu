@@ -4,9 +4,9 @@
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 256
-#define PIECE   (1 << 18) // words of a region that one block sums
+#define CHUNK   (1 << 18) // words of a region that one block sums
 
-// Block (x, y): pieces y, y + gridDim.y, ... of region x.
+// Block (x, y): chunks y, y + gridDim.y, ... of region x.
 __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *base,
                                 const uint64_t *offset, const uint64_t *bytes)
 {
@@ -14,9 +14,9 @@ __global__ void checksum_kernel(unsigned long long *sums, const unsigned char *b
     const unsigned char *region = base + offset[blockIdx.x];
     uint64_t size = bytes[blockIdx.x], words = (size + 3) / 4, whole = size / 4, sum = 0;
     bool in_words = (uintptr_t)region % 4 == 0;
-    for (uint64_t start = (uint64_t)blockIdx.y * PIECE; start < words;
-         start += (uint64_t)gridDim.y * PIECE) {
-        uint64_t end = start + PIECE < words ? start + PIECE : words;
+    for (uint64_t start = (uint64_t)blockIdx.y * CHUNK; start < words;
+         start += (uint64_t)gridDim.y * CHUNK) {
+        uint64_t end = start + CHUNK < words ? start + CHUNK : words;
 #pragma unroll 4
         for (uint64_t j = start + threadIdx.x; j < end; j += THREADS) {
             uint32_t word = 0;
@@ -42,7 +42,7 @@ void cuda_checksum(struct device *dev, uint64_t *sums, const void *base, const u
     uint64_t *work = (uint64_t *)cuda_workspace(dev, 3 * list), longest = 0;
     if (!work) return;
     for (int i = 0; i < n; i++) longest = bytes[i] > longest ? bytes[i] : longest;
-    uint64_t pieces = (longest / 4 + PIECE) / PIECE;
+    uint64_t chunks = (longest / 4 + CHUNK) / CHUNK;
     if (!cuda_ok(dev, cudaMemsetAsync(work, 0, list, state->stream), "checksum") ||
         !cuda_ok(dev,
                  cudaMemcpyAsync(work + n, offset, list, cudaMemcpyHostToDevice, state->stream),
@@ -51,7 +51,7 @@ void cuda_checksum(struct device *dev, uint64_t *sums, const void *base, const u
                  cudaMemcpyAsync(work + 2 * n, bytes, list, cudaMemcpyHostToDevice, state->stream),
                  "checksum"))
         return;
-    cuda_launch(dev, "checksum", checksum_kernel, dim3(n, pieces > 1024 ? 1024 : (unsigned)pieces),
+    cuda_launch(dev, "checksum", checksum_kernel, dim3(n, chunks > 1024 ? 1024 : (unsigned)chunks),
                 THREADS, 0, (unsigned long long *)work, (const unsigned char *)base,
                 (const uint64_t *)(work + n), (const uint64_t *)(work + 2 * n));
     cuda_ok(dev, cudaMemcpyAsync(sums, work, list, cudaMemcpyDeviceToHost, state->stream),

@@ -4,7 +4,7 @@
  * passes its call on.
  *
  * Where the library is missing, a device still opens: cublasLtCreate() gives an empty handle, and
- * the first product fails with what the loader said (cublasLtGetStatusName()). Any thread. */
+ * the first matmul fails with what the loader said (cublasLtGetStatusName()). Any thread. */
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <mutex>

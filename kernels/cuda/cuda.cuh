@@ -5,8 +5,8 @@
  * serialization: the next kernel's blocks may become resident as soon as all of this one's have
  * begun, which hides most of the launch latency of a decode step. Order is kept because every
  * kernel begins with grid_begin(), which waits until the one before it is complete and its writes
- * are visible. Only the small-m matrix product reads anything (its weights) before that wait; see
- * matmul_small.cu for why that is safe.
+ * are visible. What may be read before that wait is for the call to say (`early`, ops.h): the
+ * weights of a matmul of few rows (matmul_small.cu), the lists of a decode batch (attn_decode.cu).
  */
 #ifndef KERNELS_CUDA_CUDA_CUH
 #define KERNELS_CUDA_CUDA_CUH
@@ -32,8 +32,8 @@ struct cuda_state {
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
     cudaEvent_t started, stopped;
     bool capturing;
-    bool plain_next;        // the next launch waits for the whole of the one before
-    const void *activation; // output of the op just enqueued where it is no weight, else NULL
+    bool
+        after_graph; // a graph's capture began or ended, or one was launched, since the last kernel
 };
 
 #define N_TICKETS 65536
@@ -72,9 +72,8 @@ void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim
     config.dynamicSmemBytes = shared;
     config.stream = state->stream;
     config.attrs = &attribute;
-    config.numAttrs = state->major >= 9 && !state->plain_next;
-    state->plain_next = false;
-    state->activation = NULL;
+    config.numAttrs = state->major >= 9 && !state->after_graph; // no such edge across its border
+    state->after_graph = false;
     cudaError_t error = cudaSuccess;
     if (shared > 48 * 1024)
         error =
@@ -246,23 +245,13 @@ __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
 
 // ---- entries of the table (ops.cu) -------------------------------------------------------------
 
-// clang-format off
-#define CUDA_OPS(X) \
-    X(matmul) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) X(kv_store) \
-    X(rope_store) X(attn_paged) X(attn_packed) X(attn_packed_back) X(act) X(act_back) \
-    X(moe_route) X(moe_route_back) X(matmul_experts) X(matmul_experts_back) X(moe_combine) \
-    X(moe_combine_back) X(add) X(column_sum) X(convert) X(softcap) X(softcap_back) X(logprob) \
-    X(logprob_back) X(top_logprobs) X(adjust_logits) X(distill) X(sample) X(sum_squares) \
-    X(adamw) X(checksum) X(scratch_bytes)
-// clang-format on
-
 // cuda_<name> has the type of the field <name> of struct ops.
 template <typename T> struct pointee;
 template <typename T> struct pointee<T *> {
     typedef T type;
 };
 #define X(name) pointee<decltype(ops::name)>::type cuda_##name;
-CUDA_OPS(X)
+EACH_OP(X)
 #undef X
 
 // out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
@@ -273,7 +262,7 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
                          enum dtype dt);                 // attention.cu
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
-size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of a product added to bf16
+size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of one added to bf16
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
 void matmul_state_free(struct matmul_state *state);
@@ -281,11 +270,9 @@ void matmul_state_free(struct matmul_state *state);
 // C(m,n) = A(m,k) B(n,k)^T + beta C [+ bias] for few rows m of bf16 (matmul_small.cu). False, with
 // nothing enqueued, where the shape is not for it.
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                  const struct matmul *shape, bool after_activation);
-// The same for the experts' products of ops.h, where they have few rows each. after_activation: the
-// op just enqueued wrote neither the weights nor the offsets.
+                  const struct matmul *shape);
+// The same for the experts' matmuls of ops.h, where they have few rows each.
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
-                          const int32_t *offsets, int n_experts, const struct matmul *shape,
-                          bool after_activation);
+                          const int32_t *offsets, int n_experts, const struct matmul *shape);
 
 #endif

@@ -211,7 +211,6 @@ static void copy_with(struct device *dev, void *to, const void *from, size_t byt
                       enum cudaMemcpyKind kind, const char *what)
 {
     struct cuda_state *state = cuda_use(dev);
-    state->activation = NULL;
     cuda_ok(dev, cudaMemcpyAsync(to, from, bytes, kind, state->stream), what);
 }
 
@@ -235,7 +234,6 @@ static void copy_2d(struct device *dev, void *to, size_t to_pitch, const void *f
                     size_t from_pitch, size_t width, size_t rows)
 {
     struct cuda_state *state = cuda_use(dev);
-    state->activation = NULL;
     if (to_pitch <= INT_MAX && from_pitch <= INT_MAX) {
         cuda_ok(dev,
                 cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows,
@@ -250,7 +248,6 @@ static void copy_2d(struct device *dev, void *to, size_t to_pitch, const void *f
 static void fill(struct device *dev, void *to, unsigned char value, size_t bytes)
 {
     struct cuda_state *state = cuda_use(dev);
-    state->activation = NULL;
     cuda_ok(dev, cudaMemsetAsync(to, value, bytes, state->stream), "filling");
 }
 
@@ -371,8 +368,7 @@ static void shared_close(struct shared_memory *memory)
 static bool capture_begin(struct device *dev)
 {
     struct cuda_state *state = cuda_use(dev);
-    state->plain_next = true;
-    state->activation = NULL;
+    state->after_graph = true;
     state->capturing = cuda_ok(
         dev, cudaStreamBeginCapture(state->stream, cudaStreamCaptureModeThreadLocal), "capture");
     return state->capturing;
@@ -383,8 +379,7 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
     struct cuda_state *state = cuda_use(dev);
     cudaGraph_t graph = NULL;
     state->capturing = false;
-    state->plain_next = true;
-    state->activation = NULL;
+    state->after_graph = true;
     cudaError_t error = cudaStreamEndCapture(state->stream, &graph);
     if (error != cudaSuccess) return fail(dev, error, "ending a capture");
     struct device_graph *made = (struct device_graph *)calloc(1, sizeof *made);
@@ -405,8 +400,7 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
 static void graph_launch(struct device *dev, struct device_graph *graph)
 {
     struct cuda_state *state = cuda_use(dev);
-    state->plain_next = true;
-    state->activation = NULL;
+    state->after_graph = true;
     cuda_ok(dev, cudaGraphLaunch(graph->exec, state->stream), "launching a graph");
 }
 

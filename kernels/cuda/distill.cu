@@ -1,52 +1,9 @@
 /* distill.cu: the divergence of a teacher's distribution from a student's, and its gradient. A
- * block owns a row and reads it twice: for both maxima and sums, each thread keeping running ones
- * (Milakov and Gimelshein 2018), and then for what depends on both distributions. A row's result
- * does not depend on the others. */
-#include "kernels/cuda/cuda.cuh"
+ * block owns a row and reads it twice: for both maxima and sums (softmax.cuh), and then for what
+ * depends on both distributions. A row's result does not depend on the others. */
+#include "kernels/cuda/softmax.cuh"
 
 #define THREADS 1024
-
-// Sum of e^(z - max).
-struct running {
-    float max, sum;
-};
-
-__device__ __forceinline__ running join(running a, running b)
-{
-    running r = {fmaxf(a.max, b.max), 0};
-    if (r.max == -INFINITY) return r;
-    r.sum = a.sum * expf(a.max - r.max) + b.sum * expf(b.max - r.max);
-    return r;
-}
-
-template <int V>
-__device__ __forceinline__ void take(running &r, const float *row, int t, float scale)
-{
-    float z[V];
-    load<float, V>(z, row + t);
-    running own = {-INFINITY, 0};
-#pragma unroll
-    for (int i = 0; i < V; i++) own.max = fmaxf(own.max, z[i] *= scale);
-    if (own.max > r.max) r = join(r, own);
-    if (r.max == -INFINITY) return;
-#pragma unroll
-    for (int i = 0; i < V; i++) r.sum += expf(z[i] - r.max);
-}
-
-// Joins the block's, in a fixed order; given to every thread.
-__device__ __forceinline__ running block_join(running r, running *shared)
-{
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        running other = {__shfl_xor_sync(~0u, r.max, o), __shfl_xor_sync(~0u, r.sum, o)};
-        r = join(r, other);
-    }
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = r;
-    __syncthreads();
-    r = shared[0];
-    for (int i = 1; i < THREADS / 32; i++) r = join(r, shared[i]);
-    return r;
-}
 
 template <typename T, int V>
 __global__ void __launch_bounds__(THREADS)
@@ -54,18 +11,20 @@ __global__ void __launch_bounds__(THREADS)
                    const float *teacher, int vocab, int teacher_vocab, float inverse, float slope)
 {
     grid_begin();
-    __shared__ running shared_p[THREADS / 32], shared_q[THREADS / 32];
+    __shared__ running<false> shared_p[THREADS / 32], shared_q[THREADS / 32];
     __shared__ float shared[32];
     const float *row_p = teacher + (int64_t)blockIdx.x * teacher_vocab;
     const float *row_q = student + (int64_t)blockIdx.x * vocab;
-    running p = {-INFINITY, 0}, q = p;
+    running<false> p = {-INFINITY, 0, 0}, q = p;
 #pragma unroll 2
     for (int t = threadIdx.x * V; t < vocab; t += THREADS * V) {
         take<V>(p, row_p, t, inverse);
         take<V>(q, row_q, t, inverse);
     }
-    p = block_join(p, shared_p);
-    q = block_join(q, shared_q);
+    lanes_join(p, shared_p);
+    lanes_join(q, shared_q);
+    p = shared_join(shared_p);
+    q = shared_join(shared_q);
 
     // sums of p (z_p - z_q), z being taken from the maxima, and of min(p, q)
     const float factor_p = 1.f / p.sum, factor_q = 1.f / q.sum;
@@ -93,26 +52,23 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 void cuda_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
-                  const float *student, const float *teacher, int n, int vocab, int teacher_vocab,
-                  float temperature, float scale, enum dtype dt)
+                  const struct distill_args *a, enum dtype dt)
 {
-    if (n <= 0) return;
-    if (teacher_vocab < vocab) {
+    if (a->n <= 0) return;
+    if (a->teacher_vocab < a->vocab) {
         device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
-                    teacher_vocab, vocab);
+                    a->teacher_vocab, a->vocab);
         return;
     }
-    bool fits =
-        aligned(16, {student, teacher, dstudent}, {(int64_t)vocab * 4, (int64_t)teacher_vocab * 4});
+    bool fits = aligned(16, {a->student, a->teacher, dstudent},
+                        {(int64_t)a->vocab * 4, (int64_t)a->teacher_vocab * 4});
     with_type(dt, [&](auto t) {
         using T = decltype(t);
-        if (fits)
-            cuda_launch(dev, "distill", distill_kernel<T, 4>, n, THREADS, 0, kl, overlap,
-                        (T *)dstudent, student, teacher, vocab, teacher_vocab, 1.f / temperature,
-                        scale / temperature);
-        else
-            cuda_launch(dev, "distill", distill_kernel<T, 1>, n, THREADS, 0, kl, overlap,
-                        (T *)dstudent, student, teacher, vocab, teacher_vocab, 1.f / temperature,
-                        scale / temperature);
+        auto launch = [&](auto kernel) {
+            cuda_launch(dev, "distill", kernel, a->n, THREADS, 0, kl, overlap, (T *)dstudent,
+                        a->student, a->teacher, a->vocab, a->teacher_vocab, 1.f / a->temperature,
+                        a->scale / a->temperature);
+        };
+        launch(fits ? distill_kernel<T, 4> : distill_kernel<T, 1>);
     });
 }

@@ -1,69 +1,20 @@
 /* logprob.cu: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A block reads a row once, each thread keeping a running
- * maximum and sums relative to it (Milakov and Gimelshein 2018); a row's result does not depend on
- * the others. */
-#include "kernels/cuda/cuda.cuh"
+ * tokens of a row, and the gradient. A block reads a row once (softmax.cuh); a row's result does
+ * not depend on the others. */
+#include "kernels/cuda/softmax.cuh"
 
 #define THREADS 512
 
-// Of e^(z - max), and of (z - max) e^(z - max).
-struct running {
-    float max, sum, weighted;
-};
-
-__device__ __forceinline__ running join(running a, running b)
-{
-    running r;
-    r.max = fmaxf(a.max, b.max);
-    if (r.max == -INFINITY) return a;
-    float fa = expf(a.max - r.max), fb = expf(b.max - r.max);
-    r.sum = a.sum * fa + b.sum * fb;
-    // where f is 0 the shift may be infinite
-    float sa = fa > 0 ? (a.weighted + a.sum * (a.max - r.max)) * fa : 0.f;
-    float sb = fb > 0 ? (b.weighted + b.sum * (b.max - r.max)) * fb : 0.f;
-    r.weighted = sa + sb;
-    return r;
-}
-
 // Of a row, by a block; valid in thread 0.
 template <int V>
-__device__ __forceinline__ running sum_row(const float *row, int vocab, float scale)
+__device__ __forceinline__ running<true> sum_row(const float *row, int vocab, float scale)
 {
-    __shared__ running shared[THREADS / 32];
-    running r = {-INFINITY, 0, 0};
+    __shared__ running<true> shared[THREADS / 32];
+    running<true> r = {-INFINITY, 0, 0};
 #pragma unroll 2
-    for (int t = threadIdx.x * V; t < vocab; t += THREADS * V) {
-        float z[V];
-        load<float, V>(z, row + t);
-        running p = {-INFINITY, 0, 0};
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            z[i] *= scale;
-            p.max = fmaxf(p.max, z[i]);
-        }
-        if (p.max > r.max) {
-            running zero = {p.max, 0, 0};
-            r = join(r, zero);
-        }
-        if (r.max == -INFINITY) continue;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            float d = z[i] - r.max, e = expf(d);
-            r.sum += e;
-            r.weighted += e > 0 ? e * d : 0.f; // a logit of -inf adds nothing
-        }
-    }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        running other = {__shfl_xor_sync(~0u, r.max, o), __shfl_xor_sync(~0u, r.sum, o),
-                         __shfl_xor_sync(~0u, r.weighted, o)};
-        r = join(r, other);
-    }
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = r;
-    __syncthreads();
-    if (threadIdx.x == 0)
-        for (int i = 1; i < THREADS / 32; i++) r = join(r, shared[i]);
-    return r;
+    for (int t = threadIdx.x * V; t < vocab; t += THREADS * V) take<V>(r, row, t, scale);
+    lanes_join(r, shared);
+    return threadIdx.x == 0 ? shared_join(shared) : r;
 }
 
 __device__ __forceinline__ float logprob_of(float logit, float scale, float max, float log_sum)
@@ -77,7 +28,7 @@ __global__ void logprob_kernel(float *logprob, float *lse, float *entropy, const
 {
     grid_begin();
     const float *row = logits + (int64_t)blockIdx.x * vocab;
-    running r = sum_row<V>(row, vocab, scale);
+    running<true> r = sum_row<V>(row, vocab, scale);
     if (threadIdx.x) return;
     float log_sum = logf(r.sum);
     int t = target[blockIdx.x];
@@ -87,16 +38,12 @@ __global__ void logprob_kernel(float *logprob, float *lse, float *entropy, const
 }
 
 void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
-                  const float *logits, const int32_t *target, int n, int vocab, float temperature)
+                  const struct head_args *h)
 {
-    if (n <= 0) return;
-    float scale = 1.f / temperature;
-    if (aligned(16, {logits}, {(int64_t)vocab * 4}))
-        cuda_launch(dev, "logprob", logprob_kernel<4>, n, THREADS, 0, logprob, lse, entropy, logits,
-                    target, vocab, scale);
-    else
-        cuda_launch(dev, "logprob", logprob_kernel<1>, n, THREADS, 0, logprob, lse, entropy, logits,
-                    target, vocab, scale);
+    if (h->n <= 0) return;
+    bool fits = aligned(16, {h->logits}, {(int64_t)h->vocab * 4});
+    cuda_launch(dev, "logprob", fits ? logprob_kernel<4> : logprob_kernel<1>, h->n, THREADS, 0,
+                logprob, lse, entropy, h->logits, h->target, h->vocab, 1.f / h->temperature);
 }
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
@@ -173,7 +120,7 @@ __global__ void top_logprobs_kernel(token_logprob *out, const float *logits, con
     __shared__ int before;
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     token_logprob *of_row = out + (int64_t)blockIdx.x * (1 + k);
-    running r = sum_row<V>(row, vocab, scale);
+    running<true> r = sum_row<V>(row, vocab, scale);
     if (threadIdx.x == 0) {
         shared_max = r.max;
         shared_log_sum = logf(r.sum);
@@ -208,22 +155,18 @@ __global__ void top_logprobs_kernel(token_logprob *out, const float *logits, con
     }
 }
 
-void cuda_top_logprobs(struct device *dev, struct token_logprob *out, const float *logits,
-                       const int32_t *target, int n, int vocab, int k, float temperature)
+void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
+                       const struct head_args *h)
 {
-    if (n <= 0) return;
-    if (k < 0 || k > vocab || k > TOP_LOGPROBS_MOST) {
-        device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, vocab,
+    if (h->n <= 0) return;
+    if (k < 0 || k > h->vocab || k > TOP_LOGPROBS_MOST) {
+        device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, h->vocab,
                     TOP_LOGPROBS_MOST);
         return;
     }
-    float scale = 1.f / temperature;
-    if (aligned(16, {logits}, {(int64_t)vocab * 4}))
-        cuda_launch(dev, "top_logprobs", top_logprobs_kernel<4>, n, THREADS, 0, out, logits, target,
-                    vocab, k, scale);
-    else
-        cuda_launch(dev, "top_logprobs", top_logprobs_kernel<1>, n, THREADS, 0, out, logits, target,
-                    vocab, k, scale);
+    bool fits = aligned(16, {h->logits}, {(int64_t)h->vocab * 4});
+    cuda_launch(dev, "top_logprobs", fits ? top_logprobs_kernel<4> : top_logprobs_kernel<1>, h->n,
+                THREADS, 0, out, h->logits, h->target, h->vocab, k, 1.f / h->temperature);
 }
 
 // ---- the gradient ------------------------------------------------------------------------------
@@ -249,22 +192,21 @@ __global__ void logprob_back_kernel(T *dlogits, const float *dlogprob, const flo
     store<T, V>(dlogits + at, z);
 }
 
-void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob,
-                       const float *logits, const float *lse, const int32_t *target, int n,
-                       int vocab, float temperature, enum dtype dt)
+void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *lse,
+                       const struct head_args *h, enum dtype dt)
 {
-    if (n <= 0) return;
-    float scale = 1.f / temperature;
-    bool fits = aligned(16, {dlogits, logits}, {(int64_t)vocab * 4}) && vocab % 4 == 0;
+    if (h->n <= 0) return;
+    bool fits = aligned(16, {dlogits, h->logits}, {(int64_t)h->vocab * 4}) && h->vocab % 4 == 0;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
+        auto launch = [&](auto kernel, int wide) {
+            cuda_launch(dev, "logprob_back", kernel, dim3(h->n, ceil_div(h->vocab, THREADS * wide)),
+                        THREADS, 0, (T *)dlogits, dlogprob, h->logits, lse, h->target, h->vocab,
+                        1.f / h->temperature);
+        };
         if (fits)
-            cuda_launch(dev, "logprob_back", logprob_back_kernel<T, 4>,
-                        dim3(n, ceil_div(vocab, THREADS * 4)), THREADS, 0, (T *)dlogits, dlogprob,
-                        logits, lse, target, vocab, scale);
+            launch(logprob_back_kernel<T, 4>, 4);
         else
-            cuda_launch(dev, "logprob_back", logprob_back_kernel<T, 1>,
-                        dim3(n, ceil_div(vocab, THREADS)), THREADS, 0, (T *)dlogits, dlogprob,
-                        logits, lse, target, vocab, scale);
+            launch(logprob_back_kernel<T, 1>, 1);
     });
 }

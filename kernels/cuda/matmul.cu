@@ -1,11 +1,11 @@
-/* matmul.cu: matrix products through cuBLASLt.
+/* matmul.cu: matrix multiplication through cuBLASLt.
  *
  * A row-major C = A B is the column-major C' = B' A', so A and B change places and nothing is
  * moved. f32 runs with tf32 off; bf16 sums in f32. The algorithm of a shape is the library's first
  * choice, not a timed one: timing would pick differently from run to run, and results must not. All
  * of its split-K schemes add in a fixed order, so every algorithm gives the same bits each time.
  * Plans (layouts, descriptor, algorithm) are kept per shape; making one takes host time only, so a
- * product can be captured the first time it is seen. Forward products of bf16 take no algorithm
+ * matmul can be captured the first time it is seen. Forward matmuls of bf16 take no algorithm
  * that splits k, which keeps the order of docs/numerics.md; few rows of them go to matmul_small.cu.
  */
 #include "common/base/hash.h"
@@ -26,7 +26,7 @@ struct plan {
     struct plan_key key;
     bool used, add_bias; // add_bias: by a kernel of ours, where the library has no epilogue for it
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, c; // of the column-major product
+    cublasLtMatrixLayout_t a, b, c; // of the column-major matmul
     cublasLtMatmulAlgo_t algorithm;
 };
 
@@ -49,7 +49,7 @@ static void plan_clear(struct plan *plan)
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret)
 {
     struct matmul_state *state = (struct matmul_state *)calloc(1, sizeof *state);
-    if (!state) return status_fail(ST_NO_MEMORY, "no memory for matrix product plans");
+    if (!state) return status_fail(ST_NO_MEMORY, "no memory for matmul plans");
     cublasStatus_t blas = cublasLtCreate(&state->handle);
     if (blas != CUBLAS_STATUS_SUCCESS) {
         free(state);
@@ -223,8 +223,8 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
                             &shape->beta, c, plan->c, c, plan->c, &plan->algorithm,
                             matmul->workspace, WORKSPACE_BYTES, state->stream);
     if (st != CUBLAS_STATUS_SUCCESS) {
-        device_fail(dev, "matrix product (%d, %d, %d)%s%s %s to %s: cuBLASLt: %s", shape->m,
-                    shape->n, shape->k, shape->trans_a ? " A'" : "", shape->trans_b ? " B'" : "",
+        device_fail(dev, "matmul (%d, %d, %d)%s%s %s to %s: cuBLASLt: %s", shape->m, shape->n,
+                    shape->k, shape->trans_a ? " A'" : "", shape->trans_b ? " B'" : "",
                     dtype_name(shape->in), dtype_name(shape->out), cublasLtGetStatusName(st));
         return;
     }
@@ -235,8 +235,7 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
                         dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, (float *)c,
                         (const T *)bias, shape->n);
         });
-    state->plain_next = false;
-    state->activation = c;
+    state->after_graph = false;
 }
 
 size_t cuda_matmul_scratch(int rows, int width)
@@ -248,21 +247,16 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
                  const struct matmul *shape)
 {
     if (shape->m <= 0 || shape->n <= 0) return;
-    struct cuda_state *state = cuda_use(dev);
-    bool after_activation = state->activation && state->activation != b;
-    if (matmul_small(dev, c, a, b, bias, shape, after_activation)) {
-        state->activation = c;
-        return;
-    }
+    if (matmul_small(dev, c, a, b, bias, shape)) return;
     if (shape->beta == 0 || shape->out != DT_BF16) {
         matmul_large(dev, c, a, b, bias, shape);
         return;
     }
-    // Of the library's algorithms some round the product before they add C, some do not.
-    struct matmul product = *shape;
+    // Of the library's algorithms some round before they add C, some do not.
+    struct matmul plain = *shape;
     void *sum = cuda_workspace(dev, cuda_matmul_scratch(shape->m, shape->n));
     if (!sum) return;
-    product.beta = 0;
-    matmul_large(dev, sum, a, b, bias, &product);
+    plain.beta = 0;
+    matmul_large(dev, sum, a, b, bias, &plain);
     cuda_add(dev, c, sum, (int64_t)shape->m * shape->n, DT_BF16);
 }

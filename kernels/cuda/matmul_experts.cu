@@ -1,9 +1,9 @@
-/* matmul_experts.cu: the products of a mixture's experts and the gradients of their weights, of all
+/* matmul_experts.cu: the matmuls of a mixture's experts and the gradients of their weights, of all
  * experts in one launch. What rows an expert has is in device memory only (`offsets`), so a grid is
  * as large as any division of the rows among the experts can need; a block finds its tile from
  * offsets and ends where there is none. A tile of the result is one block's and is summed in order.
  *
- * All three products are sums over p of L(i, p) R(p, j), where each operand is stored with p along
+ * All three are sums over p of L(i, p) R(p, j), where each operand is stored with p along
  * its rows (a weight (n, k) in the forward pass) or across them (dy and x in the gradient):
  *   forward            i: rows of the expert, j: n, p: k     R along
  *   gradient of input  i: rows of the expert, j: n, p: k     R across
@@ -84,7 +84,7 @@ static void launch_tiles(struct device *dev, void (*kernel)(experts_args<T, U>),
         return;
     }
     int down = expert_tiles(m, a.n_experts, height);
-    cuda_launch(dev, "experts' products", kernel, blocks_of(down, ceil_div(a.n, width)), THREADS,
+    cuda_launch(dev, "experts' matmuls", kernel, blocks_of(down, ceil_div(a.n, width)), THREADS,
                 shared, a);
 }
 
@@ -332,34 +332,29 @@ void cuda_matmul_experts(struct device *dev, void *c, const void *a, const void 
 {
     const int m = shape->m, n = shape->n, k = shape->k;
     if (m <= 0 || n <= 0 || n_experts <= 0) return;
-    struct cuda_state *state = cuda_use(dev);
-    const void *before = state->activation;
-    if (!matmul_small_experts(dev, c, a, b, offsets, n_experts, shape,
-                              before && before != b && before != offsets)) {
-        bool tensor = for_tensor_cores(shape->in, n, k, c, a, b);
-        with_type(shape->in, [&](auto t) {
-            with_type(shape->out, [&](auto u) {
-                using T = decltype(t);
-                using U = decltype(u);
-                experts_args<T, U> args = {
-                    (U *)c, (const T *)a, (const T *)b, offsets, n_experts, n, k};
-                if (shape->trans_b)
-                    launch_forward<false>(dev, args, m, tensor);
-                else
-                    launch_forward<true>(dev, args, m, tensor);
-            });
+    if (matmul_small_experts(dev, c, a, b, offsets, n_experts, shape)) return;
+    bool tensor = for_tensor_cores(shape->in, n, k, c, a, b);
+    with_type(shape->in, [&](auto t) {
+        with_type(shape->out, [&](auto u) {
+            using T = decltype(t);
+            using U = decltype(u);
+            experts_args<T, U> args = {(U *)c, (const T *)a, (const T *)b, offsets, n_experts, n,
+                                       k};
+            if (shape->trans_b)
+                launch_forward<false>(dev, args, m, tensor);
+            else
+                launch_forward<true>(dev, args, m, tensor);
         });
-    }
-    state->activation = c;
+    });
 }
 
 void cuda_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,
-                              const int32_t *offsets, int n_experts, int m, int n, int k,
-                              enum dtype dt)
+                              const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
+    const int m = shape->m, n = shape->n, k = shape->k;
     if (m <= 0 || n <= 0 || k <= 0 || n_experts <= 0) return;
-    bool tensor = for_tensor_cores(dt, n, k, dw, dy, x);
-    with_type(dt, [&](auto t) {
+    bool tensor = for_tensor_cores(shape->in, n, k, dw, dy, x);
+    with_type(shape->in, [&](auto t) {
         using T = decltype(t);
         experts_args<T, float> args = {dw, (const T *)dy, (const T *)x, offsets, n_experts, n, k};
         if constexpr (sizeof(T) == 2)

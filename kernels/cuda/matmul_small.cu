@@ -1,4 +1,4 @@
-/* matmul_small.cu: C = A B^T [+ bias] [+ C] for few rows of bf16 on Hopper: the products of a
+/* matmul_small.cu: C = A B^T [+ bias] [+ C] for few rows of bf16 on Hopper: the matmuls of a
  * decode step, and the same for each expert of a mixture over its rows.
  *
  * The work is reading B, the weights (n, k), once, at the memory's rate, and the sums are in k16
@@ -12,14 +12,13 @@
  *
  * The weights do not depend on the kernel before, so they are asked for before grid_wait(): this
  * kernel's reads run under the end of its predecessor. That is safe because a running kernel proves
- * that all but its direct predecessor are complete (cuda.cuh), and the caller allows it only where
- * the direct predecessor is known to write something else (`activation`; AdamW releases nothing
- * early).
+ * that all but its direct predecessor are complete (cuda.cuh), and `early` of the call says that
+ * this one writes something else.
  *
  * On one H200 (2026-11-22), a whole decode step of Qwen2.5-1.5B at context 256, beside what it took
  * with warps that shared k (mma, at most 16 rows) and cuBLASLt's first choice: batch 1 1.50 ms
  * (1.43), 16 1.69 (1.72), 64 2.15 (2.26), 256, cuBLASLt without a split, 3.89 (3.82). Lost here:
- * the activation as part of the gate and up product (1.51 ms of operations at batch 1 where two
+ * the activation as part of the gate and up matmul (1.51 ms of operations at batch 1 where two
  * kernels take 1.38), clusters that share the rows of A, the next weights' first tiles fetched into
  * the L2.
  */
@@ -393,19 +392,24 @@ static few_plan plan_few(struct cuda_state *state, const struct matmul *shape, i
     return plan;
 }
 
-static void launch_few(struct device *dev, const few_plan &plan, void *c, const void *a,
-                       const void *b, const void *bias, const int32_t *offsets, int n_experts,
-                       const struct matmul *shape, bool early)
+// p: all but what the plan and the shape say.
+static void launch_few(struct device *dev, const few_plan &plan, const void *a, const void *b,
+                       few_args p, const struct matmul *shape)
 {
     CUtensorMap a_map, b_map;
-    int64_t b_rows = (int64_t)shape->n * std::max(1, n_experts);
+    int64_t b_rows = (int64_t)shape->n * std::max(1, p.n_experts);
     if (!map_of(dev, &a_map, a, shape->m, shape->k, plan.height, plan.chunks) ||
         !map_of(dev, &b_map, b, b_rows, shape->k, plan.j * 8, plan.chunks))
         return;
-    few_args p = {c,        (const bf16 *)bias, offsets,     n_experts,        shape->m, shape->n,
-                  shape->k, plan.height,        plan.stages, shape->beta != 0, early};
+    p.m = shape->m;
+    p.n = shape->n;
+    p.k = shape->k;
+    p.height = plan.height;
+    p.stages = plan.stages;
+    p.add = shape->beta != 0;
+    p.early = shape->early;
     auto launch = [&](auto kernel) {
-        cuda_launch(dev, "matrix product of few rows", kernel, plan.grid, plan.groups * 128 + 32,
+        cuda_launch(dev, "matmul of few rows", kernel, plan.grid, plan.groups * 128 + 32,
                     plan.shared, a_map, b_map, p);
     };
     with_type(shape->out, [&](auto t) {
@@ -425,7 +429,7 @@ static bool is_for_few(struct cuda_state *state, const void *c, const void *a, c
 }
 
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                  const struct matmul *shape, bool after_activation)
+                  const struct matmul *shape)
 {
     struct cuda_state *state = cuda_use(dev);
     // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
@@ -433,13 +437,15 @@ bool matmul_small(struct device *dev, void *c, const void *a, const void *b, con
         return false;
     int height = std::min(ceil_div(shape->m, 8) * 8, MOST_ROWS);
     few_plan plan = plan_few(state, shape, height, ceil_div(shape->m, height));
-    launch_few(dev, plan, c, a, b, bias, NULL, 0, shape, after_activation && !state->plain_next);
+    few_args p = {};
+    p.c = c;
+    p.bias = (const bf16 *)bias;
+    launch_few(dev, plan, a, b, p, shape);
     return true;
 }
 
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
-                          const int32_t *offsets, int n_experts, const struct matmul *shape,
-                          bool after_activation)
+                          const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
     struct cuda_state *state = cuda_use(dev);
     if (!is_for_few(state, c, a, b, shape) || n_experts > 32768 ||
@@ -448,7 +454,10 @@ bool matmul_small_experts(struct device *dev, void *c, const void *a, const void
     // on average an expert has fewer rows than a tile
     int height = shape->m <= std::max(8, 2 * n_experts) ? 8 : shape->m <= 8 * n_experts ? 16 : 64;
     few_plan plan = plan_few(state, shape, height, expert_tiles(shape->m, n_experts, height));
-    launch_few(dev, plan, c, a, b, NULL, offsets, n_experts, shape,
-               after_activation && !state->plain_next);
+    few_args p = {};
+    p.c = c;
+    p.offsets = offsets;
+    p.n_experts = n_experts;
+    launch_few(dev, plan, a, b, p, shape);
     return true;
 }

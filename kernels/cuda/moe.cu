@@ -1,8 +1,9 @@
 /* moe.cu: mixture of experts: routing, the weighted sum of what the experts give, and their
- * gradients. The experts' products are in matmul_experts.cu. No sum is shared between blocks, so
+ * gradients. The experts' matmuls are in matmul_experts.cu. No sum is shared between blocks, so
  * the order of every sum is fixed, and a row's weights and result do not depend on the other rows.
  */
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/routing.h"
 #include <limits.h>
 
 #define ROW_WARPS  4 // rows of a block of the kernels that give a row to a warp
@@ -11,57 +12,106 @@
 
 // ---- routing -----------------------------------------------------------------------------------
 
-// A logit's rank among the others: NaN comes first, so that it shows in the weights.
-__device__ __forceinline__ float rank_of(float logit)
+// The entry after (limit, last), in order of rank and number, of those whose rank is a number; a
+// warp's. It is returned to every lane, its rank in `limit`.
+__device__ __forceinline__ int next_largest(const float *rank, int n, float &limit, int last)
 {
-    return isnan(logit) ? INFINITY : logit;
+    float best = -INFINITY;
+    int at = INT_MAX;
+    for (int e = threadIdx.x % 32; e < n; e += 32) {
+        bool left = rank[e] < limit || (rank[e] == limit && e > last);
+        if (left && (at == INT_MAX || rank[e] > best)) {
+            best = rank[e];
+            at = e;
+        }
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        float other = __shfl_xor_sync(~0u, best, o);
+        int other_at = __shfl_xor_sync(~0u, at, o);
+        // a lane without one has rank -inf and the largest number
+        if (other > best || (other == best && other_at < at)) {
+            best = other;
+            at = other_at;
+        }
+    }
+    limit = best;
+    return at;
+}
+
+// A group is as good as its best expert, or its two best together.
+__device__ __forceinline__ float group_rank(const float *rank, int n, moe_scoring scoring)
+{
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = 0; e < n; e++) {
+        second = fmaxf(second, fminf(first, rank[e]));
+        first = fmaxf(first, rank[e]);
+    }
+    return scoring == MOE_SOFTMAX || n < 2 ? first : first + second;
+}
+
+// Rules out the experts of all but the best groups. A warp's; of_group: (n_group) scratch.
+__device__ __forceinline__ void limit_groups(float *rank, float *of_group, const moe_shape &s)
+{
+    int lane = threadIdx.x % 32, size = s.n_experts / s.n_group, last = -1;
+    float limit = INFINITY;
+    for (int g = lane; g < s.n_group; g += 32)
+        of_group[g] = group_rank(rank + g * size, size, s.scoring);
+    __syncwarp();
+    for (int i = 0; i < s.topk_group; i++) last = next_largest(of_group, s.n_group, limit, last);
+    for (int e = lane; e < s.n_experts; e += 32) {
+        int g = e / size;
+        bool good = of_group[g] > limit || (of_group[g] == limit && g <= last);
+        if (!good) rank[e] = NAN;
+    }
+    __syncwarp();
+}
+
+// The largest of a row's logits, and the sum of e^(logit - max); a warp's.
+__device__ __forceinline__ void row_sums(const float *logits, int n, float &ret_max, float &ret_sum)
+{
+    float max = -INFINITY, sum = 0;
+    for (int e = threadIdx.x % 32; e < n; e += 32) max = fmaxf(max, logits[e]);
+    ret_max = max = lanes_max(max);
+    for (int e = threadIdx.x % 32; e < n; e += 32) sum += expf(logits[e] - max);
+    ret_sum = lanes_sum(sum);
 }
 
 // A warp has a row. Each choice is the first, in order of rank and number, after the one before.
-__global__ void choose_kernel(int32_t *expert, float *weight, const float *logits, moe_shape s)
+__global__ void choose_kernel(int32_t *expert, float *weight, const float *logits,
+                              const float *bias, moe_shape s)
 {
     grid_begin();
+    extern __shared__ float ranks[]; // (ROW_WARPS, 2, n_experts)
     int i = blockIdx.x * ROW_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (i >= s.rows) return;
     logits += (int64_t)i * s.n_experts;
     expert += (int64_t)i * s.top_k;
     weight += (int64_t)i * s.top_k;
-    float limit = INFINITY, first = 0, sum = 0;
-    int last = -1;
-    for (int j = 0; j < s.top_k; j++) {
-        float best = -INFINITY;
-        int at = INT_MAX;
-        for (int e = lane; e < s.n_experts; e += 32) {
-            float rank = rank_of(logits[e]);
-            bool left = rank < limit || (rank == limit && e > last);
-            if (left && (at == INT_MAX || rank > best)) {
-                best = rank;
-                at = e;
-            }
-        }
-#pragma unroll
-        for (int o = 16; o; o >>= 1) {
-            float other = __shfl_xor_sync(~0u, best, o);
-            int other_at = __shfl_xor_sync(~0u, at, o);
-            // a lane without one has rank -inf and the largest number
-            if (other > best || (other == best && other_at < at)) {
-                best = other;
-                at = other_at;
-            }
-        }
-        float logit = logits[at];
-        if (j == 0) first = logit;
-        float e = expf(logit - first);
-        sum += e;
-        if (lane == 0) {
-            expert[j] = at;
-            weight[j] = e;
-        }
-        limit = best;
-        last = at;
+    float *rank = ranks + threadIdx.x / 32 * 2 * s.n_experts;
+    bool by_logit = routing_by_logit(&s, bias != NULL);
+    float max, all, limit = INFINITY, sum = 0;
+    row_sums(logits, s.n_experts, max, all);
+    for (int e = lane; e < s.n_experts; e += 32) {
+        float score = by_logit ? logits[e] : routing_score(&s, logits[e], max, all);
+        rank[e] = routing_rank(bias ? score + bias[e] : score);
     }
     __syncwarp();
-    for (int j = lane; j < s.top_k; j += 32) weight[j] /= sum;
+    if (s.n_group > 1) limit_groups(rank, rank + s.n_experts, s);
+    int last = -1;
+    for (int j = 0; j < s.top_k; j++) {
+        last = next_largest(rank, s.n_experts, limit, last);
+        float share = routing_share(&s, logits[last], max);
+        sum += share;
+        if (lane == 0) {
+            expert[j] = last;
+            weight[j] = share;
+        }
+    }
+    if (s.scoring == MOE_SIGMOID) sum = s.norm_topk ? sum + ROUTING_TINY : 1.f;
+    if (s.scoring == MOE_SOFTMAX && !s.norm_topk) sum = all;
+    __syncwarp();
+    for (int j = lane; j < s.top_k; j += 32) weight[j] = weight[j] / sum * s.scale;
 }
 
 /* Block e places the assignments of expert e. Its offset is the number of assignments to lower
@@ -111,44 +161,59 @@ __global__ void sort_kernel(int32_t *row, int32_t *place, int32_t *offsets, cons
 }
 
 void cuda_moe_route(struct device *dev, const struct moe_routing *r, const float *logits,
-                    const struct moe_shape *s)
+                    const float *bias, const struct moe_shape *s)
 {
     if (s->rows > 0)
         cuda_launch(dev, "moe_route", choose_kernel, ceil_div(s->rows, ROW_WARPS), ROW_WARPS * 32,
-                    0, r->expert, r->weight, logits, *s);
+                    (size_t)ROW_WARPS * 2 * s->n_experts * sizeof(float), r->expert, r->weight,
+                    logits, bias, *s);
     cuda_launch(dev, "moe_route", sort_kernel, s->n_experts, SORT_WARPS * 32, 0, r->row, r->place,
                 r->offsets, r->expert, s->rows * s->top_k, s->top_k);
 }
 
-// Of the softmax over the chosen: dlogit_j = weight_j (dweight_j - sum of weight * dweight).
+// A warp has a row. Of a softmax over all experts, every logit takes from every weight.
 template <typename T>
-__global__ void route_back_kernel(T *dlogits, const float *dweight, const int32_t *expert,
-                                  const float *weight, moe_shape s)
+__global__ void route_back_kernel(T *dlogits, const float *dweight, const float *logits,
+                                  const int32_t *expert, const float *weight, moe_shape s)
 {
     grid_begin();
     int i = blockIdx.x * ROW_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (i >= s.rows) return;
     dlogits += (int64_t)i * s.n_experts;
+    if (logits) logits += (int64_t)i * s.n_experts;
     dweight += (int64_t)i * s.top_k;
     expert += (int64_t)i * s.top_k;
     weight += (int64_t)i * s.top_k;
-    for (int e = lane; e < s.n_experts; e += 32) dlogits[e] = from_f32<T>(0.f);
-    float mean = 0;
-    for (int j = lane; j < s.top_k; j += 32) mean += weight[j] * dweight[j];
+    float mean = 0, sum = 0, max = 0, all = 1;
+    for (int j = lane; j < s.top_k; j += 32) {
+        mean += weight[j] / s.scale * dweight[j];
+        if (s.scoring == MOE_SIGMOID) sum += routing_sigmoid(logits[expert[j]]);
+    }
     mean = lanes_sum(mean);
-    __syncwarp(); // the zeros are written
-    for (int j = lane; j < s.top_k; j += 32)
-        dlogits[expert[j]] = from_f32<T>(weight[j] * (dweight[j] - mean));
+    sum = lanes_sum(sum);
+    bool from_all = s.scoring == MOE_SOFTMAX && !s.norm_topk;
+    if (from_all) row_sums(logits, s.n_experts, max, all);
+    for (int e = lane; e < s.n_experts; e += 32) {
+        float taken = from_all ? -routing_score(&s, logits[e], max, all) * s.scale * mean : 0.f;
+        float given = 0;
+        for (int j = 0; j < s.top_k; j++) {
+            if (expert[j] != e) continue;
+            float logit = s.scoring == MOE_SIGMOID ? logits[e] : 0.f;
+            given = routing_slope(&s, logit, weight[j], dweight[j], mean, sum);
+        }
+        dlogits[e] = from_f32<T>(taken + given);
+    }
 }
 
 void cuda_moe_route_back(struct device *dev, void *dlogits, const float *dweight,
-                         const struct moe_routing *r, const struct moe_shape *s, enum dtype dt)
+                         const float *logits, const struct moe_routing *r,
+                         const struct moe_shape *s)
 {
     if (s->rows <= 0) return;
-    with_type(dt, [&](auto t) {
+    with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "moe_route_back", route_back_kernel<T>, ceil_div(s->rows, ROW_WARPS),
-                    ROW_WARPS * 32, 0, (T *)dlogits, dweight, r->expert, r->weight, *s);
+                    ROW_WARPS * 32, 0, (T *)dlogits, dweight, logits, r->expert, r->weight, *s);
     });
 }
 
@@ -176,19 +241,18 @@ __global__ void combine_kernel(T *y, const T *x, const int32_t *place, const flo
 }
 
 void cuda_moe_combine(struct device *dev, void *y, const void *x, const int32_t *place,
-                      const float *weight, const struct moe_shape *s, int width, bool add,
-                      enum dtype dt)
+                      const float *weight, const struct moe_shape *s, bool add)
 {
+    const int width = s->width;
     if (s->rows <= 0 || width <= 0) return;
-    bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(dt))});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(s->dt))});
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "moe_combine", combine_kernel<T, V>,
                     dim3(s->rows, ceil_div(width, THREADS * V)), THREADS, 0, (T *)y, (const T *)x,
                     place, weight, s->top_k, width, add);
     });
-    cuda_use(dev)->activation = y;
 }
 
 // A block has an assignment.
@@ -216,12 +280,12 @@ __global__ void combine_back_kernel(T *dx, float *dweight, const T *dy, const T 
 }
 
 void cuda_moe_combine_back(struct device *dev, void *dx, float *dweight, const void *dy,
-                           const void *x, const struct moe_routing *r, const struct moe_shape *s,
-                           int width, enum dtype dt)
+                           const void *x, const struct moe_routing *r, const struct moe_shape *s)
 {
+    const int width = s->width;
     if (s->rows <= 0) return;
-    bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(dt))});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(s->dt))});
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "moe_combine_back", combine_back_kernel<T, V>, s->rows * s->top_k, THREADS,

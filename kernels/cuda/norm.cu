@@ -132,13 +132,12 @@ __global__ void norm_back_kernel(T *dx, float *dw_parts, float *db_parts, const 
 }
 
 // Calls f(element, number<V>, number<GROUP>).
-template <typename F>
-static void choose(enum dtype dt, const struct norm_shape *s, bool pointers_fit, F f)
+template <typename F> static void choose(const struct norm_shape *s, bool pointers_fit, F f)
 {
-    int64_t size = dtype_size(dt);
+    int64_t size = dtype_size(s->dt);
     bool fits = pointers_fit && s->width * size % 16 == 0 &&
                 (s->rows <= s->heads || s->stride * size % 16 == 0);
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
         if (s->width <= WARP_WIDTH)
             f(t, v, number<32>());
         else
@@ -146,18 +145,18 @@ static void choose(enum dtype dt, const struct norm_shape *s, bool pointers_fit,
     });
 }
 
-void cuda_norm(struct device *dev, void *y, float *rstd, float *mean, const void *x, const void *w,
-               const void *b, const struct norm_shape *shape, enum dtype dt)
+void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
+               const struct norm_shape *shape)
 {
     if (shape->rows <= 0) return;
-    choose(dt, shape, aligned(16, {y, x, w, b}, {}), [&](auto t, auto v, auto group) {
+    bool fits = aligned(16, {y, args->x, args->w, args->b}, {});
+    choose(shape, fits, [&](auto t, auto v, auto group) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value, GROUP = decltype(group)::value;
         cuda_launch(dev, "norm", norm_kernel<T, V, GROUP>, ceil_div(shape->rows, THREADS / GROUP),
-                    THREADS, 0, (T *)y, rstd, mean, (const T *)x, (const T *)w, (const T *)b,
-                    *shape);
+                    THREADS, 0, (T *)y, args->rstd, args->mean, (const T *)args->x,
+                    (const T *)args->w, (const T *)args->b, *shape);
     });
-    cuda_use(dev)->activation = y;
 }
 
 static int most_blocks(struct device *dev)
@@ -171,12 +170,12 @@ size_t cuda_norm_scratch(struct device *dev, int width)
 }
 
 void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
-                    const void *x, const void *w, const float *rstd, const float *mean,
-                    const struct norm_shape *shape, bool add, enum dtype dt)
+                    const struct norm_args *args, const struct norm_shape *shape, bool add)
 {
     if (shape->rows <= 0) return;
     int width = shape->width, n_sums = (dw ? 1 : 0) + (db ? 1 : 0);
-    choose(dt, shape, aligned(16, {dx, dy, x, w}, {}), [&](auto t, auto v, auto group) {
+    bool fits = aligned(16, {dx, dy, args->x, args->w}, {});
+    choose(shape, fits, [&](auto t, auto v, auto group) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value, GROUP = decltype(group)::value;
         int blocks = ceil_div(shape->rows, THREADS / GROUP), most = most_blocks(dev);
@@ -187,8 +186,9 @@ void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const vo
         if (n_sums && !(parts = (float *)cuda_workspace(dev, n_sums * part * 4))) return;
         float *db_parts = db ? parts + (dw ? part : 0) : NULL;
         cuda_launch(dev, "norm_back", norm_back_kernel<T, V, GROUP>, blocks, THREADS, shared,
-                    (T *)dx, dw ? parts : (float *)NULL, db_parts, (const T *)dy, (const T *)x,
-                    (const T *)w, rstd, mean, *shape, add);
+                    (T *)dx, dw ? parts : (float *)NULL, db_parts, (const T *)dy,
+                    (const T *)args->x, (const T *)args->w, (const float *)args->rstd,
+                    (const float *)args->mean, *shape, add);
         if (dw) cuda_add_parts(dev, dw, parts, blocks, width);
         if (db) cuda_add_parts(dev, db, db_parts, blocks, width);
     });

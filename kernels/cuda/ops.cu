@@ -6,11 +6,11 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
     size_t most = cuda_attn_scratch(dev, &s->attn, s->rows, s->dt);
     size_t norm = cuda_norm_scratch(dev, s->hidden);
     size_t sums = cuda_column_sum_scratch(s->rows, s->widest);
-    size_t product = cuda_matmul_scratch(s->rows, s->hidden); // added to the residual stream
+    size_t matmul = cuda_matmul_scratch(s->rows, s->hidden); // added to the residual stream
     size_t head_sums = cuda_column_sum_scratch(s->logits_chunk, s->vocab);
     if (norm > most) most = norm;
     if (sums > most) most = sums;
-    if (product > most) most = product;
+    if (matmul > most) most = matmul;
     if (head_sums > most) most = head_sums;
     return (most + (1 << 20) - 1) >> 20 << 20; // as it is taken (device.cu)
 }
@@ -18,6 +18,6 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
 extern "C" const struct ops ops_cuda;
 const struct ops ops_cuda = {
 #define X(name) cuda_##name,
-    CUDA_OPS(X)
+    EACH_OP(X)
 #undef X
 };

@@ -31,24 +31,24 @@ __global__ void rope_kernel(T *qkv, const float *table, const int32_t *positions
     store<T, V>(upper, b);
 }
 
-void cuda_rope(struct device *dev, void *qkv, const float *table, const int32_t *positions,
-               int rows, int64_t stride, int n, int head_dim, int rot_dim, float sign,
-               enum dtype dt)
+void cuda_rope(struct device *dev, void *qkv, const struct rope_args *a)
 {
-    int half = rot_dim / 2, size = (int)dtype_size(dt);
-    if (rows <= 0 || n <= 0 || half <= 0) return;
-    bool fits = aligned(4 * size, {qkv}, {stride * size, (int64_t)head_dim * size, half * size});
-    with_type(dt, [&](auto t) {
+    int half = a->rot_dim / 2, size = (int)dtype_size(a->dt);
+    if (a->rows <= 0 || a->n <= 0 || half <= 0) return;
+    bool fits =
+        aligned(4 * size, {qkv}, {a->stride * size, (int64_t)a->head_dim * size, half * size});
+    with_type(a->dt, [&](auto t) {
         using T = decltype(t);
+        auto launch = [&](auto kernel, int wide) {
+            cuda_launch(dev, "rope", kernel, dim3(a->rows, ceil_div(a->n * (half / wide), THREADS)),
+                        THREADS, 0, (T *)qkv, a->table, a->positions, a->stride, a->n, a->head_dim,
+                        half, a->sign);
+        };
         if (fits)
-            cuda_launch(dev, "rope", rope_kernel<T, 4>,
-                        dim3(rows, ceil_div(n * (half / 4), THREADS)), THREADS, 0, (T *)qkv, table,
-                        positions, stride, n, head_dim, half, sign);
+            launch(rope_kernel<T, 4>, 4);
         else
-            cuda_launch(dev, "rope", rope_kernel<T, 1>, dim3(rows, ceil_div(n * half, THREADS)),
-                        THREADS, 0, (T *)qkv, table, positions, stride, n, head_dim, half, sign);
+            launch(rope_kernel<T, 1>, 1);
     });
-    cuda_use(dev)->activation = qkv;
 }
 
 // Copies units of U bytes' worth (an integer type) of each row's keys, then values.
@@ -82,7 +82,6 @@ void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, cons
                     dim3(batch->n_tokens, ceil_div(n, THREADS)), THREADS, 0, (uint16_t *)k,
                     (uint16_t *)v, (const uint16_t *)qkv, batch->slots, (q + 2 * n) / 2, q / 2,
                     (int)(n / 2), slot / 2);
-    cuda_use(dev)->activation = k;
 }
 
 // Rotation and storing in one: a thread has FOUR pairs of a query or key head, or FOUR elements
@@ -147,9 +146,8 @@ void cuda_rope_store(struct device *dev, void *qkv, const float *table, int rot_
     char *k = (char *)kv->k + shift, *v = (char *)kv->v + shift;
     if (rows <= 0) return;
     if (rot_dim % (2 * FOUR) || s->head_dim % FOUR || !aligned(FOUR * size, {qkv, k, v}, {})) {
-        cuda_rope(dev, qkv, table, batch->positions, rows,
-                  (int64_t)(heads + s->n_kv_heads) * s->head_dim, heads, s->head_dim, rot_dim, 1,
-                  kv->dt);
+        const struct rope_args rope = rope_of_batch(table, rot_dim, batch, s, 1, kv->dt);
+        cuda_rope(dev, qkv, &rope);
         cuda_kv_store(dev, kv, layer, qkv, batch, s);
         return;
     }
@@ -162,5 +160,4 @@ void cuda_rope_store(struct device *dev, void *qkv, const float *table, int rot_
         cuda_launch(dev, "rope and kv_store", rope_store_kernel<T>,
                     dim3(rows, ceil_div(units, THREADS)), THREADS, 0, a);
     });
-    cuda_use(dev)->activation = k;
 }

@@ -29,7 +29,6 @@ void cuda_gather_rows(struct device *dev, void *y, const void *table, const int3
         cuda_launch(dev, "gather_rows", gather_kernel<T, V>, dim3(n, ceil_div(width, THREADS * V)),
                     THREADS, 0, (T *)y, (const T *)table, index, width, scale);
     });
-    cuda_use(dev)->activation = y;
 }
 
 /* Block i acts where position i of the sorted order begins a run of one index. It adds the run's
@@ -59,18 +58,17 @@ __global__ void scatter_kernel(U *table, const T *y, const int32_t *index, const
     }
 }
 
-void cuda_scatter_add_rows(struct device *dev, void *table, const void *y, const int32_t *index,
-                           const int32_t *order, int n, int width, float scale, enum dtype dt,
-                           enum dtype table_dt)
+void cuda_scatter_add_rows(struct device *dev, void *table, const void *y,
+                           const struct scatter_args *a)
 {
-    if (n <= 0) return;
-    with_type(dt, [&](auto t) {
-        with_type(table_dt, [&](auto u) {
+    if (a->n <= 0) return;
+    with_type(a->dt, [&](auto t) {
+        with_type(a->table_dt, [&](auto u) {
             using T = decltype(t);
             using U = decltype(u);
             cuda_launch(dev, "scatter_add_rows", scatter_kernel<T, U>,
-                        dim3(n, ceil_div(width, 4 * THREADS)), THREADS, 0, (U *)table, (const T *)y,
-                        index, order, n, width, scale);
+                        dim3(a->n, ceil_div(a->width, 4 * THREADS)), THREADS, 0, (U *)table,
+                        (const T *)y, a->index, a->order, a->n, a->width, a->scale);
         });
     });
 }
@@ -98,7 +96,6 @@ void cuda_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype 
         cuda_launch(dev, "add", add_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, (T *)y,
                     (const T *)x, n);
     });
-    cuda_use(dev)->activation = y;
 }
 
 // ---- column sums -------------------------------------------------------------------------------

@@ -1,44 +1,40 @@
-/* sample.cu: draws a token for each row of logits.
+/* sample.cu: samples a token for each row of logits.
  *
- * Without a cut one pass does: blocks of 4096 logits keep their maximum, their sum and their best
- * score, and the last block of a row joins them. Rows with a cut (the host cannot know: the
- * parameters are in device memory) go on in a second kernel, one block a row: every cut keeps the
- * tokens whose logit reaches a threshold, so top-k and top-p come down to radix selection over the
- * logits' bits, by count and by mass. Masses are summed as 40-bit fixed-point integers: the order
- * of atomic additions does not matter. Pieces have a fixed size, so a row's result does not depend
- * on the other rows.
+ * Without a filter one pass does: tiles of 4096 logits keep their maximum, their sum and their best
+ * score, and the last block of a row joins them. Rows with a filter (the host cannot know: the
+ * parameters are in device memory) go on in a second kernel, one block a row: every filter keeps
+ * the tokens whose logit reaches a threshold, so top-k and top-p come down to radix selection over
+ * the logits' bits, by count and by mass. Masses are summed as 40-bit fixed-point integers: the
+ * order of atomic additions does not matter. Tiles have a fixed size, so a row's result does not
+ * depend on the other rows.
  *
- * Where there are drafts, the rows they were drawn from go through both kernels beside the rows to
- * be drawn, and a third judges: with the maximum, sum and threshold of either row at hand it takes
- * one pass, in pieces as the first, over the rows whose draft is refused.
+ * Where there are drafts, the rows they were sampled from go through both kernels beside the rows
+ * to sample from, and a third verifies: with the maximum, sum and threshold of either row at hand
+ * it takes one pass, in tiles as the first, over the rows whose draft is rejected.
  */
 #include "kernels/cuda/cuda.cuh"
-#include "common/base/rng.h"
+#include "kernels/sampling.h"
 
-#define THREADS     256
-#define GROUPS      4 // of 4 neighbouring tokens for each thread
-#define PIECE       (THREADS * GROUPS * 4)
-#define CUT_THREADS 1024
+#define THREADS        256
+#define GROUPS         4 // of 4 neighbouring tokens for each thread
+#define TILE           (THREADS * GROUPS * 4)
+#define FILTER_THREADS 1024
 
-struct piece {
+struct vocab_tile {
     float max, sum; // of z, and of e^(z - max)
     float score, z; // best score and its token's z
     int token;
 };
 
-// What is known of a row once its cut is found.
+// What is known of a row once it is filtered.
 struct row_stats {
     float max, all, kept; // of z; sums of e^(z - max) over all tokens and those kept
     uint32_t floor;       // the lowest order_of(z) kept
 };
 
-// The rows of a launch: 0 .. n - 1 are to be drawn; n .. 2n - 1, where there are drafts, are the
-// rows that the drafts of 0 .. n - 1 were drawn from.
-struct row_set {
-    const float *logits, *draft_logits;
-    const sample_params *params;
-    const sample_draft *drafts;
-    int n, vocab, draft_vocab;
+// The rows of a launch: 0 .. n - 1 are to be sampled from; n .. 2n - 1, where there are drafts, are
+// the rows that the drafts of 0 .. n - 1 were sampled from.
+struct row_set : sample_args {
     bool in_fours, draft_in_fours; // rows may be read four logits at once
 };
 
@@ -46,11 +42,11 @@ struct row_view {
     const float *logits; // NULL: nothing to do
     sample_params params;
     int vocab;
-    bool in_fours, draws; // draws: a row to be drawn, not a draft's
+    bool in_fours, samples; // samples: a row to sample from, not a draft's
 };
 
-// Whether row i has a draft to be judged. The host cannot look: one that makes no sense is none.
-__device__ __forceinline__ bool is_judged(const row_set &set, int i, const sample_params &p)
+// Whether row i has a draft to be verified. The host cannot look: one that makes no sense is none.
+__device__ __forceinline__ bool is_verified(const row_set &set, int i, const sample_params &p)
 {
     sample_draft d = set.drafts[i];
     return d.token >= 0 && d.token < set.draft_vocab && d.row >= 0 && p.temperature != 0.f;
@@ -62,19 +58,9 @@ __device__ __forceinline__ row_view row_of(const row_set &set, int i)
         return {set.logits + (int64_t)i * set.vocab, set.params[i], set.vocab, set.in_fours, true};
     i -= set.n;
     row_view r = {NULL, set.params[i], set.draft_vocab, set.draft_in_fours, false};
-    if (is_judged(set, i, r.params))
+    if (is_verified(set, i, r.params))
         r.logits = set.draft_logits + (int64_t)set.drafts[i].row * set.draft_vocab;
     return r;
-}
-
-__device__ __forceinline__ bool has_cut(const sample_params &p, int vocab)
-{
-    return (p.top_k > 0 && p.top_k < vocab) || p.top_p < 1.f || p.min_p > 0.f;
-}
-
-__device__ __forceinline__ float scale_of(const sample_params &p)
-{
-    return p.temperature == 0.f ? 1.f : 1.f / p.temperature;
 }
 
 // z of the tokens t .. t + 3; -inf past the end
@@ -90,32 +76,8 @@ __device__ __forceinline__ void load_scaled(float (&z)[4], const float *row, int
     for (int i = 0; i < 4; i++) z[i] *= scale;
 }
 
-// What a position's random words are for: the second word of their counters.
-enum use { NOISE, ACCEPTANCE, MORE_NOISE };
-
-// A block of random words; for NOISE and MORE_NOISE those of tokens 4 * block .. 4 * block + 3.
-__device__ __forceinline__ void random_block(uint32_t (&bits)[4], const sample_params &p, int block,
-                                             enum use use)
-{
-    const uint32_t key[2] = {(uint32_t)p.seed, (uint32_t)(p.seed >> 32)};
-    const uint32_t counter[4] = {(uint32_t)block, (uint32_t)use, (uint32_t)p.position,
-                                 (uint32_t)(p.position >> 32)};
-    philox4x32(counter, key, bits);
-}
-
-// Of a token whose word is known.
-__device__ __forceinline__ float gumbel(const sample_params &p, int token, uint32_t bits)
-{
-    uint32_t more[4] = {};
-    if (rng_wants_more(bits)) random_block(more, p, token / 4, MORE_NOISE);
-    return rng_gumbel(bits, token % 4 == 0   ? more[0]
-                            : token % 4 == 1 ? more[1]
-                            : token % 4 == 2 ? more[2]
-                                             : more[3]);
-}
-
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
-__device__ __forceinline__ void better(piece &best, float score, float z, int token)
+__device__ __forceinline__ void better(vocab_tile &best, float score, float z, int token)
 {
     if (score > best.score || (score == best.score && token < best.token)) {
         best.score = score;
@@ -124,7 +86,7 @@ __device__ __forceinline__ void better(piece &best, float score, float z, int to
     }
 }
 
-__device__ __forceinline__ void lanes_best(piece &best)
+__device__ __forceinline__ void lanes_best(vocab_tile &best)
 {
 #pragma unroll
     for (int o = 16; o; o >>= 1) {
@@ -135,9 +97,9 @@ __device__ __forceinline__ void lanes_best(piece &best)
 }
 
 // The best of a block, valid in warp 0.
-__device__ __forceinline__ void block_best(piece &best)
+__device__ __forceinline__ void block_best(vocab_tile &best)
 {
-    __shared__ piece shared[32];
+    __shared__ vocab_tile shared[32];
     lanes_best(best);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = best;
     __syncthreads();
@@ -147,12 +109,12 @@ __device__ __forceinline__ void block_best(piece &best)
     }
 }
 
-// The best and the maximum of a row's pieces, valid in every lane of the calling warp.
-__device__ __forceinline__ piece best_of_pieces(const piece *of_row, int n, int vocab)
+// The best and the maximum of a row's tiles, valid in every lane of the calling warp.
+__device__ __forceinline__ vocab_tile best_of_tiles(const vocab_tile *of_row, int n, int vocab)
 {
-    piece best = {-INFINITY, 0, -INFINITY, -INFINITY, vocab - 1};
+    vocab_tile best = {-INFINITY, 0, -INFINITY, -INFINITY, vocab - 1};
     for (int i = threadIdx.x; i < n; i += 32) {
-        const volatile piece &o = of_row[i];
+        const volatile vocab_tile &o = of_row[i];
         best.max = fmaxf(best.max, o.max);
         better(best, o.score, o.z, o.token);
     }
@@ -161,16 +123,17 @@ __device__ __forceinline__ piece best_of_pieces(const piece *of_row, int n, int 
     return best;
 }
 
-__device__ __forceinline__ sample_result result_of(int token, float z, const row_stats &s, bool cut)
+__device__ __forceinline__ sample_result result_of(int token, float z, const row_stats &s,
+                                                   bool filtered)
 {
     float logprob = (z - s.max) - logf(s.all);
-    if (!cut) return {token, logprob, logprob, 1.f};
+    if (!filtered) return {token, logprob, logprob, 1.f};
     return {token, logprob, logprob + logf(s.all) - logf(s.kept), fminf(s.kept / s.all, 1.f)};
 }
 
-// Block (piece, row).
+// Block (tile, row).
 __global__ void __launch_bounds__(THREADS)
-    scan_kernel(sample_result *result, row_stats *stats, piece *pieces, unsigned *tickets,
+    scan_kernel(sample_result *result, row_stats *stats, vocab_tile *tiles, unsigned *tickets,
                 const row_set set)
 {
     grid_begin();
@@ -179,8 +142,8 @@ __global__ void __launch_bounds__(THREADS)
     if (!r.logits) return;
     const sample_params p = r.params;
     const int vocab = r.vocab;
-    const float scale = scale_of(p);
-    int t0 = blockIdx.x * PIECE + threadIdx.x * 4;
+    const float scale = sampling_scale(&p);
+    int t0 = blockIdx.x * TILE + threadIdx.x * 4;
 
     float z[GROUPS][4], max = -INFINITY, sum = 0;
 #pragma unroll
@@ -198,8 +161,8 @@ __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < 4; i++) sum += expf(z[j][i] - shift);
     sum = block_sum(sum, shared);
 
-    piece best = {max, sum, -INFINITY, -INFINITY, vocab - 1};
-    const bool draws = r.draws && p.temperature != 0.f && !has_cut(p, vocab);
+    vocab_tile best = {max, sum, -INFINITY, -INFINITY, vocab - 1};
+    const bool samples = r.samples && p.temperature != 0.f && !sampling_filters(&p, vocab);
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         int t = t0 + j * THREADS * 4;
@@ -207,32 +170,34 @@ __global__ void __launch_bounds__(THREADS)
         // what could not win with the largest noise is passed over
         if (likeliest == -INFINITY || likeliest + RNG_GUMBEL_MAX < max + RNG_GUMBEL_MIN) continue;
         uint32_t bits[4];
-        if (draws) random_block(bits, p, t / 4, NOISE);
+        if (samples) sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (z[j][i] > -INFINITY)
-                better(best, z[j][i] + (draws ? gumbel(p, t + i, bits[i]) : 0.f), z[j][i], t + i);
+                better(best, z[j][i] + (samples ? sampling_gumbel(&p, t + i, bits[i]) : 0.f),
+                       z[j][i], t + i);
     }
     block_best(best);
-    if (threadIdx.x == 0) pieces[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = best;
+    if (threadIdx.x == 0) tiles[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = best;
     if (!last_block(&tickets[blockIdx.y], gridDim.x) || threadIdx.x >= 32) return;
 
-    const piece *of_row = pieces + (int64_t)blockIdx.y * gridDim.x;
-    best = best_of_pieces(of_row, gridDim.x, vocab);
+    const vocab_tile *of_row = tiles + (int64_t)blockIdx.y * gridDim.x;
+    best = best_of_tiles(of_row, gridDim.x, vocab);
     max = best.max;
     sum = 0;
     for (int i = threadIdx.x; i < gridDim.x; i += 32) {
-        const volatile piece &o = of_row[i];
+        const volatile vocab_tile &o = of_row[i];
         sum += o.max == -INFINITY ? 0.f : o.sum * expf(o.max - max);
     }
     sum = lanes_sum(sum);
     if (threadIdx.x) return;
     const row_stats known = {max, sum, sum, 0};
     stats[blockIdx.y] = known;
-    if (r.draws) result[blockIdx.y] = result_of(best.token, best.z, known, false);
+    if (r.samples) result[blockIdx.y] = result_of(best.token, best.z, known, false);
 }
 
-// ---- the cut -----------------------------------------------------------------------------------
+// ---- filtering
+// -----------------------------------------------------------------------------------
 
 #define BINS 2048
 
@@ -275,7 +240,7 @@ __device__ __forceinline__ void each_token(const float *row, int vocab, float sc
                                            F f)
 {
 #pragma unroll 2
-    for (int t = threadIdx.x * 4; t < vocab; t += CUT_THREADS * 4) {
+    for (int t = threadIdx.x * 4; t < vocab; t += FILTER_THREADS * 4) {
         float z[4];
         load_scaled(z, row, t, vocab, scale, in_fours);
         f(z, t);
@@ -295,7 +260,8 @@ __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fou
     unsigned long long above = 0;
     for (int shift = 21; shift >= 0; shift = shift == 21 ? 10 : shift - 10) {
         int width = shift ? 11 : 10, n_bins = 1 << width;
-        for (int i = threadIdx.x; i < 3 * BINS; i += CUT_THREADS) b.digit[i / BINS][i % BINS] = 0;
+        for (int i = threadIdx.x; i < 3 * BINS; i += FILTER_THREADS)
+            b.digit[i / BINS][i % BINS] = 0;
         __syncthreads();
         each_token(row, vocab, scale, in_fours, [&](const float(&z)[4], int t) {
 #pragma unroll
@@ -354,8 +320,8 @@ __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fou
 }
 
 // Block: row.
-__global__ void __launch_bounds__(CUT_THREADS)
-    cut_kernel(sample_result *result, row_stats *stats, const row_set set)
+__global__ void __launch_bounds__(FILTER_THREADS)
+    filter_kernel(sample_result *result, row_stats *stats, const row_set set)
 {
     grid_begin();
     __shared__ bins b;
@@ -365,15 +331,15 @@ __global__ void __launch_bounds__(CUT_THREADS)
     const float *row = r.logits;
     const int vocab = r.vocab;
     const bool in_fours = r.in_fours;
-    if (!row || !has_cut(p, vocab)) return;
+    if (!row || !sampling_filters(&p, vocab)) return;
     row_stats known = stats[blockIdx.x];
-    const float scale = scale_of(p), max = known.max;
-    const bool draws = r.draws && p.temperature != 0.f;
+    const float scale = sampling_scale(&p), max = known.max;
+    const bool samples = r.samples && p.temperature != 0.f;
 
     uint32_t floor = 0;
-    if (p.top_k > 0 && p.top_k < vocab)
+    if (sampling_by_top_k(&p, vocab))
         floor = select<false>(row, vocab, scale, in_fours, max, 0, p.top_k, b);
-    if (p.top_p < 1.f) {
+    if (sampling_by_top_p(&p)) {
         __shared__ unsigned long long total;
         if (threadIdx.x == 0) total = 0;
         __syncthreads();
@@ -390,7 +356,7 @@ __global__ void __launch_bounds__(CUT_THREADS)
     }
 
     float kept = 0;
-    piece best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
+    vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
     each_token(row, vocab, scale, in_fours, [&](const float(&z)[4], int t) {
         bool keeps[4], any = false;
 #pragma unroll
@@ -400,12 +366,12 @@ __global__ void __launch_bounds__(CUT_THREADS)
             if (keeps[i]) kept += e;
             any |= keeps[i] && z[i] + RNG_GUMBEL_MAX >= best.score;
         }
-        if (!draws || !any) return;
+        if (!samples || !any) return;
         uint32_t bits[4];
-        random_block(bits, p, t / 4, NOISE);
+        sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (keeps[i]) better(best, z[i] + gumbel(p, t + i, bits[i]), z[i], t + i);
+            if (keeps[i]) better(best, z[i] + sampling_gumbel(&p, t + i, bits[i]), z[i], t + i);
     });
     kept = block_sum(kept, shared);
     block_best(best);
@@ -413,9 +379,9 @@ __global__ void __launch_bounds__(CUT_THREADS)
     known.kept = kept;
     known.floor = floor;
     stats[blockIdx.x] = known;
-    if (!r.draws) return;
+    if (!r.samples) return;
     // a greedy row has its token, the likeliest, from the first kernel
-    if (draws)
+    if (samples)
         result[blockIdx.x] = result_of(best.token, best.z, known, true);
     else
         result[blockIdx.x] = result_of(result[blockIdx.x].token, max, known, true);
@@ -423,40 +389,39 @@ __global__ void __launch_bounds__(CUT_THREADS)
 
 // ---- drafts ------------------------------------------------------------------------------------
 
-// The probability of a token after temperature and cuts.
+// The probability of a token after temperature and filtering.
 __device__ __forceinline__ float probability(float z, const row_stats &s, const sample_params &p)
 {
     float e = expf(z - s.max);
     return is_kept(z, e, s.floor, p) ? e / s.kept : 0.f;
 }
 
-// Block (piece, row), after the rows' statistics are known.
+// Block (tile, row), after the rows' statistics are known.
 __global__ void __launch_bounds__(THREADS)
-    judge_kernel(sample_result *result, const row_stats *stats, piece *pieces, unsigned *tickets,
-                 const row_set set)
+    verify_kernel(sample_result *result, const row_stats *stats, vocab_tile *tiles,
+                  unsigned *tickets, const row_set set)
 {
     grid_begin();
     const int i = blockIdx.y, draft = set.drafts[i].token;
     const row_view target = row_of(set, i);
     const sample_params p = target.params;
-    if (!is_judged(set, i, p)) return;
+    if (!is_verified(set, i, p)) return;
     const row_view source = row_of(set, set.n + i);
     const row_stats sp = stats[i], sq = stats[set.n + i];
-    const float scale = scale_of(p), z_draft = target.logits[draft] * scale;
-    const bool cut = has_cut(p, set.vocab);
+    const float scale = sampling_scale(&p), z_draft = target.logits[draft] * scale;
+    const bool filtered = sampling_filters(&p, set.vocab);
 
-    uint32_t bits[4];
-    random_block(bits, p, 0, ACCEPTANCE);
     double q_draft = probability(source.logits[draft] * scale, sq, p);
-    if (rng_open01_f64(bits[0], bits[1]) * q_draft < (double)probability(z_draft, sp, p)) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) result[i] = result_of(draft, z_draft, sp, cut);
+    if (sampling_acceptance(&p) * q_draft < (double)probability(z_draft, sp, p)) {
+        if (blockIdx.x == 0 && threadIdx.x == 0)
+            result[i] = result_of(draft, z_draft, sp, filtered);
         return;
     }
 
-    piece best = {0, 0, -INFINITY, -INFINITY, set.vocab - 1};
+    vocab_tile best = {0, 0, -INFINITY, -INFINITY, set.vocab - 1};
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
-        int t = blockIdx.x * PIECE + (j * THREADS + threadIdx.x) * 4;
+        int t = blockIdx.x * TILE + (j * THREADS + threadIdx.x) * 4;
         float z[4], z_source[4], rest[4];
         load_scaled(z, target.logits, t, set.vocab, scale, target.in_fours);
         load_scaled(z_source, source.logits, t, set.draft_vocab, scale, source.in_fours);
@@ -468,52 +433,52 @@ __global__ void __launch_bounds__(THREADS)
             any |= rest[k] > 0.f;
         }
         if (!any) continue;
-        random_block(bits, p, t / 4, NOISE);
+        uint32_t bits[4];
+        sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (rest[k] > 0.f) better(best, logf(rest[k]) + gumbel(p, t + k, bits[k]), z[k], t + k);
+            if (rest[k] > 0.f)
+                better(best, logf(rest[k]) + sampling_gumbel(&p, t + k, bits[k]), z[k], t + k);
     }
     block_best(best);
-    if (threadIdx.x == 0) pieces[(int64_t)i * gridDim.x + blockIdx.x] = best;
+    if (threadIdx.x == 0) tiles[(int64_t)i * gridDim.x + blockIdx.x] = best;
     if (!last_block(&tickets[i], gridDim.x) || threadIdx.x >= 32) return;
-    best = best_of_pieces(pieces + (int64_t)i * gridDim.x, gridDim.x, set.vocab);
-    // without a residual the plain draw stands
+    best = best_of_tiles(tiles + (int64_t)i * gridDim.x, gridDim.x, set.vocab);
+    // without a residual the plain sample stands
     if (threadIdx.x == 0 && best.score > -INFINITY)
-        result[i] = result_of(best.token, best.z, sp, cut);
+        result[i] = result_of(best.token, best.z, sp, filtered);
 }
 
-void cuda_sample(struct device *dev, struct sample_result *result, const float *logits,
-                 const struct sample_params *params, const struct sample_draft *drafts,
-                 const float *draft_logits, int n, int vocab, int draft_vocab)
+void cuda_sample(struct device *dev, struct sample_result *result, const struct sample_args *args)
 {
+    const int n = args->n, vocab = args->vocab, draft_vocab = args->draft_vocab;
     if (n <= 0) return;
-    int rows = drafts ? 2 * n : n;
+    int rows = args->drafts ? 2 * n : n;
     if (rows > N_TICKETS - 1 || vocab < 1 || vocab > MAX_VOCAB) {
         device_fail(dev, "sample: %d rows of %d logits, drafts' rows among them; at most %d of %d",
                     rows, vocab, N_TICKETS - 1, MAX_VOCAB);
         return;
     }
-    if (drafts && draft_vocab > vocab) {
+    if (args->drafts && draft_vocab > vocab) {
         device_fail(dev, "sample: a draft vocabulary of %d, larger than the %d of the logits",
                     draft_vocab, vocab);
         return;
     }
-    int n_pieces = ceil_div(vocab, PIECE);
-    size_t stats_at = (size_t)rows * n_pieces * sizeof(struct piece);
+    int n_tiles = ceil_div(vocab, TILE);
+    size_t stats_at = (size_t)rows * n_tiles * sizeof(struct vocab_tile);
     stats_at = (stats_at + 255) / 256 * 256;
     char *work = (char *)cuda_workspace(dev, stats_at + rows * sizeof(struct row_stats));
     if (!work) return;
-    struct piece *pieces = (struct piece *)work;
+    struct vocab_tile *tiles = (struct vocab_tile *)work;
     struct row_stats *stats = (struct row_stats *)(work + stats_at);
     unsigned *tickets = cuda_use(dev)->tickets;
-    struct row_set set = {logits, draft_logits, params, drafts, n,
-                          vocab,  draft_vocab,  false,  false};
-    set.in_fours = aligned(16, {logits}, {(int64_t)vocab * 4});
-    set.draft_in_fours = aligned(16, {draft_logits}, {(int64_t)draft_vocab * 4});
-    cuda_launch(dev, "sample", scan_kernel, dim3(n_pieces, rows), THREADS, 0, result, stats, pieces,
+    struct row_set set = {*args, false, false};
+    set.in_fours = aligned(16, {args->logits}, {(int64_t)vocab * 4});
+    set.draft_in_fours = aligned(16, {args->draft_logits}, {(int64_t)draft_vocab * 4});
+    cuda_launch(dev, "sample", scan_kernel, dim3(n_tiles, rows), THREADS, 0, result, stats, tiles,
                 tickets, set);
-    cuda_launch(dev, "sample", cut_kernel, rows, CUT_THREADS, 0, result, stats, set);
-    if (drafts)
-        cuda_launch(dev, "sample", judge_kernel, dim3(n_pieces, n), THREADS, 0, result, stats,
-                    pieces, tickets, set);
+    cuda_launch(dev, "sample", filter_kernel, rows, FILTER_THREADS, 0, result, stats, set);
+    if (args->drafts)
+        cuda_launch(dev, "sample", verify_kernel, dim3(n_tiles, n), THREADS, 0, result, stats,
+                    tiles, tickets, set);
 }

@@ -70,8 +70,8 @@ static void logprobs_of(struct reference *r, const int32_t *ids, int n, float *r
     static float logits[MOST * VOCAB], lse[MOST];
     assert_true(r->config->vocab_size <= VOCAB);
     reference_logits(r, ids, n, logits);
-    device_ops(r->dev)->logprob(r->dev, ret + 1, lse, NULL, logits, ids + 1, n - 1,
-                                r->config->vocab_size, 1);
+    const struct head_args head = {logits, ids + 1, n - 1, r->config->vocab_size, 1};
+    device_ops(r->dev)->logprob(r->dev, ret + 1, lse, NULL, &head);
 }
 
 // To the bit on the CPU; on a GPU attention's last bits depend on the batch.

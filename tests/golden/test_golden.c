@@ -226,7 +226,7 @@ static int compare_ints(const void *a, const void *b)
 static enum status mark_same_experts(struct golden *g, const struct tape *x, const struct tape *y,
                                      bool *ret_rows, int *ret_flips)
 {
-    int k = g->config->layers[0].experts_per_token, rows = batch_tokens(g->batch);
+    int k = g->config->layers[0].moe.top_k, rows = batch_tokens(g->batch);
     size_t bytes = (size_t)(rows * k) * sizeof(int32_t);
     int32_t *a = malloc(bytes + 1), *b = malloc(bytes + 1);
     enum status st = ST_OK;

@@ -86,11 +86,13 @@ static void check_rope_store(int heads, int kv_heads, int dim, int rot)
                                  .block_size = 4};
     struct batch_view batch = {
         .n_tokens = ROWS, .positions = take_ints(positions, ROWS), .slots = take_ints(slots, ROWS)};
-    struct attn_shape shape = {heads, kv_heads, dim, 1, 0, 0};
+    struct attn_shape shape = {
+        .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .scale = 1};
+    const struct rope_args rope = rope_of_batch(table, rot, &batch, &shape, 1, dt);
     char name[64];
     snprintf(name, sizeof name, "rope_store %d + 2 x %d heads of %d, %d rotated", heads, kv_heads,
              dim, rot);
-    ops->rope(dev, qkv, table, batch.positions, ROWS, width, heads + kv_heads, dim, rot, 1, dt);
+    ops->rope(dev, qkv, &rope);
     ops->kv_store(dev, &kv[0], 1, qkv, &batch, &shape);
     ops->rope_store(dev, other, table, rot, &kv[1], 1, &batch, &shape);
     assert_same(name, other, qkv, qkv_bytes);

@@ -101,6 +101,7 @@ static long run(struct product *p, int m)
     int n = p->shape.n;
     size_t size = dtype_size(p->shape.out);
     p->shape.m = m;
+    p->shape.early = m % 2 == 1; // the operation before fills or copies into C
     device_fill(dev, p->c, 0xff, (size_t)m * n * size);
     for (int i = 0; p->shape.beta != 0 && i < m; i++) // bf16 out
         device_copy_in(dev, (char *)p->c + (size_t)i * n * size, p->host_add, (size_t)n * size);
@@ -135,7 +136,8 @@ static long check_shape(const struct shape *s)
                  {"bf16 + c + bias", DT_BF16, true, true}};
     size_t n = (size_t)s->n, k = (size_t)s->k;
     bool large = n > 100000;
-    struct product p = {.shape = {0, s->n, s->k, false, true, 0, DT_BF16, DT_BF16}};
+    struct product p = {
+        .shape = {.n = s->n, .k = s->k, .trans_b = true, .in = DT_BF16, .out = DT_BF16}};
     uint16_t *bias = random_bf16(n, 1, false, SEED + 3);
     p.a = random_bf16(MOST_ROWS * k, 1, true, SEED + 1);
     p.b = random_bf16(n * k, 0.02f, false, SEED + 2);
@@ -205,7 +207,13 @@ static long check_experts(int n_experts, int n, int k, int rows)
     float *c = take((size_t)rows * n * sizeof *c), *expect = take((size_t)rows * n * sizeof *c);
     float *host = malloc((size_t)rows * n * sizeof *host),
           *other = malloc((size_t)rows * n * sizeof *host);
-    struct matmul shape = {rows, n, k, false, true, 0, DT_BF16, DT_F32};
+    const struct matmul shape = {.m = rows,
+                                 .n = n,
+                                 .k = k,
+                                 .trans_b = true,
+                                 .in = DT_BF16,
+                                 .out = DT_F32,
+                                 .early = rows % 2 == 1};
     assert_true(offsets && host && other);
     for (int r = 0; r < rows; r++) {
         bool busy = rng_below(&rng, 3) == 0; // expert 1 has more than others

@@ -106,8 +106,8 @@ static void check_bits(struct device *dev, const struct shape *s, const float *l
     int32_t *d_tokens = on_device(dev, (size_t)s->n * sizeof *tokens, tokens);
     float *d_want = on_device(dev, (size_t)s->n * sizeof *want, NULL);
     float *d_lse = on_device(dev, (size_t)s->n * sizeof *want, NULL);
-    device_ops(dev)->logprob(dev, d_want, d_lse, NULL, logits, d_tokens, s->n, s->vocab,
-                             s->temperature);
+    const struct head_args head = {logits, d_tokens, s->n, s->vocab, s->temperature};
+    device_ops(dev)->logprob(dev, d_want, d_lse, NULL, &head);
     take(dev, want, d_want, (size_t)s->n * sizeof *want);
     for (int i = 0; i < s->n; i++)
         assert_memory_equal(&want[i], &got[i * (1 + s->k) + j].logprob, sizeof *want);
@@ -128,8 +128,8 @@ static void check_top(struct device *dev, const struct shape *s)
     int32_t *d_targets = on_device(dev, (size_t)s->n * sizeof *targets, targets);
     memset(got, 0x5A, (n_out + guard) * sizeof *got);
     struct token_logprob *d_got = on_device(dev, (n_out + guard) * sizeof *got, got);
-    device_ops(dev)->top_logprobs(dev, d_got, d_logits, d_targets, s->n, s->vocab, s->k,
-                                  s->temperature);
+    const struct head_args head = {d_logits, d_targets, s->n, s->vocab, s->temperature};
+    device_ops(dev)->top_logprobs(dev, d_got, s->k, &head);
     take(dev, got, d_got, (n_out + guard) * sizeof *got);
     for (size_t i = 0; i < guard; i++) assert_int_equal(got[n_out + i].token, 0x5A5A5A5A);
     for (int i = 0; i < s->n; i++)
@@ -156,7 +156,8 @@ static void no_number_comes_last(struct device *dev)
     float *d_row = on_device(dev, sizeof row, row);
     int32_t *d_target = on_device(dev, sizeof target, &target);
     struct token_logprob *d_got = on_device(dev, sizeof got, NULL);
-    device_ops(dev)->top_logprobs(dev, d_got, d_row, d_target, 1, 5, 5, 1);
+    const struct head_args head = {d_row, d_target, 1, 5, 1};
+    device_ops(dev)->top_logprobs(dev, d_got, 5, &head);
     take(dev, got, d_got, sizeof got);
     assert_int_equal(got[0].rank, 4);
     for (int j = 0; j < 5; j++) assert_int_equal(got[1 + j].token, order[j]);

@@ -1,6 +1,6 @@
 /* test_sample_drafts.c: speculative decoding with a draft model keeps the target's distribution.
  * Many sequences are generated side by side as an engine would: K tokens are drafted one after the
- * other from a draft distribution, all are judged in one call of `sample` with a bonus row behind
+ * other from a draft distribution, all are verified in one call of `sample` with a bonus row behind
  * them, and what follows the first refused draft is thrown away. The next token's logits depend on
  * the last token alone, so that the distribution at every position can be computed exactly; the
  * pairs (last token, token) at every position are held against it by a chi-square test, and the
@@ -36,8 +36,8 @@ struct chain {
 
 struct counts {
     int64_t pair[LENGTH][VOCAB][VOCAB]; // by position, last token, token
-    int64_t judged, accepted;
-    double expected, variance; // of accepted, given what was judged
+    int64_t verified, accepted;
+    double expected, variance; // of accepted, given what was verified
 };
 
 // Device memory of one step, and its mirror here.
@@ -105,22 +105,26 @@ static void buffers_close(struct buffers *b)
 
 // Runs `sample` over what the host arrays hold, in calls of at most 30000 rows: CUDA takes 65535,
 // drafts' rows among them.
-static void run_sample(struct buffers *b, int n, int vocab, bool judge, int n_drafts,
+static void run_sample(struct buffers *b, int n, int vocab, bool verify, int n_drafts,
                        int draft_vocab)
 {
     device_copy_in(b->dev, b->logits, b->host_logits, (size_t)n * vocab * sizeof(float));
     device_copy_in(b->dev, b->params, b->host_params, (size_t)n * sizeof *b->params);
-    if (judge) {
+    if (verify) {
         device_copy_in(b->dev, b->drafts, b->host_drafts, (size_t)n * sizeof *b->drafts);
         device_copy_in(b->dev, b->draft_logits, b->host_draft_logits,
                        (size_t)n_drafts * draft_vocab * sizeof(float));
     }
     for (int at = 0; at < n; at += 30000) {
         int part = n - at < 30000 ? n - at : 30000;
-        device_ops(b->dev)->sample(b->dev, b->results + at, b->logits + (size_t)at * vocab,
-                                   b->params + at, judge ? b->drafts + at : NULL,
-                                   judge ? b->draft_logits : NULL, part, vocab,
-                                   judge ? draft_vocab : 0);
+        const struct sample_args args = {.logits = b->logits + (size_t)at * vocab,
+                                         .params = b->params + at,
+                                         .n = part,
+                                         .vocab = vocab,
+                                         .drafts = verify ? b->drafts + at : NULL,
+                                         .draft_logits = verify ? b->draft_logits : NULL,
+                                         .draft_vocab = verify ? draft_vocab : 0};
+        device_ops(b->dev)->sample(b->dev, b->results + at, &args);
     }
     device_copy_out(b->dev, b->host_results, b->results, (size_t)n * sizeof *b->results);
     assert_ok(device_sync(b->dev));
@@ -135,7 +139,7 @@ static struct sample_params params_of(const struct chain *c, const struct sequen
     return p;
 }
 
-// Row of the k-th draft of a sequence, or of its bonus, among the rows to be judged.
+// Row of the k-th draft of a sequence, or of its bonus, among the rows to be verified.
 static int row_of(const struct sequence *s, int i, int k)
 {
     return s[i].first + i + k;
@@ -194,7 +198,7 @@ static void verify(struct buffers *b, const struct chain *c, struct sequence *s,
             counts->pair[s[i].n - 1][last][token]++;
             s[i].tokens[s[i].n++] = token;
             if (bonus) break;
-            counts->judged++;
+            counts->verified++;
             counts->accepted += token == drafted;
             counts->expected += c->overlap[last];
             counts->variance += c->overlap[last] * (1 - c->overlap[last]);
@@ -301,7 +305,7 @@ static void chains(struct device *dev)
                                              .min_p = cuts[cut].min_p,
                                              .top_k = cuts[cut].top_k},
                                   .draft_vocab = draft_vocabs[v]};
-                struct counts counts = {.judged = 0};
+                struct counts counts = {.verified = 0};
                 double chi, rate;
                 for (int a = 0; a < VOCAB; a++)
                     for (int t = 0; t < VOCAB; t++) {
@@ -314,8 +318,8 @@ static void chains(struct device *dev)
                 run_chain(&b, &c, 1000 + (uint64_t)total, &counts, &chi, &rate);
                 bool good = chi < limit && fabs(rate) < limit;
                 printf("%-32s accepted %.4f of %lld; deviates: tokens %+.2f, acceptance %+.2f%s\n",
-                       name, (double)counts.accepted / (double)counts.judged,
-                       (long long)counts.judged, chi, rate, good ? "" : "  FAIL");
+                       name, (double)counts.accepted / (double)counts.verified,
+                       (long long)counts.verified, chi, rate, good ? "" : "  FAIL");
                 failed += !good;
                 total += SEQUENCES;
             }

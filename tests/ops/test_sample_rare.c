@@ -88,7 +88,8 @@ static void sample(struct device *dev, const float *logits, const struct sample_
         drafts ? on_device(dev, drafts, ROWS * sizeof *drafts) : NULL,
         drafts ? on_device(dev, draft_logits, bytes) : NULL,
     };
-    device_ops(dev)->sample(dev, d[0], d[1], d[2], d[3], d[4], ROWS, VOCAB, drafts ? VOCAB : 0);
+    const struct sample_args args = {d[1], d[2], ROWS, VOCAB, d[3], d[4], drafts ? VOCAB : 0};
+    device_ops(dev)->sample(dev, d[0], &args);
     device_copy_out(dev, ret, d[0], ROWS * sizeof *ret);
     assert_ok(device_sync(dev));
     for (int i = 0; i < 5; i++) device_release(dev, d[i]);

@@ -148,7 +148,7 @@ static void time_product(const char *name, int m, int n, int k, bool trans_a, bo
                         random_bf16((size_t)m * k, 1, 1),
                         random_bf16(copies * n * k, 0.02f, 2),
                         NULL,
-                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16},
+                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16, true},
                         copies,
                         0};
     report(name, run_product, &p, inner, 2.0 * ((double)m * k + (double)n * k + (double)m * n),
@@ -172,7 +172,7 @@ enum { EXPERTS = 8, EXPERT_HIDDEN = 4096, EXPERT_FFN = 14336 };
 static void run_route(void *context)
 {
     struct experts *x = context;
-    ops->moe_route(dev, &x->routing, x->logits, &x->moe);
+    ops->moe_route(dev, &x->routing, x->logits, NULL, &x->moe);
 }
 
 static void run_experts(void *context)
@@ -184,8 +184,7 @@ static void run_experts(void *context)
 static void run_experts_back(void *context)
 {
     struct experts *x = context;
-    ops->matmul_experts_back(dev, x->dw, x->c, x->a, x->routing.offsets, EXPERTS, x->shape.m,
-                             x->shape.n, x->shape.k, DT_BF16);
+    ops->matmul_experts_back(dev, x->dw, x->c, x->a, x->routing.offsets, EXPERTS, &x->shape);
 }
 
 static void time_experts(int rows)
@@ -200,8 +199,9 @@ static void time_experts(int rows)
     for (int i = 0; i < 4 && !wanted; i++) wanted = strstr(name[i], filter);
     if (!wanted) return;
     const int m = rows * TOP, busy = m < EXPERTS ? m : EXPERTS;
-    struct experts x = {.moe = {rows, EXPERTS, TOP},
-                        .shape = {m, N, K, false, true, 0, DT_BF16, DT_BF16}};
+    struct experts x = {
+        .moe = {.rows = rows, .n_experts = EXPERTS, .top_k = TOP, .norm_topk = true, .scale = 1},
+        .shape = {m, N, K, false, true, 0, DT_BF16, DT_BF16, true}};
     float *logits = malloc((size_t)rows * EXPERTS * sizeof *logits);
     if (!logits) exit(1);
     for (int i = 0; i < rows; i++)
@@ -224,7 +224,7 @@ static void time_experts(int rows)
         x.dw = take((size_t)EXPERTS * N * K * 4);
         device_fill(dev, x.dw, 0, (size_t)EXPERTS * N * K * 4);
         report(name[3], run_experts_back, &x, 2, 4 * weights + in_out, flops);
-        x.shape = (struct matmul){m, K, N, false, false, 0, DT_BF16, DT_BF16};
+        x.shape = (struct matmul){m, K, N, false, false, 0, DT_BF16, DT_BF16, true};
         void *dx = x.a, *dy = x.c;
         x.c = dx;
         x.a = dy;
@@ -267,8 +267,8 @@ struct adam {
 static void run_adam(void *context)
 {
     struct adam *a = context;
-    struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f, 1};
-    ops->adamw(dev, a->w, a->low, &a->moments, a->grad, a->clip, a->n, &shape, DT_BF16);
+    const struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f, a->clip, 1};
+    ops->adamw(dev, a->w, a->low, &a->moments, a->grad, a->n, &shape, DT_BF16);
 }
 
 static void run_squares(void *context)
@@ -325,14 +325,13 @@ struct packed {
 static void run_packed(void *context)
 {
     struct packed *p = context;
-    ops->attn_packed(dev, p->out, p->lse, p->qkv, &p->batch, &p->shape, DT_BF16);
+    ops->attn_packed(dev, p->out, p->lse, p->qkv, &p->batch, &p->shape);
 }
 
 static void run_packed_back(void *context)
 {
     struct packed *p = context;
-    ops->attn_packed_back(dev, p->dqkv, p->dout, p->out, p->lse, p->qkv, &p->batch, &p->shape,
-                          DT_BF16);
+    ops->attn_packed_back(dev, p->dqkv, p->dout, p->out, p->lse, p->qkv, &p->batch, &p->shape);
 }
 
 static void time_packed(int seqs, int len)
@@ -340,7 +339,7 @@ static void time_packed(int seqs, int len)
     int T = seqs * len;
     int32_t *host = calloc((size_t)T + seqs + 1, sizeof *host);
     if (!host) exit(1);
-    struct packed p = {.shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0}};
+    struct packed p = {.shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0, DT_BF16, false}};
     p.batch = (struct batch_view){T, seqs, len, len, true, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     for (int i = 0; i < T; i++) host[i] = i % len;
     p.batch.positions = ints(host, T);
@@ -389,19 +388,30 @@ enum { PRODUCTS = 1, ATTENTION = 2, SMALL = 4, HEAD = 8, SAMPLE = 16, ALL = 31 }
 static void product(struct step *s, void *c, const void *a, const void *w, const void *bias, int n,
                     int k, float beta)
 {
-    struct matmul shape = {s->batch, n, k, false, true, beta, DT_BF16, DT_BF16};
+    const struct matmul shape = {.m = s->batch,
+                                 .n = n,
+                                 .k = k,
+                                 .trans_b = true,
+                                 .beta = beta,
+                                 .in = DT_BF16,
+                                 .out = DT_BF16,
+                                 .early = true};
     if (s->parts & PRODUCTS) ops->matmul(dev, c, a, w, bias, &shape);
 }
 
 static void run_step(void *context)
 {
     struct step *s = context;
-    const struct norm_shape norm = {NORM_RMS, s->batch, HIDDEN, 1, HIDDEN, 1e-6f};
+    const struct norm_shape norm = {NORM_RMS, s->batch, HIDDEN, 1, HIDDEN, 1e-6f, DT_BF16};
+    const struct norm_args normed = {.x = s->x, .w = s->norm};
+    const struct act_shape act = {s->batch, FFN, ACT_SILU, true, DT_BF16};
+    const struct sample_args rows = {
+        .logits = s->logits, .params = s->params, .n = s->batch, .vocab = VOCAB};
     const uint16_t *w = s->weights;
     bool small = s->parts & SMALL;
     if (small) ops->gather_rows(dev, s->x, s->embed, s->tokens, s->batch, HIDDEN, 1, DT_BF16);
     for (int l = 0; l < LAYERS; l++) {
-        if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
+        if (small) ops->norm(dev, s->normed, &normed, &norm);
         product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);
         w += (size_t)QKV * HIDDEN;
         if (small) ops->rope_store(dev, s->qkv, s->table, DIM, &s->kv, l, &s->view, &s->attn_shape);
@@ -409,18 +419,18 @@ static void run_step(void *context)
             ops->attn_paged(dev, s->attn, s->qkv, &s->kv, l, &s->view, &s->attn_shape);
         product(s, s->x, s->attn, w, NULL, HIDDEN, HEADS * DIM, 1);
         w += (size_t)HIDDEN * HEADS * DIM;
-        if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
+        if (small) ops->norm(dev, s->normed, &normed, &norm);
         product(s, s->wide, s->normed, w, NULL, 2 * FFN, HIDDEN, 0);
         w += (size_t)2 * FFN * HIDDEN;
-        if (small) ops->act(dev, s->act, s->wide, s->batch, FFN, ACT_SILU, true, DT_BF16);
+        if (small) ops->act(dev, s->act, s->wide, &act);
         product(s, s->x, s->act, w, NULL, HIDDEN, FFN, 1);
         w += (size_t)HIDDEN * FFN;
     }
-    struct matmul head = {s->batch, VOCAB, HIDDEN, false, true, 0, DT_BF16, DT_F32};
-    if (small) ops->norm(dev, s->normed, NULL, NULL, s->x, s->norm, NULL, &norm, DT_BF16);
+    const struct matmul head = {s->batch, VOCAB,   HIDDEN, false,        true,
+                                0,        DT_BF16, DT_F32, .early = true};
+    if (small) ops->norm(dev, s->normed, &normed, &norm);
     if (s->parts & HEAD) ops->matmul(dev, s->logits, s->normed, s->embed, NULL, &head);
-    if (s->parts & SAMPLE)
-        ops->sample(dev, s->result, s->logits, s->params, NULL, NULL, s->batch, VOCAB, 0);
+    if (s->parts & SAMPLE) ops->sample(dev, s->result, &rows);
 }
 
 static void time_step(int batch, int context)
@@ -432,7 +442,8 @@ static void time_step(int batch, int context)
         (size_t)QKV * HIDDEN + (size_t)HIDDEN * HEADS * DIM + (size_t)3 * FFN * HIDDEN;
     int blocks = (context + BLOCK - 1) / BLOCK;
     size_t kv_layer = (size_t)batch * blocks * BLOCK * KV_HEADS * DIM;
-    struct step s = {.batch = batch, .attn_shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0}};
+    struct step s = {.batch = batch,
+                     .attn_shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0, DT_BF16, true}};
     s.weights = random_bf16(per_layer * LAYERS, 0.02f, 11);
     s.embed = random_bf16((size_t)VOCAB * HIDDEN, 0.02f, 12);
     s.x = random_bf16((size_t)batch * HIDDEN, 1, 13);
@@ -516,39 +527,44 @@ struct vocabulary {
 static void run_logprob(void *context)
 {
     struct vocabulary *v = context;
-    ops->logprob(dev, v->logprob, v->lse, v->entropy, v->logits, v->target, v->n, VOCAB, 1);
+    const struct head_args head = {v->logits, v->target, v->n, VOCAB, 1};
+    ops->logprob(dev, v->logprob, v->lse, v->entropy, &head);
 }
 
 static void run_top_logprobs(void *context)
 {
     struct vocabulary *v = context;
-    ops->top_logprobs(dev, v->top, v->logits, v->target, v->n, VOCAB, v->n_top, 1);
+    const struct head_args head = {v->logits, v->target, v->n, VOCAB, 1};
+    ops->top_logprobs(dev, v->top, v->n_top, &head);
 }
 
 static void run_logprob_back(void *context)
 {
     struct vocabulary *v = context;
-    ops->logprob_back(dev, v->dlogits, v->logprob, v->logits, v->lse, v->target, v->n, VOCAB, 1,
-                      DT_BF16);
+    const struct head_args head = {v->logits, v->target, v->n, VOCAB, 1};
+    ops->logprob_back(dev, v->dlogits, v->logprob, v->lse, &head, DT_BF16);
 }
 
 static void run_sample(void *context)
 {
     struct vocabulary *v = context;
-    ops->sample(dev, v->result, v->logits, v->params, NULL, NULL, v->n, VOCAB, 0);
+    const struct sample_args rows = {
+        .logits = v->logits, .params = v->params, .n = v->n, .vocab = VOCAB};
+    ops->sample(dev, v->result, &rows);
 }
 
 static void run_judge(void *context)
 {
     struct vocabulary *v = context;
-    ops->sample(dev, v->result, v->logits, v->params, v->drafts, v->other, v->n, VOCAB, VOCAB);
+    const struct sample_args rows = {v->logits, v->params, v->n, VOCAB, v->drafts, v->other, VOCAB};
+    ops->sample(dev, v->result, &rows);
 }
 
 static void run_distill(void *context)
 {
     struct vocabulary *v = context;
-    ops->distill(dev, v->logprob, v->lse, v->dlogits, v->logits, v->other, v->n, VOCAB, VOCAB, 1, 1,
-                 DT_BF16);
+    const struct distill_args args = {v->logits, v->other, v->n, VOCAB, VOCAB, 1, 1};
+    ops->distill(dev, v->logprob, v->lse, v->dlogits, &args, DT_BF16);
 }
 
 static void time_vocabulary(void)
@@ -629,7 +645,7 @@ int main(int argc, char **argv)
                         random_bf16(8192 * 8192, 1, 1),
                         random_bf16(8192 * 8192, 1, 2),
                         NULL,
-                        {8192, 8192, 8192, false, true, 0, DT_BF16, DT_BF16},
+                        {8192, 8192, 8192, false, true, 0, DT_BF16, DT_BF16, true},
                         1,
                         0};
     ms = report("product 8192 x 8192 x 8192", run_product, &p, 4, 0, 2.0 * 8192 * 8192 * 8192);

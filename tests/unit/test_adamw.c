@@ -30,7 +30,8 @@ static void two_steps(const char *device, double beta1, double beta2, float *ret
         a.step = (uint32_t)step;
         for (int i = 0; i < N; i++) host[i] = grads[step - 1] * (float)(1 + i % 7);
         device_copy_in(dev, memory[3], host, sizeof host);
-        device_ops(dev)->adamw(dev, memory[0], NULL, &moments, memory[3], memory[4], N, &a, DT_F32);
+        a.grad_scale = memory[4];
+        device_ops(dev)->adamw(dev, memory[0], NULL, &moments, memory[3], N, &a, DT_F32);
     }
     device_copy_out(dev, ret_w, memory[0], N * sizeof *ret_w);
     device_copy_out(dev, ret_v, memory[2], N * sizeof *ret_v);

@@ -74,7 +74,7 @@ static void experts_with_biases(void **state)
     biased.names[ROLE_DOWN_BIAS] = EXPERT "w2.bias";
     config->family = &biased;
     config->mlp_bias = true;
-    for (int l = 0; l < config->n_layers; l++) config->layers[l].n_experts = 64;
+    for (int l = 0; l < config->n_layers; l++) config->layers[l].moe.n_experts = 64;
     assert_ok(weights_plan(config, DT_F32, &w));
     // embedding and final norm; of a layer: two norms, q, k, v, o, router, and six an expert
     assert_int_equal(w->n_tensors, 2 + !config->tie_embeddings + config->n_layers * (7 + 6 * 64));

@@ -348,15 +348,12 @@ static void small_steps_add_up(void **state)
         for (int i = 0; i < N; i++) grad[i] = powf(10, (float)-(i % 5)) * (i % 2 ? 1 : -1);
         double moved = 0;
         for (int step = 1; step <= STEPS; step++) {
-            struct adamw a = {1e-3f,
-                              0.9f,
-                              0.999f,
-                              1e-12f,
-                              0,
-                              (float)(1 - pow(0.9, step)),
-                              (float)(1 - pow(0.999, step)),
-                              (uint32_t)step};
-            device_ops(dev)->adamw(dev, w, NULL, &moments, grad, &scale, N, &a, DT_F32);
+            struct adamw a = {.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-12f};
+            a.bias_correction1 = (float)(1 - pow(0.9, step));
+            a.bias_correction2 = (float)(1 - pow(0.999, step));
+            a.step = (uint32_t)step;
+            a.grad_scale = &scale;
+            device_ops(dev)->adamw(dev, w, NULL, &moments, grad, N, &a, DT_F32);
         }
         for (int i = 0; i < N; i++) {
             double way = fabs((double)w[i]) / (1e-3 * STEPS);

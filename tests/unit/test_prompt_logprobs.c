@@ -183,8 +183,8 @@ static void reference_logprobs(struct reference *r, const int32_t *ids, int n, f
 {
     static float logits[MOST_TOKENS * VOCAB], lse[MOST_TOKENS];
     reference_logits(r, ids, n, logits);
-    device_ops(r->dev)->logprob(r->dev, ret + 1, lse, NULL, logits, ids + 1, n - 1, VOCAB,
-                                temperature);
+    const struct head_args head = {logits, ids + 1, n - 1, VOCAB, temperature};
+    device_ops(r->dev)->logprob(r->dev, ret + 1, lse, NULL, &head);
 }
 
 static void assert_prompt_is(const struct take *take, const int32_t *prompt, int from, int to,
@@ -468,8 +468,9 @@ static void check_penalised(const struct sampling *s, const int32_t *prompt, int
         for (int t = 0; t < VOCAB && s->temperature == 0; t++)
             if (row[t] > row[token->token] + 1e-5f)
                 fail_msg("token %d is %d, and %d is likelier", i, token->token, t);
-        device_ops(of_a.dev)->logprob(of_a.dev, &processed, &lse, NULL, row, &token->token, 1,
-                                      VOCAB, s->temperature > 0 ? s->temperature : 1);
+        const struct head_args head = {row, &token->token, 1, VOCAB,
+                                       s->temperature > 0 ? s->temperature : 1};
+        device_ops(of_a.dev)->logprob(of_a.dev, &processed, &lse, NULL, &head);
         assert_memory_equal(&raw[n_prompt + i], &token->logprob, sizeof(float));
         assert_true(fabsf(processed - token->processed_logprob) < 1e-4f);
     }

@@ -52,9 +52,9 @@ enum status bench_load_weights(struct device *dev, const struct model_config *co
 
 // Sets both bandwidths of `b`.
 enum status limits_bandwidth(struct bench *b);
-// Floating-point operations a second of one large product of random numbers, in the faster of the
+// Floating-point operations a second of one large matmul of random numbers, in the faster of the
 // two layouts that training uses (on the CPU they are different kernels).
-enum status limits_products(struct bench *b, double *ret_flops);
+enum status limits_matmul(struct bench *b, double *ret_flops);
 
 double median(double *x, int n); // sorts x; n >= 1
 

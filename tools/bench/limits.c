@@ -1,4 +1,4 @@
-/* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large product;
+/* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large matmul;
  * both the best of their repetitions. */
 #include "tools/bench/bench.h"
 #include "common/base/rng.h"
@@ -88,7 +88,7 @@ static void random_floats(struct device *dev, const struct ops *ops, void *to, e
     ops->convert(dev, to, dt, staging_device, DT_F32, n);
 }
 
-enum status limits_products(struct bench *b, double *ret_flops)
+enum status limits_matmul(struct bench *b, double *ret_flops)
 {
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
     int size = cuda ? 8192 : 1024;
@@ -97,9 +97,10 @@ enum status limits_products(struct bench *b, double *ret_flops)
     double ms[2 * REPEAT];
     void *x = NULL, *y = NULL, *z = NULL, *staging_device = NULL;
     float *staging = malloc((size_t)n * sizeof *staging);
-    struct matmul shape = {size, size, size, false, true, 0, b->dt, b->dt};
+    struct matmul shape = {
+        .m = size, .n = size, .k = size, .trans_b = true, .in = b->dt, .out = b->dt};
     enum status st;
-    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to measure products");
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to measure matmuls");
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &x));
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &y));
     CHECK(device_alloc(b->dev, (size_t)n * dtype_size(b->dt), &z));

@@ -70,7 +70,7 @@ static enum status measure_limit(struct serve_bench *s)
     struct bench *b = &s->b;
     double flops = 0, prompts = 0, positions = 0, steps = 0;
     enum status st = limits_bandwidth(b);
-    if (st == ST_OK) st = limits_products(b, &flops);
+    if (st == ST_OK) st = limits_matmul(b, &flops);
     if (st != ST_OK) return st;
     for (int i = 0; i < s->n; i++) {
         const double in = s->loads[i].prompt_tokens, out = s->loads[i].tokens;

@@ -58,7 +58,7 @@ out:
     return st;
 }
 
-// Reading for every token of a sample the weights and what lies behind it; then the products of the
+// Reading for every token of a sample the weights and what lies behind it; then the matmuls of the
 // prompts and of the training pass; then what AdamW reads and writes.
 static enum status measure_limit(struct step_bench *s)
 {
@@ -66,7 +66,7 @@ static enum status measure_limit(struct step_bench *s)
     const struct model_config *c = b->config;
     double flops = 0;
     enum status st = limits_bandwidth(b);
-    if (st == ST_OK) st = limits_products(b, &flops);
+    if (st == ST_OK) st = limits_matmul(b, &flops);
     if (st != ST_OK) return st;
     const double samples = (double)b->o.batch, prompts = samples / (double)b->o.group;
     const double parameters = (double)b->weights->n_parameters, element = (double)dtype_size(b->dt);

@@ -1,4 +1,4 @@
-/* backward.c: the layers of the forward pass in reverse. One thread.
+/* backward.c: the forward pass in reverse. One thread.
  *
  * The head comes first, in chunks: the logits of at most model.max_rows rows exist at a time, are
  * turned into their gradient and used up, so the (tokens, vocabulary) matrix is never whole. What
@@ -18,13 +18,13 @@ struct backward {
     int max_tokens, max_targets;
     // device scratch
     void *dx, *dnormed; // (max_tokens, hidden)
-    void *dproj;        // (max_tokens, hidden) of a contribution before its sandwich norm
-    void *dparallel;    // (max_tokens, hidden) what a parallel block's MLP adds to dx
-    void *dgate_up;     // (A, 2 * intermediate); A as in model.h
-    void *dact;         // (A, intermediate)
-    void *dexpert;      // (A, hidden) sorted by expert
-    void *drouter;      // (max_tokens, n_experts)
-    float *dweight;     // (max_tokens, experts_per_token)
+    void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm
+    void *dparallel; // (max_tokens, hidden) what a parallel block's MLP adds to dx
+    void *dgate_up;  // (A, 2 * intermediate); A as in model.h
+    void *dact;      // (A, intermediate)
+    void *dexpert;   // (A, hidden) sorted by expert
+    void *drouter;   // (max_tokens, n_experts)
+    float *dweight;  // (max_tokens, moe.top_k)
     void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
     void *dlogits;      // (model.max_rows, vocab)
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
@@ -53,13 +53,13 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
     struct device_part parts[N_PARTS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
-        PART(dproj, c->sandwich_norm ? t * h * e : 0),
+        PART(dproj, c->post_norm ? t * h * e : 0),
         PART(dparallel, c->parallel_block ? t * h * e : 0),
-        PART(dgate_up, a * (size_t)layer_up_width(c, l) * e),
-        PART(dact, a * (size_t)l->intermediate * e),
-        PART(dexpert, l->n_experts > 0 ? a * h * e : 0),
-        PART(drouter, t * (size_t)l->n_experts * e),
-        PART(dweight, t * (size_t)l->experts_per_token * sizeof(float)),
+        PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
+        PART(dact, layer_mlp_elements(l, t) * e),
+        PART(dexpert, l->moe.n_experts > 0 ? a * h * e : 0),
+        PART(drouter, t * (size_t)l->moe.n_experts * e),
+        PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
         PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
         PART(dattn, t * (size_t)layer_q_width(l) * e),
         PART(dlogits, logits * e),
@@ -139,7 +139,7 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
                               float *ret_entropy)
 {
     struct model *m = b->m;
-    int n = batch_rows(batch), vocab = m->config->vocab_size;
+    int n = batch_rows(batch);
     if (n > b->max_targets)
         return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n,
                            b->max_targets);
@@ -147,8 +147,9 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
     for (int at = 0; at < n; at += m->max_rows) {
         int rows = n - at < m->max_rows ? n - at : m->max_rows;
         model_head(m, x, batch_rows_device(batch) + at, rows);
+        const struct head_args head = model_head_args(m, b->targets + at, rows, temperature);
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
-                        m->logits, b->targets + at, rows, vocab, temperature);
+                        &head);
     }
     b->logits_kept = n <= m->max_rows;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
@@ -156,18 +157,19 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
     return device_sync(m->dev);
 }
 
-static struct norm_shape hidden_norm(const struct model *m, int rows)
+// dx (rows, k) = (add ? dx : 0) + dy (rows, n) . w (n, k)
+static void input_back(struct model *m, void *dx, const void *dy, const void *w, int rows, int n,
+                       int k, bool add)
 {
-    return (struct norm_shape){m->config->norm,    rows, m->config->hidden, 1, m->config->hidden,
-                               m->config->norm_eps};
+    struct matmul shape = {.m = rows, .n = k, .k = n, .in = m->dt, .out = m->dt};
+    shape.beta = add;
+    m->ops->matmul(m->dev, dx, dy, w, NULL, &shape);
 }
 
-// dx (rows, k) = dy (rows, n) . w (n, k)
 static void back_to_input(struct model *m, void *dx, const void *dy, const void *w, int rows, int n,
                           int k)
 {
-    struct matmul shape = {rows, k, n, false, false, 0, m->dt, m->dt};
-    m->ops->matmul(m->dev, dx, dy, w, NULL, &shape);
+    input_back(m, dx, dy, w, rows, n, k, false);
 }
 
 // dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy: each where it is
@@ -175,7 +177,8 @@ static void back_to_input(struct model *m, void *dx, const void *dy, const void 
 static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, const void *x,
                            int rows, int n, int k)
 {
-    struct matmul shape = {n, k, rows, true, false, 1, m->dt, DT_F32};
+    struct matmul shape = {
+        .m = n, .n = k, .k = rows, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
     if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
@@ -207,12 +210,18 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     const struct distillation *d = loss->distillation;
     if (d) {
         head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows);
-        m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, m->logits,
-                        d->teacher->m->logits, rows, vocab, d->teacher->m->config->vocab_size,
-                        loss->temperature, d->scale, dt);
+        const struct model *teacher = d->teacher->m;
+        const struct distill_args args = {.student = m->logits,
+                                          .teacher = teacher->logits,
+                                          .n = rows,
+                                          .vocab = vocab,
+                                          .teacher_vocab = teacher->config->vocab_size,
+                                          .temperature = loss->temperature,
+                                          .scale = d->scale};
+        m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, &args, dt);
     } else {
-        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, m->logits, b->lse + at,
-                             b->targets + at, rows, vocab, loss->temperature, dt);
+        const struct head_args head = model_head_args(m, b->targets + at, rows, loss->temperature);
+        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, b->lse + at, &head, dt);
     }
     if (!capped) return;
     m->ops->softcap_back(m->dev, b->dlogits_f32, m->logits, n, m->config->logit_softcap);
@@ -229,32 +238,33 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
     size_t e = dtype_size(m->dt);
     for (int at = 0; at < n; at += m->max_rows) {
         int rows = n - at < m->max_rows ? n - at : m->max_rows;
-        struct norm_shape shape = hidden_norm(m, rows);
+        const struct norm_shape shape = model_norm_shape(m, rows);
+        const struct norm_args norm = {m->row_x, w->final_norm, NULL, m->row_rstd, m->row_mean};
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         head_chunk(b, batch, tape->x_final, at, rows);
         logits_back(b, batch, loss, at, rows);
         back_to_weight(m, g->head, g->head_bias, b->dlogits, m->row_normed, rows, c->vocab_size,
                        c->hidden);
         back_to_input(m, drows, b->dlogits, w->head, rows, c->vocab_size, c->hidden);
-        m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, m->row_x,
-                          w->final_norm, m->row_rstd, m->row_mean, &shape, false, m->dt);
+        m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
+                          false);
     }
     b->logits_kept = false;
     device_fill(m->dev, b->dx, 0, (size_t)batch_tokens(batch) * (size_t)c->hidden * e);
-    m->ops->scatter_add_rows(m->dev, b->dx, b->drows, batch_rows_device(batch),
-                             batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt);
+    const struct scatter_args rows = {
+        batch_rows_device(batch), batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt};
+    m->ops->scatter_add_rows(m->dev, b->dx, b->drows, &rows);
 }
 
 // ---- the layers ---------------------------------------------------------------------------------
-// The gradient of a residual branch: dx itself, or dx taken back through the sandwich norm.
-static const void *residual_back(struct backward *b, int rows, const void *proj, const void *norm,
-                                 const float *rstd, void *dnorm)
+// The gradient of what a residual branch gives: dx itself, or dx taken back through the post-norm.
+static const void *residual_back(struct backward *b, int rows, const struct norm_args *post_norm,
+                                 void *dnorm)
 {
     struct model *m = b->m;
-    struct norm_shape shape = hidden_norm(m, rows);
-    if (!norm) return b->dx;
-    m->ops->norm_back(m->dev, b->dproj, dnorm, NULL, b->dx, proj, norm, rstd, NULL, &shape, false,
-                      m->dt);
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    if (!post_norm->w) return b->dx;
+    m->ops->norm_back(m->dev, b->dproj, dnorm, NULL, b->dx, post_norm, &shape, false);
     return b->dproj;
 }
 
@@ -267,32 +277,62 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     const struct ops *ops = m->ops;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct moe_routing *r = &tape->routing;
-    struct moe_shape shape = {rows, layer->n_experts, layer->experts_per_token};
+    const struct moe_shape shape = model_moe_shape(m, l, rows);
     int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer),
         a = rows * shape.top_k;
     int experts = shape.n_experts;
-    struct matmul to_act = {a, inner, hidden, false, false, 0, m->dt, m->dt};
-    struct matmul to_input = {a, hidden, up, false, false, 0, m->dt, m->dt};
+    const struct act_shape act = model_act_shape(m, a, inner);
+    const struct matmul to_act = {.m = a, .n = inner, .k = hidden, .in = m->dt, .out = m->dt};
+    const struct matmul to_input = {.m = a, .n = hidden, .k = up, .in = m->dt, .out = m->dt};
+    const struct matmul to_down = {.m = a, .n = hidden, .k = inner, .in = m->dt};
+    const struct matmul to_gate_up = {.m = a, .n = up, .k = hidden, .in = m->dt};
 
-    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape,
-                          hidden, m->dt);
-    ops->act(m->dev, m->act, tape->gate_up, a, inner, c->act, c->gated_mlp, m->dt);
+    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
+    ops->act(m->dev, m->act, tape->gate_up, &act);
     if (g->down)
-        ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts, a,
-                                 hidden, inner, m->dt);
+        ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
+                                 &to_down);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
-    ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, a, inner, c->act, c->gated_mlp,
-                  m->dt);
+    ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, &act);
     ops->gather_rows(m->dev, m->expert_in, m->normed, r->row, a, hidden, 1.0f, m->dt);
     if (g->gate_up)
         ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
-                                 a, up, hidden, m->dt);
+                                 &to_gate_up);
     ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts,
                         &to_input);
-    ops->moe_route_back(m->dev, b->drouter, b->dweight, r, &shape, m->dt);
+    ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
     back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
     back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
-    ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, hidden, true, m->dt);
+    ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, true);
+}
+
+// From m->normed and dx, the shared expert's gradients; adds that of m->normed to dnormed.
+static void shared_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+{
+    struct model *m = b->m;
+    const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const int hidden = c->hidden, inner = layer->shared_intermediate;
+    const int up = layer_shared_up_width(c, layer);
+    const struct act_shape act = model_act_shape(m, rows, inner);
+    const struct moe_shape one = model_shared_shape(m, rows);
+    const struct moe_routing *r = &tape->shared_routing;
+    const void *dout = b->dx;
+
+    if (layer->shared_gate) {
+        m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->shared_out, r, &one);
+        m->ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->shared_logits, r, &one);
+        back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, hidden);
+        input_back(m, b->dnormed, b->drouter, w->shared_gate, rows, 1, hidden, true);
+        dout = b->dexpert;
+    }
+    m->ops->act(m->dev, m->act, tape->shared_gate_up, &act);
+    back_to_weight(m, g->shared_down, NULL, dout, m->act, rows, hidden, inner);
+    back_to_input(m, b->dact, dout, w->shared_down, rows, hidden, inner);
+    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->shared_gate_up, &act);
+    back_to_weight(m, g->shared_gate_up, NULL, b->dgate_up, m->normed, rows, up, hidden);
+    input_back(m, b->dnormed, b->dgate_up, w->shared_gate_up, rows, up, hidden, true);
 }
 
 // From m->normed and dx, the plain MLP's gradients; leaves the gradient of m->normed in dnormed.
@@ -303,14 +343,15 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
     const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer);
-    const void *dout = residual_back(b, rows, tape->mlp_proj, w->post_mlp_norm, tape->rstd_post2,
-                                     g->post_mlp_norm);
+    const struct act_shape act = model_act_shape(m, rows, inner);
+    const struct norm_args post_norm = {
+        .x = tape->mlp_proj, .w = w->post_mlp_norm, .rstd = tape->rstd_post2};
+    const void *dout = residual_back(b, rows, &post_norm, g->post_mlp_norm);
 
-    m->ops->act(m->dev, m->act, tape->gate_up, rows, inner, c->act, c->gated_mlp, m->dt);
+    m->ops->act(m->dev, m->act, tape->gate_up, &act);
     back_to_weight(m, g->down, g->down_bias, dout, m->act, rows, hidden, inner);
     back_to_input(m, b->dact, dout, w->down, rows, hidden, inner);
-    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, rows, inner, c->act, c->gated_mlp,
-                     m->dt);
+    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, &act);
     back_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->normed, rows, up, hidden);
     back_to_input(m, b->dnormed, b->dgate_up, w->gate_up, rows, up, hidden);
 }
@@ -322,42 +363,41 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    struct norm_shape shape = hidden_norm(m, rows);
+    const struct norm_shape shape = model_norm_shape(m, rows);
     bool parallel = c->parallel_block;
-    const void *x = parallel ? tape->x : tape->x_mid;
-    const void *norm = parallel ? w->attn_norm : w->mlp_norm,
-               *bias = parallel ? w->attn_norm_bias : w->mlp_norm_bias;
+    const struct norm_args norm =
+        parallel
+            ? (struct norm_args){tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1, tape->mean1}
+            : (struct norm_args){tape->x_mid, w->mlp_norm, w->mlp_norm_bias, tape->rstd2,
+                                 tape->mean2};
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
          *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
-    m->ops->norm(m->dev, m->normed, NULL, NULL, x, norm, bias, &shape, m->dt);
-    if (c->layers[l].n_experts > 0)
+    m->ops->norm(m->dev, m->normed, &norm, &shape);
+    if (c->layers[l].moe.n_experts > 0)
         experts_back(b, l, rows, tape);
     else
         plain_mlp_back(b, l, rows, tape);
-    m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, x, norm,
-                      parallel ? tape->rstd1 : tape->rstd2, parallel ? tape->mean1 : tape->mean2,
-                      &shape, !parallel, m->dt);
+    if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
+    m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, &norm,
+                      &shape, !parallel);
 }
 
 // Takes dqkv back through the q and k norms, in place.
 static void heads_norm_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
     struct model *m = b->m;
-    const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct layer_config *layer = &c->layers[l];
+    const struct layer_config *layer = &m->config->layers[l];
     size_t keys = (size_t)layer_q_width(layer) * dtype_size(m->dt);
-    struct norm_shape q = {c->norm,        rows * layer->n_heads,  layer->head_dim,
-                           layer->n_heads, layer_qkv_width(layer), c->norm_eps};
-    struct norm_shape k = q;
-    k.rows = rows * layer->n_kv_heads;
-    k.heads = layer->n_kv_heads;
+    const struct norm_shape q = model_heads_shape(m, l, rows, layer->n_heads);
+    const struct norm_shape k = model_heads_shape(m, l, rows, layer->n_kv_heads);
+    const struct norm_args of_q = {.x = tape->qkv_raw, .w = w->q_norm, .rstd = tape->rstd_q};
+    const struct norm_args of_k = {
+        .x = (const char *)tape->qkv_raw + keys, .w = w->k_norm, .rstd = tape->rstd_k};
     void *dk = (char *)b->dqkv + keys;
-    m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, tape->qkv_raw, w->q_norm,
-                      tape->rstd_q, NULL, &q, false, m->dt);
-    m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, (const char *)tape->qkv_raw + keys,
-                      w->k_norm, tape->rstd_k, NULL, &k, false, m->dt);
+    m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, &of_q, &q, false);
+    m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, &of_k, &k, false);
 }
 
 // dx is the gradient of x_mid on entry, of the layer's input on return.
@@ -369,22 +409,24 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]),
         q_width = layer_q_width(&c->layers[l]);
-    struct norm_shape shape = hidden_norm(m, rows);
-    const void *dout = residual_back(b, rows, tape->attn_proj, w->post_attn_norm, tape->rstd_post1,
-                                     g->post_attn_norm);
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
+                                   tape->mean1};
+    const struct norm_args post_norm = {
+        .x = tape->attn_proj, .w = w->post_attn_norm, .rstd = tape->rstd_post1};
+    const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
 
     back_to_weight(m, g->o, g->o_bias, dout, tape->attn, rows, c->hidden, q_width);
     back_to_input(m, b->dattn, dout, w->o, rows, c->hidden, q_width);
     m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
-                             &m->attn[l], m->dt);
+                             &m->attn[l]);
     model_rotate(m, l, b->dqkv, batch, -1.0f);
     if (c->qk_norm) heads_norm_back(b, l, rows, tape);
-    m->ops->norm(m->dev, m->normed, NULL, NULL, tape->x, w->attn_norm, w->attn_norm_bias, &shape,
-                 m->dt);
+    m->ops->norm(m->dev, m->normed, &norm, &shape);
     back_to_weight(m, g->qkv, g->qkv_bias, b->dqkv, m->normed, rows, width, c->hidden);
     back_to_input(m, b->dnormed, b->dqkv, w->qkv, rows, width, c->hidden);
-    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, tape->x,
-                      w->attn_norm, tape->rstd1, tape->mean1, &shape, true, m->dt);
+    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
+                      true);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }
@@ -411,10 +453,14 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
         mlp_back(b, l, view->n_tokens, layer);
         attention_back(b, l, view, layer);
     }
-    if (b->grads->embed)
-        m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, view->tokens,
-                                 batch_tokens_order(batch), view->n_tokens, m->config->hidden,
-                                 model_embed_scale(m), m->dt, DT_F32);
+    const struct scatter_args rows = {view->tokens,
+                                      batch_tokens_order(batch),
+                                      view->n_tokens,
+                                      m->config->hidden,
+                                      model_embed_scale(m),
+                                      m->dt,
+                                      DT_F32};
+    if (b->grads->embed) m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, &rows);
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,

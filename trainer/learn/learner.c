@@ -322,8 +322,9 @@ static enum status reference_logprobs(struct learner *l, int n)
     for (int i = 0; i < n; i += l->options.logits_chunk) {
         int chunk = n - i < l->options.logits_chunk ? n - i : l->options.logits_chunk;
         model_head(m, x, rows + i, chunk);
-        m->ops->logprob(l->dev, ref->logprobs + i, ref->lse + i, NULL, m->logits, ref->targets + i,
-                        chunk, l->config->vocab_size, l->options.temperature);
+        const struct head_args head =
+            model_head_args(m, ref->targets + i, chunk, l->options.temperature);
+        m->ops->logprob(l->dev, ref->logprobs + i, ref->lse + i, NULL, &head);
     }
     device_copy_out(l->dev, l->ref_logprobs, ref->logprobs, (size_t)n * sizeof *ref->logprobs);
     return device_sync(l->dev);

@@ -255,6 +255,7 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         .weight_decay = (float)o->config.weight_decay,
         .bias_correction1 = (float)(1 - pow(o->config.beta1, step)),
         .bias_correction2 = (float)(1 - pow(o->config.beta2, step)),
+        .grad_scale = o->grad_scale,
     };
     for (int i = 0; i < o->n_ranges; i++) {
         const struct trained *t = &o->trained[i];
@@ -263,7 +264,7 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         adamw.step = (uint32_t)(o->steps + 1) + (uint32_t)i * RANGE_SEED;
         o->ops->adamw(o->dev, (char *)w->base + (size_t)t->range.first * dtype_size(w->dt),
                       w->dt == DT_BF16 ? o->low + t->low_at : NULL, &moments, o->gradients + t->at,
-                      o->grad_scale, t->range.n, &adamw, w->dt);
+                      t->range.n, &adamw, w->dt);
     }
     o->prepared = false;
     o->steps++;

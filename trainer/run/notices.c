@@ -9,7 +9,7 @@ void notice_router(const struct model_config *model)
 {
     int experts = 0;
     for (int l = 0; l < model->n_layers; l++)
-        if (model->layers[l].n_experts > experts) experts = model->layers[l].n_experts;
+        if (model->layers[l].moe.n_experts > experts) experts = model->layers[l].moe.n_experts;
     if (experts > 0)
         log_warn("the model is a mixture of %d experts: the router's load-balancing loss "
                  "(router_aux_loss_coef) is no part of what is trained, and the router may come to "

@@ -1,0 +1,54 @@
+/* routing.h: formulas of a router's scores and weights (ops.h, `moe_shape`), for CPU and CUDA
+ * alike.
+ */
+#ifndef KERNELS_ROUTING_H
+#define KERNELS_ROUTING_H
+
+#include "kernels/ops.h"
+#include <math.h>
+
+// Keeps a sum of scores that all vanish from dividing by 0.
+#define ROUTING_TINY 1e-20f
+
+DTYPE_INLINE float routing_sigmoid(float logit)
+{
+    return 1.0f / (1.0f + expf(-logit));
+}
+
+// Whether experts are ranked by their logits, which order them as a softmax does and better: near
+// ones may round to one probability.
+DTYPE_INLINE bool routing_by_logit(const struct moe_shape *s, bool has_bias)
+{
+    return s->scoring == MOE_SOFTMAX && !has_bias;
+}
+
+// What an expert's rank is made of where it is not the logit. max, sum: of the row's logits, and of
+// e^(logit - max).
+DTYPE_INLINE float routing_score(const struct moe_shape *s, float logit, float max, float sum)
+{
+    return s->scoring == MOE_SOFTMAX ? expf(logit - max) / sum : routing_sigmoid(logit);
+}
+
+// NaN comes first, so that it shows in the weights; after this, NaN marks who may not be chosen.
+DTYPE_INLINE float routing_rank(float x)
+{
+    return isnan(x) ? INFINITY : x;
+}
+
+// A chosen expert's weight, up to the sum that it is divided by.
+DTYPE_INLINE float routing_share(const struct moe_shape *s, float logit, float max)
+{
+    return s->scoring == MOE_SOFTMAX ? expf(logit - max) : routing_sigmoid(logit);
+}
+
+// The gradient of a chosen expert's logit, without what a softmax over all experts takes from every
+// logit. mean: sum over the chosen of weight / scale * dweight; sum: of their sigmoids.
+DTYPE_INLINE float routing_slope(const struct moe_shape *s, float logit, float weight,
+                                 float dweight, float mean, float sum)
+{
+    if (s->scoring == MOE_SOFTMAX) return weight * (s->norm_topk ? dweight - mean : dweight);
+    float x = routing_sigmoid(logit), slope = s->scale * x * (1.0f - x);
+    return s->norm_topk ? slope * (dweight - mean) / (sum + ROUTING_TINY) : slope * dweight;
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* test_act.c: activations, the logits' soft cap, and their gradients. */
+#include "tests/support/op_table.h"
+
+// p: rows width kind gated
+
+static double act_formula(double x, int kind)
+{
+    if (kind == ACT_SILU) return x / (1 + exp(-x));
+    if (kind == ACT_GELU) return 0.5 * x * (1 + erf(x / sqrt(2)));
+    return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+static double act_at(const int *p, const double *x, int r, int c)
+{
+    if (!p[3]) return act_formula(x[(int64_t)r * p[1] + c], p[2]);
+    const double *row = x + (int64_t)r * 2 * p[1];
+    return act_formula(row[c], p[2]) * row[p[1] + c];
+}
+
+static void act_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
+    float *x = floats(t, "x", IN, DATA, (int64_t)p[0] * p[1] * (p[3] ? 2 : 1), 3);
+    x[0] = -30;
+    x[1] = 30;
+}
+
+static void act_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    const struct act_shape shape = {p[0], p[1], (enum act_kind)p[2], p[3], t->dt};
+    ops->act(dev, d[0], d[1], &shape);
+}
+
+static void act_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    for (int r = 0; r < p[0]; r++)
+        for (int c = 0; c < p[1]; c++)
+            t->a[0].expect[(int64_t)r * p[1] + c] = act_at(p, v[1], r, c);
+}
+
+static const struct op_def op_act = {"act", act_setup, act_launch, act_reference};
+
+static void act_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    int64_t n = (int64_t)p[0] * p[1] * (p[3] ? 2 : 1);
+    floats(t, "dx", OUT, DATA, n, 1);
+    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "x", IN, DATA, n, 2);
+}
+
+static void act_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    const struct act_shape shape = {p[0], p[1], (enum act_kind)p[2], p[3], t->dt};
+    ops->act_back(dev, d[0], d[1], d[2], &shape);
+}
+
+static double act_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    double loss = 0;
+    for (int r = 0; r < p[0]; r++)
+        for (int c = 0; c < p[1]; c++) loss += v[1][(int64_t)r * p[1] + c] * act_at(p, v[2], r, c);
+    return loss;
+}
+
+static void act_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, 0, 2, false, act_loss);
+}
+
+static const struct op_def op_act_back = {"act_back", act_back_setup, act_back_launch,
+                                          act_back_reference};
+
+// softcap, softcap_back: p: n cap
+
+static void softcap_setup(struct op_test *t)
+{
+    floats(t, "x", INOUT, F32, t->c->p[0], 30);
+}
+
+static void softcap_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    ops->softcap(dev, d[0], t->c->p[0], (float)t->c->p[1]);
+}
+
+static void softcap_reference(struct op_test *t, double **v)
+{
+    const double cap = t->c->p[1];
+    for (int i = 0; i < t->c->p[0]; i++) t->a[0].expect[i] = cap * tanh(v[0][i] / cap);
+}
+
+static const struct op_def op_softcap = {"softcap", softcap_setup, softcap_launch,
+                                         softcap_reference};
+
+static void softcap_back_setup(struct op_test *t)
+{
+    floats(t, "dx", INOUT, F32, t->c->p[0], 1);
+    float *capped = floats(t, "capped", IN, F32, t->c->p[0], 1);
+    float *x = floats(t, "x", IN, F32, t->c->p[0], 20);
+    const double cap = t->c->p[1];
+    for (int i = 0; i < t->c->p[0]; i++) capped[i] = (float)(cap * tanh(x[i] / cap));
+}
+
+static void softcap_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                                void **d)
+{
+    ops->softcap_back(dev, d[0], d[1], t->c->p[0], (float)t->c->p[1]);
+}
+
+static double softcap_loss(struct op_test *t, double **v)
+{
+    const double cap = t->c->p[1];
+    double loss = 0;
+    for (int i = 0; i < t->c->p[0]; i++) loss += v[0][i] * cap * tanh(v[2][i] / cap);
+    return loss;
+}
+
+static void softcap_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, 0, 2, false, softcap_loss);
+}
+
+static const struct op_def op_softcap_back = {"softcap_back", softcap_back_setup,
+                                              softcap_back_launch, softcap_back_reference};
+
+static const struct op_case cases[] = {
+    {&op_act, "silu gated 5 x 7", {5, 7, ACT_SILU, 1}, false},
+    {&op_act, "silu gated 33 x 513", {33, 513, ACT_SILU, 1}, false},
+    {&op_act, "silu 9 x 100", {9, 100, ACT_SILU, 0}, false},
+    {&op_act, "gelu_tanh gated 9 x 100", {9, 100, ACT_GELU_TANH, 1}, false},
+    {&op_act, "gelu_tanh 9 x 100", {9, 100, ACT_GELU_TANH, 0}, false},
+    {&op_act, "gelu 9 x 100", {9, 100, ACT_GELU, 0}, false},
+    {&op_act, "gelu gated 3 x 65", {3, 65, ACT_GELU, 1}, false},
+    {&op_act, "silu gated 200 x 4096", {200, 4096, ACT_SILU, 1}, true},
+    {&op_act_back, "silu gated 5 x 7", {5, 7, ACT_SILU, 1}, false},
+    {&op_act_back, "silu 3 x 33", {3, 33, ACT_SILU, 0}, false},
+    {&op_act_back, "gelu_tanh gated 3 x 17", {3, 17, ACT_GELU_TANH, 1}, false},
+    {&op_act_back, "gelu_tanh 3 x 17", {3, 17, ACT_GELU_TANH, 0}, false},
+    {&op_act_back, "gelu gated 3 x 17", {3, 17, ACT_GELU, 1}, false},
+    {&op_act_back, "gelu 3 x 17", {3, 17, ACT_GELU, 0}, false},
+    {&op_act_back, "silu gated 301 x 1001", {301, 1001, ACT_SILU, 1}, true},
+    {&op_softcap, "n1001", {1001, 30}, false},
+    {&op_softcap_back, "n77", {77, 30}, false},
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
+}

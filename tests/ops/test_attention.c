@@ -1,0 +1,533 @@
+/* test_attention.c: rotary embedding, attention of packed and paged batches and its gradient, and
+ * that the two forms agree. */
+#include "tests/support/op_table.h"
+
+// p: rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign
+
+static void rope_setup(struct op_test *t)
+{
+    const int *p = t->c->p, positions = 64, half = p[3] / 2;
+    floats(t, "qkv", INOUT, DATA, (int64_t)p[0] * (p[1] * p[2] + p[4]), 1);
+    float *table = floats(t, "table", IN, F32, (int64_t)positions * half * 2, 1);
+    for (int i = 0; i < positions * half; i++) {
+        double angle = i / half * pow(10000, -(double)(i % half) / half);
+        table[2 * i] = (float)cos(angle);
+        table[2 * i + 1] = (float)sin(angle);
+    }
+    int32_t *position = ints(t, "positions", p[0]);
+    for (int r = 0; r < p[0]; r++) position[r] = (int32_t)rng_below(&t->rng, positions);
+}
+
+static void rope_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    const struct rope_args args = {.table = d[1],
+                                   .positions = d[2],
+                                   .rows = p[0],
+                                   .n = p[1],
+                                   .head_dim = p[2],
+                                   .rot_dim = p[3],
+                                   .stride = p[1] * p[2] + p[4],
+                                   .sign = (float)p[5],
+                                   .dt = t->dt};
+    ops->rope(dev, d[0], &args);
+}
+
+static void rope_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, half = p[3] / 2;
+    const int64_t stride = p[1] * p[2] + p[4];
+    for (int64_t i = 0; i < t->a[0].n; i++) t->a[0].expect[i] = v[0][i];
+    for (int r = 0; r < p[0]; r++)
+        for (int h = 0; h < p[1]; h++)
+            for (int i = 0; i < half; i++) {
+                int64_t at = r * stride + h * p[2] + i;
+                double c = v[1][((int64_t)t->a[2].i[r] * half + i) * 2];
+                double s = p[5] * v[1][((int64_t)t->a[2].i[r] * half + i) * 2 + 1];
+                t->a[0].expect[at] = v[0][at] * c - v[0][at + half] * s;
+                t->a[0].expect[at + half] = v[0][at + half] * c + v[0][at] * s;
+            }
+}
+
+static const struct op_def op_rope = {"rope", rope_setup, rope_launch, rope_reference};
+
+// p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged)
+
+// Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or
+// -1}
+struct layout_seq {
+    int len, prefix;
+};
+static const struct layout_seq layouts[][8] = {
+    {{13, -1}},
+    {{5, -1}, {1, -1}, {9, -1}},
+    {{6, -1}, {4, 0}, {1, 0}, {7, 0}, {5, -1}, {3, -1}, {2, 5}, {8, 5}},
+};
+
+static struct attn_shape attn_shape_of(const int *p)
+{
+    return (struct attn_shape){.n_heads = p[0],
+                               .n_kv_heads = p[1],
+                               .head_dim = p[2],
+                               .scale = 1.0f / sqrtf((float)p[2]),
+                               .window = p[5],
+                               .softcap = (float)p[6]};
+}
+
+// The seven index arrays of a packed batch, as arrays first..first + 6.
+static void packed_setup(struct op_test *t, const struct layout_seq *seqs, int scale)
+{
+    int n_seqs = 0, rows = 0, longest = 0, context = 0;
+    while (n_seqs < 8 && seqs[n_seqs].len) {
+        int len = seqs[n_seqs].len * scale, prefix = seqs[n_seqs].prefix;
+        int whole = len + (prefix >= 0 ? seqs[prefix].len * scale : 0);
+        rows += len;
+        longest = len > longest ? len : longest;
+        context = whole > context ? whole : context;
+        n_seqs++;
+    }
+    int32_t *positions = ints(t, "positions", rows), *seq_of = ints(t, "seq_of", rows);
+    int32_t *start = ints(t, "query_start", n_seqs + 1);
+    int32_t *prefix_start = ints(t, "prefix_start", n_seqs);
+    int32_t *prefix_len = ints(t, "prefix_len", n_seqs), *end = ints(t, "attend_end", n_seqs);
+    int row = 0;
+    for (int s = 0; s < n_seqs; s++) {
+        int prefix = seqs[s].prefix;
+        start[s] = row;
+        if (prefix >= 0) {
+            prefix_start[s] = start[prefix];
+            prefix_len[s] = seqs[prefix].len * scale;
+        }
+        for (int i = 0; i < seqs[s].len * scale; i++, row++) {
+            positions[row] = prefix_len[s] + i;
+            seq_of[row] = s;
+        }
+        end[s] = row;
+        if (prefix >= 0) end[prefix] = row;
+    }
+    start[n_seqs] = row;
+    t->batch = (struct batch_view){.n_tokens = rows,
+                                   .n_seqs = n_seqs,
+                                   .max_query = longest,
+                                   .max_context = context,
+                                   .packed = true};
+}
+
+static struct batch_view packed_view(const struct op_test *t, void **d)
+{
+    struct batch_view b = t->batch;
+    b.positions = d[0];
+    b.seq_of = d[1];
+    b.query_start = d[2];
+    b.prefix_start = d[3];
+    b.prefix_len = d[4];
+    b.attend_end = d[5];
+    return b;
+}
+
+/* One row's attention in double: keys and values given as pointers per visible entry. */
+static double attention_row(double *out, const double *q, const double **k, const double **v, int n,
+                            const struct attn_shape *s)
+{
+    double *p = must(malloc((size_t)n * sizeof *p)), max = -INFINITY, sum = 0;
+    for (int j = 0; j < n; j++) {
+        p[j] = 0;
+        for (int d = 0; d < s->head_dim; d++) p[j] += q[d] * k[j][d];
+        p[j] *= s->scale;
+        if (s->softcap > 0) p[j] = s->softcap * tanh(p[j] / s->softcap);
+        max = fmax(max, p[j]);
+    }
+    for (int j = 0; j < n; j++) sum += p[j] = exp(p[j] - max);
+    for (int d = 0; d < s->head_dim; d++) out[d] = 0;
+    for (int j = 0; j < n; j++)
+        for (int d = 0; d < s->head_dim; d++) out[d] += p[j] / sum * v[j][d];
+    free(p);
+    return max + log(sum);
+}
+
+// out, lse of a packed batch in double, from the masks as batch_view.h words them
+static void packed_formula(struct op_test *t, int index_arrays, double *out, double *lse,
+                           const double *qkv)
+{
+    const struct attn_shape s = attn_shape_of(t->c->p);
+    const struct array *a = t->a + index_arrays;
+    const int64_t width = (int64_t)(s.n_heads + 2 * s.n_kv_heads) * s.head_dim;
+    const double **k = must(malloc((size_t)t->batch.n_tokens * sizeof *k));
+    const double **v = must(malloc((size_t)t->batch.n_tokens * sizeof *v));
+    for (int row = 0; row < t->batch.n_tokens; row++)
+        for (int h = 0; h < s.n_heads; h++) {
+            int seq = a[1].i[row], kv = h / (s.n_heads / s.n_kv_heads), n = 0;
+            for (int j = 0; j <= row; j++) {
+                bool prefix = j >= a[3].i[seq] && j < a[3].i[seq] + a[4].i[seq];
+                if (!prefix && j < a[2].i[seq]) continue;
+                if (s.window && a[0].i[j] <= a[0].i[row] - s.window) continue;
+                k[n] = qkv + j * width + (s.n_heads + kv) * s.head_dim;
+                v[n] = k[n] + s.n_kv_heads * s.head_dim;
+                n++;
+            }
+            double l = attention_row(out + ((int64_t)row * s.n_heads + h) * s.head_dim,
+                                     qkv + row * width + h * s.head_dim, k, v, n, &s);
+            if (lse) lse[(int64_t)row * s.n_heads + h] = l;
+        }
+    free(k);
+    free(v);
+}
+
+enum { AP_INDEX, AP_OUT = 6, AP_LSE, AP_QKV };
+
+static void attn_packed_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    packed_setup(t, layouts[p[3]], p[4]);
+    int64_t rows = t->batch.n_tokens;
+    floats(t, "out", OUT, DATA, rows * p[0] * p[2], 1);
+    floats(t, "lse", OUT, F32, rows * p[0], 1);
+    floats(t, "qkv", IN, DATA, rows * (p[0] + 2 * p[1]) * p[2], 1);
+}
+
+static void attn_packed_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                               void **d)
+{
+    struct attn_shape s = attn_shape_of(t->c->p);
+    struct batch_view b = packed_view(t, d);
+    s.dt = t->dt;
+    ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s);
+}
+
+static void attn_packed_reference(struct op_test *t, double **v)
+{
+    packed_formula(t, AP_INDEX, t->a[AP_OUT].expect, t->a[AP_LSE].expect, v[AP_QKV]);
+}
+
+static const struct op_def op_attn_packed = {"attn_packed", attn_packed_setup, attn_packed_launch,
+                                             attn_packed_reference};
+
+enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV };
+
+static void attn_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    packed_setup(t, layouts[p[3]], p[4]);
+    int64_t rows = t->batch.n_tokens, n = rows * p[0] * p[2];
+    floats(t, "dqkv", OUT, DATA, rows * (p[0] + 2 * p[1]) * p[2], 1);
+    floats(t, "dout", IN, DATA, n, 1);
+    float *out = floats(t, "out", IN, DATA, n, 1);
+    float *lse = floats(t, "lse", IN, F32, rows * p[0], 1);
+    struct array *qkv = &t->a[t->n_arrays];
+    floats(t, "qkv", IN, DATA, t->a[AB_DQKV].n, 1);
+    double *x = must(malloc((size_t)qkv->n * 8)), *o = must(malloc((size_t)n * 8));
+    double *l = must(malloc((size_t)rows * p[0] * 8));
+    for (int64_t i = 0; i < qkv->n; i++) // rounded as bf16 first, so that out and lse fit both runs
+        x[i] = qkv->f[i] = f32_from_bf16(bf16_from_f32(qkv->f[i]));
+    packed_formula(t, AB_INDEX, o, l, x);
+    for (int64_t i = 0; i < n; i++) out[i] = (float)o[i];
+    for (int64_t i = 0; i < rows * p[0]; i++) lse[i] = (float)l[i];
+    free(x);
+    free(o);
+    free(l);
+}
+
+static void attn_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    struct attn_shape s = attn_shape_of(t->c->p);
+    struct batch_view b = packed_view(t, d);
+    s.dt = t->dt;
+    ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
+}
+
+static double attn_loss(struct op_test *t, double **v)
+{
+    double *out = must(malloc((size_t)t->a[AB_OUT].n * 8)), loss = 0;
+    packed_formula(t, AB_INDEX, out, NULL, v[AB_QKV]);
+    for (int64_t i = 0; i < t->a[AB_OUT].n; i++) loss += v[AB_DOUT][i] * out[i];
+    free(out);
+    return loss;
+}
+
+static void attn_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, AB_DQKV, AB_QKV, false, attn_loss);
+}
+
+static const struct op_def op_attn_back = {"attn_packed_back", attn_back_setup, attn_back_launch,
+                                           attn_back_reference};
+
+/* Paged: sequences with a context and some rows at its end (layout 0: decode, 1: chunks of
+ * prefill), the last one padding. Layer 1 of a pool of two layers; blocks in random order. kv_store
+ * writes the rows' keys and values first, so one case covers both operations. */
+static const struct {
+    int context, rows;
+} paged_layouts[][6] = {
+    {{1, 1}, {17, 1}, {5, 1}, {33, 1}},
+    {{9, 9}, {20, 4}, {31, 1}, {16, 16}, {7, 2}},
+};
+
+enum { PG_OUT, PG_K, PG_V, PG_QKV, PG_POSITIONS, PG_SEQ, PG_START, PG_SLOTS, PG_CONTEXT, PG_TABLE };
+
+static void attn_paged_setup(struct op_test *t)
+{
+    const int *p = t->c->p, block = p[7], layout = p[3], scale = p[4];
+    int n_seqs = 0, rows = 1, blocks = 0, table_stride = 0, max_query = 1, max_context = 1;
+    while (n_seqs < 5 && paged_layouts[layout][n_seqs].context) {
+        int context = paged_layouts[layout][n_seqs].context * scale;
+        int queries = paged_layouts[layout][n_seqs].rows * (layout ? scale : 1);
+        int need = (context + block - 1) / block;
+        rows += queries;
+        blocks += need;
+        table_stride = need > table_stride ? need : table_stride;
+        max_query = queries > max_query ? queries : max_query;
+        max_context = context > max_context ? context : max_context;
+        n_seqs++;
+    }
+    int64_t pool = (int64_t)2 * blocks * block * p[1] * p[2];
+    floats(t, "out", OUT, DATA, (int64_t)rows * p[0] * p[2], 1);
+    floats(t, "pool keys", INOUT, DATA, pool, 1);
+    floats(t, "pool values", INOUT, DATA, pool, 1);
+    floats(t, "qkv", IN, DATA, (int64_t)rows * (p[0] + 2 * p[1]) * p[2], 1);
+    int32_t *positions = ints(t, "positions", rows), *seq_of = ints(t, "seq_of", rows);
+    int32_t *start = ints(t, "query_start", n_seqs + 2), *slots = ints(t, "slots", rows);
+    int32_t *context_len = ints(t, "context_len", n_seqs + 1);
+    int32_t *table = ints(t, "block_table", (int64_t)(n_seqs + 1) * table_stride);
+    int32_t *order = must(malloc((size_t)blocks * sizeof *order));
+    for (int i = 0; i < blocks; i++) order[i] = i;
+    for (int i = blocks - 1; i > 0; i--) {
+        int j = (int)rng_below(&t->rng, (uint32_t)i + 1), swap = order[i];
+        order[i] = order[j];
+        order[j] = swap;
+    }
+    int row = 0, next = 0;
+    for (int s = 0; s < n_seqs; s++) {
+        int context = paged_layouts[layout][s].context * scale;
+        int queries = paged_layouts[layout][s].rows * (layout ? scale : 1);
+        start[s] = row;
+        context_len[s] = context;
+        for (int i = 0; i < (context + block - 1) / block; i++)
+            table[s * table_stride + i] = order[next++];
+        for (int i = 0; i < queries; i++, row++) {
+            positions[row] = context - queries + i;
+            seq_of[row] = s;
+            slots[row] =
+                table[s * table_stride + positions[row] / block] * block + positions[row] % block;
+        }
+    }
+    start[n_seqs] = row;
+    seq_of[row] = n_seqs; // padding: one row, slot -1, context_len 0
+    slots[row] = -1;
+    start[n_seqs + 1] = row + 1;
+    free(order);
+    t->batch = (struct batch_view){.n_tokens = rows,
+                                   .n_seqs = n_seqs + 1,
+                                   .max_query = max_query,
+                                   .max_context = max_context,
+                                   .table_stride = table_stride};
+}
+
+static void attn_paged_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                              void **d)
+{
+    struct attn_shape s = attn_shape_of(t->c->p);
+    struct batch_view b = t->batch;
+    b.positions = d[PG_POSITIONS];
+    b.seq_of = d[PG_SEQ];
+    b.query_start = d[PG_START];
+    b.slots = d[PG_SLOTS];
+    b.context_len = d[PG_CONTEXT];
+    b.block_table = d[PG_TABLE];
+    int block = t->c->p[7];
+    const int width = s.n_kv_heads * s.head_dim;
+    const struct kv_layer layers[2] = {{0, width}, {t->a[PG_K].n / 2, width}};
+    struct kv_view kv = {.k = d[PG_K],
+                         .v = d[PG_V],
+                         .layers = layers,
+                         .n_blocks = (int)(t->a[PG_K].n / 2 / block / s.n_kv_heads / s.head_dim),
+                         .block_size = block,
+                         .dt = t->dt};
+    ops->kv_store(dev, &kv, 1, d[PG_QKV], &b, &s);
+    ops->attn_paged(dev, d[PG_OUT], d[PG_QKV], &kv, 1, &b, &s);
+}
+
+static void attn_paged_reference(struct op_test *t, double **v)
+{
+    const struct attn_shape s = attn_shape_of(t->c->p);
+    const int block = t->c->p[7];
+    const int64_t kv_width = (int64_t)s.n_kv_heads * s.head_dim;
+    const int64_t width = s.n_heads * s.head_dim + 2 * kv_width, layer = t->a[PG_K].n / 2;
+    double *pool_k = t->a[PG_K].expect, *pool_v = t->a[PG_V].expect;
+    for (int64_t i = 0; i < t->a[PG_K].n; i++) {
+        pool_k[i] = v[PG_K][i];
+        pool_v[i] = v[PG_V][i];
+    }
+    for (int row = 0; row < t->batch.n_tokens; row++)
+        for (int64_t c = 0; c < kv_width && t->a[PG_SLOTS].i[row] >= 0; c++) {
+            const double *from = v[PG_QKV] + row * width + s.n_heads * s.head_dim;
+            int64_t to = layer + t->a[PG_SLOTS].i[row] * kv_width + c;
+            pool_k[to] = from[c];
+            pool_v[to] = from[kv_width + c];
+        }
+    const double **k = must(malloc((size_t)t->batch.max_context * sizeof *k));
+    const double **w = must(malloc((size_t)t->batch.max_context * sizeof *w));
+    for (int row = 0; row < t->batch.n_tokens; row++)
+        for (int h = 0; h < s.n_heads; h++) {
+            double *out = t->a[PG_OUT].expect + ((int64_t)row * s.n_heads + h) * s.head_dim;
+            int seq = t->a[PG_SEQ].i[row], n = 0, last = t->a[PG_POSITIONS].i[row];
+            if (t->a[PG_SLOTS].i[row] < 0) {
+                for (int c = 0; c < s.head_dim; c++) out[c] = 0;
+                continue;
+            }
+            for (int j = 0; j <= last; j++) {
+                if (s.window && j <= last - s.window) continue;
+                int32_t number = t->a[PG_TABLE].i[seq * t->batch.table_stride + j / block];
+                int64_t at = layer + ((int64_t)number * block + j % block) * kv_width +
+                             h / (s.n_heads / s.n_kv_heads) * s.head_dim;
+                k[n] = pool_k + at;
+                w[n++] = pool_v + at;
+            }
+            attention_row(out, v[PG_QKV] + row * width + h * s.head_dim, k, w, n, &s);
+        }
+    free(k);
+    free(w);
+}
+
+static const struct op_def op_attn_paged = {"attn_paged", attn_paged_setup, attn_paged_launch,
+                                            attn_paged_reference};
+
+static const struct op_case cases[] = {
+    {&op_rope, "5 rows 3 x 8", {5, 3, 8, 8, 8, 1}, false},
+    {&op_rope, "33 rows 6 x 64 partial 16", {33, 6, 64, 16, 128, 1}, false},
+    {&op_rope, "17 rows 14 x 128 inverse", {17, 14, 128, 128, 256, -1}, false},
+    // heads kv_heads head_dim layout scale window softcap
+    {&op_attn_packed, "h2/2 d8 one", {2, 2, 8, 0, 1, 0, 0}, false},
+    {&op_attn_packed, "h4/2 d16 three", {4, 2, 16, 1, 1, 0, 0}, false},
+    {&op_attn_packed, "h6/2 d32 shared", {6, 2, 32, 2, 1, 0, 0}, false},
+    {&op_attn_packed, "h4/1 d64 shared x5", {4, 1, 64, 2, 5, 0, 0}, false},
+    {&op_attn_packed, "h2/1 d80 shared x3 window", {2, 1, 80, 2, 3, 7, 0}, false},
+    {&op_attn_packed, "h3/3 d96 shared x2", {3, 3, 96, 2, 2, 0, 0}, false},
+    {&op_attn_packed, "h7/1 d128 shared x4", {7, 1, 128, 2, 4, 0, 0}, false},
+    {&op_attn_packed, "h2/1 d256 shared softcap", {2, 1, 256, 2, 1, 0, 2}, false},
+    {&op_attn_packed, "h14/2 d64 three x11 window softcap", {14, 2, 64, 1, 11, 20, 5}, false},
+    {&op_attn_packed, "h12/2 d128 shared x40", {12, 2, 128, 2, 40, 0, 0}, true},
+    {&op_attn_packed, "h8/2 d64 one x100", {8, 2, 64, 0, 100, 0, 0}, true},
+    {&op_attn_back, "h2/2 d8 one", {2, 2, 8, 0, 1, 0, 0}, false},
+    {&op_attn_back, "h4/2 d16 three", {4, 2, 16, 1, 1, 0, 0}, false},
+    {&op_attn_back, "h6/2 d32 shared", {6, 2, 32, 2, 1, 0, 0}, false},
+    {&op_attn_back, "h4/1 d64 shared window", {4, 1, 64, 2, 1, 5, 0}, false},
+    {&op_attn_back, "h2/1 d80 shared softcap", {2, 1, 80, 2, 1, 0, 2}, false},
+    {&op_attn_back, "h3/1 d96 shared window softcap", {3, 1, 96, 2, 1, 6, 2}, false},
+    {&op_attn_back, "h6/3 d128 three", {6, 3, 128, 1, 1, 0, 0}, false},
+    {&op_attn_back, "h2/1 d256 shared", {2, 1, 256, 2, 1, 0, 0}, false},
+    {&op_attn_back, "h12/2 d128 shared x20", {12, 2, 128, 2, 20, 0, 0}, true},
+    {&op_attn_back, "h14/2 d64 one x50", {14, 2, 64, 0, 50, 0, 0}, true},
+    {&op_attn_back, "h4/4 d64 shared x9 window", {4, 4, 64, 2, 9, 30, 0}, true},
+    // ... and block_size; layout 0 decodes, 1 prefills in chunks
+    {&op_attn_paged, "decode h2/2 d8 b4", {2, 2, 8, 0, 1, 0, 0, 4}, false},
+    {&op_attn_paged, "decode h14/2 d64 b16", {14, 2, 64, 0, 3, 0, 0, 16}, false},
+    {&op_attn_paged, "decode h4/1 d80 b16 window", {4, 1, 80, 0, 2, 9, 0, 16}, false},
+    {&op_attn_paged, "decode h12/2 d128 b32", {12, 2, 128, 0, 7, 0, 0, 32}, false},
+    {&op_attn_paged, "decode h2/1 d256 b16 softcap", {2, 1, 256, 0, 2, 0, 3, 16}, false},
+    {&op_attn_paged, "chunks h4/2 d16 b4", {4, 2, 16, 1, 1, 0, 0, 4}, false},
+    {&op_attn_paged, "chunks h6/3 d32 b8 window", {6, 3, 32, 1, 2, 11, 0, 8}, false},
+    {&op_attn_paged, "chunks h8/2 d64 b16", {8, 2, 64, 1, 3, 0, 0, 16}, false},
+    {&op_attn_paged, "chunks h3/1 d96 b16", {3, 1, 96, 1, 2, 0, 0, 16}, false},
+    {&op_attn_paged, "chunks h7/1 d128 b16 softcap", {7, 1, 128, 1, 2, 0, 4, 16}, false},
+    {&op_attn_paged, "decode h12/2 d128 b16 long", {12, 2, 128, 0, 120, 0, 0, 16}, true},
+    {&op_attn_paged, "chunks h12/2 d128 b16 long", {12, 2, 128, 1, 20, 0, 0, 16}, true},
+};
+
+/* The same sequence as a packed batch, as one paged prefill, and row by row as decode steps: on the
+ * CPU the same bits, whatever the batch and the block size. */
+static void attention_forms(struct device *dev)
+{
+    enum { ROWS = 45, HEADS = 6, KV_HEADS = 2, DIM = 32, BLOCK = 8, BLOCKS = 6 };
+    enum { WIDTH = (HEADS + 2 * KV_HEADS) * DIM, OUT_WIDTH = HEADS * DIM };
+    struct rng rng;
+    rng_init(&rng, 21, 0);
+    static float qkv[ROWS * WIDTH], packed[ROWS * OUT_WIDTH], paged[ROWS * OUT_WIDTH],
+        decoded[ROWS * OUT_WIDTH];
+    for (int i = 0; i < ROWS * WIDTH; i++) qkv[i] = rng_normal(&rng);
+    int32_t positions[ROWS], zeros[ROWS] = {0}, slots[ROWS], start[2] = {0, ROWS};
+    static const int32_t table[BLOCKS] = {3, 0, 5, 1, 4, 2};
+    int32_t rows = ROWS;
+    for (int i = 0; i < ROWS; i++) {
+        positions[i] = i;
+        slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
+    }
+    const struct ops *ops = device_ops(dev);
+    const struct attn_shape shape = {
+        .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .scale = 0.17f, .window = 20};
+    float *d_qkv = to_device(dev, qkv, sizeof qkv), *d_out = to_device(dev, NULL, sizeof packed);
+    float *d_lse = to_device(dev, NULL, ROWS * HEADS * sizeof *d_lse);
+    int32_t *d_positions = to_device(dev, positions, sizeof positions);
+    int32_t *d_zeros = to_device(dev, zeros, sizeof zeros);
+    int32_t *d_slots = to_device(dev, slots, sizeof slots);
+    int32_t *d_start = to_device(dev, start, sizeof start);
+    int32_t *d_table = to_device(dev, table, sizeof table);
+    int32_t *d_rows = to_device(dev, &rows, sizeof rows);
+    float *pool = to_device(dev, NULL, sizeof(float) * 2 * BLOCKS * BLOCK * KV_HEADS * DIM);
+    struct batch_view batch = {.n_tokens = ROWS,
+                               .n_seqs = 1,
+                               .max_query = ROWS,
+                               .max_context = ROWS,
+                               .packed = true,
+                               .positions = d_positions,
+                               .seq_of = d_zeros,
+                               .query_start = d_start,
+                               .prefix_start = d_zeros,
+                               .prefix_len = d_zeros,
+                               .attend_end = d_rows};
+    ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape);
+    from_device(dev, packed, d_out, sizeof packed);
+
+    const struct kv_layer layer = {0, KV_HEADS * DIM};
+    struct kv_view kv = {pool,  pool + BLOCKS * BLOCK * KV_HEADS * DIM, &layer, BLOCKS, BLOCK,
+                         DT_F32};
+    batch.packed = false;
+    batch.slots = d_slots;
+    batch.context_len = d_rows;
+    batch.block_table = d_table;
+    batch.table_stride = BLOCKS;
+    ops->kv_store(dev, &kv, 0, d_qkv, &batch, &shape);
+    ops->attn_paged(dev, d_out, d_qkv, &kv, 0, &batch, &shape);
+    from_device(dev, paged, d_out, sizeof paged);
+
+    device_fill(dev, d_out, 0xFF, sizeof packed);
+    for (int i = 0; i < ROWS; i++) {
+        int32_t one_row[2] = {0, 1}, context = i + 1;
+        device_copy_in(dev, d_start, one_row, sizeof one_row);
+        device_copy_in(dev, d_rows, &context, sizeof context);
+        struct batch_view row = batch;
+        row.n_tokens = row.max_query = 1;
+        row.max_context = i + 1;
+        row.positions = d_positions + i;
+        row.slots = d_slots + i;
+        ops->attn_paged(dev, d_out + i * OUT_WIDTH, d_qkv + i * WIDTH, &kv, 0, &row, &shape);
+        sync_or_fail(dev);
+    }
+    from_device(dev, decoded, d_out, sizeof decoded);
+    double worst = 0;
+    for (int i = 0; i < ROWS * OUT_WIDTH; i++) {
+        assert_true(isfinite(packed[i]) && isfinite(paged[i]) && isfinite(decoded[i]));
+        worst = fmax(worst, fabs((double)packed[i] - paged[i]));
+        worst = fmax(worst, fabs((double)packed[i] - decoded[i]));
+    }
+    printf("attention: packed, paged and decoded differ by %.2g on %s\n", worst, device_spec(dev));
+    assert_true(worst <= (device_kind(dev) == DEVICE_CPU ? 0 : 1e-5));
+    void *all[] = {d_qkv,   d_out,   d_lse,   d_positions, d_zeros,
+                   d_slots, d_start, d_table, d_rows,      pool};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+static void test_attention_forms(void **state)
+{
+    (void)state;
+    on_each_device("attn forms", attention_forms);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_attention_forms),
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
+                   sizeof tests / sizeof tests[0]);
+}

@@ -1,0 +1,190 @@
+/* test_logprob.c: log-probabilities, distillation, and their gradients. */
+#include "tests/support/op_table.h"
+
+// p: n vocab temperature(tenths)
+
+enum { LP_LOGPROB, LP_LSE, LP_ENTROPY, LP_LOGITS, LP_TARGET };
+
+static void logprob_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "logprob", OUT, F32, p[0], 1);
+    floats(t, "lse", OUT, F32, p[0], 1);
+    floats(t, "entropy", OUT, F32, p[0], 1);
+    float *logits = floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 4);
+    int32_t *target = ints(t, "target", p[0]);
+    for (int i = 0; i < p[0]; i++) target[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[1]);
+    if (p[0] > 1) logits[p[1] + (target[1] + 1) % p[1]] = -INFINITY; // a forbidden token
+}
+
+static void logprob_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    const struct head_args head = {d[LP_LOGITS], d[LP_TARGET], p[0], p[1], (float)p[2] / 10};
+    ops->logprob(dev, d[LP_LOGPROB], d[LP_LSE], d[LP_ENTROPY], &head);
+}
+
+static double log_sum_exp(const double *z, int n, double temperature, double *ret_entropy)
+{
+    double max = -INFINITY, sum = 0, weighted = 0;
+    for (int i = 0; i < n; i++) max = fmax(max, z[i] / temperature);
+    for (int i = 0; i < n; i++) {
+        double x = z[i] / temperature - max, e = exp(x);
+        sum += e;
+        if (e > 0) weighted += e * x;
+    }
+    if (ret_entropy) *ret_entropy = log(sum) - weighted / sum;
+    return max + log(sum);
+}
+
+static void logprob_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    double temperature = (double)((float)p[2] / 10);
+    for (int i = 0; i < p[0]; i++) {
+        const double *row = v[LP_LOGITS] + (int64_t)i * p[1];
+        double lse = log_sum_exp(row, p[1], temperature, &t->a[LP_ENTROPY].expect[i]);
+        t->a[LP_LSE].expect[i] = lse;
+        t->a[LP_LOGPROB].expect[i] = row[t->a[LP_TARGET].i[i]] / temperature - lse;
+    }
+}
+
+static const struct op_def op_logprob = {"logprob", logprob_setup, logprob_launch,
+                                         logprob_reference};
+
+enum { LB_DLOGITS, LB_DLOGPROB, LB_LOGITS, LB_LSE, LB_TARGET };
+
+static void logprob_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "dlogits", OUT, DATA, (int64_t)p[0] * p[1], 1);
+    float *dlogprob = floats(t, "dlogprob", IN, F32, p[0], 1);
+    float *logits = floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 3);
+    float *lse = floats(t, "lse", IN, F32, p[0], 1);
+    int32_t *target = ints(t, "target", p[0]);
+    double *z = must(malloc((size_t)p[1] * sizeof *z));
+    for (int i = 0; i < p[0]; i++) {
+        target[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[1]);
+        for (int c = 0; c < p[1]; c++) z[c] = logits[(int64_t)i * p[1] + c];
+        lse[i] = (float)log_sum_exp(z, p[1], (double)((float)p[2] / 10), NULL);
+    }
+    if (p[0] > 2) dlogprob[2] = 0; // a masked token
+    free(z);
+}
+
+static void logprob_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                                void **d)
+{
+    const int *p = t->c->p;
+    const struct head_args head = {d[LB_LOGITS], d[LB_TARGET], p[0], p[1], (float)p[2] / 10};
+    ops->logprob_back(dev, d[LB_DLOGITS], d[LB_DLOGPROB], d[LB_LSE], &head, t->dt);
+}
+
+static double logprob_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    double temperature = (double)((float)p[2] / 10), loss = 0;
+    for (int i = 0; i < p[0]; i++) {
+        const double *row = v[LB_LOGITS] + (int64_t)i * p[1];
+        loss += v[LB_DLOGPROB][i] * (row[t->a[LB_TARGET].i[i]] / temperature -
+                                     log_sum_exp(row, p[1], temperature, NULL));
+    }
+    return loss;
+}
+
+static void logprob_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, LB_DLOGITS, LB_LOGITS, false, logprob_loss);
+}
+
+static const struct op_def op_logprob_back = {"logprob_back", logprob_back_setup,
+                                              logprob_back_launch, logprob_back_reference};
+
+// p: n vocab teacher_vocab temperature * 10, whether without gradient
+enum { DI_KL, DI_OVERLAP, DI_DSTUDENT, DI_STUDENT, DI_TEACHER };
+
+static const float distill_scale = 0.37f;
+
+static void distill_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "kl", OUT, F32, p[0], 1);
+    floats(t, "overlap", OUT, F32, p[0], 1);
+    floats(t, "dstudent", OUT, DATA, (int64_t)p[0] * p[1], 1);
+    float *student = floats(t, "student", IN, F32, (int64_t)p[0] * p[1], 1);
+    float *teacher = floats(t, "teacher", IN, F32, (int64_t)p[0] * p[2], 2);
+    for (int i = 0; i < p[0]; i++) {
+        for (int c = 0; c < p[1]; c++)
+            student[(int64_t)i * p[1] + c] += teacher[(int64_t)i * p[2] + c];
+        // of padding rows of an embedding anything may come
+        for (int c = p[1]; c < p[2]; c++) teacher[(int64_t)i * p[2] + c] = c % 2 ? 30 : NAN;
+    }
+    if (p[0] > 1) teacher[p[2] + 3] = -INFINITY; // a forbidden token
+}
+
+static void distill_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    const struct distill_args args = {d[DI_STUDENT], d[DI_TEACHER],    p[0],         p[1],
+                                      p[2],          (float)p[3] / 10, distill_scale};
+    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], p[4] ? NULL : d[DI_DSTUDENT], &args, t->dt);
+}
+
+static double divergence(const double *p, double p_lse, const double *q, double q_lse, int n,
+                         double temperature, double *ret_overlap)
+{
+    double kl = 0, overlap = 0;
+    for (int i = 0; i < n; i++) {
+        double log_p = p[i] / temperature - p_lse, log_q = q[i] / temperature - q_lse;
+        if (exp(log_p) > 0) kl += exp(log_p) * (log_p - log_q);
+        overlap += fmin(exp(log_p), exp(log_q));
+    }
+    if (ret_overlap) *ret_overlap = overlap;
+    return kl;
+}
+
+static double distill_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    double temperature = (double)((float)p[3] / 10), loss = 0;
+    for (int i = 0; i < p[0]; i++) {
+        const double *teacher = v[DI_TEACHER] + (int64_t)i * p[2];
+        const double *student = v[DI_STUDENT] + (int64_t)i * p[1];
+        double kl = divergence(teacher, log_sum_exp(teacher, p[1], temperature, NULL), student,
+                               log_sum_exp(student, p[1], temperature, NULL), p[1], temperature,
+                               &t->a[DI_OVERLAP].expect[i]);
+        t->a[DI_KL].expect[i] = kl;
+        loss += (double)distill_scale * kl;
+    }
+    return loss;
+}
+
+static void distill_reference(struct op_test *t, double **v)
+{
+    if (!t->c->p[4]) differentiate(t, v, DI_DSTUDENT, DI_STUDENT, false, distill_loss);
+    distill_loss(t, v); // leaves the values at the inputs themselves
+}
+
+static const struct op_def op_distill = {"distill", distill_setup, distill_launch,
+                                         distill_reference};
+
+static const struct op_case cases[] = {
+    {&op_logprob, "n4 vocab11", {4, 11, 10}, false},
+    {&op_logprob, "n3 vocab50257 t0.7", {3, 50257, 7}, false},
+    {&op_logprob, "n2 vocab151936", {2, 151936, 10}, false},
+    {&op_logprob_back, "n4 vocab11", {4, 11, 10}, false},
+    {&op_logprob_back, "n3 vocab1003 t0.7", {3, 1003, 7}, false},
+    {&op_logprob_back, "n33 vocab50257", {33, 50257, 10}, true},
+    {&op_distill, "n4 vocab11", {4, 11, 11, 10, 0}, false},
+    {&op_distill, "n3 vocab44/64 t1.5", {3, 44, 64, 15, 0}, false},
+    {&op_distill, "n3 vocab1003/1024 t0.7", {3, 1003, 1024, 7, 0}, false},
+    {&op_distill, "n3 vocab1003 values", {3, 1003, 1003, 10, 1}, false},
+    {&op_distill, "n2 vocab151936 values", {2, 151936, 151936, 10, 1}, false},
+    {&op_distill, "n33 vocab50257/50304", {33, 50257, 50304, 10, 0}, true},
+    {&op_distill, "n5 vocab151936/152064 t0.7", {5, 151936, 152064, 7, 0}, true},
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
+}

@@ -1,0 +1,117 @@
+/* test_matmul.c: matrix multiplication: the table of shapes (tests/support/op_table.h), and that a
+ * row has the same bits alone and among others. */
+#include "tests/support/op_table.h"
+
+// p: m n k trans_a trans_b beta bias out_f32
+
+static void matmul_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "c", p[5] ? INOUT : OUT, p[7] ? F32 : DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "a", IN, DATA, (int64_t)p[0] * p[2], 1);
+    floats(t, "b", IN, DATA, (int64_t)p[1] * p[2], 1);
+    floats(t, "bias", IN, DATA, p[1], 1);
+}
+
+static void matmul_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .trans_a = p[3], .trans_b = p[4]};
+    shape.beta = (float)p[5];
+    shape.in = t->dt;
+    shape.out = p[7] ? DT_F32 : t->dt;
+    ops->matmul(dev, d[0], d[1], d[2], p[6] ? d[3] : NULL, &shape);
+}
+
+static void matmul_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, m = p[0], n = p[1], k = p[2];
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            double sum = p[5] ? v[0][(int64_t)i * n + j] : 0;
+            if (p[6]) sum += v[3][j];
+            for (int l = 0; l < k; l++)
+                sum += v[1][p[3] ? (int64_t)l * m + i : (int64_t)i * k + l] *
+                       v[2][p[4] ? (int64_t)j * k + l : (int64_t)l * n + j];
+            t->a[0].expect[(int64_t)i * n + j] = sum;
+        }
+}
+
+static const struct op_def op_matmul = {"matmul", matmul_setup, matmul_launch, matmul_reference};
+
+static const struct op_case cases[] = {
+    {&op_matmul, "m1 n7 k5 NT", {1, 7, 5, 0, 1, 0, 0, 0}, false},
+    {&op_matmul, "m1 n130 k64 NT bias", {1, 130, 64, 0, 1, 0, 1, 0}, false},
+    {&op_matmul, "m2 n65 k33 NT add", {2, 65, 33, 0, 1, 1, 0, 0}, false},
+    {&op_matmul, "m3 n66 k100 NT bias out_f32", {3, 66, 100, 0, 1, 0, 1, 1}, false},
+    {&op_matmul, "m4 n31 k17 NT bias", {4, 31, 17, 0, 1, 0, 1, 0}, false},
+    {&op_matmul, "m5 n64 k96 NT bias", {5, 64, 96, 0, 1, 0, 1, 0}, false},
+    {&op_matmul, "m37 n53 k71 NN", {37, 53, 71, 0, 0, 0, 0, 0}, false},
+    {&op_matmul, "m37 n53 k71 TN add", {37, 53, 71, 1, 0, 1, 0, 0}, false},
+    {&op_matmul, "m37 n53 k71 TT", {37, 53, 71, 1, 1, 0, 0, 0}, false},
+    {&op_matmul, "m37 n53 k71 NT add bias", {37, 53, 71, 0, 1, 1, 1, 0}, false},
+    {&op_matmul, "m128 n64 k256 TN add out_f32", {128, 64, 256, 1, 0, 1, 0, 1}, false},
+    {&op_matmul, "m129 n384 k128 NN add out_f32", {129, 384, 128, 0, 0, 1, 0, 1}, false},
+    {&op_matmul, "m256 n512 k1024 NT", {256, 512, 1024, 0, 1, 0, 0, 0}, false},
+    {&op_matmul, "m1 n1000 k2048 NT", {1, 1000, 2048, 0, 1, 0, 0, 0}, false},
+    {&op_matmul, "m515 n2049 k1537 NT out_f32", {515, 2049, 1537, 0, 1, 0, 0, 1}, true},
+    {&op_matmul, "m1536 n1024 k513 TN out_f32", {1536, 1024, 513, 1, 0, 0, 0, 1}, true},
+    {&op_matmul, "m16 n8960 k1536 NT bias", {16, 8960, 1536, 0, 1, 0, 1, 0}, true},
+    {&op_matmul, "m3 n8961 k64 NT add", {3, 8961, 64, 0, 1, 1, 0, 0}, true},
+    {&op_matmul, "m9 n1536 k8960 NT add", {9, 1536, 8960, 0, 1, 1, 0, 0}, true},
+    {&op_matmul, "m7 n301 k4096 NT add bias out_f32", {7, 301, 4096, 0, 1, 1, 1, 1}, true},
+    {&op_matmul, "m27 n2049 k1568 NT bias", {27, 2049, 1568, 0, 1, 0, 1, 0}, true},
+};
+
+/* A row of activations times a weight, alone and among others: on the CPU the same bits. */
+static void matmul_rows(struct device *dev)
+{
+    enum { M = 37, N = 70, K = 1100 };
+    struct rng rng;
+    rng_init(&rng, 22, 0);
+    static float a[M * K], b[N * K], bias[N], together[M * N], alone[M * N];
+    for (int i = 0; i < M * K; i++) a[i] = rng_normal(&rng);
+    for (int i = 0; i < N * K; i++) b[i] = rng_normal(&rng);
+    for (int i = 0; i < N; i++) bias[i] = rng_normal(&rng);
+    float *d_a = to_device(dev, a, sizeof a), *d_b = to_device(dev, b, sizeof b);
+    float *d_bias = to_device(dev, bias, sizeof bias), *d_c = to_device(dev, NULL, sizeof together);
+    double worst = 0;
+    device_ops(dev)->matmul(dev, d_c, d_a, d_b, d_bias,
+                            &(struct matmul){.m = M, .n = N, .k = K, .trans_b = true});
+    from_device(dev, together, d_c, sizeof together);
+    for (int rows = 1; rows <= 12; rows += rows < 4 ? 1 : 4) {
+        device_fill(dev, d_c, 0xFF, sizeof together);
+        for (int i = 0; i < M; i += rows) {
+            int m = M - i < rows ? M - i : rows;
+            device_ops(dev)->matmul(dev, d_c + i * N, d_a + i * K, d_b, d_bias,
+                                    &(struct matmul){.m = m, .n = N, .k = K, .trans_b = true});
+        }
+        from_device(dev, alone, d_c, sizeof alone);
+        for (int i = 0; i < M * N; i++) {
+            assert_true(isfinite(alone[i]));
+            worst = fmax(worst, fabs((double)together[i] - alone[i]) / sqrt(K));
+        }
+    }
+    printf("matmul: rows alone and together differ by %.2g on %s\n", worst, device_spec(dev));
+    assert_true(worst <= (device_kind(dev) == DEVICE_CPU ? 0 : 1e-5));
+    device_release(dev, d_a);
+    device_release(dev, d_b);
+    device_release(dev, d_bias);
+    device_release(dev, d_c);
+}
+
+static void test_matmul_rows(void **state)
+{
+    (void)state;
+    on_each_device("matmul rows", matmul_rows);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_matmul_rows),
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
+                   sizeof tests / sizeof tests[0]);
+}

@@ -1,0 +1,169 @@
+/* test_norm.c: norms over rows and their gradients. */
+#include "tests/support/op_table.h"
+
+// p: kind tokens width heads bias gap(elements between heads' end and the next token) add in_place
+
+static struct norm_shape norm_shape_of(const int *p)
+{
+    return (struct norm_shape){.kind = (enum norm_kind)p[0],
+                               .rows = p[1] * p[3],
+                               .width = p[2],
+                               .heads = p[3],
+                               .stride = (int64_t)p[2] * p[3] + p[5],
+                               .eps = 1e-5f};
+}
+
+static int64_t norm_at(const struct norm_shape *s, int r)
+{
+    return r / s->heads * s->stride + (int64_t)(r % s->heads) * s->width;
+}
+
+// y = norm(x) in double; rstd and mean where not NULL
+static void norm_formula(const struct norm_shape *s, double *y, double *rstd, double *mean,
+                         const double *x, const double *w, const double *b)
+{
+    for (int r = 0; r < s->rows; r++) {
+        const double *in = x + norm_at(s, r);
+        double m = 0, squares = 0;
+        if (s->kind == NORM_LAYER) {
+            for (int c = 0; c < s->width; c++) m += in[c];
+            m /= s->width;
+        }
+        for (int c = 0; c < s->width; c++) squares += (in[c] - m) * (in[c] - m);
+        double factor = 1 / sqrt(squares / s->width + s->eps);
+        for (int c = 0; c < s->width; c++)
+            y[norm_at(s, r) + c] =
+                (in[c] - m) * factor * (w[c] + (s->kind == NORM_RMS_PLUS_ONE)) + (b ? b[c] : 0);
+        if (rstd) rstd[r] = factor;
+        if (mean) mean[r] = m;
+    }
+}
+
+static void norm_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    struct norm_shape s = norm_shape_of(p);
+    int64_t n = p[1] * s.stride;
+    if (p[7]) {
+        floats(t, "x, y", INOUT, DATA, n, 2);
+    } else {
+        floats(t, "y", OUT, DATA, n, 1);
+    }
+    floats(t, "rstd", OUT, F32, s.rows, 1);
+    floats(t, "mean", s.kind == NORM_LAYER ? OUT : IN, F32, s.rows, 1);
+    floats(t, "x", IN, DATA, n, 2);
+    floats(t, "w", IN, DATA, s.width, 1);
+    floats(t, "b", IN, DATA, s.width, 1);
+}
+
+static void norm_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    struct norm_shape s = norm_shape_of(t->c->p);
+    s.dt = t->dt;
+    const struct norm_args args = {t->c->p[7] ? d[0] : d[3], d[4], t->c->p[4] ? d[5] : NULL, d[1],
+                                   s.kind == NORM_LAYER ? d[2] : NULL};
+    ops->norm(dev, d[0], &args, &s);
+}
+
+static void norm_reference(struct op_test *t, double **v)
+{
+    struct norm_shape s = norm_shape_of(t->c->p);
+    norm_formula(&s, t->a[0].expect, t->a[1].expect, t->a[2].expect, v[t->c->p[7] ? 0 : 3], v[4],
+                 t->c->p[4] ? v[5] : NULL);
+}
+
+static const struct op_def op_norm = {"norm", norm_setup, norm_launch, norm_reference};
+
+enum { NB_DX, NB_DW, NB_DB, NB_DY, NB_X, NB_W, NB_B, NB_RSTD, NB_MEAN };
+
+static void norm_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    struct norm_shape s = norm_shape_of(p);
+    int64_t n = p[1] * s.stride;
+    floats(t, "dx", p[6] || p[7] ? INOUT : OUT, DATA, n, 1);
+    floats(t, "dw", INOUT, F32, s.width, 1);
+    floats(t, "db", p[4] ? INOUT : IN, F32, s.width, 1);
+    floats(t, "dy", IN, DATA, n, 1);
+    float *x = floats(t, "x", IN, DATA, n, 2);
+    float *w = floats(t, "w", IN, DATA, s.width, 1);
+    floats(t, "b", IN, DATA, s.width, 1);
+    float *rstd = floats(t, "rstd", IN, F32, s.rows, 1);
+    float *mean = floats(t, "mean", IN, F32, s.rows, 1);
+    double *xd = must(malloc((size_t)n * 8)), *wd = must(malloc((size_t)s.width * 8));
+    double *y = must(malloc((size_t)n * 8)), *r = must(malloc((size_t)s.rows * 16));
+    for (int64_t i = 0; i < n; i++) xd[i] = x[i];
+    for (int i = 0; i < s.width; i++) wd[i] = w[i];
+    norm_formula(&s, y, r, r + s.rows, xd, wd, NULL);
+    for (int i = 0; i < s.rows; i++) {
+        rstd[i] = (float)r[i];
+        mean[i] = (float)r[s.rows + i];
+    }
+    free(xd);
+    free(wd);
+    free(y);
+    free(r);
+}
+
+static void norm_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    struct norm_shape s = norm_shape_of(p);
+    const struct norm_args args = {d[NB_X], d[NB_W], NULL, d[NB_RSTD],
+                                   s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
+    s.dt = t->dt;
+    ops->norm_back(dev, d[NB_DX], d[NB_DW], p[4] ? d[NB_DB] : NULL, p[7] ? d[NB_DX] : d[NB_DY],
+                   &args, &s, p[6]);
+}
+
+static double norm_loss(struct op_test *t, double **v)
+{
+    struct norm_shape s = norm_shape_of(t->c->p);
+    const double *dy = v[t->c->p[7] ? NB_DX : NB_DY];
+    double *y = must(malloc((size_t)t->a[NB_X].n * 8)), loss = 0;
+    norm_formula(&s, y, NULL, NULL, v[NB_X], v[NB_W], t->c->p[4] ? v[NB_B] : NULL);
+    for (int r = 0; r < s.rows; r++)
+        for (int c = 0; c < s.width; c++) loss += dy[norm_at(&s, r) + c] * y[norm_at(&s, r) + c];
+    free(y);
+    return loss;
+}
+
+static void norm_back_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    struct norm_shape s = norm_shape_of(p);
+    differentiate(t, v, NB_DX, NB_X, p[6], norm_loss);
+    for (int64_t i = 0; i < t->a[NB_DX].n; i++) // gaps between rows are nobody's
+        if (i % s.stride >= (int64_t)s.width * s.heads) t->a[NB_DX].expect[i] = NAN;
+    differentiate(t, v, NB_DW, NB_W, true, norm_loss);
+    if (p[4]) differentiate(t, v, NB_DB, NB_B, true, norm_loss);
+}
+
+static const struct op_def op_norm_back = {"norm_back", norm_back_setup, norm_back_launch,
+                                           norm_back_reference};
+
+static const struct op_case cases[] = {
+    {&op_norm, "rms 5 x 7", {NORM_RMS, 5, 7, 1, 0, 0, 0, 0}, false},
+    {&op_norm, "rms 67 x 1536", {NORM_RMS, 67, 1536, 1, 0, 0, 0, 0}, false},
+    {&op_norm, "rms in place 33 x 896", {NORM_RMS, 33, 896, 1, 0, 0, 0, 1}, false},
+    {&op_norm, "rms heads 9 x 6 x 64", {NORM_RMS, 9, 64, 6, 0, 128, 0, 0}, false},
+    {&op_norm, "rms heads in place 9 x 3 x 128", {NORM_RMS, 9, 128, 3, 0, 64, 0, 1}, false},
+    {&op_norm, "rms+1 11 x 100", {NORM_RMS_PLUS_ONE, 11, 100, 1, 0, 0, 0, 0}, false},
+    {&op_norm, "layer 13 x 97 bias", {NORM_LAYER, 13, 97, 1, 1, 0, 0, 0}, false},
+    {&op_norm, "layer 13 x 1024", {NORM_LAYER, 13, 1024, 1, 0, 0, 0, 0}, false},
+    {&op_norm, "rms 2048 x 5001", {NORM_RMS, 2048, 5001, 1, 0, 0, 0, 0}, true},
+    {&op_norm_back, "rms 5 x 7", {NORM_RMS, 5, 7, 1, 0, 0, 0, 0}, false},
+    {&op_norm_back, "rms add 37 x 96", {NORM_RMS, 37, 96, 1, 0, 0, 1, 0}, false},
+    {&op_norm_back, "rms in place 6 x 130", {NORM_RMS, 6, 130, 1, 0, 0, 0, 1}, false},
+    {&op_norm_back, "rms heads in place 4 x 5 x 64", {NORM_RMS, 4, 64, 5, 0, 96, 0, 1}, false},
+    {&op_norm_back, "rms+1 7 x 40", {NORM_RMS_PLUS_ONE, 7, 40, 1, 0, 0, 0, 0}, false},
+    {&op_norm_back, "layer 7 x 33 bias", {NORM_LAYER, 7, 33, 1, 1, 0, 0, 0}, false},
+    {&op_norm_back, "layer add 9 x 64", {NORM_LAYER, 9, 64, 1, 0, 0, 1, 0}, false},
+    {&op_norm_back, "rms 515 x 1536", {NORM_RMS, 515, 1536, 1, 0, 0, 0, 0}, true},
+    {&op_norm_back, "rms heads 700 x 12 x 128", {NORM_RMS, 700, 128, 12, 0, 512, 0, 1}, true},
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
+}

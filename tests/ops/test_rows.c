@@ -1,0 +1,224 @@
+/* test_rows.c: operations that move, add, convert or sum rows of memory. */
+#include "tests/support/op_table.h"
+
+// gather_rows, scatter_add_rows: p: n width table_rows
+
+static void gather_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "table", IN, DATA, (int64_t)p[2] * p[1], 1);
+    int32_t *index = ints(t, "index", p[0]);
+    for (int i = 0; i < p[0]; i++) index[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[2]);
+}
+
+static void gather_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    ops->gather_rows(dev, d[0], d[1], d[2], t->c->p[0], t->c->p[1], 1.5f, t->dt);
+}
+
+static void gather_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    for (int i = 0; i < p[0]; i++)
+        for (int c = 0; c < p[1]; c++)
+            t->a[0].expect[(int64_t)i * p[1] + c] = 1.5 * v[1][(int64_t)t->a[2].i[i] * p[1] + c];
+}
+
+static const struct op_def op_gather = {"gather_rows", gather_setup, gather_launch,
+                                        gather_reference};
+
+static const int32_t *sort_index;
+
+static int by_index(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    if (sort_index[x] != sort_index[y]) return sort_index[x] < sort_index[y] ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+static void scatter_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "table", INOUT, F32, (int64_t)p[2] * p[1], 1);
+    floats(t, "y", IN, DATA, (int64_t)p[0] * p[1], 1);
+    int32_t *index = ints(t, "index", p[0]), *order = ints(t, "order", p[0]);
+    for (int i = 0; i < p[0]; i++) {
+        index[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[2]);
+        order[i] = i;
+    }
+    sort_index = index;
+    qsort(order, (size_t)p[0], sizeof *order, by_index);
+}
+
+static void scatter_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct scatter_args args = {d[2], d[3], t->c->p[0], t->c->p[1], 0.5f, t->dt, DT_F32};
+    ops->scatter_add_rows(dev, d[0], d[1], &args);
+}
+
+static void scatter_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    double *table = t->a[0].expect;
+    for (int64_t i = 0; i < t->a[0].n; i++) table[i] = v[0][i];
+    for (int i = 0; i < p[0]; i++)
+        for (int c = 0; c < p[1]; c++)
+            table[(int64_t)t->a[2].i[i] * p[1] + c] += 0.5 * v[1][(int64_t)i * p[1] + c];
+}
+
+static const struct op_def op_scatter = {"scatter_add_rows", scatter_setup, scatter_launch,
+                                         scatter_reference};
+
+// add: p: n.  column_sum: p: rows cols
+
+static void add_setup(struct op_test *t)
+{
+    floats(t, "y", INOUT, DATA, t->c->p[0], 1);
+    floats(t, "x", IN, DATA, t->c->p[0], 1);
+}
+
+static void add_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    ops->add(dev, d[0], d[1], t->c->p[0], t->dt);
+}
+
+static void add_reference(struct op_test *t, double **v)
+{
+    for (int i = 0; i < t->c->p[0]; i++) t->a[0].expect[i] = v[0][i] + v[1][i];
+}
+
+static const struct op_def op_add = {"add", add_setup, add_launch, add_reference};
+
+static void column_setup(struct op_test *t)
+{
+    floats(t, "out", INOUT, F32, t->c->p[1], 1);
+    floats(t, "x", IN, DATA, (int64_t)t->c->p[0] * t->c->p[1], 1);
+}
+
+static void column_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    ops->column_sum(dev, d[0], d[1], t->c->p[0], t->c->p[1], t->dt);
+}
+
+static void column_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    for (int c = 0; c < p[1]; c++) {
+        double sum = v[0][c];
+        for (int r = 0; r < p[0]; r++) sum += v[1][(int64_t)r * p[1] + c];
+        t->a[0].expect[c] = sum;
+    }
+}
+
+static const struct op_def op_column = {"column_sum", column_setup, column_launch,
+                                        column_reference};
+
+static const struct op_case cases[] = {
+    {&op_gather, "n9 width33 of 20", {9, 33, 20}, false},
+    {&op_gather, "n300 width1536 of 1000", {300, 1536, 1000}, false},
+    {&op_scatter, "n50 width33 of 7", {50, 33, 7}, false},
+    {&op_scatter, "n1000 width256 of 300", {1000, 256, 300}, false},
+    {&op_scatter, "n5 width8 of 1000", {5, 8, 1000}, false},
+    {&op_add, "n7", {7}, false},
+    {&op_add, "n100003", {100003}, false},
+    {&op_column, "5 x 3", {5, 3}, false},
+    {&op_column, "333 x 517", {333, 517}, false},
+    {&op_column, "1 x 2048", {1, 2048}, false},
+};
+
+static void checksum_regions(struct device *dev)
+{
+    enum { BYTES = 1 << 20, REGIONS = 5 };
+    unsigned char *host = must(malloc(BYTES));
+    struct rng rng;
+    rng_init(&rng, 8, 0);
+    for (int i = 0; i < BYTES; i++) host[i] = (unsigned char)rng_u32(&rng);
+    const uint64_t offset[REGIONS] = {0, 256, 4096, 512, 65536};
+    const uint64_t bytes[REGIONS] = {4, 7, 65536, 0, BYTES - 65536 - 1};
+    uint64_t sums[REGIONS], changed[REGIONS];
+    void *d = to_device(dev, host, BYTES);
+    device_ops(dev)->checksum(dev, sums, d, offset, bytes, REGIONS);
+    for (int r = 0; r < REGIONS; r++) {
+        uint64_t want = 0;
+        for (uint64_t j = 0; j * 4 < bytes[r]; j++) {
+            uint64_t x = 0;
+            for (uint64_t b = 0; b < 4 && j * 4 + b < bytes[r]; b++)
+                x |= (uint64_t)host[offset[r] + j * 4 + b] << (8 * b);
+            x += j * 0x9E3779B97F4A7C15u;
+            x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+            x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+            want += x ^ (x >> 31);
+        }
+        if (sums[r] != want) fail_msg("region %d: %016lx, want %016lx", r, sums[r], want);
+    }
+    // two swapped words change it
+    memcpy(host + BYTES - 16, host + 65536, 4);
+    device_copy_in(dev, d, host, BYTES);
+    device_ops(dev)->checksum(dev, changed, d, offset, bytes, REGIONS);
+    assert_true(changed[4] != sums[4]);
+    assert_true(changed[2] == sums[2]);
+    device_release(dev, d);
+    free(host);
+}
+
+static void test_checksum(void **state)
+{
+    (void)state;
+    on_each_device("checksum", checksum_regions);
+}
+
+static void convert_all(struct device *dev)
+{
+    enum { N = 70001 };
+    static const enum dtype from[] = {DT_F32, DT_BF16, DT_F16}, to[] = {DT_F32, DT_BF16};
+    struct rng rng;
+    rng_init(&rng, 3, 0);
+    uint32_t *host = must(malloc(N * 4)), *got = must(malloc(N * 4));
+    for (int i = 0; i < N; i++) host[i] = rng_u32(&rng) & 0xbfffbfffu; // no infinities, no NaN
+    for (int a = 0; a < 3; a++)
+        for (int b = 0; b < 2; b++) {
+            void *x = to_device(dev, host, N * 4), *y = to_device(dev, NULL, N * 4);
+            device_ops(dev)->convert(dev, y, to[b], x, from[a], N);
+            from_device(dev, got, y, N * 4);
+            for (int i = 0; i < N; i++) {
+                float value, result;
+                if (from[a] == DT_F32)
+                    memcpy(&value, &host[i], 4);
+                else if (from[a] == DT_BF16)
+                    value = f32_from_bf16(((uint16_t *)host)[i]);
+                else
+                    value = f32_from_f16(((uint16_t *)host)[i]);
+                if (to[b] == DT_F32) {
+                    memcpy(&result, &got[i], 4);
+                } else {
+                    value = f32_from_bf16(bf16_from_f32(value));
+                    result = f32_from_bf16(((uint16_t *)got)[i]);
+                }
+                if (memcmp(&value, &result, 4) != 0)
+                    fail_msg("%s to %s: entry %d is %.9g, want %.9g", dtype_name(from[a]),
+                             dtype_name(to[b]), i, result, value);
+            }
+            device_release(dev, x);
+            device_release(dev, y);
+        }
+    free(host);
+    free(got);
+}
+
+static void test_convert(void **state)
+{
+    (void)state;
+    on_each_device("convert", convert_all);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_checksum),
+    cmocka_unit_test(test_convert),
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
+                   sizeof tests / sizeof tests[0]);
+}

@@ -1,0 +1,333 @@
+/* test_sample.c: sampling against its formula in double precision: filters, noise, drafts. */
+#include "tests/support/op_table.h"
+#include "tests/support/sampling.h"
+
+// drafts (n) or NULL, whose rows are of draft_logits (n, draft_vocab).
+static void verify_rows(struct device *dev, struct sample_result *result, const float *logits,
+                        const struct sample_params *params, const struct sample_draft *drafts,
+                        const float *draft_logits, int n, int vocab, int draft_vocab)
+{
+    float *d_logits = to_device(dev, logits, (size_t)n * vocab * sizeof *logits);
+    struct sample_params *d_params = to_device(dev, params, (size_t)n * sizeof *params);
+    struct sample_result *d_result = to_device(dev, NULL, (size_t)n * sizeof *result);
+    struct sample_draft *d_drafts = NULL;
+    float *d_draft_logits = NULL;
+    if (drafts) {
+        d_drafts = to_device(dev, drafts, (size_t)n * sizeof *drafts);
+        d_draft_logits = to_device(dev, draft_logits, (size_t)n * draft_vocab * sizeof(float));
+    }
+    const struct sample_args args = {d_logits, d_params,       n,          vocab,
+                                     d_drafts, d_draft_logits, draft_vocab};
+    device_ops(dev)->sample(dev, d_result, &args);
+    from_device(dev, result, d_result, (size_t)n * sizeof *result);
+    void *all[] = {d_logits, d_params, d_result, d_drafts, d_draft_logits};
+    for (int k = 0; k < (drafts ? 5 : 3); k++) device_release(dev, all[k]);
+}
+
+static void sample_rows(struct device *dev, struct sample_result *result, const float *logits,
+                        const struct sample_params *params, int n, int vocab)
+{
+    verify_rows(dev, result, logits, params, NULL, NULL, n, vocab, 0);
+}
+
+static void sample_distribution(struct device *dev)
+{
+    enum { VOCAB = 13, DRAWS = 20000 };
+    static const struct sample_params settings[] = {
+        {1.0f, 1, 0, 0, 7, 0},         {0.7f, 1, 0, 0, 7, 0},     {1.0f, 1, 0, 4, 7, 0},
+        {1.0f, 0.6f, 0, 0, 7, 0},      {1.0f, 1, 0.15f, 0, 7, 0}, {1.3f, 0.8f, 0.1f, 6, 7, 0},
+        {1.0f, 0.9f, 0, 5, 7, 0},      {1.0f, 0, 0, 0, 7, 0},     {1.0f, 1, 0, 1, 7, 0},
+        {0.5f, 0.95f, 0.02f, 8, 7, 0},
+    };
+    // with ties at the places where filters cut
+    static const float row[VOCAB] = {0.1f, 2.0f, -1.5f, 1.0f, 1.0f, 1.0f,     0.5f,
+                                     3.0f, 0.5f, -4.0f, 2.0f, 0.2f, -INFINITY};
+    float *logits = must(malloc(sizeof(float) * VOCAB * DRAWS));
+    struct sample_params *params = must(malloc(sizeof *params * DRAWS));
+    struct sample_result *result = must(malloc(sizeof *result * DRAWS));
+    for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
+        for (int i = 0; i < DRAWS; i++) {
+            memcpy(logits + (size_t)i * VOCAB, row, sizeof row);
+            params[i] = settings[k];
+            params[i].position = (uint64_t)i;
+        }
+        sample_rows(dev, result, logits, params, DRAWS, VOCAB);
+        bool kept[VOCAB];
+        double all, mass, chi = 0, t = settings[k].temperature;
+        cut_formula(row, VOCAB, &settings[k], kept, &all, &mass);
+        int count[VOCAB] = {0}, free_cells = -1;
+        for (int i = 0; i < DRAWS; i++) {
+            const struct sample_result *r = &result[i];
+            assert_in_range(r->token, 0, VOCAB - 1);
+            if (!kept[r->token])
+                fail_msg("setting %zu gave token %d, which is filtered out", k, r->token);
+            count[r->token]++;
+            double z = row[r->token] / t - 3.0 / t;
+            if (fabs(r->logprob - (z - log(all))) > 1e-5 ||
+                fabs(r->processed_logprob - (z - log(mass))) > 1e-5 ||
+                fabs(r->retained_mass - mass / all) > 1e-5)
+                fail_msg("setting %zu token %d: logprob %.7g cut %.7g mass %.7g; want %.7g %.7g "
+                         "%.7g",
+                         k, r->token, r->logprob, r->processed_logprob, r->retained_mass,
+                         z - log(all), z - log(mass), mass / all);
+        }
+        for (int c = 0; c < VOCAB; c++) {
+            double expected = DRAWS * exp(row[c] / t - 3.0 / t) / mass;
+            if (!kept[c] || expected == 0) continue;
+            chi += (count[c] - expected) * (count[c] - expected) / expected;
+            free_cells++;
+        }
+        // mean + 5 standard deviations of chi-square; the samples are fixed by their seed
+        double limit = free_cells + 5 * sqrt(2.0 * free_cells) + 1e-9;
+        if (chi > limit)
+            fail_msg("setting %zu: chi-square %.1f over %d cells (limit %.1f)", k, chi, free_cells,
+                     limit);
+    }
+    free(logits);
+    free(params);
+    free(result);
+}
+
+// Every sample of a large vocabulary against the formula in double.
+static void sample_large(struct device *dev)
+{
+    enum { VOCAB = 5003, ROWS = 24 };
+    struct rng rng;
+    rng_init(&rng, 99, 0);
+    float *logits = must(malloc(sizeof(float) * VOCAB * ROWS));
+    struct sample_params params[ROWS];
+    struct sample_result result[ROWS];
+    bool *kept = must(malloc(VOCAB));
+    for (int i = 0; i < VOCAB * ROWS; i++)
+        logits[i] = (i / VOCAB % 3 == 0 ? 0.1f : 4.0f) * rng_normal(&rng);
+    for (int i = 0; i < ROWS; i++)
+        params[i] = (struct sample_params){.temperature = i % 5 == 4 ? 0 : 0.6f + 0.1f * (i % 7),
+                                           .top_p = i % 4 == 1 ? 0.9f : 1,
+                                           .min_p = i % 6 == 3 ? 0.05f : 0,
+                                           .top_k = i % 4 >= 2 ? 50 * (i % 4) : 0,
+                                           .seed = rng_u64(&rng),
+                                           .position = ((uint64_t)i << 33) + 5};
+    sample_rows(dev, result, logits, params, ROWS, VOCAB);
+    for (int i = 0; i < ROWS; i++) {
+        const float *row = logits + (size_t)i * VOCAB;
+        double all, mass, best = -INFINITY, second = -INFINITY, max = -INFINITY;
+        double t = params[i].temperature > 0 ? (double)params[i].temperature : 1;
+        int token = 0;
+        cut_formula(row, VOCAB, &params[i], kept, &all, &mass);
+        for (int c = 0; c < VOCAB; c++) {
+            max = fmax(max, row[c] / t);
+            if (!kept[c]) continue;
+            double noise = params[i].temperature > 0 ? noise_formula(&params[i], c) : 0;
+            double score = row[c] / t + noise;
+            if (score > best) {
+                second = best;
+                best = score;
+                token = c;
+            } else {
+                second = fmax(second, score);
+            }
+        }
+        if (result[i].token != token && best - second > 1e-5)
+            fail_msg("row %d: token %d, want %d (ahead by %.3g)", i, result[i].token, token,
+                     best - second);
+        double z = row[result[i].token] / t - max;
+        if (fabs(result[i].logprob - (z - log(all))) > 2e-5 ||
+            fabs(result[i].processed_logprob - (z - log(mass))) > 2e-5 ||
+            fabs(result[i].retained_mass - mass / all) > 1e-5)
+            fail_msg("row %d: logprob %.7g cut %.7g mass %.7g; want %.7g %.7g %.7g", i,
+                     result[i].logprob, result[i].processed_logprob, result[i].retained_mass,
+                     z - log(all), z - log(mass), mass / all);
+    }
+    free(logits);
+    free(kept);
+}
+
+static void sample_greedy(struct device *dev)
+{
+    enum { VOCAB = 1001 };
+    float logits[VOCAB];
+    struct sample_params params = {.temperature = 0, .top_p = 1};
+    struct sample_result result;
+    for (int i = 0; i < VOCAB; i++) logits[i] = -1;
+    logits[300] = logits[7] = logits[999] = 2.5f; // equal: the first wins
+    sample_rows(dev, &result, logits, &params, 1, VOCAB);
+    assert_int_equal(result.token, 7);
+    double want = -log(3 + (VOCAB - 3) * exp(-3.5));
+    assert_true(fabs(result.logprob - want) < 1e-5);
+    assert_true(fabs(result.retained_mass - 1) < 1e-6);
+}
+
+// A draft at one row of the test below.
+struct verified {
+    const float *logits;
+    const double *p, *q; // (vocab), q 0 from the draft's vocabulary on
+    const struct sample_params *params;
+    int vocab, draft;
+};
+
+/* The token that the rule gives in double, and how far the decision was from another: the distance
+ * of u q(d) from p(d) relative to the larger, and the winner's lead over the next. */
+static int verify_formula(const struct verified *j, bool *ret_accepted, double *ret_margin)
+{
+    double bar = acceptance_formula(j->params) * j->q[j->draft], p = j->p[j->draft];
+    double margin = fabs(bar - p) / fmax(bar, p);
+    int token = j->draft;
+    *ret_accepted = bar < p;
+    if (bar >= p) {
+        double best = -INFINITY, second = -INFINITY;
+        for (int t = 0; t < j->vocab; t++) {
+            if (j->p[t] <= j->q[t]) continue;
+            double score = log(j->p[t] - j->q[t]) + noise_formula(j->params, t);
+            if (score > best) {
+                second = best;
+                best = score;
+                token = t;
+            } else {
+                second = fmax(second, score);
+            }
+        }
+        margin = fmin(margin, best - second);
+    }
+    *ret_margin = margin;
+    return token;
+}
+
+// Every verification over a large vocabulary against the rule in double; p and q overlap by a half
+// or so. Draft rows are taken in another order than the rows they are for.
+static void sample_drafts(struct device *dev, int vocab, int draft_vocab)
+{
+    enum { ROWS = 48 };
+    struct rng rng;
+    rng_init(&rng, 77, (uint64_t)draft_vocab);
+    float *logits = must(calloc((size_t)vocab * ROWS, sizeof *logits));
+    float *draft_logits = must(calloc((size_t)draft_vocab * ROWS, sizeof *draft_logits));
+    double *p = must(calloc((size_t)vocab * 2, sizeof *p)), *q = p + vocab;
+    struct sample_params params[ROWS], draft_params[ROWS];
+    struct sample_draft drafts[ROWS];
+    struct sample_result result[ROWS], plain[ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        float *row = logits + (size_t)i * vocab;
+        float *draft_row = draft_logits + (size_t)(ROWS - 1 - i) * draft_vocab;
+        for (int c = 0; c < vocab; c++) {
+            row[c] = (i % 3 == 0 ? 0.1f : 4.0f) * rng_normal(&rng);
+            if (c < draft_vocab) draft_row[c] = row[c] + (i % 5 + 0.2f) * rng_normal(&rng);
+        }
+        params[i] = (struct sample_params){.temperature = i % 12 == 11 ? 0 : 0.6f + 0.1f * (i % 7),
+                                           .top_p = i % 4 == 1 ? 0.9f : 1,
+                                           .min_p = i % 6 == 3 ? 0.05f : 0,
+                                           .top_k = i % 4 >= 2 ? 50 * (i % 4) : 0,
+                                           .seed = rng_u64(&rng),
+                                           .position = ((uint64_t)i << 33) + 5};
+        draft_params[ROWS - 1 - i] = params[i];
+        draft_params[ROWS - 1 - i].seed = rng_u64(&rng);
+    }
+    sample_rows(dev, result, draft_logits, draft_params, ROWS, draft_vocab);
+    sample_rows(dev, plain, logits, params, ROWS, vocab);
+    for (int i = 0; i < ROWS; i++)
+        drafts[i] =
+            (struct sample_draft){i % 8 == 7 ? -1 : result[ROWS - 1 - i].token, ROWS - 1 - i};
+    verify_rows(dev, result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
+    int n_accepted = 0, n_refused = 0;
+    for (int i = 0; i < ROWS; i++) {
+        const struct sample_result *r = &result[i];
+        if (drafts[i].token < 0 || params[i].temperature == 0) {
+            if (memcmp(r, &plain[i], sizeof *r) != 0)
+                fail_msg("row %d: token %d; without drafts %d", i, r->token, plain[i].token);
+            continue;
+        }
+        const float *row = logits + (size_t)i * vocab;
+        distribution_formula(row, vocab, &params[i], p);
+        memset(q, 0, (size_t)vocab * sizeof *q);
+        distribution_formula(draft_logits + (size_t)drafts[i].row * draft_vocab, draft_vocab,
+                             &params[i], q);
+        struct verified verified = {row, p, q, &params[i], vocab, drafts[i].token};
+        bool accepted;
+        double margin;
+        int token = verify_formula(&verified, &accepted, &margin);
+        n_accepted += accepted;
+        n_refused += !accepted;
+        if (margin <= 1e-4) continue; // rounding decides
+        if (r->token != token)
+            fail_msg("row %d: token %d, want %d (draft %d, %s; margin %.3g)", i, r->token, token,
+                     drafts[i].token, accepted ? "accepted" : "refused", margin);
+        // the other fields, from those of the plain draw: the masses are the row's
+        double z = (row[token] - row[plain[i].token]) / (double)params[i].temperature;
+        if (fabs(r->logprob - (plain[i].logprob + z)) > 2e-5 ||
+            fabs(r->processed_logprob - log(p[token])) > 2e-5 ||
+            r->retained_mass != plain[i].retained_mass)
+            fail_msg("row %d: logprob %.7g cut %.7g mass %.7g; want %.7g %.7g %.7g", i, r->logprob,
+                     r->processed_logprob, r->retained_mass, plain[i].logprob + z, log(p[token]),
+                     plain[i].retained_mass);
+    }
+    if (n_accepted < 8 || n_refused < 8)
+        fail_msg("%d accepted and %d refused: too few to prove anything", n_accepted, n_refused);
+    // nothing to verify: the same bits as without drafts
+    for (int i = 0; i < ROWS; i++) drafts[i].token = -1;
+    verify_rows(dev, result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
+    assert_memory_equal(result, plain, sizeof result);
+    free(logits);
+    free(draft_logits);
+    free(p);
+}
+
+static void sample_drafts_odd(struct device *dev)
+{
+    sample_drafts(dev, 5003, 5003);
+    sample_drafts(dev, 5003, 4801);
+}
+
+static void sample_drafts_aligned(struct device *dev)
+{
+    sample_drafts(dev, 8448, 8448);
+    sample_drafts(dev, 8448, 4000);
+}
+
+// Shapes and, where they can be read (on the CPU), drafts that make no sense are refused by name.
+static void sample_refuses(struct device *dev)
+{
+    enum { VOCAB = 8 };
+    static const struct sample_draft wrong[] = {{VOCAB - 1, 0}, {0, -1}};
+    const struct sample_params params = {.temperature = 1, .top_p = 1};
+    const struct ops *ops = device_ops(dev);
+    float *logits = to_device(dev, NULL, VOCAB * sizeof *logits);
+    void *d_params = to_device(dev, &params, sizeof params), *drafts = to_device(dev, NULL, 8);
+    void *result = to_device(dev, NULL, sizeof(struct sample_result));
+    struct sample_args args = {logits, d_params, 1, VOCAB - 1, drafts, logits, VOCAB};
+    ops->sample(dev, result, &args);
+    assert_int_equal(device_sync(dev), ST_DEVICE);
+    assert_non_null(strstr(status_message(), "draft vocabulary of 8"));
+    const struct distill_args distill = {logits, logits, 1, VOCAB, VOCAB - 1, 1, 1};
+    ops->distill(dev, logits, logits, NULL, &distill, DT_F32);
+    assert_int_equal(device_sync(dev), ST_DEVICE);
+    assert_non_null(strstr(status_message(), "teacher vocabulary of 7"));
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0] && device_kind(dev) == DEVICE_CPU; i++) {
+        device_copy_in(dev, drafts, &wrong[i], sizeof wrong[i]);
+        args.vocab = VOCAB;
+        args.draft_vocab = VOCAB - 1;
+        ops->sample(dev, result, &args);
+        assert_int_equal(device_sync(dev), ST_DEVICE);
+        assert_non_null(strstr(status_message(), "outside the vocabulary of 7"));
+    }
+    void *all[] = {logits, d_params, drafts, result};
+    for (int k = 0; k < 4; k++) device_release(dev, all[k]);
+}
+
+static void test_sample(void **state)
+{
+    (void)state;
+    on_each_device("sample greedy", sample_greedy);
+    on_each_device("sample filters", sample_distribution);
+    on_each_device("sample large", sample_large);
+    on_each_device("sample drafts", sample_drafts_odd);
+    on_each_device("sample drafts x4", sample_drafts_aligned);
+    on_each_device("sample refuses", sample_refuses);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_sample),
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, NULL, 0, tests, sizeof tests / sizeof tests[0]);
+}

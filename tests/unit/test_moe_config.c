@@ -1,0 +1,64 @@
+/* test_moe_config.c: what config.json says of experts, and what of it is refused by name. */
+#include "common/base/json.h"
+#include "common/model/config.h"
+#include "tests/support/support.h"
+
+static json_t *read_folder(const char *name)
+{
+    json_t *json = NULL;
+    char path[128];
+    snprintf(path, sizeof path, "tests/golden/%s/config.json", name);
+    assert_ok(json_read_file(test_path(test_root(), path), 1 << 20, &json));
+    return json;
+}
+
+static void qwen_experts_are_read(void **state)
+{
+    struct model_config *c = NULL;
+    json_t *json = read_folder("qwen2-moe");
+    (void)state;
+    assert_ok(model_config_from_json("config.json", json, &c));
+    assert_int_equal(c->layers[1].moe.n_experts, 6);
+    assert_int_equal(c->layers[1].moe.top_k, 2);
+    assert_int_equal(c->layers[1].intermediate, 40);
+    assert_int_equal(c->layers[1].shared_intermediate, 72);
+    assert_true(c->layers[1].shared_gate && !c->layers[1].moe.norm_topk && c->qkv_bias);
+    model_config_free(c);
+    json_decref(json);
+    json = read_folder("qwen3-moe");
+    json_object_set_new(json, "num_experts", json_integer(5)); // the older key
+    assert_ok(model_config_from_json("config.json", json, &c));
+    assert_int_equal(c->layers[0].moe.n_experts, 5);
+    assert_true(c->layers[0].moe.norm_topk && c->qk_norm);
+    assert_int_equal(c->layers[0].shared_intermediate, 0);
+    model_config_free(c);
+    json_decref(json);
+}
+
+static void experts_in_some_layers_are_refused(void **state)
+{
+    struct model_config *c = NULL;
+    json_t *json = read_folder("qwen3-moe");
+    (void)state;
+    json_object_set_new(json, "mlp_only_layers", json_pack("[i]", 0));
+    assert_int_equal(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
+    assert_non_null(strstr(status_message(), "mlp_only_layers"));
+    json_object_set_new(json, "mlp_only_layers", json_array());
+    json_object_set_new(json, "decoder_sparse_step", json_integer(2));
+    assert_int_equal(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
+    assert_non_null(strstr(status_message(), "decoder_sparse_step"));
+    json_object_set_new(json, "decoder_sparse_step", json_integer(1));
+    json_object_set_new(json, "num_experts_per_tok", json_integer(9)); // of 8
+    assert_int_not_equal(model_config_from_json("config.json", json, &c), ST_OK);
+    assert_non_null(strstr(status_message(), "num_experts_per_tok"));
+    json_decref(json);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(qwen_experts_are_read),
+        cmocka_unit_test(experts_in_some_layers_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
