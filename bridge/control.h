@@ -7,6 +7,7 @@
 #ifndef BRIDGE_CONTROL_H
 #define BRIDGE_CONTROL_H
 
+#include "bridge/control_facts.h"
 #include "bridge/process.h"
 #include "common/base/bytes.h"
 #include "common/base/status.h"
@@ -94,21 +95,6 @@ uint64_t control_version(const struct control *c);
 enum status control_owner_alive(const struct control *c); // ST_PEER_GONE in a sentence with the pid
 void control_snapshot(const struct control *c, char *ret, size_t size); // "" if none was set
 
-struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
-    uint64_t version, publishes;
-    pid_t owner_pid, writer_pid; // writer 0: none
-    double owner_heartbeat_age_ms, writer_heartbeat_age_ms;
-    bool owner_alive, writer_alive, quiet_requested, quiet_granted, torn, ended;
-    double last_wait_ms;  // request to grant
-    double last_write_ms; // version odd
-    double last_pause_ms; // grant to resume seen by the engine: what generation lost
-    char layout_hash[65], snapshot[512];
-    // What the weights are; "" and 0 while the version is odd. `updates` of writers since they were
-    // exactly those of `origin`, the last run_updates of them by `run` ("": an unnamed writer).
-    // loaded: the folder that the owner was started with, or reloaded last.
-    char loaded[512], origin[512], run[512];
-    uint64_t updates, run_updates;
-};
 void control_facts(const struct control *c, struct control_facts *ret);
 // Appends what the weights are: "version 42, 20 updates since DIR, the last 5 of them by the run
 // RUN".

@@ -6,6 +6,7 @@
 #include "common/base/dtype.h"
 #include "infer-server/http/listen.h"
 #include "infer-server/http/server.h"
+#include "kernels/device.h"
 
 #include <ctype.h>
 #include <limits.h>

@@ -217,3 +217,19 @@ int utf8_encode(uint32_t code_point, char ret[4])
     ret[0] = (char)(first_mark[n] | code_point);
     return n;
 }
+
+uint32_t utf8_next(const char *s, size_t len, size_t *at)
+{
+    const char *here = s + *at;
+    int n = (unsigned char)*here < 0x80 ? 1 : utf8_sequence(here, len - *at);
+    *at += n > 0 ? (size_t)n : 1;
+    return n > 0 ? utf8_decode(here, n) : 0xFFFD;
+}
+
+uint32_t utf8_before(const char *s, size_t *at)
+{
+    size_t end = *at, start = end - 1;
+    while (start > 0 && ((unsigned char)s[start] & 0xC0) == 0x80) start--;
+    *at = start;
+    return utf8_next(s, end, &start);
+}

@@ -41,6 +41,9 @@ enum status base64_decode(const char *text, struct bytes *ret_data);
 int utf8_sequence(const char *s, size_t len);
 uint32_t utf8_decode(const char *s, int n); // the code point of a well-formed sequence of n bytes
 int utf8_encode(uint32_t code_point, char ret[4]);
+// The character at *at < len, which is moved behind it; a byte that begins none is U+FFFD.
+uint32_t utf8_next(const char *s, size_t len, size_t *at);
+uint32_t utf8_before(const char *s, size_t *at); // the one before *at > 0, which is moved to it
 
 #ifdef __cplusplus
 }

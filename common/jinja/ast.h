@@ -22,7 +22,7 @@ enum node_kind {
     N_SIGN,      // op a: T_ADD, T_SUB
     N_LOGIC,     // a op b: OP_AND, OP_OR
     N_BINARY,    // a op b
-    N_CONCAT,    // items
+    N_CONCAT,    // a, then items: N_OPERAND
     N_COMPARE,   // a, then items: N_OPERAND
     N_OPERAND,   // op a
     N_CONDITION, // b if a else c; c may be NULL
@@ -44,7 +44,7 @@ enum node_kind {
     N_BLOCK,        // body, which sees the template's own variables only
     N_BREAK,
     N_CONTINUE,
-    N_OTHER_TEMPLATE, // value: "include", "import", ...; an error where it is reached
+    N_OTHER_TEMPLATE, // include, import, ...: an error where it is reached
 };
 
 struct node_list {

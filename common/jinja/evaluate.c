@@ -65,7 +65,7 @@ static struct value evaluate_concat(struct run *r, struct scope *scope, const st
     return text_end(r, text, false);
 }
 
-// a < b < c: true if each holds; the rest is not evaluated once one does not.
+// a < b < c: true if each holds; what follows one that does not is not evaluated.
 static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
 {
     struct value left = jinja_evaluate(r, scope, node->a);

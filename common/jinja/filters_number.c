@@ -125,7 +125,7 @@ static BUILTIN(filesizeformat)
     else if (!parse_float(v.string, &size))
         fail(c->run, "could not convert string to float");
     if (size == 1) return string_of(&c->run->arena, "1 Byte");
-    if (size < base) return string_printf(&c->run->arena, "%.0f Bytes", trunc(size));
+    if (size < base) return string_printf(&c->run->arena, "%.0f Bytes", trunc(size) + 0.0); // no -0
     int i = 0;
     for (; i < 7 && size >= unit; i++) unit *= base;
     return string_printf(&c->run->arena, "%.1f %c%sB", base * size / unit,

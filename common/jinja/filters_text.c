@@ -13,12 +13,12 @@ static BUILTIN(title)
     run_steps(r, s->n_bytes >> 4);
     for (size_t at = 0, word = 0; at <= s->n_bytes;) {
         size_t start = at;
-        uint32_t character = at < s->n_bytes ? text_next(s->data, s->n_bytes, &at) : ' ';
+        uint32_t character = at < s->n_bytes ? utf8_next(s->data, s->n_bytes, &at) : ' ';
         bool between = text_is(character, TEXT_SPACE) ||
                        (character < 0x80 && character && strchr("-({[<", (int)character));
         if (inside && between) { // the word from there to here
             size_t second = word;
-            text_next(s->data, s->n_bytes, &second);
+            utf8_next(s->data, s->n_bytes, &second);
             text_put_case(s->data + word, second - word, CASE_UPPER, &r->text);
             text_put_case(s->data + second, start - second, CASE_LOWER, &r->text);
         }
@@ -85,7 +85,7 @@ static BUILTIN(wordcount)
     bool inside = false;
     run_steps(c->run, s->n_bytes >> 4);
     for (size_t at = 0; at < s->n_bytes;) {
-        bool word = text_is(text_next(s->data, s->n_bytes, &at), TEXT_WORD);
+        bool word = text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_WORD);
         words += word && !inside;
         inside = word;
     }

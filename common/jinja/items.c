@@ -70,7 +70,7 @@ struct list value_items(struct run *r, struct value v)
     for (size_t i = 0, at = 0; i < items.n; i++) {
         size_t start = at;
         if (v.kind == V_STRING) {
-            text_next(v.string->data, v.string->n_bytes, &at);
+            utf8_next(v.string->data, v.string->n_bytes, &at);
             items.items[i] = string_new(&r->arena, v.string->data + start, at - start, false);
         } else if (v.kind == V_RANGE) {
             items.items[i] = range_at(v.range, i);

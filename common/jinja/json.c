@@ -19,7 +19,7 @@ static void put_json_string(struct run *r, const struct string *s, bool ascii)
     run_puts(r, "\"");
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
-        uint32_t c = text_next(s->data, s->n_bytes, &at);
+        uint32_t c = utf8_next(s->data, s->n_bytes, &at);
         const char *known = c < 0x80 && c != 0 ? strchr(from, (int)c) : NULL;
         if (known)
             run_printf(r, "\\%c", names[known - from]);

@@ -166,7 +166,7 @@ static void read_raw(struct lexer *l, size_t tag)
 static size_t name_end(const struct lexer *l, size_t at)
 {
     for (size_t next = at; at < l->len; at = next) {
-        uint32_t c = text_next(l->text, l->len, &next);
+        uint32_t c = utf8_next(l->text, l->len, &next);
         if (c < 0x80 ? !isalnum((int)c) && c != '_' : !text_is(c, TEXT_NAME_PART)) break;
     }
     return at;

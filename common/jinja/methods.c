@@ -137,7 +137,7 @@ static const struct builtin dict_methods[] = {
     {"values", view, VIEW_VALUES, "", 0}, {.name = NULL},
 };
 
-// ---- the rest -----------------------------------------------------------------------------------
+// ---- numbers, cyclers, loops --------------------------------------------------------------------
 
 static BUILTIN(is_integer)
 {

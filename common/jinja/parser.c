@@ -290,7 +290,7 @@ static void parse_call_block(struct parser *p, struct node *node)
     parse_function_body(p, "endcall", node);
 }
 
-// ---- the rest -----------------------------------------------------------------------------------
+// ---- other statements ---------------------------------------------------------------------------
 
 static void parse_filter_block(struct parser *p, struct node *node)
 {

@@ -36,7 +36,7 @@ static void put_string_repr(struct run *r, const struct string *s)
     run_printf(r, "%s%c", s->markup ? "Markup(" : "", quote);
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
-        uint32_t c = text_next(s->data, s->n_bytes, &at);
+        uint32_t c = utf8_next(s->data, s->n_bytes, &at);
         const char *name = c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t" : NULL;
         if (c == '\\' || c == quote) run_puts(r, "\\");
         if (name)

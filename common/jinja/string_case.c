@@ -34,7 +34,7 @@ BUILTIN(string_consists_of)
     bool all = s->n_bytes > 0 || class == TEXT_PRINTABLE || class == TEXT_ASCII;
     run_steps(c->run, s->n_bytes >> 4);
     for (size_t at = 0; all && at < s->n_bytes;)
-        all = text_is(text_next(s->data, s->n_bytes, &at), class);
+        all = text_is(utf8_next(s->data, s->n_bytes, &at), class);
     return value_bool(all);
 }
 
@@ -43,9 +43,9 @@ BUILTIN(string_is_identifier)
     const struct string *s = c->v[0].string;
     size_t at = 0;
     run_steps(c->run, s->n_bytes >> 4);
-    bool all = s->n_bytes > 0 && text_is(text_next(s->data, s->n_bytes, &at), TEXT_NAME_START);
+    bool all = s->n_bytes > 0 && text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_NAME_START);
     while (all && at < s->n_bytes)
-        all = text_is(text_next(s->data, s->n_bytes, &at), TEXT_NAME_PART);
+        all = text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_NAME_PART);
     return value_bool(all);
 }
 
@@ -64,11 +64,11 @@ BUILTIN(string_strip)
     if (!set && right) end = text_without_trailing_spaces(s->data, end);
     if (!set && left) start = text_leading_spaces(s->data, end);
     for (size_t next = 0; set && left && start < end; start = next) {
-        text_next(s->data, end, &next);
+        utf8_next(s->data, end, &next);
         if (!in_set(set, s->data + start, next - start)) break;
     }
     for (size_t last = end; set && right && end > start; end = last) {
-        text_before(s->data, &last);
+        utf8_before(s->data, &last);
         if (!in_set(set, s->data + last, end - last)) break;
     }
     run_steps(c->run, ((s->n_bytes - (end - start)) * (set ? set->n_bytes : 1)) >> 4);

@@ -109,7 +109,7 @@ BUILTIN(string_replace)
         run_put_string(r, with);
         if (old->n_bytes > 0) continue;
         if (at == s->n_bytes) break;
-        text_next(s->data, s->n_bytes, &at); // one character between two of ""
+        utf8_next(s->data, s->n_bytes, &at); // one character between two of ""
         run_put(r, s->data + copied, at - copied);
     }
     run_put(r, s->data + at, s->n_bytes - at);

@@ -40,7 +40,7 @@ static void split_at_spaces(struct parts *p, int64_t max)
     while (at < s->n_bytes) {
         size_t end = at, next = at;
         if (max-- == 0) end = s->n_bytes; // the last part: all that is left
-        while (end < s->n_bytes && !text_is(text_next(s->data, s->n_bytes, &next), TEXT_SPACE))
+        while (end < s->n_bytes && !text_is(utf8_next(s->data, s->n_bytes, &next), TEXT_SPACE))
             end = next;
         add_part(p, at, end);
         at = end + text_leading_spaces(s->data + end, s->n_bytes - end);
@@ -68,7 +68,7 @@ static void split_spaces_from_end(struct parts *p, int64_t max)
     while (end > first) {
         size_t start = end, before = end;
         if (max-- == 0) start = 0;
-        while (start > first && !text_is(text_before(s->data, &before), TEXT_SPACE)) start = before;
+        while (start > first && !text_is(utf8_before(s->data, &before), TEXT_SPACE)) start = before;
         add_part(p, start, end);
         end = text_without_trailing_spaces(s->data, start);
     }
@@ -116,7 +116,7 @@ struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
     run_steps(r, s->n_bytes >> 4);
     for (size_t start = 0, at = 0; at < s->n_bytes;) {
         size_t end = at;
-        uint32_t c = text_next(s->data, s->n_bytes, &at);
+        uint32_t c = utf8_next(s->data, s->n_bytes, &at);
         bool line_end = text_is(c, TEXT_LINE_END);
         if (c == '\r' && at < s->n_bytes && s->data[at] == '\n') at++;
         if (!line_end && at < s->n_bytes) continue;
@@ -219,7 +219,7 @@ BUILTIN(string_expandtabs)
     if (size > 1000) size = 1000;
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
-        uint32_t character = text_next(s->data, s->n_bytes, &at);
+        uint32_t character = utf8_next(s->data, s->n_bytes, &at);
         if (character == '\t') {
             int64_t spaces = size > 0 ? size - column % size : 0;
             put_times(c->run, " ", 1, spaces);

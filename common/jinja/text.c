@@ -5,23 +5,6 @@
 #include <string.h>
 #include <utf8proc.h>
 
-uint32_t text_next(const char *s, size_t len, size_t *at)
-{
-    const char *here = s + *at;
-    int n = (unsigned char)*here < 0x80 ? 1 : utf8_sequence(here, len - *at);
-    if (n < 1) n = 1; // not reached: all text is valid
-    *at += (size_t)n;
-    return n == 1 ? (unsigned char)*here : utf8_decode(here, n);
-}
-
-uint32_t text_before(const char *s, size_t *at)
-{
-    size_t end = *at, start = end - 1;
-    while (start > 0 && ((unsigned char)s[start] & 0xc0) == 0x80) start--;
-    *at = start;
-    return text_next(s, end, &start);
-}
-
 // ---- classes ------------------------------------------------------------------------------------
 
 static utf8proc_category_t category(uint32_t c)
@@ -94,14 +77,14 @@ bool text_is(uint32_t c, enum text_class of)
 size_t text_leading_spaces(const char *s, size_t len)
 {
     size_t at = 0, next = 0;
-    while (next < len && is_space(text_next(s, len, &next))) at = next;
+    while (next < len && is_space(utf8_next(s, len, &next))) at = next;
     return at;
 }
 
 size_t text_without_trailing_spaces(const char *s, size_t len)
 {
     size_t start = len;
-    while (start > 0 && is_space(text_before(s, &start))) len = start;
+    while (start > 0 && is_space(utf8_before(s, &start))) len = start;
     return len;
 }
 
@@ -167,12 +150,12 @@ static bool is_final_sigma(const char *s, size_t len, size_t start, size_t end)
 {
     bool cased = false;
     while (start > 0 && !cased) {
-        uint32_t c = text_before(s, &start);
+        uint32_t c = utf8_before(s, &start);
         cased = is_cased(c);
         if (!cased && category(c) != UTF8PROC_CATEGORY_MN) return false;
     }
     while (cased && end < len) {
-        uint32_t c = text_next(s, len, &end);
+        uint32_t c = utf8_next(s, len, &end);
         if (is_cased(c)) return false;
         if (category(c) != UTF8PROC_CATEGORY_MN) return true;
     }
@@ -201,7 +184,7 @@ void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *r
     bool inside = false; // of a word, or behind the first character
     for (size_t at = 0; at < len;) {
         size_t start = at;
-        uint32_t c = text_next(s, len, &at);
+        uint32_t c = utf8_next(s, len, &at);
         bool starts = !inside && (to == CASE_TITLE || to == CASE_CAPITALIZE);
         if (to == CASE_UPPER || (to == CASE_SWAP && is_lower(c)))
             put_upper(c, ret);
@@ -221,7 +204,7 @@ bool text_has_case(const char *s, size_t len, enum text_case which)
 {
     bool any = false, inside = false;
     for (size_t at = 0; at < len;) {
-        uint32_t c = text_next(s, len, &at);
+        uint32_t c = utf8_next(s, len, &at);
         bool upper = is_upper(c) || is_title(c), cased = upper || is_lower(c);
         if (which == CASE_LOWER && upper) return false;
         if (which == CASE_UPPER && cased && !is_upper(c)) return false;

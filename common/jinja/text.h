@@ -5,9 +5,6 @@
 
 #include "common/base/bytes.h"
 
-uint32_t text_next(const char *s, size_t len, size_t *at); // the character at *at, moved behind it
-uint32_t text_before(const char *s, size_t *at);           // the one before *at > 0, moved to it
-
 enum text_class {
     TEXT_ALPHA, // str.isalpha, and so on
     TEXT_DECIMAL,

@@ -24,25 +24,6 @@ struct added_tokens {
     struct trie tries[2];
 };
 
-void piece_list_release(struct piece_list *list)
-{
-    free(list->items);
-    *list = (struct piece_list)PIECE_LIST_INIT;
-}
-
-bool piece_list_push(struct piece_list *list, size_t start, size_t len, int id)
-{
-    if (list->n == list->cap) {
-        size_t cap = list->cap ? 2 * list->cap : 64;
-        struct text_piece *items = realloc(list->items, cap * sizeof(*items));
-        if (!items) return false;
-        list->items = items;
-        list->cap = cap;
-    }
-    list->items[list->n++] = (struct text_piece){start, len, id};
-    return true;
-}
-
 enum status added_tokens_new(struct added_tokens **ret)
 {
     struct added_tokens *a = calloc(1, sizeof(*a));
@@ -183,27 +164,10 @@ const struct token_map *added_tokens_map(const struct added_tokens *a)
     return &a->map;
 }
 
-// Start of the character that ends at `end`.
-static size_t character_before(const char *text, size_t end)
-{
-    size_t at = end - 1;
-    while (at > 0 && ((unsigned char)text[at] & 0xC0) == 0x80) at--;
-    return at;
-}
-
-static uint32_t character_at(const char *text, size_t at, size_t len, size_t *ret_n)
-{
-    int n = utf8_sequence(text + at, len - at);
-    *ret_n = n > 0 ? (size_t)n : 1;
-    return n > 0 ? utf8_decode(text + at, n) : 0xFFFD;
-}
-
 static bool touches_word(const char *text, size_t len, size_t start, size_t end)
 {
-    size_t n;
-    if (start > 0 && unicode_is_word(character_at(text, character_before(text, start), len, &n)))
-        return true;
-    return end < len && unicode_is_word(character_at(text, end, len, &n));
+    if (start > 0 && unicode_is_word(utf8_before(text, &start))) return true;
+    return end < len && unicode_is_word(utf8_next(text, len, &end));
 }
 
 enum status added_tokens_split(const struct added_tokens *a, bool normalized, const char *text,
@@ -224,12 +188,10 @@ enum status added_tokens_split(const struct added_tokens *a, bool normalized, co
         at = end;
         const struct added_token *token = added_tokens_find(a, id);
         if (token->single_word && touches_word(text, len, start, end)) continue;
-        for (size_t before, size; token->lstrip && start > done; start = before) {
-            before = character_before(text, start);
-            if (!unicode_is_space(character_at(text, before, len, &size))) break;
-        }
-        for (size_t size; token->rstrip && end < len; end += size)
-            if (!unicode_is_space(character_at(text, end, len, &size))) break;
+        for (size_t before = start; token->lstrip && start > done; start = before)
+            if (!unicode_is_space(utf8_before(text, &before))) break;
+        for (size_t next = end; token->rstrip && end < len; end = next)
+            if (!unicode_is_space(utf8_next(text, len, &next))) break;
         if (done < start) ok &= piece_list_push(ret, done, start - done, -1);
         ok &= piece_list_push(ret, start, end - start, id);
         done = end;

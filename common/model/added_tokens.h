@@ -5,6 +5,7 @@
 #define COMMON_MODEL_ADDED_TOKENS_H
 
 #include "common/model/normalizer.h"
+#include "common/model/piece.h"
 #include "common/model/token_map.h"
 
 struct added_token {
@@ -31,20 +32,6 @@ const struct token_map *added_tokens_map(const struct added_tokens *a);
 
 // Cuts a text into runs of plain text (id -1) and added tokens, in order; *ret is emptied first.
 // `normalized` picks the tokens that are looked for in normalized text.
-struct text_piece {
-    size_t start, len;
-    int id;
-};
-struct piece_list {
-    struct text_piece *items;
-    size_t n, cap;
-};
-#define PIECE_LIST_INIT                                                                            \
-    {                                                                                              \
-        NULL, 0, 0                                                                                 \
-    }
-void piece_list_release(struct piece_list *list);
-bool piece_list_push(struct piece_list *list, size_t start, size_t len, int id);
 enum status added_tokens_split(const struct added_tokens *a, bool normalized, const char *text,
                                size_t len, struct piece_list *ret);
 

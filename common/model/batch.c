@@ -222,10 +222,14 @@ static void sort_order(struct batch *b, const int32_t *values, int n, int32_t *r
     for (int i = 0; i < n; i++) ret_order[i] = (int32_t)(b->sort_keys[i] & 0xffffffff);
 }
 
+bool batch_decodes(const struct batch *b)
+{
+    return b->kind == 1 && b->view.max_query == 1 && b->n_rows == b->n_seqs;
+}
+
 static enum status pad(struct batch *b, int pad_to)
 {
-    if (b->kind != 1 || b->view.max_query > 1 || b->n_rows != b->n_seqs || pad_to > b->max_seqs ||
-        pad_to > b->max_tokens || pad_to > b->max_rows)
+    if (!batch_decodes(b) || pad_to > b->max_seqs || pad_to > b->max_tokens || pad_to > b->max_rows)
         return status_fail(ST_INVALID, "only a decode batch within its limits is padded (to %d)",
                            pad_to);
     for (int i = b->n_seqs; i < pad_to; i++) {

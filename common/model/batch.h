@@ -29,6 +29,9 @@ enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int 
 // Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
 enum status batch_want_row(struct batch *b, int row);
 
+// Every sequence is paged and has one row, whose logits are asked for.
+bool batch_decodes(const struct batch *b);
+
 // Copies to the device. pad_to >= T pads a pure paged decode batch to that many sequences and
 // wanted rows (0: no padding).
 enum status batch_commit(struct batch *b, int pad_to);

@@ -141,19 +141,16 @@ static enum status add_token(json_t *to, const char *name, const json_t *value)
 // bos_token and the other keys of that form, and the named ones of extra_special_tokens.
 static enum status add_tokens(json_t *to, const json_t *from)
 {
+    const char *key;
+    json_t *value;
     enum status st = ST_OK;
-    const json_t *extra = json_object_get(from, "extra_special_tokens");
-    void *at = json_object_iter((json_t *)from); // only read
-    for (; st == ST_OK && at; at = json_object_iter_next((json_t *)from, at)) {
-        const char *key = json_object_iter_key(at);
+    json_object_foreach ((json_t *)from, key, value) { // only read
         size_t n = strlen(key);
-        if (n > 6 && strcmp(key + n - 6, "_token") == 0)
-            st = add_token(to, key, json_object_iter_value(at));
+        if (n > 6 && strcmp(key + n - 6, "_token") == 0) CHECK(add_token(to, key, value));
     }
-    if (!json_is_object(extra)) return st;
-    for (at = json_object_iter((json_t *)extra); st == ST_OK && at;
-         at = json_object_iter_next((json_t *)extra, at))
-        st = add_token(to, json_object_iter_key(at), json_object_iter_value(at));
+    json_object_foreach (json_object_get(from, "extra_special_tokens"), key, value)
+        CHECK(add_token(to, key, value));
+out:
     return st;
 }
 
@@ -368,19 +365,18 @@ bool chat_template_mentions(const struct chat_template *t, const char *word)
 enum status chat_template_check_used(const struct chat_template *t, const struct chat_input *input)
 {
     const struct jinja *program = program_for(t, input);
-    void *at = json_object_iter((json_t *)input->kwargs); // only read
+    const char *name;
+    json_t *value;
     if (is_given(input->tools) && !jinja_mentions(program, "tools"))
         return status_fail(ST_UNSUPPORTED,
                            "\"tools\" would be ignored: the chat template (%s) does not read them",
                            t->source);
-    for (; at; at = json_object_iter_next((json_t *)input->kwargs, at)) {
-        const char *name = json_object_iter_key(at);
+    json_object_foreach ((json_t *)input->kwargs, name, value) // only read
         if (!jinja_mentions(program, name))
             return status_fail(ST_UNSUPPORTED,
                                "\"chat_template_kwargs\": \"%.80s\" would be ignored: the chat "
                                "template (%s) does not read it",
                                name, t->source);
-    }
     return ST_OK;
 }
 

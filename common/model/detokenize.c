@@ -9,6 +9,7 @@
 #include "common/model/detokenize.h"
 #include "common/base/json.h"
 #include "common/model/pretokenize.h"
+#include "common/model/section.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,88 +45,68 @@ void decoder_free(struct decoder *d)
     free(d);
 }
 
-static enum status add_replacement(const char *where, const json_t *pattern, const char *with,
-                                   size_t with_len, struct decoder *d)
+// The next replacement, its pattern yet to be set; NULL: out of memory.
+static struct replacement *add_replacement(struct decoder *d, const char *with, size_t with_len)
 {
     struct replacement *items = realloc(d->replacements, (d->n_replacements + 1) * sizeof(*items));
-    if (!items) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    if (!items) return NULL;
     d->replacements = items;
-    struct replacement *r = &items[d->n_replacements];
+    struct replacement *r = &items[d->n_replacements++];
     *r = (struct replacement){NULL, BYTES_INIT};
-    enum status st = pattern_parse(where, "decoder.pattern", pattern, &r->pattern);
-    if (st != ST_OK) return st;
-    d->n_replacements++;
     bytes_append(&r->with, with, with_len);
-    return bytes_status(&r->with);
+    return r->with.failed ? NULL : r;
+}
+
+static enum status parse_replace(const char *where, const json_t *section, struct decoder *d)
+{
+    const json_t *with = json_object_get(section, "content");
+    if (!json_is_string(with))
+        return status_fail(ST_FORMAT, "%s: decoder.content is not a string", where);
+    struct replacement *r = add_replacement(d, json_string_value(with), json_string_length(with));
+    if (!r) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    return pattern_parse(where, "decoder.pattern", json_object_get(section, "pattern"),
+                         &r->pattern);
 }
 
 static enum status parse_metaspace(const char *where, const json_t *section, struct decoder *d)
 {
-    const char *replacement = "\xe2\x96\x81", *scheme = "always";
-    bool prefix = true;
-    enum status st;
-    CHECK(json_get_string(where, section, "replacement", &replacement));
-    CHECK(json_get_bool(where, section, "add_prefix_space", &prefix));
-    if (!prefix) scheme = "never";
-    CHECK(json_get_string(where, section, "prepend_scheme", &scheme));
-    d->drop_in_first = strcmp(scheme, "never") != 0;
-    json_t *pattern = json_pack("{s:s}", "String", replacement);
-    st = add_replacement(where, pattern, " ", 1, d);
-    json_decref(pattern);
-out:
-    return st;
+    char text[5];
+    enum prepend_scheme scheme;
+    enum status st = section_metaspace(where, "decoder", section, text, &scheme);
+    if (st != ST_OK) return st;
+    struct replacement *r = add_replacement(d, " ", 1);
+    if (!r) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    d->drop_in_first = scheme != PREPEND_NEVER;
+    return pattern_literal(where, "decoder.replacement", text, strlen(text), &r->pattern);
 }
 
 static enum status parse_strip(const char *where, const json_t *section, struct decoder *d)
 {
     const char *content = " ";
-    int start = 0, stop = 0;
+    int stop = 0;
     enum status st;
     CHECK(json_get_string(where, section, "content", &content));
-    CHECK(json_get_int32(where, section, "start", 0, 1 << 20, &start));
+    CHECK(json_get_int32(where, section, "start", 0, 1 << 20, &d->strip_left));
     CHECK(json_get_int32(where, section, "stop", 0, 1 << 20, &stop));
     if (stop != 0)
         return status_fail(ST_UNSUPPORTED,
                            "%s: decoder.stop %d of Strip is not supported, only 0 is", where, stop);
-    size_t len = strlen(content);
-    if (len == 0 || utf8_sequence(content, len) != (int)len)
-        return status_fail(ST_FORMAT, "%s: decoder.content \"%s\" is not one character", where,
-                           content);
-    memcpy(d->strip, content, len + 1);
-    d->strip_left = start;
+    st = section_character(where, "decoder.content", content, d->strip);
 out:
     return st;
 }
 
-static enum status parse_section(const char *where, const json_t *section, int depth,
-                                 struct decoder *d)
+static enum status parse_step(void *context, const char *where, const char *name,
+                              const json_t *section)
 {
-    const json_t *type = json_object_get(section, "type");
-    if (!json_is_string(type))
-        return status_fail(ST_FORMAT, "%s: decoder.type is not a string", where);
-    const char *name = json_string_value(type);
-    if (strcmp(name, "Sequence") == 0) {
-        const json_t *parts = json_object_get(section, "decoders");
-        if (!json_is_array(parts) || depth > 8)
-            return status_fail(ST_FORMAT, "%s: decoder.decoders is not an array", where);
-        for (size_t i = 0; i < json_array_size(parts); i++) {
-            enum status st = parse_section(where, json_array_get(parts, i), depth + 1, d);
-            if (st != ST_OK) return st;
-        }
-        return ST_OK;
-    }
+    struct decoder *d = context;
     bool byte_level = strcmp(name, "ByteLevel") == 0;
     bool empty = d->kind == DECODER_NONE;
     d->kind = byte_level ? DECODER_BYTE_LEVEL : DECODER_CHAIN;
     // Steps have a fixed order here; each comes only before those that follow it in the chain.
     if (byte_level && empty) return ST_OK;
-    if (strcmp(name, "Replace") == 0 && !d->byte_fallback && !d->fuse) {
-        const json_t *with = json_object_get(section, "content");
-        if (!json_is_string(with))
-            return status_fail(ST_FORMAT, "%s: decoder.content is not a string", where);
-        return add_replacement(where, json_object_get(section, "pattern"), json_string_value(with),
-                               json_string_length(with), d);
-    }
+    if (strcmp(name, "Replace") == 0 && !d->byte_fallback && !d->fuse)
+        return parse_replace(where, section, d);
     if (strcmp(name, "Metaspace") == 0 && empty) return parse_metaspace(where, section, d);
     if (strcmp(name, "ByteFallback") == 0 && !d->fuse) {
         d->byte_fallback = true;
@@ -145,8 +126,7 @@ enum status decoder_parse(const char *where, const json_t *section, struct decod
 {
     struct decoder *d = calloc(1, sizeof(*d));
     if (!d) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    enum status st = ST_OK;
-    if (section && !json_is_null(section)) st = parse_section(where, section, 0, d);
+    enum status st = section_each(where, "decoder", "decoders", section, parse_step, d);
     if (st != ST_OK)
         decoder_free(d);
     else

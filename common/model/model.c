@@ -5,7 +5,7 @@
  * families vary (config.h) is asked where it matters: a parallel block's MLP reads attention's
  * input, a post-norm stands before an addition, experts stand in for the one MLP. In training
  * every tensor a backward pass needs is written straight into the tape instead of into scratch; the
- * arithmetic is the same. Decode steps on CUDA are captured once for each shape and replayed.
+ * arithmetic is the same.
  *
  * Order. Nothing here writes weights, a matmul of weights never comes first (a look-up of rows or a
  * norm does), and between routing and the experts' matmul stands a look-up: so every one of them
@@ -14,35 +14,9 @@
  *
  * One thread, the owner of the device. */
 #include "common/model/model.h"
-#include "common/model/decode_graphs.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-// ---- captured decode steps ----------------------------------------------------------------------
-// Shapes are rounded up so that few graphs serve all: rows to these steps, contexts to powers of
-// two.
-static int round_rows(int n)
-{
-    if (n <= 2) return n;
-    if (n <= 8) return (n + 1) / 2 * 2;
-    if (n <= 32) return (n + 7) / 8 * 8;
-    if (n <= 128) return (n + 15) / 16 * 16;
-    return (n + 31) / 32 * 32;
-}
-
-static int round_context(const struct model *m, int context)
-{
-    int bucket = 256;
-    while (bucket < context) bucket *= 2;
-    return bucket < m->max_context ? bucket : m->max_context;
-}
-
-int model_decode_padding(const struct model *m, int n)
-{
-    int rows = round_rows(n);
-    return m->graphs && rows <= m->max_rows ? rows : n;
-}
 
 // ---- a model ------------------------------------------------------------------------------------
 static void routing_parts(int n_experts, size_t a, size_t base, struct device_part ret[5])
@@ -158,8 +132,7 @@ enum status model_new(struct device *dev, const struct model_config *config,
         goto out;
     }
     m->attn = calloc((size_t)config->n_layers, sizeof *m->attn);
-    if (device_kind(dev) == DEVICE_CUDA) m->graphs = decode_graphs_new(dev);
-    if (!m->attn || (device_kind(dev) == DEVICE_CUDA && !m->graphs)) {
+    if (!m->attn) {
         st = status_fail(ST_NO_MEMORY, "no memory for a model");
         goto out;
     }
@@ -186,7 +159,6 @@ out:
 void model_free(struct model *m)
 {
     if (!m) return;
-    decode_graphs_free(m->graphs);
     struct device_part parts[N_SCRATCH];
     scratch_parts(m, parts);
     device_release_parts(m->dev, m, parts, N_SCRATCH);
@@ -519,39 +491,6 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int n)
            &(struct linear){w->head, w->head_bias, c->vocab_size, c->hidden, false, DT_F32});
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, m->logits, (int64_t)n * c->vocab_size, c->logit_softcap);
-}
-
-static void run_step(struct model *m, const struct batch_view *view, const struct batch *batch,
-                     const struct kv_view *kv)
-{
-    void *x;
-    model_forward(m, view, kv, NULL, &x);
-    if (batch_rows(batch) > 0) model_head(m, x, batch_rows_device(batch), batch_rows(batch));
-}
-
-bool model_step(struct model *m, const struct batch *batch, const struct kv_view *kv)
-{
-    bool settled = true;
-    struct batch_view view = *batch_view(batch);
-    bool decode = view.max_query == 1 && !view.packed && batch_rows(batch) == view.n_seqs;
-    struct decode_graph *g = NULL;
-    if (decode && m->graphs) {
-        view.max_context = round_context(m, view.max_context);
-        g = decode_graphs_find(m->graphs, batch, kv, view.n_seqs, view.max_context);
-    }
-    if (m->graphs && !(g && g->graph)) settled = false;
-    if (g && !g->graph && g->warm && device_capture_begin(m->dev)) {
-        run_step(m, &view, batch, kv);
-        if (device_capture_end(m->dev, &g->graph) != ST_OK)
-            g->graph = NULL; // the device has the failure
-    }
-    if (g && g->graph) {
-        device_graph_launch(m->dev, g->graph);
-        return settled;
-    }
-    run_step(m, &view, batch, kv);
-    if (g) g->warm = true;
-    return settled;
 }
 
 // ---- the tape -----------------------------------------------------------------------------------

@@ -70,7 +70,6 @@ struct model {
     float *row_rstd, *row_mean; // (max_rows)
     float *logits;              // (max_rows, vocab)
     size_t scratch_bytes;
-    struct decode_graphs *graphs; // captured decode steps (CUDA)
 };
 
 // Scratch for batches of at most max_tokens rows, of which max_rows want logits; max_context bounds
@@ -110,14 +109,6 @@ bool model_keeps_router_logits(const struct layer_config *l);
 
 // The factor of looked-up embeddings, as the forward pass applies it.
 float model_embed_scale(const struct model *m);
-
-// model_forward and model_head of one committed paged batch: what the engine calls each step.
-// Pure decode batches on CUDA run as captured graphs, one for each (rows, context bucket). False
-// where such were possible and this one did not, because it is among the first of its shape or
-// holds prompts: its time says nothing of a decode step's.
-bool model_step(struct model *m, const struct batch *batch, const struct kv_view *kv);
-// What to pad a decode batch of n rows to (n itself where nothing is captured).
-int model_decode_padding(const struct model *m, int n);
 
 extern const char *const recompute_names[];
 enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,

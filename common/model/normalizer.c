@@ -3,6 +3,7 @@
 #include "common/model/normalizer.h"
 #include "common/base/json.h"
 #include "common/model/pattern.h"
+#include "common/model/section.h"
 #include "common/model/unicode.h"
 #include <stdlib.h>
 #include <string.h>
@@ -45,9 +46,10 @@ static enum status take_text(const char *where, const json_t *section, const cha
     return bytes_status(ret);
 }
 
-static enum status parse_step(const char *where, const char *type, const json_t *section,
-                              struct step *step)
+static enum status parse_step(void *context, const char *where, const char *type,
+                              const json_t *section)
 {
+    struct normalizer *n = context;
     static const struct {
         const char *type;
         utf8proc_option_t form;
@@ -58,6 +60,11 @@ static enum status parse_step(const char *where, const char *type, const json_t 
         {"NFKD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT},
     };
     enum status st;
+    struct step *steps = realloc(n->steps, (n->n + 1) * sizeof(*steps));
+    if (!steps) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    n->steps = steps;
+    struct step *step = &steps[n->n++];
+    *step = (struct step){.text = BYTES_INIT};
     for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
         if (strcmp(type, forms[i].type) != 0) continue;
         step->kind = STEP_FORM;
@@ -89,35 +96,11 @@ out:
     return st;
 }
 
-static enum status parse_section(const char *where, const json_t *section, int depth,
-                                 struct normalizer *n)
-{
-    const json_t *type = json_object_get(section, "type");
-    if (!json_is_string(type))
-        return status_fail(ST_FORMAT, "%s: normalizer.type is not a string", where);
-    if (strcmp(json_string_value(type), "Sequence") == 0) {
-        const json_t *parts = json_object_get(section, "normalizers");
-        if (!json_is_array(parts) || depth > 8)
-            return status_fail(ST_FORMAT, "%s: normalizer.normalizers is not an array", where);
-        for (size_t i = 0; i < json_array_size(parts); i++) {
-            enum status st = parse_section(where, json_array_get(parts, i), depth + 1, n);
-            if (st != ST_OK) return st;
-        }
-        return ST_OK;
-    }
-    struct step *steps = realloc(n->steps, (n->n + 1) * sizeof(*steps));
-    if (!steps) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    n->steps = steps;
-    steps[n->n] = (struct step){.text = BYTES_INIT};
-    return parse_step(where, json_string_value(type), section, &steps[n->n++]);
-}
-
 enum status normalizer_parse(const char *where, const json_t *section, struct normalizer **ret)
 {
     struct normalizer *n = calloc(1, sizeof(*n));
     if (!n) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    enum status st = ST_OK;
-    if (section && !json_is_null(section)) st = parse_section(where, section, 0, n);
+    enum status st = section_each(where, "normalizer", "normalizers", section, parse_step, n);
     if (st != ST_OK)
         normalizer_free(n);
     else
@@ -160,33 +143,26 @@ static enum status apply_form(const struct step *step, const char *text, size_t 
                               struct bytes *ret)
 {
     size_t done = 0;
-    for (size_t i = 0; i < len;) {
-        int n = utf8_sequence(text + i, len - i);
-        if (n <= 0) return status_fail(ST_INVALID, "text is not UTF-8 at byte %zu", i);
-        if (n > 1 && unicode_normalizes_since_9(utf8_decode(text + i, n))) {
-            enum status st = put_form(step, text + done, i - done, ret);
-            if (st != ST_OK) return st;
-            done = i + (size_t)n;
-            bytes_append(ret, text + i, (size_t)n);
-        }
-        i += (size_t)n;
+    for (size_t start = 0, at = 0; at < len; start = at) {
+        if (!unicode_normalizes_since_9(utf8_next(text, len, &at))) continue;
+        enum status st = put_form(step, text + done, start - done, ret);
+        if (st != ST_OK) return st;
+        bytes_append(ret, text + start, at - start);
+        done = at;
     }
     return put_form(step, text + done, len - done, ret);
 }
 
 static enum status apply_lowercase(const char *text, size_t len, struct bytes *ret)
 {
-    for (size_t i = 0; i < len;) {
-        int n = utf8_sequence(text + i, len - i);
-        if (n <= 0) return status_fail(ST_INVALID, "text is not UTF-8 at byte %zu", i);
-        uint32_t c = utf8_decode(text + i, n);
+    for (size_t at = 0; at < len;) {
+        uint32_t c = utf8_next(text, len, &at);
         char out[4];
         if (c == 0x130) // the one capital whose lower case is two characters
             bytes_puts(ret, "i\xcc\x87");
         else
             bytes_append(ret, out,
                          (size_t)utf8_encode((uint32_t)utf8proc_tolower((utf8proc_int32_t)c), out));
-        i += (size_t)n;
     }
     return bytes_status(ret);
 }
@@ -194,19 +170,12 @@ static enum status apply_lowercase(const char *text, size_t len, struct bytes *r
 static enum status apply_strip(const struct step *step, const char *text, size_t len,
                                struct bytes *ret)
 {
-    size_t start = len, end = 0; // of the part that is not space
-    for (size_t i = 0; i < len;) {
-        int n = utf8_sequence(text + i, len - i);
-        if (n <= 0) return status_fail(ST_INVALID, "text is not UTF-8 at byte %zu", i);
-        if (!unicode_is_space(utf8_decode(text + i, n))) {
-            if (start == len) start = i;
-            end = i + (size_t)n;
-        }
-        i += (size_t)n;
-    }
-    if (!step->left) start = 0;
-    if (!step->right) end = len;
-    if (start < end) bytes_append(ret, text + start, end - start);
+    size_t start = 0, end = len;
+    for (size_t next = 0; step->left && start < len; start = next)
+        if (!unicode_is_space(utf8_next(text, len, &next))) break;
+    for (size_t before = end; step->right && end > start; end = before)
+        if (!unicode_is_space(utf8_before(text, &before))) break;
+    bytes_append(ret, text + start, end - start);
     return bytes_status(ret);
 }
 

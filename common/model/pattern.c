@@ -31,25 +31,6 @@ struct pattern {
     char *name; // file and field, for errors while matching
 };
 
-void span_list_release(struct span_list *list)
-{
-    free(list->items);
-    *list = (struct span_list)SPAN_LIST_INIT;
-}
-
-bool span_list_push(struct span_list *list, size_t start, size_t end)
-{
-    if (list->n == list->cap) {
-        size_t cap = list->cap ? 2 * list->cap : 64;
-        struct span *items = realloc(list->items, cap * sizeof(*items));
-        if (!items) return false;
-        list->items = items;
-        list->cap = cap;
-    }
-    list->items[list->n++] = (struct span){start, end};
-    return true;
-}
-
 struct translation {
     const char *where, *field, *expression;
     struct bytes out;
@@ -200,31 +181,38 @@ out:
     return st;
 }
 
+enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
+                            struct pattern **ret)
+{
+    struct pattern *p;
+    enum status st = pattern_alloc(where, field, &p);
+    if (st != ST_OK) return st;
+    p->literal_len = len;
+    p->literal = malloc(len);
+    if (!p->literal) {
+        pattern_free(p);
+        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
+    }
+    memcpy(p->literal, text, len);
+    *ret = p;
+    return ST_OK;
+}
+
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
                           struct pattern **ret)
 {
     const json_t *regex = json_object_get(value, "Regex");
+    const json_t *literal = json_object_get(value, "String");
     if (json_is_string(regex))
         return pattern_regex(where, field, json_string_value(regex), json_string_length(regex),
                              ret);
-    const json_t *literal = json_object_get(value, "String");
     if (!json_is_string(literal))
         return status_fail(ST_FORMAT, "%s: %s is neither {\"String\": ...} nor {\"Regex\": ...}",
                            where, field);
     if (json_string_length(literal) == 0)
         return status_fail(ST_UNSUPPORTED, "%s: %s is an empty string", where, field);
-    struct pattern *p;
-    enum status st = pattern_alloc(where, field, &p);
-    if (st != ST_OK) return st;
-    p->literal_len = json_string_length(literal);
-    p->literal = malloc(p->literal_len);
-    if (!p->literal) {
-        pattern_free(p);
-        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
-    }
-    memcpy(p->literal, json_string_value(literal), p->literal_len);
-    *ret = p;
-    return ST_OK;
+    return pattern_literal(where, field, json_string_value(literal), json_string_length(literal),
+                           ret);
 }
 
 void pattern_free(struct pattern *p)
@@ -236,55 +224,69 @@ void pattern_free(struct pattern *p)
     free(p);
 }
 
-static enum status find_literal(const struct pattern *p, const char *text, size_t len,
-                                struct span_list *ret)
+// Where a search stands: what is before `done` is in *ret.
+struct search {
+    const struct pattern *pattern;
+    const char *text;
+    size_t len, done;
+    struct piece_list *ret;
+};
+
+static enum status put_match(struct search *s, size_t start, size_t end)
 {
-    for (const char *at = text; len > 0;) {
-        const char *hit = memmem(at, (size_t)(text + len - at), p->literal, p->literal_len);
-        if (!hit) break;
-        size_t start = (size_t)(hit - text);
-        if (!span_list_push(ret, start, start + p->literal_len))
-            return status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
-        at = hit + p->literal_len;
-    }
-    return ST_OK;
+    bool ok = start == s->done || piece_list_push(s->ret, s->done, start - s->done, 0);
+    ok = ok && piece_list_push(s->ret, start, end - start, 1);
+    s->done = end;
+    return ok ? ST_OK : status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
 }
 
-static enum status find_regex(const struct pattern *p, const char *text, size_t len,
-                              struct span_list *ret)
+static enum status find_literal(struct search *s)
+{
+    const struct pattern *p = s->pattern;
+    const char *hit;
+    enum status st = ST_OK;
+    while (st == ST_OK &&
+           (hit = memmem(s->text + s->done, s->len - s->done, p->literal, p->literal_len)))
+        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + p->literal_len);
+    return st;
+}
+
+static int match_at(const struct search *s, size_t at, uint32_t options, pcre2_match_data *match,
+                    pcre2_match_context *context)
+{
+    return pcre2_match(s->pattern->code, (PCRE2_SPTR)s->text, s->len, at,
+                       PCRE2_NO_UTF_CHECK | options, match, context);
+}
+
+static enum status find_regex(struct search *s)
 {
     enum status st = ST_OK;
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     pcre2_match_context *context = pcre2_match_context_create(NULL);
     if (!match || !context) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+        st = status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
         goto out;
     }
     pcre2_set_match_limit(context, MATCH_LIMIT);
-    for (size_t at = 0; at <= len;) {
-        int rc =
-            pcre2_match(p->code, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, match, context);
+    for (size_t at = 0; at <= s->len;) {
+        int rc = match_at(s, at, 0, match, context);
         if (rc == PCRE2_ERROR_JIT_STACKLIMIT) // the interpreter keeps its state on the heap
-            rc = pcre2_match(p->code, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
-                             match, context);
+            rc = match_at(s, at, PCRE2_NO_JIT, match, context);
         if (rc == PCRE2_ERROR_NOMATCH) break;
         if (rc < 0) {
             unsigned char words[200] = "";
             pcre2_get_error_message(rc, words, sizeof(words));
-            st = status_fail(ST_UNSUPPORTED, "%s: cannot match this text: %s", p->name,
+            st = status_fail(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
                              (const char *)words);
             goto out;
         }
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
         if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it
-        if (!span_list_push(ret, found[0], found[1])) {
-            st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
-            goto out;
-        }
+        CHECK(put_match(s, found[0], found[1]));
         at = found[1];
         if (found[0] == found[1]) { // empty: go on one character further
-            int n = at < len ? utf8_sequence(text + at, len - at) : 1;
-            at += n > 0 ? (size_t)n : 1;
+            if (at == s->len) break;
+            utf8_next(s->text, s->len, &at);
         }
     }
 out:
@@ -293,29 +295,28 @@ out:
     return st;
 }
 
-enum status pattern_find_all(const struct pattern *p, const char *text, size_t len,
-                             struct span_list *ret)
+enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
+                        struct piece_list *ret)
 {
+    struct search s = {p, text, len, 0, ret};
     ret->n = 0;
     if (len == 0) return ST_OK;
-    return p->literal ? find_literal(p, text, len, ret) : find_regex(p, text, len, ret);
+    enum status st = p->literal ? find_literal(&s) : find_regex(&s);
+    if (st == ST_OK && s.done < len && !piece_list_push(ret, s.done, len - s.done, 0))
+        st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+    return st;
 }
 
 enum status pattern_replace(const struct pattern *p, const char *text, size_t len, const char *with,
                             size_t with_len, struct bytes *ret)
 {
-    struct span_list found = SPAN_LIST_INIT;
-    enum status st = pattern_find_all(p, text, len, &found);
-    size_t at = 0;
-    for (size_t i = 0; st == ST_OK && i < found.n; i++) {
-        bytes_append(ret, text + at, found.items[i].start - at);
-        bytes_append(ret, with, with_len);
-        at = found.items[i].end;
+    struct piece_list pieces = PIECE_LIST_INIT;
+    enum status st = pattern_cut(p, text, len, &pieces);
+    for (size_t i = 0; st == ST_OK && i < pieces.n; i++) {
+        const struct text_piece *piece = &pieces.items[i];
+        bytes_append(ret, piece->id ? with : text + piece->start,
+                     piece->id ? with_len : piece->len);
     }
-    if (st == ST_OK) {
-        bytes_append(ret, text + at, len - at);
-        st = bytes_status(ret);
-    }
-    span_list_release(&found);
-    return st;
+    piece_list_release(&pieces);
+    return st == ST_OK ? bytes_status(ret) : st;
 }

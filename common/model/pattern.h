@@ -5,34 +5,24 @@
 #define COMMON_MODEL_PATTERN_H
 
 #include "common/base/bytes.h"
+#include "common/model/piece.h"
 #include <jansson.h>
 
 struct pattern;
-
-struct span {
-    size_t start, end; // bytes, end exclusive
-};
-struct span_list {
-    struct span *items;
-    size_t n, cap;
-};
-#define SPAN_LIST_INIT                                                                             \
-    {                                                                                              \
-        NULL, 0, 0                                                                                 \
-    }
-void span_list_release(struct span_list *list);
-bool span_list_push(struct span_list *list, size_t start, size_t end); // false: out of memory
 
 // `where` and `field` name the file and the field in errors.
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
                           struct pattern **ret);
 enum status pattern_regex(const char *where, const char *field, const char *expression, size_t len,
                           struct pattern **ret);
+enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
+                            struct pattern **ret); // len > 0
 void pattern_free(struct pattern *p);
 
-// All matches from left to right, not overlapping, in well-formed UTF-8; *ret is emptied first.
-enum status pattern_find_all(const struct pattern *p, const char *text, size_t len,
-                             struct span_list *ret);
+// Well-formed UTF-8 as pieces, in order: matches, from left to right and not overlapping (id 1),
+// and what stands between them (id 0). *ret is emptied first.
+enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
+                        struct piece_list *ret);
 
 // `text` with every match replaced by `with` (taken literally), appended to *ret.
 enum status pattern_replace(const struct pattern *p, const char *text, size_t len, const char *with,

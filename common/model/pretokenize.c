@@ -3,7 +3,9 @@
  * so that an expression's look-ahead ends with its word. */
 #include "common/model/pretokenize.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 #include "common/model/pattern.h"
+#include "common/model/section.h"
 #include "common/model/unicode.h"
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +13,6 @@
 #define GPT2_EXPRESSION                                                                            \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
 enum stage_kind { STAGE_SPLIT, STAGE_DIGITS, STAGE_BYTE_LEVEL, STAGE_METASPACE };
 enum behavior { REMOVED, ISOLATED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS };
 
@@ -31,7 +32,8 @@ struct pretokenizer {
     size_t n;
 };
 
-// Words while they are made: spans of `text`; a span's id is 1 where it is the start of the input.
+// Words while they are made: pieces of `text`; a piece's id is 1 where it is the start of the
+// input.
 struct words {
     struct bytes text;
     struct piece_list list;
@@ -77,34 +79,22 @@ void pretokenizer_free(struct pretokenizer *p)
     free(p);
 }
 
-static struct stage *new_stage(struct pretokenizer *p)
-{
-    struct stage *stages = realloc(p->stages, (p->n + 1) * sizeof(*stages));
-    if (!stages) return NULL;
-    p->stages = stages;
-    stages[p->n] = (struct stage){.behavior = ISOLATED};
-    return &stages[p->n++];
-}
-
 static enum status parse_split(const char *where, const json_t *section, struct stage *s)
 {
-    static const char *const names[] = {
-        [REMOVED] = "Removed",
-        [ISOLATED] = "Isolated",
-        [MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
-        [MERGED_WITH_NEXT] = "MergedWithNext",
-        [CONTIGUOUS] = "Contiguous",
-    };
+    static const char *const behaviors[] = {[REMOVED] = "Removed",
+                                            [ISOLATED] = "Isolated",
+                                            [MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
+                                            [MERGED_WITH_NEXT] = "MergedWithNext",
+                                            [CONTIGUOUS] = "Contiguous",
+                                            NULL};
     const char *name = "";
-    int behavior = -1;
     enum status st;
     s->kind = STAGE_SPLIT;
     CHECK(pattern_parse(where, "pre_tokenizer.pattern", json_object_get(section, "pattern"),
                         &s->pattern));
     CHECK(json_get_bool(where, section, "invert", &s->invert));
     CHECK(json_get_string(where, section, "behavior", &name));
-    for (int i = 0; i <= CONTIGUOUS; i++)
-        if (strcmp(name, names[i]) == 0) behavior = i;
+    int behavior = name_find(behaviors, name);
     if (behavior < 0)
         return status_fail(ST_UNSUPPORTED, "%s: pre_tokenizer.behavior \"%s\" is not supported",
                            where, name);
@@ -115,34 +105,13 @@ out:
 
 static enum status parse_metaspace(const char *where, const json_t *section, struct stage *s)
 {
-    const char *replacement = "\xe2\x96\x81", *scheme = "always";
-    bool prefix = true;
     enum status st;
     s->kind = STAGE_METASPACE;
     s->split = true;
-    CHECK(json_get_string(where, section, "replacement", &replacement));
     CHECK(json_get_bool(where, section, "split", &s->split));
-    CHECK(json_get_bool(where, section, "add_prefix_space", &prefix)); // how older files say it
-    if (!prefix) scheme = "never";
-    CHECK(json_get_string(where, section, "prepend_scheme", &scheme));
-    size_t len = strlen(replacement);
-    if (len == 0 || utf8_sequence(replacement, len) != (int)len)
-        return status_fail(ST_FORMAT, "%s: pre_tokenizer.replacement \"%s\" is not one character",
-                           where, replacement);
-    memcpy(s->replacement, replacement, len + 1);
-    if (strcmp(scheme, "always") == 0)
-        s->scheme = PREPEND_ALWAYS;
-    else if (strcmp(scheme, "first") == 0)
-        s->scheme = PREPEND_FIRST;
-    else if (strcmp(scheme, "never") == 0)
-        s->scheme = PREPEND_NEVER;
-    else
-        return status_fail(ST_UNSUPPORTED,
-                           "%s: pre_tokenizer.prepend_scheme \"%s\" is not supported", where,
-                           scheme);
-    json_t *literal = json_pack("{s:s}", "String", replacement);
-    st = pattern_parse(where, "pre_tokenizer.replacement", literal, &s->pattern);
-    json_decref(literal);
+    CHECK(section_metaspace(where, "pre_tokenizer", section, s->replacement, &s->scheme));
+    st = pattern_literal(where, "pre_tokenizer.replacement", s->replacement, strlen(s->replacement),
+                         &s->pattern);
 out:
     return st;
 }
@@ -162,45 +131,43 @@ out:
     return st;
 }
 
-static enum status parse_section(const char *where, const json_t *section, int depth,
-                                 struct pretokenizer *p)
+static enum status parse_digits(const char *where, const json_t *section, struct stage *s)
 {
-    const json_t *type = json_object_get(section, "type");
-    if (!json_is_string(type))
-        return status_fail(ST_FORMAT, "%s: pre_tokenizer.type is not a string", where);
-    const char *name = json_string_value(type);
-    if (strcmp(name, "Sequence") == 0) {
-        const json_t *parts = json_object_get(section, "pretokenizers");
-        if (!json_is_array(parts) || depth > 8)
-            return status_fail(ST_FORMAT, "%s: pre_tokenizer.pretokenizers is not an array", where);
-        for (size_t i = 0; i < json_array_size(parts); i++) {
-            enum status st = parse_section(where, json_array_get(parts, i), depth + 1, p);
-            if (st != ST_OK) return st;
-        }
-        return ST_OK;
-    }
-    struct stage *s = new_stage(p);
-    if (!s) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    if (strcmp(name, "Split") == 0) return parse_split(where, section, s);
-    if (strcmp(name, "ByteLevel") == 0) return parse_byte_level(where, section, s);
-    if (strcmp(name, "Metaspace") == 0) return parse_metaspace(where, section, s);
-    if (strcmp(name, "Digits") == 0) {
-        bool individual = false;
-        enum status st = json_get_bool(where, section, "individual_digits", &individual);
-        s->kind = STAGE_DIGITS;
-        s->behavior = individual ? ISOLATED : CONTIGUOUS;
-        return st;
+    bool individual = false;
+    enum status st = json_get_bool(where, section, "individual_digits", &individual);
+    s->kind = STAGE_DIGITS;
+    s->behavior = individual ? ISOLATED : CONTIGUOUS;
+    return st;
+}
+
+static enum status parse_stage(void *context, const char *where, const char *type,
+                               const json_t *section)
+{
+    static const struct {
+        const char *type;
+        enum status (*parse)(const char *where, const json_t *section, struct stage *s);
+    } kinds[] = {{"Split", parse_split},
+                 {"ByteLevel", parse_byte_level},
+                 {"Metaspace", parse_metaspace},
+                 {"Digits", parse_digits}};
+    struct pretokenizer *p = context;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (strcmp(type, kinds[i].type) != 0) continue;
+        struct stage *stages = realloc(p->stages, (p->n + 1) * sizeof(*stages));
+        if (!stages) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+        p->stages = stages;
+        stages[p->n] = (struct stage){.behavior = ISOLATED};
+        return kinds[i].parse(where, section, &stages[p->n++]);
     }
     return status_fail(ST_UNSUPPORTED, "%s: pre_tokenizer.type \"%s\" is not supported", where,
-                       name);
+                       type);
 }
 
 enum status pretokenizer_parse(const char *where, const json_t *section, struct pretokenizer **ret)
 {
     struct pretokenizer *p = calloc(1, sizeof(*p));
     if (!p) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    enum status st = ST_OK;
-    if (section && !json_is_null(section)) st = parse_section(where, section, 0, p);
+    enum status st = section_each(where, "pre_tokenizer", "pretokenizers", section, parse_stage, p);
     if (st != ST_OK)
         pretokenizer_free(p);
     else
@@ -210,115 +177,90 @@ enum status pretokenizer_parse(const char *where, const json_t *section, struct 
 
 // ---- splitting ---------------------------------------------------------------------------------
 
-// A stretch of a word: pattern matches and what lies between them, in order.
-struct stretch {
-    size_t start, end;
-    bool match;
-};
-
-struct stretches {
-    struct stretch *items;
-    size_t n;
-};
-
-// Every byte of the word, as alternating stretches.
-static enum status stretches_of(const struct span_list *found, size_t len, bool invert,
-                                struct stretches *ret)
+// Joins the pieces of a word, matches and what lies between, as the behaviour says; those that are
+// left over are the words.
+static void join_pieces(struct piece_list *list, enum behavior behavior, bool invert)
 {
-    ret->items = malloc((2 * found->n + 1) * sizeof(*ret->items));
-    if (!ret->items) return status_fail(ST_NO_MEMORY, "out of memory for %zu words", found->n);
-    size_t at = 0, n = 0;
-    for (size_t i = 0; i < found->n; i++) {
-        struct span s = found->items[i];
-        if (at < s.start) ret->items[n++] = (struct stretch){at, s.start, invert};
-        ret->items[n++] = (struct stretch){s.start, s.end, !invert};
-        at = s.end;
-    }
-    if (at < len) ret->items[n++] = (struct stretch){at, len, invert};
-    ret->n = n;
-    return ST_OK;
-}
-
-// Joins stretches as the behaviour says; those left over are the words.
-static void join_stretches(struct stretches *s, enum behavior behavior)
-{
-    size_t n = 0;
+    struct text_piece *items = list->items;
+    size_t n = 0, top = list->n;
     bool previous = false;
     if (behavior == MERGED_WITH_NEXT) { // the same as with the previous one, from the right
-        size_t top = s->n;
-        for (size_t i = s->n; i-- > 0;) {
-            struct stretch x = s->items[i];
-            if (x.match && !previous && top < s->n)
-                s->items[top].start = x.start;
+        for (size_t i = list->n; i-- > 0;) {
+            struct text_piece x = items[i];
+            bool match = (x.id != 0) != invert;
+            if (match && !previous && top < list->n)
+                items[top] = (struct text_piece){x.start, x.len + items[top].len, x.id};
             else
-                s->items[--top] = x;
-            previous = x.match;
+                items[--top] = x;
+            previous = match;
         }
-        n = s->n - top;
-        memmove(s->items, s->items + top, n * sizeof(*s->items));
+        n = list->n - top;
+        memmove(items, items + top, n * sizeof(*items));
     } else {
-        for (size_t i = 0; i < s->n; i++) {
-            struct stretch x = s->items[i];
-            bool join = n > 0 && ((behavior == MERGED_WITH_PREVIOUS && x.match && !previous) ||
-                                  (behavior == CONTIGUOUS && x.match == previous));
+        for (size_t i = 0; i < list->n; i++) {
+            struct text_piece x = items[i];
+            bool match = (x.id != 0) != invert;
+            bool join = n > 0 && ((behavior == MERGED_WITH_PREVIOUS && match && !previous) ||
+                                  (behavior == CONTIGUOUS && match == previous));
             if (join)
-                s->items[n - 1].end = x.end;
-            else if (!(behavior == REMOVED && x.match))
-                s->items[n++] = x;
-            previous = x.match;
+                items[n - 1].len += x.len;
+            else if (!(behavior == REMOVED && match))
+                items[n++] = x;
+            previous = match;
         }
     }
-    s->n = n;
+    list->n = n;
 }
 
-static bool put_word(struct words *out, const char *text, size_t len, bool at_start)
+static enum status put_word(struct words *out, const char *text, size_t len, bool at_start)
 {
-    if (len == 0) return true;
     size_t start = out->text.len;
     bytes_append(&out->text, text, len);
-    return !out->text.failed && piece_list_push(&out->list, start, len, at_start);
+    if (!out->text.failed && (len == 0 || piece_list_push(&out->list, start, len, at_start)))
+        return ST_OK;
+    return status_fail(ST_NO_MEMORY, "out of memory for words");
 }
 
-static enum status put_stretches(struct words *out, const struct stretches *s, const char *text,
-                                 bool at_start)
+// Pieces of a word, joined, as words.
+static enum status put_joined(struct words *out, const char *text, bool at_start,
+                              struct piece_list *pieces, enum behavior behavior, bool invert)
 {
-    for (size_t i = 0; i < s->n; i++) {
-        struct stretch x = s->items[i];
-        if (!put_word(out, text + x.start, x.end - x.start, at_start && x.start == 0))
-            return status_fail(ST_NO_MEMORY, "out of memory for words");
+    enum status st = ST_OK;
+    join_pieces(pieces, behavior, invert);
+    for (size_t i = 0; st == ST_OK && i < pieces->n; i++) {
+        const struct text_piece *x = &pieces->items[i];
+        st = put_word(out, text + x->start, x->len, at_start && x->start == 0);
     }
-    return ST_OK;
-}
-
-static enum status split_found(const struct span_list *found, enum behavior behavior, bool invert,
-                               const char *text, size_t len, bool at_start, struct words *out)
-{
-    struct stretches s = {NULL, 0};
-    enum status st = stretches_of(found, len, invert, &s);
-    if (st == ST_OK) {
-        join_stretches(&s, behavior);
-        st = put_stretches(out, &s, text, at_start);
-    }
-    free(s.items);
     return st;
 }
 
-static enum status find_digits(const char *text, size_t len, struct span_list *found)
+// With no pattern the text is one piece.
+static enum status cut(const struct pattern *p, const char *text, size_t len,
+                       struct piece_list *pieces)
 {
-    for (size_t i = 0; i < len;) {
-        int n = utf8_sequence(text + i, len - i);
-        if (n <= 0) return status_fail(ST_INVALID, "text is not UTF-8 at byte %zu", i);
-        if (unicode_is_numeric(utf8_decode(text + i, n)) &&
-            !span_list_push(found, i, i + (size_t)n))
+    if (p) return pattern_cut(p, text, len, pieces);
+    pieces->n = 0;
+    return piece_list_push(pieces, 0, len, 0)
+               ? ST_OK
+               : status_fail(ST_NO_MEMORY, "out of memory for words");
+}
+
+static enum status cut_digits(const char *text, size_t len, struct piece_list *pieces)
+{
+    pieces->n = 0;
+    for (size_t start = 0, at = 0; at < len; start = at) {
+        bool digit = unicode_is_numeric(utf8_next(text, len, &at));
+        if (!digit && pieces->n > 0 && !pieces->items[pieces->n - 1].id)
+            pieces->items[pieces->n - 1].len += at - start;
+        else if (!piece_list_push(pieces, start, at - start, digit))
             return status_fail(ST_NO_MEMORY, "out of memory for words");
-        i += (size_t)n;
     }
     return ST_OK;
 }
 
 // Cuts a word (with the expression, if there is one), and writes each part in the alphabet.
 static enum status byte_level(const struct stage *s, const char *text, size_t len, bool at_start,
-                              struct span_list *found, struct bytes *work, struct words *out)
+                              struct piece_list *pieces, struct bytes *work, struct words *out)
 {
     if (s->prefix_space && text[0] != ' ') {
         bytes_clear(work);
@@ -327,80 +269,62 @@ static enum status byte_level(const struct stage *s, const char *text, size_t le
         text = bytes_text(work);
         len++;
     }
-    struct words cut = {BYTES_INIT, PIECE_LIST_INIT};
     enum status st = bytes_status(work);
-    if (st == ST_OK && s->pattern) st = pattern_find_all(s->pattern, text, len, found);
-    if (st == ST_OK) st = split_found(found, ISOLATED, false, text, len, at_start, &cut);
-    for (size_t i = 0; st == ST_OK && i < cut.list.n; i++) {
-        const struct text_piece *word = &cut.list.items[i];
+    if (st == ST_OK) st = cut(s->pattern, text, len, pieces);
+    for (size_t i = 0; st == ST_OK && i < pieces->n; i++) {
+        const struct text_piece *word = &pieces->items[i];
         size_t start = out->text.len;
         for (size_t k = 0; k < word->len; k++) {
             char c[4];
-            int n = byte_level_char((unsigned char)cut.text.data[word->start + k], c);
+            int n = byte_level_char((unsigned char)text[word->start + k], c);
             bytes_append(&out->text, c, (size_t)n);
         }
-        if (out->text.failed ||
-            !piece_list_push(&out->list, start, out->text.len - start, word->id))
-            st = status_fail(ST_NO_MEMORY, "out of memory for words");
+        bool ok = !out->text.failed;
+        if (ok && word->len > 0)
+            ok = piece_list_push(&out->list, start, out->text.len - start,
+                                 at_start && word->start == 0);
+        if (!ok) st = status_fail(ST_NO_MEMORY, "out of memory for words");
     }
-    bytes_release(&cut.text);
-    piece_list_release(&cut.list);
     return st;
 }
 
 // Spaces become the replacement character; one is put in front unless the word starts with it.
 static enum status metaspace(const struct stage *s, const char *text, size_t len, bool at_start,
-                             struct span_list *found, struct bytes *work, struct words *out)
+                             struct piece_list *pieces, struct bytes *work, struct words *out)
 {
     size_t mark = strlen(s->replacement);
-    struct bytes spaced = BYTES_INIT;
-    for (size_t i = 0; i < len; i++)
-        bytes_append(&spaced, text[i] == ' ' ? s->replacement : text + i,
-                     text[i] == ' ' ? mark : 1);
+    bool starts = text[0] == ' ' || (len >= mark && memcmp(text, s->replacement, mark) == 0);
     bytes_clear(work);
-    bool starts = spaced.len >= mark && memcmp(bytes_text(&spaced), s->replacement, mark) == 0;
     if (!starts && (s->scheme == PREPEND_ALWAYS || (s->scheme == PREPEND_FIRST && at_start)))
         bytes_puts(work, s->replacement);
-    bytes_append(work, bytes_text(&spaced), spaced.len);
-    enum status st = bytes_status(&spaced);
-    bytes_release(&spaced);
-    if (st == ST_OK) st = bytes_status(work);
-    if (st == ST_OK && s->split) st = pattern_find_all(s->pattern, work->data, work->len, found);
-    if (st == ST_OK)
-        st =
-            split_found(found, MERGED_WITH_NEXT, false, bytes_text(work), work->len, at_start, out);
-    return st;
+    for (size_t i = 0; i < len; i++)
+        bytes_append(work, text[i] == ' ' ? s->replacement : text + i, text[i] == ' ' ? mark : 1);
+    enum status st = bytes_status(work);
+    if (st == ST_OK) st = cut(s->split ? s->pattern : NULL, bytes_text(work), work->len, pieces);
+    return st == ST_OK
+               ? put_joined(out, bytes_text(work), at_start, pieces, MERGED_WITH_NEXT, false)
+               : st;
 }
 
 static enum status apply_stage(const struct stage *s, const struct words *in, struct words *out)
 {
-    struct span_list found = SPAN_LIST_INIT;
+    struct piece_list pieces = PIECE_LIST_INIT;
     struct bytes work = BYTES_INIT;
     enum status st = ST_OK;
     for (size_t i = 0; st == ST_OK && i < in->list.n; i++) {
         const struct text_piece *word = &in->list.items[i];
         const char *text = in->text.data + word->start;
-        found.n = 0;
-        switch (s->kind) {
-        case STAGE_SPLIT:
-            st = pattern_find_all(s->pattern, text, word->len, &found);
-            if (st == ST_OK)
-                st = split_found(&found, s->behavior, s->invert, text, word->len, word->id, out);
-            break;
-        case STAGE_DIGITS:
-            st = find_digits(text, word->len, &found);
-            if (st == ST_OK)
-                st = split_found(&found, s->behavior, false, text, word->len, word->id, out);
-            break;
-        case STAGE_BYTE_LEVEL:
-            st = byte_level(s, text, word->len, word->id, &found, &work, out);
-            break;
-        case STAGE_METASPACE:
-            st = metaspace(s, text, word->len, word->id, &found, &work, out);
-            break;
+        if (s->kind == STAGE_BYTE_LEVEL) {
+            st = byte_level(s, text, word->len, word->id, &pieces, &work, out);
+        } else if (s->kind == STAGE_METASPACE) {
+            st = metaspace(s, text, word->len, word->id, &pieces, &work, out);
+        } else {
+            st = s->kind == STAGE_DIGITS ? cut_digits(text, word->len, &pieces)
+                                         : cut(s->pattern, text, word->len, &pieces);
+            if (st == ST_OK) st = put_joined(out, text, word->id, &pieces, s->behavior, s->invert);
         }
     }
-    span_list_release(&found);
+    piece_list_release(&pieces);
     bytes_release(&work);
     return st;
 }
@@ -409,11 +333,9 @@ enum status pretokenizer_apply(const struct pretokenizer *p, const char *text, s
                                bool at_start, struct bytes *ret_text, struct piece_list *ret_words)
 {
     struct words in = {BYTES_INIT, PIECE_LIST_INIT}, out = {*ret_text, *ret_words};
-    enum status st = ST_OK;
     bytes_clear(&out.text);
     out.list.n = 0;
-    if (!put_word(&out, text, len, at_start))
-        st = status_fail(ST_NO_MEMORY, "out of memory for words");
+    enum status st = put_word(&out, text, len, at_start);
     for (size_t i = 0; st == ST_OK && i < p->n; i++) {
         struct words swap = in;
         in = out;

@@ -12,7 +12,7 @@ struct pretokenizer;
 enum status pretokenizer_parse(const char *where, const json_t *section, struct pretokenizer **ret);
 void pretokenizer_free(struct pretokenizer *p);
 
-// The words of a text: spans of *ret_text, in order. at_start: the text is the start of the whole
+// The words of a text: pieces of *ret_text, in order. at_start: the text is the start of the whole
 // input (a Metaspace stage with prepend_scheme "first" asks). Both outputs are emptied first.
 enum status pretokenizer_apply(const struct pretokenizer *p, const char *text, size_t len,
                                bool at_start, struct bytes *ret_text, struct piece_list *ret_words);

@@ -199,45 +199,45 @@ static struct safetensors *new_set(int n_shards)
     return set;
 }
 
-enum status safetensors_parse(const char *where, const void *data, size_t len,
-                              struct safetensors **ret)
+// `data` NULL: the file at `path` is mapped.
+static enum status open_shard(struct safetensors *set, struct shard *shard, char *path,
+                              const void *data, size_t len)
 {
-    struct safetensors *set = new_set(1);
-    enum status st = ST_OK;
-    if (!set) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
-    set->shards[0].path = strdup(where);
-    CHECK(
-        add_file(set, &set->shards[0], set->shards[0].path ? set->shards[0].path : "", data, len));
-    CHECK(finish_set(where, set));
-    *ret = set;
-    set = NULL;
-out:
-    safetensors_free(set);
-    return st;
-}
-
-static enum status open_shard(struct safetensors *set, struct shard *shard, char *path)
-{
-    enum status st;
     shard->path = path; // owned from here on
     if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
-    st = file_map_open(path, &shard->map);
-    if (st != ST_OK) return st;
-    return add_file(set, shard, path, shard->map.data, shard->map.len);
+    if (!data) {
+        enum status st = file_map_open(path, &shard->map);
+        if (st != ST_OK) return st;
+        data = shard->map.data;
+        len = shard->map.len;
+    }
+    return add_file(set, shard, path, data, len);
 }
 
-enum status safetensors_open_file(const char *path, struct safetensors **ret)
+static enum status open_single(const char *path, const void *data, size_t len,
+                               struct safetensors **ret)
 {
     struct safetensors *set = new_set(1);
-    enum status st = ST_OK;
+    enum status st;
     if (!set) return status_fail(ST_NO_MEMORY, "%s: no memory", path);
-    CHECK(open_shard(set, &set->shards[0], strdup(path)));
+    CHECK(open_shard(set, &set->shards[0], strdup(path), data, len));
     CHECK(finish_set(path, set));
     *ret = set;
     set = NULL;
 out:
     safetensors_free(set);
     return st;
+}
+
+enum status safetensors_parse(const char *where, const void *data, size_t len,
+                              struct safetensors **ret)
+{
+    return open_single(where, data ? data : "", data ? len : 0, ret);
+}
+
+enum status safetensors_open_file(const char *path, struct safetensors **ret)
+{
+    return open_single(path, NULL, 0, ret);
 }
 
 // The distinct file names of an index's weight_map.
@@ -312,7 +312,7 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
         goto out;
     }
     for (int i = 0; i < n; i++)
-        CHECK(open_shard(set, &set->shards[i], path_join(folder, names[i])));
+        CHECK(open_shard(set, &set->shards[i], path_join(folder, names[i]), NULL, 0));
     CHECK(finish_set(index_path, set));
     CHECK(check_index(index_path, index, set));
     *ret = set;

@@ -16,6 +16,7 @@
 #include "common/model/model_folder.h"
 #include "common/model/normalizer.h"
 #include "common/model/pretokenize.h"
+#include "common/model/section.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -258,27 +259,13 @@ static enum status load_template(struct tokenizer *t, const char *where, const j
     return ST_OK;
 }
 
-static enum status load_processor(struct tokenizer *t, const char *where, const json_t *section,
-                                  int depth)
+static enum status load_processor(void *context, const char *where, const char *type,
+                                  const json_t *section)
 {
-    const json_t *type = json_object_get(section, "type");
-    if (!json_is_string(type))
-        return status_fail(ST_FORMAT, "%s: post_processor.type is not a string", where);
-    const char *name = json_string_value(type);
-    if (strcmp(name, "ByteLevel") == 0) return ST_OK; // offsets only
-    if (strcmp(name, "TemplateProcessing") == 0) return load_template(t, where, section);
-    if (strcmp(name, "Sequence") == 0) {
-        const json_t *parts = json_object_get(section, "processors");
-        if (!json_is_array(parts) || depth > 8)
-            return status_fail(ST_FORMAT, "%s: post_processor.processors is not an array", where);
-        for (size_t i = 0; i < json_array_size(parts); i++) {
-            enum status st = load_processor(t, where, json_array_get(parts, i), depth + 1);
-            if (st != ST_OK) return st;
-        }
-        return ST_OK;
-    }
+    if (strcmp(type, "ByteLevel") == 0) return ST_OK; // offsets only
+    if (strcmp(type, "TemplateProcessing") == 0) return load_template(context, where, section);
     return status_fail(ST_UNSUPPORTED, "%s: post_processor.type \"%s\" is not supported", where,
-                       name);
+                       type);
 }
 
 // Without a post-processor the config's flags say what stands around a text.
@@ -287,7 +274,8 @@ static enum status load_surroundings(struct tokenizer *t, const struct source *s
     bool add_bos = false, add_eos = false;
     enum status st = ST_OK;
     if (json_has(s->json, "post_processor"))
-        return load_processor(t, s->where, json_object_get(s->json, "post_processor"), 0);
+        return section_each(s->where, "post_processor", "processors",
+                            json_object_get(s->json, "post_processor"), load_processor, t);
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_bos_token", &add_bos));
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_eos_token", &add_eos));
     if ((add_bos && t->bos >= 0 && !token_list_push(&t->prefix, t->bos)) ||

@@ -6,7 +6,7 @@
 #ifndef INFER_SERVER_ADJUST_H
 #define INFER_SERVER_ADJUST_H
 
-#include "infer-server/engine/engine.h"
+#include "infer-server/engine/engine_info.h"
 #include "kernels/ops.h"
 
 struct logit_list {         // of one sample; all zero: nothing is adjusted

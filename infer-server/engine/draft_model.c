@@ -1,5 +1,5 @@
-/* draft_model.c: owns the draft model's scratch, its KV pool, and the logits that the last drafts
- * were drawn from. The engine's thread.
+/* draft_model.c: owns the logits that the last drafts were sampled from, and the list of what the
+ * draft runner's KV blocks hold. The engine's thread.
  *
  * Keys and values. Prompts are computed right behind the policy's (draft_model_follow), as long as
  * drafting pays; a sample catches up on anything else in the first pass of its next drafts, which
@@ -9,17 +9,15 @@
  * into it; nothing once the policy writes it from its start. A wrong key here could not make the
  * output wrong, only the drafts bad.
  *
- * Drawing. One pass a depth, over the samples that want a draft that deep, most of them captured
- * decode steps on CUDA. Each pass waits for its tokens, which the next one feeds. The draws come
- * from a random stream of their own, derived from the sample's: acceptance by rejection must not
- * know of them. Coupled drafts, which are accepted where the policy draws the same, take the
- * sample's own: with the same noise, like distributions give like tokens. */
+ * Sampling. One pass a depth, over the samples that want a draft that deep, most of them captured
+ * decode steps on CUDA. Each pass waits for its tokens, which the next one feeds. Drafts come from
+ * a random stream of their own, derived from the sample's: acceptance by rejection must not know of
+ * them. With shared Gumbel noise, where drafts are accepted if the policy samples the same, they
+ * take the sample's own: like distributions then give like tokens. */
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
-#include "common/model/model.h"
-#include "infer-server/engine/kv_memory.h"
-#include "infer-server/engine/sampler.h"
 #include "infer-server/speculative/step_cost.h"
+#include <assert.h>
 #include <stdlib.h>
 
 #define DRAFT_STREAM 1   // of sampler_stream()
@@ -28,54 +26,41 @@
 enum holds { NOTHING, SOME, ALL }; // of a block's keys and values
 
 struct draft_model {
-    struct device *dev;
+    struct runner *runner;
     struct draft_model_limits limits;
-    int max_context, max_tokens;
-    int max_rows; // of a pass: a sample's last token, and one it is behind
-    struct model *model;
-    struct batch *batch;
-    struct kv_memory kv;
-    struct sampler *sampler;
-    enum holds *holds;              // (n_blocks)
-    float *logits;                  // device; (max_drafts + max_batch, vocab)
-    int32_t *tokens;                // (max_tokens) of one sample
-    struct sampler_row *rows;       // (max_rows)
-    const struct top_logprob **top; // (max_rows)
-    struct sample **drawing; // (max_rows) that the rows of the present pass draw for; or NULL
+    enum holds *holds;        // (n_blocks)
+    float *logits;            // device; (max_drafts + max_batch, vocab) f32
+    struct sample **sampling; // (max_rows) that the rows of the present pass sample for; or NULL
 };
 
 // ---- life --------------------------------------------------------------------------------------
 
-enum status draft_model_new(struct device *dev, const struct weights *weights,
-                            const struct draft_model_limits *limits, struct draft_model **ret)
+struct runner_limits draft_model_runner_limits(const struct draft_model_limits *limits,
+                                               const struct model_config *config, int max_context,
+                                               int block_size)
+{
+    const int max_rows = 2 * limits->max_batch; // a sample's last token, and one it lags behind
+    return (struct runner_limits){
+        .max_tokens = max_rows + limits->prefill_chunk,
+        .max_rows = max_rows,
+        .max_context = max_context < config->max_positions ? max_context : config->max_positions,
+        .block_size = block_size};
+}
+
+enum status draft_model_new(struct runner *runner, const struct draft_model_limits *limits,
+                            struct draft_model **ret)
 {
     enum status st = ST_OK;
-    const struct model_config *config = weights->config;
-    const int batch = limits->max_batch, block = limits->block_size;
-    const size_t vocab = (size_t)config->vocab_size;
+    const size_t vocab = (size_t)runner->config->vocab_size;
+    const size_t rows = (size_t)limits->max_drafts + (size_t)limits->max_batch;
     struct draft_model *d = calloc(1, sizeof *d);
     if (!d) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    d->dev = dev;
+    d->runner = runner;
     d->limits = *limits;
-    d->max_rows = 2 * batch;
-    d->max_tokens = d->max_rows + limits->prefill_chunk;
-    d->max_context =
-        limits->max_context < config->max_positions ? limits->max_context : config->max_positions;
-    CHECK(model_new(dev, config, weights, d->max_tokens, d->max_rows, d->max_context, &d->model));
-    CHECK(batch_new(dev, d->max_tokens, d->max_rows, (limits->max_context + block - 1) / block,
-                    d->max_rows, &d->batch));
-    CHECK(sampler_new(dev, d->max_rows, config->vocab_size, config->eos_ids, config->n_eos,
-                      &d->sampler));
-    CHECK(device_alloc(dev,
-                       ((size_t)limits->max_drafts + (size_t)batch) * vocab * sizeof *d->logits,
-                       (void **)&d->logits));
-    const size_t rows = (size_t)d->max_rows;
-    d->tokens = malloc((size_t)d->max_tokens * sizeof *d->tokens);
-    d->rows = malloc(rows * sizeof *d->rows);
-    d->top = malloc(rows * sizeof(struct top_logprob *));
-    d->drawing = malloc(rows * sizeof *d->drawing);
-    if (!d->tokens || !d->rows || !d->top || !d->drawing) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a draft model of %d sequences", batch);
+    CHECK(device_alloc(runner->dev, rows * vocab * sizeof *d->logits, (void **)&d->logits));
+    d->sampling = malloc((size_t)runner->limits.max_rows * sizeof *d->sampling);
+    if (!d->sampling) {
+        st = status_fail(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
         goto out;
     }
     *ret = d;
@@ -88,65 +73,42 @@ out:
 void draft_model_free(struct draft_model *d)
 {
     if (!d) return;
-    free(d->tokens);
-    free(d->rows);
-    free(d->top);
-    free(d->drawing);
+    free(d->sampling);
     free(d->holds);
-    device_release(d->dev, d->logits);
-    kv_memory_release(&d->kv);
-    sampler_free(d->sampler);
-    batch_free(d->batch);
-    model_free(d->model);
+    device_release(d->runner->dev, d->logits);
     free(d);
 }
 
-int64_t draft_model_block_bytes(const struct draft_model *d)
-{
-    return kv_memory_block_bytes(d->model->config, d->model->dt, d->limits.block_size);
-}
-
-enum status draft_model_take_blocks(struct draft_model *d, int n_blocks)
+enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks)
 {
     d->holds = calloc((size_t)n_blocks, sizeof *d->holds);
     if (!d->holds) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    return kv_memory_alloc(&d->kv, d->dev, d->model->config, d->model->dt, d->limits.block_size,
-                           n_blocks);
-}
-
-void draft_model_copy_block(struct draft_model *d, int32_t from, int32_t to)
-{
-    d->holds[to] = d->holds[from] == NOTHING ? NOTHING : SOME;
-    if (d->holds[from] != NOTHING) kv_memory_copy_block(&d->kv, from, to);
-}
-
-// A pass that draws nothing.
-static enum status compute(struct draft_model *d)
-{
-    if (batch_tokens(d->batch) == 0) return ST_OK;
-    enum status st = batch_commit(d->batch, 0);
-    if (st == ST_OK) model_step(d->model, d->batch, &d->kv.view);
-    return st;
+    return runner_allocate_kv(d->runner, n_blocks);
 }
 
 static enum status time_prompt(struct draft_model *d, int n, double *ret_ms)
 {
-    const int block = d->limits.block_size, n_blocks = (n + block - 1) / block;
+    struct runner *r = d->runner;
+    const int block = r->limits.block_size, n_blocks = (n + block - 1) / block;
     enum status st = ST_OK;
     int32_t *blocks = malloc((size_t)n_blocks * sizeof *blocks);
-    if (!blocks) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    for (int i = 0; i < n_blocks; i++) blocks[i] = i % d->kv.view.n_blocks;
-    for (int i = 0; i < n; i++) d->tokens[i] = 0;
+    int32_t *tokens = calloc((size_t)n, sizeof *tokens);
+    if (!blocks || !tokens) {
+        st = status_fail(ST_NO_MEMORY, "no memory for a draft model");
+        goto out;
+    }
+    for (int i = 0; i < n_blocks; i++) blocks[i] = i % r->kv.view.n_blocks;
     for (int run = 0; run < 2; run++) { // the first finds cold caches
         const int64_t start_ns = clock_now_ns();
-        batch_clear(d->batch);
-        CHECK(batch_add_paged(d->batch, d->tokens, n, 0, blocks, n_blocks, block));
-        CHECK(compute(d));
-        CHECK(device_sync(d->dev));
+        runner_clear(r);
+        CHECK(runner_feed(r, tokens, n, 0, blocks, n_blocks));
+        CHECK(runner_step(r));
+        CHECK(device_sync(r->dev));
         *ret_ms = clock_ms_since(start_ns);
     }
 out:
     free(blocks);
+    free(tokens);
     return st;
 }
 
@@ -154,41 +116,41 @@ enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_pas
                                 double *ret_prompt_ms, double *ret_token_ms)
 {
     const int chunk = d->limits.prefill_chunk < PROMPT ? d->limits.prefill_chunk : PROMPT;
-    const int n = chunk < d->max_context ? chunk : d->max_context, few = 1 + n / 32;
+    const int max_context = d->runner->limits.max_context;
+    const int n = chunk < max_context ? chunk : max_context, few = 1 + n / 32;
     double ms = 0, few_ms = 0;
     enum status st = time_prompt(d, n, &ms);
     if (st == ST_OK) st = time_prompt(d, few, &few_ms);
-    if (st == ST_OK)
-        st =
-            step_cost_measure(d->model, d->batch, d->sampler, &d->kv.view, d->max_rows, ret_passes);
+    if (st == ST_OK) st = step_cost_measure(d->runner, d->runner->limits.max_rows, ret_passes);
     if (st != ST_OK) return st;
     *ret_token_ms = n > few && ms > few_ms ? (ms - few_ms) / (n - few) : 0;
     *ret_prompt_ms = few_ms - few * *ret_token_ms;
     return ST_OK;
 }
 
-const float *draft_model_logits(const struct draft_model *d)
+struct sampler_drafts draft_model_logits(const struct draft_model *d)
 {
-    return d->logits;
-}
-int draft_model_vocab(const struct draft_model *d)
-{
-    return d->model->config->vocab_size;
+    return (struct sampler_drafts){.logits = d->logits, .vocab = d->runner->config->vocab_size};
 }
 
 int draft_model_room(const struct draft_model *d, const struct sample *sample)
 {
-    return d->max_context - sample_length(sample) + 1; // the last draft is never fed
+    return d->runner->limits.max_context - sample_known(sample) + 1; // the last draft is never fed
 }
 
 // ---- keys and values ---------------------------------------------------------------------------
 
+static int *computed_of(struct sample *sample)
+{
+    return &sample->kv[RUNNER_DRAFT].computed;
+}
+
 // The policy has written an item's tokens.
 static void note_written(struct draft_model *d, const struct step_item *item)
 {
-    const int block = d->limits.block_size;
+    const int block = d->runner->limits.block_size;
     for (int i = item->first / block; i * block < item->first + item->n; i++) {
-        enum holds *holds = &d->holds[item->sample->blocks[i]];
+        enum holds *holds = &d->holds[item->sample->blocks.at[i]];
         if (i * block >= item->first)
             *holds = NOTHING;
         else if (*holds == ALL)
@@ -197,212 +159,228 @@ static void note_written(struct draft_model *d, const struct step_item *item)
 }
 
 // This model has computed the sample's tokens from `first` on.
-static void note_computed(struct draft_model *d, const struct sample *sample, int first)
+static void note_computed(struct draft_model *d, struct sample *sample, int first)
 {
-    const int block = d->limits.block_size;
-    const int both =
-        sample->computed < sample->draft_computed ? sample->computed : sample->draft_computed;
-    for (int i = first / block; i * block < sample->draft_computed; i++)
-        d->holds[sample->blocks[i]] = (i + 1) * block <= both ? ALL : SOME;
+    const int block = d->runner->limits.block_size, here = *computed_of(sample);
+    const int policy = sample_computed(sample), both = policy < here ? policy : here;
+    for (int i = first / block; i * block < here; i++)
+        d->holds[sample->blocks.at[i]] = (i + 1) * block <= both ? ALL : SOME;
 }
 
 // Whole blocks that others, or the sample before it was preempted, have computed here.
 static void skip_computed(struct draft_model *d, struct sample *sample)
 {
-    const int block = d->limits.block_size;
-    while (sample->draft_computed % block == 0 &&
-           sample->draft_computed + block <= sample->computed &&
-           d->holds[sample->blocks[sample->draft_computed / block]] == ALL)
-        sample->draft_computed += block;
+    const int block = d->runner->limits.block_size;
+    int *computed = computed_of(sample);
+    while (*computed % block == 0 && *computed + block <= sample_computed(sample) &&
+           d->holds[sample->blocks.at[*computed / block]] == ALL)
+        *computed += block;
 }
 
 // Puts the sample's tokens up to `end` into the batch, as far as *room, which becomes less,
 // reaches.
 static enum status feed(struct draft_model *d, struct sample *sample, int end, int *room)
 {
-    const int block = d->limits.block_size, first = sample->draft_computed;
-    if (end > d->max_context) end = d->max_context;
+    const int first = *computed_of(sample), max_context = d->runner->limits.max_context;
+    if (end > max_context) end = max_context;
     if (end > first + *room) end = first + *room;
     if (end <= first) return ST_OK;
     *room -= end - first;
-    sample_tokens(sample, first, end - first, d->tokens);
-    enum status st = batch_add_paged(d->batch, d->tokens, end - first, first, sample->blocks,
-                                     sample->n_blocks, block);
+    enum status st = sample_feed(sample, d->runner, first, end - first);
     if (st != ST_OK) return st;
-    sample->draft_computed = end;
+    *computed_of(sample) = end;
     note_computed(d, sample, first);
     return ST_OK;
 }
 
-int draft_model_behind(const struct draft_model *d, const struct sample *sample)
+int draft_model_lag(const struct draft_model *d, const struct sample *sample)
 {
-    const int end = sample_length(sample) < d->max_context ? sample_length(sample) : d->max_context;
-    return end - 1 - sample->draft_computed;
+    const int known = sample_known(sample), max_context = d->runner->limits.max_context;
+    return (known < max_context ? known : max_context) - 1 - sample->kv[RUNNER_DRAFT].computed;
+}
+
+static void copy_block(struct draft_model *d, const struct step_copy *copy)
+{
+    const bool nothing = d->holds[copy->from] == NOTHING;
+    d->holds[copy->to] = nothing ? NOTHING : SOME;
+    if (!nothing) kv_memory_copy_block(&d->runner->kv, copy->from, copy->to);
 }
 
 enum status draft_model_follow(struct draft_model *d, const struct step *step, bool prompts,
-                               int *ret_tokens)
+                               int *ret_tokens, double *ret_ms)
 {
-    int room = d->max_tokens;
+    int room = d->runner->limits.max_tokens;
     enum status st = ST_OK;
-    batch_clear(d->batch);
+    if (ret_ms) CHECK(device_sync(d->runner->dev)); // for the policy's step
+    const int64_t start_ns = clock_now_ns();
+    runner_clear(d->runner);
     for (int i = 0; i < step->n_items; i++) note_written(d, &step->items[i]);
     for (int i = 0; i < step->n_items && prompts; i++) {
         const struct step_item *item = &step->items[i];
         struct sample *sample = item->sample;
-        if (item->first + 1 == sample_length(sample) && sample->n_generated > 0) continue;
+        if (item->first + 1 == sample_known(sample) && sample->text.n_generated > 0) continue;
         skip_computed(d, sample);
         CHECK(feed(d, sample, item->first + item->n, &room));
     }
-    *ret_tokens = batch_tokens(d->batch);
-    CHECK(compute(d));
-    // Samples that fork from an item have its blocks, and a copy of the last one.
-    for (int i = 0; i < step->n_copies; i++)
-        draft_model_copy_block(d, step->copies[i].from, step->copies[i].to);
-    for (int i = 0; i < step->n_draws; i++)
-        step->draws[i].sample->draft_computed =
-            step->items[step->draws[i].item].sample->draft_computed;
+    *ret_tokens = batch_tokens(d->runner->batch);
+    if (*ret_tokens > 0) CHECK(runner_step(d->runner));
+    // Siblings of an item's sample share its blocks, and have a copy of the last one.
+    for (int i = 0; i < step->n_copies; i++) copy_block(d, &step->copies[i]);
+    for (int i = 0; i < step->n_sampled; i++)
+        *computed_of(step->sampled[i].sample) =
+            *computed_of(step->items[step->sampled[i].item].sample);
+    if (ret_ms) CHECK(device_sync(d->runner->dev));
+    if (ret_ms) *ret_ms = clock_ms_since(start_ns);
 out:
     return st;
 }
 
-void draft_model_settle(struct draft_model *d, struct sample *sample, int n_kept)
+void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_kept)
 {
-    if (sample->draft_computed > n_kept) sample->draft_computed = n_kept;
+    if (*computed_of(sample) > n_kept) *computed_of(sample) = n_kept;
+    assert(*computed_of(sample) <= sample_computed(sample));
     // A step and its drafts reach over two blocks at most, or over so many small ones.
     note_computed(d, sample, n_kept > SPECULATIVE_MOST ? n_kept - SPECULATIVE_MOST - 1 : 0);
 }
 
 // ---- drafts ------------------------------------------------------------------------------------
 
-static enum status add_row(struct draft_model *d, const struct sample *sample, int32_t token,
-                           int position)
-{
-    enum status st = batch_add_paged(d->batch, &token, 1, position, sample->blocks,
-                                     sample->n_blocks, d->limits.block_size);
-    if (st == ST_OK) st = batch_want_row(d->batch, batch_tokens(d->batch) - 1);
-    return st;
-}
+struct pass { // of one depth over the samples that draft so deep
+    int depth, first_row;
+    int room;         // prompt tokens that it still has room for
+    bool decodes;     // nothing but single rows
+    int64_t attended; // by the rows
+};
 
 static struct sampler_row row_of(const struct draft_model *d, const struct sample *sample,
                                  int depth)
 {
     const struct sampling *sampling = &sample->request->sampling;
+    const uint64_t stream = sample->text.stream;
     return (struct sampler_row){
         .sampling = sampling,
-        .stream = d->limits.coupled ? sample->stream : sampler_stream(sample->stream, DRAFT_STREAM),
-        .position = (uint64_t)(sample_length(sample) + depth),
-        .no_stop = sample->n_generated + depth < sampling->min_tokens,
+        .stream = d->limits.shared_noise ? stream : sampler_stream(stream, DRAFT_STREAM),
+        .position = (uint64_t)(sample_known(sample) + depth),
+        .no_stop = sample->text.n_generated + depth < sampling->min_tokens,
         .draft = SAMPLER_NO_DRAFT};
 }
 
-static void draw_for(struct draft_model *d, struct sample *sample, int depth, bool wanted,
-                     int *rows)
+// Samples behind the batch's last row; nobody wants the token where `sample_for` is NULL.
+static enum status want(struct draft_model *d, struct pass *pass, const struct sample *sample,
+                        struct sample *sample_for)
 {
-    d->rows[*rows] = row_of(d, sample, depth);
-    d->drawing[(*rows)++] = wanted ? sample : NULL;
+    const struct sampler_row row = row_of(d, sample, pass->depth);
+    d->sampling[d->runner->n_rows] = sample_for;
+    pass->attended += sample_known(sample) + pass->depth;
+    return runner_want(d->runner, batch_tokens(d->runner->batch) - 1, &row);
 }
 
-/* The tokens that lead to the sample's first draft: its last one, and those it is behind. Where
+/* The tokens that lead to the sample's first draft: its last one, and those it lags behind. Where
  * that is one, as it is when all drafts of the step before were accepted, it goes in as a row of
- * its own, whose draw nobody wants: the pass stays a decode step. */
-static enum status begin(struct draft_model *d, struct sample *sample, int *rows, int *room,
-                         bool *ret_decodes)
+ * its own, whose token nobody wants: the pass stays a decode step. */
+static enum status begin(struct draft_model *d, struct sample *sample, struct pass *pass)
 {
-    const int length = sample_length(sample);
+    const int known = sample_known(sample);
     enum status st = ST_OK;
     skip_computed(d, sample);
-    const int first = sample->draft_computed;
-    if (length - first <= 2) {
-        int32_t tokens[2];
-        sample_tokens(sample, first, length - first, tokens);
-        for (int i = 0; i < length - first; i++) {
-            CHECK(add_row(d, sample, tokens[i], first + i));
-            draw_for(d, sample, 0, first + i == length - 1, rows);
+    const int first = *computed_of(sample);
+    if (known - first <= 2) {
+        for (int at = first; at < known; at++) {
+            CHECK(sample_feed(sample, d->runner, at, 1));
+            CHECK(want(d, pass, sample, at == known - 1 ? sample : NULL));
         }
-        sample->draft_computed = length;
+        *computed_of(sample) = known;
         note_computed(d, sample, first);
         return ST_OK;
     }
-    *ret_decodes = false;
-    CHECK(feed(d, sample, length, room));
-    if (sample->draft_computed < length) {
+    pass->decodes = false;
+    CHECK(feed(d, sample, known, &pass->room));
+    if (*computed_of(sample) == known)
+        CHECK(want(d, pass, sample, sample));
+    else
         sample->draft.n_verify = 0; // goes on with it in the next step
-        return ST_OK;
-    }
-    CHECK(batch_want_row(d->batch, batch_tokens(d->batch) - 1));
-    draw_for(d, sample, 0, true, rows);
 out:
     return st;
 }
 
-static enum status go_on(struct draft_model *d, struct sample *sample, int depth, int *rows)
+static enum status go_on(struct draft_model *d, struct sample *sample, struct pass *pass)
 {
-    const int position = sample_length(sample) - 1 + depth;
-    enum status st = add_row(d, sample, sample->draft.tokens[depth - 1], position);
+    const int position = sample_known(sample) - 1 + pass->depth;
+    enum status st = runner_feed(d->runner, &sample->draft.tokens[pass->depth - 1], 1, position,
+                                 sample->blocks.at, sample->blocks.n);
     if (st != ST_OK) return st;
-    sample->draft_computed = position + 1;
-    draw_for(d, sample, depth, true, rows);
-    return ST_OK;
+    *computed_of(sample) = position + 1;
+    return want(d, pass, sample, sample);
 }
 
-// One more draft for every sample that wants one this deep; ret_rows: of logits.
-static enum status draw_depth(struct draft_model *d, struct sample *const *samples, int n,
-                              int depth, int first_row, struct step_cost *passes,
-                              struct step_report *report, int *ret_rows)
+static enum status build_pass(struct draft_model *d, struct sample *const *samples, int n,
+                              struct pass *pass)
 {
     enum status st = ST_OK;
-    const struct sample_result *results = NULL;
-    const int64_t start_ns = clock_now_ns();
-    int64_t attended = 0;
-    bool decodes = true;
-    int rows = 0, room = d->limits.prefill_chunk; // beside one row or two of every sample
-    batch_clear(d->batch);
+    runner_clear(d->runner);
     for (int i = 0; i < n; i++) {
-        if (samples[i]->draft.n_verify <= depth) continue;
-        const int before = rows;
-        CHECK(depth == 0 ? begin(d, samples[i], &rows, &room, &decodes)
-                         : go_on(d, samples[i], depth, &rows));
-        attended += (int64_t)(rows - before) * (sample_length(samples[i]) + depth);
+        if (samples[i]->draft.n_verify <= pass->depth) continue;
+        CHECK(pass->depth == 0 ? begin(d, samples[i], pass) : go_on(d, samples[i], pass));
     }
-    *ret_rows = rows;
-    if (!decodes) report->n_caught_up += d->limits.prefill_chunk - room;
-    if (rows == 0) {
-        CHECK(compute(d));
-        CHECK(device_sync(d->dev));
-        report->catch_up_ms += clock_ms_since(start_ns);
-        return ST_OK;
-    }
-    CHECK(batch_commit(d->batch, decodes ? model_decode_padding(d->model, rows) : 0));
-    const bool settled = model_step(d->model, d->batch, &d->kv.view);
-    CHECK(sampler_draw(d->sampler, d->model->logits, d->rows, rows, NULL, &results, d->top));
-    const size_t vocab = (size_t)draft_model_vocab(d);
-    device_copy(d->dev, d->logits + (size_t)first_row * vocab, d->model->logits,
-                (size_t)rows * vocab * sizeof *d->logits);
-    for (int i = 0; i < rows; i++) {
-        if (!d->drawing[i]) continue;
-        struct draft *draft = &d->drawing[i]->draft;
-        draft->tokens[depth] = results[i].token;
-        draft->rows[depth] = first_row + i;
-        // Behind an end nothing can be accepted; drafts there would only count as refused.
-        if (sampler_is_stop(d->sampler, d->rows[i].sampling, results[i].token))
-            draft->n_verify = depth + 1;
-    }
-    const double ms = clock_ms_since(start_ns);
-    *(decodes ? &report->draft_ms : &report->catch_up_ms) += ms;
-    if (decodes) report->settled &= settled;
-    if (decodes && settled) step_cost_learn(passes, rows, attended, ms);
 out:
     return st;
 }
 
-enum status draft_model_draw(struct draft_model *d, struct sample *const *samples, int n,
-                             struct step_cost *passes, struct step_report *report)
+// Keeps what the drafts were sampled from, for their verification.
+static void take_drafts(struct draft_model *d, const struct pass *pass)
+{
+    const struct runner *r = d->runner;
+    const size_t row = (size_t)r->config->vocab_size;
+    device_copy(r->dev, d->logits + (size_t)pass->first_row * row, r->model->logits,
+                (size_t)r->n_rows * row * sizeof *d->logits);
+    for (int i = 0; i < r->n_rows; i++) {
+        if (!d->sampling[i]) continue;
+        struct draft *draft = &d->sampling[i]->draft;
+        draft->tokens[pass->depth] = r->results[i].token;
+        draft->rows[pass->depth] = pass->first_row + i;
+        // Behind an end nothing can be accepted; drafts there would only count as refused.
+        if (sampler_is_stop(r->sampler, r->rows[i].sampling, r->results[i].token))
+            draft->n_verify = pass->depth + 1;
+    }
+}
+
+// One more draft for every sample that wants one this deep. Without any, the pass only catches up.
+static enum status run_pass(struct draft_model *d, struct sample *const *samples, int n,
+                            struct pass *pass, struct step_cost *passes, struct step_report *report)
+{
+    struct runner *r = d->runner;
+    enum status st = ST_OK;
+    const int64_t start_ns = clock_now_ns();
+    CHECK(build_pass(d, samples, n, pass));
+    if (batch_tokens(r->batch) == 0) return ST_OK;
+    CHECK(runner_step(r));
+    CHECK(runner_sample(r, NULL));
+    if (r->n_rows > 0) take_drafts(d, pass);
+    const double ms = clock_ms_since(start_ns);
+    if (!pass->decodes) {
+        report->n_caught_up += d->limits.prefill_chunk - pass->room;
+        report->catch_up_ms += ms;
+        return ST_OK;
+    }
+    report->draft_ms += ms;
+    report->settled &= r->warm;
+    if (r->warm) step_cost_learn(passes, r->n_rows, pass->attended, ms);
+out:
+    return st;
+}
+
+enum status draft_model_sample(struct draft_model *d, struct sample *const *samples, int n,
+                               struct step_cost *passes, struct step_report *report)
 {
     enum status st = ST_OK;
-    for (int depth = 0, rows, total = 0; depth < SPECULATIVE_MOST; depth++, total += rows) {
-        CHECK(draw_depth(d, samples, n, depth, total, passes, report, &rows));
-        if (rows == 0) break;
+    int first_row = 0;
+    for (int depth = 0; depth < SPECULATIVE_MOST; depth++, first_row += d->runner->n_rows) {
+        struct pass pass = {.depth = depth,
+                            .first_row = first_row,
+                            .room = d->limits.prefill_chunk,
+                            .decodes = true};
+        CHECK(run_pass(d, samples, n, &pass, passes, report));
+        if (d->runner->n_rows == 0) break;
     }
 out:
     return st;

@@ -6,18 +6,12 @@
  * instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
+#include "infer-server/engine/checks.h"
 #include "infer-server/engine/draft_folder.h"
 #include "infer-server/engine/engine_thread.h"
-#include "infer-server/engine/sampler.h"
-#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define DEFAULT_BATCH 64
-#define DEFAULT_CHUNK 512
-#define DEFAULT_BLOCK 16
-#define DEFAULT_QUEUE 1024
 
 // Rings whatever the thread sleeps on. Under the lock.
 static void wake(struct engine *e)
@@ -29,50 +23,6 @@ static void wake(struct engine *e)
 // ---- life --------------------------------------------------------------------------------------
 
 const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
-
-static enum status check_choice(const struct engine_options *o, struct speculative_choice choice,
-                                const char *where)
-{
-    for (int m = 0; m < SPECULATIVE_METHODS; m++)
-        if (choice.k[m] < 0 || choice.k[m] > SPECULATIVE_MOST)
-            return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
-                               SPECULATIVE_MOST);
-    if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
-        return status_fail(
-            ST_INVALID,
-            "%s: draft_model needs a draft model, and the server was started without "
-            "one; start it with --draft DIR",
-            where);
-    return ST_OK;
-}
-
-static enum status check_options(struct engine_options *o)
-{
-    if (!o->max_batch) o->max_batch = DEFAULT_BATCH;
-    if (!o->prefill_chunk) o->prefill_chunk = DEFAULT_CHUNK;
-    if (!o->block_size) o->block_size = DEFAULT_BLOCK;
-    if (!o->max_queue) o->max_queue = DEFAULT_QUEUE;
-    if (o->max_batch < 1 || o->max_batch > 4096)
-        return status_fail(ST_INVALID, "--max-batch %d: it must be 1 to 4096", o->max_batch);
-    if (o->prefill_chunk < 1 || o->prefill_chunk > 1 << 20)
-        return status_fail(ST_INVALID, "a prefill chunk of %d tokens: it must be 1 to %d",
-                           o->prefill_chunk, 1 << 20);
-    if (o->block_size < 1 || o->block_size > 1024)
-        return status_fail(ST_INVALID, "KV blocks of %d tokens: they must hold 1 to 1024",
-                           o->block_size);
-    if (o->max_context < 0 || o->max_queue < 0 || o->kv_bytes < 0)
-        return status_fail(ST_INVALID,
-                           "--max-context, the queue and --kv-memory cannot be negative");
-    if (!(o->kv_percent >= 0 && o->kv_percent <= 100))
-        return status_fail(ST_INVALID, "--kv-memory %g%%: it must be 0%% to 100%%", o->kv_percent);
-    enum status st = check_choice(o, o->speculative, "--speculative");
-    if (st != ST_OK) return st;
-    if (!o->bridge_path || !o->bridge_path[0])
-        return status_fail(ST_INVALID, "--bridge: a path is needed");
-    if (!o->socket_path || !o->socket_path[0])
-        return status_fail(ST_INVALID, "--socket: a path is needed");
-    return ST_OK;
-}
 
 // Once for all who compute with these weights: the bridge file tells it to trainers.
 static void choose_rope(struct engine *e)
@@ -124,7 +74,7 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     pthread_cond_init(&e->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&e->lock, NULL);
-    CHECK(check_options(&e->options));
+    CHECK(checks_options(&e->options));
     CHECK(model_config_load(options->model_folder, &e->config));
     if (options->draft_folder)
         CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,
@@ -162,41 +112,20 @@ void engine_free(struct engine *e, int drain_ms)
 
 // ---- questions ---------------------------------------------------------------------------------
 
-const struct model_config *engine_config(const struct engine *e)
-{
-    return e->config;
-}
-const char *engine_bridge_path(const struct engine *e)
-{
-    return e->options.bridge_path;
-}
-
-int engine_max_context(struct engine *e)
+void engine_info(struct engine *e, struct engine_info *ret)
 {
     pthread_mutex_lock(&e->lock);
-    int max_context = e->max_context;
+    const struct weights_owner *owner = e->owner;
+    *ret = (struct engine_info){.bridge_path = e->options.bridge_path,
+                                .vocab_size = e->config->vocab_size,
+                                .max_context = e->max_context,
+                                .loaded = owner != NULL};
     pthread_mutex_unlock(&e->lock);
-    return max_context;
-}
-
-static struct weights_owner *owner_of(struct engine *e)
-{
-    pthread_mutex_lock(&e->lock);
-    struct weights_owner *owner = e->owner;
-    pthread_mutex_unlock(&e->lock);
-    return owner;
-}
-
-const struct weights *engine_weights(struct engine *e)
-{
-    struct weights_owner *owner = owner_of(e);
-    return owner ? weights_owner_weights(owner, WEIGHTS_POLICY) : NULL;
-}
-
-struct control *engine_control(struct engine *e)
-{
-    struct weights_owner *owner = owner_of(e);
-    return owner ? weights_owner_control(owner) : NULL;
+    if (!owner) return;
+    const struct weights *w = weights_owner_weights(owner, WEIGHTS_POLICY);
+    ret->n_tensors = w->n_tensors;
+    ret->n_parameters = w->n_parameters;
+    control_facts(weights_owner_control(owner), &ret->control);
 }
 
 void engine_stats(struct engine *e, struct engine_stats *ret)
@@ -207,67 +136,6 @@ void engine_stats(struct engine *e, struct engine_stats *ret)
 }
 
 // ---- requests ----------------------------------------------------------------------------------
-
-static enum status check_ids(const struct model_config *config, const char *what,
-                             const int32_t *ids, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= config->vocab_size)
-            return status_fail(ST_INVALID, "%s %d is %d, outside the vocabulary of %d tokens", what,
-                               i, (int)ids[i], config->vocab_size);
-    return ST_OK;
-}
-
-// How many likeliest tokens can be listed beside one: `most`, or all of a smaller vocabulary.
-static enum status check_listed(const struct model_config *config, const char *what, int n,
-                                int most)
-{
-    if (most > config->vocab_size) most = config->vocab_size;
-    if (n <= most) return ST_OK;
-    return status_fail(ST_INVALID, "%s is %d; at most %d can be listed", what, n, most);
-}
-
-static enum status check_adjustments(const struct model_config *config, const struct sampling *s)
-{
-    if (!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty))
-        return status_fail(ST_INVALID, "repetition_penalty is %g; it must be above 0 (1 is off)",
-                           s->repetition_penalty);
-    if (!isfinite(s->frequency_penalty) || !isfinite(s->presence_penalty))
-        return status_fail(ST_INVALID,
-                           "frequency_penalty is %g and presence_penalty %g; they must "
-                           "be finite",
-                           s->frequency_penalty, s->presence_penalty);
-    for (int i = 0; i < s->n_logit_bias; i++) {
-        const struct token_bias *bias = &s->logit_bias[i];
-        enum status st = check_ids(config, "logit_bias: token", &bias->token, 1);
-        if (st != ST_OK) return st;
-        if (!isfinite(bias->bias))
-            return status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
-                               (int)bias->token, bias->bias);
-    }
-    return check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
-}
-
-static enum status check_sampling(const struct model_config *config, const struct sampling *s)
-{
-    if (s->max_tokens < 0)
-        return status_fail(ST_INVALID, "max_tokens is %d; it cannot be negative", s->max_tokens);
-    if (!(s->temperature >= 0) || isinf(s->temperature))
-        return status_fail(ST_INVALID, "temperature is %g; it must be 0 or more", s->temperature);
-    if (!(s->top_p > 0 && s->top_p <= 1))
-        return status_fail(ST_INVALID, "top_p is %g; it must be above 0 and at most 1", s->top_p);
-    if (!(s->min_p >= 0 && s->min_p <= 1))
-        return status_fail(ST_INVALID, "min_p is %g; it must be 0 to 1", s->min_p);
-    if (s->top_k < 0)
-        return status_fail(ST_INVALID, "top_k is %d; it must be 0 (off) or more", s->top_k);
-    const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
-    if (s->n_stop_ids < 0 || s->n_stop_ids > most)
-        return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
-                           most);
-    enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
-    if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MOST_TOP);
-    return st == ST_OK ? check_adjustments(config, s) : st;
-}
 
 // Under the lock.
 static enum status check_state(const struct engine *e, const struct request *r)
@@ -305,9 +173,7 @@ static enum status check_state(const struct engine *e, const struct request *r)
 
 enum status engine_submit(struct engine *e, struct request *r)
 {
-    enum status st = check_ids(e->config, "prompt token", r->prompt, r->n_prompt);
-    if (st == ST_OK) st = check_sampling(e->config, &r->sampling);
-    if (st == ST_OK) st = check_choice(&e->options, r->sampling.speculative, "speculative");
+    enum status st = checks_request(&e->options, e->config, r);
     if (st != ST_OK) return st;
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);

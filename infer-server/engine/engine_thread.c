@@ -23,13 +23,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define IDLE_MS 100 // longest sleep: heartbeat, dead writers
 #define BEAT_MS 50
 
 // ---- state -------------------------------------------------------------------------------------
 
 // Makes the live statistics what other threads see.
-static void publish(struct engine *e)
+void engine_publish(struct engine *e)
 {
     if (e->executor) executor_stats(e->executor, &e->live);
     pthread_mutex_lock(&e->lock);
@@ -38,11 +37,11 @@ static void publish(struct engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-static void set_state(struct engine *e, enum engine_state state, const char *detail)
+void engine_set_state(struct engine *e, enum engine_state state, const char *detail)
 {
     e->live.state = state;
     snprintf(e->live.state_detail, sizeof e->live.state_detail, "%s", detail);
-    publish(e);
+    engine_publish(e);
 }
 
 static void on_event(void *context, const struct engine_event *event)
@@ -72,107 +71,19 @@ static void take_inbox(struct engine *e)
 }
 
 // Ends everything in the engine and stays: see the head of the file.
-static void fail(struct engine *e, const char *message)
+void engine_fail(struct engine *e, const char *message)
 {
     log_error("engine: %s", message);
-    set_state(e, ENGINE_FAILED, message); // before the inbox is emptied, so that no request follows
+    engine_set_state(e, ENGINE_FAILED,
+                     message); // before the inbox is emptied, so that no request follows
     if (e->executor) {
         take_inbox(e);
         executor_end_all(e->executor, FINISH_ERROR, e->live.state_detail);
-        publish(e);
+        engine_publish(e);
     }
     pthread_mutex_lock(&e->lock);
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
-}
-
-// ---- the trainer's updates ---------------------------------------------------------------------
-
-static void take_version(struct engine *e, bool recompute)
-{
-    e->live.weight_version = control_version(weights_owner_control(e->owner));
-    executor_update(e->executor, e->live.weight_version, recompute);
-}
-
-// What restored weights lack stays said until somebody loads others or trains on from these.
-static void say_fallback(struct engine *e, const struct weights_restored *restored)
-{
-    if (!restored->fault[0]) return;
-    snprintf(
-        e->live.weights_warning, sizeof e->live.weights_warning,
-        "what was trained is NOT served: the trainer's last snapshot cannot be used (%s); these "
-        "are the weights of %s; go on from a good checkpoint (cw-trainer train --resume) or load "
-        "one (POST /reload)",
-        restored->fault, restored->from);
-    log_error("engine: %s", e->live.weights_warning);
-}
-
-static void restore(struct engine *e, const char *why)
-{
-    struct weights_restored restored;
-    log_error("engine: weights are torn: %s", why);
-    set_state(e, ENGINE_TORN,
-              "an update was cut off in the middle; the weights are being restored");
-    const int64_t start_ns = clock_now_ns();
-    if (weights_owner_restore(e->owner, &restored) != ST_OK) {
-        char message[256];
-        snprintf(message, sizeof message, "torn weights cannot be restored: %s", status_message());
-        fail(e, message);
-        return;
-    }
-    e->live.restores++;
-    take_version(e, true);
-    say_fallback(e, &restored);
-    set_state(e, ENGINE_OK, "");
-    log_info("engine: weights restored from %s in %.0f ms, version %llu", restored.from,
-             clock_ms_since(start_ns), (unsigned long long)e->live.weight_version);
-}
-
-static void after_writer(struct engine *e, enum control_event event)
-{
-    const uint64_t version = control_version(weights_owner_control(e->owner));
-    if (event == CONTROL_HELD) { // it may go on writing at any time, whatever is done here
-        char message[256];
-        snprintf(message, sizeof message, "%s; these weights cannot be served any more",
-                 status_message());
-        fail(e, message);
-        return;
-    }
-    if (event == CONTROL_TORN || (version & 1)) {
-        restore(e, "the trainer died or failed in the middle of an update");
-        return;
-    }
-    if (event == CONTROL_WRITER_GONE)
-        log_warn("engine: the trainer is gone; its lease was revoked, the weights are whole");
-    // A writer that was fenced off moves the number too: the weights are the same, but what was
-    // computed under the old number must not pass for the new one's.
-    if (version != e->live.weight_version) take_version(e, e->options.kv_policy == KV_RECOMPUTE);
-}
-
-static void serve_writer(struct engine *e)
-{
-    struct control *control = weights_owner_control(e->owner);
-    if (control_quiet_requested(control)) {
-        e->draining =
-            e->options.kv_policy == KV_DRAIN && !e->paused && executor_in_flight(e->executor) > 0;
-        if (e->draining) return;
-        const int64_t start_ns = clock_now_ns();
-        enum control_event event = control_grant_quiet(control);
-        if (event == CONTROL_UPDATED) {
-            e->live.updates++;
-            e->live.last_pause_ms = clock_ms_since(start_ns);
-            e->live.weights_warning[0] = 0;
-            log_debug("engine: the trainer's update: version %llu, generation paused %.2f ms",
-                      (unsigned long long)control_version(control), e->live.last_pause_ms);
-        }
-        after_writer(e, event);
-        return;
-    }
-    e->draining = false;
-    if (clock_ms_since(e->last_check_ns) < IDLE_MS) return;
-    e->last_check_ns = clock_now_ns();
-    enum control_event event = control_check_writer(control);
-    if (event != CONTROL_NONE) after_writer(e, event);
 }
 
 // ---- commands ----------------------------------------------------------------------------------
@@ -195,27 +106,6 @@ static void refuse_command(struct engine *e, struct command *c)
         c->facts_done(c->context, NULL);
 }
 
-static void reload(struct engine *e, struct command *c)
-{
-    char message[512] = "";
-    enum status st = weights_owner_reload(e->owner, c->folder, c->draft_folder);
-    if (st != ST_OK)
-        snprintf(message, sizeof message, "%s", status_message());
-    else
-        e->live.weights_warning[0] = 0;
-    if (st == ST_TORN)
-        restore(e, message);
-    else
-        take_version(e, st == ST_OK && e->options.kv_policy != KV_KEEP);
-    if (st == ST_OK)
-        log_info("engine: weights reloaded from %s%s%s, version %llu", c->folder,
-                 c->draft_folder ? ", the draft model's from " : "",
-                 c->draft_folder ? c->draft_folder : "",
-                 (unsigned long long)e->live.weight_version);
-    publish(e);
-    c->reload_done(c->context, st, message, e->live.weight_version);
-}
-
 static void tell_facts(struct engine *e, struct command *c)
 {
     struct engine_bridge_facts facts = {.version = e->live.weight_version,
@@ -230,7 +120,7 @@ static void tell_facts(struct engine *e, struct command *c)
     facts.checksums = sums;
     if (st == ST_OK) st = weights_owner_canary(e->owner, &facts.canary);
     c->facts_done(c->context, st == ST_OK ? &facts : NULL);
-    if (st == ST_DEVICE) fail(e, status_message());
+    if (st == ST_DEVICE) engine_fail(e, status_message());
     free(sums);
 }
 
@@ -250,7 +140,7 @@ static void run_commands(struct engine *e)
         if (e->live.state == ENGINE_FAILED || !e->executor)
             refuse_command(e, c);
         else if (c->kind == COMMAND_RELOAD)
-            reload(e, c);
+            engine_reload_weights(e, c);
         else
             tell_facts(e, c);
         command_free(c);
@@ -267,7 +157,7 @@ static bool is_over(struct engine *e)
     bool over = e->stopping && (e->n_inside == 0 || clock_now_ns() >= e->stop_deadline_ns);
     bool began = e->stopping && e->live.state == ENGINE_OK;
     pthread_mutex_unlock(&e->lock);
-    if (began) set_state(e, ENGINE_DRAINING, "shutting down");
+    if (began) engine_set_state(e, ENGINE_DRAINING, "shutting down");
     return over;
 }
 
@@ -287,15 +177,15 @@ static void run(struct engine *e)
         if (cancels) executor_end_cancelled(e->executor);
         run_commands(e);
         if (is_over(e)) break;
-        if (e->live.state != ENGINE_FAILED) serve_writer(e);
+        if (e->live.state != ENGINE_FAILED) engine_serve_writer(e);
         if (e->live.state != ENGINE_FAILED && !e->paused) {
             enum status st = executor_step(e->executor, e->live.weight_version,
                                            e->draining ? ADMIT_STARTED : ADMIT_ALL, &stepped);
-            if (st != ST_OK) fail(e, status_message());
+            if (st != ST_OK) engine_fail(e, status_message());
         }
-        publish(e);
+        engine_publish(e);
         // A drain that has nothing to step any more is granted on the next round, at once.
-        if (!stepped && !e->draining) control_wait(control, seen, IDLE_MS);
+        if (!stepped && !e->draining) control_wait(control, seen, ENGINE_IDLE_MS);
     }
 }
 
@@ -330,7 +220,7 @@ static enum status open_device(struct engine *e)
     return ST_OK;
 }
 
-static void say_rope(const struct model_config *config, const char *folder)
+static void log_rope(const struct model_config *config, const char *folder)
 {
     char words[128];
     if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
@@ -357,18 +247,18 @@ static enum status load(struct engine *e)
     e->owner = owner;
     e->max_context = executor_max_context(e->executor);
     pthread_mutex_unlock(&e->lock);
-    set_state(e, ENGINE_OK, "");
+    engine_set_state(e, ENGINE_OK, "");
     log_info("engine: %s on %s in %.1f s: %.1f MB of weights (%s), context %d, %d KV blocks of %d "
              "tokens (%.1f MB)",
              o->model_folder, device_name(e->dev), clock_ms_since(start_ns) / 1e3,
              (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
-    say_rope(e->config, o->model_folder);
+    log_rope(e->config, o->model_folder);
     if (draft) {
         log_info("engine: draft model %s: %.1f MB of weights", o->draft_folder,
                  (double)draft->bytes / 1e6);
-        say_rope(e->draft_config, o->draft_folder);
+        log_rope(e->draft_config, o->draft_folder);
     }
     return ST_OK;
 out:
@@ -411,7 +301,7 @@ void *engine_thread(void *arg)
         if (st == ST_OK)
             run(e);
         else
-            fail(e, status_message());
+            engine_fail(e, status_message());
         if (e->live.state == ENGINE_FAILED) stay_failed(e);
     }
     leave(e);

@@ -1,8 +1,9 @@
-/* engine_thread.h: the engine's state, as its two halves share it: engine.c, which other threads
- * call, and engine_thread.c, the thread. Private to these two. */
+/* engine_thread.h: the engine's state, as its files share it: engine.c, which other threads call,
+ * engine_thread.c, the thread, and weight_updates.c. Private to these. */
 #ifndef INFER_SERVER_ENGINE_THREAD_H
 #define INFER_SERVER_ENGINE_THREAD_H
 
+#include "common/model/config.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/request.h"
@@ -53,6 +54,17 @@ struct engine {
     int64_t last_beat_ns, last_check_ns;
 };
 
+#define ENGINE_IDLE_MS 100 // longest sleep: heartbeat, dead writers
+
 void *engine_thread(void *engine); // for pthread_create()
+
+// The thread's. A failed engine ends everything in it and stays (engine_thread.c).
+void engine_publish(struct engine *e); // the live statistics to other threads
+void engine_set_state(struct engine *e, enum engine_state state, const char *detail);
+void engine_fail(struct engine *e, const char *message);
+
+// weight_updates.c: lets the trainer write if it asked, and looks after one that is gone.
+void engine_serve_writer(struct engine *e);
+void engine_reload_weights(struct engine *e, const struct command *c);
 
 #endif

@@ -1,12 +1,11 @@
-/* executor.h: runs steps: model, KV memory, scheduler and sampler under one roof. No threads, no
+/* executor.h: runs steps: runners, scheduler, drafts and delivery under one roof. No threads, no
  * bridge: whoever owns the device calls it at a time when the weights are whole.
  *
- * The engine's thread. Events (engine.h) are delivered from within executor_step() and the calls
- * that end samples; after a request's last event it is the submitter's again. */
+ * The engine's thread. Events (engine_info.h) are delivered from within executor_step() and the
+ * calls that end samples; after a request's last event it is the submitter's again. */
 #ifndef INFER_SERVER_EXECUTOR_H
 #define INFER_SERVER_EXECUTOR_H
 
-#include "common/model/model.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/request.h"
 #include "infer-server/engine/scheduler.h"
@@ -15,7 +14,7 @@ struct executor;
 
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
 // kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
-// and the speculative ones. draft: the draft model's, or NULL.
+// and the speculative ones. draft: the draft model's weights, or NULL.
 enum status executor_new(struct device *dev, const struct weights *weights,
                          const struct weights *draft, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct executor **ret);

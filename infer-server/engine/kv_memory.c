@@ -1,9 +1,10 @@
-/* kv_memory.c: owns the keys and values of every sequence. The engine's thread only.
+/* kv_memory.c: owns the keys and values of every sequence, once for each runner. The engine's
+ * thread.
  *
- * The pool takes a share of the memory that is free after the weights and the model's scratch, so
- * it is allocated last. Without a size it takes 30%: a trainer on the same device needs the larger
- * part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free" there is
- * memory that the system would otherwise use to cache files. */
+ * The pools take a share of the memory that is free after the weights and the models' scratch, so
+ * they are allocated last. Without a size they take 30%: a trainer on the same device needs the
+ * larger part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free"
+ * there is memory that the system would otherwise use to cache files. */
 #include "infer-server/engine/kv_memory.h"
 #include <limits.h>
 #include <stdlib.h>
@@ -30,6 +31,28 @@ static enum status pool_bytes(struct device *dev, const struct kv_wish *wish, in
     if (wish->percent <= 0 && device_kind(dev) == DEVICE_CPU && bytes > CPU_MOST_BYTES)
         bytes = CPU_MOST_BYTES;
     *ret = bytes;
+    return ST_OK;
+}
+
+enum status kv_memory_plan(struct device *dev, const struct kv_wish *wish, int *ret_blocks,
+                           int *ret_context)
+{
+    int64_t bytes = 0;
+    enum status st = pool_bytes(dev, wish, &bytes);
+    if (st != ST_OK) return st;
+    const int64_t wished = (wish->max_context + wish->block_size - 1) / wish->block_size;
+    int64_t n_blocks = bytes / wish->block_bytes;
+    if (n_blocks > wished * wish->max_batch) n_blocks = wished * wish->max_batch;
+    if (n_blocks > INT32_MAX / wish->block_size) n_blocks = INT32_MAX / wish->block_size;
+    if (n_blocks < wished && (wish->context_is_firm || n_blocks < 1))
+        return status_fail(
+            ST_INVALID,
+            "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
+            "--max-context %d; give --kv-memory %lld or more, or a smaller --max-context",
+            (long long)bytes, (long long)(n_blocks * wish->block_size), wish->max_context,
+            (long long)(wished * wish->block_bytes));
+    *ret_blocks = (int)n_blocks;
+    *ret_context = n_blocks < wished ? (int)(n_blocks * wish->block_size) : wish->max_context;
     return ST_OK;
 }
 
@@ -67,40 +90,6 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
 out:
     kv_memory_release(m);
     return status_context(st, "KV cache");
-}
-
-enum status kv_memory_init(struct kv_memory *m, struct device *dev,
-                           const struct model_config *config, enum dtype dt,
-                           const struct kv_wish *wish, int *ret_context)
-{
-    memset(m, 0, sizeof *m);
-    enum status st = ST_OK;
-    const int64_t block_bytes = kv_memory_block_bytes(config, dt, wish->block_size) + wish->beside;
-    int64_t bytes = 0;
-    CHECK(pool_bytes(dev, wish, &bytes));
-
-    int64_t blocks_wished = (wish->max_context + wish->block_size - 1) / wish->block_size;
-    int64_t n_blocks = bytes / block_bytes;
-    if (n_blocks > blocks_wished * wish->max_batch) n_blocks = blocks_wished * wish->max_batch;
-    if (n_blocks > INT32_MAX / wish->block_size) n_blocks = INT32_MAX / wish->block_size;
-    int context = wish->max_context;
-    if (n_blocks < blocks_wished) {
-        if (wish->context_is_firm || n_blocks < 1) {
-            st = status_fail(
-                ST_INVALID,
-                "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
-                "--max-context %d; give --kv-memory %lld or more, or a smaller "
-                "--max-context",
-                (long long)bytes, (long long)(n_blocks * wish->block_size), wish->max_context,
-                (long long)(blocks_wished * block_bytes));
-            goto out;
-        }
-        context = (int)(n_blocks * wish->block_size);
-    }
-    CHECK(kv_memory_alloc(m, dev, config, dt, wish->block_size, (int)n_blocks));
-    *ret_context = context;
-out:
-    return st;
 }
 
 void kv_memory_release(struct kv_memory *m)

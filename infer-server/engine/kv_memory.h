@@ -1,5 +1,5 @@
-/* kv_memory.h: the device memory of the KV block pool: how large it may be, and copies of a block.
- */
+/* kv_memory.h: the device memory of a runner's KV block pool, how many blocks the pools may have,
+ * and copies of a block. The engine's thread. */
 #ifndef INFER_SERVER_KV_MEMORY_H
 #define INFER_SERVER_KV_MEMORY_H
 
@@ -21,8 +21,14 @@ struct kv_wish {
     int max_batch;        // sequences
     int max_context;      // tokens a sequence, wished
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
-    int64_t beside;       // bytes of another pool for each block of this one
+    int64_t block_bytes;  // of a block, in all runners' pools together
 };
+
+// How many blocks each pool gets (never more than max_batch sequences of max_context can use).
+// *ret_context is the longest sequence that fits: max_context, or less where that is not firm.
+// ST_INVALID or ST_NO_MEMORY name what to change. Call it when all else is allocated.
+enum status kv_memory_plan(struct device *dev, const struct kv_wish *wish, int *ret_blocks,
+                           int *ret_context);
 
 // Bytes of one block: keys and values of all layers.
 int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size);
@@ -30,13 +36,6 @@ int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, 
 enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
                             const struct model_config *config, enum dtype dt, int block_size,
                             int n_blocks);
-
-// Sizes the pool (never more than max_batch sequences of max_context can use) and allocates it.
-// *ret_context is the longest sequence that fits: max_context, or less where that is not firm.
-// ST_INVALID or ST_NO_MEMORY name what to change. Call it when all else is allocated.
-enum status kv_memory_init(struct kv_memory *m, struct device *dev,
-                           const struct model_config *config, enum dtype dt,
-                           const struct kv_wish *wish, int *ret_context);
 void kv_memory_release(struct kv_memory *m);
 
 // Enqueues a copy of a whole block, every layer's keys and values.

@@ -12,7 +12,7 @@ struct prompt_logprobs;
 enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret);
 void prompt_logprobs_free(struct prompt_logprobs *p);
 
-// After model_step() of a step under weights of this version, whose item i ends before row
+// After the forward pass of a step under weights of this version, whose item i ends before row
 // item_end[i]: reads what rows of it the requests still want, and waits. model->logits is
 // overwritten. ST_DEVICE: nothing is valid.
 enum status prompt_logprobs_read(struct prompt_logprobs *p, const struct step *step,

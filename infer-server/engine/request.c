@@ -2,7 +2,9 @@
  * hashes. Everything a sample can ever need is allocated before it is queued, so that no step of
  * the engine can run out of host memory half way. */
 #include "infer-server/engine/request.h"
+#include "infer-server/engine/engine.h"
 #include "infer-server/engine/sampler.h"
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,7 +36,7 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     for (int i = 0; i < sampling->n; i++) {
         r->samples[i].request = r;
         r->samples[i].index = i;
-        r->samples[i].stream = sampler_stream(sampling->seed, i);
+        r->samples[i].text.stream = sampler_stream(sampling->seed, i);
         r->samples[i].telemetry.prompt_tokens = n_prompt;
     }
     *ret = r;
@@ -69,16 +71,19 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
         return status_fail(ST_NO_MEMORY, "no memory for the hashes of %d tokens", r->n_prompt);
     for (int i = 0; i < r->sampling.n; i++) {
         struct sample *s = &r->samples[i];
-        s->n_hashed = r->full_blocks;
-        if (!s->generated)
-            s->generated = malloc(((size_t)r->sampling.max_tokens + 1) * sizeof *s->generated);
-        if (!s->blocks) s->blocks = malloc(n_blocks * sizeof *s->blocks);
-        if (!s->hashes) s->hashes = malloc(n_own * sizeof *s->hashes);
-        if (!s->generated || !s->blocks || !s->hashes)
+        s->blocks.n_hashed = r->full_blocks;
+        struct sample_text *text = &s->text;
+        struct sample_blocks *b = &s->blocks;
+        if (!text->generated)
+            text->generated =
+                malloc(((size_t)r->sampling.max_tokens + 1) * sizeof *text->generated);
+        if (!b->at) b->at = malloc(n_blocks * sizeof *b->at);
+        if (!b->hashes) b->hashes = malloc(n_own * sizeof *b->hashes);
+        if (!text->generated || !b->at || !b->hashes)
             return status_fail(ST_NO_MEMORY, "no memory for %d samples of %d tokens", r->sampling.n,
                                most);
-        if (s->adjusted.at || !sampling_adjusts(&r->sampling)) continue;
-        enum status st = logit_list_init(&r->sampling, r->prompt, r->n_prompt, &s->adjusted);
+        if (text->counted.at || !sampling_adjusts(&r->sampling)) continue;
+        enum status st = logit_list_init(&r->sampling, r->prompt, r->n_prompt, &text->counted);
         if (st != ST_OK) return st;
     }
     return prepare_prompt_logprobs(r);
@@ -88,10 +93,11 @@ void request_free(struct request *r)
 {
     if (!r) return;
     for (int i = 0; r->samples && i < r->sampling.n; i++) {
-        free(r->samples[i].generated);
-        free(r->samples[i].blocks);
-        free(r->samples[i].hashes);
-        logit_list_release(&r->samples[i].adjusted);
+        struct sample *s = &r->samples[i];
+        free(s->text.generated);
+        free(s->blocks.at);
+        free(s->blocks.hashes);
+        logit_list_release(&s->text.counted);
     }
     free(r->samples);
     free(r->hashes);
@@ -133,7 +139,28 @@ void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens
     const struct request *r = s->request;
     for (int i = 0; i < n; i++) {
         int position = first + i;
-        ret_tokens[i] =
-            position < r->n_prompt ? r->prompt[position] : s->generated[position - r->n_prompt];
+        ret_tokens[i] = position < r->n_prompt ? r->prompt[position]
+                                               : s->text.generated[position - r->n_prompt];
     }
+}
+
+enum status sample_feed(const struct sample *s, struct runner *r, int first, int n)
+{
+    if (n > r->limits.max_tokens)
+        return status_fail(ST_INVALID, "a step of at most %d tokens has no room for %d",
+                           r->limits.max_tokens, n);
+    sample_tokens(s, first, n, r->tokens);
+    return runner_feed(r, r->tokens, n, first, s->blocks.at, s->blocks.n);
+}
+
+void sample_append(struct sample *s, int32_t token)
+{
+    s->text.generated[s->text.n_generated++] = token;
+}
+
+void sample_check(const struct sample *s, int block_size)
+{
+    assert(s->blocks.n_cached * block_size <= sample_computed(s));
+    assert(sample_computed(s) <= sample_known(s));
+    assert(sample_computed(s) <= s->blocks.n * block_size);
 }

@@ -1,37 +1,63 @@
 /* request.h: a request and its samples, as the engine's own files see them (engine.h shows them
  * opaque). One thread at a time: the submitter until engine_submit(), then the engine's, but for
- * `cancel`, which the submitter sets. */
+ * `cancel`, which the submitter sets.
+ *
+ * A sample is a sequence: the prompt's tokens and those generated so far. Its parts have one writer
+ * each. Its counters, in tokens from the front:
+ *
+ *    0             n_prompt                                  known
+ *    |--- prompt ------|--- text.generated -------------------|
+ *    |- cached ----|                   whole blocks that other requests can find (prefix cache)
+ *    |- kv[RUNNER_POLICY].computed ------------------------|
+ *    |- kv[RUNNER_DRAFT].computed ------|                    the draft KV lag is the difference
+ *    |---------- blocks.n blocks ------------------------------|
+ *
+ *    cached <= computed <= known; decoding: computed + 1 == known      (sample_check)
+ */
 #ifndef INFER_SERVER_REQUEST_H
 #define INFER_SERVER_REQUEST_H
 
 #include "infer-server/engine/adjust.h"
 #include "infer-server/engine/block_hash.h"
-#include "infer-server/engine/engine.h"
+#include "infer-server/engine/engine_info.h"
+#include "infer-server/engine/runner.h"
+#include "infer-server/speculative/speculative.h"
 
 enum sample_state { SAMPLE_WAITING, SAMPLE_RUNNING, SAMPLE_DONE };
 
-// One completion of a request: a sequence of the prompt's tokens and of those generated so far.
-struct sample {
-    struct request *request;
-    int index;      // 0..n-1 in its request
-    uint64_t order; // position in the queue of arrival; the smaller, the older
-    enum sample_state state;
-    _Atomic bool cancel;
+struct sample_text {    // what is known of it; written by verification (executor.c)
     int32_t *generated; // (max_tokens) ids
     int n_generated;
-    int32_t *blocks; // its block table: (all blocks it can ever need), of which n_blocks are held
-    int n_blocks, peak_blocks; // blocks shared with siblings count for each
-    int n_named;               // blocks from the front that have names (kv_cache.h)
-    int computed;              // tokens from the front whose keys and values lie in its blocks
-    int draft_computed;        // the same in the draft model's pool (draft_model.h)
-    uint64_t kv_version;       // that computed all of them; 0: more than one did
+    uint64_t stream;           // of its random numbers
+    struct logit_list counted; // where the request has penalties or biases
+};
+struct sample_blocks {         // its block table, the same in all runners' pools; the scheduler's
+    int32_t *at;               // (all blocks it can ever need), of which n are allocated
+    int n, peak;               // blocks shared with siblings count for each
+    int n_cached;              // blocks from the front that stand in the prefix cache
     struct block_hash *hashes; // of its blocks behind those that the prompt fills
     int n_hashed;              // blocks from the front whose hash is known, the prompt's among them
-    uint64_t stream;           // of its random draws
-    int64_t queued_ns, started_ns, last_token_ns; // 0: not yet
-    bool started;                                 // has left the queue once
-    struct draft draft;                           // of the tokens after the last
-    struct logit_list adjusted;                   // where the request has penalties or biases
+};
+struct sample_kv { // in one runner's pool; written by the scheduler, the draft's by draft_model.c
+    int computed;  // tokens from the front whose keys and values lie in its blocks
+    uint64_t version; // policy: that computed all of them; 0: more than one did
+};
+struct sample_queue { // the scheduler's
+    enum sample_state state;
+    uint64_t order; // of arrival; the smaller, the older
+    bool started;   // has left the queue once
+};
+
+struct sample {
+    struct request *request;
+    int index; // 0..n-1 in its request
+    _Atomic bool cancel;
+    struct sample_text text;
+    struct sample_blocks blocks;
+    struct sample_kv kv[RUNNERS];
+    struct sample_queue queue;
+    struct draft draft;                           // of the tokens after the last; drafting.c's
+    int64_t queued_ns, started_ns, last_token_ns; // 0: not yet; these and telemetry: delivery.c's
     struct sample_telemetry telemetry;
 };
 
@@ -52,9 +78,9 @@ struct request {
     struct prompt_token *prompt_tokens; // (n_prompt)
     struct top_logprob *prompt_top;     // (n_prompt, sampling.prompt_top)
     int n_scored;                       // rows from the front that were read
-    bool prompt_told;                   // in an event
-    struct sample *leader; // computes the prompt for its siblings, which wait for it; or NULL
-    struct request *next;  // in the engine's inbox
+    bool prompt_delivered;              // in an event
+    struct sample *prefilling;          // computes the prompt, for which its siblings wait; or NULL
+    struct request *next;               // in the engine's inbox
 };
 
 // Room for what its samples generate and for their block tables, and the hashes of the prompt's
@@ -70,23 +96,31 @@ static inline int request_rows_read(const struct request *r)
     return all ? INT32_MAX : r->n_scored;
 }
 
-static inline int sample_length(const struct sample *s) // tokens known
+static inline int sample_known(const struct sample *s) // tokens
 {
-    return s->request->n_prompt + s->n_generated;
+    return s->request->n_prompt + s->text.n_generated;
 }
-// All its tokens are computed but the last, which it drew.
+static inline int sample_computed(const struct sample *s) // of these, by the policy
+{
+    return s->kv[RUNNER_POLICY].computed;
+}
+// All its tokens are computed but the last, which it sampled.
 static inline bool sample_is_decoding(const struct sample *s)
 {
-    return s->computed + 1 == sample_length(s) && s->n_generated > 0;
+    return sample_computed(s) + 1 == sample_known(s) && s->text.n_generated > 0;
 }
+void sample_append(struct sample *s, int32_t token); // which was sampled
+// Feeds its n tokens from position `first` on to a step of a runner.
+enum status sample_feed(const struct sample *s, struct runner *r, int first, int n);
 // Writes the n tokens from position `first` on.
 void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens);
+void sample_check(const struct sample *s, int block_size); // the order of its counters (assert)
 
 // Of its first n blocks, n from 0 to n_hashed.
 static inline struct block_hash *sample_prefix_hash(const struct sample *s, int n)
 {
     const struct request *r = s->request;
-    return n <= r->full_blocks ? &r->hashes[n] : &s->hashes[n - r->full_blocks - 1];
+    return n <= r->full_blocks ? &r->hashes[n] : &s->blocks.hashes[n - r->full_blocks - 1];
 }
 
 #endif

@@ -19,7 +19,7 @@ struct sampler {
     struct sample_params *params, *host_params;
     struct sample_draft *drafts, *host_drafts;
     struct sample_result *results, *host_results;
-    struct top_logprob *top; // (max_rows, SAMPLER_MOST_TOP)
+    struct top_logprob *top; // (max_rows, SAMPLER_MAX_TOP)
     int32_t *targets;        // (max_rows)
     struct adjuster *adjuster;
     struct logprob_reader *reader;
@@ -54,7 +54,7 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     CHECK(device_host_alloc(dev, n * sizeof *s->host_results, (void **)&s->host_results));
     CHECK(adjuster_new(dev, max_rows, vocab, &s->adjuster));
     CHECK(logprob_reader_new(dev, &s->reader));
-    s->top = malloc(n * SAMPLER_MOST_TOP * sizeof *s->top);
+    s->top = malloc(n * SAMPLER_MAX_TOP * sizeof *s->top);
     s->targets = malloc(n * sizeof *s->targets);
     if (!s->top || !s->targets) {
         st = status_fail(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
@@ -131,7 +131,7 @@ static enum status read_rows(struct sampler *s, const float *logits, const struc
     const struct token_logprob *read;
     enum status st = logprob_reader_read(s->reader, &wanted, &read);
     for (int i = 0; st == ST_OK && i < n; i++, read += 1 + k) {
-        struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MOST_TOP;
+        struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MAX_TOP;
         s->host_results[first + i].logprob = read[0].logprob;
         for (int j = 0; j < k; j++)
             top[j] =
@@ -156,12 +156,12 @@ static enum status read_again(struct sampler *s, const float *logits,
     return st;
 }
 
-// Takes the rows' parameters, drafts and adjustments; *ret_judges: some row has a draft.
+// Takes the rows' parameters, drafts and adjustments; *ret_drafted: some row has a draft.
 static enum status prepare_rows(struct sampler *s, float *logits, const struct sampler_row *rows,
-                                int n, bool *ret_judges)
+                                int n, bool *ret_drafted)
 {
     enum status st = ST_OK;
-    *ret_judges = false;
+    *ret_drafted = false;
     adjuster_clear(s->adjuster);
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;
@@ -172,7 +172,7 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
                                                    .seed = rows[i].stream,
                                                    .position = rows[i].position};
         s->host_drafts[i] = rows[i].draft;
-        *ret_judges |= rows[i].draft.token >= 0;
+        *ret_drafted |= rows[i].draft.token >= 0;
         if (rows[i].no_stop) forbid_stops(s, logits + (size_t)i * (size_t)s->vocab, sampling);
         if (rows[i].adjustment.list)
             CHECK(adjuster_add(s->adjuster, i, sampling, &rows[i].adjustment));
@@ -181,19 +181,19 @@ out:
     return st;
 }
 
-enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                         const struct sampler_drafts *drafts,
-                         const struct sample_result **ret_results,
-                         const struct top_logprob **ret_top)
+enum status sampler_sample(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
+                           const struct sampler_drafts *drafts,
+                           const struct sample_result **ret_results,
+                           const struct top_logprob **ret_top)
 {
-    bool judges;
-    enum status st = prepare_rows(s, logits, rows, n, &judges);
+    bool drafted;
+    enum status st = prepare_rows(s, logits, rows, n, &drafted);
     if (st != ST_OK) return st;
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
-    if (judges) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
+    if (drafted) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
     adjuster_apply(s->adjuster, logits);
     struct sample_args args = {.logits = logits, .params = s->params, .n = n, .vocab = s->vocab};
-    if (judges) {
+    if (drafted) {
         args.drafts = s->drafts;
         args.draft_logits = drafts->logits;
         args.draft_vocab = drafts->vocab;

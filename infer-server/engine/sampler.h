@@ -1,32 +1,32 @@
-/* sampler.h: draws tokens from rows of logits, each row with its own parameters and its own random
- * stream: nothing that happens to be in the same batch can change a draw.
+/* sampler.h: samples tokens from rows of logits, each row with its own parameters and its own
+ * random stream: nothing that happens to be in the same batch can change what a row gives.
  *
  * The stream of sample i of a request with seed s is sampler_stream(s, i), the key of a Philox
- * generator whose counter is the drawn token's absolute position (ops.h, sample). A draw is thus a
- * function of the logits, the seed, i, and the position. The engine's thread. */
+ * generator whose counter is the sampled token's absolute position (ops.h, sample). A token is thus
+ * a function of the logits, the seed, i, and the position. The engine's thread. */
 #ifndef INFER_SERVER_SAMPLER_H
 #define INFER_SERVER_SAMPLER_H
 
 #include "infer-server/engine/adjust.h"
-#include "infer-server/engine/engine.h"
+#include "infer-server/engine/engine_info.h"
 #include "kernels/ops.h"
 
-#define SAMPLER_MOST_TOP 20 // most likely tokens a row can list
+#define SAMPLER_MAX_TOP 20 // most likely tokens a row can list
 
 uint64_t sampler_stream(uint64_t seed, int sample);
 
 struct sampler_row {
     const struct sampling *sampling;
     uint64_t stream;
-    uint64_t position;            // of the token to be drawn
-    bool no_stop;                 // eos_ids and stop_ids cannot be drawn (min_tokens)
-    struct sample_draft draft;    // that the draw judges, with its row of sampler_drafts.logits
-    struct adjustment adjustment; // of its logits, for the time of the draw
+    uint64_t position;            // of the token to be sampled
+    bool no_stop;                 // eos_ids and stop_ids cannot be sampled (min_tokens)
+    struct sample_draft draft;    // that the row verifies, with its row of sampler_drafts.logits
+    struct adjustment adjustment; // of its logits, while it is sampled
     int n_top;                    // likeliest tokens to be listed
 };
 #define SAMPLER_NO_DRAFT ((struct sample_draft){.token = -1})
 
-struct sampler_drafts {  // what drafts were drawn from
+struct sampler_drafts {  // what drafts were sampled from
     const float *logits; // device; (.., vocab) f32
     int vocab;           // at most the sampler's
 };
@@ -39,16 +39,16 @@ void sampler_free(struct sampler *s);
 // Whether a token ends a sample: one of eos_ids (unless ignore_eos) or stop_ids.
 bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, int32_t token);
 
-// Enqueues drawing from the first n rows of logits (max_rows, vocab) f32 on the device, whose stop
+// Enqueues sampling from the first n rows of logits (max_rows, vocab) f32 on the device, whose stop
 // tokens' entries are overwritten where no_stop; then waits. *ret_results (n) and the pointers of
 // ret_top stay valid until the next call. drafts NULL: no row has one. Row i lists its
 // rows[i].n_top most likely tokens at ret_top[i], most likely first; NULL where it wants none. A
 // result's logprob, and those listed, are of the logits as they are, its processed_logprob and
 // retained_mass of the adjusted ones; with a list, they are all of one computation. ST_DEVICE:
 // nothing is valid.
-enum status sampler_draw(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                         const struct sampler_drafts *drafts,
-                         const struct sample_result **ret_results,
-                         const struct top_logprob **ret_top);
+enum status sampler_sample(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
+                           const struct sampler_drafts *drafts,
+                           const struct sample_result **ret_results,
+                           const struct top_logprob **ret_top);
 
 #endif

@@ -68,12 +68,10 @@ static void reply_failure(struct job *j)
 
 // ---- facts -------------------------------------------------------------------------------------
 
-static json_t *control_json(struct engine *engine)
+static json_t *control_json(const struct engine_info *info)
 {
-    struct control *control = engine_control(engine);
-    struct control_facts f;
-    if (!control) return json_null();
-    control_facts(control, &f);
+    const struct control_facts f = info->control;
+    if (!info->loaded) return json_null();
     json_t *json = json_pack(
         "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o}",
         "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
@@ -98,17 +96,18 @@ static json_t *info_json(struct server *s, uint64_t version)
     struct engine_stats stats;
     const char *detail;
     engine_stats(s->engine, &stats);
-    const struct weights *w = engine_weights(s->engine);
+    struct engine_info info;
+    engine_info(s->engine, &info);
     const char *state = server_state(s, &stats, &detail);
     return json_pack(
         "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status", state,
         "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
-        "bridge", json_clean_string(engine_bridge_path(s->engine)), "socket",
+        "bridge", json_clean_string(info.bridge_path), "socket",
         json_clean_string(s->options->socket_path), "weight_version",
         (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
         (int)s->options->engine.exact, "weight_bytes", (json_int_t)stats.weight_bytes,
-        "num_tensors", w ? w->n_tensors : 0, "num_parameters",
-        (json_int_t)(w ? w->n_parameters : 0), "control", control_json(s->engine));
+        "num_tensors", info.n_tensors, "num_parameters", (json_int_t)info.n_parameters, "control",
+        control_json(&info));
 }
 
 static json_t *hex_json(uint64_t q)

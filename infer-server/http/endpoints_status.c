@@ -3,6 +3,7 @@
  * the engine is.
  */
 #include "infer-server/http/server_impl.h"
+#include "common/base/dtype.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
 

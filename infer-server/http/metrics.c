@@ -4,6 +4,7 @@
 #include "infer-server/http/response.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 void metrics_context(struct metrics *m, int max_context)
 {

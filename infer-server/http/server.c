@@ -159,11 +159,10 @@ out:
 // with the version odd.
 static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
 {
-    struct control *control = engine_control(s->engine);
-    struct control_facts facts;
-    if (!control || stats->state != ENGINE_OK || control_version(control) & 1) return true;
-    control_facts(control, &facts);
-    return facts.owner_heartbeat_age_ms < fmax(STUCK_MIN_MS, (double)s->watchdog_ms);
+    struct engine_info info;
+    engine_info(s->engine, &info);
+    if (!info.loaded || stats->state != ENGINE_OK || info.control.version & 1) return true;
+    return info.control.owner_heartbeat_age_ms < fmax(STUCK_MIN_MS, (double)s->watchdog_ms);
 }
 
 static void tell_systemd(struct server *s, const struct engine_stats *stats)
@@ -208,7 +207,9 @@ static void on_tick(uv_timer_t *timer)
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
     if (s->model.max_context == 0) {
-        s->model.max_context = engine_max_context(s->engine);
+        struct engine_info info;
+        engine_info(s->engine, &info);
+        s->model.max_context = info.max_context;
         metrics_context(&s->metrics, s->model.max_context);
     }
     tell_systemd(s, &stats);
@@ -313,7 +314,9 @@ enum status server_run(const struct server_options *options)
     CHECK(inbox_new(&s->loop, &s->host.inbox));
     CHECK(engine_new(&options->engine, generation_on_event, &s->host, &s->engine));
     s->host.engine = s->engine;
-    s->model.vocab_size = engine_config(s->engine)->vocab_size;
+    struct engine_info info;
+    engine_info(s->engine, &info);
+    s->model.vocab_size = info.vocab_size;
     CHECK(start_http(s));
     start_handles(s);
     uv_run(&s->loop, UV_RUN_DEFAULT);

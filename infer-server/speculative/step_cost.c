@@ -11,10 +11,7 @@
  * once overrated would else never be tried again. */
 #include "infer-server/speculative/step_cost.h"
 #include "common/base/clock.h"
-#include "common/model/batch.h"
-#include "common/model/model.h"
-#include "infer-server/engine/sampler.h"
-#include <stdlib.h>
+#include "infer-server/engine/runner.h"
 
 #define WEIGHT       0.02
 #define WEIGHT_LEVEL 0.1
@@ -40,7 +37,7 @@ static int bucket_of(int rows)
 
 static int size_of(const struct step_cost *c, int rows)
 {
-    return c->model ? model_decode_padding(c->model, rows) : rows;
+    return c->runner ? runner_padded_rows(c->runner, rows) : rows;
 }
 
 static double follow(double old, double measured, double weight)
@@ -100,111 +97,77 @@ int step_cost_reach(const struct step_cost *c)
 
 // ---- measuring ---------------------------------------------------------------------------------
 
-struct measured { // what a measurement runs on
-    struct model *model;
-    struct batch *batch;
-    struct sampler *sampler;
-    const struct kv_view *kv;
-    struct sampler_row *draws;      // (most_rows)
-    const struct top_logprob **top; // (most_rows)
-    int32_t *blocks;                // of one sequence
-};
-
 // One step of `rows` sequences, each with its own blocks as far as there are such.
-static enum status run(const struct measured *m, int rows, int context, bool *ret_settled)
+static enum status run(struct runner *r, int rows, int context)
 {
-    const int block = m->kv->block_size, n_blocks = (context + block - 1) / block;
+    static const struct sampling sampling = {
+        .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
+    const int n_blocks = (context + r->limits.block_size - 1) / r->limits.block_size;
     const int32_t token = 0;
-    const struct sample_result *results;
+    int32_t blocks[LONG_CONTEXT];
     enum status st = ST_OK;
-    batch_clear(m->batch);
+    runner_clear(r);
     for (int i = 0; i < rows; i++) {
         for (int k = 0; k < n_blocks; k++)
-            m->blocks[k] = (int32_t)(((int64_t)i * n_blocks + k) % m->kv->n_blocks);
-        CHECK(batch_add_paged(m->batch, &token, 1, context - 1, m->blocks, n_blocks, block));
-        CHECK(batch_want_row(m->batch, i));
+            blocks[k] = (int32_t)(((int64_t)i * n_blocks + k) % r->kv.view.n_blocks);
+        const struct sampler_row row = {.sampling = &sampling,
+                                        .stream = (uint64_t)i,
+                                        .position = SHORT_CONTEXT,
+                                        .draft = SAMPLER_NO_DRAFT};
+        CHECK(runner_feed(r, &token, 1, context - 1, blocks, n_blocks));
+        CHECK(runner_want(r, i, &row));
     }
-    CHECK(batch_commit(m->batch, model_decode_padding(m->model, rows)));
-    const bool settled = model_step(m->model, m->batch, m->kv);
-    CHECK(sampler_draw(m->sampler, m->model->logits, m->draws, rows, NULL, &results, m->top));
-    *ret_settled = settled;
+    CHECK(runner_step(r));
+    CHECK(runner_sample(r, NULL));
 out:
     return st;
 }
 
-static enum status time_of(const struct measured *m, int rows, int context, double *ret_ms)
+static enum status time_of(struct runner *r, int rows, int context, double *ret_ms)
 {
     double best = 0;
     for (int timed = 0, runs = 0; timed < MEASURE_RUNS; runs++) {
         const int64_t start_ns = clock_now_ns();
-        bool settled;
-        enum status st = run(m, rows, context, &settled);
+        enum status st = run(r, rows, context);
         if (st != ST_OK) return st;
         const double ms = clock_ms_since(start_ns);
-        // The first run of all finds cold caches; shapes that cannot be captured never settle.
-        if (runs == 0 || (!settled && runs < MEASURE_RUNS)) continue;
+        // The first run of all finds cold caches; shapes that cannot be captured never get warm.
+        if (runs == 0 || (!r->warm && runs < MEASURE_RUNS)) continue;
         if (timed++ == 0 || ms < best) best = ms;
     }
     *ret_ms = best;
     return ST_OK;
 }
 
-static enum status fill(const struct measured *m, int most_rows, int longest, struct step_cost *c)
+enum status step_cost_measure(struct runner *r, int most_rows, struct step_cost *ret)
 {
     const int64_t start_ns = clock_now_ns();
+    const int max_context = r->limits.max_context;
+    const int longest = max_context < LONG_CONTEXT ? max_context : LONG_CONTEXT;
     const int context = longest < SHORT_CONTEXT ? longest : SHORT_CONTEXT;
+    struct step_cost cost = {.runner = r, .level = 1}, *c = &cost;
     enum status st = ST_OK;
-    double ms = 0;
+    double ms = 0, longer_ms;
     int rows = 0;
-    c->level = 1;
     while (rows < most_rows && clock_ms_since(start_ns) < MEASURE_MS) {
-        rows = model_decode_padding(m->model, rows + 1 + rows / 8);
+        rows = runner_padded_rows(r, rows + 1 + rows / 8);
         if (rows > most_rows) rows = most_rows;
-        CHECK(time_of(m, rows, context, &ms));
+        CHECK(time_of(r, rows, context, &ms));
         const int b = bucket_of(rows);
         c->rows[b] = rows;
         c->ms[b] = ms;
         c->n[b] = FIRST;
         hold_below(c, b);
     }
+    *ret = cost;
     if (longest <= context) return ST_OK;
-    double longer_ms;
-    CHECK(time_of(m, rows, longest, &longer_ms));
+    CHECK(time_of(r, rows, longest, &longer_ms));
     if (longer_ms > ms) c->token_ms = (longer_ms - ms) / ((double)rows * (longest - context));
     for (int b = 0; b < STEP_COST_BUCKETS; b++) {
         const double own = c->ms[b] - c->token_ms * c->rows[b] * context;
         c->ms[b] = own > c->ms[b] / 2 ? own : c->ms[b] / 2;
     }
-out:
-    return st;
-}
-
-enum status step_cost_measure(struct model *model, struct batch *batch, struct sampler *sampler,
-                              const struct kv_view *kv, int most_rows, struct step_cost *ret)
-{
-    static const struct sampling sampling = {
-        .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
-    const int longest = model->max_context < LONG_CONTEXT ? model->max_context : LONG_CONTEXT;
-    struct step_cost cost = {.model = model};
-    struct measured m = {.model = model, .batch = batch, .sampler = sampler, .kv = kv};
-    enum status st = ST_OK;
-    m.draws = malloc((size_t)most_rows * sizeof *m.draws);
-    m.top = malloc((size_t)most_rows * sizeof(struct top_logprob *));
-    m.blocks = malloc((size_t)LONG_CONTEXT * sizeof *m.blocks);
-    if (!m.draws || !m.top || !m.blocks) {
-        st = status_fail(ST_NO_MEMORY, "no memory to measure steps of %d rows", most_rows);
-        goto out;
-    }
-    for (int i = 0; i < most_rows; i++)
-        m.draws[i] = (struct sampler_row){.sampling = &sampling,
-                                          .stream = (uint64_t)i,
-                                          .position = SHORT_CONTEXT,
-                                          .draft = SAMPLER_NO_DRAFT};
-    CHECK(fill(&m, most_rows, longest, &cost));
     *ret = cost;
 out:
-    free(m.draws);
-    free(m.top);
-    free(m.blocks);
     return st;
 }

@@ -11,16 +11,13 @@
 #include "common/base/status.h"
 #include <stdint.h>
 
-struct batch;
-struct kv_view;
-struct model;
-struct sampler;
+struct runner;
 
 #define STEP_COST_BUCKETS 64
 
-struct step_cost {             // all zero: nothing known
-    const struct model *model; // whose captured sizes are the table's; NULL: any size is one
-    double level;              // what steps take of late, in units of the table; 0: nothing known
+struct step_cost {               // all zero: nothing known
+    const struct runner *runner; // whose captured sizes are the table's; NULL: any size is one
+    double level;                // what steps take of late, in units of the table; 0: nothing known
     double token_ms;
     double rows[STEP_COST_BUCKETS]; // moving average of the sizes measured; 0: none
     double ms[STEP_COST_BUCKETS];   // and of their times, over the level; never falls with rows
@@ -34,10 +31,9 @@ double step_cost_ms(const struct step_cost *c, int rows, int64_t attended);
 // The largest size that was measured; 0: none.
 int step_cost_reach(const struct step_cost *c);
 
-// What a model and its sampler take for decoding steps of 1..most_rows rows, larger sizes only
-// within a second or so. Writes to the KV pool at will: nobody may have anything in it. Captures
-// the steps on CUDA. ST_DEVICE.
-enum status step_cost_measure(struct model *model, struct batch *batch, struct sampler *sampler,
-                              const struct kv_view *kv, int most_rows, struct step_cost *ret);
+// What a runner takes for decoding steps of 1..most_rows rows, larger sizes only within a second or
+// so. Writes to the KV pool at will: nobody may have anything in it. Captures the steps on CUDA.
+// ST_DEVICE.
+enum status step_cost_measure(struct runner *runner, int most_rows, struct step_cost *ret);
 
 #endif

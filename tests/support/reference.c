@@ -1,6 +1,6 @@
 /* reference.c: see reference.h. */
 #include "tests/support/reference.h"
-#include "infer-server/engine/kv_memory.h"
+#include "infer-server/engine/runner.h"
 #include "tests/support/support.h"
 #include <stdlib.h>
 #include <string.h>
@@ -56,33 +56,37 @@ static int argmax(const float *x, int n)
     return best;
 }
 
-enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *prompt, int n_prompt,
-                          int n_new, int32_t *ret)
+enum status greedy_decode(const struct model *like, const int32_t *prompt, int n_prompt, int n_new,
+                          int32_t *ret)
 {
-    int vocab = m->config->vocab_size, n_blocks = (n_prompt + n_new + BLOCK - 1) / BLOCK;
-    struct kv_memory kv = {0};
+    const int vocab = like->config->vocab_size, n_blocks = (n_prompt + n_new + BLOCK - 1) / BLOCK;
+    const struct runner_limits limits = {.max_tokens = n_prompt,
+                                         .max_rows = 2, // a padded size
+                                         .max_context = like->max_context,
+                                         .block_size = BLOCK};
+    struct runner *r = NULL;
     int32_t *blocks = malloc((size_t)n_blocks * sizeof *blocks), next = prompt[n_prompt - 1];
     float *row = malloc((size_t)vocab * sizeof *row);
+    const struct sampler_row unused = {0};
     enum status st = ST_OK;
     for (int i = 0; i < n_blocks; i++) blocks[i] = n_blocks - 1 - i;
-    CHECK(kv_memory_alloc(&kv, m->dev, m->config, m->dt, BLOCK, n_blocks));
+    CHECK(runner_new(like->dev, like->weights, &limits, &r));
+    CHECK(runner_allocate_kv(r, n_blocks));
     for (int at = 0; at < n_prompt + n_new - 1;) {
         bool prefill = at < n_prompt;
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
-        batch_clear(batch);
-        CHECK(batch_add_paged(batch, prefill ? prompt + at : &next, take, at, blocks, n_blocks,
-                              BLOCK));
-        CHECK(batch_want_row(batch, take - 1));
-        CHECK(batch_commit(batch, 0));
-        model_step(m, batch, &kv.view);
-        device_copy_out(m->dev, row, m->logits, (size_t)vocab * sizeof *row);
-        CHECK(device_sync(m->dev));
+        runner_clear(r);
+        CHECK(runner_feed(r, prefill ? prompt + at : &next, take, at, blocks, n_blocks));
+        CHECK(runner_want(r, take - 1, &unused));
+        CHECK(runner_step(r));
+        device_copy_out(r->dev, row, r->model->logits, (size_t)vocab * sizeof *row);
+        CHECK(device_sync(r->dev));
         at += take;
         next = argmax(row, vocab);
         if (at >= n_prompt) ret[at - n_prompt] = next;
     }
 out:
-    kv_memory_release(&kv);
+    runner_free(r);
     free(blocks);
     free(row);
     return st;
@@ -91,5 +95,5 @@ out:
 void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new,
                       int32_t *ret)
 {
-    assert_ok(greedy_decode(r->model, r->batch, prompt, n_prompt, n_new, ret));
+    assert_ok(greedy_decode(r->model, prompt, n_prompt, n_new, ret));
 }

@@ -24,8 +24,8 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
 void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new,
                       int32_t *ret);
 
-// The greedy part of the above for a model that is open already.
-enum status greedy_decode(struct model *m, struct batch *batch, const int32_t *prompt, int n_prompt,
-                          int n_new, int32_t *ret);
+// The greedy part of the above, by a runner with the weights of a model that is open.
+enum status greedy_decode(const struct model *like, const int32_t *prompt, int n_prompt, int n_new,
+                          int32_t *ret);
 
 #endif

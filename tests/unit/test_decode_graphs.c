@@ -1,6 +1,6 @@
 /* test_decode_graphs.c: which captured decode steps are kept when there are more shapes than room.
  */
-#include "common/model/decode_graphs.h"
+#include "infer-server/engine/decode_graphs.h"
 #include "tests/support/support.h"
 
 static int a_batch, a_kv; // only their addresses count

@@ -3,6 +3,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "infer-server/engine/draft_model.h"
+#include "infer-server/engine/engine.h"
 #include "infer-server/speculative/step_cost.h"
 #include <stdlib.h>
 
@@ -37,16 +38,15 @@ static int close_model(void **state)
     return 0;
 }
 
-static struct draft_model *new_draft_model(int chunk)
+static struct draft_model *new_draft_model(int chunk, struct runner **ret_runner)
 {
-    const struct draft_model_limits limits = {.max_batch = SAMPLES,
-                                              .prefill_chunk = chunk,
-                                              .max_context = CONTEXT,
-                                              .block_size = BLOCK,
-                                              .max_drafts = SAMPLES * 2};
+    const struct draft_model_limits limits = {
+        .max_batch = SAMPLES, .prefill_chunk = chunk, .max_drafts = SAMPLES * 2};
+    const struct runner_limits own = draft_model_runner_limits(&limits, config, CONTEXT, BLOCK);
     struct draft_model *d = NULL;
-    assert_ok(draft_model_new(dev, weights, &limits, &d));
-    assert_ok(draft_model_take_blocks(d, SAMPLES * BLOCKS));
+    assert_ok(runner_new(dev, weights, &own, ret_runner));
+    assert_ok(draft_model_new(*ret_runner, &limits, &d));
+    assert_ok(draft_model_allocate_kv(d, SAMPLES * BLOCKS));
     return d;
 }
 
@@ -60,18 +60,17 @@ static struct request *new_sample(int number, int computed)
     assert_ok(request_new(prompt, PROMPT, &sampling, NULL, &r));
     assert_ok(request_prepare(r, BLOCK, 0));
     struct sample *s = &r->samples[0];
-    s->n_blocks = BLOCKS;
-    for (int i = 0; i < BLOCKS; i++) s->blocks[i] = number * BLOCKS + i;
-    s->generated[0] = 60;
-    s->n_generated = 1;
-    s->computed = PROMPT;
-    s->draft_computed = computed;
+    s->blocks.n = BLOCKS;
+    for (int i = 0; i < BLOCKS; i++) s->blocks.at[i] = number * BLOCKS + i;
+    sample_append(s, 60);
+    s->kv[RUNNER_POLICY].computed = PROMPT;
+    s->kv[RUNNER_DRAFT].computed = computed;
     return r;
 }
 
-// Draws two drafts for each of n, as often as it takes; returns how often.
-static int draw_all(struct draft_model *d, struct request *const *requests, int n,
-                    int32_t (*ret)[2])
+// Samples two drafts for each of n, as often as it takes; returns how often.
+static int sample_all(struct draft_model *d, struct request *const *requests, int n,
+                      int32_t (*ret)[2])
 {
     struct step_cost passes = {0};
     int rounds = 0;
@@ -84,12 +83,12 @@ static int draw_all(struct draft_model *d, struct request *const *requests, int 
             samples[i]->draft.method = SPECULATIVE_DRAFT_MODEL;
             samples[i]->draft.n_verify = 2;
         }
-        assert_ok(draft_model_draw(d, samples, n, &passes, &report));
+        assert_ok(draft_model_sample(d, samples, n, &passes, &report));
         all = true;
         for (int i = 0; i < n; i++) {
             all &= samples[i]->draft.n_verify == 2;
             for (int k = 0; k < 2; k++) ret[i][k] = samples[i]->draft.tokens[k];
-            draft_model_settle(d, samples[i], PROMPT + 1);
+            draft_model_truncate(d, samples[i], PROMPT);
         }
         assert_true(report.draft_ms + report.catch_up_ms > 0);
     }
@@ -103,16 +102,18 @@ static void catches_up_as_far_as_there_is_room(void **state)
     (void)state;
     int32_t drafts[2][SAMPLES][2];
     for (int small = 0; small < 2; small++) {
-        struct draft_model *d = new_draft_model(small ? CHUNK : SAMPLES * CONTEXT);
+        struct runner *runner = NULL;
+        struct draft_model *d = new_draft_model(small ? CHUNK : SAMPLES * CONTEXT, &runner);
         struct request *requests[SAMPLES];
         for (int i = 0; i < SAMPLES; i++) requests[i] = new_sample(i, 0);
         int32_t unused[1][2];
-        if (small) draw_all(d, &requests[SAMPLES - 1], 1, unused); // the last one has kept up
-        const int rounds = draw_all(d, requests, SAMPLES, drafts[small]);
+        if (small) sample_all(d, &requests[SAMPLES - 1], 1, unused); // the last one has kept up
+        const int rounds = sample_all(d, requests, SAMPLES, drafts[small]);
         printf("chunks of %d: %d rounds\n", small ? CHUNK : SAMPLES * CONTEXT, rounds);
         assert_true(small ? rounds >= 3 * (PROMPT + 1) / CHUNK : rounds == 1);
         for (int i = 0; i < SAMPLES; i++) request_free(requests[i]);
         draft_model_free(d);
+        runner_free(runner);
     }
     assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
 }

@@ -1,9 +1,9 @@
 /* test_scheduler.c: plans without a device. `run_step` plays the engine: it checks a plan against
  * the rules that every plan must keep, keeps a model of what each block of the pool holds, and
- * "draws". */
+ * "samples". */
 #include "tests/support/support.h"
 #include "common/base/rng.h"
-#include "infer-server/engine/sampler.h"
+#include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ enum { BLOCK = 4, MOST_BLOCKS = 512, MOST_SAMPLES = 1024 };
 
 struct world {
     struct scheduler *scheduler;
-    struct kv_cache *cache;
+    struct block_manager *cache;
     int max_batch, chunk;
     int steps, most_running;
     int32_t content[MOST_BLOCKS * BLOCK]; // the token whose keys and values lie at each slot
@@ -27,7 +27,7 @@ static void world_init(struct world *w, int n_blocks, int max_batch, int chunk)
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     w->max_batch = max_batch;
     w->chunk = chunk;
-    assert_ok(kv_cache_new(n_blocks, BLOCK, &w->cache));
+    assert_ok(block_manager_new(n_blocks, BLOCK, &w->cache));
     assert_ok(scheduler_new(&limits, w->cache, &w->scheduler));
     w->version = 2;
     scheduler_update(w->scheduler, 2, false);
@@ -42,7 +42,7 @@ static void update(struct world *w, bool recompute)
 static void world_release(struct world *w)
 {
     scheduler_free(w->scheduler);
-    kv_cache_free(w->cache);
+    block_manager_free(w->cache);
 }
 
 static struct request *add_salted(struct world *w, const int32_t *prompt, int n_prompt, int n,
@@ -66,12 +66,12 @@ static struct request *add(struct world *w, int n_prompt, int n, int max_tokens)
 
 static int32_t next_token(const struct sample *s) // a function of the sample and the position
 {
-    return 100000 + s->index * 1000 + s->n_generated;
+    return 100000 + s->index * 1000 + s->text.n_generated;
 }
 
 static void write_slot(struct world *w, const struct sample *s, int position)
 {
-    const int slot = s->blocks[position / BLOCK] * BLOCK + position % BLOCK;
+    const int slot = s->blocks.at[position / BLOCK] * BLOCK + position % BLOCK;
     sample_tokens(s, position, 1, &w->content[slot]);
     w->computed_by[slot] = w->version;
     w->computed_tokens++;
@@ -82,11 +82,11 @@ static void write_slot(struct world *w, const struct sample *s, int position)
 static void check_reads(const struct world *w, const struct sample *s, int n)
 {
     for (int p = 0; p < n; p++) {
-        const int slot = s->blocks[p / BLOCK] * BLOCK + p % BLOCK;
+        const int slot = s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK;
         int32_t token;
         sample_tokens(s, p, 1, &token);
         assert_int_equal(w->content[slot], token);
-        assert_true(w->computed_by[slot] >= w->admitted_at[s->order]);
+        assert_true(w->computed_by[slot] >= w->admitted_at[s->queue.order]);
     }
 }
 
@@ -95,22 +95,22 @@ static void note_admissions(struct world *w, bool planned)
     const int n = scheduler_running(w->scheduler);
     for (int i = 0; i < n + scheduler_waiting(w->scheduler); i++) {
         const struct sample *s = scheduler_at(w->scheduler, i);
-        assert_true(s->order < MOST_SAMPLES);
+        assert_true(s->queue.order < MOST_SAMPLES);
         if (i >= n)
-            w->admitted_at[s->order] = 0;
-        else if (planned && w->admitted_at[s->order] == 0)
-            w->admitted_at[s->order] = w->version;
+            w->admitted_at[s->queue.order] = 0;
+        else if (planned && w->admitted_at[s->queue.order] == 0)
+            w->admitted_at[s->queue.order] = w->version;
     }
 }
 
 static void check_item(struct world *w, const struct step_item *item)
 {
     const struct sample *s = item->sample;
-    assert_int_equal(s->state, SAMPLE_RUNNING);
-    assert_true(item->n >= 1 && item->first + item->n <= sample_length(s));
-    assert_true(s->n_blocks * BLOCK >= item->first + item->n);
+    assert_int_equal(s->queue.state, SAMPLE_RUNNING);
+    assert_true(item->n >= 1 && item->first + item->n <= sample_known(s));
+    assert_true(s->blocks.n * BLOCK >= item->first + item->n);
     for (int p = item->first; p < item->first + item->n; p++) { // writes only into its own blocks
-        assert_int_equal(kv_cache_holders(w->cache, s->blocks[p / BLOCK]), 1);
+        assert_int_equal(block_manager_ref_count(w->cache, s->blocks.at[p / BLOCK]), 1);
         write_slot(w, s, p);
     }
     check_reads(w, s, item->first); // and reads what it would have written
@@ -120,11 +120,11 @@ static void check_item(struct world *w, const struct step_item *item)
 static bool run_step(struct world *w, enum scheduler_admit admit)
 {
     note_admissions(w, false);
-    const struct step *step = scheduler_plan(w->scheduler, admit);
+    const struct step *step = schedule(w->scheduler, admit);
     note_admissions(w, true);
-    for (int i = 0; i < step->n_draws; i++) // a sibling that forks is as old as its leader
-        w->admitted_at[step->draws[i].sample->order] =
-            w->admitted_at[step->items[step->draws[i].item].sample->order];
+    for (int i = 0; i < step->n_sampled; i++) // a sibling that forks is as old as its leader
+        w->admitted_at[step->sampled[i].sample->queue.order] =
+            w->admitted_at[step->items[step->sampled[i].item].sample->queue.order];
     int n_prefill = 0, n_tokens = 0;
     // A prompt's blocks are written before siblings that fork become holders, in the engine by the
     // order of the device's work; here forks of this very step are told apart by their copies.
@@ -132,8 +132,8 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
         const struct step_item *item = &step->items[i];
         const struct sample *s = item->sample;
         bool forked = false;
-        for (int d = 0; d < step->n_draws; d++)
-            forked |= step->draws[d].item == i && step->draws[d].sample != s;
+        for (int d = 0; d < step->n_sampled; d++)
+            forked |= step->sampled[d].item == i && step->sampled[d].sample != s;
         if (!forked) {
             check_item(w, item);
         } else {
@@ -141,7 +141,7 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
             for (int p = item->first; p < item->first + item->n; p++) write_slot(w, s, p);
         }
         n_tokens += item->n;
-        if (item->n > 1 || s->n_generated == 0) n_prefill += item->n;
+        if (item->n > 1 || s->text.n_generated == 0) n_prefill += item->n;
     }
     for (int i = 0; i < step->n_copies; i++) {
         const int to = step->copies[i].to * BLOCK, from = step->copies[i].from * BLOCK;
@@ -150,18 +150,19 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
     }
     assert_int_equal(step->n_tokens, n_tokens);
     assert_true(n_prefill <= w->chunk);
-    assert_true(step->n_items <= w->max_batch && step->n_draws <= w->max_batch);
+    assert_true(step->n_items <= w->max_batch && step->n_sampled <= w->max_batch);
     assert_true(scheduler_running(w->scheduler) <= w->max_batch);
     if (scheduler_running(w->scheduler) > w->most_running)
         w->most_running = scheduler_running(w->scheduler);
-    for (int i = 0; i < step->n_draws; i++) {
-        struct sample *s = step->draws[i].sample;
-        assert_int_equal(s->computed, sample_length(s));
-        scheduler_drawn(w->scheduler, s, next_token(s));
+    for (int i = 0; i < step->n_sampled; i++) {
+        struct sample *s = step->sampled[i].sample;
+        assert_int_equal(s->kv[RUNNER_POLICY].computed, sample_known(s));
+        sample_append(s, next_token(s));
     }
-    for (int i = 0; i < step->n_draws; i++) {
-        struct sample *s = step->draws[i].sample;
-        if (s->n_generated == s->request->sampling.max_tokens) scheduler_remove(w->scheduler, s);
+    for (int i = 0; i < step->n_sampled; i++) {
+        struct sample *s = step->sampled[i].sample;
+        if (s->text.n_generated == s->request->sampling.max_tokens)
+            scheduler_remove(w->scheduler, s);
     }
     w->steps += step->n_items > 0;
     return step->n_items > 0;
@@ -173,17 +174,17 @@ static void run_all(struct world *w)
         assert_true(i < 100000);
         assert_true(run_step(w, ADMIT_ALL)); // never stuck
     }
-    assert_int_equal(kv_cache_used(w->cache), 0);
+    assert_int_equal(block_manager_used(w->cache), 0);
 }
 
 static void assert_all_done(const struct request *r)
 {
     for (int i = 0; i < r->sampling.n; i++) {
         const struct sample *s = &r->samples[i];
-        assert_int_equal(s->state, SAMPLE_DONE);
-        assert_int_equal(s->n_generated, r->sampling.max_tokens);
-        for (int k = 0; k < s->n_generated; k++)
-            assert_int_equal(s->generated[k], 100000 + i * 1000 + k);
+        assert_int_equal(s->queue.state, SAMPLE_DONE);
+        assert_int_equal(s->text.n_generated, r->sampling.max_tokens);
+        for (int k = 0; k < s->text.n_generated; k++)
+            assert_int_equal(s->text.generated[k], 100000 + i * 1000 + k);
     }
 }
 
@@ -214,8 +215,8 @@ static void decode_goes_on_beside_prefill(void **state)
     assert_true(run_step(&w, ADMIT_ALL));
     struct request *b = add(&w, 24, 1, 2);
     for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
-    assert_int_equal(a->samples[0].n_generated, 4); // one token in each of the prefill's steps
-    assert_int_equal(b->samples[0].n_generated, 1);
+    assert_int_equal(a->samples[0].text.n_generated, 4); // one token in each of the prefill's steps
+    assert_int_equal(b->samples[0].text.n_generated, 1);
     run_all(&w);
     assert_all_done(a);
     assert_all_done(b);
@@ -231,11 +232,12 @@ static void group_computes_its_prompt_once(void **state)
         struct world w;
         world_init(&w, 128, 8, 5);
         struct request *r = add(&w, n_prompt, 6, 4);
-        while (r->samples[0].n_generated == 0) assert_true(run_step(&w, ADMIT_ALL));
+        while (r->samples[0].text.n_generated == 0) assert_true(run_step(&w, ADMIT_ALL));
         assert_int_equal(w.computed_tokens, n_prompt);
-        for (int i = 0; i < 6; i++) assert_int_equal(r->samples[i].n_generated, 1);
+        for (int i = 0; i < 6; i++) assert_int_equal(r->samples[i].text.n_generated, 1);
         // the full blocks once, and for each sample the last one, where it is partly filled
-        assert_int_equal(kv_cache_used(w.cache), n_prompt / BLOCK + (n_prompt % BLOCK ? 6 : 0));
+        assert_int_equal(block_manager_used(w.cache),
+                         n_prompt / BLOCK + (n_prompt % BLOCK ? 6 : 0));
         run_all(&w);
         assert_int_equal(w.computed_tokens, n_prompt + 6 * 3);
         assert_all_done(r);
@@ -285,14 +287,14 @@ static void preempts_the_youngest(void **state)
     world_init(&w, 8, 4, 16);                                      // 32 tokens
     struct request *a = add(&w, 8, 1, 16), *b = add(&w, 8, 1, 16); // each grows to 6 blocks
     int64_t order = 0;
-    while (!scheduler_preemptions(w.scheduler)) assert_true(run_step(&w, ADMIT_ALL));
-    assert_int_equal(a->samples[0].state, SAMPLE_RUNNING);
-    assert_int_equal(b->samples[0].state, SAMPLE_WAITING);
-    assert_true(b->samples[0].n_generated > 0); // its tokens stay
-    assert_int_equal(b->samples[0].n_blocks, 0);
-    while (a->samples[0].state != SAMPLE_DONE) {
+    while (!scheduler_counts(w.scheduler)->preemptions) assert_true(run_step(&w, ADMIT_ALL));
+    assert_int_equal(a->samples[0].queue.state, SAMPLE_RUNNING);
+    assert_int_equal(b->samples[0].queue.state, SAMPLE_WAITING);
+    assert_true(b->samples[0].text.n_generated > 0); // its tokens stay
+    assert_int_equal(b->samples[0].blocks.n, 0);
+    while (a->samples[0].queue.state != SAMPLE_DONE) {
         assert_true(run_step(&w, ADMIT_ALL));
-        order += b->samples[0].state == SAMPLE_DONE;
+        order += b->samples[0].queue.state == SAMPLE_DONE;
     }
     assert_int_equal(order, 0);
     run_all(&w);
@@ -313,16 +315,16 @@ static void update_recomputes_and_shares_again(void **state)
     update(&w, true);
     assert_int_equal(scheduler_running(w.scheduler), 0);
     assert_int_equal(scheduler_in_flight(w.scheduler), 4);
-    assert_int_equal(kv_cache_used(w.cache), 0);
+    assert_int_equal(block_manager_used(w.cache), 0);
     int64_t before = w.computed_tokens;
     for (int i = 0; i < 2; i++) assert_true(run_step(&w, ADMIT_ALL));
     // the first computes 10 + 3 again and draws; the others share two full blocks of the prompt;
     // beside them the first decodes on
     assert_int_equal(w.computed_tokens - before, 13 + 3 * (13 - 8) + 1);
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(r->samples[i].kv_version, 4);
+        assert_int_equal(r->samples[i].kv[RUNNER_POLICY].version, 4);
         for (int k = 0; k < 2; k++)
-            assert_int_equal(r->samples[i].blocks[k], r->samples[0].blocks[k]);
+            assert_int_equal(r->samples[i].blocks.at[k], r->samples[0].blocks.at[k]);
     }
     run_all(&w);
     assert_all_done(r);
@@ -355,12 +357,12 @@ static void drain_admits_only_started(void **state)
     struct world w;
     world_init(&w, 8, 4, 16);
     struct request *a = add(&w, 8, 1, 16), *b = add(&w, 8, 1, 16);
-    while (!scheduler_preemptions(w.scheduler)) assert_true(run_step(&w, ADMIT_ALL));
+    while (!scheduler_counts(w.scheduler)->preemptions) assert_true(run_step(&w, ADMIT_ALL));
     struct request *c = add(&w, 2, 1, 2);
     while (scheduler_in_flight(w.scheduler)) assert_true(run_step(&w, ADMIT_STARTED));
     assert_all_done(a);
     assert_all_done(b);
-    assert_int_equal(c->samples[0].state, SAMPLE_WAITING);
+    assert_int_equal(c->samples[0].queue.state, SAMPLE_WAITING);
     assert_false(run_step(&w, ADMIT_STARTED));
     run_all(&w);
     assert_all_done(c);
@@ -370,20 +372,20 @@ static void drain_admits_only_started(void **state)
     world_release(&w);
 }
 
-static void leader_cancelled(void **state)
+static void prefilling_sample_cancelled(void **state)
 {
     (void)state;
     struct world w;
     world_init(&w, 64, 4, 4);
     struct request *r = add(&w, 13, 3, 4);
     assert_true(run_step(&w, ADMIT_ALL));
-    assert_ptr_equal(r->leader, &r->samples[0]);
+    assert_ptr_equal(r->prefilling, &r->samples[0]);
     scheduler_remove(w.scheduler, &r->samples[0]);
-    assert_null(r->leader);
-    assert_int_equal(kv_cache_used(w.cache), 0);
+    assert_null(r->prefilling);
+    assert_int_equal(block_manager_used(w.cache), 0);
     run_all(&w);
-    assert_int_equal(r->samples[1].n_generated, 4);
-    assert_int_equal(r->samples[2].n_generated, 4);
+    assert_int_equal(r->samples[1].text.n_generated, 4);
+    assert_int_equal(r->samples[2].text.n_generated, 4);
     request_free(r);
     world_release(&w);
 }
@@ -393,7 +395,6 @@ static void ended_request_is_found(void **state)
     (void)state;
     for (int n_prompt = 1; n_prompt <= 13; n_prompt++) {
         struct world w;
-        uint64_t queried, hits;
         const int cached = (n_prompt - 1) / BLOCK * BLOCK; // the last token is always computed
         world_init(&w, 64, 8, 64);
         struct request *a = add(&w, n_prompt, 1, 2);
@@ -404,9 +405,8 @@ static void ended_request_is_found(void **state)
         run_all(&w);
         assert_int_equal(b->cached_tokens, cached);
         assert_int_equal(w.computed_tokens - before, n_prompt - cached + 5);
-        scheduler_cache_tokens(w.scheduler, &queried, &hits);
-        assert_int_equal(queried, 2 * n_prompt);
-        assert_int_equal(hits, cached);
+        assert_int_equal(scheduler_counts(w.scheduler)->queried_tokens, 2 * n_prompt);
+        assert_int_equal(scheduler_counts(w.scheduler)->hit_tokens, cached);
         assert_all_done(b);
         request_free(a);
         request_free(b);
@@ -424,7 +424,7 @@ static void answer_is_found(void **state)
     struct request *a = add(&w, 6, 1, 13); // 18 of its 19 tokens are ever computed
     run_all(&w);
     memcpy(prompt, a->prompt, 6 * sizeof *prompt);
-    memcpy(prompt + 6, a->samples[0].generated, 13 * sizeof *prompt);
+    memcpy(prompt + 6, a->samples[0].text.generated, 13 * sizeof *prompt);
     for (int i = 19; i < 30; i++) prompt[i] = i;
     struct request *b = add_salted(&w, prompt, 30, 1, 2, 0);
     run_all(&w);
@@ -451,23 +451,23 @@ static void refused_drafts_are_not_found(void **state)
     assert_true(run_step(&w, ADMIT_ALL));
     for (int accepted = 0; accepted < 4; accepted++) { // 6 + 1 tokens known, of 8 drafts some stay
         s->draft.n_verify = 8;
-        const struct step *step = scheduler_plan(w.scheduler, ADMIT_ALL);
+        const struct step *step = schedule(w.scheduler, ADMIT_ALL);
         assert_int_equal(step->n_items, 1);
         assert_int_equal(step->items[0].n_drafts, 8);
-        const int computed = s->computed;
+        const int computed = s->kv[RUNNER_POLICY].computed;
         for (int p = computed - 1; p < computed + 8; p++)
-            w.content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK] = -1; // drafts, refused
+            w.content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK] = -1; // drafts, refused
         for (int p = 0; p < computed; p++)
-            sample_tokens(s, p, 1, &w.content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK]);
-        for (int i = 0; i < accepted + 1; i++) scheduler_drawn(w.scheduler, s, next_token(s));
-        scheduler_settle(w.scheduler, s, accepted);
-        assert_int_equal(s->computed, computed + accepted);
-        for (int p = computed; p < s->computed; p++)
-            sample_tokens(s, p, 1, &w.content[s->blocks[p / BLOCK] * BLOCK + p % BLOCK]);
+            sample_tokens(s, p, 1, &w.content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK]);
+        for (int i = 0; i < accepted + 1; i++) sample_append(s, next_token(s));
+        scheduler_accept(w.scheduler, s, accepted);
+        assert_int_equal(s->kv[RUNNER_POLICY].computed, computed + accepted);
+        for (int p = computed; p < s->kv[RUNNER_POLICY].computed; p++)
+            sample_tokens(s, p, 1, &w.content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK]);
         for (int i = 0; i < MOST_BLOCKS * BLOCK; i++) w.computed_by[i] = 2;
-        assert_true(s->n_named <= s->computed / BLOCK);
+        assert_true(s->blocks.n_cached <= s->kv[RUNNER_POLICY].computed / BLOCK);
     }
-    const int length = sample_length(s); // 6 + 1 + 1 + 2 + 3 + 4
+    const int length = sample_known(s); // 6 + 1 + 1 + 2 + 3 + 4
     assert_int_equal(length, 17);
     sample_tokens(s, 0, length, prompt);
     for (int i = length; i < 40; i++) prompt[i] = i;
@@ -516,7 +516,7 @@ static void update_leaves_nothing_to_find(void **state)
         for (int i = 0; i < 9; i++) assert_true(run_step(&w, ADMIT_ALL)); // fills blocks, over it
         // under "recompute" those that ran have computed the prompt again by then, and came first
         assert_int_equal(b->cached_tokens, 0);
-        assert_int_equal(running->samples[0].kv_version, recompute ? 4 : 0);
+        assert_int_equal(running->samples[0].kv[RUNNER_POLICY].version, recompute ? 4 : 0);
         struct request *c = add(&w, 14, 1, 2);
         run_all(&w);
         assert_int_equal(c->cached_tokens, 12); // of b, or of those that were computed again
@@ -538,7 +538,7 @@ static void update_in_a_prompt(void **state)
     struct request *a = add(&w, 30, 1, 12);
     assert_true(run_step(&w, ADMIT_ALL));
     update(&w, false);
-    while (a->samples[0].n_generated < 8) assert_true(run_step(&w, ADMIT_ALL));
+    while (a->samples[0].text.n_generated < 8) assert_true(run_step(&w, ADMIT_ALL));
     struct request *b = add(&w, 30, 1, 2);
     run_all(&w);
     assert_int_equal(b->cached_tokens, 0);
@@ -579,10 +579,10 @@ static void preempted_finds_its_own(void **state)
     struct world w;
     world_init(&w, 12, 4, 64);
     struct request *a = add(&w, 8, 1, 20), *b = add(&w, 16, 1, 20);
-    while (!scheduler_preemptions(w.scheduler)) assert_true(run_step(&w, ADMIT_ALL));
-    assert_int_equal(b->samples[0].state, SAMPLE_WAITING);
+    while (!scheduler_counts(w.scheduler)->preemptions) assert_true(run_step(&w, ADMIT_ALL));
+    assert_int_equal(b->samples[0].queue.state, SAMPLE_WAITING);
     scheduler_remove(w.scheduler, &a->samples[0]);
-    const int length = sample_length(&b->samples[0]);
+    const int length = sample_known(&b->samples[0]);
     int64_t before = w.computed_tokens;
     assert_true(run_step(&w, ADMIT_ALL));
     assert_true(w.computed_tokens - before <= 2 * BLOCK && length > 4 * BLOCK);
@@ -633,14 +633,15 @@ static void random_load(void **state)
             assert_true(stepped || inside == 0);
             assert_true(w.steps < 100000);
         }
-        assert_int_equal(kv_cache_used(w.cache), 0);
-        uint64_t queried, hits, found = 0;
-        scheduler_cache_tokens(w.scheduler, &queried, &hits);
+        assert_int_equal(block_manager_used(w.cache), 0);
+        const struct scheduler_counts *counts = scheduler_counts(w.scheduler);
+        uint64_t found = 0;
         for (int i = 0; i < n; i++) {
             assert_true(requests[i]->cached_tokens < requests[i]->n_prompt);
             if (requests[i]->cached_tokens > 0) found += (uint64_t)requests[i]->cached_tokens;
         }
-        assert_true(hits == found && queried > hits && (hits > 0) == (seed % 4 != 0));
+        assert_int_equal(counts->hit_tokens, found);
+        assert_true(counts->queried_tokens > found && (found > 0) == (seed % 4 != 0));
         for (int i = 0; i < n; i++) request_free(requests[i]);
         world_release(&w);
     }
@@ -667,7 +668,7 @@ int main(void)
         cmocka_unit_test(update_recomputes_and_shares_again),
         cmocka_unit_test(update_keeps),
         cmocka_unit_test(drain_admits_only_started),
-        cmocka_unit_test(leader_cancelled),
+        cmocka_unit_test(prefilling_sample_cancelled),
         cmocka_unit_test(ended_request_is_found),
         cmocka_unit_test(answer_is_found),
         cmocka_unit_test(refused_drafts_are_not_found),

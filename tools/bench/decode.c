@@ -1,9 +1,8 @@
-/* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: as
- * the engine has it, without the engine. */
+/* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: the
+ * engine's runner, without the engine. */
 #include "tools/bench/decode.h"
 #include "common/base/clock.h"
 #include "common/base/rng.h"
-#include "common/model/model.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +10,7 @@
 
 static enum status decoder_prefill(struct decoder *d)
 {
-    int context = (int)d->b->o.context;
+    const int context = (int)d->b->o.context, most = d->runner->limits.max_tokens;
     int32_t *prompt = malloc((size_t)context * sizeof *prompt);
     struct rng r;
     enum status st = ST_OK;
@@ -20,13 +19,12 @@ static enum status decoder_prefill(struct decoder *d)
     for (int s = 0; s < d->n; s++) {
         for (int i = 0; i < context; i++)
             prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
-        for (int at = 0; at < context; at += d->model->max_tokens) {
-            int n = context - at < d->model->max_tokens ? context - at : d->model->max_tokens;
-            batch_clear(d->batch);
-            CHECK(batch_add_paged(d->batch, prompt + at, n, at, d->blocks + s * d->blocks_each,
-                                  d->blocks_each, BLOCK));
-            CHECK(batch_commit(d->batch, 0));
-            model_step(d->model, d->batch, &d->kv.view);
+        for (int at = 0; at < context; at += most) {
+            int n = context - at < most ? context - at : most;
+            runner_clear(d->runner);
+            CHECK(runner_feed(d->runner, prompt + at, n, at, d->blocks + s * d->blocks_each,
+                              d->blocks_each));
+            CHECK(runner_step(d->runner));
             CHECK(device_sync(d->b->dev));
         }
         d->tokens[s] = prompt[0];
@@ -38,45 +36,31 @@ out:
 
 void decoder_close(struct decoder *d)
 {
-    if (!d->b) return;
-    kv_memory_release(&d->kv);
-    sampler_free(d->sampler);
-    batch_free(d->batch);
-    model_free(d->model);
-    free(d->rows);
-    free(d->top);
+    runner_free(d->runner);
     free(d->tokens);
     free(d->blocks);
 }
 
 enum status decoder_open(struct decoder *d, struct bench *b)
 {
-    int last = (int)b->o.context + 2, chunk = (int)(b->o.batch > 512 ? b->o.batch : 512);
-    static const struct sampling plain = {
-        .temperature = 1, .top_p = 1, .repetition_penalty = 1, .ignore_eos = true};
+    const int last = (int)b->o.context + 2, chunk = (int)(b->o.batch > 512 ? b->o.batch : 512);
     enum status st;
     memset(d, 0, sizeof *d);
     d->b = b;
     d->n = (int)b->o.batch;
     d->blocks_each = (last + BLOCK - 1) / BLOCK;
+    // room for padding a batch up to the next captured size
+    const struct runner_limits limits = {.max_tokens = chunk + 32,
+                                         .max_rows = d->n < 32 ? d->n + 8 : d->n + 32,
+                                         .max_context = last,
+                                         .block_size = BLOCK};
     d->tokens = calloc((size_t)d->n, sizeof *d->tokens);
     d->blocks = calloc((size_t)d->n * (size_t)d->blocks_each, sizeof *d->blocks);
-    d->rows = calloc((size_t)d->n, sizeof *d->rows);
-    d->top = calloc((size_t)d->n, sizeof *d->top);
-    if (!d->tokens || !d->blocks || !d->rows || !d->top)
+    if (!d->tokens || !d->blocks)
         return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
-    CHECK(kv_memory_alloc(&d->kv, b->dev, b->config, b->dt, BLOCK, d->n * d->blocks_each));
-    // room for padding a batch up to the next captured size
-    int rows = d->n < 32 ? d->n + 8 : d->n + 32;
-    CHECK(model_new(b->dev, b->config, b->weights, chunk + 32, rows, last, &d->model));
-    CHECK(batch_new(b->dev, chunk + 32, rows, d->blocks_each, rows, &d->batch));
-    CHECK(sampler_new(b->dev, rows, b->config->vocab_size, NULL, 0, &d->sampler));
-    for (int i = 0; i < d->n; i++)
-        d->rows[i] = (struct sampler_row){.sampling = &plain,
-                                          .stream = (uint64_t)i,
-                                          .position = (uint64_t)b->o.context,
-                                          .draft = SAMPLER_NO_DRAFT};
+    CHECK(runner_new(b->dev, b->weights, &limits, &d->runner));
+    CHECK(runner_allocate_kv(d->runner, d->n * d->blocks_each));
     st = decoder_prefill(d);
 out:
     return st;
@@ -84,19 +68,23 @@ out:
 
 enum status decoder_step(struct decoder *d)
 {
-    int at = (int)d->b->o.context;
-    const struct sample_result *results;
+    static const struct sampling sampling = {
+        .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
+    const int at = (int)d->b->o.context;
     enum status st = ST_OK;
-    batch_clear(d->batch);
+    runner_clear(d->runner);
     for (int s = 0; s < d->n; s++) {
-        CHECK(batch_add_paged(d->batch, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each,
-                              d->blocks_each, BLOCK));
-        CHECK(batch_want_row(d->batch, s));
+        const struct sampler_row row = {.sampling = &sampling,
+                                        .stream = (uint64_t)s,
+                                        .position = (uint64_t)at,
+                                        .draft = SAMPLER_NO_DRAFT};
+        CHECK(runner_feed(d->runner, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each,
+                          d->blocks_each));
+        CHECK(runner_want(d->runner, s, &row));
     }
-    CHECK(batch_commit(d->batch, model_decode_padding(d->model, d->n)));
-    model_step(d->model, d->batch, &d->kv.view);
-    CHECK(sampler_draw(d->sampler, d->model->logits, d->rows, d->n, NULL, &results, d->top));
-    for (int s = 0; s < d->n; s++) d->tokens[s] = results[s].token;
+    CHECK(runner_step(d->runner));
+    CHECK(runner_sample(d->runner, NULL));
+    for (int s = 0; s < d->n; s++) d->tokens[s] = d->runner->results[s].token;
 out:
     return st;
 }

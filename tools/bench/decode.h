@@ -3,21 +3,15 @@
 #ifndef TOOLS_BENCH_DECODE_H
 #define TOOLS_BENCH_DECODE_H
 
-#include "infer-server/engine/kv_memory.h"
-#include "infer-server/engine/sampler.h"
+#include "infer-server/engine/runner.h"
 #include "tools/bench/bench.h"
 
 struct decoder {
     struct bench *b;
-    struct model *model;
-    struct batch *batch;
-    struct kv_memory kv;
+    struct runner *runner;
     int n, blocks_each;
     int32_t *tokens; // (n) last token of each sequence
     int32_t *blocks; // (n, blocks_each)
-    struct sampler *sampler;
-    struct sampler_row *rows;       // (n)
-    const struct top_logprob **top; // (n) nothing is listed
 };
 
 // b->o.batch sequences with b->o.context tokens behind each. Close whatever became of it.

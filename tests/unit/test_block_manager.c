@@ -1,176 +1,176 @@
-/* test_kv_cache.c: the book of KV blocks: all or nothing, shared blocks, names, order of reuse, and
- * a random walk against plain lists; and the hashes that names are made of. */
+/* test_block_manager.c: the book of KV blocks: all or nothing, shared blocks, names, order of
+ * reuse, and a random walk against plain lists; and the hashes that names are made of. */
 #include "tests/support/support.h"
 #include "common/base/rng.h"
-#include "infer-server/engine/kv_cache.h"
+#include "infer-server/engine/block_manager.h"
 #include <string.h>
 
 static void take_is_all_or_nothing(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t blocks[4] = {-1, -1, -1, -1};
-    assert_ok(kv_cache_new(4, 16, &c));
-    assert_int_equal(kv_cache_blocks_for(c, 0), 0);
-    assert_int_equal(kv_cache_blocks_for(c, 16), 1);
-    assert_int_equal(kv_cache_blocks_for(c, 17), 2);
-    assert_true(kv_cache_take(c, 3, blocks));
-    assert_int_equal(kv_cache_used(c), 3);
-    assert_false(kv_cache_take(c, 2, blocks + 3));
+    assert_ok(block_manager_new(4, 16, &c));
+    assert_int_equal(block_manager_blocks_for(c, 0), 0);
+    assert_int_equal(block_manager_blocks_for(c, 16), 1);
+    assert_int_equal(block_manager_blocks_for(c, 17), 2);
+    assert_true(block_manager_allocate(c, 3, blocks));
+    assert_int_equal(block_manager_used(c), 3);
+    assert_false(block_manager_allocate(c, 2, blocks + 3));
     assert_int_equal(blocks[3], -1);
-    assert_int_equal(kv_cache_available(c), 1);
-    assert_true(kv_cache_take(c, 1, blocks + 3));
+    assert_int_equal(block_manager_available(c), 1);
+    assert_true(block_manager_allocate(c, 1, blocks + 3));
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < i; k++) assert_int_not_equal(blocks[i], blocks[k]);
-    kv_cache_drop(c, blocks, 4);
-    assert_int_equal(kv_cache_used(c), 0);
-    kv_cache_free(c);
+    block_manager_drop(c, blocks, 4);
+    assert_int_equal(block_manager_used(c), 0);
+    block_manager_free(c);
 }
 
 static void shared_blocks_outlive_one_holder(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t prompt[2], own[3];
-    assert_ok(kv_cache_new(5, 16, &c));
-    assert_true(kv_cache_take(c, 2, prompt));
-    kv_cache_share(c, prompt, 2);
-    assert_int_equal(kv_cache_used(c), 2);
-    assert_int_equal(kv_cache_holders(c, prompt[0]), 2);
-    kv_cache_drop(c, prompt, 2);
-    assert_int_equal(kv_cache_used(c), 2);
-    assert_true(kv_cache_take(c, 3, own));
+    assert_ok(block_manager_new(5, 16, &c));
+    assert_true(block_manager_allocate(c, 2, prompt));
+    block_manager_share(c, prompt, 2);
+    assert_int_equal(block_manager_used(c), 2);
+    assert_int_equal(block_manager_ref_count(c, prompt[0]), 2);
+    block_manager_drop(c, prompt, 2);
+    assert_int_equal(block_manager_used(c), 2);
+    assert_true(block_manager_allocate(c, 3, own));
     for (int i = 0; i < 3; i++) assert_true(own[i] != prompt[0] && own[i] != prompt[1]);
-    kv_cache_drop(c, prompt, 2);
-    assert_int_equal(kv_cache_used(c), 3);
-    kv_cache_free(c);
+    block_manager_drop(c, prompt, 2);
+    assert_int_equal(block_manager_used(c), 3);
+    block_manager_free(c);
 }
 
-static struct kv_key key_of(uint64_t text)
+static struct block_key key_of(uint64_t text)
 {
-    return (struct kv_key){.hash.part = {text, ~text}, .version = 2};
+    return (struct block_key){.hash.part = {text, ~text}, .version = 2};
 }
 
-static void name(struct kv_cache *c, int32_t block, uint64_t text)
+static void name(struct block_manager *c, int32_t block, uint64_t text)
 {
-    const struct kv_key key = key_of(text);
-    kv_cache_name(c, block, &key);
+    const struct block_key key = key_of(text);
+    block_manager_cache(c, block, &key);
 }
 
-static int32_t find(const struct kv_cache *c, uint64_t text)
+static int32_t find(const struct block_manager *c, uint64_t text)
 {
-    const struct kv_key key = key_of(text);
-    return kv_cache_find(c, &key);
+    const struct block_key key = key_of(text);
+    return block_manager_find(c, &key);
 }
 
 static void longest_free_is_taken_first(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t all[4], next[4];
-    assert_ok(kv_cache_new(4, 4, &c));
-    assert_true(kv_cache_take(c, 4, all));
+    assert_ok(block_manager_new(4, 4, &c));
+    assert_true(block_manager_allocate(c, 4, all));
     for (int i = 0; i < 3; i++) name(c, all[i], (uint64_t)i);
-    kv_cache_drop(c, &all[1], 1);
-    kv_cache_drop(c, &all[2], 1);
-    kv_cache_drop(c, &all[0], 1);
-    kv_cache_drop(c, &all[3], 1); // has no name: of no use to anybody
-    assert_true(kv_cache_take(c, 4, next));
+    block_manager_drop(c, &all[1], 1);
+    block_manager_drop(c, &all[2], 1);
+    block_manager_drop(c, &all[0], 1);
+    block_manager_drop(c, &all[3], 1); // has no name: of no use to anybody
+    assert_true(block_manager_allocate(c, 4, next));
     assert_int_equal(next[0], all[3]);
     assert_int_equal(next[1], all[1]);
     assert_int_equal(next[2], all[2]);
     assert_int_equal(next[3], all[0]);
-    kv_cache_free(c);
+    block_manager_free(c);
 }
 
 static void end_of_a_sequence_goes_first(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t all[3], next[1];
-    assert_ok(kv_cache_new(3, 4, &c));
-    assert_true(kv_cache_take(c, 3, all));
+    assert_ok(block_manager_new(3, 4, &c));
+    assert_true(block_manager_allocate(c, 3, all));
     for (int i = 0; i < 3; i++) name(c, all[i], (uint64_t)i);
-    kv_cache_drop(c, all, 3);
+    block_manager_drop(c, all, 3);
     for (int left = 3; left > 0; left--) {
         for (int i = 0; i < 3; i++) assert_int_equal(find(c, (uint64_t)i), i < left ? all[i] : -1);
-        assert_true(kv_cache_take(c, 1, next));
+        assert_true(block_manager_allocate(c, 1, next));
     }
-    kv_cache_free(c);
+    block_manager_free(c);
 }
 
 static void found_until_taken(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t all[3], rest[2];
-    assert_ok(kv_cache_new(3, 4, &c));
+    assert_ok(block_manager_new(3, 4, &c));
     assert_int_equal(find(c, 7), -1);
-    assert_true(kv_cache_take(c, 3, all));
+    assert_true(block_manager_allocate(c, 3, all));
     name(c, all[1], 7);
     name(c, all[1], 8); // has one
     assert_int_equal(find(c, 7), all[1]);
     assert_int_equal(find(c, 8), -1);
-    kv_cache_drop(c, all, 3);
-    assert_int_equal(kv_cache_available(c), 3);
+    block_manager_drop(c, all, 3);
+    assert_int_equal(block_manager_available(c), 3);
     assert_int_equal(find(c, 7), all[1]); // free, and as it was
-    assert_int_equal(kv_cache_holders(c, all[1]), 0);
-    kv_cache_share(c, &all[1], 1);
-    kv_cache_share(c, &all[1], 1);
-    assert_int_equal(kv_cache_holders(c, all[1]), 2);
-    assert_int_equal(kv_cache_available(c), 2);
-    assert_true(kv_cache_take(c, 2, rest));
+    assert_int_equal(block_manager_ref_count(c, all[1]), 0);
+    block_manager_share(c, &all[1], 1);
+    block_manager_share(c, &all[1], 1);
+    assert_int_equal(block_manager_ref_count(c, all[1]), 2);
+    assert_int_equal(block_manager_available(c), 2);
+    assert_true(block_manager_allocate(c, 2, rest));
     assert_true(rest[0] != all[1] && rest[1] != all[1]);
-    kv_cache_drop(c, &all[1], 1);
-    assert_false(kv_cache_take(c, 1, rest));
-    kv_cache_drop(c, &all[1], 1);
+    block_manager_drop(c, &all[1], 1);
+    assert_false(block_manager_allocate(c, 1, rest));
+    block_manager_drop(c, &all[1], 1);
     assert_int_equal(find(c, 7), all[1]);
-    assert_true(kv_cache_take(c, 1, rest));
+    assert_true(block_manager_allocate(c, 1, rest));
     assert_int_equal(find(c, 7), -1);
     name(c, rest[0], 8); // of its new holder
     assert_int_equal(find(c, 8), rest[0]);
-    kv_cache_free(c);
+    block_manager_free(c);
 }
 
 static void every_part_of_a_key_counts(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t all[5];
-    struct kv_key keys[5];
+    struct block_key keys[5];
     for (int i = 0; i < 5; i++) keys[i] = key_of(7);
     keys[1].hash.part[0]++;
     keys[2].hash.part[1]++;
     keys[3].version++;
     keys[4].adapter++;
-    assert_ok(kv_cache_new(5, 4, &c));
-    assert_true(kv_cache_take(c, 5, all));
+    assert_ok(block_manager_new(5, 4, &c));
+    assert_true(block_manager_allocate(c, 5, all));
     for (int i = 0; i < 5; i++) {
-        assert_int_equal(kv_cache_find(c, &keys[i]), -1);
-        kv_cache_name(c, all[i], &keys[i]);
+        assert_int_equal(block_manager_find(c, &keys[i]), -1);
+        block_manager_cache(c, all[i], &keys[i]);
     }
-    for (int i = 0; i < 5; i++) assert_int_equal(kv_cache_find(c, &keys[i]), all[i]);
-    kv_cache_free(c);
+    for (int i = 0; i < 5; i++) assert_int_equal(block_manager_find(c, &keys[i]), all[i]);
+    block_manager_free(c);
 }
 
 // Two samples that computed the same text: it is found until both blocks are gone.
 static void blocks_of_one_name(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t all[3], taken[1];
-    assert_ok(kv_cache_new(3, 4, &c));
-    assert_true(kv_cache_take(c, 3, all));
+    assert_ok(block_manager_new(3, 4, &c));
+    assert_true(block_manager_allocate(c, 3, all));
     for (int i = 0; i < 3; i++) name(c, all[i], 7);
     assert_int_equal(find(c, 7), all[2]);
     for (int i = 0; i < 3; i++) {
         const int32_t first[] = {all[1], all[2], all[0]};
-        kv_cache_drop(c, &first[i], 1);
-        assert_true(kv_cache_take(c, 1, taken));
+        block_manager_drop(c, &first[i], 1);
+        assert_true(block_manager_allocate(c, 1, taken));
         assert_int_equal(taken[0], first[i]);
         assert_int_equal(find(c, 7), i == 0 ? all[2] : i == 1 ? all[0] : -1);
     }
-    kv_cache_free(c);
+    block_manager_free(c);
 }
 
 static void hashes_depend_on_all_before(void **state)
@@ -198,10 +198,10 @@ static void hashes_depend_on_all_before(void **state)
 static void refuses_empty_pool(void **state)
 {
     (void)state;
-    struct kv_cache *c = NULL;
-    assert_status(kv_cache_new(0, 16, &c), ST_INVALID);
+    struct block_manager *c = NULL;
+    assert_status(block_manager_new(0, 16, &c), ST_INVALID);
     assert_null(c);
-    kv_cache_free(c);
+    block_manager_free(c);
 }
 
 // 64 sequences come, share, find and go at random; after each move the book agrees with a recount,
@@ -210,14 +210,14 @@ static void random_walk(void **state)
 {
     (void)state;
     enum { N_BLOCKS = 97, N_SEQS = 64, MOST = 9, N_TEXTS = 150 };
-    struct kv_cache *c = NULL;
+    struct block_manager *c = NULL;
     int32_t held[N_SEQS][MOST];
     int n_held[N_SEQS] = {0}, holders[N_BLOCKS] = {0}, n_found = 0, n_evicted = 0;
     int text_of[N_BLOCKS], freed_at[N_BLOCKS] = {0}, now = 0; // text 0: no name
     struct rng r;
     rng_init(&r, 7, 0);
     memset(text_of, 0, sizeof text_of);
-    assert_ok(kv_cache_new(N_BLOCKS, 16, &c));
+    assert_ok(block_manager_new(N_BLOCKS, 16, &c));
     for (int move = 0; move < 20000; move++) {
         int a = (int)rng_below(&r, N_SEQS), b = (int)rng_below(&r, N_SEQS);
         const int text = 1 + (int)rng_below(&r, N_TEXTS), found = find(c, (uint64_t)text);
@@ -226,23 +226,23 @@ static void random_walk(void **state)
             name(c, held[a][at], (uint64_t)text);
             if (!text_of[held[a][at]]) text_of[held[a][at]] = text;
         } else if (n_held[a]) {
-            kv_cache_drop(c, held[a], n_held[a]);
+            block_manager_drop(c, held[a], n_held[a]);
             for (int i = n_held[a] - 1; i >= 0; i--)
                 if (--holders[held[a][i]] == 0) freed_at[held[a][i]] = ++now;
             n_held[a] = 0;
         } else if (found >= 0) {
-            kv_cache_share(c, &found, 1);
+            block_manager_share(c, &found, 1);
             held[a][0] = found;
             n_held[a] = 1;
             n_found += holders[found]++ == 0;
         } else if (n_held[b] && rng_below(&r, 2)) {
             n_held[a] = 1 + (int)rng_below(&r, (uint32_t)n_held[b]);
             memcpy(held[a], held[b], sizeof held[a]);
-            kv_cache_share(c, held[a], n_held[a]);
+            block_manager_share(c, held[a], n_held[a]);
             for (int i = 0; i < n_held[a]; i++) holders[held[a][i]]++;
         } else {
-            int n = 1 + (int)rng_below(&r, MOST), available = kv_cache_available(c);
-            bool taken = kv_cache_take(c, n, held[a]);
+            int n = 1 + (int)rng_below(&r, MOST), available = block_manager_available(c);
+            bool taken = block_manager_allocate(c, n, held[a]);
             assert_int_equal(taken, n <= available);
             if (taken) n_held[a] = n;
             for (int i = 0; i < n_held[a]; i++) {
@@ -259,9 +259,9 @@ static void random_walk(void **state)
         for (int i = 0; i < N_BLOCKS; i++) {
             used += holders[i] > 0;
             named += text_of[i] == text;
-            assert_int_equal(kv_cache_holders(c, i), holders[i]);
+            assert_int_equal(block_manager_ref_count(c, i), holders[i]);
         }
-        assert_int_equal(kv_cache_used(c), used);
+        assert_int_equal(block_manager_used(c), used);
         const int32_t again = find(c, (uint64_t)text);
         if (named)
             assert_true(again >= 0 && text_of[again] == text);
@@ -269,7 +269,7 @@ static void random_walk(void **state)
             assert_int_equal(again, -1);
     }
     assert_true(n_found > 100 && n_evicted > 1000);
-    kv_cache_free(c);
+    block_manager_free(c);
 }
 
 int main(void)

@@ -1,6 +1,6 @@
-// decode_graphs.c: see decode_graphs.h. A look-up passes over all of them, which is nothing beside
-// a step.
-#include "common/model/decode_graphs.h"
+/* decode_graphs.c: see decode_graphs.h. A look-up passes over all of them, which is nothing beside
+ * a step. The engine's thread. */
+#include "infer-server/engine/decode_graphs.h"
 #include <stdlib.h>
 
 struct decode_graphs {
@@ -9,6 +9,22 @@ struct decode_graphs {
     int n;
     struct decode_graph entry[DECODE_GRAPHS_MAX];
 };
+
+int decode_graphs_rows(int n)
+{
+    if (n <= 2) return n;
+    if (n <= 8) return (n + 1) / 2 * 2;
+    if (n <= 32) return (n + 7) / 8 * 8;
+    if (n <= 128) return (n + 15) / 16 * 16;
+    return (n + 31) / 32 * 32;
+}
+
+int decode_graphs_context(int context, int max_context)
+{
+    int bucket = 256;
+    while (bucket < context) bucket *= 2;
+    return bucket < max_context ? bucket : max_context;
+}
 
 struct decode_graphs *decode_graphs_new(struct device *dev)
 {

@@ -1,9 +1,7 @@
-/* decode_graphs.h: the captured decode steps of one model, a bounded number of them: where there is
- * no room for one more, the one that was used longest ago goes. One thread, the owner of the
- * device.
- */
-#ifndef COMMON_MODEL_DECODE_GRAPHS_H
-#define COMMON_MODEL_DECODE_GRAPHS_H
+/* decode_graphs.h: the captured decode steps of one runner, a bounded number of them: where there
+ * is no room for one more, the one that was used longest ago goes. The engine's thread. */
+#ifndef INFER_SERVER_DECODE_GRAPHS_H
+#define INFER_SERVER_DECODE_GRAPHS_H
 
 #include "kernels/device.h"
 
@@ -18,6 +16,9 @@ struct decode_graph { // everything that a capture freezes is its key
 };
 
 struct decode_graphs;
+
+int decode_graphs_rows(int n); // the size that n rows are captured as, n or a little more
+int decode_graphs_context(int context, int max_context); // likewise
 
 struct decode_graphs *decode_graphs_new(struct device *dev); // NULL: no memory
 void decode_graphs_free(struct decode_graphs *graphs);

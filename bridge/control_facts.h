@@ -1,0 +1,25 @@
+/* control_facts.h: what the control page says, as plain values. */
+#ifndef BRIDGE_CONTROL_FACTS_H
+#define BRIDGE_CONTROL_FACTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
+    uint64_t version, publishes;
+    pid_t owner_pid, writer_pid; // writer 0: none
+    double owner_heartbeat_age_ms, writer_heartbeat_age_ms;
+    bool owner_alive, writer_alive, quiet_requested, quiet_granted, torn, ended;
+    double last_wait_ms;  // request to grant
+    double last_write_ms; // version odd
+    double last_pause_ms; // grant to resume seen by the engine: what generation lost
+    char layout_hash[65], snapshot[512];
+    // What the weights are; "" and 0 while the version is odd. `updates` of writers since they were
+    // exactly those of `origin`, the last run_updates of them by `run` ("": an unnamed writer).
+    // loaded: the folder that the owner was started with, or reloaded last.
+    char loaded[512], origin[512], run[512];
+    uint64_t updates, run_updates;
+};
+
+#endif

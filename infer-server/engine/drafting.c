@@ -1,0 +1,276 @@
+/* drafting.c: owns the planner of drafts and the lists of one step's. The engine's thread. */
+#include "infer-server/engine/drafting.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "infer-server/speculative/step_cost.h"
+#include <stdlib.h>
+
+#define ROWS_OFF     64 // of a step, where only single requests ask for drafts
+#define ROWS         512
+#define UNACCEPTED   32 // drafts of the draft model in vain, before that is said
+#define TIME_PROMPTS 8  // steps that follow prompts, one of which is timed
+
+struct drafting {
+    struct speculative *speculative;
+    struct draft_model *model;        // NULL: none
+    struct speculative_choice choice; // of requests that do not choose
+    bool exact;                       // rows are sampled as without drafts
+    bool measures;                    // costs decide how much is drafted
+    struct engine_stats *stats;
+    struct step_report report; // of the present step
+    unsigned n_followed;       // steps whose prompts the draft model followed
+    struct {                   // drafts of the draft model until one is accepted, or it is said
+        bool over;             // that none was
+        int drafts, tokens;
+    } unaccepted;
+    struct draft **drafts;    // (max_batch) of one step
+    struct sample **sampling; // (max_batch) for which the draft model samples
+};
+
+// ---- life --------------------------------------------------------------------------------------
+
+int drafting_rows(const struct engine_options *options)
+{
+    const int k = speculative_most(options->speculative), max_batch = options->max_batch;
+    const int rows = k > 0 && max_batch >= ROWS / k ? ROWS : max_batch * k;
+    return rows > ROWS_OFF ? rows : ROWS_OFF;
+}
+
+enum status drafting_new(const struct engine_options *options, struct draft_model *model,
+                         struct engine_stats *stats, struct drafting **ret)
+{
+    const bool fixed = options->speculative_fixed || options->exact;
+    enum status st = ST_OK;
+    struct drafting *d = calloc(1, sizeof *d);
+    if (!d) return status_fail(ST_NO_MEMORY, "no memory for drafts");
+    d->model = model;
+    d->choice = options->speculative;
+    d->exact = options->exact;
+    d->measures = speculative_most(d->choice) > 0 && !fixed;
+    d->stats = stats;
+    stats->draft_positions = speculative_most(d->choice);
+    stats->speculative = d->choice;
+    CHECK(speculative_new(fixed, drafting_rows(options), &d->speculative));
+    d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
+    d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
+    if (!d->drafts || !d->sampling) {
+        st =
+            status_fail(ST_NO_MEMORY, "no memory for the drafts of %d samples", options->max_batch);
+        goto out;
+    }
+    *ret = d;
+    return ST_OK;
+out:
+    drafting_free(d);
+    return st;
+}
+
+void drafting_free(struct drafting *d)
+{
+    if (!d) return;
+    free(d->drafts);
+    free(d->sampling);
+    speculative_free(d->speculative);
+    free(d);
+}
+
+enum status drafting_measure(struct drafting *d, struct runner *policy)
+{
+    double prompt_ms, token_ms;
+    enum status st = ST_OK;
+    if (!d->measures) return ST_OK;
+    CHECK(
+        step_cost_measure(policy, policy->limits.max_rows, speculative_step_cost(d->speculative)));
+    if (!d->model) return ST_OK;
+    CHECK(draft_model_measure(d->model, speculative_pass_cost(d->speculative), &prompt_ms,
+                              &token_ms));
+    speculative_set_prompt_cost(d->speculative, prompt_ms, token_ms);
+out:
+    return st;
+}
+
+// ---- before a step -----------------------------------------------------------------------------
+
+static struct speculative_choice choice_of(const struct drafting *d, const struct sample *sample)
+{
+    const struct speculative_choice own = sample->request->sampling.speculative;
+    return own.chosen ? own : d->choice;
+}
+
+static struct history history_of(const struct sample *sample)
+{
+    const struct request *r = sample->request;
+    return (struct history){.prompt = r->prompt,
+                            .n_prompt = r->n_prompt,
+                            .prompt_key = r->prompt_key,
+                            .generated = sample->text.generated,
+                            .n_generated = sample->text.n_generated};
+}
+
+static void propose(struct drafting *d, struct sample *sample)
+{
+    struct draft *draft = &sample->draft;
+    struct speculative_choice choice = choice_of(d, sample);
+    const struct history history = history_of(sample);
+    // The step gives one token more than it accepts.
+    const int room = sample->request->sampling.max_tokens - sample->text.n_generated - 1;
+    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL];
+    const int within = *k > 0 ? draft_model_room(d->model, sample) : 0;
+    if (*k > within) *k = within > 0 ? within : 0;
+    speculative_propose(d->speculative, choice, &history, room, draft);
+    draft->context = sample_known(sample);
+    draft->behind = d->model ? draft_model_lag(d->model, sample) : 0;
+}
+
+// Whether any sample may draft; counts the decoding ones.
+static bool count_decoding(struct drafting *d, struct scheduler *scheduler, int *ret_seqs,
+                           int64_t *ret_attended)
+{
+    bool may = false;
+    *ret_seqs = 0;
+    *ret_attended = 0;
+    for (int i = 0; i < scheduler_running(scheduler); i++) {
+        struct sample *sample = scheduler_at(scheduler, i);
+        sample->draft.n = sample->draft.n_verify = 0;
+        if (!sample_is_decoding(sample)) continue;
+        *ret_seqs += 1;
+        *ret_attended += sample_known(sample);
+        may |= speculative_most(choice_of(d, sample)) > 0;
+    }
+    return may;
+}
+
+enum status drafting_propose(struct drafting *d, struct scheduler *scheduler)
+{
+    const int64_t start_ns = clock_now_ns();
+    int64_t attended;
+    int n_seqs, n = 0, n_sampling = 0;
+    d->report = (struct step_report){.settled = true};
+    if (!count_decoding(d, scheduler, &n_seqs, &attended)) return ST_OK;
+    if (!speculative_wants_drafts(d->speculative)) return ST_OK;
+    for (int i = 0; i < scheduler_running(scheduler); i++) {
+        struct sample *sample = scheduler_at(scheduler, i);
+        if (!sample_is_decoding(sample) || speculative_most(choice_of(d, sample)) == 0) continue;
+        propose(d, sample);
+        if (sample->draft.n > 0) d->drafts[n++] = &sample->draft;
+    }
+    speculative_plan(d->speculative, d->drafts, n, n_seqs, attended);
+    for (int i = 0; i < scheduler_running(scheduler); i++) {
+        struct sample *sample = scheduler_at(scheduler, i);
+        if (sample->draft.n_verify == 0) continue;
+        scheduler_reserve_drafts(scheduler, sample);
+        if (sample->draft.n_verify > 0 && sample->draft.method == SPECULATIVE_DRAFT_MODEL)
+            d->sampling[n_sampling++] = sample;
+    }
+    d->report.looked = true;
+    d->report.look_ms = clock_ms_since(start_ns);
+    if (n_sampling == 0) return ST_OK;
+    return draft_model_sample(d->model, d->sampling, n_sampling,
+                              speculative_pass_cost(d->speculative), &d->report);
+}
+
+// ---- the step ----------------------------------------------------------------------------------
+
+// What the step does beside prompts: its decoding sequences with their drafts.
+static void report_rows(const struct step *step, struct step_report *report)
+{
+    report->decodes = step->n_sampled == step->n_items;
+    for (int i = 0; i < step->n_items; i++) {
+        const struct step_item *item = &step->items[i];
+        if (!step_item_decodes(item)) {
+            report->decodes = false;
+            continue;
+        }
+        report->n_seqs++;
+        report->n_rows += item->n;
+        report->attended += item->first + 1;
+        for (int k = 0; k < item->n; k++) report->attended_by_all += item->first + k + 1;
+    }
+}
+
+enum status drafting_follow(struct drafting *d, const struct step *step)
+{
+    int n_tokens = 0;
+    report_rows(step, &d->report);
+    if (!d->model) return ST_OK;
+    const bool pays = speculative_model_pays(d->speculative);
+    const bool timed = pays && !d->report.decodes && d->n_followed++ % TIME_PROMPTS == 0;
+    double ms = 0;
+    const enum status st = draft_model_follow(d->model, step, pays, &n_tokens, timed ? &ms : NULL);
+    if (st == ST_OK && n_tokens > 0) speculative_prompts_took(d->speculative, n_tokens, ms);
+    return st;
+}
+
+// A deterministic draft, or one with shared noise, has no part in the sampling of its row.
+struct sample_draft drafting_row(const struct drafting *d, const struct sample *sample, int k)
+{
+    const struct draft *draft = &sample->draft;
+    if (draft->method != SPECULATIVE_DRAFT_MODEL || d->exact) return SAMPLER_NO_DRAFT;
+    return (struct sample_draft){.token = draft->tokens[k], .row = draft->rows[k]};
+}
+
+struct sampler_drafts drafting_logits(const struct drafting *d)
+{
+    return d->model ? draft_model_logits(d->model) : (struct sampler_drafts){0};
+}
+
+// ---- what came of it ---------------------------------------------------------------------------
+
+// A draft model of another tokenizer, or of no sense, is drafted with in vain: said once.
+static void watch_draft_model(struct drafting *d, const struct verified *v)
+{
+    if (d->unaccepted.over) return;
+    d->unaccepted.drafts++;
+    d->unaccepted.tokens += v->n_counted;
+    d->unaccepted.over = v->n_accepted > 0 || d->unaccepted.drafts == UNACCEPTED;
+    if (d->unaccepted.over && v->n_accepted == 0)
+        log_warn(
+            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
+            "it of this model's tokenizer, and trained?",
+            d->unaccepted.tokens);
+}
+
+static void count_drafts(struct drafting *d, struct sample *sample, const struct verified *v)
+{
+    if (sample->draft.method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(d, v);
+    struct sample_telemetry *t = &sample->telemetry;
+    struct engine_stats *all = d->stats;
+    if (v->n_counted > t->draft_positions) t->draft_positions = v->n_counted;
+    if (v->n_counted > all->draft_positions) all->draft_positions = v->n_counted;
+    t->num_drafts++;
+    t->num_draft_tokens += v->n_counted;
+    t->num_accepted_tokens += v->n_accepted;
+    all->num_drafts++;
+    all->num_draft_tokens += (uint64_t)v->n_counted;
+    all->num_accepted_tokens += (uint64_t)v->n_accepted;
+    for (int i = 0; i < v->n_accepted; i++) {
+        t->num_accepted_tokens_per_pos[i]++;
+        all->num_accepted_tokens_per_pos[i]++;
+    }
+}
+
+void drafting_verified(struct drafting *d, struct sample *sample, const struct verified *v,
+                       int32_t first)
+{
+    struct draft *draft = &sample->draft;
+    if (draft->n > 0)
+        speculative_judge(d->speculative, draft, v->n_drafts,
+                          v->n_drafts > 0 ? v->n_accepted : first == draft->tokens[0]);
+    draft->n = 0;
+    if (v->n_counted > 0) count_drafts(d, sample, v);
+    if (d->model) draft_model_truncate(d->model, sample, sample_known(sample) + v->n_accepted);
+}
+
+void drafting_learn(struct drafting *d, const struct sample *sample)
+{
+    const struct history history = history_of(sample);
+    speculative_learn(d->speculative, choice_of(d, sample), &history);
+}
+
+void drafting_step_over(struct drafting *d, double step_ms, bool warm, int n_saved)
+{
+    if (d->report.decodes) d->report.settled &= warm;
+    d->report.step_ms = step_ms;
+    d->report.n_saved = n_saved;
+    speculative_step_over(d->speculative, &d->report);
+}

@@ -1,0 +1,52 @@
+/* drafting.h: drafts as the executor sees them: what is proposed before a step is planned, what the
+ * draft model computes beside it, and what came of it. How many are worth their rows is
+ * speculative.h's to say; what the draft model does is draft_model.h's.
+ *
+ * A step is drafting_propose(), schedule(), drafting_follow() once the policy's forward pass is
+ * enqueued, drafting_verified() and drafting_learn() for each sample, drafting_step_over().
+ *
+ * The engine's thread. */
+#ifndef INFER_SERVER_DRAFTING_H
+#define INFER_SERVER_DRAFTING_H
+
+#include "infer-server/engine/draft_model.h"
+#include "infer-server/engine/engine.h"
+#include "infer-server/engine/scheduler.h"
+
+struct drafting;
+
+int drafting_rows(const struct engine_options *options); // of one step, at most
+
+// model: NULL where there is no draft model. Both are borrowed; counts into stats.
+enum status drafting_new(const struct engine_options *options, struct draft_model *model,
+                         struct engine_stats *stats, struct drafting **ret);
+void drafting_free(struct drafting *d);
+// What steps take, where that decides how much is drafted. On empty KV pools.
+enum status drafting_measure(struct drafting *d, struct runner *policy);
+
+// Looks for drafts of all decoding samples, and samples those of the draft model; sets
+// draft.n_verify of each.
+enum status drafting_propose(struct drafting *d, struct scheduler *scheduler);
+// The policy's part of a step is enqueued: the draft model computes its prompts too.
+enum status drafting_follow(struct drafting *d, const struct step *step);
+// The k-th draft of a sample as its row verifies it, and where its distribution lies.
+struct sample_draft drafting_row(const struct drafting *d, const struct sample *sample, int k);
+struct sampler_drafts drafting_logits(const struct drafting *d);
+
+struct verified { // of a sample's rows in a step
+    int n;        // tokens that are kept, the accepted drafts among them
+    int n_accepted;
+    int n_drafts;  // in the step
+    int n_counted; // of these, as statistics have it: where a draft ended the sample, up to that
+                   // one
+    enum finish_reason finish;
+};
+// first: the token of its first row. Before the tokens are appended.
+void drafting_verified(struct drafting *d, struct sample *sample, const struct verified *v,
+                       int32_t first);
+void drafting_learn(struct drafting *d, const struct sample *sample); // its last token is new
+
+// warm: of the policy's step; n_saved: tokens that it brought beyond one for each sample.
+void drafting_step_over(struct drafting *d, double step_ms, bool warm, int n_saved);
+
+#endif

@@ -1,0 +1,133 @@
+/* engine_info.h: what goes into the engine and what comes out of it, as plain values: how to
+ * sample, the tokens, events and telemetry that come back, statistics, and what the weights are. No
+ * tensor, no control page. */
+#ifndef INFER_SERVER_ENGINE_INFO_H
+#define INFER_SERVER_ENGINE_INFO_H
+
+#include "bridge/control_facts.h"
+#include "infer-server/engine/histogram.h"
+#include "infer-server/speculative/speculative.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct token_bias {
+    int32_t token;
+    float bias; // added to its logit
+};
+
+struct sampling {
+    int n;          // samples, >= 1
+    int max_tokens; // 0: the prompt is computed, nothing sampled; with the prompt within the
+                    // context
+    float temperature, top_p, min_p;
+    int top_k;
+    uint64_t seed; // sample i draws from stream seed and i (sampler.h says how)
+    int logprobs;  // -1: none; 0: of the sampled tokens; N: and the N most likely (<= 20)
+    bool ignore_eos;
+    int32_t stop_ids[16];
+    int n_stop_ids;
+    int min_tokens;      // no stop token before this many
+    uint64_t cache_salt; // finds and leaves blocks in the prefix cache under this; 0: everybody's
+    // Adjustments of the logits, before temperature and filtering (ops.h, adjust_logits). 0: off,
+    // for repetition 1 as well. Several biases of one token add up.
+    float repetition_penalty, frequency_penalty, presence_penalty;
+    const struct token_bias *logit_bias; // borrowed; request_new() copies it
+    int n_logit_bias;
+    bool prompt_logprobs; // of the prompt's tokens, each given those before it
+    int prompt_top;       // with these, so many most likely tokens (<= TOP_LOGPROBS_MOST)
+    struct speculative_choice speculative;
+    // stop strings are the server's business: it detokenises, and cancels the sample
+};
+
+bool sampling_adjusts(const struct sampling *s); // some logit: there is a penalty or a bias
+
+enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
+
+struct top_logprob {
+    int32_t token;
+    float logprob;
+};
+// Log-probabilities are of the temperature-scaled distribution (greedy: temperature 1). logprob is
+// the raw one, as the trainer computes it; processed_logprob is that of the distribution which was
+// sampled from: after logit_bias, penalties and filtering. retained_mass: what top-k, top-p and
+// min-p left of it.
+struct token_record {
+    int32_t token;
+    float logprob, processed_logprob, retained_mass;
+    uint64_t weight_version; // that sampled it
+    uint8_t drafted;         // on the first token of a step that verified drafts: how many
+    uint8_t accepted_at;     // where it is an accepted draft: its place among them, from 1
+};
+struct prompt_token { // of a prompt's token, given those before it; the first has none
+    float logprob;
+    int32_t rank;            // 1: it was the likeliest
+    uint64_t weight_version; // that computed it
+};
+struct sample_telemetry { // docs/protocol.md, POST /v1/rollouts
+    int prompt_tokens, cached_prompt_tokens, generated_tokens;
+    double queue_ms, first_token_ms, latency_ms;
+    int64_t kv_bytes_peak;
+    uint64_t weight_version_first, weight_version_last;
+    int num_drafts, num_draft_tokens, num_accepted_tokens; // num_drafts: steps that verified some
+    int num_accepted_tokens_per_pos[SPECULATIVE_MOST], draft_positions; // most drafts of one step
+    // kv_bytes_peak counts a block shared with siblings for each of them. cached_prompt_tokens were
+    // found when the request's first sample began: of earlier requests, and the same for all
+    // samples; a group's own sharing is not counted, or its first sample would look dearer.
+};
+
+struct request; // opaque: engine.h
+
+// What the engine tells the submitter; called on the engine's thread, must not block (the server
+// pushes into its own queue and wakes its loop). `tokens` are valid during the call only.
+struct engine_event {
+    struct request *request;
+    int sample;                        // 0..n-1
+    const struct token_record *tokens; // new since the last event of this sample
+    int n_tokens;
+    const struct top_logprob *top; // (n_tokens, sampling.logprobs), or NULL
+    // With the first event of a request that asked for prompt log-probabilities and has all of
+    // them, else NULL.
+    const struct prompt_token *prompt;        // (prompt tokens)
+    const struct top_logprob *prompt_top;     // (prompt tokens, sampling.prompt_top)
+    enum finish_reason finish;                // FINISH_NONE: more to come
+    const char *error;                        // sentence, for FINISH_ERROR
+    const struct sample_telemetry *telemetry; // with finish only
+    bool request_done;                        // this was the last event of the request
+};
+typedef void (*engine_event_fn)(void *context, const struct engine_event *event);
+
+enum engine_state { ENGINE_LOADING, ENGINE_OK, ENGINE_TORN, ENGINE_DRAINING, ENGINE_FAILED };
+
+struct engine_stats { // a snapshot for /health and /metrics; counters since start
+    enum engine_state state;
+    char state_detail[256];
+    char weights_warning[1400]; // what the weights lack after a restore that fell back; "": nothing
+    uint64_t weight_version;
+    int running, waiting;
+    int kv_blocks_total, kv_blocks_used, kv_block_tokens;
+    int64_t kv_bytes_per_block, weight_bytes, draft_weight_bytes;
+    uint64_t requests_done[5]; // by finish_reason
+    uint64_t prompt_tokens, generated_tokens, steps, preemptions, updates, restores;
+    uint64_t cache_queries, cache_hits; // prompt tokens looked up in the prefix cache, and found
+    double last_pause_ms, busy_seconds;
+    // drafts as the engine verified them, before stop strings cut the text
+    uint64_t num_drafts, num_draft_tokens, num_accepted_tokens;
+    uint64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
+    struct speculative_choice speculative;    // the server's
+    int draft_positions;                      // its K, or the most that a request has drafted
+    struct histogram first_token, next_token; // seconds; the second: between tokens of a sample
+    struct histogram step_tokens; // prompt tokens computed and tokens generated, by step
+};
+
+struct engine_info { // of the weights and the bridge
+    const char *bridge_path;
+    int vocab_size;
+    // 0 and false while loading:
+    int max_context;      // tokens of prompt and completion
+    int n_tensors;        // of the policy
+    int64_t n_parameters; // likewise
+    bool loaded;
+    struct control_facts control; // where loaded
+};
+
+#endif

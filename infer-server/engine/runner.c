@@ -1,0 +1,145 @@
+/* runner.c: see runner.h. The host's side of a batch may be refilled as soon as its step was waited
+ * for (batch.h), which runner_sample() does.
+ *
+ * Captured steps. A decode step on CUDA is captured when its shape comes for the second time (the
+ * first lets operations set themselves up) and replayed from then on. Shapes are rounded up so that
+ * few graphs serve all: rows to a list of sizes, contexts to powers of two. Until a shape's graph
+ * is there, and in steps that hold prompts, the time of a step says nothing of a decode step's:
+ * `warm` is false. Where nothing is captured, it is always true. */
+#include "infer-server/engine/runner.h"
+#include "infer-server/engine/decode_graphs.h"
+#include <stdlib.h>
+
+enum status runner_new(struct device *dev, const struct weights *weights,
+                       const struct runner_limits *limits, struct runner **ret)
+{
+    enum status st = ST_OK;
+    const struct model_config *config = weights->config;
+    const int max_rows = limits->max_rows;
+    struct runner *r = calloc(1, sizeof *r);
+    if (!r) return status_fail(ST_NO_MEMORY, "no memory for a runner");
+    r->dev = dev;
+    r->limits = *limits;
+    r->config = config;
+    CHECK(model_new(dev, config, weights, limits->max_tokens, max_rows, limits->max_context,
+                    &r->model));
+    CHECK(batch_new(dev, limits->max_tokens, max_rows,
+                    (limits->max_context + limits->block_size - 1) / limits->block_size, max_rows,
+                    &r->batch));
+    CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
+                      &r->sampler));
+    r->tokens = malloc((size_t)limits->max_tokens * sizeof *r->tokens);
+    r->rows = malloc((size_t)max_rows * sizeof *r->rows);
+    r->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
+    if (device_kind(dev) == DEVICE_CUDA) r->graphs = decode_graphs_new(dev);
+    if (!r->tokens || !r->rows || !r->top || (device_kind(dev) == DEVICE_CUDA && !r->graphs)) {
+        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d rows", max_rows);
+        goto out;
+    }
+    *ret = r;
+    return ST_OK;
+out:
+    runner_free(r);
+    return st;
+}
+
+void runner_free(struct runner *r)
+{
+    if (!r) return;
+    free(r->tokens);
+    free(r->rows);
+    free(r->top);
+    decode_graphs_free(r->graphs);
+    kv_memory_release(&r->kv);
+    sampler_free(r->sampler);
+    batch_free(r->batch);
+    model_free(r->model);
+    free(r);
+}
+
+int64_t runner_block_bytes(const struct runner *r)
+{
+    return kv_memory_block_bytes(r->config, r->model->dt, r->limits.block_size);
+}
+
+enum status runner_allocate_kv(struct runner *r, int n_blocks)
+{
+    return kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks);
+}
+
+void runner_clear(struct runner *r)
+{
+    batch_clear(r->batch);
+    r->n_rows = 0;
+    r->results = NULL;
+}
+
+enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int first,
+                        const int32_t *blocks, int n_blocks)
+{
+    // A table may reach further than this model's context does.
+    const int block_size = r->limits.block_size, used = (first + n + block_size - 1) / block_size;
+    return batch_add_paged(r->batch, tokens, n, first, blocks, used < n_blocks ? used : n_blocks,
+                           block_size);
+}
+
+enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling)
+{
+    enum status st = batch_want_row(r->batch, row);
+    if (st == ST_OK) r->rows[r->n_rows++] = *sampling;
+    return st;
+}
+
+int runner_padded_rows(const struct runner *r, int n)
+{
+    const int rows = decode_graphs_rows(n);
+    return r->graphs && rows <= r->limits.max_rows ? rows : n;
+}
+
+static void forward(struct runner *r, const struct batch_view *view)
+{
+    const int n = batch_rows(r->batch);
+    void *x;
+    model_forward(r->model, view, &r->kv.view, NULL, &x);
+    if (n > 0) model_head(r->model, x, batch_rows_device(r->batch), n);
+}
+
+static void decode_captured(struct runner *r)
+{
+    struct batch_view view = *batch_view(r->batch);
+    view.max_context = decode_graphs_context(view.max_context, r->limits.max_context);
+    struct decode_graph *g =
+        decode_graphs_find(r->graphs, r->batch, &r->kv, view.n_seqs, view.max_context);
+    r->warm = g->graph != NULL;
+    if (!g->graph && g->warm && device_capture_begin(r->dev)) {
+        forward(r, &view);
+        if (device_capture_end(r->dev, &g->graph) != ST_OK)
+            g->graph = NULL; // the device has the failure
+    }
+    if (g->graph)
+        device_graph_launch(r->dev, g->graph);
+    else
+        forward(r, &view);
+    g->warm = true;
+}
+
+enum status runner_step(struct runner *r)
+{
+    const bool decodes = batch_decodes(r->batch);
+    enum status st =
+        batch_commit(r->batch, decodes ? runner_padded_rows(r, batch_tokens(r->batch)) : 0);
+    if (st != ST_OK) return st;
+    r->warm = !r->graphs;
+    if (decodes && r->graphs)
+        decode_captured(r);
+    else
+        forward(r, batch_view(r->batch));
+    return ST_OK;
+}
+
+enum status runner_sample(struct runner *r, const struct sampler_drafts *drafts)
+{
+    if (r->n_rows == 0) return device_sync(r->dev);
+    return sampler_sample(r->sampler, r->model->logits, r->rows, r->n_rows, drafts, &r->results,
+                          r->top);
+}

@@ -1,0 +1,66 @@
+/* runner.h: one model as the engine runs it: its scratch, the batch of a step, the KV pool, the
+ * rows that are sampled, and the captured decode steps. An engine has one for each model that it
+ * runs; whose turn it is, and what goes into a step, others decide.
+ *
+ * A step is runner_clear(), runner_feed() and runner_want() of what goes in, runner_step(), which
+ * enqueues the forward pass, and runner_sample(), which waits for the sampled tokens.
+ *
+ * The engine's thread. */
+#ifndef INFER_SERVER_RUNNER_H
+#define INFER_SERVER_RUNNER_H
+
+#include "common/model/model.h"
+#include "infer-server/engine/kv_memory.h"
+#include "infer-server/engine/sampler.h"
+
+enum runner_role { RUNNER_POLICY, RUNNER_DRAFT, RUNNERS };
+
+struct runner_limits {
+    int max_tokens; // of one step
+    int max_rows;   // of these, that are sampled
+    int max_context, block_size;
+};
+
+struct runner {
+    struct device *dev;
+    struct runner_limits limits;
+    const struct model_config *config; // borrowed
+    struct model *model;
+    struct batch *batch;
+    struct kv_memory kv; // empty until runner_allocate_kv()
+    struct sampler *sampler;
+    struct decode_graphs *graphs; // CUDA, else NULL
+    bool warm;                    // the last step took what steps of its shape always will
+    int32_t *tokens;              // (max_tokens) for whoever feeds it
+    int n_rows;                   // that are sampled; these lists have room for max_rows:
+    struct sampler_row *rows;
+    const struct sample_result *results; // after runner_sample(), until the next step
+    const struct top_logprob **top;      // likewise; each NULL where its row lists none
+};
+
+// All but the KV pool.
+enum status runner_new(struct device *dev, const struct weights *weights,
+                       const struct runner_limits *limits, struct runner **ret);
+void runner_free(struct runner *r);
+
+int64_t runner_block_bytes(const struct runner *r); // of its KV pool
+enum status runner_allocate_kv(struct runner *r, int n_blocks);
+
+void runner_clear(struct runner *r);
+// n tokens at positions first.. of a sequence of its own in the batch, whose block table has
+// n_blocks entries. Sequences of one row each may have one table: each layer stores the keys of all
+// rows before any row attends.
+enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int first,
+                        const int32_t *blocks, int n_blocks);
+// Samples a token behind a row of the batch, which may be wanted more than once.
+enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling);
+// Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows that are all
+// sampled run as captured graphs on CUDA, padded to a few sizes.
+enum status runner_step(struct runner *r);
+// Samples the rows wanted, and waits. drafts NULL: no row has one.
+enum status runner_sample(struct runner *r, const struct sampler_drafts *drafts);
+
+// Rows that a decode step of n rows computes, padding included.
+int runner_padded_rows(const struct runner *r, int n);
+
+#endif

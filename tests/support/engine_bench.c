@@ -1,0 +1,288 @@
+/* engine_bench.c: see engine_bench.h. */
+#include "tests/support/engine_bench.h"
+#include "bridge/attach.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "common/model/weights.h"
+#include "tests/support/tiny_model.h"
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *folder, *model_a, *model_b, *bridge_path;
+
+int engine_bench_set_up(void **state)
+{
+    (void)state;
+    folder = test_folder();
+    model_a = test_path(folder, "a");
+    model_b = test_path(folder, "b");
+    return tiny_model_write(model_a, 32, 2, VOCAB, 1) || tiny_model_write(model_b, 32, 2, VOCAB, 2);
+}
+
+void on_event(void *context, const struct engine_event *event)
+{
+    struct bench *b = context;
+    struct take *take = request_tag(event->request);
+    pthread_mutex_lock(&b->lock);
+    for (int i = 0; i < event->n_tokens; i++) {
+        int at = take->sample[event->sample].n++;
+        take->sample[event->sample].tokens[at] = event->tokens[i];
+        if (event->top)
+            memcpy(take->sample[event->sample].top[at], event->top, 3 * sizeof *event->top);
+    }
+    if (event->finish != FINISH_NONE) {
+        take->sample[event->sample].finish = event->finish;
+        take->sample[event->sample].telemetry = *event->telemetry;
+        snprintf(take->sample[event->sample].error, sizeof take->sample[0].error, "%s",
+                 event->error ? event->error : "");
+    }
+    if (event->request_done) take->done = true;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+    if (b->slow_ms) clock_sleep_ms(b->slow_ms);
+}
+
+bool wait_changed(struct bench *b, int64_t deadline_ns) // under the lock; false: too late
+{
+    struct timespec until;
+    if (clock_now_ns() > deadline_ns) return false;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50 * NS_PER_MS;
+    if (until.tv_nsec >= NS_PER_S) {
+        until.tv_sec++;
+        until.tv_nsec -= NS_PER_S;
+    }
+    pthread_cond_timedwait(&b->changed, &b->lock, &until);
+    return true;
+}
+
+void await_done(struct bench *b, struct take *take)
+{
+    const int64_t deadline = clock_deadline_ns(WAIT_MS);
+    pthread_mutex_lock(&b->lock);
+    while (!take->done && wait_changed(b, deadline)) {
+    }
+    bool done = take->done;
+    pthread_mutex_unlock(&b->lock);
+    assert_true(done);
+    request_free(take->request);
+    take->request = NULL;
+}
+
+void await_tokens(struct bench *b, struct take *take, int sample, int n)
+{
+    const int64_t deadline = clock_deadline_ns(WAIT_MS);
+    pthread_mutex_lock(&b->lock);
+    while (take->sample[sample].n < n && wait_changed(b, deadline)) {
+    }
+    bool enough = take->sample[sample].n >= n;
+    pthread_mutex_unlock(&b->lock);
+    assert_true(enough);
+}
+
+int tokens_of(struct bench *b, const struct take *take, int sample)
+{
+    pthread_mutex_lock(&b->lock);
+    int n = take->sample[sample].n;
+    pthread_mutex_unlock(&b->lock);
+    return n;
+}
+
+void await_state(struct bench *b, enum engine_state state)
+{
+    struct engine_stats stats;
+    for (int i = 0; i < WAIT_MS; i++) {
+        engine_stats(b->engine, &stats);
+        if (stats.state == state) return;
+        if (stats.state == ENGINE_FAILED) fail_msg("the engine failed: %s", stats.state_detail);
+        clock_sleep_ms(1);
+    }
+    fail_msg("the engine is in state %d (%s), not %d", stats.state, stats.state_detail, state);
+}
+
+struct engine_stats stats_of(struct bench *b)
+{
+    struct engine_stats stats;
+    engine_stats(b->engine, &stats);
+    return stats;
+}
+
+// The statistics of a step become visible after its events: waits for those of an idle engine.
+struct engine_stats idle_stats(struct bench *b)
+{
+    for (int i = 0; i < WAIT_MS; i++) {
+        struct engine_stats stats = stats_of(b);
+        if (stats.running + stats.waiting == 0) return stats;
+        clock_sleep_ms(1);
+    }
+    fail_msg("the engine still holds %d samples", stats_of(b).running);
+    return stats_of(b);
+}
+
+// ---- engines -----------------------------------------------------------------------------------
+
+struct engine_options plain_options(void)
+{
+    static int count;
+    char name[32];
+    snprintf(name, sizeof name, "bridge-%d.json", count++);
+    bridge_path = test_path(folder, name);
+    return (struct engine_options){.model_folder = model_a,
+                                   .device = "cpu",
+                                   .dtype = -1,
+                                   .max_batch = 16,
+                                   .kv_bytes = 8 << 20,
+                                   .block_size = 4,
+                                   .prefill_chunk = 64,
+                                   .max_queue = 64,
+                                   .bridge_path = bridge_path,
+                                   .socket_path = test_path(folder, "engine.sock"),
+                                   .kv_policy = KV_KEEP};
+}
+
+void bench_start(struct bench *b, const struct engine_options *options)
+{
+    memset(b, 0, sizeof *b);
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    assert_ok(engine_new(options, on_event, b, &b->engine));
+    await_state(b, ENGINE_OK);
+}
+
+void bench_end(struct bench *b)
+{
+    engine_free(b->engine, 0);
+    pthread_cond_destroy(&b->changed);
+    pthread_mutex_destroy(&b->lock);
+}
+
+struct sampling greedy(int max_tokens)
+{
+    return (struct sampling){
+        .n = 1, .max_tokens = max_tokens, .top_p = 1, .logprobs = -1, .ignore_eos = true};
+}
+
+struct sampling random_sampling(int max_tokens, uint64_t seed)
+{
+    struct sampling s = greedy(max_tokens);
+    s.temperature = 1;
+    s.seed = seed;
+    return s;
+}
+
+void make_prompt(int32_t *prompt, int n, uint64_t seed)
+{
+    struct rng r;
+    rng_init(&r, seed, 99);
+    for (int i = 0; i < n; i++) prompt[i] = (int32_t)rng_below(&r, VOCAB);
+}
+
+struct take *submit_ids(struct bench *b, const int32_t *prompt, int n_prompt,
+                        const struct sampling *sampling)
+{
+    struct take *take = calloc(1, sizeof *take);
+    assert_non_null(take);
+    assert_ok(request_new(prompt, n_prompt, sampling, take, &take->request));
+    assert_ok(engine_submit(b->engine, take->request));
+    return take;
+}
+
+struct take *submit(struct bench *b, int n_prompt, uint64_t prompt_seed, const struct sampling *s)
+{
+    int32_t prompt[512];
+    make_prompt(prompt, n_prompt, prompt_seed);
+    return submit_ids(b, prompt, n_prompt, s);
+}
+
+void assert_same_tokens(const struct take *a, int i, const struct take *b, int k)
+{
+    assert_int_equal(a->sample[i].n, b->sample[k].n);
+    for (int t = 0; t < a->sample[i].n; t++)
+        assert_int_equal(a->sample[i].tokens[t].token, b->sample[k].tokens[t].token);
+}
+
+// Tokens, and every figure of them but the version, to the bit.
+void assert_same_records(const struct take *a, int i, const struct take *b, int k)
+{
+    assert_same_tokens(a, i, b, k);
+    for (int t = 0; t < a->sample[i].n; t++) {
+        const struct token_record *x = &a->sample[i].tokens[t], *y = &b->sample[k].tokens[t];
+        assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
+        assert_memory_equal(&x->processed_logprob, &y->processed_logprob,
+                            sizeof x->processed_logprob);
+        assert_memory_equal(&x->retained_mass, &y->retained_mass, sizeof x->retained_mass);
+    }
+}
+
+struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt, int max_tokens)
+{
+    struct sampling s = greedy(max_tokens);
+    struct take *take = submit_ids(b, prompt, n_prompt, &s);
+    await_done(b, take);
+    return take;
+}
+
+// ---- another process writes --------------------------------------------------------------------
+
+struct writer {
+    struct bridge *bridge;
+    struct model_config *config;
+    struct weights *weights;
+    const char *folder;
+    bool die;
+};
+
+static enum status write_weights(void *context)
+{
+    struct writer *w = context;
+    if (w->die) {
+        memset(w->weights->base, 0xff, w->weights->bytes / 2); // NaN
+        raise(SIGKILL);
+    }
+    return weights_load(w->weights, bridge_device(w->bridge), w->folder);
+}
+
+// --writer BRIDGE FOLDER N [die]: N updates to the folder's weights, which is then the snapshot to
+// restore from, and one more that kills this process half way. Exits 0 if all went well.
+int writer_main(int argc, char **argv)
+{
+    struct writer w = {.folder = argv[3]};
+    enum status st = ST_OK;
+    CHECK(model_config_load(w.folder, &w.config));
+    CHECK(weights_plan(w.config, DT_F32, &w.weights));
+    CHECK(bridge_attach(argv[2], NULL, &w.bridge));
+    weights_bind(w.weights, bridge_base(w.bridge, "policy"));
+    CHECK(bridge_become_writer(w.bridge));
+    // a canary for facts: the word, whose complement the engine stores beside it
+    memcpy((char *)w.weights->base + w.weights->canary_offset, "commonwt", 8);
+    for (int i = 0; i < atoi(argv[4]); i++)
+        CHECK(bridge_publish(w.bridge, 20000, write_weights, &w, NULL));
+    if (atoi(argv[4]) > 0) CHECK(control_set_snapshot(bridge_control(w.bridge), w.folder));
+    w.die = argc > 5;
+    if (w.die) CHECK(bridge_publish(w.bridge, 20000, write_weights, &w, NULL));
+out:
+    if (st != ST_OK) fprintf(stderr, "writer: %s\n", status_message());
+    bridge_detach(w.bridge);
+    weights_free(w.weights);
+    model_config_free(w.config);
+    return st != ST_OK;
+}
+
+void start_self(struct test_child *child, const char *role, const char *model, const char *times,
+                bool die)
+{
+    static char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    const char *argv[] = {self, role, bridge_path, model, times, die ? "die" : NULL, NULL};
+    memset(child, 0, sizeof *child);
+    test_spawn(child, test_path(folder, "child.log"), argv);
+}
+
+void start_writer(struct test_child *child, const char *model, const char *times, bool die)
+{
+    start_self(child, "--writer", model, times, die);
+}

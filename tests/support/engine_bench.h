@@ -1,0 +1,79 @@
+/* engine_bench.h: an engine on the CPU with random models of a test's own folder, what came back of
+ * its requests, and another process that writes its weights: the test's program again, with
+ * "--writer" as its first word. Failures fail the running test. */
+#ifndef TESTS_SUPPORT_ENGINE_BENCH_H
+#define TESTS_SUPPORT_ENGINE_BENCH_H
+
+#include "infer-server/engine/engine.h"
+#include "tests/support/support.h"
+#include <pthread.h>
+
+enum { VOCAB = 320, MOST_SAMPLES = 8, MOST_TOKENS = 480, WAIT_MS = 60000 };
+
+extern const char *folder, *model_a, *model_b; // two models of one layout
+extern const char *bridge_path; // of the test's engine; one that failed may still hold its own
+int engine_bench_set_up(void **state); // makes them; cmocka's group set-up
+
+struct take { // what came back of a request; its tag
+    struct request *request;
+    struct {
+        struct token_record tokens[MOST_TOKENS];
+        struct top_logprob top[MOST_TOKENS][3];
+        int n;
+        enum finish_reason finish;
+        struct sample_telemetry telemetry;
+        char error[128];
+    } sample[MOST_SAMPLES];
+    bool done;
+};
+struct bench { // an engine and what the events' thread shares with the test's
+    struct engine *engine;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    _Atomic int slow_ms; // the engine is held up by this much an event: time to act in the middle
+    bool commanded;
+    enum status command_status;
+    char message[256];
+    uint64_t version, canary, first_sums[2];
+    bool facts_given;
+};
+
+// ---- engines -----------------------------------------------------------------------------------
+struct engine_options plain_options(void); // with a bridge path of its own, now bridge_path
+void bench_start(struct bench *b, const struct engine_options *options);
+void bench_end(struct bench *b);
+// The callback of bench_start()'s engines.
+void on_event(void *context, const struct engine_event *event);
+
+// ---- requests ----------------------------------------------------------------------------------
+struct sampling greedy(int max_tokens);
+struct sampling random_sampling(int max_tokens, uint64_t seed);
+void make_prompt(int32_t *prompt, int n, uint64_t seed);
+struct take *submit_ids(struct bench *b, const int32_t *prompt, int n_prompt,
+                        const struct sampling *sampling);
+struct take *submit(struct bench *b, int n_prompt, uint64_t prompt_seed, const struct sampling *s);
+struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt,
+                       int max_tokens); // and awaits it
+void assert_same_tokens(const struct take *a, int i, const struct take *b, int k);
+void assert_same_records(const struct take *a, int i, const struct take *b, int k);
+
+// ---- waiting: at most WAIT_MS ------------------------------------------------------------------
+bool wait_changed(struct bench *b, int64_t deadline_ns); // under the lock; false: too late
+void await_done(struct bench *b, struct take *take);
+void await_tokens(struct bench *b, struct take *take, int sample, int n);
+int tokens_of(struct bench *b, const struct take *take, int sample);
+void await_state(struct bench *b, enum engine_state state);
+struct engine_stats stats_of(struct bench *b);
+// The statistics of a step become visible after its events: waits for those of an idle engine.
+struct engine_stats idle_stats(struct bench *b);
+
+// ---- another process ---------------------------------------------------------------------------
+// --writer BRIDGE FOLDER N [die]: N updates to the folder's weights, which is then the snapshot to
+// restore from, and one more that kills this process half way. Exits 0 if all went well.
+int writer_main(int argc, char **argv);
+// This program again with such words, on the bridge of the test's engine.
+void start_self(struct test_child *child, const char *role, const char *model, const char *times,
+                bool die);
+void start_writer(struct test_child *child, const char *model, const char *times, bool die);
+
+#endif

@@ -1,0 +1,123 @@
+/* test_engine_takeover.c: two servers and one bridge: a second one is refused, a killed one is
+ * replaced and its memory freed. The other server is this program again with --daemon as its first
+ * word. */
+#include "bridge/bridge_file.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/engine_bench.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// --daemon BRIDGE FOLDER N [stay]: an engine on the same bridge. Prints how it fared; may stay
+// until it is killed.
+static int daemon_main(bool stay, char **argv)
+{
+    struct engine_options options = {.model_folder = argv[3],
+                                     .device = "cpu",
+                                     .dtype = -1,
+                                     .kv_bytes = 1 << 20,
+                                     .bridge_path = argv[2],
+                                     .socket_path = "s"};
+    struct bench b = {0};
+    struct engine_stats stats = {0};
+    if (engine_new(&options, on_event, &b, &b.engine) != ST_OK) return 2;
+    while (stats.state == ENGINE_LOADING) engine_stats(b.engine, &stats);
+    printf("%s\n", stats.state_detail);
+    while (stay) pause();
+    engine_free(b.engine, 0);
+    return stats.state != ENGINE_OK;
+}
+
+static void second_daemon_is_refused(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct test_child child;
+    int32_t prompt[5] = {1, 2, 3, 4, 5};
+    struct engine_options options = plain_options();
+    bench_start(&b, &options);
+    start_self(&child, "--daemon", model_a, "0", false);
+    assert_int_equal(test_wait(&child, WAIT_MS), 1);
+    char *log = test_read(child.log);
+    assert_contains(log, "another daemon uses this bridge");
+    free(log);
+    assert_true(file_exists(options.bridge_path));
+    start_writer(&child, model_b, "1", false); // and the first one's bridge works
+    assert_int_equal(test_wait(&child, WAIT_MS), 0);
+    struct take *take = greedy_of(&b, prompt, 5, 5);
+    assert_int_equal(take->sample[0].tokens[0].weight_version, 4);
+    free(take);
+    bench_end(&b);
+}
+
+// A daemon that was killed leaves page, arena and bridge file; the next one takes their place.
+static void killed_daemon_is_replaced(void **state)
+{
+    (void)state;
+    struct bench b;
+    char left[192];
+    struct test_child child;
+    struct engine_options options = plain_options();
+    start_self(&child, "--daemon", model_a, "0", true);
+    for (int i = 0; i < WAIT_MS && !file_exists(options.bridge_path); i++) clock_sleep_ms(1);
+    test_kill(&child, SIGKILL);
+    test_end(&child);
+    struct bridge_file *file = NULL;
+    assert_ok(bridge_file_read(options.bridge_path, &file));
+    snprintf(left, sizeof left, "/dev/shm%s", file->roles[0].handle);
+    bridge_file_free(file);
+    assert_true(file_exists(left));
+    bench_start(&b, &options);
+    assert_false(file_exists(left));
+    start_writer(&child, model_b, "1", false);
+    assert_int_equal(test_wait(&child, WAIT_MS), 0);
+    assert_int_equal(stats_of(&b).updates, 1);
+    bench_end(&b);
+    assert_false(file_exists(options.bridge_path));
+}
+
+// What it left in shared memory goes when any daemon starts, also one with another bridge; what a
+// living one uses stays.
+static void killed_daemons_memory_is_freed(void **state)
+{
+    (void)state;
+    struct bench b, living;
+    char arena[192], page[192], living_page[192];
+    struct test_child child;
+    struct bridge_file *file = NULL;
+    struct engine_options options = plain_options(), other = options;
+    start_self(&child, "--daemon", model_a, "0", true);
+    for (int i = 0; i < WAIT_MS && !file_exists(options.bridge_path); i++) clock_sleep_ms(1);
+    test_end(&child); // SIGKILL
+    assert_ok(bridge_file_read(options.bridge_path, &file));
+    snprintf(arena, sizeof arena, "/dev/shm%s", file->roles[0].handle);
+    snprintf(page, sizeof page, "/dev/shm%s", file->control_page);
+    bridge_file_free(file);
+    assert_true(file_exists(arena) && file_exists(page));
+
+    other.bridge_path = test_path(folder, "other-bridge.json");
+    bench_start(&living, &other);
+    assert_false(file_exists(arena) || file_exists(page));
+    assert_ok(bridge_file_read(other.bridge_path, &file));
+    snprintf(living_page, sizeof living_page, "/dev/shm%s", file->control_page);
+    bridge_file_free(file);
+    bench_start(&b, &options);
+    assert_true(file_exists(living_page));
+    bench_end(&b);
+    bench_end(&living);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 4 && strcmp(argv[1], "--writer") == 0) return writer_main(argc, argv);
+    if (argc > 4 && strcmp(argv[1], "--daemon") == 0) return daemon_main(argc > 5, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(second_daemon_is_refused),
+        cmocka_unit_test(killed_daemon_is_replaced),
+        cmocka_unit_test(killed_daemons_memory_is_freed),
+    };
+    return cmocka_run_group_tests_name("engine_takeover", tests, engine_bench_set_up, NULL);
+}

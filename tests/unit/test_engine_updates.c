@@ -1,0 +1,390 @@
+/* test_engine_updates.c: other weights under a running engine: reloaded, and written by another
+ * process through the real bridge, which may die over it. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/rng.h"
+#include "tests/support/engine_bench.h"
+#include "tests/support/tiny_model.h"
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// ---- commands ----------------------------------------------------------------------------------
+
+static void on_reload(void *context, enum status st, const char *message, uint64_t version)
+{
+    struct bench *b = context;
+    pthread_mutex_lock(&b->lock);
+    b->commanded = true;
+    b->command_status = st;
+    b->version = version;
+    snprintf(b->message, sizeof b->message, "%s", message);
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void on_facts(void *context, const struct engine_bridge_facts *facts)
+{
+    struct bench *b = context;
+    pthread_mutex_lock(&b->lock);
+    b->commanded = true;
+    b->facts_given = facts != NULL;
+    if (facts) {
+        b->version = facts->version;
+        b->canary = facts->canary;
+        if (facts->checksums) memcpy(b->first_sums, facts->checksums, sizeof b->first_sums);
+    }
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void await_command(struct bench *b)
+{
+    const int64_t deadline = clock_deadline_ns(WAIT_MS);
+    pthread_mutex_lock(&b->lock);
+    while (!b->commanded && wait_changed(b, deadline)) {
+    }
+    bool commanded = b->commanded;
+    b->commanded = false;
+    pthread_mutex_unlock(&b->lock);
+    assert_true(commanded);
+}
+
+// The greedy continuation under a folder's weights, from an engine of its own.
+static struct take *reference(const char *model, const int32_t *prompt, int n_prompt,
+                              int max_tokens)
+{
+    struct bench b;
+    const char *kept = bridge_path;
+    struct engine_options options = plain_options();
+    bridge_path = kept;
+    options.model_folder = model;
+    bench_start(&b, &options);
+    struct take *take = greedy_of(&b, prompt, n_prompt, max_tokens);
+    bench_end(&b);
+    return take;
+}
+
+static void reloads(void **state)
+{
+    (void)state;
+    struct bench b;
+    int32_t prompt[20];
+    struct engine_options options = plain_options();
+    make_prompt(prompt, 20, 8);
+    struct take *a = reference(model_a, prompt, 20, 30), *in_b = reference(model_b, prompt, 20, 30);
+    bench_start(&b, &options);
+    assert_ok(engine_bridge_facts(b.engine, true, on_facts, &b));
+    await_command(&b);
+    assert_true(b.facts_given);
+    assert_int_equal(b.version, 2);
+    const uint64_t sums[2] = {b.first_sums[0], b.first_sums[1]};
+
+    assert_ok(engine_reload(b.engine, test_path(folder, "nowhere"), NULL, on_reload, &b));
+    await_command(&b);
+    assert_int_not_equal(b.command_status, ST_OK);
+    assert_contains(b.message, "nowhere");
+    struct take *still = greedy_of(&b, prompt, 20, 30);
+    assert_same_tokens(a, 0, still, 0);
+
+    assert_ok(engine_reload(b.engine, model_b, NULL, on_reload, &b));
+    await_command(&b);
+    assert_int_equal(b.command_status, ST_OK);
+    assert_int_equal(b.version % 2, 0);
+    const uint64_t version = b.version;
+    struct take *now = greedy_of(&b, prompt, 20, 30);
+    assert_same_tokens(in_b, 0, now, 0);
+    assert_true(now->sample[0].tokens[0].weight_version == version && version > 2);
+    assert_ok(engine_bridge_facts(b.engine, true, on_facts, &b));
+    await_command(&b);
+    assert_true(b.first_sums[0] != sums[0] && b.first_sums[1] != sums[1]);
+    free(a);
+    free(in_b);
+    free(still);
+    free(now);
+    bench_end(&b);
+}
+
+// ---- another process writes --------------------------------------------------------------------
+
+static void assert_versions_rise(const struct take *take, int i)
+{
+    uint64_t last = 0;
+    for (int t = 0; t < take->sample[i].n; t++) {
+        uint64_t version = take->sample[i].tokens[t].weight_version;
+        assert_true(version >= last && version % 2 == 0);
+        last = version;
+    }
+    assert_true(take->sample[i].telemetry.weight_version_first ==
+                take->sample[i].tokens[0].weight_version);
+    assert_true(take->sample[i].telemetry.weight_version_last == last);
+}
+
+// A request is caught in the middle by an update to model B. Under "recompute" the rest must be
+// what B says after the text so far; under "keep" it goes on with the keys of A.
+static void update_in_flight(enum kv_policy policy)
+{
+    struct bench b;
+    struct test_child child;
+    int32_t text[512];
+    struct engine_options options = plain_options();
+    options.kv_policy = policy;
+    bench_start(&b, &options);
+    make_prompt(text, 30, 4);
+    struct sampling s = greedy(400);
+    s.n = 2;
+    b.slow_ms = 2;
+    struct take *take = submit_ids(&b, text, 30, &s);
+    await_tokens(&b, take, 1, 5);
+    assert_ok(engine_pause(b.engine, 10000));
+    b.slow_ms = 0;
+    const int before = take->sample[0].n;
+    assert_true(before < 350);
+    start_writer(&child, model_b, "1", false); // updates are served while paused
+    assert_int_equal(test_wait(&child, WAIT_MS), 0);
+    assert_int_equal(take->sample[0].n, before);
+    assert_ok(engine_resume(b.engine));
+    await_done(&b, take);
+    assert_int_equal(stats_of(&b).updates, 1);
+    assert_int_equal(stats_of(&b).weight_version, 4);
+    for (int i = 0; i < 2; i++) assert_versions_rise(take, i);
+    for (int t = 0; t < 400; t++)
+        assert_int_equal(take->sample[0].tokens[t].weight_version, t < before ? 2 : 4);
+    assert_ok(engine_bridge_facts(b.engine, false, on_facts, &b));
+    await_command(&b);
+    assert_memory_equal(&b.canary, "commonwt", 8);
+    bench_end(&b);
+
+    for (int t = 0; t < before; t++) text[30 + t] = take->sample[0].tokens[t].token;
+    struct take *rest = reference(model_b, text, 30 + before, 40);
+    int same = 0;
+    for (int t = 0; t < 40; t++)
+        same += rest->sample[0].tokens[t].token == take->sample[0].tokens[before + t].token;
+    if (policy == KV_RECOMPUTE)
+        assert_int_equal(same, 40);
+    else
+        assert_true(same < 40); // the keys and values of A show
+    free(rest);
+    free(take);
+}
+
+static void update_keeps_keys(void **state)
+{
+    (void)state;
+    update_in_flight(KV_KEEP);
+}
+
+static void update_recomputes_keys(void **state)
+{
+    (void)state;
+    update_in_flight(KV_RECOMPUTE);
+}
+
+// The same prompt before and after an update: the second answer is, to the bit, that of a server
+// that started with the new weights, though a sample with the old blocks runs on over the update.
+static void update_leaves_no_stale_block(void **state)
+{
+    (void)state;
+    for (int policy = 0; policy < 2; policy++) {
+        struct bench b;
+        struct test_child child;
+        int32_t prompt[42];
+        make_prompt(prompt, 42, 4);
+        struct take *old = reference(model_a, prompt, 42, 30);
+        struct take *in_b = reference(model_b, prompt, 42, 30);
+        struct engine_options options = plain_options();
+        options.kv_policy = policy == 0 ? KV_KEEP : KV_RECOMPUTE;
+        bench_start(&b, &options);
+        struct take *first = greedy_of(&b, prompt, 42, 30);
+        struct take *again = greedy_of(&b, prompt, 42, 30);
+        assert_int_equal(first->sample[0].telemetry.cached_prompt_tokens, 0);
+        assert_int_equal(again->sample[0].telemetry.cached_prompt_tokens, 40);
+        assert_same_records(old, 0, first, 0);
+        assert_same_records(old, 0, again, 0);
+
+        struct sampling s = random_sampling(400, 9);
+        b.slow_ms = 2;
+        struct take *running = submit_ids(&b, prompt, 42, &s);
+        await_tokens(&b, running, 0, 2);
+        assert_ok(engine_pause(b.engine, 10000));
+        const int before = tokens_of(&b, running, 0);
+        assert_true(before < 350);
+        start_writer(&child, model_b, "1", false); // updates are served while paused
+        assert_int_equal(test_wait(&child, WAIT_MS), 0);
+        assert_ok(engine_resume(b.engine));
+        await_tokens(&b, running, 0, before + 1);
+        struct take *after = greedy_of(&b, prompt, 42, 30);
+        assert_true(after->sample[0].tokens[0].weight_version == 4);
+        assert_same_records(in_b, 0, after, 0);
+        // what runs on has computed its prompt again by then, or holds nothing of use
+        assert_int_equal(after->sample[0].telemetry.cached_prompt_tokens, policy == 0 ? 0 : 40);
+        struct take *last = greedy_of(&b, prompt, 42, 30);
+        assert_int_equal(last->sample[0].telemetry.cached_prompt_tokens, 40);
+        assert_same_records(in_b, 0, last, 0);
+        b.slow_ms = 0;
+        engine_cancel(b.engine, running->request, -1);
+        await_done(&b, running);
+        const struct engine_stats stats = idle_stats(&b);
+        assert_true(stats.cache_queries == 5 * 42);
+        assert_true(stats.cache_hits == (policy == 0 ? 3 : 4) * 40);
+        bench_end(&b);
+        struct take *all[] = {old, in_b, first, again, running, after, last};
+        for (int i = 0; i < 7; i++) free(all[i]);
+    }
+}
+
+static void update_waits_for_drain(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct test_child child;
+    struct engine_options options = plain_options();
+    options.kv_policy = KV_DRAIN;
+    options.max_batch = 2;
+    bench_start(&b, &options);
+    assert_ok(engine_pause(b.engine, 10000));
+    struct sampling s = greedy(450);
+    struct take *first = submit(&b, 30, 4, &s), *second = submit(&b, 20, 5, &s);
+    struct take *third = submit(&b, 10, 6, &s);
+    b.slow_ms = 1;
+    assert_ok(engine_resume(b.engine));
+    await_tokens(&b, second, 0, 1);
+    start_writer(&child, model_b, "1", false);
+    await_done(&b, first);
+    await_done(&b, second);
+    await_done(&b, third);
+    assert_int_equal(test_wait(&child, WAIT_MS), 0);
+    struct take *last = submit(&b, 10, 6, &s);
+    await_done(&b, last);
+    struct take *all[] = {first, second, third, last};
+    for (int i = 0; i < 4; i++) { // nobody saw two versions
+        const struct sample_telemetry *t = &all[i]->sample[0].telemetry;
+        assert_true(t->weight_version_first == t->weight_version_last);
+    }
+    assert_true(first->sample[0].telemetry.weight_version_last == 2);
+    assert_true(last->sample[0].telemetry.weight_version_last == 4);
+    for (int i = 0; i < 4; i++) free(all[i]);
+    bench_end(&b);
+}
+
+static void many_updates_under_load(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct test_child child;
+    struct engine_options options = plain_options();
+    bench_start(&b, &options);
+    start_writer(&child, model_a, "200", false);
+    uint64_t seen = 0;
+    for (int round = 0; test_running(&child) || round < 3; round++) {
+        struct sampling s = random_sampling(100, (uint64_t)round);
+        s.n = 4;
+        struct take *take = submit(&b, 30, 4, &s);
+        await_done(&b, take);
+        for (int i = 0; i < 4; i++) {
+            assert_versions_rise(take, i);
+            for (int t = 0; t < take->sample[i].n; t++)
+                assert_true(isfinite(take->sample[i].tokens[t].logprob));
+        }
+        assert_true(take->sample[0].telemetry.weight_version_first >= seen);
+        seen = take->sample[0].telemetry.weight_version_last;
+        free(take);
+    }
+    assert_int_equal(test_wait(&child, WAIT_MS), 0);
+    assert_int_equal(stats_of(&b).updates, 200);
+    assert_int_equal(stats_of(&b).weight_version, 402);
+    bench_end(&b);
+}
+
+// The writer is killed with half of the weights overwritten: the same text goes on from restored
+// ones.
+static void torn_weights_are_restored(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct test_child child;
+    int32_t prompt[30];
+    make_prompt(prompt, 30, 4);
+    struct take *whole = reference(model_a, prompt, 30, 300);
+    struct engine_options options = plain_options();
+    bench_start(&b, &options);
+    struct sampling s = greedy(300);
+    b.slow_ms = 3;
+    struct take *take = submit_ids(&b, prompt, 30, &s);
+    await_tokens(&b, take, 0, 3);
+    assert_ok(engine_pause(b.engine, 10000));
+    b.slow_ms = 0;
+    assert_true(take->sample[0].n < 300);
+    start_writer(&child, model_b, "0", true);
+    assert_int_equal(test_wait(&child, WAIT_MS), 128 + SIGKILL);
+    for (int i = 0; i < 5000 && stats_of(&b).restores == 0; i++) clock_sleep_ms(1);
+    assert_ok(engine_resume(b.engine));
+    await_done(&b, take);
+    assert_same_tokens(whole, 0, take, 0);
+    struct engine_stats stats = idle_stats(&b);
+    assert_int_equal(stats.restores, 1);
+    assert_int_equal(stats.state, ENGINE_OK);
+    assert_true(stats.weight_version % 2 == 0 && stats.weight_version > 2);
+    assert_versions_rise(take, 0);
+
+    // Another trainer takes over, leaves a snapshot, and dies as well.
+    start_writer(&child, model_b, "1", true);
+    assert_int_equal(test_wait(&child, WAIT_MS), 128 + SIGKILL);
+    for (int i = 0; i < 5000 && stats_of(&b).restores == 1; i++) clock_sleep_ms(1);
+    assert_int_equal(stats_of(&b).restores, 2);
+    assert_true(stats_of(&b).weight_version > stats.weight_version);
+    struct take *in_b = reference(model_b, prompt, 30, 40), *now = greedy_of(&b, prompt, 30, 40);
+    assert_same_tokens(in_b, 0, now, 0);
+    free(whole);
+    free(take);
+    free(in_b);
+    free(now);
+    bench_end(&b);
+}
+
+// After a reload the weights to go back to are the reloaded ones: neither those of the start, nor a
+// trainer's snapshot from before.
+static void reloaded_weights_are_restored(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct test_child child;
+    int32_t prompt[30];
+    make_prompt(prompt, 30, 4);
+    struct engine_options options = plain_options();
+    struct take *in_b = reference(model_b, prompt, 30, 40);
+    bench_start(&b, &options);
+    start_writer(&child, model_a, "1", false); // leaves model_a as its snapshot
+    assert_int_equal(test_wait(&child, WAIT_MS), 0);
+    assert_ok(engine_reload(b.engine, model_b, NULL, on_reload, &b));
+    await_command(&b);
+    assert_int_equal(b.command_status, ST_OK);
+    start_writer(&child, model_a, "0", true);
+    assert_int_equal(test_wait(&child, WAIT_MS), 128 + SIGKILL);
+    for (int i = 0; i < 5000 && stats_of(&b).restores == 0; i++) clock_sleep_ms(1);
+    assert_int_equal(stats_of(&b).restores, 1);
+    struct take *now = greedy_of(&b, prompt, 30, 40);
+    assert_same_tokens(in_b, 0, now, 0);
+    free(in_b);
+    free(now);
+    bench_end(&b);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 4 && strcmp(argv[1], "--writer") == 0) return writer_main(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reloads),
+        cmocka_unit_test(update_keeps_keys),
+        cmocka_unit_test(update_recomputes_keys),
+        cmocka_unit_test(update_leaves_no_stale_block),
+        cmocka_unit_test(update_waits_for_drain),
+        cmocka_unit_test(many_updates_under_load),
+        cmocka_unit_test(torn_weights_are_restored),
+        cmocka_unit_test(reloaded_weights_are_restored),
+    };
+    return cmocka_run_group_tests_name("engine_updates", tests, engine_bench_set_up, NULL);
+}
