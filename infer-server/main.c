@@ -114,7 +114,9 @@ static const struct option_spec table[] = {
            "prompts begin with what earlier requests computed of the same tokens"),
     {"exact", OPTION_FLAG, FIELD(exact), NULL, NULL,
      "a request's tokens and log-probabilities have the same bits whatever else is served, drafted "
-     "or was before; CPU only, drafts then follow no clock",
+     "or was before: on the CPU, and in bf16 on a Hopper GPU, where sums are so in any case; "
+     "drafts "
+     "then follow no clock",
      0, 0, NULL},
     HEADING("General"),
     CHOICE("log-level", log_level, "info", "error|warn|info|debug", "what is logged"),

@@ -1,102 +1,95 @@
 /* logprob.cu: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A block reads a row once, each thread keeping a running
- * maximum and sums relative to it (Milakov and Gimelshein 2018); a row's result does not depend on
- * the others. */
-#include "kernels/cuda/cuda.cuh"
+ * tokens of a row, and the gradient. A block reads a row once, in the order of log_sum.cuh; a row's
+ * result does not depend on the others. */
+#include "kernels/cuda/log_sum.cuh"
 
-#define THREADS 512
+#define THREADS 512 // of the gradient
 
-// Of e^(z - max), and of (z - max) e^(z - max).
-struct running {
+// Of a row: log_sum, and the sum of (z - max) e^(z - max).
+struct row_sum {
     float max, sum, weighted;
 };
 
-__device__ __forceinline__ running join(running a, running b)
-{
-    running r;
-    r.max = fmaxf(a.max, b.max);
-    if (r.max == -INFINITY) return a;
-    float fa = expf(a.max - r.max), fb = expf(b.max - r.max);
-    r.sum = a.sum * fa + b.sum * fb;
-    // where f is 0 the shift may be infinite
-    float sa = fa > 0 ? (a.weighted + a.sum * (a.max - r.max)) * fa : 0.f;
-    float sb = fb > 0 ? (b.weighted + b.sum * (b.max - r.max)) * fb : 0.f;
-    r.weighted = sa + sb;
-    return r;
-}
+// pieces: one for each PIECE logits of the row, shared memory.
+struct piece_sums {
+    log_sum of;
+    float weighted;
+};
 
-// Of a row, by a block; valid in thread 0.
-template <int V>
-__device__ __forceinline__ running sum_row(const float *row, int vocab, float scale)
+// By a block of PIECE_THREADS; valid in its first warp.
+__device__ __forceinline__ row_sum sum_row(piece_sums *pieces, const float *row, int vocab,
+                                           float scale, bool in_fours, bool with_entropy)
 {
-    __shared__ running shared[THREADS / 32];
-    running r = {-INFINITY, 0, 0};
-#pragma unroll 2
-    for (int t = threadIdx.x * V; t < vocab; t += THREADS * V) {
-        float z[V];
-        load<float, V>(z, row + t);
-        running p = {-INFINITY, 0, 0};
+    __shared__ float shared[32];
+    const int n = (vocab + PIECE - 1) / PIECE, t0 = threadIdx.x * 4;
+    float z[PIECE_GROUPS][4], next[PIECE_GROUPS][4];
+    auto read = [&](float(&to)[PIECE_GROUPS][4], int i) {
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            z[i] *= scale;
-            p.max = fmaxf(p.max, z[i]);
-        }
-        if (p.max > r.max) {
-            running zero = {p.max, 0, 0};
-            r = join(r, zero);
-        }
-        if (r.max == -INFINITY) continue;
+        for (int j = 0; j < PIECE_GROUPS; j++)
+            load_scaled(to[j], row, i * PIECE + j * PIECE_THREADS * 4 + t0, vocab, scale, in_fours);
+    };
+    read(next, 0);
+    for (int i = 0; i < n; i++) {
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            float d = z[i] - r.max, e = expf(d);
-            r.sum += e;
-            r.weighted += e > 0 ? e * d : 0.f; // a logit of -inf adds nothing
+        for (int j = 0; j < PIECE_GROUPS; j++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) z[j][k] = next[j][k];
+        if (i + 1 < n) read(next, i + 1);
+        const log_sum of = piece_sum(z, shared);
+        float weighted = 0;
+        if (with_entropy) {
+#pragma unroll
+            for (int j = 0; j < PIECE_GROUPS; j++)
+#pragma unroll
+                for (int k = 0; k < 4; k++) { // a logit of -inf adds nothing
+                    float d = z[j][k] - of.max, e = expf(d);
+                    weighted += e > 0 ? e * d : 0.f;
+                }
+            weighted = block_sum(weighted, shared);
         }
+        if (threadIdx.x == 0) pieces[i] = {of, weighted};
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        running other = {__shfl_xor_sync(~0u, r.max, o), __shfl_xor_sync(~0u, r.sum, o),
-                         __shfl_xor_sync(~0u, r.weighted, o)};
-        r = join(r, other);
-    }
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = r;
     __syncthreads();
-    if (threadIdx.x == 0)
-        for (int i = 1; i < THREADS / 32; i++) r = join(r, shared[i]);
-    return r;
+    const log_sum all = join_pieces(n, [&](int i) { return pieces[i].of; });
+    float weighted = 0;
+    for (int i = threadIdx.x % 32; with_entropy && i < n; i += 32) {
+        const piece_sums &p = pieces[i];
+        float d = p.of.max - all.max, e = expf(d);
+        weighted +=
+            e > 0 ? (p.weighted + p.of.sum * d) * e : 0.f; // where e is 0, d may be infinite
+    }
+    return {all.max, all.sum, lanes_sum(weighted)};
 }
 
-__device__ __forceinline__ float logprob_of(float logit, float scale, float max, float log_sum)
+static size_t pieces_bytes(int vocab)
 {
-    return (logit * scale - max) - log_sum;
+    return ceil_div(vocab, PIECE) * sizeof(struct piece_sums);
 }
 
-template <int V>
-__global__ void logprob_kernel(float *logprob, float *lse, float *entropy, const float *logits,
-                               const int32_t *target, int vocab, float scale)
+__global__ void __launch_bounds__(PIECE_THREADS)
+    logprob_kernel(float *logprob, float *lse, float *entropy, const float *logits,
+                   const int32_t *target, int vocab, float scale, bool in_fours)
 {
     grid_begin();
+    extern __shared__ piece_sums pieces[];
     const float *row = logits + (int64_t)blockIdx.x * vocab;
-    running r = sum_row<V>(row, vocab, scale);
+    row_sum r = sum_row(pieces, row, vocab, scale, in_fours, entropy != NULL);
     if (threadIdx.x) return;
-    float log_sum = logf(r.sum);
+    float log_of_sum = logf(r.sum);
     int t = target[blockIdx.x];
-    lse[blockIdx.x] = r.max + log_sum;
-    logprob[blockIdx.x] = t >= 0 && t < vocab ? logprob_of(row[t], scale, r.max, log_sum) : NAN;
-    if (entropy) entropy[blockIdx.x] = log_sum - r.weighted / r.sum;
+    lse[blockIdx.x] = r.max + log_of_sum;
+    logprob[blockIdx.x] =
+        t >= 0 && t < vocab ? logprob_of(__fmul_rn(row[t], scale), r.max, log_of_sum) : NAN;
+    if (entropy) entropy[blockIdx.x] = log_of_sum - r.weighted / r.sum;
 }
 
 void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
                   const float *logits, const int32_t *target, int n, int vocab, float temperature)
 {
     if (n <= 0) return;
-    float scale = 1.f / temperature;
-    if (aligned(16, {logits}, {(int64_t)vocab * 4}))
-        cuda_launch(dev, "logprob", logprob_kernel<4>, n, THREADS, 0, logprob, lse, entropy, logits,
-                    target, vocab, scale);
-    else
-        cuda_launch(dev, "logprob", logprob_kernel<1>, n, THREADS, 0, logprob, lse, entropy, logits,
-                    target, vocab, scale);
+    cuda_launch(dev, "logprob", logprob_kernel, n, PIECE_THREADS, pieces_bytes(vocab), logprob, lse,
+                entropy, logits, target, vocab, 1.f / temperature,
+                aligned(16, {logits}, {(int64_t)vocab * 4}));
 }
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
@@ -134,7 +127,7 @@ __device__ __forceinline__ candidate block_first(candidate c, candidate *shared)
     __syncthreads();
     c = shared[0];
 #pragma unroll
-    for (int i = 1; i < THREADS / 32; i++)
+    for (int i = 1; i < PIECE_THREADS / 32; i++)
         if (is_before(shared[i], c)) c = shared[i];
     return c;
 }
@@ -147,7 +140,7 @@ __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row
 #pragma unroll
     for (int i = 0; i < HELD; i++) held[i] = {-INFINITY, vocab};
 #pragma unroll 4
-    for (int t = threadIdx.x; t < vocab; t += THREADS) {
+    for (int t = threadIdx.x; t < vocab; t += PIECE_THREADS) {
         candidate c = candidate_of(row, t);
         if (!is_before(last, c) || !is_before(c, held[HELD - 1])) continue;
         held[HELD - 1] = c;
@@ -163,43 +156,45 @@ __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row
 
 // Block: row. The next likeliest is the first of what the threads hold of their tokens; a thread
 // whose tokens are all taken, which is rare, looks for more among its own.
-template <int V>
-__global__ void top_logprobs_kernel(token_logprob *out, const float *logits, const int32_t *target,
-                                    int vocab, int k, float scale)
+__global__ void __launch_bounds__(PIECE_THREADS)
+    top_logprobs_kernel(token_logprob *out, const float *logits, const int32_t *target, int vocab,
+                        int k, float scale, bool in_fours)
 {
     grid_begin();
-    __shared__ candidate shared[THREADS / 32];
+    extern __shared__ piece_sums pieces[];
+    __shared__ candidate shared[PIECE_THREADS / 32];
     __shared__ float shared_max, shared_log_sum;
     __shared__ int before;
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     token_logprob *of_row = out + (int64_t)blockIdx.x * (1 + k);
-    running r = sum_row<V>(row, vocab, scale);
+    row_sum r = sum_row(pieces, row, vocab, scale, in_fours, false);
     if (threadIdx.x == 0) {
         shared_max = r.max;
         shared_log_sum = logf(r.sum);
         before = 0;
     }
     __syncthreads();
-    const float max = shared_max, log_sum = shared_log_sum;
+    const float max = shared_max, log_of_sum = shared_log_sum;
 
     const int chosen = target[blockIdx.x];
     const bool valid = chosen >= 0 && chosen < vocab; // the host cannot look
     const candidate wanted = valid ? candidate_of(row, chosen) : candidate{-INFINITY, vocab};
     int own = 0;
-    for (int t = threadIdx.x; t < vocab; t += THREADS)
+    for (int t = threadIdx.x; t < vocab; t += PIECE_THREADS)
         own += is_before(candidate_of(row, t), wanted);
     atomicAdd(&before, own);
     __syncthreads();
     if (threadIdx.x == 0)
         of_row[0] = {chosen, before + 1,
-                     valid ? logprob_of(row[chosen], scale, max, log_sum) : NAN};
+                     valid ? logprob_of(__fmul_rn(row[chosen], scale), max, log_of_sum) : NAN};
 
     candidate held[HELD], last = {INFINITY, -1};
     if (k > 0) gather(held, row, vocab, last);
     for (int j = 1; j <= k; j++) {
         last = block_first(held[0], shared);
         if (threadIdx.x == 0)
-            of_row[j] = {last.token, j, logprob_of(row[last.token], scale, max, log_sum)};
+            of_row[j] = {last.token, j,
+                         logprob_of(__fmul_rn(row[last.token], scale), max, log_of_sum)};
         if (held[0].token != last.token) continue;
 #pragma unroll
         for (int i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
@@ -217,13 +212,9 @@ void cuda_top_logprobs(struct device *dev, struct token_logprob *out, const floa
                     TOP_LOGPROBS_MOST);
         return;
     }
-    float scale = 1.f / temperature;
-    if (aligned(16, {logits}, {(int64_t)vocab * 4}))
-        cuda_launch(dev, "top_logprobs", top_logprobs_kernel<4>, n, THREADS, 0, out, logits, target,
-                    vocab, k, scale);
-    else
-        cuda_launch(dev, "top_logprobs", top_logprobs_kernel<1>, n, THREADS, 0, out, logits, target,
-                    vocab, k, scale);
+    cuda_launch(dev, "top_logprobs", top_logprobs_kernel, n, PIECE_THREADS, pieces_bytes(vocab),
+                out, logits, target, vocab, k, 1.f / temperature,
+                aligned(16, {logits}, {(int64_t)vocab * 4}));
 }
 
 // ---- the gradient ------------------------------------------------------------------------------

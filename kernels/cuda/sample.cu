@@ -12,12 +12,11 @@
  * be drawn, and a third judges: with the maximum, sum and threshold of either row at hand it takes
  * one pass, in pieces as the first, over the rows whose draft is refused.
  */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/log_sum.cuh"
 #include "common/base/rng.h"
 
-#define THREADS     256
-#define GROUPS      4 // of 4 neighbouring tokens for each thread
-#define PIECE       (THREADS * GROUPS * 4)
+#define THREADS     PIECE_THREADS
+#define GROUPS      PIECE_GROUPS
 #define CUT_THREADS 1024
 
 struct piece {
@@ -77,19 +76,6 @@ __device__ __forceinline__ float scale_of(const sample_params &p)
     return p.temperature == 0.f ? 1.f : 1.f / p.temperature;
 }
 
-// z of the tokens t .. t + 3; -inf past the end
-__device__ __forceinline__ void load_scaled(float (&z)[4], const float *row, int t, int vocab,
-                                            float scale, bool in_fours)
-{
-    if (in_fours && t + 3 < vocab)
-        load<float, 4>(z, row + t);
-    else
-#pragma unroll
-        for (int i = 0; i < 4; i++) z[i] = t + i < vocab ? row[t + i] : -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 4; i++) z[i] *= scale;
-}
-
 // What a position's random words are for: the second word of their counters.
 enum use { NOISE, ACCEPTANCE, MORE_NOISE };
 
@@ -147,23 +133,21 @@ __device__ __forceinline__ void block_best(piece &best)
     }
 }
 
-// The best and the maximum of a row's pieces, valid in every lane of the calling warp.
+// The best of a row's pieces, valid in every lane of the calling warp.
 __device__ __forceinline__ piece best_of_pieces(const piece *of_row, int n, int vocab)
 {
-    piece best = {-INFINITY, 0, -INFINITY, -INFINITY, vocab - 1};
+    piece best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
     for (int i = threadIdx.x; i < n; i += 32) {
         const volatile piece &o = of_row[i];
-        best.max = fmaxf(best.max, o.max);
         better(best, o.score, o.z, o.token);
     }
-    best.max = lanes_max(best.max);
     lanes_best(best);
     return best;
 }
 
 __device__ __forceinline__ sample_result result_of(int token, float z, const row_stats &s, bool cut)
 {
-    float logprob = (z - s.max) - logf(s.all);
+    float logprob = logprob_of(z, s.max, logf(s.all));
     if (!cut) return {token, logprob, logprob, 1.f};
     return {token, logprob, logprob + logf(s.all) - logf(s.kept), fminf(s.kept / s.all, 1.f)};
 }
@@ -182,30 +166,20 @@ __global__ void __launch_bounds__(THREADS)
     const float scale = scale_of(p);
     int t0 = blockIdx.x * PIECE + threadIdx.x * 4;
 
-    float z[GROUPS][4], max = -INFINITY, sum = 0;
+    float z[GROUPS][4];
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
         load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, r.in_fours);
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) max = fmaxf(max, z[j][i]);
-    max = block_max(max, shared);
-    float shift = max == -INFINITY ? 0.f : max;
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum += expf(z[j][i] - shift);
-    sum = block_sum(sum, shared);
-
-    piece best = {max, sum, -INFINITY, -INFINITY, vocab - 1};
+    const log_sum own = piece_sum(z, shared);
+    piece best = {own.max, own.sum, -INFINITY, -INFINITY, vocab - 1};
     const bool draws = r.draws && p.temperature != 0.f && !has_cut(p, vocab);
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         int t = t0 + j * THREADS * 4;
         float likeliest = fmaxf(fmaxf(z[j][0], z[j][1]), fmaxf(z[j][2], z[j][3]));
         // what could not win with the largest noise is passed over
-        if (likeliest == -INFINITY || likeliest + RNG_GUMBEL_MAX < max + RNG_GUMBEL_MIN) continue;
+        if (likeliest == -INFINITY || likeliest + RNG_GUMBEL_MAX < own.max + RNG_GUMBEL_MIN)
+            continue;
         uint32_t bits[4];
         if (draws) random_block(bits, p, t / 4, NOISE);
 #pragma unroll
@@ -219,15 +193,12 @@ __global__ void __launch_bounds__(THREADS)
 
     const piece *of_row = pieces + (int64_t)blockIdx.y * gridDim.x;
     best = best_of_pieces(of_row, gridDim.x, vocab);
-    max = best.max;
-    sum = 0;
-    for (int i = threadIdx.x; i < gridDim.x; i += 32) {
+    const log_sum row = join_pieces(gridDim.x, [&](int i) {
         const volatile piece &o = of_row[i];
-        sum += o.max == -INFINITY ? 0.f : o.sum * expf(o.max - max);
-    }
-    sum = lanes_sum(sum);
+        return log_sum{o.max, o.sum};
+    });
     if (threadIdx.x) return;
-    const row_stats known = {max, sum, sum, 0};
+    const row_stats known = {row.max, row.sum, row.sum, 0};
     stats[blockIdx.y] = known;
     if (r.draws) result[blockIdx.y] = result_of(best.token, best.z, known, false);
 }
@@ -442,7 +413,7 @@ __global__ void __launch_bounds__(THREADS)
     if (!is_judged(set, i, p)) return;
     const row_view source = row_of(set, set.n + i);
     const row_stats sp = stats[i], sq = stats[set.n + i];
-    const float scale = scale_of(p), z_draft = target.logits[draft] * scale;
+    const float scale = scale_of(p), z_draft = __fmul_rn(target.logits[draft], scale);
     const bool cut = has_cut(p, set.vocab);
 
     uint32_t bits[4];
