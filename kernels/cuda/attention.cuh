@@ -80,24 +80,34 @@ static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int la
         (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;
 }
 
+// A number of the batch. Before grid_wait() it must not come from the L1 cache, which may still
+// hold what stood there in the step before: FROM_L2.
+template <bool FROM_L2> __device__ __forceinline__ int number_at(const int32_t *p)
+{
+    return FROM_L2 ? __ldcg(p) : *p;
+}
+
 // The row of k and v that holds entry j of the context of sequence s.
-template <bool PAGED, typename T>
+template <bool PAGED, bool FROM_L2 = false, typename T>
 __device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
 {
     if (PAGED) {
         int block = a.block_shift >= 0 ? j >> a.block_shift : j / a.block_size;
         int offset = j - block * a.block_size;
-        return (int64_t)a.block_table[(int64_t)s * a.table_stride + block] * a.block_size + offset;
+        const int32_t *entry = a.block_table + (int64_t)s * a.table_stride + block;
+        return (int64_t)number_at<FROM_L2>(entry) * a.block_size + offset;
     }
     int prefix = a.prefix_len[s];
     return j < prefix ? a.prefix_start[s] + j : a.query_start[s] + (j - prefix);
 }
 
 // The position of a row in its context; -1 for the padding of a decode batch, which sees nothing.
-template <bool PAGED, typename T>
+template <bool PAGED, bool FROM_L2 = false, typename T>
 __device__ __forceinline__ int row_position(const attn_args<T> &a, int s, int row)
 {
-    if (PAGED) return a.context_len[s] > 0 ? a.positions[row] : -1;
+    if (PAGED)
+        return number_at<FROM_L2>(a.context_len + s) > 0 ? number_at<FROM_L2>(a.positions + row)
+                                                         : -1;
     return a.prefix_len[s] + row - a.query_start[s];
 }
 

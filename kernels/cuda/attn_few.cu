@@ -1,15 +1,15 @@
-/* attn_few.cu: attention of a few rows a sequence to its paged context, in bf16 on the tensor cores:
- * decode steps, verification of drafts, and the sequences of a mixed step that only decode.
+/* attn_few.cu: attention of a few rows a sequence to its paged context, in bf16 on the tensor
+ * cores: decode steps, verification of drafts, and the sequences of a mixed step that only decode.
  *
  * The work is reading the context once. A block takes up to 16 packed rows (attention.cuh) of one
- * sequence and kv head and one chunk of its context, and its eight warps compute what attn_order.cuh
- * prescribes for it side by side: a warp has eight keys of every tile while scores are computed, and
- * every eighth set of 16 dimensions while values are summed. Where a context has several chunks, the
- * last block to finish joins them in their order. The grid depends on max_context only, so that a
- * captured launch serves every shorter context.
+ * sequence and kv head and one chunk of its context, and its eight warps compute what
+ * attn_order.cuh prescribes for it side by side: a warp has eight keys of every tile while scores
+ * are computed, and every eighth set of 16 dimensions while values are summed. Where a context has
+ * several chunks, the last block to finish joins them in their order. The grid depends on
+ * max_context only, so that a captured launch serves every shorter context.
  *
- * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh), so
- * after a kernel that stores those of this step they are already on their way while it runs.
+ * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
+ * so after a kernel that stores those of this step they are already on their way while it runs.
  */
 #include "kernels/cuda/attn_order.cuh"
 #include <algorithm>
@@ -32,18 +32,19 @@ struct task {
     int fresh;                 // keys from this position on are stored by this batch
 };
 
-// False where the block has nothing to do.
+// False where the block has nothing to do. May run before grid_wait().
 __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int row_tiles)
 {
     w.s = blockIdx.z;
     w.kv_head = blockIdx.y / row_tiles;
-    int start = a.query_start[w.s], n = (a.query_start[w.s + 1] - start) * a.group;
+    int start = number_at<true>(a.query_start + w.s);
+    int n = (number_at<true>(a.query_start + w.s + 1) - start) * a.group;
     w.rows = {start, (int)blockIdx.y % row_tiles * ROWS, n, w.kv_head * a.group};
     if (w.rows.base >= n || n > FEW_ROWS) return false;
     int last = min(ROWS, n - w.rows.base) - 1;
-    int lowest = row_position<true>(a, w.s, place_of(a, w.rows, 0).row);
-    int highest = row_position<true>(a, w.s, place_of(a, w.rows, last).row);
-    w.fresh = row_position<true>(a, w.s, start);
+    int lowest = row_position<true, true>(a, w.s, place_of(a, w.rows, 0).row);
+    int highest = row_position<true, true>(a, w.s, place_of(a, w.rows, last).row);
+    w.fresh = row_position<true, true>(a, w.s, start);
     w.low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
     w.first_chunk = w.low / CHUNK_KEYS;
     w.n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - w.first_chunk + 1;
@@ -54,8 +55,8 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int r
 
 // ---- shared memory -----------------------------------------------------------------------------
 
-/* Rows of 8-element units. The unit u of row r lies at u ^ r % 8, so that eight rows of one unit are
- * in different banks. */
+/* Rows of 8-element units. The unit u of row r lies at u ^ r % 8, so that eight rows of one unit
+ * are in different banks. */
 template <int UNITS> __device__ __forceinline__ bf16 *unit_at(bf16 *tile, int row, int unit)
 {
     return tile + (row * UNITS + (unit ^ (row & 7))) * 8;
@@ -65,7 +66,7 @@ template <int HD> struct block_memory {
     bf16 keys[CHUNK_KEYS * HD];      // later the values, unless these have room of their own
     bf16 weights[ROWS * CHUNK_KEYS]; // before: the queries
     float most[TILES][ROWS][WARPS];  // largest dot product of a row and a warp's keys
-    int32_t key_rows[CHUNK_KEYS];    // of the pool; -1: none. In the end [0]: this is the last block
+    int32_t key_rows[CHUNK_KEYS]; // of the pool; -1: none. In the end [0]: this is the last block
 };
 static_assert(3 * (sizeof(block_memory<128>) + 1024) <= 228 * 1024, "three blocks on an SM");
 
@@ -133,7 +134,7 @@ __device__ __forceinline__ void mask(float (&dot)[TILES][4], block_memory<HD> &m
     for (int h = 0; h < 2; h++) {
         int r = lane / 4 + h * 8;
         position[h] =
-            w.rows.in(r) ? row_position<true>(a, w.s, place_of(a, w.rows, r).row) : -1;
+            w.rows.in(r) ? row_position<true, true>(a, w.s, place_of(a, w.rows, r).row) : -1;
         hidden[h] = a.window > 0 ? position[h] - a.window : -1;
     }
 #pragma unroll
@@ -210,8 +211,8 @@ __device__ __forceinline__ void add_values(float (&out)[dim_sets<HD>][2][4], flo
                 uint32_t y[4];
                 int d = i * WARPS + warp;
                 if (d * 16 >= HD) break;
-                load_matrices_transposed(
-                    y, unit_at<HD / 8>(values, k + lane % 16, d * 2 + lane / 16));
+                load_matrices_transposed(y,
+                                         unit_at<HD / 8>(values, k + lane % 16, d * 2 + lane / 16));
                 mma(out[i][0], x, y[0], y[1]);
                 mma(out[i][1], x, y[2], y[3]);
             }
@@ -227,7 +228,8 @@ template <int HD> constexpr int part_width = HD + 4;
 
 // Calls f(row, first of two dimensions, their sums) for each of a thread's.
 template <int HD, typename F>
-__device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4], const task &w, F f)
+__device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4], const task &w,
+                                          F f)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -280,10 +282,9 @@ struct chunk_parts {
 };
 
 template <int HD>
-__device__ __forceinline__ void finish(const float (&out)[dim_sets<HD>][2][4],
-                                       const float (&sum)[4], const float (&top)[2],
-                                       block_memory<HD> &m, const attn_args<bf16> &a, const task &w,
-                                       const chunk_parts &parts)
+__device__ __forceinline__ void
+finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const float (&top)[2],
+       block_memory<HD> &m, const attn_args<bf16> &a, const task &w, const chunk_parts &parts)
 {
     int lane = threadIdx.x % 32;
     if (w.n_chunks == 1) {
@@ -331,7 +332,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     if (works) {
         int key = w.begin + threadIdx.x;
         bool is_seen = key >= w.low && key < w.end;
-        m.key_rows[threadIdx.x] = is_seen ? (int)key_row<true>(a, w.s, key) : -1;
+        m.key_rows[threadIdx.x] = is_seen ? (int)key_row<true, true>(a, w.s, key) : -1;
         n = (max(0, w.end - w.begin) + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
         if (early) old = min(n, max(0, w.fresh - w.begin));
         __syncthreads();

@@ -1,6 +1,7 @@
 /* log_sum.cuh: the one order in which a row of logits is summed, so that a log-probability has the
- * same bits in sampler and trainer: pieces of 4,096 logits, each by 256 threads that keep its maximum
- * and its sum relative to that, then the pieces by the lanes of a warp. Private to kernels/cuda. */
+ * same bits in sampler and trainer: pieces of 4,096 logits, each by 256 threads that keep its
+ * maximum and its sum relative to that, then the pieces by the lanes of a warp. Private to
+ * kernels/cuda. */
 #ifndef KERNELS_CUDA_LOG_SUM_CUH
 #define KERNELS_CUDA_LOG_SUM_CUH
 
@@ -27,6 +28,12 @@ struct log_sum {
     float max, sum; // of z, and of e^(z - max)
 };
 
+// Of the maxima -inf is none to subtract.
+__device__ __forceinline__ float shift_of(float max)
+{
+    return max == -INFINITY ? 0.f : max;
+}
+
 // Of the piece that the block's threads hold, given to all of them. `shared` holds 32 floats.
 __device__ __forceinline__ log_sum piece_sum(const float (&z)[PIECE_GROUPS][4], float *shared)
 {
@@ -36,7 +43,7 @@ __device__ __forceinline__ log_sum piece_sum(const float (&z)[PIECE_GROUPS][4], 
 #pragma unroll
         for (int i = 0; i < 4; i++) max = fmaxf(max, z[j][i]);
     max = block_max(max, shared);
-    float shift = max == -INFINITY ? 0.f : max;
+    float shift = shift_of(max);
 #pragma unroll
     for (int j = 0; j < PIECE_GROUPS; j++)
 #pragma unroll

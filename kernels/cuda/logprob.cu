@@ -3,7 +3,8 @@
  * result does not depend on the others. */
 #include "kernels/cuda/log_sum.cuh"
 
-#define THREADS 512 // of the gradient
+#define ROW_THREADS 128 // each warp holds 4,096 logits
+#define THREADS     512 // of the gradient
 
 // Of a row: log_sum, and the sum of (z - max) e^(z - max).
 struct row_sum {
@@ -16,43 +17,61 @@ struct piece_sums {
     float weighted;
 };
 
-// By a block of PIECE_THREADS; valid in its first warp.
-__device__ __forceinline__ row_sum sum_row(piece_sums *pieces, const float *row, int vocab,
-                                           float scale, bool in_fours, bool with_entropy)
+#define PIECE_WARPS (PIECE_THREADS / 32)
+
+/* A piece by one warp, which stands in for the PIECE_WARPS warps that piece_sum() has: a lane holds
+ * what that lane of each of them would, and adds in their order. Nobody waits for a block. */
+__device__ __forceinline__ piece_sums piece_by_warp(const float *row, int first, int vocab,
+                                                    float scale, bool in_fours)
 {
-    __shared__ float shared[32];
-    const int n = (vocab + PIECE - 1) / PIECE, t0 = threadIdx.x * 4;
-    float z[PIECE_GROUPS][4], next[PIECE_GROUPS][4];
-    auto read = [&](float(&to)[PIECE_GROUPS][4], int i) {
+    int lane = threadIdx.x % 32;
+    float z[PIECE_WARPS][PIECE_GROUPS][4], max = -INFINITY, sums[PIECE_WARPS], weighted = 0;
+#pragma unroll
+    for (int w = 0; w < PIECE_WARPS; w++)
 #pragma unroll
         for (int j = 0; j < PIECE_GROUPS; j++)
-            load_scaled(to[j], row, i * PIECE + j * PIECE_THREADS * 4 + t0, vocab, scale, in_fours);
-    };
-    read(next, 0);
-    for (int i = 0; i < n; i++) {
+            load_scaled(z[w][j], row, first + (j * PIECE_THREADS + w * 32 + lane) * 4, vocab, scale,
+                        in_fours);
+#pragma unroll
+    for (int w = 0; w < PIECE_WARPS; w++)
 #pragma unroll
         for (int j = 0; j < PIECE_GROUPS; j++)
 #pragma unroll
-            for (int k = 0; k < 4; k++) z[j][k] = next[j][k];
-        if (i + 1 < n) read(next, i + 1);
-        const log_sum of = piece_sum(z, shared);
-        float weighted = 0;
-        if (with_entropy) {
+            for (int i = 0; i < 4; i++) max = fmaxf(max, z[w][j][i]);
+    max = lanes_max(max);
 #pragma unroll
-            for (int j = 0; j < PIECE_GROUPS; j++)
+    for (int w = 0; w < PIECE_WARPS; w++) {
+        sums[w] = 0;
 #pragma unroll
-                for (int k = 0; k < 4; k++) { // a logit of -inf adds nothing
-                    float d = z[j][k] - of.max, e = expf(d);
-                    weighted += e > 0 ? e * d : 0.f;
-                }
-            weighted = block_sum(weighted, shared);
-        }
-        if (threadIdx.x == 0) pieces[i] = {of, weighted};
+        for (int j = 0; j < PIECE_GROUPS; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float d = __fsub_rn(z[w][j][i], shift_of(max)), e = expf(d);
+                sums[w] = __fadd_rn(sums[w], e);
+                weighted += e > 0 ? e * d : 0.f; // a logit of -inf adds nothing
+            }
+        sums[w] = lanes_sum(sums[w]);
+    }
+#pragma unroll
+    for (int o = PIECE_WARPS / 2; o; o /= 2) // as block_sum() does
+#pragma unroll
+        for (int w = 0; w < o; w++) sums[w] = __fadd_rn(sums[w], sums[w + o]);
+    return {{max, sums[0]}, lanes_sum(weighted)};
+}
+
+// By a block; given to all of it.
+__device__ __forceinline__ row_sum sum_row(piece_sums *pieces, const float *row, int vocab,
+                                           float scale, bool in_fours)
+{
+    const int n = (vocab + PIECE - 1) / PIECE;
+    for (int i = threadIdx.x / 32; i < n; i += blockDim.x / 32) {
+        piece_sums p = piece_by_warp(row, i * PIECE, vocab, scale, in_fours);
+        if (threadIdx.x % 32 == 0) pieces[i] = p;
     }
     __syncthreads();
     const log_sum all = join_pieces(n, [&](int i) { return pieces[i].of; });
     float weighted = 0;
-    for (int i = threadIdx.x % 32; with_entropy && i < n; i += 32) {
+    for (int i = threadIdx.x % 32; i < n; i += 32) {
         const piece_sums &p = pieces[i];
         float d = p.of.max - all.max, e = expf(d);
         weighted +=
@@ -66,14 +85,14 @@ static size_t pieces_bytes(int vocab)
     return ceil_div(vocab, PIECE) * sizeof(struct piece_sums);
 }
 
-__global__ void __launch_bounds__(PIECE_THREADS)
+__global__ void __launch_bounds__(ROW_THREADS)
     logprob_kernel(float *logprob, float *lse, float *entropy, const float *logits,
                    const int32_t *target, int vocab, float scale, bool in_fours)
 {
     grid_begin();
     extern __shared__ piece_sums pieces[];
     const float *row = logits + (int64_t)blockIdx.x * vocab;
-    row_sum r = sum_row(pieces, row, vocab, scale, in_fours, entropy != NULL);
+    row_sum r = sum_row(pieces, row, vocab, scale, in_fours);
     if (threadIdx.x) return;
     float log_of_sum = logf(r.sum);
     int t = target[blockIdx.x];
@@ -87,14 +106,15 @@ void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy
                   const float *logits, const int32_t *target, int n, int vocab, float temperature)
 {
     if (n <= 0) return;
-    cuda_launch(dev, "logprob", logprob_kernel, n, PIECE_THREADS, pieces_bytes(vocab), logprob, lse,
+    cuda_launch(dev, "logprob", logprob_kernel, n, ROW_THREADS, pieces_bytes(vocab), logprob, lse,
                 entropy, logits, target, vocab, 1.f / temperature,
                 aligned(16, {logits}, {(int64_t)vocab * 4}));
 }
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
 
-#define HELD 4 // likeliest of its tokens that a thread holds
+#define TOP_THREADS 512
+#define HELD        4 // likeliest of its tokens that a thread holds
 
 // Tokens in order: the likelier first, of equal logits the lower one.
 struct candidate {
@@ -127,7 +147,7 @@ __device__ __forceinline__ candidate block_first(candidate c, candidate *shared)
     __syncthreads();
     c = shared[0];
 #pragma unroll
-    for (int i = 1; i < PIECE_THREADS / 32; i++)
+    for (int i = 1; i < TOP_THREADS / 32; i++)
         if (is_before(shared[i], c)) c = shared[i];
     return c;
 }
@@ -140,7 +160,7 @@ __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row
 #pragma unroll
     for (int i = 0; i < HELD; i++) held[i] = {-INFINITY, vocab};
 #pragma unroll 4
-    for (int t = threadIdx.x; t < vocab; t += PIECE_THREADS) {
+    for (int t = threadIdx.x; t < vocab; t += TOP_THREADS) {
         candidate c = candidate_of(row, t);
         if (!is_before(last, c) || !is_before(c, held[HELD - 1])) continue;
         held[HELD - 1] = c;
@@ -154,33 +174,37 @@ __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row
     }
 }
 
-// Block: row. The next likeliest is the first of what the threads hold of their tokens; a thread
-// whose tokens are all taken, which is rare, looks for more among its own.
-__global__ void __launch_bounds__(PIECE_THREADS)
-    top_logprobs_kernel(token_logprob *out, const float *logits, const int32_t *target, int vocab,
-                        int k, float scale, bool in_fours)
+// Of each row: the maximum of z, and the logarithm of the sum of e^(z - max).
+__global__ void __launch_bounds__(ROW_THREADS)
+    row_sums_kernel(float2 *sums, const float *logits, int vocab, float scale, bool in_fours)
 {
     grid_begin();
     extern __shared__ piece_sums pieces[];
-    __shared__ candidate shared[PIECE_THREADS / 32];
-    __shared__ float shared_max, shared_log_sum;
+    const float *row = logits + (int64_t)blockIdx.x * vocab;
+    row_sum r = sum_row(pieces, row, vocab, scale, in_fours);
+    if (threadIdx.x == 0) sums[blockIdx.x] = make_float2(r.max, logf(r.sum));
+}
+
+// Block: row. The next likeliest is the first of what the threads hold of their tokens; a thread
+// whose tokens are all taken, which is rare, looks for more among its own.
+__global__ void __launch_bounds__(TOP_THREADS)
+    top_logprobs_kernel(token_logprob *out, const float2 *sums, const float *logits,
+                        const int32_t *target, int vocab, int k, float scale)
+{
+    grid_begin();
+    __shared__ candidate shared[TOP_THREADS / 32];
     __shared__ int before;
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     token_logprob *of_row = out + (int64_t)blockIdx.x * (1 + k);
-    row_sum r = sum_row(pieces, row, vocab, scale, in_fours, false);
-    if (threadIdx.x == 0) {
-        shared_max = r.max;
-        shared_log_sum = logf(r.sum);
-        before = 0;
-    }
+    const float max = sums[blockIdx.x].x, log_of_sum = sums[blockIdx.x].y;
+    if (threadIdx.x == 0) before = 0;
     __syncthreads();
-    const float max = shared_max, log_of_sum = shared_log_sum;
 
     const int chosen = target[blockIdx.x];
     const bool valid = chosen >= 0 && chosen < vocab; // the host cannot look
     const candidate wanted = valid ? candidate_of(row, chosen) : candidate{-INFINITY, vocab};
     int own = 0;
-    for (int t = threadIdx.x; t < vocab; t += PIECE_THREADS)
+    for (int t = threadIdx.x; t < vocab; t += TOP_THREADS)
         own += is_before(candidate_of(row, t), wanted);
     atomicAdd(&before, own);
     __syncthreads();
@@ -212,9 +236,12 @@ void cuda_top_logprobs(struct device *dev, struct token_logprob *out, const floa
                     TOP_LOGPROBS_MOST);
         return;
     }
-    cuda_launch(dev, "top_logprobs", top_logprobs_kernel, n, PIECE_THREADS, pieces_bytes(vocab),
-                out, logits, target, vocab, k, 1.f / temperature,
-                aligned(16, {logits}, {(int64_t)vocab * 4}));
+    float scale = 1.f / temperature, *sums = (float *)cuda_workspace(dev, n * sizeof(float2));
+    if (!sums) return;
+    cuda_launch(dev, "top_logprobs", row_sums_kernel, n, ROW_THREADS, pieces_bytes(vocab),
+                (float2 *)sums, logits, vocab, scale, aligned(16, {logits}, {(int64_t)vocab * 4}));
+    cuda_launch(dev, "top_logprobs", top_logprobs_kernel, n, TOP_THREADS, 0, out,
+                (const float2 *)sums, logits, target, vocab, k, scale);
 }
 
 // ---- the gradient ------------------------------------------------------------------------------

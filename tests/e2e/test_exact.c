@@ -32,7 +32,7 @@ static double counter(const struct scene *s, const char *series)
 // The scene's server in exact mode, in the dtype that the device computes exactly in.
 static void restart_server(struct scene *s, const char *const more[])
 {
-    const char *options[32] = {"--exact", "--dtype", on_cpu() ? "f32" : "bf16"};
+    const char *options[32] = {"--exact", "--dtype", daemon_exact_dtype()};
     int n = 3;
     while (*more) options[n++] = *more++;
     options[n] = NULL;
