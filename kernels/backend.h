@@ -60,6 +60,7 @@ struct device_block {
 struct device {
     const struct backend *backend;
     int index;
+    bool bf16_is_exact; // set by open
     char spec[16], name[96], uuid[48];
     enum status failed; // first failure of an enqueued operation since the last sync
     char failure[256];

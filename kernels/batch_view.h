@@ -6,7 +6,7 @@
  *  - paged (serving): keys and values of a sequence, those of this batch's rows included, lie in
  *    the block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to
  *    keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
- *    before.
+ *    before; keys before a sequence's first row were stored by earlier batches.
  *  - packed (training): no cache. Row i of sequence s attends to the prefix rows
  *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none),
  *    and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after

@@ -104,6 +104,11 @@ bool device_computes_in(const struct device *dev, enum dtype dt)
     return dt == DT_F32 || (dt == DT_BF16 && dev->backend->kind == DEVICE_CUDA);
 }
 
+bool device_is_exact(const struct device *dev, enum dtype dt)
+{
+    return dt == DT_F32 ? dev->backend->kind == DEVICE_CPU : dt == DT_BF16 && dev->bf16_is_exact;
+}
+
 // ---- memory ------------------------------------------------------------------------------------
 
 void device_count(struct device *dev, int64_t bytes)

@@ -99,7 +99,7 @@ struct attn_shape {
     float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
     enum dtype dt; // of packed batches; the pool has its own
-    bool early;    // attn_paged: the batch's lists (see Order, above)
+    bool early;    // attn_paged: the batch's lists, and keys of earlier batches (see Order, above)
 };
 
 // The rotation of all queries and keys of a batch, in rows as of attention.
@@ -272,6 +272,9 @@ struct ops {
                        const struct kv_view *, int layer, const struct batch_view *,
                        const struct attn_shape *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
+    // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from
+    // attn_packed (docs/numerics.md, A row is computed alone). Keys before a sequence's first row
+    // were stored before the operation in front of this one began.
     void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
                        int layer, const struct batch_view *, const struct attn_shape *);
     // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches

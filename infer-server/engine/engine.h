@@ -37,7 +37,7 @@ struct engine_options {
     bool prefix_cache_off; // a request finds no blocks of another; samples of one still share
     struct speculative_choice speculative; // of requests that do not choose
     bool speculative_fixed;                // always as many drafts as there are, paying or not
-    bool exact; // docs/numerics.md: the same bits whatever is drafted and batched; CPU only
+    bool exact; // docs/numerics.md: the same bits whatever is drafted and batched
 };
 
 struct request; // opaque to the server but for these

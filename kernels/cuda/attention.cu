@@ -1,11 +1,13 @@
 /* attention.cu: the attention entries of the table, and the general kernels behind them: any
- * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. Decode steps and bf16 with
- * aligned heads go to attn_decode.cu and attn_tensor.cu.
+ * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. bf16 whose heads are
+ * multiples of 8 goes to attn_few.cu and attn_tensor.cu, a decode step in f32 to attn_decode.cu.
  *
  * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in
  * tiles of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension
- * (the weighted sum). dk and dv: a block has 32 keys, four a warp, and walks the packed rows that
- * attend to them. No sum is shared between blocks, so none needs atomics and the order is fixed.
+ * (the weighted sum). What a forward row gives does not depend on the rows beside it: tiles lie at
+ * multiples of 32, and one that a row sees nothing of changes nothing. dk and dv: a block has 32
+ * keys, four a warp, and walks the packed rows that attend to them. No sum is shared between
+ * blocks, so none needs atomics and the order is fixed.
  */
 #include "kernels/cuda/attention.cuh"
 
@@ -72,7 +74,8 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
         for (int d = 0; d < dims; d++) {
             float k = keys[lane * stride + d];
 #pragma unroll
-            for (int i = 0; i < ROWS; i++) p[i] += queries[(warp * ROWS + i) * stride + d] * k;
+            for (int i = 0; i < ROWS; i++)
+                p[i] = __fmaf_rn(queries[(warp * ROWS + i) * stride + d], k, p[i]);
         }
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
@@ -81,7 +84,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
             float factor = now == -INFINITY ? 1.f : exp2f(top[i] - now);
             p[i] = now == -INFINITY ? 0.f : exp2f(score - now);
             top[i] = now;
-            sum[i] = sum[i] * factor + lanes_sum(p[i]);
+            sum[i] = __fmaf_rn(sum[i], factor, lanes_sum(p[i]));
 #pragma unroll
             for (int k = 0; k < MAX_DIMS; k++) out[i][k] *= factor;
         }
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
                 int d = k * 32 + lane;
                 float v = d < dims ? values[j * stride + d] : 0.f;
 #pragma unroll
-                for (int i = 0; i < ROWS; i++) out[i][k] += w[i] * v;
+                for (int i = 0; i < ROWS; i++) out[i][k] = __fmaf_rn(w[i], v, out[i][k]);
             }
         }
     }
@@ -140,6 +143,13 @@ static bool shape_fits(struct device *dev, const struct attn_shape *s,
     return false;
 }
 
+static void paged(struct device *dev, const attn_args<bf16> &a, const struct batch_view *batch)
+{
+    bool has_many = batch->max_query * a.group > FEW_ROWS;
+    if (!has_many || a.n_seqs > 1) attn_few(dev, a, batch->max_query, batch->max_context);
+    if (has_many) attn_tensor(dev, a, batch->max_query, true);
+}
+
 void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
                      int layer, const struct batch_view *batch, const struct attn_shape *shape)
 {
@@ -148,9 +158,11 @@ void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struc
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, NULL);
         attn_args_use_pool(&a, kv, layer);
-        if (batch->max_query == 1 && attn_decode<T>(dev, a, batch->max_context)) return;
-        if constexpr (sizeof(T) == 2)
-            if (attn_tensor(dev, a, batch->max_query, true)) return;
+        if constexpr (sizeof(T) == 2) {
+            if (attn_is_for_tensor(a)) return paged(dev, a, batch);
+        } else if (batch->max_query == 1 && attn_decode(dev, a, batch->max_context)) {
+            return;
+        }
         forward(dev, a, batch->max_query, true);
     });
 }
@@ -163,7 +175,7 @@ void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, lse);
         if constexpr (sizeof(T) == 2)
-            if (attn_tensor(dev, a, batch->max_query, false)) return;
+            if (attn_is_for_tensor(a)) return attn_tensor(dev, a, batch->max_query, false);
         forward(dev, a, batch->max_query, false);
     });
 }

@@ -82,24 +82,34 @@ static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int la
         (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;
 }
 
+// A number of the batch. Before grid_wait() it must not come from the L1 cache, which may still
+// hold what stood there in the step before: FROM_L2.
+template <bool FROM_L2> __device__ __forceinline__ int number_at(const int32_t *p)
+{
+    return FROM_L2 ? __ldcg(p) : *p;
+}
+
 // The row of k and v that holds entry j of the context of sequence s.
-template <bool PAGED, typename T>
+template <bool PAGED, bool FROM_L2 = false, typename T>
 __device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
 {
     if (PAGED) {
         int block = a.block_shift >= 0 ? j >> a.block_shift : j / a.block_size;
         int offset = j - block * a.block_size;
-        return (int64_t)a.block_table[(int64_t)s * a.table_stride + block] * a.block_size + offset;
+        const int32_t *entry = a.block_table + (int64_t)s * a.table_stride + block;
+        return (int64_t)number_at<FROM_L2>(entry) * a.block_size + offset;
     }
     int prefix = a.prefix_len[s];
     return j < prefix ? a.prefix_start[s] + j : a.query_start[s] + (j - prefix);
 }
 
 // The position of a row in its context; -1 for the padding of a decode batch, which sees nothing.
-template <bool PAGED, typename T>
+template <bool PAGED, bool FROM_L2 = false, typename T>
 __device__ __forceinline__ int row_position(const attn_args<T> &a, int s, int row)
 {
-    if (PAGED) return a.context_len[s] > 0 ? a.positions[row] : -1;
+    if (PAGED)
+        return number_at<FROM_L2>(a.context_len + s) > 0 ? number_at<FROM_L2>(a.positions + row)
+                                                         : -1;
     return a.prefix_len[s] + row - a.query_start[s];
 }
 
@@ -112,9 +122,9 @@ __device__ __forceinline__ bool visible(const attn_args<T> &a, int position, int
 // A score in units of log2, from a dot product.
 template <typename T> __device__ __forceinline__ float score_log2(const attn_args<T> &a, float dot)
 {
-    dot *= a.scale;
-    if (a.softcap > 0) dot = a.softcap * tanhf(dot / a.softcap);
-    return dot * LOG2E;
+    dot = __fmul_rn(dot, a.scale);
+    if (a.softcap > 0) dot = __fmul_rn(a.softcap, tanhf(dot / a.softcap));
+    return __fmul_rn(dot, LOG2E);
 }
 
 // Slope of the soft cap at a score in log2 units.
@@ -134,31 +144,57 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* The fast kernels turn dot products into scores in log2 units with one multiplication, and take
- * the rare soft cap in a loop of its own, so that its branch does not split theirs. */
-template <typename T> __device__ __forceinline__ float score_factor(const attn_args<T> &a)
-{
-    return a.softcap > 0 ? a.scale : a.scale * LOG2E;
-}
-// From a score in natural units to one in log2 units. tanh y = 1 - 2 / (1 + e^2y), to 1e-7.
+// The packed rows of a tile of a sequence: base .. of n.
+struct packed_rows {
+    int start, base, n, head0;
+
+    __device__ __forceinline__ bool in(int r) const { return base + r < n; }
+};
+
+// Where packed row r of a tile is: its row, and its index into (T, n_heads).
+struct place {
+    int row, head;
+};
+
 template <typename T>
-__device__ __forceinline__ float softcap_log2(const attn_args<T> &a, float score)
+__device__ __forceinline__ place place_of(const attn_args<T> &a, const packed_rows &p, int r)
 {
-    float e = exp2_fast(score / a.softcap * (2 * LOG2E));
-    return a.softcap * LOG2E * (1.f - __fdividef(2.f, 1.f + fminf(e, 1e30f)));
+    int x = p.base + r, row = by_group(a, x);
+    return {p.start + row, p.head0 + x - row * a.group};
 }
 
-// attn_tensor.cu: bf16 on the tensor cores. False, with nothing enqueued, where the shape is not
-// for it.
-bool attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
+template <typename T> __device__ __forceinline__ int64_t index_of(const attn_args<T> &a, place at)
+{
+    return (int64_t)at.row * a.n_heads + at.head;
+}
+
+template <typename T> __device__ __forceinline__ int64_t query_at(const attn_args<T> &a, place at)
+{
+    return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
+}
+
+/* bf16 whose heads are multiples of 8 goes to the tensor cores: attn_few.cu has the sequences of a
+ * paged batch with at most FEW_ROWS packed rows (decoding, verification), attn_tensor.cu the others
+ * and packed batches. Both keep the order of attn_order.cuh. */
+#define FEW_ROWS 64
+
+static inline bool attn_is_for_tensor(const attn_args<bf16> &a)
+{
+    return a.head_dim % 8 == 0 && a.head_dim <= 256 &&
+           aligned(16, {a.q, a.k, a.v, a.out}, {a.q_stride * 2, a.kv_stride * 2});
+}
+
+void attn_few(struct device *dev, const attn_args<bf16> &args, int max_query, int max_context);
+// Paged: of sequences with more than FEW_ROWS packed rows only.
+void attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
 // parts: workspace for n_parts of dk and dv, f32 (n_parts, T, n_kv_heads, 2, head_dim).
 int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads);
 // The most that n_parts * n_tokens comes to in batches of at most this many tokens.
 int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads);
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query);
-// attn_decode.cu: one row a sequence, paged.
-template <typename T>
-bool attn_decode(struct device *dev, const attn_args<T> &args, int max_context);
+// attn_decode.cu: f32, one row a sequence, paged. False, with nothing enqueued, where the shape is
+// not for it.
+bool attn_decode(struct device *dev, const attn_args<float> &args, int max_context);
 
 #endif

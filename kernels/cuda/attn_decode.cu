@@ -1,18 +1,17 @@
-/* attn_decode.cu: attention of one new row a sequence to its paged context: a decode step.
+/* attn_decode.cu: attention of one new row a sequence to its paged context in f32: a decode step.
  *
  * The work is reading the context once. A block takes one sequence, one kv head with up to G of its
- * query heads, and one chunk of the context; each warp keeps its own running softmax, merged at the
- * end. Where a context has several chunks, the last block to finish merges them. How a context is
- * cut depends on its length only, so a row's result does not depend on the batch; the grid depends
- * on max_context only, so a captured launch serves every shorter context.
- *
- * bf16: the tensor cores, with the heads as rows of the left operand. As in matmul_small.cu, inner
- * dimensions are taken in an order that lets every operand come straight from memory in 16-byte
- * loads. f32: ordinary arithmetic, LANES neighbouring lanes to a key.
+ * query heads, and one chunk of the context; each warp keeps its own running softmax, LANES
+ * neighbouring lanes to a key, merged at the end. Where a context has several chunks, the last
+ * block to finish merges them. How a context is cut depends on its length only; the grid depends on
+ * max_context only, so that a captured launch serves every shorter context.
  */
 #include "kernels/cuda/attention.cuh"
 
 #define MAX_CHUNKS 64
+#define WARPS      4
+#define UNIT       64 // keys: chunks are multiples of it
+#define AHEAD      4  // keys a set of lanes has in flight
 
 // What a block works on.
 struct task {
@@ -21,9 +20,9 @@ struct task {
     int n_chunks, begin, end; // chunks of the context; keys of this block's
 };
 
-// False where the block has nothing to do. `unit`: chunks are multiples of it.
-template <int G, typename T>
-__device__ __forceinline__ bool task_of(task &w, const attn_args<T> &a, int unit, int max_chunks)
+// False where the block has nothing to do.
+template <int G>
+__device__ __forceinline__ bool task_of(task &w, const attn_args<float> &a, int max_chunks)
 {
     int blocks_per_kv = (a.group + G - 1) / G, first = blockIdx.y % blocks_per_kv * G;
     w.s = blockIdx.z;
@@ -34,7 +33,7 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<T> &a, int unit
     if (a.query_start[w.s + 1] <= w.row) return false;
     w.n_keys = a.context_len[w.s] > 0 ? a.positions[w.row] + 1 : 0;
     int lo = a.window > 0 && w.n_keys > a.window ? w.n_keys - a.window : 0;
-    int chunk = max(unit, ((w.n_keys + max_chunks - 1) / max_chunks + unit - 1) / unit * unit);
+    int chunk = max(UNIT, ((w.n_keys + max_chunks - 1) / max_chunks + UNIT - 1) / UNIT * UNIT);
     int first_chunk = lo / chunk, at = first_chunk + blockIdx.x;
     w.n_chunks = w.n_keys > 0 ? (w.n_keys - 1) / chunk - first_chunk + 1 : 1;
     w.begin = max(lo, at * chunk);
@@ -44,7 +43,7 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<T> &a, int unit
 
 // Results of a block's warps: a maximum and a sum (log2 units) and unnormalised values for each
 // head.
-template <int WARPS, int G, int STRIDE> struct partial {
+template <int G, int STRIDE> struct partial {
     float out[WARPS][G][STRIDE];
     float max[WARPS][G], sum[WARPS][G];
     float weight[MAX_CHUNKS][G], total[G];
@@ -52,9 +51,9 @@ template <int WARPS, int G, int STRIDE> struct partial {
 
 /* Merges the warps, and in the last block of a context the chunks. parts: per (sequence, head,
  * chunk) head_dim unnormalised values; ends: their (maximum, sum). */
-template <typename T, int WARPS, int G, int STRIDE>
-__device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task &w,
-                                       const attn_args<T> &a, float *parts, float2 *ends,
+template <int G, int STRIDE>
+__device__ __forceinline__ void finish(partial<G, STRIDE> &p, const task &w,
+                                       const attn_args<float> &a, float *parts, float2 *ends,
                                        unsigned *tickets, int max_chunks)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -77,7 +76,7 @@ __device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task 
 #pragma unroll
             for (int i = 0; i < WARPS; i++) x += factor[i] * p.out[i][g][d];
             if (whole)
-                a.out[head * a.head_dim + d] = from_f32<T>(x * scale);
+                a.out[head * a.head_dim + d] = x * scale;
             else
                 parts[part * a.head_dim + d] = x;
         }
@@ -115,159 +114,11 @@ __device__ __forceinline__ void finish(partial<WARPS, G, STRIDE> &p, const task 
 #pragma unroll 8
             for (int c = 0; c < w.n_chunks; c++)
                 x += p.weight[c][g] * __ldcg(&part[(int64_t)c * a.head_dim]);
-            a.out[((int64_t)w.row * a.n_heads + w.head0 + g) * a.head_dim + d] =
-                from_f32<T>(x / p.total[g]);
+            a.out[((int64_t)w.row * a.n_heads + w.head0 + g) * a.head_dim + d] = x / p.total[g];
         }
-}
-
-// ---- bf16 --------------------------------------------------------------------------------------
-
-#define UNIT  256 // keys
-#define HEADS 8   // of a block: half the rows of the left operand; the others are zeros
-
-// d (16 x 8) += a b, where rows 8.. of a are zeros
-__device__ __forceinline__ void mma_half(float &d0, float &d1, uint32_t a0, uint32_t a2,
-                                         uint32_t b0, uint32_t b1)
-{
-    float none0 = 0, none1 = 0; // the results of those rows
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, "
-        "{%7,%8}, {%0,%1,%2,%3};"
-        : "+f"(d0), "+f"(d1), "+f"(none0), "+f"(none1)
-        : "r"(a0), "r"(0u), "r"(a2), "r"(b0), "r"(b1));
-}
-
-/* HD: head_dim rounded up. Each warp takes 16 keys at a time. Lane (g, t) = (lane / 4, lane % 4)
- * loads keys 8 j + g (j = 0, 1), dimensions 32 c + 8 t .. + 7: columns g of the scores' right
- * operand; values of keys 2 t, 2 t + 1, 8 + 2 t, 9 + 2 t, dimensions 64 c + 8 g .. + 7. Element e
- * of these makes column g, dimension 64 c + 8 g + e, of the e-th product of weights and values. */
-template <int HD, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32, HD <= 128 ? 2 : 1)
-    tensor_kernel(attn_args<bf16> a, float *parts, float2 *ends, unsigned *tickets, int max_chunks)
-{
-    extern __shared__ __align__(16) char shared[];
-    auto &p = *reinterpret_cast<partial<WARPS, HEADS, HD + 4> *>(shared);
-    constexpr int KEYS = WARPS * 16, KC = HD / 32, VC = HD / 64;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    task w;
-    int key_at[2]; // rows of the pool, or -1
-    // Where the keys lie is known before the step's kernels: it is looked up under the end of the
-    // kernel before this one, if that writes none of it.
-    if (!a.early) grid_wait();
-    bool works = task_of<HEADS>(w, a, UNIT, max_chunks);
-    auto find = [&](int base) {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            int key = base + warp * 16 + j * 8 + g;
-            key_at[j] = key < w.end ? (int)key_row<true>(a, w.s, key) : -1;
-        }
-    };
-    if (works) find(w.begin);
-    if (a.early) grid_wait();
-    grid_release();
-    if (!works) return;
-
-    const uint4 zero = make_uint4(0, 0, 0, 0);
-    uint4 q[KC];
-    const bf16 *q_row = a.q + w.row * a.q_stride + (int64_t)(w.head0 + g) * a.head_dim + t * 8;
-#pragma unroll
-    for (int c = 0; c < KC; c++)
-        q[c] = g < w.heads && c * 32 + t * 8 < a.head_dim ? *(const uint4 *)(q_row + c * 32) : zero;
-    const bf16 *keys = a.k + (int64_t)w.kv_head * a.head_dim + t * 8;
-    const bf16 *values = a.v + (int64_t)w.kv_head * a.head_dim + g * 8;
-
-    float top = -INFINITY, sum = 0, out[VC * 8][2] = {}; // of head g
-    for (int base = w.begin; base < w.end; base += KEYS) {
-        uint4 k[2][KC], v[4][VC];
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int c = 0; c < KC; c++)
-                k[j][c] = key_at[j] >= 0 && c * 32 + t * 8 < a.head_dim
-                              ? *(const uint4 *)(keys + key_at[j] * a.kv_stride + c * 32)
-                              : zero;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int at = __shfl_sync(~0u, key_at[j / 2], (t * 2 + j % 2) * 4); // the lane with that key
-#pragma unroll
-            for (int c = 0; c < VC; c++)
-                v[j][c] = at >= 0 && c * 64 + g * 8 < a.head_dim
-                              ? *(const uint4 *)(values + at * a.kv_stride + c * 64)
-                              : zero;
-        }
-
-        if (base + KEYS < w.end) find(base + KEYS);
-
-        float score[2][2] = {}, half[2][2] = {}, factor = score_factor(a), now = top;
-#pragma unroll
-        for (int c = 0; c < KC; c++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) { // in two sums, so that fewer wait for one another
-                mma_half(score[j][0], score[j][1], q[c].x, q[c].y, k[j][c].x, k[j][c].y);
-                mma_half(half[j][0], half[j][1], q[c].z, q[c].w, k[j][c].z, k[j][c].w);
-            }
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                score[j][e] = (score[j][e] + half[j][e]) * factor;
-                if (a.softcap > 0) score[j][e] = softcap_log2(a, score[j][e]);
-                if (base + warp * 16 + j * 8 + t * 2 + e >= w.end) score[j][e] = -INFINITY;
-                now = fmaxf(now, score[j][e]);
-            }
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
-        now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-        float shift = now == -INFINITY ? 0.f : now, shrink = exp2_fast(top - shift);
-        top = now;
-        sum *= shrink;
-#pragma unroll
-        for (int i = 0; i < VC * 8; i++) {
-            out[i][0] *= shrink;
-            out[i][1] *= shrink;
-        }
-        uint32_t weights[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float x = exp2_fast(score[j][0] - shift), y = exp2_fast(score[j][1] - shift);
-            sum += x + y;
-            __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-            weights[j] = *reinterpret_cast<uint32_t *>(&pair);
-        }
-#pragma unroll
-        for (int c = 0; c < VC; c++)
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                // element e of two keys side by side
-                auto pair = [&](const uint4 &x, const uint4 &y) {
-                    uint32_t lo = e / 2 == 0 ? x.x : e / 2 == 1 ? x.y : e / 2 == 2 ? x.z : x.w;
-                    uint32_t hi = e / 2 == 0 ? y.x : e / 2 == 1 ? y.y : e / 2 == 2 ? y.z : y.w;
-                    return __byte_perm(lo, hi, e % 2 ? 0x7632 : 0x5410);
-                };
-                mma_half(out[c * 8 + e][0], out[c * 8 + e][1], weights[0], weights[1],
-                         pair(v[0][c], v[1][c]), pair(v[2][c], v[3][c]));
-            }
-    }
-
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if (t == 0) {
-        p.max[warp][g] = top;
-        p.sum[warp][g] = sum;
-    }
-#pragma unroll
-    for (int c = 0; c < VC; c++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                p.out[warp][g][c * 64 + (t * 2 + i) * 8 + e] = out[c * 8 + e][i];
-    finish(p, w, a, parts, ends, tickets, max_chunks);
 }
 
 // ---- f32 ---------------------------------------------------------------------------------------
-
-#define F32_WARPS 4
-#define AHEAD     4 // keys a set of lanes has in flight
-#define F32_KEYS  64
 
 __device__ __forceinline__ void load8(float (&ret)[8], const float *from, bool valid)
 {
@@ -281,14 +132,14 @@ __device__ __forceinline__ void load8(float (&ret)[8], const float *from, bool v
 }
 
 template <int LANES, int G>
-__global__ void __launch_bounds__(F32_WARPS * 32)
-    f32_kernel(attn_args<float> a, float *parts, float2 *ends, unsigned *tickets, int max_chunks)
+__global__ void __launch_bounds__(WARPS * 32)
+    decode_kernel(attn_args<float> a, float *parts, float2 *ends, unsigned *tickets, int max_chunks)
 {
     grid_begin();
     constexpr int KEYS = 32 / LANES; // a warp reads at once
-    __shared__ partial<F32_WARPS, G, LANES * 8> shared;
+    __shared__ partial<G, LANES * 8> shared;
     task w;
-    if (!task_of<G>(w, a, F32_KEYS, max_chunks)) return;
+    if (!task_of<G>(w, a, max_chunks)) return;
 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = lane % LANES * 8;
     bool in_dims = dim < a.head_dim;
@@ -302,12 +153,12 @@ __global__ void __launch_bounds__(F32_WARPS * 32)
 
     const float *keys = a.k + (int64_t)w.kv_head * a.head_dim + dim;
     const float *values = a.v + (int64_t)w.kv_head * a.head_dim + dim;
-    for (int base = w.begin; base < w.end; base += F32_WARPS * KEYS * AHEAD) {
+    for (int base = w.begin; base < w.end; base += WARPS * KEYS * AHEAD) {
         float k[AHEAD][8], v[AHEAD][8], score[AHEAD][G];
         bool valid[AHEAD];
 #pragma unroll
         for (int u = 0; u < AHEAD; u++) {
-            int j = base + (u * F32_WARPS + warp) * KEYS + lane / LANES;
+            int j = base + (u * WARPS + warp) * KEYS + lane / LANES;
             valid[u] = j < w.end;
             int64_t at = valid[u] && in_dims ? key_row<true>(a, w.s, j) * a.kv_stride : 0;
             load8(k[u], keys + at, valid[u] && in_dims);
@@ -374,8 +225,7 @@ __global__ void __launch_bounds__(F32_WARPS * 32)
 
 // ---- launches ----------------------------------------------------------------------------------
 
-// Grid and workspace of a decode step whose blocks take `heads` query heads and chunks of `unit`
-// keys.
+// Grid and workspace of a decode step whose blocks take `heads` query heads.
 struct decode_plan {
     dim3 grid;
     int max_chunks;
@@ -384,13 +234,12 @@ struct decode_plan {
     bool ok;
 };
 
-template <typename T>
-static decode_plan plan_of(struct device *dev, const attn_args<T> &a, int heads, int unit,
+static decode_plan plan_of(struct device *dev, const attn_args<float> &a, int heads,
                            int max_context)
 {
     decode_plan p = {};
     int rows = a.n_kv_heads * ceil_div(a.group, heads);
-    p.max_chunks = ceil_div(max_context, unit);
+    p.max_chunks = ceil_div(max_context, UNIT);
     if (p.max_chunks > MAX_CHUNKS) p.max_chunks = MAX_CHUNKS;
     if (p.max_chunks < 1 || (int64_t)rows * a.n_seqs > N_TICKETS) p.max_chunks = 1;
     p.grid = dim3(p.max_chunks, rows, a.n_seqs);
@@ -408,9 +257,9 @@ static decode_plan plan_of(struct device *dev, const attn_args<T> &a, int heads,
 template <int LANES, int G>
 static void launch_f32(struct device *dev, const attn_args<float> &a, int max_context)
 {
-    decode_plan p = plan_of(dev, a, G, F32_KEYS, max_context);
+    decode_plan p = plan_of(dev, a, G, max_context);
     if (p.ok)
-        cuda_launch(dev, "attention of a decode step", f32_kernel<LANES, G>, p.grid, F32_WARPS * 32,
+        cuda_launch(dev, "attention of a decode step", decode_kernel<LANES, G>, p.grid, WARPS * 32,
                     0, a, p.parts, p.ends, cuda_use(dev)->tickets, p.max_chunks);
 }
 
@@ -427,43 +276,16 @@ static void choose_group(struct device *dev, const attn_args<float> &a, int max_
         launch_f32<LANES, 8>(dev, a, max_context);
 }
 
-template <int HD, int WARPS>
-static void launch_tensor(struct device *dev, const attn_args<bf16> &a, int max_context)
+bool attn_decode(struct device *dev, const attn_args<float> &a, int max_context)
 {
-    decode_plan p = plan_of(dev, a, HEADS, UNIT, max_context);
-    if (p.ok)
-        cuda_launch(dev, "attention of a decode step", tensor_kernel<HD, WARPS>, p.grid, WARPS * 32,
-                    sizeof(partial<WARPS, HEADS, HD + 4>), a, p.parts, p.ends,
-                    cuda_use(dev)->tickets, p.max_chunks);
-}
-
-template <typename T> static bool fits(const attn_args<T> &a)
-{
-    int64_t size = sizeof(T);
-    return a.head_dim % 8 == 0 && a.head_dim <= 256 && a.n_seqs <= 65535 &&
-           aligned(16, {a.q, a.k, a.v}, {a.q_stride * size, a.kv_stride * size});
-}
-
-template <> bool attn_decode<float>(struct device *dev, const attn_args<float> &a, int max_context)
-{
-    if (!fits(a)) return false;
+    if (a.head_dim % 8 || a.head_dim > 256 ||
+        !aligned(16, {a.q, a.k, a.v}, {a.q_stride * 4, a.kv_stride * 4}))
+        return false;
     if (a.head_dim <= 64)
         choose_group<8>(dev, a, max_context);
     else if (a.head_dim <= 128)
         choose_group<16>(dev, a, max_context);
     else
         choose_group<32>(dev, a, max_context);
-    return true;
-}
-
-template <> bool attn_decode<bf16>(struct device *dev, const attn_args<bf16> &a, int max_context)
-{
-    if (!fits(a)) return false;
-    if (a.head_dim <= 64)
-        launch_tensor<64, 8>(dev, a, max_context);
-    else if (a.head_dim <= 128)
-        launch_tensor<128, 8>(dev, a, max_context);
-    else
-        launch_tensor<256, 4>(dev, a, max_context);
     return true;
 }

@@ -3,17 +3,16 @@
  *
  * Forward and dq: a block has 64 packed rows (attention.cuh), 16 a warp, and walks the keys in
  * tiles; scores stay in registers, where the layout of an mma result is that of the next one's left
- * operand. dk and dv: a block has 64 keys, 16 a warp, and walks the packed rows that attend to
- * them, computing the scores transposed, so that again nothing goes through shared memory. Scores
- * are computed twice in the gradient; in return no sum is shared between blocks and the order of
- * every sum is fixed.
+ * operand. The forward pass keeps the order of attn_order.cuh. dk and dv: a block has 64 keys, 16 a
+ * warp, and walks the packed rows that attend to them, computing the scores transposed, so that
+ * again nothing goes through shared memory. Scores are computed twice in the gradient; in return no
+ * sum is shared between blocks and the order of every sum is fixed.
  *
  * Tiles lie in shared memory with 8 elements of padding a row, which keeps ldmatrix free of bank
  * conflicts, and are filled with 16-byte cp.async; what is out of range is filled with zeros. HD is
  * head_dim rounded up to 64, 128 or 256.
  */
-#include "kernels/cuda/attention.cuh"
-#include "kernels/cuda/tensor.cuh"
+#include "kernels/cuda/attn_order.cuh"
 
 #define THREADS 128
 #define ROWS    64 // rows (or keys, for dk and dv) of a block
@@ -94,12 +93,12 @@ __device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 
 template <int N>
 __device__ __forceinline__ float to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
 {
-    if (a.softcap <= 0) return a.scale * LOG2E;
+    if (a.softcap > 0)
 #pragma unroll
-    for (int i = 0; i < N / 8; i++)
+        for (int i = 0; i < N / 8; i++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) w[i][e] = softcap_log2(a, w[i][e] * a.scale);
-    return 1.f;
+            for (int e = 0; e < 4; e++) w[i][e] = capped(a, w[i][e]);
+    return score_factor(a);
 }
 
 // dp *= slope of the soft cap at the scores
@@ -114,6 +113,17 @@ __device__ __forceinline__ void times_slope(const attn_args<bf16> &a, float (&dp
             for (int e = 0; e < 4; e++) dp[i][e] *= softcap_slope(a, score[i][e]);
 }
 
+// The columns n .. n + 15 of mma results as the left operand of a product.
+template <int N>
+__device__ __forceinline__ void as_left(uint32_t (&x)[4], const float (&w)[N / 8][4], int n)
+{
+    const float(&lo)[4] = w[n / 8], (&hi)[4] = w[n / 8 + 1];
+    x[0] = pack2(lo[0], lo[1]);
+    x[1] = pack2(lo[2], lo[3]);
+    x[2] = pack2(hi[0], hi[1]);
+    x[3] = pack2(hi[2], hi[3]);
+}
+
 // out (16 x HD) += w (16 x N, as mma results) times the tile b (N x HD)
 template <int HD, int N>
 __device__ __forceinline__ void add_weighted(float (&out)[HD / 8][4], const float (&w)[N / 8][4],
@@ -121,9 +131,8 @@ __device__ __forceinline__ void add_weighted(float (&out)[HD / 8][4], const floa
 {
 #pragma unroll
     for (int n = 0; n < N; n += 16) {
-        const float(&lo)[4] = w[n / 8], (&hi)[4] = w[n / 8 + 1];
-        uint32_t x[4] = {pack2(lo[0], lo[1]), pack2(lo[2], lo[3]), pack2(hi[0], hi[1]),
-                         pack2(hi[2], hi[3])};
+        uint32_t x[4];
+        as_left<N>(x, w, n);
 #pragma unroll
         for (int d = 0; d < HD; d += 16) {
             uint32_t y[4];
@@ -160,45 +169,78 @@ __device__ __forceinline__ void store_rows(const float (&acc)[HD / 8][4], int di
     }
 }
 
-// The packed rows of a tile of a sequence: base .. base + ROWS - 1 of n.
-struct packed_rows {
-    int start, base, n, head0;
-
-    __device__ __forceinline__ bool in(int r) const { return base + r < n; }
-};
-
-// Where packed row r of a tile is: its row, and its index into (T, n_heads).
-struct place {
-    int row, head;
-};
-
-__device__ __forceinline__ place place_of(const attn_args<bf16> &a, const packed_rows &p, int r)
-{
-    int x = p.base + r, row = by_group(a, x);
-    return {p.start + row, p.head0 + x - row * a.group};
-}
-
-__device__ __forceinline__ int64_t index_of(const attn_args<bf16> &a, place at)
-{
-    return (int64_t)at.row * a.n_heads + at.head;
-}
-
-__device__ __forceinline__ int64_t query_at(const attn_args<bf16> &a, place at)
-{
-    return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
-}
-
 // ---- forward -----------------------------------------------------------------------------------
 
-template <int HD, int KEYS> constexpr size_t forward_shared()
+template <int HD> constexpr size_t forward_shared()
 {
-    return (ROWS + 2 * KEYS) * (HD + PAD) * sizeof(bf16);
+    return (ROWS + 2 * TILE_KEYS) * (HD + PAD) * sizeof(bf16);
 }
 
-template <int HD, int KEYS, bool PAGED>
+// The sums of a thread's two rows: of weighted values, and of weights.
+template <int HD> struct row_sums {
+    float out[HD / 8][4], sum[4];
+    float top[2]; // the largest score, in log2 units
+};
+
+template <int HD> __device__ __forceinline__ void clear(row_sums<HD> &r)
+{
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        r.sum[e] = 0;
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) r.out[i][e] = 0;
+    }
+    r.top[0] = r.top[1] = -INFINITY;
+}
+
+/* The chunks before the present one. Looked at once a chunk only, so they wait in the thread's own
+ * memory: every register there is holds what each tile needs. */
+template <int HD> struct waiting_sums {
+    float4 at[HD / 8 + 1];
+    float top[2];
+};
+
+// r = the chunks so far and the one just summed in r.
+template <int HD>
+__device__ __forceinline__ void join_chunk(row_sums<HD> &r, const waiting_sums<HD> *before,
+                                           bool is_first)
+{
+    float top[2] = {-INFINITY, -INFINITY};
+    join_step step[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (!is_first) top[h] = before->top[h];
+        step[h] = next_chunk(top[h], r.top[h]);
+        r.top[h] = top[h];
+    }
+#pragma unroll
+    for (int i = 0; i <= HD / 8; i++) {
+        float4 x = is_first ? make_float4(0, 0, 0, 0) : before->at[i];
+        float(&to)[4] = i < HD / 8 ? r.out[i] : r.sum;
+        to[0] = joined(x.x, to[0], step[0]);
+        to[1] = joined(x.y, to[1], step[0]);
+        to[2] = joined(x.z, to[2], step[1]);
+        to[3] = joined(x.w, to[3], step[1]);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void put_aside(waiting_sums<HD> *to, const row_sums<HD> &r)
+{
+#pragma unroll
+    for (int i = 0; i <= HD / 8; i++) {
+        const float(&x)[4] = i < HD / 8 ? r.out[i] : r.sum;
+        to->at[i] = make_float4(x[0], x[1], x[2], x[3]);
+    }
+    to->top[0] = r.top[0];
+    to->top[1] = r.top[1];
+}
+
+template <int HD, bool PAGED>
 __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(attn_args<bf16> a)
 {
     grid_begin();
+    constexpr int KEYS = TILE_KEYS;
     extern __shared__ __align__(16) bf16 tiles[];
     bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -206,7 +248,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
                      kv_head * a.group};
     p.n = (a.query_start[s + 1] - p.start) * a.group;
-    if (p.base >= p.n) return;
+    if (p.base >= p.n || (PAGED && p.n <= FEW_ROWS)) return;
     int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
     int highest = row_position<PAGED>(a, s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
     int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
@@ -229,14 +271,24 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     copies_commit();
 
     int position[2], hidden[2]; // keys after position and up to hidden are not seen
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, out[HD / 8][4] = {};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = warp * 16 + lane / 4 + h * 8;
         position[h] = p.in(r) ? row_position<PAGED>(a, s, place_of(a, p, r).row) : -1;
         hidden[h] = a.window > 0 ? position[h] - a.window : -1;
     }
+    row_sums<HD> r;
+    waiting_sums<HD> memory, *before = &memory;
+    asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
+    bool first_chunk = true;
+    clear(r);
     for (int tile = first; tile <= highest; tile += KEYS) {
+        if (tile % CHUNK_KEYS == 0 && tile > first) {
+            join_chunk(r, before, first_chunk);
+            put_aside(before, r);
+            clear(r);
+            first_chunk = false;
+        }
         copy_keys(values, a.v, tile);
         copies_commit();
         copies_wait<1>();
@@ -249,7 +301,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
 
         bool all_visible = tile + KEYS - 1 <= lowest &&
                            (a.window <= 0 || tile > highest - a.window) && p.in(ROWS - 1);
-        float scale = to_scores<KEYS>(a, w);
+        float factor = to_scores<KEYS>(a, w);
         if (!all_visible)
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
@@ -258,87 +310,76 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
                     int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
                     if (j > position[h] || j <= hidden[h]) w[i][e] = -INFINITY;
                 }
-        float now[2] = {-INFINITY, -INFINITY}, factor[2];
+        float most[2] = {-INFINITY, -INFINITY};
+        tile_step step[2];
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) now[e / 2] = fmaxf(now[e / 2], w[i][e]);
+            for (int e = 0; e < 4; e++) most[e / 2] = fmaxf(most[e / 2], w[i][e]);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            now[h] = fmaxf(top[h], now[h] * scale); // scales are positive
-            now[h] = fmaxf(now[h], __shfl_xor_sync(~0u, now[h], 1));
-            now[h] = fmaxf(now[h], __shfl_xor_sync(~0u, now[h], 2));
-            if (now[h] == -INFINITY) now[h] = 0; // nothing seen yet: every weight becomes 0
-            factor[h] = exp2_fast(top[h] - now[h]);
-            top[h] = now[h];
-            sum[h] *= factor[h];
+            most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
+            most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
+            step[h] = next_tile(r.top[h], most[h], factor);
         }
 #pragma unroll
-        for (int i = 0; i < HD / 8; i++)
+        for (int e = 0; e < 4; e++) {
+            r.sum[e] *= step[e / 2].shrink;
 #pragma unroll
-            for (int e = 0; e < 4; e++) out[i][e] *= factor[e / 2];
+            for (int i = 0; i < HD / 8; i++) r.out[i][e] *= step[e / 2].shrink;
+        }
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                w[i][e] = exp2_fast(w[i][e] * scale - now[e / 2]);
-                sum[e / 2] += w[i][e];
-            }
+            for (int e = 0; e < 4; e++) w[i][e] = weight_of(w[i][e], factor, step[e / 2].shift);
+#pragma unroll
+        for (int n = 0; n < KEYS; n += 16) {
+            uint32_t x[4];
+            as_left<KEYS>(x, w, n);
+            add_row_sums(r.sum, x);
+        }
         copies_wait<1>();
         __syncthreads();
-        add_weighted<HD, KEYS>(out, w, values);
+        add_weighted<HD, KEYS>(r.out, w, values);
         __syncthreads();
     }
     copies_wait<0>();
+    if (!first_chunk) join_chunk(r, before, false);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-        sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-        float scale = sum[h] > 0 ? 1.f / sum[h] : 0.f;
+        float sum = r.sum[h * 2], scale = inverse_of(sum);
 #pragma unroll
         for (int i = 0; i < HD / 8; i++) {
-            out[i][h * 2] *= scale;
-            out[i][h * 2 + 1] *= scale;
+            r.out[i][h * 2] = finished(r.out[i][h * 2], scale);
+            r.out[i][h * 2 + 1] = finished(r.out[i][h * 2 + 1], scale);
         }
-        int r = warp * 16 + lane / 4 + h * 8;
-        if (a.lse && lane % 4 == 0 && p.in(r))
-            a.lse[index_of(a, place_of(a, p, r))] =
-                sum[h] > 0 ? (top[h] + log2f(sum[h])) * LN2 : -INFINITY;
+        int row = warp * 16 + lane / 4 + h * 8;
+        if (a.lse && lane % 4 == 0 && p.in(row))
+            a.lse[index_of(a, place_of(a, p, row))] =
+                sum > 0 ? (r.top[h] + log2f(sum)) * LN2 : -INFINITY;
     }
-    store_rows<HD>(out, a.head_dim, [&](int r) -> bf16 * {
+    store_rows<HD>(r.out, a.head_dim, [&](int r) -> bf16 * {
         r += warp * 16;
         return p.in(r) ? a.out + index_of(a, place_of(a, p, r)) * a.head_dim : NULL;
     });
 }
 
-template <int HD, int KEYS>
+template <int HD>
 static void forward(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
 {
     dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
-    if (paged)
-        cuda_launch(dev, "attention", forward_kernel<HD, KEYS, true>, grid, THREADS,
-                    forward_shared<HD, KEYS>(), a);
-    else
-        cuda_launch(dev, "attention", forward_kernel<HD, KEYS, false>, grid, THREADS,
-                    forward_shared<HD, KEYS>(), a);
+    cuda_launch(dev, "attention", paged ? forward_kernel<HD, true> : forward_kernel<HD, false>,
+                grid, THREADS, forward_shared<HD>(), a);
 }
 
-static bool fits(const attn_args<bf16> &a, int most)
+void attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
 {
-    return a.head_dim % 8 == 0 && a.head_dim <= most &&
-           aligned(16, {a.q, a.k, a.v}, {a.q_stride * 2, a.kv_stride * 2});
-}
-
-bool attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
-{
-    if (!fits(a, 256) || (uintptr_t)a.out % 4) return false;
     if (a.head_dim <= 64)
-        forward<64, 64>(dev, a, max_query, paged);
+        forward<64>(dev, a, max_query, paged);
     else if (a.head_dim <= 128)
-        forward<128, 64>(dev, a, max_query, paged);
+        forward<128>(dev, a, max_query, paged);
     else
-        forward<256, 32>(dev, a, max_query, paged);
-    return true;
+        forward<256>(dev, a, max_query, paged);
 }
 
 // ---- gradient of the queries -------------------------------------------------------------------
@@ -653,7 +694,7 @@ int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads)
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query)
 {
-    if (!fits(a, 128) || (uintptr_t)dqkv % 8 || (uintptr_t)dout % 16) return false;
+    if (!attn_is_for_tensor(a) || a.head_dim > 128 || !aligned(16, {dqkv, dout}, {})) return false;
     if (a.head_dim <= 64)
         back<64, 64>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
     else

@@ -228,19 +228,25 @@ __device__ __forceinline__ float block_max(float x, float *shared)
 }
 
 // True in every thread of the last of `n` blocks to arrive at `ticket`, which is left at zero. What
-// the other blocks wrote before is visible to it.
-__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
+// the other blocks wrote before is visible to it. shared: a number that nobody needs any more.
+__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n, int *shared)
 {
-    __shared__ bool last;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(ticket, 1u) == n - 1;
+        bool last = atomicAdd(ticket, 1u) == n - 1;
         if (last) *ticket = 0;
+        *shared = last;
     }
     __syncthreads();
-    if (last) __threadfence();
-    return last;
+    if (*shared) __threadfence();
+    return *shared;
+}
+
+__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)
+{
+    __shared__ int last;
+    return last_block(ticket, n, &last);
 }
 
 // ---- entries of the table (ops.cu) -------------------------------------------------------------

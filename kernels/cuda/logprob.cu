@@ -1,54 +1,120 @@
 /* logprob.cu: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A block reads a row once (softmax.cuh); a row's result does
- * not depend on the others. */
-#include "kernels/cuda/softmax.cuh"
+ * tokens of a row, and the gradient. A block reads a row once, in the order of log_sum.cuh; a row's
+ * result does not depend on the others. */
+#include "kernels/cuda/log_sum.cuh"
 
-#define THREADS 512
+#define ROW_THREADS 128 // each warp holds 4,096 logits
+#define THREADS     512 // of the gradient
 
-// Of a row, by a block; valid in thread 0.
-template <int V>
-__device__ __forceinline__ running<true> sum_row(const float *row, int vocab, float scale)
+// Of a row: log_sum, and the sum of (z - max) e^(z - max).
+struct row_sum {
+    float max, sum, weighted;
+};
+
+// tiles: one for each TILE logits of the row, shared memory.
+struct tile_sums {
+    log_sum of;
+    float weighted;
+};
+
+#define TILE_WARPS (TILE_THREADS / 32)
+
+/* A tile by one warp, which stands in for the TILE_WARPS warps that tile_sum() has: a lane holds
+ * what that lane of each of them would, and adds in their order. Nobody waits for a block. */
+__device__ __forceinline__ tile_sums tile_by_warp(const float *row, int first, int vocab,
+                                                  float scale, bool in_fours)
 {
-    __shared__ running<true> shared[THREADS / 32];
-    running<true> r = {-INFINITY, 0, 0};
-#pragma unroll 2
-    for (int t = threadIdx.x * V; t < vocab; t += THREADS * V) take<V>(r, row, t, scale);
-    lanes_join(r, shared);
-    return threadIdx.x == 0 ? shared_join(shared) : r;
+    int lane = threadIdx.x % 32;
+    float z[TILE_WARPS][TILE_GROUPS][4], max = -INFINITY, sums[TILE_WARPS], weighted = 0;
+#pragma unroll
+    for (int w = 0; w < TILE_WARPS; w++)
+#pragma unroll
+        for (int j = 0; j < TILE_GROUPS; j++)
+            load_scaled(z[w][j], row, first + (j * TILE_THREADS + w * 32 + lane) * 4, vocab, scale,
+                        in_fours);
+#pragma unroll
+    for (int w = 0; w < TILE_WARPS; w++)
+#pragma unroll
+        for (int j = 0; j < TILE_GROUPS; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) max = fmaxf(max, z[w][j][i]);
+    max = lanes_max(max);
+#pragma unroll
+    for (int w = 0; w < TILE_WARPS; w++) {
+        sums[w] = 0;
+#pragma unroll
+        for (int j = 0; j < TILE_GROUPS; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float d = __fsub_rn(z[w][j][i], shift_of(max)), e = expf(d);
+                sums[w] = __fadd_rn(sums[w], e);
+                weighted += e > 0 ? e * d : 0.f; // a logit of -inf adds nothing
+            }
+        sums[w] = lanes_sum(sums[w]);
+    }
+#pragma unroll
+    for (int o = TILE_WARPS / 2; o; o /= 2) // as block_sum() does
+#pragma unroll
+        for (int w = 0; w < o; w++) sums[w] = __fadd_rn(sums[w], sums[w + o]);
+    return {{max, sums[0]}, lanes_sum(weighted)};
 }
 
-__device__ __forceinline__ float logprob_of(float logit, float scale, float max, float log_sum)
+// By a block; given to all of it.
+__device__ __forceinline__ row_sum sum_row(tile_sums *tiles, const float *row, int vocab,
+                                           float scale, bool in_fours)
 {
-    return (logit * scale - max) - log_sum;
+    const int n = (vocab + TILE - 1) / TILE;
+    for (int i = threadIdx.x / 32; i < n; i += blockDim.x / 32) {
+        tile_sums p = tile_by_warp(row, i * TILE, vocab, scale, in_fours);
+        if (threadIdx.x % 32 == 0) tiles[i] = p;
+    }
+    __syncthreads();
+    const log_sum all = join_tiles(n, [&](int i) { return tiles[i].of; });
+    float weighted = 0;
+    for (int i = threadIdx.x % 32; i < n; i += 32) {
+        const tile_sums &p = tiles[i];
+        float d = p.of.max - all.max, e = expf(d);
+        weighted +=
+            e > 0 ? (p.weighted + p.of.sum * d) * e : 0.f; // where e is 0, d may be infinite
+    }
+    return {all.max, all.sum, lanes_sum(weighted)};
 }
 
-template <int V>
-__global__ void logprob_kernel(float *logprob, float *lse, float *entropy, const float *logits,
-                               const int32_t *target, int vocab, float scale)
+static size_t tiles_bytes(int vocab)
+{
+    return ceil_div(vocab, TILE) * sizeof(struct tile_sums);
+}
+
+__global__ void __launch_bounds__(ROW_THREADS)
+    logprob_kernel(float *logprob, float *lse, float *entropy, const float *logits,
+                   const int32_t *target, int vocab, float scale, bool in_fours)
 {
     grid_begin();
+    extern __shared__ tile_sums tiles[];
     const float *row = logits + (int64_t)blockIdx.x * vocab;
-    running<true> r = sum_row<V>(row, vocab, scale);
+    row_sum r = sum_row(tiles, row, vocab, scale, in_fours);
     if (threadIdx.x) return;
-    float log_sum = logf(r.sum);
+    float log_of_sum = logf(r.sum);
     int t = target[blockIdx.x];
-    lse[blockIdx.x] = r.max + log_sum;
-    logprob[blockIdx.x] = t >= 0 && t < vocab ? logprob_of(row[t], scale, r.max, log_sum) : NAN;
-    if (entropy) entropy[blockIdx.x] = log_sum - r.weighted / r.sum;
+    lse[blockIdx.x] = r.max + log_of_sum;
+    logprob[blockIdx.x] =
+        t >= 0 && t < vocab ? logprob_of(__fmul_rn(row[t], scale), r.max, log_of_sum) : NAN;
+    if (entropy) entropy[blockIdx.x] = log_of_sum - r.weighted / r.sum;
 }
 
 void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
                   const struct head_args *h)
 {
     if (h->n <= 0) return;
-    bool fits = aligned(16, {h->logits}, {(int64_t)h->vocab * 4});
-    cuda_launch(dev, "logprob", fits ? logprob_kernel<4> : logprob_kernel<1>, h->n, THREADS, 0,
-                logprob, lse, entropy, h->logits, h->target, h->vocab, 1.f / h->temperature);
+    cuda_launch(dev, "logprob", logprob_kernel, h->n, ROW_THREADS, tiles_bytes(h->vocab), logprob,
+                lse, entropy, h->logits, h->target, h->vocab, 1.f / h->temperature,
+                aligned(16, {h->logits}, {(int64_t)h->vocab * 4}));
 }
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
 
-#define HELD 4 // likeliest of its tokens that a thread holds
+#define TOP_THREADS 512
+#define HELD        4 // likeliest of its tokens that a thread holds
 
 // Tokens in order: the likelier first, of equal logits the lower one.
 struct candidate {
@@ -81,7 +147,7 @@ __device__ __forceinline__ candidate block_first(candidate c, candidate *shared)
     __syncthreads();
     c = shared[0];
 #pragma unroll
-    for (int i = 1; i < THREADS / 32; i++)
+    for (int i = 1; i < TOP_THREADS / 32; i++)
         if (is_before(shared[i], c)) c = shared[i];
     return c;
 }
@@ -94,7 +160,7 @@ __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row
 #pragma unroll
     for (int i = 0; i < HELD; i++) held[i] = {-INFINITY, vocab};
 #pragma unroll 4
-    for (int t = threadIdx.x; t < vocab; t += THREADS) {
+    for (int t = threadIdx.x; t < vocab; t += TOP_THREADS) {
         candidate c = candidate_of(row, t);
         if (!is_before(last, c) || !is_before(c, held[HELD - 1])) continue;
         held[HELD - 1] = c;
@@ -108,45 +174,51 @@ __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row
     }
 }
 
-// Block: row. The next likeliest is the first of what the threads hold of their tokens; a thread
-// whose tokens are all taken, which is rare, looks for more among its own.
-template <int V>
-__global__ void top_logprobs_kernel(token_logprob *out, const float *logits, const int32_t *target,
-                                    int vocab, int k, float scale)
+// Of each row: the maximum of z, and the logarithm of the sum of e^(z - max).
+__global__ void __launch_bounds__(ROW_THREADS)
+    row_sums_kernel(float2 *sums, const float *logits, int vocab, float scale, bool in_fours)
 {
     grid_begin();
-    __shared__ candidate shared[THREADS / 32];
-    __shared__ float shared_max, shared_log_sum;
+    extern __shared__ tile_sums tiles[];
+    const float *row = logits + (int64_t)blockIdx.x * vocab;
+    row_sum r = sum_row(tiles, row, vocab, scale, in_fours);
+    if (threadIdx.x == 0) sums[blockIdx.x] = make_float2(r.max, logf(r.sum));
+}
+
+// Block: row. The next likeliest is the first of what the threads hold of their tokens; a thread
+// whose tokens are all taken, which is rare, looks for more among its own.
+__global__ void __launch_bounds__(TOP_THREADS)
+    top_logprobs_kernel(token_logprob *out, const float2 *sums, const float *logits,
+                        const int32_t *target, int vocab, int k, float scale)
+{
+    grid_begin();
+    __shared__ candidate shared[TOP_THREADS / 32];
     __shared__ int before;
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     token_logprob *of_row = out + (int64_t)blockIdx.x * (1 + k);
-    running<true> r = sum_row<V>(row, vocab, scale);
-    if (threadIdx.x == 0) {
-        shared_max = r.max;
-        shared_log_sum = logf(r.sum);
-        before = 0;
-    }
+    const float max = sums[blockIdx.x].x, log_of_sum = sums[blockIdx.x].y;
+    if (threadIdx.x == 0) before = 0;
     __syncthreads();
-    const float max = shared_max, log_sum = shared_log_sum;
 
     const int chosen = target[blockIdx.x];
     const bool valid = chosen >= 0 && chosen < vocab; // the host cannot look
     const candidate wanted = valid ? candidate_of(row, chosen) : candidate{-INFINITY, vocab};
     int own = 0;
-    for (int t = threadIdx.x; t < vocab; t += THREADS)
+    for (int t = threadIdx.x; t < vocab; t += TOP_THREADS)
         own += is_before(candidate_of(row, t), wanted);
     atomicAdd(&before, own);
     __syncthreads();
     if (threadIdx.x == 0)
         of_row[0] = {chosen, before + 1,
-                     valid ? logprob_of(row[chosen], scale, max, log_sum) : NAN};
+                     valid ? logprob_of(__fmul_rn(row[chosen], scale), max, log_of_sum) : NAN};
 
     candidate held[HELD], last = {INFINITY, -1};
     if (k > 0) gather(held, row, vocab, last);
     for (int j = 1; j <= k; j++) {
         last = block_first(held[0], shared);
         if (threadIdx.x == 0)
-            of_row[j] = {last.token, j, logprob_of(row[last.token], scale, max, log_sum)};
+            of_row[j] = {last.token, j,
+                         logprob_of(__fmul_rn(row[last.token], scale), max, log_of_sum)};
         if (held[0].token != last.token) continue;
 #pragma unroll
         for (int i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
@@ -164,9 +236,13 @@ void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
                     TOP_LOGPROBS_MOST);
         return;
     }
-    bool fits = aligned(16, {h->logits}, {(int64_t)h->vocab * 4});
-    cuda_launch(dev, "top_logprobs", fits ? top_logprobs_kernel<4> : top_logprobs_kernel<1>, h->n,
-                THREADS, 0, out, h->logits, h->target, h->vocab, k, 1.f / h->temperature);
+    float scale = 1.f / h->temperature, *sums = (float *)cuda_workspace(dev, h->n * sizeof(float2));
+    if (!sums) return;
+    cuda_launch(dev, "top_logprobs", row_sums_kernel, h->n, ROW_THREADS, tiles_bytes(h->vocab),
+                (float2 *)sums, h->logits, h->vocab, scale,
+                aligned(16, {h->logits}, {(int64_t)h->vocab * 4}));
+    cuda_launch(dev, "top_logprobs", top_logprobs_kernel, h->n, TOP_THREADS, 0, out,
+                (const float2 *)sums, h->logits, h->target, h->vocab, k, scale);
 }
 
 // ---- the gradient ------------------------------------------------------------------------------

@@ -12,12 +12,11 @@
  * to sample from, and a third verifies: with the maximum, sum and threshold of either row at hand
  * it takes one pass, in tiles as the first, over the rows whose draft is rejected.
  */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/log_sum.cuh"
 #include "kernels/sampling.h"
 
-#define THREADS        256
-#define GROUPS         4 // of 4 neighbouring tokens for each thread
-#define TILE           (THREADS * GROUPS * 4)
+#define THREADS        TILE_THREADS
+#define GROUPS         TILE_GROUPS
 #define FILTER_THREADS 1024
 
 struct vocab_tile {
@@ -62,18 +61,6 @@ __device__ __forceinline__ row_view row_of(const row_set &set, int i)
         r.logits = set.draft_logits + (int64_t)set.drafts[i].row * set.draft_vocab;
     return r;
 }
-
-// z of the tokens t .. t + 3; -inf past the end
-__device__ __forceinline__ void load_scaled(float (&z)[4], const float *row, int t, int vocab,
-                                            float scale, bool in_fours)
-{
-    if (in_fours && t + 3 < vocab)
-        load<float, 4>(z, row + t);
-    else
-#pragma unroll
-        for (int i = 0; i < 4; i++) z[i] = t + i < vocab ? row[t + i] : -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 4; i++) z[i] *= scale;
 }
 
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
@@ -109,16 +96,14 @@ __device__ __forceinline__ void block_best(vocab_tile &best)
     }
 }
 
-// The best and the maximum of a row's tiles, valid in every lane of the calling warp.
+// The best of a row's tiles, valid in every lane of the calling warp.
 __device__ __forceinline__ vocab_tile best_of_tiles(const vocab_tile *of_row, int n, int vocab)
 {
-    vocab_tile best = {-INFINITY, 0, -INFINITY, -INFINITY, vocab - 1};
+    vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
     for (int i = threadIdx.x; i < n; i += 32) {
         const volatile vocab_tile &o = of_row[i];
-        best.max = fmaxf(best.max, o.max);
         better(best, o.score, o.z, o.token);
     }
-    best.max = lanes_max(best.max);
     lanes_best(best);
     return best;
 }
@@ -126,9 +111,59 @@ __device__ __forceinline__ vocab_tile best_of_tiles(const vocab_tile *of_row, in
 __device__ __forceinline__ sample_result result_of(int token, float z, const row_stats &s,
                                                    bool filtered)
 {
-    float logprob = (z - s.max) - logf(s.all);
+    float logprob = logprob_of(z, s.max, logf(s.all));
     if (!filtered) return {token, logprob, logprob, 1.f};
     return {token, logprob, logprob + logf(s.all) - logf(s.kept), fminf(s.kept / s.all, 1.f)};
+}
+
+/* Keeps in `best` the block's best token with noise, in whichever lane has it. e: e^(z - max).
+ *
+ * Noise is -log(-log(u)) <= -log(1 - u), and close to it where it is large. So a token's hope,
+ * e^z / (1 - u), bounds its score without a logarithm, and the warp's greatest hope is nearly
+ * always its best score: each lane computes the score of its most hopeful token, then those of the
+ * few whose hope still reaches the best of these. */
+__device__ __forceinline__ void best_with_noise(vocab_tile &best, const float (&z)[GROUPS][4],
+                                                float (&e)[GROUPS][4], float max,
+                                                const sample_params &p, int t0)
+{
+    float most = 0, most_z = 0;
+    uint32_t most_bits = 0;
+    int most_token = -1;
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        float likeliest = fmaxf(fmaxf(z[j][0], z[j][1]), fmaxf(z[j][2], z[j][3]));
+        // what could not win with the largest noise is passed over
+        bool hopeless = likeliest == -INFINITY || likeliest + RNG_GUMBEL_MAX < max + RNG_GUMBEL_MIN;
+        int t = t0 + j * THREADS * 4;
+        uint32_t bits[4];
+        if (!hopeless) sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float &hope = e[j][i];
+            hope = hopeless ? 0.f : __fdividef(e[j][i], (float)~bits[i]); // times 2^-32
+            if (hope > most) {
+                most = hope;
+                most_z = z[j][i];
+                most_bits = bits[i];
+                most_token = t + i;
+            }
+        }
+    }
+    if (most_token >= 0)
+        better(best, most_z + sampling_gumbel(&p, most_token, most_bits), most_z, most_token);
+    // rng_below1() is nowhere less than 1 - 2^-14 of its word; the rest of the margin is rounding
+    float enough = expf(lanes_max(best.score) - max) * (0.999f / 4294967296.f);
+    if (enough == 0.f && max < INFINITY) return; // the warp has no token that could win
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int t = t0 + j * THREADS * 4;
+            if (e[j][i] < enough || t + i == most_token) continue;
+            uint32_t bits[4];
+            sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
+            better(best, z[j][i] + sampling_gumbel(&p, t + i, bits[i]), z[j][i], t + i);
+        }
 }
 
 // Block (tile, row).
@@ -145,59 +180,38 @@ __global__ void __launch_bounds__(THREADS)
     const float scale = sampling_scale(&p);
     int t0 = blockIdx.x * TILE + threadIdx.x * 4;
 
-    float z[GROUPS][4], max = -INFINITY, sum = 0;
+    float z[GROUPS][4];
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
         load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, r.in_fours);
+    float e[GROUPS][4];
+    const log_sum own = tile_sum(z, e, shared);
+    vocab_tile best = {own.max, own.sum, -INFINITY, -INFINITY, vocab - 1};
+    if (r.samples && p.temperature != 0.f && !sampling_filters(&p, vocab))
+        best_with_noise(best, z, e, shift_of(own.max), p, t0);
+    else
 #pragma unroll
-    for (int j = 0; j < GROUPS; j++)
+        for (int j = 0; j < GROUPS; j++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) max = fmaxf(max, z[j][i]);
-    max = block_max(max, shared);
-    float shift = max == -INFINITY ? 0.f : max;
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum += expf(z[j][i] - shift);
-    sum = block_sum(sum, shared);
-
-    vocab_tile best = {max, sum, -INFINITY, -INFINITY, vocab - 1};
-    const bool samples = r.samples && p.temperature != 0.f && !sampling_filters(&p, vocab);
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        int t = t0 + j * THREADS * 4;
-        float likeliest = fmaxf(fmaxf(z[j][0], z[j][1]), fmaxf(z[j][2], z[j][3]));
-        // what could not win with the largest noise is passed over
-        if (likeliest == -INFINITY || likeliest + RNG_GUMBEL_MAX < max + RNG_GUMBEL_MIN) continue;
-        uint32_t bits[4];
-        if (samples) sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (z[j][i] > -INFINITY)
-                better(best, z[j][i] + (samples ? sampling_gumbel(&p, t + i, bits[i]) : 0.f),
-                       z[j][i], t + i);
-    }
+            for (int i = 0; i < 4; i++)
+                if (z[j][i] > -INFINITY) better(best, z[j][i], z[j][i], t0 + j * THREADS * 4 + i);
     block_best(best);
     if (threadIdx.x == 0) tiles[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = best;
     if (!last_block(&tickets[blockIdx.y], gridDim.x) || threadIdx.x >= 32) return;
 
     const vocab_tile *of_row = tiles + (int64_t)blockIdx.y * gridDim.x;
     best = best_of_tiles(of_row, gridDim.x, vocab);
-    max = best.max;
-    sum = 0;
-    for (int i = threadIdx.x; i < gridDim.x; i += 32) {
+    const log_sum row = join_tiles(gridDim.x, [&](int i) {
         const volatile vocab_tile &o = of_row[i];
-        sum += o.max == -INFINITY ? 0.f : o.sum * expf(o.max - max);
-    }
-    sum = lanes_sum(sum);
+        return log_sum{o.max, o.sum};
+    });
     if (threadIdx.x) return;
-    const row_stats known = {max, sum, sum, 0};
+    const row_stats known = {row.max, row.sum, row.sum, 0};
     stats[blockIdx.y] = known;
     if (r.samples) result[blockIdx.y] = result_of(best.token, best.z, known, false);
 }
 
-// ---- filtering
-// -----------------------------------------------------------------------------------
+// ---- filtering ---------------------------------------------------------------------------------
 
 #define BINS 2048
 
@@ -408,7 +422,7 @@ __global__ void __launch_bounds__(THREADS)
     if (!is_verified(set, i, p)) return;
     const row_view source = row_of(set, set.n + i);
     const row_stats sp = stats[i], sq = stats[set.n + i];
-    const float scale = sampling_scale(&p), z_draft = target.logits[draft] * scale;
+    const float scale = sampling_scale(&p), z_draft = __fmul_rn(target.logits[draft], scale);
     const bool filtered = sampling_filters(&p, set.vocab);
 
     double q_draft = probability(source.logits[draft] * scale, sq, p);

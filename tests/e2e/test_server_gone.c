@@ -45,7 +45,6 @@ static void end_server(struct scene *s, int signal)
 static void nothing_is_lost(void **state)
 {
     (void)state;
-    if (strcmp(test_device(), "cpu") != 0) test_skip("exact mode is the CPU's");
     struct scene s;
     struct test_child trainer = {0};
     static const int signals[] = {SIGKILL, SIGTERM};
@@ -53,11 +52,11 @@ static void nothing_is_lost(void **state)
                                "0",       "--save-minutes", "0",   NULL};
     scene_open(&s);
     daemon_kill(&s.daemon);
-    daemon_start(&s.daemon, s.model, OPTIONS("--exact"));
+    daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
     assert_int_equal(train(&s, "whole", run), 0);
     daemon_kill(&s.daemon);
     for (int i = 0; i < 2; i++) {
-        daemon_start(&s.daemon, s.model, OPTIONS("--exact"));
+        daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
         start_trainer(&s, &trainer, "parts", i ? OPTIONS("--resume") : run);
         wait_for_steps(&s, "parts", 5 + 100 * i, &trainer);
         end_server(&s, signals[i]);
@@ -69,7 +68,7 @@ static void nothing_is_lost(void **state)
         assert_int_equal(count_checkpoints(&s, "parts"), 2); // the next replaces it
         daemon_kill(&s.daemon);
     }
-    daemon_start(&s.daemon, s.model, OPTIONS("--exact"));
+    daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
     assert_int_equal(train(&s, "parts", OPTIONS("--resume")), 0);
     test_same_file(latest(&s, "whole"), latest(&s, "parts"), "model.safetensors");
     test_same_file(latest(&s, "whole"), latest(&s, "parts"), "trainer/trainer_state.json");

@@ -53,6 +53,11 @@ void daemon_spawn(struct daemon *d, const char *model, const char *const options
     test_spawn(&d->child, d->log, argv);
 }
 
+const char *daemon_exact_dtype(void)
+{
+    return strcmp(test_device(), "cpu") == 0 ? "f32" : "bf16";
+}
+
 void daemon_wait(struct daemon *d)
 {
     int64_t deadline = clock_deadline_ns(START_MS);

@@ -34,6 +34,10 @@ void daemon_trainer(const struct daemon *d, const char *data, const char *run_di
 void daemon_holds(const struct daemon *d, const char *role, const char *folder);
 int daemon_tcp_port(struct daemon *d); // from its log
 
+// The dtype in which the tests' device computes exactly (docs/numerics.md): that of daemon_start()
+// on the CPU, bf16 elsewhere. For the option --dtype, where a later one counts.
+const char *daemon_exact_dtype(void);
+
 struct wire_answer {
     int status;
     struct bytes head, body;

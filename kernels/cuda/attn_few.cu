@@ -1,0 +1,408 @@
+/* attn_few.cu: attention of a few rows a sequence to its paged context, in bf16 on the tensor
+ * cores: decode steps, verification of drafts, and the sequences of a mixed step that only decode.
+ *
+ * The work is reading the context once. A block takes up to 16 packed rows (attention.cuh) of one
+ * sequence and kv head and one chunk of its context, and its eight warps compute what
+ * attn_order.cuh prescribes for it side by side: a warp has eight keys of every tile while scores
+ * are computed, and every eighth set of 16 dimensions while values are summed. Where a context has
+ * several chunks, the last block to finish joins them in their order. The grid depends on
+ * max_context only, so that a captured launch serves every shorter context.
+ *
+ * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
+ * so after a kernel that stores those of this step they are already on their way while it runs.
+ */
+#include "kernels/cuda/attn_order.cuh"
+#include <algorithm>
+
+#define WARPS   8
+#define THREADS (WARPS * 32)
+#define ROWS    16
+#define TILES   (CHUNK_KEYS / TILE_KEYS)
+
+static_assert(TILE_KEYS == WARPS * 8, "a warp has eight keys of a tile");
+static_assert(CHUNK_KEYS == THREADS, "a thread looks up one key");
+
+// What a block works on.
+struct task {
+    packed_rows rows;
+    int s, kv_head;
+    int first_chunk, n_chunks; // that its rows see
+    int begin, end;            // positions of the keys of this block's chunk, up to the last row's
+    int low;                   // keys before it are outside every row's window
+    int fresh;                 // keys from this position on are stored by this batch
+};
+
+// False where the block has nothing to do. May run before grid_wait().
+__device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int row_tiles)
+{
+    w.s = blockIdx.z;
+    w.kv_head = blockIdx.y / row_tiles;
+    int start = number_at<true>(a.query_start + w.s);
+    int n = (number_at<true>(a.query_start + w.s + 1) - start) * a.group;
+    w.rows = {start, (int)blockIdx.y % row_tiles * ROWS, n, w.kv_head * a.group};
+    if (w.rows.base >= n || n > FEW_ROWS) return false;
+    int last = min(ROWS, n - w.rows.base) - 1;
+    int lowest = row_position<true, true>(a, w.s, place_of(a, w.rows, 0).row);
+    int highest = row_position<true, true>(a, w.s, place_of(a, w.rows, last).row);
+    w.fresh = row_position<true, true>(a, w.s, start);
+    w.low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
+    w.first_chunk = w.low / CHUNK_KEYS;
+    w.n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - w.first_chunk + 1;
+    w.begin = (w.first_chunk + blockIdx.x) * CHUNK_KEYS;
+    w.end = min(w.begin + CHUNK_KEYS, highest + 1);
+    return (int)blockIdx.x < w.n_chunks;
+}
+
+// ---- shared memory -----------------------------------------------------------------------------
+
+/* Rows of 8-element units. The unit u of row r lies at u ^ r % 8, so that eight rows of one unit
+ * are in different banks. */
+template <int UNITS> __device__ __forceinline__ bf16 *unit_at(bf16 *tile, int row, int unit)
+{
+    return tile + (row * UNITS + (unit ^ (row & 7))) * 8;
+}
+
+template <int HD> struct block_memory {
+    bf16 keys[CHUNK_KEYS * HD];      // later the values, unless these have room of their own
+    bf16 weights[ROWS * CHUNK_KEYS]; // before: the queries
+    float most[TILES][ROWS][WARPS];  // largest dot product of a row and a warp's keys
+    int32_t key_rows[CHUNK_KEYS]; // of the pool; -1: none. In the end [0]: this is the last block
+};
+static_assert(3 * (sizeof(block_memory<128>) + 1024) <= 228 * 1024, "three blocks on an SM");
+
+// Starts copying rows from .. to - 1 of a chunk's keys or values; zeros where there is no key.
+template <int HD>
+__device__ __forceinline__ void copy_keys(bf16 *tile, const int32_t *key_rows, const bf16 *pool,
+                                          const attn_args<bf16> &a, int from, int to)
+{
+    constexpr int UNITS = HD / 8, STEP = THREADS / UNITS;
+    int u = threadIdx.x % UNITS;
+#pragma unroll 4
+    for (int r = from + threadIdx.x / UNITS; r < to; r += STEP) {
+        int at = key_rows[r];
+        bool valid = at >= 0 && u * 8 < a.head_dim;
+        copy16(unit_at<UNITS>(tile, r, u), pool + (valid ? at * a.kv_stride + u * 8 : 0), valid);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_queries(bf16 *tile, const attn_args<bf16> &a, const task &w)
+{
+    constexpr int UNITS = HD / 8;
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * UNITS; i += THREADS) {
+        int r = i / UNITS, u = i % UNITS;
+        bool valid = w.rows.in(r) && u * 8 < a.head_dim;
+        int64_t at = valid ? query_at(a, place_of(a, w.rows, r)) + u * 8 : 0;
+        copy16(unit_at<UNITS>(tile, r, u), a.q + at, valid);
+    }
+}
+
+// ---- a chunk -----------------------------------------------------------------------------------
+
+// Dot products of the 16 rows and this warp's eight keys of each tile.
+template <int HD>
+__device__ __forceinline__ void multiply_keys(float (&dot)[TILES][4], block_memory<HD> &m, int n)
+{
+    constexpr int UNITS = HD / 8;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < UNITS; d += 4) { // 32 dimensions
+        uint32_t q[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            load_matrices(q[i], unit_at<UNITS>(m.weights, lane % 16, d + i * 2 + lane / 16));
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            if (tile * TILE_KEYS >= n) break;
+            uint32_t k[4];
+            load_matrices(
+                k, unit_at<UNITS>(m.keys, tile * TILE_KEYS + warp * 8 + lane % 8, d + lane / 8));
+            mma(dot[tile], q[0], k[0], k[1]);
+            mma(dot[tile], q[1], k[2], k[3]);
+        }
+    }
+}
+
+// The soft cap, and -inf for keys that a row does not see; then the warp's largest of each row.
+template <int HD>
+__device__ __forceinline__ void mask(float (&dot)[TILES][4], block_memory<HD> &m,
+                                     const attn_args<bf16> &a, const task &w)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, position[2], hidden[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = lane / 4 + h * 8;
+        position[h] =
+            w.rows.in(r) ? row_position<true, true>(a, w.s, place_of(a, w.rows, r).row) : -1;
+        hidden[h] = a.window > 0 ? position[h] - a.window : -1;
+    }
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int j = w.begin + tile * TILE_KEYS + warp * 8 + lane % 4 * 2 + e % 2;
+            if (a.softcap > 0) dot[tile][e] = capped(a, dot[tile][e]);
+            if (j > position[e / 2] || j <= hidden[e / 2]) dot[tile][e] = -INFINITY;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float most = fmaxf(dot[tile][h * 2], dot[tile][h * 2 + 1]);
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            if (lane % 4 == 0) m.most[tile][lane / 4 + h * 8][warp] = most;
+        }
+    }
+}
+
+// From dot products to weights in shared memory.
+template <int HD>
+__device__ __forceinline__ void weigh(float (&shrink)[TILES][2], float (&top)[2],
+                                      const float (&dot)[TILES][4], block_memory<HD> &m,
+                                      float factor)
+{
+    constexpr int UNITS = CHUNK_KEYS / 8;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int r = lane / 4 + h * 8;
+            const float4 *of_warps = reinterpret_cast<const float4 *>(m.most[tile][r]);
+            float4 x = of_warps[0], y = of_warps[1];
+            float most = fmaxf(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)),
+                               fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));
+            tile_step step = next_tile(top[h], most, factor);
+            shrink[tile][h] = step.shrink;
+            store_pair(unit_at<UNITS>(m.weights, r, tile * WARPS + warp) + lane % 4 * 2,
+                       weight_of(dot[tile][h * 2], factor, step.shift),
+                       weight_of(dot[tile][h * 2 + 1], factor, step.shift));
+        }
+}
+
+// Sets of 16 dimensions that a warp has; with heads of 64, four warps have none.
+template <int HD> constexpr int dim_sets = HD <= 128 ? 1 : HD / 128;
+
+template <int HD>
+__device__ __forceinline__ void add_values(float (&out)[dim_sets<HD>][2][4], float (&sum)[4],
+                                           const float (&shrink)[TILES][2], block_memory<HD> &m,
+                                           bf16 *values, int n)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        if (tile * TILE_KEYS >= n) break;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sum[e] *= shrink[tile][e / 2];
+#pragma unroll
+            for (int i = 0; i < dim_sets<HD>; i++) {
+                out[i][0][e] *= shrink[tile][e / 2];
+                out[i][1][e] *= shrink[tile][e / 2];
+            }
+        }
+#pragma unroll
+        for (int k = tile * TILE_KEYS; k < (tile + 1) * TILE_KEYS; k += 16) {
+            uint32_t x[4];
+            load_matrices(x, unit_at<CHUNK_KEYS / 8>(m.weights, lane % 16, k / 8 + lane / 16));
+            add_row_sums(sum, x);
+#pragma unroll
+            for (int i = 0; i < dim_sets<HD>; i++) {
+                uint32_t y[4];
+                int d = i * WARPS + warp;
+                if (d * 16 >= HD) break;
+                load_matrices_transposed(y,
+                                         unit_at<HD / 8>(values, k + lane % 16, d * 2 + lane / 16));
+                mma(out[i][0], x, y[0], y[1]);
+                mma(out[i][1], x, y[2], y[3]);
+            }
+        }
+    }
+}
+
+// ---- chunks ------------------------------------------------------------------------------------
+
+// What a block leaves for the one that joins: of each row HD sums of weighted values, the largest
+// score and the sum of weights.
+template <int HD> constexpr int part_width = HD + 4;
+
+// Calls f(row, first of two dimensions, their sums) for each of a thread's.
+template <int HD, typename F>
+__device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4], const task &w,
+                                          F f)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < dim_sets<HD>; i++) {
+        if ((i * WARPS + warp) * 16 >= HD) break;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (w.rows.in(lane / 4 + h * 8))
+                    f(h, (i * WARPS + warp) * 16 + half * 8 + lane % 4 * 2, out[i][half][h * 2],
+                      out[i][half][h * 2 + 1]);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w,
+                                            const float *parts, int64_t chunk_stride)
+{
+    constexpr int FOURS = HD / 4;
+    int rows = min(ROWS, w.rows.n - w.rows.base);
+    for (int i = threadIdx.x; i < rows * FOURS; i += THREADS) {
+        int r = i / FOURS, d = i % FOURS * 4;
+        const float *part = parts + r * part_width<HD>;
+        float top = -INFINITY, sum = 0, x[4] = {};
+#pragma unroll 8
+        for (int c = 0; c < w.n_chunks; c++, part += chunk_stride) {
+            float4 next = __ldcg(reinterpret_cast<const float4 *>(part + d));
+            float2 ends = __ldcg(reinterpret_cast<const float2 *>(part + HD));
+            join_step step = next_chunk(top, ends.x);
+            sum = joined(sum, ends.y, step);
+            x[0] = joined(x[0], next.x, step);
+            x[1] = joined(x[1], next.y, step);
+            x[2] = joined(x[2], next.z, step);
+            x[3] = joined(x[3], next.w, step);
+        }
+        if (d >= a.head_dim) continue;
+        float inverse = inverse_of(sum);
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = finished(x[e], inverse);
+        store<bf16, 4>(a.out + index_of(a, place_of(a, w.rows, r)) * a.head_dim + d, x);
+    }
+}
+
+// parts: of each task (grid z, y) those of up to gridDim.x chunks, part_rows rows each.
+struct chunk_parts {
+    float *at;
+    unsigned *tickets;
+    int part_rows;
+};
+
+template <int HD>
+__device__ __forceinline__ void
+finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const float (&top)[2],
+       block_memory<HD> &m, const attn_args<bf16> &a, const task &w, const chunk_parts &parts)
+{
+    int lane = threadIdx.x % 32;
+    if (w.n_chunks == 1) {
+        float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
+        each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
+            place at = place_of(a, w.rows, lane / 4 + h * 8);
+            if (d < a.head_dim)
+                store_pair(a.out + index_of(a, at) * a.head_dim + d, finished(x, inverse[h]),
+                           finished(y, inverse[h]));
+        });
+        return;
+    }
+    int task_at = blockIdx.z * gridDim.y + blockIdx.y;
+    int64_t stride = (int64_t)parts.part_rows * part_width<HD>;
+    float *of_task = parts.at + task_at * gridDim.x * stride, *own = of_task + blockIdx.x * stride;
+    each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
+        store_pair(own + (lane / 4 + h * 8) * part_width<HD> + d, x, y);
+    });
+    if (threadIdx.x < 32 && lane % 4 == 0)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (w.rows.in(lane / 4 + h * 8))
+                store_pair(own + (lane / 4 + h * 8) * part_width<HD> + HD, top[h], sum[h * 2]);
+    if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows))
+        join_chunks<HD>(a, w, of_task, stride);
+}
+
+// ---- the kernel --------------------------------------------------------------------------------
+
+// a.early: the kernel before this one writes none of the batch's numbers and no key of an earlier
+// batch. at_once: there is room for the values beside the keys.
+template <int HD>
+__global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
+    few_kernel(attn_args<bf16> a, chunk_parts parts, int row_tiles, bool at_once)
+{
+    extern __shared__ __align__(128) char shared[];
+    block_memory<HD> &m = *reinterpret_cast<block_memory<HD> *>(shared);
+    bf16 *values = at_once ? reinterpret_cast<bf16 *>(shared + sizeof m) : m.keys;
+    if (!a.early) grid_wait();
+    task w;
+    bool works = task_of(w, a, row_tiles);
+    const bf16 *k = a.k + (int64_t)w.kv_head * a.head_dim;
+    const bf16 *v = a.v + (int64_t)w.kv_head * a.head_dim;
+    int n = 0, old = 0; // keys, in whole tiles; those of earlier batches
+    if (works) {
+        int key = w.begin + threadIdx.x;
+        bool is_seen = key >= w.low && key < w.end;
+        m.key_rows[threadIdx.x] = is_seen ? (int)key_row<true, true>(a, w.s, key) : -1;
+        n = (max(0, w.end - w.begin) + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
+        if (a.early) old = min(n, max(0, w.fresh - w.begin));
+        __syncthreads();
+        copy_keys<HD>(m.keys, m.key_rows, k, a, 0, old);
+        if (at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, old);
+    }
+    if (a.early) grid_wait();
+    grid_release();
+    if (!works) return;
+    copy_queries<HD>(m.weights, a, w);
+    copy_keys<HD>(m.keys, m.key_rows, k, a, old, n);
+    copies_commit();
+    if (at_once) copy_keys<HD>(values, m.key_rows, v, a, old, n);
+    copies_commit();
+
+    float dot[TILES][4] = {}, shrink[TILES][2], top[2] = {-INFINITY, -INFINITY};
+    copies_wait<1>();
+    __syncthreads();
+    multiply_keys<HD>(dot, m, n);
+    mask<HD>(dot, m, a, w);
+    __syncthreads();
+    if (!at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, n);
+    copies_commit();
+    weigh<HD>(shrink, top, dot, m, score_factor(a));
+    copies_wait<0>();
+    __syncthreads();
+    float out[dim_sets<HD>][2][4] = {}, sum[4] = {};
+    add_values<HD>(out, sum, shrink, m, values, n);
+    finish<HD>(out, sum, top, m, a, w, parts);
+}
+
+// Memory of parts is bounded; where it does not do for a batch, its sequences take turns.
+#define MOST_PART_BYTES ((int64_t)64 << 20)
+
+template <int HD>
+static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max_context)
+{
+    struct cuda_state *state = cuda_use(dev);
+    int rows = std::min(max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, ROWS);
+    int chunks = std::max(1, ceil_div(max_context, CHUNK_KEYS)), n_seqs = a.n_seqs;
+    if (a.window > 0) chunks = std::min(chunks, ceil_div(a.window + max_query, CHUNK_KEYS) + 1);
+    chunk_parts parts = {NULL, state->tickets, std::min(rows, ROWS)};
+    int tasks = a.n_kv_heads * row_tiles, turn = std::min(n_seqs, N_TICKETS / tasks);
+    if (chunks > 1) {
+        int64_t bytes = (int64_t)tasks * chunks * parts.part_rows * part_width<HD> * sizeof(float);
+        turn = std::max(1, (int)std::min((int64_t)turn, MOST_PART_BYTES / bytes));
+        parts.at = (float *)cuda_workspace(dev, turn * bytes);
+        if (!parts.at) return;
+    }
+    for (int s = 0; s < n_seqs; s += turn) {
+        dim3 grid(chunks, tasks, std::min(turn, n_seqs - s));
+        // values wait for the keys' room where blocks on the same SM have work meanwhile
+        size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
+        bool at_once = shared + keys <= (size_t)state->max_shared &&
+                       (HD <= 64 || (int64_t)grid.x * grid.y * grid.z <= state->n_sms);
+        attn_args<bf16> b = a;
+        b.query_start += s;
+        b.context_len += s;
+        b.block_table += (int64_t)s * a.table_stride;
+        cuda_launch(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
+                    shared + (at_once ? keys : 0), b, parts, row_tiles, at_once);
+    }
+}
+
+void attn_few(struct device *dev, const attn_args<bf16> &a, int max_query, int max_context)
+{
+    if (a.head_dim <= 64)
+        launch<64>(dev, a, max_query, max_context);
+    else if (a.head_dim <= 128)
+        launch<128>(dev, a, max_query, max_context);
+    else
+        launch<256>(dev, a, max_query, max_context);
+}

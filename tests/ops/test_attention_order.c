@@ -1,0 +1,400 @@
+/* test_attention_order.c: attention of a row has the same bits whatever it is computed with: among
+ * the rows of a packed batch, behind a shared prefix, decoded alone or among hundreds, verified, or
+ * in a prefill of any chunks, from blocks of any size. On each device in the dtype in which it says
+ * so (device_is_exact). */
+#include "common/base/rng.h"
+#include "kernels/ops.h"
+#include "tests/support/support.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RUNS = 1200, JUNK = 37 };
+
+static const struct attention_case {
+    const char *name;
+    int heads, kv_heads, dim, window;
+    float softcap;
+    int tokens, block;
+    bool cuda_only; // long on a CPU
+} cases[] = {
+    {"h12/2 d128", 12, 2, 128, 0, 0, 700, 16, true},
+    {"h12/2 d128, long", 12, 2, 128, 0, 0, 1200, 32, true},
+    {"h28/4 d128", 28, 4, 128, 0, 0, 530, 16, true},
+    {"h16/8 d128 window", 16, 8, 128, 100, 0, 600, 1, true},
+    {"h14/2 d64", 14, 2, 64, 0, 0, 700, 7, true},
+    {"h4/4 d64 window softcap", 4, 4, 64, 300, 5, 700, 16, true},
+    {"h32/1 d64", 32, 1, 64, 0, 0, 300, 16, true},
+    {"h3/3 d96", 3, 3, 96, 0, 0, 600, 16, true},
+    {"h2/1 d80 window", 2, 1, 80, 9, 0, 520, 3, false},
+    {"h2/1 d256 softcap", 2, 1, 256, 0, 3, 520, 16, true},
+    {"h8/4 d256 window", 8, 4, 256, 257, 0, 600, 16, true},
+    {"h2/1 d16", 2, 1, 16, 0, 0, 520, 16, false},
+    {"h2/1 d20", 2, 1, 20, 0, 0, 280, 16, false},
+};
+
+// One context of n tokens, as rows of qkv and in a pool.
+struct scene {
+    const struct attention_case *c;
+    struct attn_shape shape;
+    int n, width, out_bytes; // elements of a row of qkv; bytes of a row of what attention gives
+    void *qkv;
+    struct kv_view kv;
+    struct kv_layer layer;
+    int32_t *table; // host: a block of each block_size tokens
+    int n_blocks;
+    char *expected; // (n, out_bytes)
+};
+
+// Rows of the context that are one sequence of a batch.
+struct run {
+    int first, n;
+};
+
+static struct device *dev;
+static const struct ops *ops;
+static enum dtype dt;
+
+static void *take(size_t bytes)
+{
+    void *p = NULL;
+    assert_ok(device_alloc(dev, bytes, &p));
+    return p;
+}
+
+static int32_t *take_ints(const int32_t *host, int n)
+{
+    int32_t *p = take((size_t)n * sizeof *p);
+    device_copy_in(dev, p, host, (size_t)n * sizeof *p);
+    assert_ok(device_sync(dev));
+    return p;
+}
+
+// Rows of normal values; queries are larger, so that some weights are far above the others.
+static void *take_rows(const struct scene *s, int rows, uint64_t seed)
+{
+    const size_t n = (size_t)rows * (size_t)s->width;
+    struct rng rng;
+    rng_init(&rng, seed, 0);
+    float *host = malloc(n * sizeof *host);
+    assert_non_null(host);
+    for (size_t i = 0; i < n; i++)
+        host[i] = rng_normal(&rng) *
+                  ((int)(i % (size_t)s->width) < s->shape.n_heads * s->shape.head_dim ? 2.5f : 1);
+    float *wide = take(n * sizeof *host);
+    void *p = take(n * dtype_size(dt));
+    device_copy_in(dev, wide, host, n * sizeof *host);
+    ops->convert(dev, p, dt, wide, DT_F32, (int64_t)n);
+    assert_ok(device_sync(dev));
+    device_release(dev, wide);
+    free(host);
+    return p;
+}
+
+static size_t pool_bytes(const struct scene *s)
+{
+    return (size_t)s->n_blocks * (size_t)s->c->block * (size_t)s->layer.width * dtype_size(dt);
+}
+
+static void take_pool(struct scene *s)
+{
+    const int block = s->c->block;
+    s->n_blocks = (s->n + block - 1) / block;
+    const int64_t kv_width = (int64_t)s->shape.n_kv_heads * s->shape.head_dim;
+    s->layer = (struct kv_layer){.offset = 0, .width = (int)kv_width};
+    s->kv = (struct kv_view){
+        .layers = &s->layer, .n_blocks = s->n_blocks, .block_size = block, .dt = dt};
+    const size_t bytes = pool_bytes(s);
+    s->kv.k = take(bytes);
+    s->kv.v = take(bytes);
+    device_fill(dev, s->kv.k, 0xff, bytes); // NaN
+    device_fill(dev, s->kv.v, 0xff, bytes);
+    s->table = malloc((size_t)s->n_blocks * sizeof *s->table);
+    assert_non_null(s->table);
+    struct rng rng;
+    rng_init(&rng, 3, 0);
+    for (int i = 0; i < s->n_blocks; i++) {
+        const int j = (int)rng_below(&rng, (uint32_t)i + 1);
+        s->table[i] = s->table[j];
+        s->table[j] = i;
+    }
+}
+
+static int32_t slot_of(const struct scene *s, int position)
+{
+    return s->table[position / s->c->block] * s->c->block + position % s->c->block;
+}
+
+// ---- batches -----------------------------------------------------------------------------------
+
+static void compare(const struct scene *s, const char *what, const void *out, const int32_t *rows,
+                    int n)
+{
+    const size_t width = (size_t)s->out_bytes;
+    char *host = malloc((size_t)n * width);
+    assert_non_null(host);
+    device_copy_out(dev, host, out, (size_t)n * width);
+    assert_ok(device_sync(dev));
+    for (int i = 0; i < n; i++) {
+        if (rows[i] < 0) continue;
+        const char *want = s->expected + (size_t)rows[i] * width, *got = host + (size_t)i * width;
+        size_t at = 0;
+        while (at < width && got[at] == want[at]) at++;
+        if (at < width)
+            fail_msg("%s on %s, %s: the row at position %d differs from head %d on", s->c->name,
+                     device_spec(dev), what, rows[i],
+                     (int)(at / dtype_size(dt)) / s->shape.head_dim);
+    }
+    free(host);
+}
+
+/* The runs as sequences of one paged batch whose keys before each run are in the pool already; max:
+ * what max_context says, at least. */
+static void run_paged(const struct scene *s, const char *what, const struct run *runs, int n_runs,
+                      int max, bool store)
+{
+    static int32_t start[MOST_RUNS + 1], context[MOST_RUNS];
+    int n = 0, row = 0;
+    struct batch_view b = {
+        .n_seqs = n_runs, .max_query = 1, .max_context = max, .table_stride = s->n_blocks};
+    for (int i = 0; i < n_runs; i++) n += runs[i].n;
+    int32_t *position = malloc((size_t)n * sizeof *position);
+    int32_t *slots = malloc((size_t)n * sizeof *slots), *seq = malloc((size_t)n * sizeof *seq);
+    int32_t *table = malloc((size_t)n_runs * (size_t)s->n_blocks * sizeof *table);
+    assert_true(position && slots && seq && table);
+    for (int i = 0; i < n_runs; i++) {
+        start[i] = row;
+        context[i] = runs[i].first + runs[i].n;
+        if (runs[i].n > b.max_query) b.max_query = runs[i].n;
+        if (context[i] > b.max_context) b.max_context = context[i];
+        memcpy(table + (size_t)i * (size_t)s->n_blocks, s->table,
+               (size_t)s->n_blocks * sizeof *table);
+        for (int k = 0; k < runs[i].n; k++, row++) {
+            position[row] = runs[i].first + k;
+            slots[row] = slot_of(s, position[row]);
+            seq[row] = i;
+        }
+    }
+    start[n_runs] = row;
+    b.n_tokens = n;
+    b.positions = take_ints(position, n);
+    b.slots = take_ints(slots, n);
+    b.seq_of = take_ints(seq, n);
+    b.query_start = take_ints(start, n_runs + 1);
+    b.context_len = take_ints(context, n_runs);
+    b.block_table = take_ints(table, n_runs * s->n_blocks);
+    void *qkv = take((size_t)n * (size_t)s->width * dtype_size(dt));
+    void *out = take((size_t)n * (size_t)s->out_bytes);
+    device_fill(dev, out, 0xff, (size_t)n * (size_t)s->out_bytes);
+    ops->gather_rows(dev, qkv, s->qkv, b.positions, n, s->width, 1, dt);
+    assert_ok(device_sync(dev));
+    if (store) ops->kv_store(dev, &s->kv, 0, qkv, &b, &s->shape);
+    ops->attn_paged(dev, out, qkv, &s->kv, 0, &b, &s->shape);
+    compare(s, what, out, position, n);
+    const void *all[] = {b.positions,   b.slots,       b.seq_of, b.query_start,
+                         b.context_len, b.block_table, qkv,      out};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_release(dev, (void *)all[i]);
+    free(position);
+    free(slots);
+    free(seq);
+    free(table);
+}
+
+/* Packed: `junk` rows of another sequence, the first `prefix` rows of the context, and the others
+ * behind them as a sequence of its own; *ret_out gets the rows of the context. */
+static void run_packed(const struct scene *s, int junk, int prefix, void **ret_out)
+{
+    const int n = junk + s->n, n_seqs = (junk > 0) + (prefix > 0) + 1;
+    int32_t start[4] = {0}, prefix_start[3] = {0}, prefix_len[3] = {0}, end[3];
+    int32_t *seq = calloc((size_t)n, sizeof *seq), *position = calloc((size_t)n, sizeof *position);
+    assert_true(seq && position);
+    int i = 0;
+    if (junk) {
+        end[i++] = junk;
+        start[i] = junk;
+    }
+    if (prefix) {
+        end[i++] = n;
+        start[i] = junk + prefix;
+        prefix_start[i] = junk;
+        prefix_len[i] = prefix;
+    }
+    end[i++] = n;
+    start[i] = n;
+    for (int r = 0, at = 0; r < n; r++) {
+        while (r >= start[at + 1]) at++;
+        seq[r] = at;
+        position[r] = prefix_len[at] + r - start[at];
+    }
+    const size_t row = (size_t)s->width * dtype_size(dt);
+    char *qkv = take((size_t)n * row), *out = take((size_t)n * (size_t)s->out_bytes);
+    float *lse = take((size_t)n * (size_t)s->shape.n_heads * sizeof *lse);
+    void *other = take_rows(s, JUNK, 99);
+    if (junk) device_copy(dev, qkv, other, (size_t)junk * row);
+    device_copy(dev, qkv + (size_t)junk * row, s->qkv, (size_t)s->n * row);
+    struct batch_view b = {.n_tokens = n,
+                           .n_seqs = n_seqs,
+                           .max_query = s->n > junk ? s->n : junk,
+                           .max_context = s->n > junk ? s->n : junk,
+                           .packed = true,
+                           .positions = take_ints(position, n),
+                           .seq_of = take_ints(seq, n),
+                           .query_start = take_ints(start, n_seqs + 1),
+                           .prefix_start = take_ints(prefix_start, n_seqs),
+                           .prefix_len = take_ints(prefix_len, n_seqs),
+                           .attend_end = take_ints(end, n_seqs)};
+    ops->attn_packed(dev, out, lse, qkv, &b, &s->shape);
+    void *rows = take((size_t)s->n * (size_t)s->out_bytes);
+    device_copy(dev, rows, out + (size_t)junk * (size_t)s->out_bytes,
+                (size_t)s->n * (size_t)s->out_bytes);
+    assert_ok(device_sync(dev));
+    const void *all[] = {b.positions,  b.seq_of,     b.query_start, b.prefix_start,
+                         b.prefix_len, b.attend_end, qkv,           out,
+                         lse,          other};
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) device_release(dev, (void *)all[k]);
+    free(seq);
+    free(position);
+    *ret_out = rows;
+}
+
+// ---- checks ------------------------------------------------------------------------------------
+
+static void check_packed(const struct scene *s, int junk, int prefix)
+{
+    void *out = NULL;
+    char what[64];
+    snprintf(what, sizeof what, "packed, %d rows before, a prefix of %d", junk, prefix);
+    run_packed(s, junk, prefix, &out);
+    int32_t *rows = malloc((size_t)s->n * sizeof *rows);
+    assert_non_null(rows);
+    for (int i = 0; i < s->n; i++) rows[i] = i;
+    compare(s, what, out, rows, s->n);
+    free(rows);
+    device_release(dev, out);
+}
+
+// The whole context in chunks of so many rows, which the pool gets as they come.
+static void check_chunks(const struct scene *s, int chunk)
+{
+    char what[64];
+    snprintf(what, sizeof what, "prefill in chunks of %d", chunk);
+    const size_t bytes = pool_bytes(s);
+    device_fill(dev, s->kv.k, 0xff, bytes); // whoever reads too early reads a NaN
+    device_fill(dev, s->kv.v, 0xff, bytes);
+    for (int at = 0; at < s->n; at += chunk) {
+        struct run run = {at, s->n - at < chunk ? s->n - at : chunk};
+        run_paged(s, what, &run, 1, 0, true);
+    }
+}
+
+static void check_decode(const struct scene *s)
+{
+    static struct run runs[MOST_RUNS];
+    for (int i = 0; i < s->n; i++) runs[i] = (struct run){i, 1};
+    run_paged(s, "decoded, every row at once", runs, s->n, 0, false);
+    run_paged(s, "decoded, every row at once, in a larger grid", runs, s->n, 5000, false);
+    for (int i = s->n - 1; i >= 0; i = i * 3 / 4 - 1) {
+        run_paged(s, "decoded alone", &runs[i], 1, 0, true);
+        run_paged(s, "decoded alone, in a larger grid", &runs[i], 1, 5000, true);
+    }
+}
+
+// Decoding rows, drafts to verify and chunks of prompts in one batch.
+static void check_mixed(const struct scene *s)
+{
+    static const int lengths[] = {1, 1, 5, 200, 1, 9, 17, 2, 65, 3, 1, 10, 11, 1};
+    static struct run runs[MOST_RUNS];
+    struct rng rng;
+    rng_init(&rng, 11, 0);
+    for (int most = 1; most <= 14; most++) {
+        int n = 0;
+        for (int i = 0; i < most; i++) {
+            const int length = lengths[i] < s->n ? lengths[i] : s->n;
+            const int first = (int)rng_below(&rng, (uint32_t)(s->n - length + 1));
+            runs[n++] = (struct run){first, length};
+        }
+        run_paged(s, "mixed", runs, n, 0, false);
+    }
+    for (int k = 2; k <= 9; k++) { // verification
+        int n = 0;
+        for (int at = 0; at + k <= s->n; at += 13) runs[n++] = (struct run){at, k};
+        run_paged(s, "verified", runs, n, 0, false);
+    }
+}
+
+static void check_case(const struct attention_case *c)
+{
+    struct scene s = {.c = c,
+                      .n = c->tokens,
+                      .width = (c->heads + 2 * c->kv_heads) * c->dim,
+                      .shape = {.n_heads = c->heads,
+                                .n_kv_heads = c->kv_heads,
+                                .head_dim = c->dim,
+                                .scale = 1 / sqrtf((float)c->dim),
+                                .softcap = c->softcap,
+                                .window = c->window}};
+    void *out = NULL;
+    s.out_bytes = c->heads * c->dim * (int)dtype_size(dt);
+    s.qkv = take_rows(&s, s.n, 5);
+    take_pool(&s);
+    run_packed(&s, 0, 0, &out);
+    s.expected = malloc((size_t)s.n * (size_t)s.out_bytes);
+    assert_non_null(s.expected);
+    device_copy_out(dev, s.expected, out, (size_t)s.n * (size_t)s.out_bytes);
+    assert_ok(device_sync(dev));
+
+    check_packed(&s, JUNK, 0);
+    check_packed(&s, 0, 100);
+    check_packed(&s, JUNK, 257);
+    static const int chunks[] = {1200, 512, 100, 64, 7};
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) check_chunks(&s, chunks[i]);
+    check_decode(&s);
+    check_mixed(&s);
+
+    device_release(dev, out);
+    device_release(dev, s.qkv);
+    device_release(dev, s.kv.k);
+    device_release(dev, s.kv.v);
+    free(s.table);
+    free(s.expected);
+}
+
+static const char *filter = "";
+
+static void check_device(const char *spec)
+{
+    if (device_open(spec, &dev) != ST_OK) {
+        printf("not on %s: %s\n", spec, status_message());
+        return;
+    }
+    ops = device_ops(dev);
+    dt = device_default_dtype(dev);
+    if (device_is_exact(dev, dt))
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            if (cases[i].cuda_only && device_kind(dev) == DEVICE_CPU) continue;
+            if (strstr(cases[i].name, filter)) check_case(&cases[i]);
+        }
+    else
+        printf("not on %s: in %s it is not exact\n", device_name(dev), dtype_name(dt));
+    device_free(dev);
+}
+
+static void on_the_cpu(void **state)
+{
+    (void)state;
+    check_device("cpu");
+}
+
+static void on_cuda(void **state)
+{
+    (void)state;
+    check_device("cuda:0");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) filter = argv[1];
+    const struct CMUnitTest tests[] = {cmocka_unit_test(on_the_cpu), cmocka_unit_test(on_cuda)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
