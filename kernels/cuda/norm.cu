@@ -1,18 +1,72 @@
 /* norm.cu: RMS norm and layer norm over rows, and their gradients (formulas: kernels/cpu/norm.c).
  *
- * A row is a warp's where it is at most 512 wide (q/k norms) and a block's otherwise. It is read
- * twice (three times for layer norm), the second time from L1. Gradients of the weights are summed
- * over a fixed assignment of rows to blocks in shared memory, then over blocks: the same bits in
- * every run.
+ * A row is a group's, one or several warps. It is read once and stays in registers, at most E
+ * elements in a lane; a sum runs over a lane's elements in order, then over the lanes.
+ * Gradients of the weights are summed in registers over the rows of a group, a fixed assignment,
+ * then over groups and blocks: the same bits in every run.
  */
 #include "kernels/cuda/cuda.cuh"
 
-#define THREADS    256
-#define WARP_WIDTH 512 // widest row for one warp
+#define THREADS  256 // of a block, where a group is not larger
+#define WIDEST   16384
+#define N_BLOCKS 2 // for each multiprocessor, in the gradient
 
+// The lanes of a group hold a row as E / V packs each: lane l the elements (k * GROUP + l) * V on.
+template <typename T, int V, int E, int GROUP> struct held {
+    static constexpr int PACKS = E / V;
+    pack<T, V> at[PACKS];
+
+    static __device__ __forceinline__ int column(int k)
+    {
+        return (k * GROUP + (int)threadIdx.x % GROUP) * V;
+    }
+    __device__ __forceinline__ void take(const T *row, int width)
+    {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++)
+            if (column(k) < width) at[k] = *reinterpret_cast<const pack<T, V> *>(row + column(k));
+    }
+    // Between two passes: without it the compiler keeps every element as f32 meanwhile, in twice
+    // the registers.
+    __device__ __forceinline__ void keep_packed()
+    {
+        if constexpr (sizeof at[0] == 16)
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                uint4 &u = reinterpret_cast<uint4 &>(at[k]);
+                asm volatile("" : "+r"(u.x), "+r"(u.y), "+r"(u.z), "+r"(u.w));
+            }
+    }
+    __device__ __forceinline__ float operator()(int k, int i) const
+    {
+        return to_f32(at[k].at[i]);
+    }
+};
+
+// f(k) for the packs that lie in the row
+template <typename H, typename F> __device__ __forceinline__ void each_pack(int width, F f)
+{
+#pragma unroll
+    for (int k = 0; k < H::PACKS; k++)
+        if (H::column(k) < width) f(k);
+}
+
+template <int GROUP> __device__ __forceinline__ void group_barrier()
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + (int)threadIdx.x / GROUP), "n"(GROUP) : "memory");
+}
+
+// Sum over the group, given to all its threads. shared: a float for each warp of the block.
 template <int GROUP> __device__ __forceinline__ float group_sum(float x, float *shared)
 {
-    return GROUP == 32 ? lanes_sum(x) : block_sum(x, shared);
+    constexpr int WARPS = GROUP / 32;
+    x = lanes_sum(x);
+    if (WARPS == 1) return x;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    group_barrier<GROUP>();
+    if (lane == 0) shared[warp] = x;
+    group_barrier<GROUP>();
+    return lanes_sum<WARPS>(shared[warp / WARPS * WARPS + lane % WARPS]);
 }
 
 __device__ __forceinline__ int64_t row_offset(const norm_shape &s, int row)
@@ -20,128 +74,149 @@ __device__ __forceinline__ int64_t row_offset(const norm_shape &s, int row)
     return (int64_t)(row / s.heads) * s.stride + (int64_t)(row % s.heads) * s.width;
 }
 
-template <typename T, int V, int GROUP>
-__global__ void norm_kernel(T *y, float *rstd, float *mean, const T *x, const T *w, const T *b,
-                            norm_shape s)
+template <int GROUP> constexpr int block_of = GROUP > THREADS ? GROUP : THREADS;
+
+template <typename T, int V, int E, int GROUP>
+__global__ void __launch_bounds__(block_of<GROUP>)
+    norm_kernel(T *y, float *rstd, float *mean, const T *x, const T *w, const T *b, norm_shape s)
 {
     grid_begin();
     __shared__ float shared[32];
-    int r = blockIdx.x * (THREADS / GROUP) + threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    int r = (blockIdx.x * blockDim.x + threadIdx.x) / GROUP;
     if (r >= s.rows) return; // whole warps, or whole blocks
-    int64_t offset = row_offset(s, r);
-    x += offset;
-    y += offset;
+    using H = held<T, V, E, GROUP>;
+    H row, scale;
+    row.take(x + row_offset(s, r), s.width);
+    scale.take(w, s.width);
+    y += row_offset(s, r);
 
     float centre = 0, squares = 0;
     if (s.kind == NORM_LAYER) {
         float sum = 0;
-        for (int c = lane * V; c < s.width; c += GROUP * V) {
-            float a[V];
-            load<T, V>(a, x + c);
+        each_pack<H>(s.width, [&](int k) {
 #pragma unroll
-            for (int i = 0; i < V; i++) sum += a[i];
-        }
+            for (int i = 0; i < V; i++) sum += row(k, i);
+        });
         centre = group_sum<GROUP>(sum, shared) / s.width;
+        row.keep_packed();
     }
-    for (int c = lane * V; c < s.width; c += GROUP * V) {
-        float a[V];
-        load<T, V>(a, x + c);
+    each_pack<H>(s.width, [&](int k) {
 #pragma unroll
-        for (int i = 0; i < V; i++) squares += (a[i] - centre) * (a[i] - centre);
-    }
+        for (int i = 0; i < V; i++) squares += (row(k, i) - centre) * (row(k, i) - centre);
+    });
     float factor = 1.f / sqrtf(group_sum<GROUP>(squares, shared) / s.width + s.eps);
+    row.keep_packed();
     float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
-    for (int c = lane * V; c < s.width; c += GROUP * V) {
-        float a[V], scale[V], bias[V] = {};
-        load<T, V>(a, x + c);
-        load<T, V>(scale, w + c);
-        if (b) load<T, V>(bias, b + c);
+    each_pack<H>(s.width, [&](int k) {
+        float a[V], bias[V] = {};
+        if (b) load<T, V>(bias, b + H::column(k));
 #pragma unroll
-        for (int i = 0; i < V; i++) a[i] = (a[i] - centre) * factor * (one + scale[i]) + bias[i];
-        store<T, V>(y + c, a);
-    }
-    if (lane == 0) {
+        for (int i = 0; i < V; i++)
+            a[i] = (row(k, i) - centre) * factor * (one + scale(k, i)) + bias[i];
+        store<T, V>(y + H::column(k), a);
+    });
+    if (threadIdx.x % GROUP == 0) {
         if (rstd) rstd[r] = factor;
         if (mean && s.kind == NORM_LAYER) mean[r] = centre;
     }
 }
 
-// parts (blocks, 1 or 2, width): gradients of w, then of b where with_bias
-template <typename T, int V, int GROUP>
-__global__ void norm_back_kernel(T *dx, float *dw_parts, float *db_parts, const T *dy, const T *x,
-                                 const T *w, const float *rstd, const float *mean, norm_shape s,
-                                 bool add)
+// parts[c] = the sum over the block's groups of what their lanes hold for column c
+template <typename H, int V, int GROUP>
+__device__ __forceinline__ void join_groups(float *parts, const float (&held)[H::PACKS][V],
+                                            int width)
 {
-    grid_begin();
-    extern __shared__ float sums[]; // (groups, width), and again where db_parts
-    __shared__ float shared[32];
-    constexpr int GROUPS = THREADS / GROUP;
-    int group = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
-    int n_sums = (dw_parts ? 1 : 0) + (db_parts ? 1 : 0);
-    float *dw = sums + group * s.width, *db = dw + (dw_parts ? GROUPS * s.width : 0);
-    for (int i = threadIdx.x; i < n_sums * GROUPS * s.width; i += THREADS) sums[i] = 0;
+    extern __shared__ float sums[]; // (groups, width)
+    int n = blockDim.x / GROUP;
+    float *to = n == 1 ? parts : sums + threadIdx.x / GROUP * width;
+    each_pack<H>(width, [&](int k) {
+#pragma unroll
+        for (int i = 0; i < V; i++) to[H::column(k) + i] = held[k][i];
+    });
+    if (n == 1) return;
     __syncthreads();
-
-    bool layer = s.kind == NORM_LAYER;
-    float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
-    for (int r = blockIdx.x * GROUPS + group; r < s.rows; r += gridDim.x * GROUPS) {
-        int64_t offset = row_offset(s, r);
-        const T *in = x + offset, *grad = dy + offset;
-        float factor = rstd[r], centre = layer ? mean[r] : 0.f, dot = 0, sum = 0;
-        for (int c = lane * V; c < s.width; c += GROUP * V) {
-            float a[V], g[V], scale[V];
-            load<T, V>(a, in + c);
-            load<T, V>(g, grad + c);
-            load<T, V>(scale, w + c);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                float n = (a[i] - centre) * factor, gw = g[i] * (one + scale[i]);
-                dot += gw * n;
-                sum += gw;
-                // a column is always the same thread's
-                if (dw_parts) dw[c + i] += g[i] * n;
-                if (db_parts) db[c + i] += g[i];
-            }
-        }
-        dot = group_sum<GROUP>(dot, shared) / s.width;
-        sum = layer ? group_sum<GROUP>(sum, shared) / s.width : 0.f;
-        for (int c = lane * V; c < s.width; c += GROUP * V) {
-            float a[V], g[V], scale[V], old[V] = {};
-            load<T, V>(a, in + c);
-            load<T, V>(g, grad + c);
-            load<T, V>(scale, w + c);
-            if (add) load<T, V>(old, dx + offset + c);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                g[i] = old[i] +
-                       factor * (g[i] * (one + scale[i]) - (a[i] - centre) * factor * dot - sum);
-            store<T, V>(dx + offset + c, g);
-        }
+    for (int c = threadIdx.x; c < width; c += blockDim.x) {
+        float sum = 0;
+        for (int g = 0; g < n; g++) sum += sums[g * width + c];
+        parts[c] = sum;
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < s.width; c += THREADS) {
-        int64_t at = (int64_t)blockIdx.x * s.width + c;
-        float w_sum = 0, b_sum = 0;
-        for (int k = 0; k < GROUPS; k++) {
-            if (dw_parts) w_sum += sums[k * s.width + c];
-            if (db_parts) b_sum += sums[((dw_parts ? GROUPS : 0) + k) * s.width + c];
-        }
-        if (dw_parts) dw_parts[at] = w_sum;
-        if (db_parts) db_parts[at] = b_sum;
-    }
 }
 
-// Calls f(element, number<V>, number<GROUP>).
-template <typename F> static void choose(const struct norm_shape *s, bool pointers_fit, F f)
+// dw_parts, db_parts (blocks, width), or NULL
+template <typename T, int V, int E, int GROUP, bool LAYER>
+__global__ void __launch_bounds__(block_of<GROUP>, 512 / block_of<GROUP>)
+    norm_back_kernel(T *dx, float *dw_parts, float *db_parts, const T *dy, const T *x, const T *w,
+                     const float *rstd, const float *mean, norm_shape s, bool add)
+{
+    grid_begin();
+    __shared__ float shared[32];
+    using H = held<T, V, E, GROUP>;
+    H scale;
+    scale.take(w, s.width);
+    float dw[H::PACKS][V] = {}, db[LAYER ? H::PACKS : 1][V] = {};
+    float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
+    int groups = blockDim.x / GROUP;
+    for (int r = blockIdx.x * groups + threadIdx.x / GROUP; r < s.rows; r += gridDim.x * groups) {
+        int64_t offset = row_offset(s, r);
+        H in, grad, old;
+        in.take(x + offset, s.width);
+        grad.take(dy + offset, s.width);
+        float factor = rstd[r], centre = LAYER ? mean[r] : 0.f, dot = 0, sum = 0;
+        each_pack<H>(s.width, [&](int k) {
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                float n = (in(k, i) - centre) * factor, gw = grad(k, i) * (one + scale(k, i));
+                dot += gw * n;
+                if (LAYER) sum += gw;
+                dw[k][i] += grad(k, i) * n;
+                if (LAYER) db[k][i] += grad(k, i);
+            }
+        });
+        dot = group_sum<GROUP>(dot, shared) / s.width;
+        if (LAYER) sum = group_sum<GROUP>(sum, shared) / s.width;
+        if (add) old.take(dx + offset, s.width);
+        in.keep_packed();
+        grad.keep_packed();
+        scale.keep_packed();
+        each_pack<H>(s.width, [&](int k) {
+            float to[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                to[i] =
+                    (add ? old(k, i) : 0.f) + factor * (grad(k, i) * (one + scale(k, i)) -
+                                                        (in(k, i) - centre) * factor * dot - sum);
+            store<T, V>(dx + offset + H::column(k), to);
+        });
+    }
+    int64_t at = (int64_t)blockIdx.x * s.width;
+    if (dw_parts) join_groups<H, V, GROUP>(dw_parts + at, dw, s.width);
+    if constexpr (LAYER)
+        if (db_parts) join_groups<H, V, GROUP>(db_parts + at, db, s.width);
+}
+
+// Calls f(element, number<V>, number<E>, number<GROUP>).
+template <typename F>
+static void choose(struct device *dev, const struct norm_shape *s, bool pointers_fit, F f)
 {
     int64_t size = dtype_size(s->dt);
     bool fits = pointers_fit && s->width * size % 16 == 0 &&
                 (s->rows <= s->heads || s->stride * size % 16 == 0);
+    if (s->width > WIDEST) {
+        device_fail(dev, "a norm of %d elements: at most %d are supported", s->width, WIDEST);
+        return;
+    }
     with_type_wide(s->dt, fits, [&](auto t, auto v) {
-        if (s->width <= WARP_WIDTH)
-            f(t, v, number<32>());
+        if constexpr (decltype(v)::value == 1)
+            f(t, v, number<32>(), number<512>());
+        else if (s->width <= 512)
+            f(t, v, number<16>(), number<32>());
+        else if (s->width <= 2048)
+            f(t, v, number<32>(), number<64>());
+        else if (s->width <= 8192)
+            f(t, v, number<32>(), number<256>());
         else
-            f(t, v, number<THREADS>());
+            f(t, v, number<32>(), number<512>());
     });
 }
 
@@ -150,18 +225,19 @@ void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
 {
     if (shape->rows <= 0) return;
     bool fits = aligned(16, {y, args->x, args->w, args->b}, {});
-    choose(shape, fits, [&](auto t, auto v, auto group) {
+    choose(dev, shape, fits, [&](auto t, auto v, auto e, auto group) {
         using T = decltype(t);
-        constexpr int V = decltype(v)::value, GROUP = decltype(group)::value;
-        cuda_launch(dev, "norm", norm_kernel<T, V, GROUP>, ceil_div(shape->rows, THREADS / GROUP),
-                    THREADS, 0, (T *)y, args->rstd, args->mean, (const T *)args->x,
+        constexpr int V = decltype(v)::value, E = decltype(e)::value,
+                      GROUP = decltype(group)::value, BLOCK = block_of<GROUP>;
+        cuda_launch(dev, "norm", norm_kernel<T, V, E, GROUP>, ceil_div(shape->rows, BLOCK / GROUP),
+                    BLOCK, 0, (T *)y, args->rstd, args->mean, (const T *)args->x,
                     (const T *)args->w, (const T *)args->b, *shape);
     });
 }
 
 static int most_blocks(struct device *dev)
 {
-    return 4 * cuda_use(dev)->n_sms;
+    return N_BLOCKS * cuda_use(dev)->n_sms;
 }
 
 size_t cuda_norm_scratch(struct device *dev, int width)
@@ -173,22 +249,25 @@ void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const vo
                     const struct norm_args *args, const struct norm_shape *shape, bool add)
 {
     if (shape->rows <= 0) return;
-    int width = shape->width, n_sums = (dw ? 1 : 0) + (db ? 1 : 0);
+    const int width = shape->width, n_sums = (dw ? 1 : 0) + (db ? 1 : 0);
     bool fits = aligned(16, {dx, dy, args->x, args->w}, {});
-    choose(shape, fits, [&](auto t, auto v, auto group) {
+    choose(dev, shape, fits, [&](auto t, auto v, auto e, auto group) {
         using T = decltype(t);
-        constexpr int V = decltype(v)::value, GROUP = decltype(group)::value;
-        int blocks = ceil_div(shape->rows, THREADS / GROUP), most = most_blocks(dev);
+        constexpr int V = decltype(v)::value, E = decltype(e)::value,
+                      GROUP = decltype(group)::value, BLOCK = block_of<GROUP>;
+        int blocks = ceil_div(shape->rows, BLOCK / GROUP), most = most_blocks(dev);
         if (blocks > most) blocks = most;
         size_t part = (size_t)blocks * width,
-               shared = (size_t)n_sums * (THREADS / GROUP) * width * 4;
+               shared = GROUP < BLOCK ? BLOCK / GROUP * width * sizeof(float) : 0;
         float *parts = NULL;
         if (n_sums && !(parts = (float *)cuda_workspace(dev, n_sums * part * 4))) return;
         float *db_parts = db ? parts + (dw ? part : 0) : NULL;
-        cuda_launch(dev, "norm_back", norm_back_kernel<T, V, GROUP>, blocks, THREADS, shared,
-                    (T *)dx, dw ? parts : (float *)NULL, db_parts, (const T *)dy,
-                    (const T *)args->x, (const T *)args->w, (const float *)args->rstd,
-                    (const float *)args->mean, *shape, add);
+        auto kernel = shape->kind == NORM_LAYER ? norm_back_kernel<T, V, E, GROUP, true>
+                                                : norm_back_kernel<T, V, E, GROUP, false>;
+        cuda_launch(dev, "norm_back", kernel, blocks, BLOCK, shared, (T *)dx,
+                    dw ? parts : (float *)NULL, db_parts, (const T *)dy, (const T *)args->x,
+                    (const T *)args->w, (const float *)args->rstd, (const float *)args->mean,
+                    *shape, add);
         if (dw) cuda_add_parts(dev, dw, parts, blocks, width);
         if (db) cuda_add_parts(dev, db, db_parts, blocks, width);
     });

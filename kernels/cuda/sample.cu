@@ -61,7 +61,6 @@ __device__ __forceinline__ row_view row_of(const row_set &set, int i)
         r.logits = set.draft_logits + (int64_t)set.drafts[i].row * set.draft_vocab;
     return r;
 }
-}
 
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
 __device__ __forceinline__ void better(vocab_tile &best, float score, float z, int token)
