@@ -41,14 +41,26 @@ DTYPE_INLINE float routing_share(const struct moe_shape *s, float logit, float m
     return s->scoring == MOE_SOFTMAX ? expf(logit - max) : routing_sigmoid(logit);
 }
 
-// The gradient of a chosen expert's logit, without what a softmax over all experts takes from every
-// logit. mean: sum over the chosen of weight / scale * dweight; sum: of their sigmoids.
-DTYPE_INLINE float routing_slope(const struct moe_shape *s, float logit, float weight,
-                                 float dweight, float mean, float sum)
+// By how much the i-th chosen expert's dweight is above their mean under the normalised weights:
+// from differences, as the mean is all but equal to one of them where that has nearly all the
+// weight.
+DTYPE_INLINE float routing_excess(const struct moe_shape *s, const float *weight,
+                                  const float *dweight, int i)
 {
-    if (s->scoring == MOE_SOFTMAX) return weight * (s->norm_topk ? dweight - mean : dweight);
+    float sum = 0;
+    for (int j = 0; j < s->top_k; j++) sum += weight[j] / s->scale * (dweight[i] - dweight[j]);
+    return sum;
+}
+
+// The gradient of the i-th chosen expert's logit, without what a softmax over all experts takes
+// from every logit. sum: of the chosen experts' sigmoids.
+DTYPE_INLINE float routing_slope(const struct moe_shape *s, float logit, const float *weight,
+                                 const float *dweight, int i, float sum)
+{
+    const float by = s->norm_topk ? routing_excess(s, weight, dweight, i) : dweight[i];
+    if (s->scoring == MOE_SOFTMAX) return weight[i] * by;
     float x = routing_sigmoid(logit), slope = s->scale * x * (1.0f - x);
-    return s->norm_topk ? slope * (dweight - mean) / (sum + ROUTING_TINY) : slope * dweight;
+    return s->norm_topk ? slope * by / (sum + ROUTING_TINY) : slope * by;
 }
 
 #endif

@@ -120,7 +120,7 @@ static void route_row_back(float *dlogits, const float *dweight, const float *lo
     }
     for (int j = 0; j < k; j++) {
         float logit = s->scoring == MOE_SIGMOID ? logits[expert[j]] : 0;
-        dlogits[expert[j]] += routing_slope(s, logit, weight[j], dweight[j], mean, sum);
+        dlogits[expert[j]] += routing_slope(s, logit, weight, dweight, j, sum);
     }
 }
 

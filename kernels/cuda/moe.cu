@@ -199,7 +199,7 @@ __global__ void route_back_kernel(T *dlogits, const float *dweight, const float 
         for (int j = 0; j < s.top_k; j++) {
             if (expert[j] != e) continue;
             float logit = s.scoring == MOE_SIGMOID ? logits[e] : 0.f;
-            given = routing_slope(&s, logit, weight[j], dweight[j], mean, sum);
+            given = routing_slope(&s, logit, weight, dweight, j, sum);
         }
         dlogits[e] = from_f32<T>(taken + given);
     }
