@@ -51,21 +51,17 @@ template <typename H, typename F> __device__ __forceinline__ void each_pack(int 
         if (H::column(k) < width) f(k);
 }
 
-template <int GROUP> __device__ __forceinline__ void group_barrier()
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + (int)threadIdx.x / GROUP), "n"(GROUP) : "memory");
-}
-
-// Sum over the group, given to all its threads. shared: a float for each warp of the block.
+// Sum over the group, given to all its threads. Where a group is several warps the block meets, so
+// all its groups must call. shared: a float for each warp of the block.
 template <int GROUP> __device__ __forceinline__ float group_sum(float x, float *shared)
 {
     constexpr int WARPS = GROUP / 32;
     x = lanes_sum(x);
     if (WARPS == 1) return x;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    group_barrier<GROUP>();
+    __syncthreads();
     if (lane == 0) shared[warp] = x;
-    group_barrier<GROUP>();
+    __syncthreads();
     return lanes_sum<WARPS>(shared[warp / WARPS * WARPS + lane % WARPS]);
 }
 
@@ -83,7 +79,8 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     grid_begin();
     __shared__ float shared[32];
     int r = (blockIdx.x * blockDim.x + threadIdx.x) / GROUP;
-    if (r >= s.rows) return; // whole warps, or whole blocks
+    const bool is_row = r < s.rows; // the groups of the last block without one go along
+    if (!is_row) r = s.rows - 1;
     using H = held<T, V, E, GROUP>;
     H row, scale;
     row.take(x + row_offset(s, r), s.width);
@@ -106,6 +103,7 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     });
     float factor = 1.f / sqrtf(group_sum<GROUP>(squares, shared) / s.width + s.eps);
     row.keep_packed();
+    if (!is_row) return;
     float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
     each_pack<H>(s.width, [&](int k) {
         float a[V], bias[V] = {};
@@ -157,7 +155,10 @@ __global__ void __launch_bounds__(block_of<GROUP>, 512 / block_of<GROUP>)
     float dw[H::PACKS][V] = {}, db[LAYER ? H::PACKS : 1][V] = {};
     float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
     int groups = blockDim.x / GROUP;
-    for (int r = blockIdx.x * groups + threadIdx.x / GROUP; r < s.rows; r += gridDim.x * groups) {
+    for (int first = blockIdx.x * groups; first < s.rows; first += gridDim.x * groups) {
+        int r = first + threadIdx.x / GROUP;
+        const bool is_row = r < s.rows; // the groups of the last block without one go along
+        if (!is_row) r = s.rows - 1;
         int64_t offset = row_offset(s, r);
         H in, grad, old;
         in.take(x + offset, s.width);
@@ -169,12 +170,13 @@ __global__ void __launch_bounds__(block_of<GROUP>, 512 / block_of<GROUP>)
                 float n = (in(k, i) - centre) * factor, gw = grad(k, i) * (one + scale(k, i));
                 dot += gw * n;
                 if (LAYER) sum += gw;
-                dw[k][i] += grad(k, i) * n;
-                if (LAYER) db[k][i] += grad(k, i);
+                dw[k][i] += is_row ? grad(k, i) * n : 0.f;
+                if (LAYER) db[k][i] += is_row ? grad(k, i) : 0.f;
             }
         });
         dot = group_sum<GROUP>(dot, shared) / s.width;
         if (LAYER) sum = group_sum<GROUP>(sum, shared) / s.width;
+        if (!is_row) continue; // the last time round
         if (add) old.take(dx + offset, s.width);
         in.keep_packed();
         grad.keep_packed();
