@@ -220,10 +220,10 @@ static enum status open_device(struct engine *e)
             "(Hopper) and on --device cpu: take one of these, or leave --exact away",
             dtype_name((enum dtype)e->options.dtype), device_name(e->dev), device_spec(e->dev));
     if (e->options.exact && device_kind(e->dev) == DEVICE_CUDA)
-        log_info(
-            "engine: --exact: sums are in one order on %s with it and without; with it a draft "
-            "model's drafts follow no clock and change no token",
-            device_name(e->dev));
+        log_warn("engine: --exact: on %s every operation's sums are in one order, with it and "
+                 "without; yet with drafts a few steps of a large model were seen to differ, and a "
+                 "trainer with --exact ends there (docs/numerics.md)",
+                 device_name(e->dev));
     return ST_OK;
 }
 
