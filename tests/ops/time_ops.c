@@ -340,7 +340,8 @@ static void time_packed(int seqs, int len)
     int32_t *host = calloc((size_t)T + seqs + 1, sizeof *host);
     if (!host) exit(1);
     struct packed p = {.shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0, DT_BF16, false}};
-    p.batch = (struct batch_view){T, seqs, len, len, true, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    p.batch = (struct batch_view){
+        .n_tokens = T, .n_seqs = seqs, .max_query = len, .max_context = len, .packed = true};
     for (int i = 0; i < T; i++) host[i] = i % len;
     p.batch.positions = ints(host, T);
     for (int i = 0; i < T; i++) host[i] = i / len;
@@ -471,8 +472,11 @@ static void time_step(int batch, int context)
     for (int i = 0; i < batch; i++) params[i] = (struct sample_params){1, 1, 0, 0, 7, i};
     s.params = take(batch * sizeof *params);
     device_copy_in(dev, s.params, params, batch * sizeof *params);
-    s.view =
-        (struct batch_view){batch, batch, 1, context, false, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0, 0};
+    s.view = (struct batch_view){.n_tokens = batch,
+                                 .n_seqs = batch,
+                                 .max_query = 1,
+                                 .max_context = context,
+                                 .table_stride = blocks};
     for (int i = 0; i < batch; i++) host[i] = 1000 + i;
     s.tokens = ints(host, batch);
     for (int i = 0; i < batch; i++) host[i] = context - 1;
