@@ -154,7 +154,7 @@ static void compare(const struct scene *s, const char *what, const void *out, co
 static void run_paged(const struct scene *s, const char *what, const struct run *runs, int n_runs,
                       int max, bool store)
 {
-    static int32_t start[MOST_RUNS + 1], context[MOST_RUNS];
+    static int32_t start[MOST_RUNS + 1], context[MOST_RUNS], stored[MOST_RUNS];
     int n = 0, row = 0;
     struct batch_view b = {
         .n_seqs = n_runs, .max_query = 1, .max_context = max, .table_stride = s->n_blocks};
@@ -165,7 +165,9 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     assert_true(position && slots && seq && table);
     for (int i = 0; i < n_runs; i++) {
         start[i] = row;
+        const bool goes_on = i > 0 && runs[i].first == context[i - 1];
         context[i] = runs[i].first + runs[i].n;
+        stored[i] = goes_on ? stored[i - 1] : runs[i].first;
         if (runs[i].n > b.max_query) b.max_query = runs[i].n;
         if (context[i] > b.max_context) b.max_context = context[i];
         memcpy(table + (size_t)i * (size_t)s->n_blocks, s->table,
@@ -183,6 +185,7 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     b.seq_of = take_ints(seq, n);
     b.query_start = take_ints(start, n_runs + 1);
     b.context_len = take_ints(context, n_runs);
+    b.stored = take_ints(stored, n_runs);
     b.block_table = take_ints(table, n_runs * s->n_blocks);
     void *qkv = take((size_t)n * (size_t)s->width * dtype_size(dt));
     void *out = take((size_t)n * (size_t)s->out_bytes);
@@ -192,8 +195,8 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     if (store) ops->kv_store(dev, &s->kv, 0, qkv, &b, &s->shape);
     ops->attn_paged(dev, out, qkv, &s->kv, 0, &b, &s->shape);
     compare(s, what, out, position, n);
-    const void *all[] = {b.positions,   b.slots,       b.seq_of, b.query_start,
-                         b.context_len, b.block_table, qkv,      out};
+    const void *all[] = {b.positions,   b.slots, b.seq_of, b.query_start, b.context_len, b.stored,
+                         b.block_table, qkv,     out};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_release(dev, (void *)all[i]);
     free(position);
     free(slots);
@@ -300,6 +303,22 @@ static void check_decode(const struct scene *s)
     }
 }
 
+// Drafts are sequences of one row that see those before them: of keys that this batch stores, none
+// may be read from the pool before. Long contexts keep the storing kernel busy meanwhile.
+static void check_drafts(const struct scene *s)
+{
+    static struct run runs[MOST_RUNS];
+    const size_t bytes = pool_bytes(s);
+    for (int first = 0; first + 9 < s->n; first = first * 2 + 3) {
+        const int n = s->n - first < 48 ? s->n - first : 48;
+        device_fill(dev, s->kv.k, 0xff, bytes);
+        device_fill(dev, s->kv.v, 0xff, bytes);
+        if (first > 0) run_paged(s, "before drafts", &(struct run){0, first}, 1, 0, true);
+        for (int i = 0; i < n; i++) runs[i] = (struct run){first + i, 1};
+        run_paged(s, "drafts, a row each", runs, n, 0, true);
+    }
+}
+
 // Decoding rows, drafts to verify and chunks of prompts in one batch.
 static void check_mixed(const struct scene *s)
 {
@@ -334,7 +353,8 @@ static void check_case(const struct attention_case *c)
                                 .head_dim = c->dim,
                                 .scale = 1 / sqrtf((float)c->dim),
                                 .softcap = c->softcap,
-                                .window = c->window}};
+                                .window = c->window,
+                                .early = true}};
     void *out = NULL;
     s.out_bytes = c->heads * c->dim * (int)dtype_size(dt);
     s.qkv = take_rows(&s, s.n, 5);
@@ -352,6 +372,7 @@ static void check_case(const struct attention_case *c)
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) check_chunks(&s, chunks[i]);
     check_decode(&s);
     check_mixed(&s);
+    check_drafts(&s); // leaves the pool incomplete
 
     device_release(dev, out);
     device_release(dev, s.qkv);

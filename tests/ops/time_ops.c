@@ -480,7 +480,7 @@ static void time_step(int batch, int context)
     for (int i = 0; i < batch; i++) host[i] = 1000 + i;
     s.tokens = ints(host, batch);
     for (int i = 0; i < batch; i++) host[i] = context - 1;
-    s.view.positions = ints(host, batch);
+    s.view.positions = s.view.stored = ints(host, batch);
     for (int i = 0; i < batch; i++) host[i] = context;
     s.view.context_len = ints(host, batch);
     for (int i = 0; i <= batch; i++) host[i] = i;
