@@ -30,6 +30,7 @@ struct config {
     int prefix_cache_off, draft_length_fixed, accept_unknown; // 0 or 1
     int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_buffered;
     int64_t max_connections;
+    int64_t max_adapters, max_lora_rank;
     int64_t idle_timeout, request_timeout, drain_timeout;
     bool exact;
 };
@@ -93,6 +94,9 @@ static const struct option_spec table[] = {
     OPT_TEXT(
         "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
         "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
+    OPT_INT("max-adapters", max_adapters, "0", "N", 0, ADAPTERS_MOST,
+            "room for so many LoRA adapters beside the model, for requests that name one"),
+    OPT_INT("max-lora-rank", max_lora_rank, "64", "R", 1, 1024, "largest rank of an adapter"),
     OPT_CHOICE("kv-policy", kv_policy, "keep", kv_policy_names,
                "what a weight update does to the KV cache of requests in flight"),
     OPT_CHOICE("prefix-cache", prefix_cache_off, "on", OPTION_WORDS("on", "off"),
@@ -264,7 +268,9 @@ static enum status serve(const struct config *c)
                    .max_queue = (int)c->max_queue,
                    .kv_policy = c->kv_policy,
                    .prefix_cache_off = c->prefix_cache_off,
-                   .exact = c->exact},
+                   .exact = c->exact,
+                   .max_adapters = (int)c->max_adapters,
+                   .max_lora_rank = (int)c->max_lora_rank},
         .model_name = c->served_name,
         .chat_template = {.name = c->chat_template, .file = c->chat_template_file},
         .accept_unknown = c->accept_unknown,

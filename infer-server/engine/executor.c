@@ -10,6 +10,7 @@
  * stream is still there, and the logits are not needed any more. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+#include "infer-server/engine/adapters.h"
 #include "infer-server/engine/delivery.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/prompt_logprobs.h"
@@ -197,6 +198,11 @@ void executor_end_all(struct executor *x, enum finish_reason reason, const char 
         deliver_end(&x->delivery, scheduler_at(x->scheduler, 0), reason, error);
 }
 
+void executor_use_adapters(struct executor *x, const struct adapters *adapters)
+{
+    runner_use_adapters(x->runners[RUNNER_POLICY], adapters ? adapters_table(adapters) : NULL);
+}
+
 void executor_update(struct executor *x, uint64_t version, bool recompute)
 {
     scheduler_update(x->scheduler, version, recompute);
@@ -211,6 +217,7 @@ static enum status feed_item(struct runner *r, const struct step_item *item)
 {
     const struct sample *sample = item->sample;
     const int known = item->n - item->n_drafts;
+    batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1);
     enum status st = sample_feed(sample, r, item->first, known);
     for (int k = 0; k < item->n_drafts && st == ST_OK; k++)
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,

@@ -1,10 +1,9 @@
-/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload, and the adapters'
- * paths.
+/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload.
  *
  * What has to wait for a step boundary runs elsewhere: pausing in libuv's thread pool (engine_pause
- * blocks), facts and reloading on the engine's thread, which calls back there. Each such job has a
- * struct of its own that comes back to the loop; the request may have gone by then, and has cut
- * the thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
+ * blocks), facts and reloading on the engine's thread, as jobs (job.h). Loop's thread but for
+ * run_pause() and facts_done(). */
+#include "infer-server/http/job.h"
 #include "infer-server/http/server_impl.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
@@ -14,57 +13,6 @@
 #include <string.h>
 
 #define PAUSE_MS 10000
-
-struct job {
-    struct inbox_message message; // first
-    struct server *server;
-    struct http_request *request; // NULL once it is gone
-    uv_work_t work;
-    struct status_kept status;
-    uint64_t version, canary;
-    int n_checksums;
-    uint64_t *checksums;
-    bool want_checksums;
-};
-
-static void on_close(void *attached, bool answered)
-{
-    (void)answered;
-    ((struct job *)attached)->request = NULL;
-}
-
-static struct job *job_new(struct server *s, struct http_request *q)
-{
-    struct job *j = calloc(1, sizeof *j);
-    if (!j) {
-        http_fail(q, 500, "out of memory");
-        return NULL;
-    }
-    j->server = s;
-    j->request = q;
-    s->work++;
-    http_attach(q, j, on_close);
-    return j;
-}
-
-static void job_free(struct job *j)
-{
-    j->server->work--;
-    if (j->request) http_attach(j->request, NULL, NULL);
-    free(j->checksums);
-    free(j);
-}
-
-// A job that failed; its status and sentence came from another thread.
-static void reply_failure(struct job *j)
-{
-    const enum status st = status_recall(&j->status);
-    if (j->request && st == ST_BUSY) // a trainer holds the lease
-        http_fail(j->request, 409, "%s", status_message());
-    else if (j->request)
-        http_fail_status(j->request, st);
-    job_free(j);
-}
 
 // ---- facts -------------------------------------------------------------------------------------
 
@@ -121,7 +69,7 @@ static void facts_deliver(struct inbox_message *message)
 {
     struct job *j = (struct job *)message;
     if (j->status.code != ST_OK) {
-        reply_failure(j);
+        job_reply_failure(j);
         return;
     }
     if (j->request) {
@@ -214,7 +162,7 @@ static void after_pause(uv_work_t *work, int cancelled)
         status_keep(&j->status,
                     status_fail(ST_CANCELLED, "the engine was told to resume meanwhile"));
     if (j->status.code != ST_OK) {
-        reply_failure(j);
+        job_reply_failure(j);
         return;
     }
     j->server->paused = true;
@@ -232,7 +180,7 @@ void handle_bridge_pause(void *server, struct http_request *q)
     int e = uv_queue_work(&s->loop, &j->work, run_pause, after_pause);
     if (e == 0) return;
     status_keep(&j->status, status_fail(ST_IO, "cannot start a job: %s", uv_strerror(e)));
-    reply_failure(j);
+    job_reply_failure(j);
 }
 
 void handle_bridge_resume(void *server, struct http_request *q)
@@ -265,7 +213,7 @@ static void reload_deliver(struct inbox_message *message)
     struct job *j = (struct job *)message;
     if (j->status.code == ST_FORMAT || j->status.code == ST_UNSUPPORTED) keep_content(j);
     if (j->status.code != ST_OK) {
-        reply_failure(j);
+        job_reply_failure(j);
         return;
     }
     if (j->request)
@@ -273,15 +221,6 @@ static void reload_deliver(struct inbox_message *message)
                         json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
                                   (json_int_t)j->version));
     job_free(j);
-}
-
-static void reload_done(void *context, enum status st, const char *sentence, uint64_t version)
-{
-    struct job *j = context;
-    if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
-    status_keep(&j->status, st);
-    j->version = version;
-    inbox_post(j->server->host.inbox, &j->message);
 }
 
 // "draft": true is the folder of --draft, a string a folder; ret_folder stays where it is not asked
@@ -320,17 +259,10 @@ void handle_reload(void *server, struct http_request *q)
     j = job_new(s, q);
     if (!j) goto out;
     j->message.deliver = reload_deliver;
-    CHECK(engine_reload(s->engine, folder, draft, reload_done, j));
+    CHECK(engine_reload(s->engine, folder, draft, job_done, j));
     j = NULL;
 out:
     if (st != ST_OK) http_fail_status(q, st);
     if (j) job_free(j);
     json_decref(object);
-}
-
-void handle_adapters(void *server, struct http_request *q)
-{
-    (void)server;
-    http_fail(q, 501,
-              "adapters (LoRA) are not supported yet: this server serves the model's own weights");
 }

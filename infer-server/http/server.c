@@ -42,11 +42,11 @@ static const struct http_route routes[] = {
     {"POST", "/bridge/pause", handle_bridge_pause, HTTP_ADMIN},
     {"POST", "/bridge/resume", handle_bridge_resume, HTTP_ADMIN},
     {"POST", "/reload", handle_reload, HTTP_ADMIN},
-    {"POST", "/v1/load_lora_adapter", handle_adapters, HTTP_ADMIN},
-    {"POST", "/v1/unload_lora_adapter", handle_adapters, HTTP_ADMIN},
-    {"POST", "/lora/load", handle_adapters, HTTP_ADMIN},
-    {"POST", "/lora/unload", handle_adapters, HTTP_ADMIN},
-    {"GET", "/lora/status", handle_adapters, HTTP_ADMIN},
+    {"POST", "/v1/load_lora_adapter", handle_load_adapter, HTTP_ADMIN},
+    {"POST", "/v1/unload_lora_adapter", handle_unload_adapter, HTTP_ADMIN},
+    {"POST", "/lora/load", handle_lora_load, HTTP_ADMIN},
+    {"POST", "/lora/unload", handle_lora_unload, HTTP_ADMIN},
+    {"GET", "/lora/status", handle_lora_status, HTTP_ADMIN},
     {NULL, NULL, NULL, HTTP_NEEDS_KEY},
 };
 
@@ -316,6 +316,7 @@ enum status server_run(const struct server_options *options)
     s->host.engine = s->engine;
     struct engine_info info;
     engine_info(s->engine, &info);
+    s->model.engine = s->engine;
     s->model.vocab_size = info.vocab_size;
     CHECK(start_http(s));
     start_handles(s);
