@@ -20,11 +20,6 @@
 #define CONNECTION_BYTES (64u << 10) // request line, headers and write buffer of one connection
 #define DRAIN_BYTES      (64u << 20) // of a refused body that are read so that the answer arrives
 
-struct http_body {
-    struct http *http;
-    struct bytes bytes;
-};
-
 // ---- running libmicrohttpd ---------------------------------------------------------------------
 
 static void on_timer(uv_timer_t *timer);
@@ -154,36 +149,26 @@ static void http_request_free(struct http_request *q, bool answered)
     free(q);
 }
 
-const char *http_request_body(const struct http_request *q, size_t *ret_len)
+void http_take_body(struct http_request *q, struct http_body *ret)
 {
-    *ret_len = q->body.len;
-    return bytes_text(&q->body);
-}
-
-struct http_body *http_take_body(struct http_request *q)
-{
-    struct http_body *body = malloc(sizeof *body);
-    if (!body) return NULL;
-    *body = (struct http_body){.http = q->listener->http, .bytes = q->body};
-    body->http->users++;
+    *ret = (struct http_body){.http = q->listener->http, .bytes = q->body};
+    ret->http->users++;
     q->body = (struct bytes)BYTES_INIT;
     q->buffered = 0;
-    return body;
 }
 
-const char *http_body_text(const struct http_body *body, size_t *ret_len)
+void http_body_release(struct http_body *body)
 {
-    *ret_len = body->bytes.len;
-    return bytes_text(&body->bytes);
-}
-
-void http_body_free(struct http_body *body)
-{
-    if (!body) return;
+    if (!body->http) return;
     body->http->buffered -= body->bytes.len;
     bytes_release(&body->bytes);
     http_unref(body->http);
-    free(body);
+    body->http = NULL;
+}
+
+int http_which(const struct http_request *q)
+{
+    return q->route->which;
 }
 
 const char *http_path_tail(const struct http_request *q)
