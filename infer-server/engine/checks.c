@@ -38,13 +38,14 @@ enum status checks_options(struct engine_options *o)
     if (!o->block_size) o->block_size = DEFAULT_BLOCK;
     if (!o->max_queue) o->max_queue = DEFAULT_QUEUE;
     if (o->max_batch < 1 || o->max_batch > 4096)
-        return status_fail(ST_INVALID, "--max-batch %d: it must be 1 to 4096", o->max_batch);
+        return status_fail(ST_INVALID, "--max-batch %lld: it must be 1 to 4096",
+                           (long long)o->max_batch);
     if (o->prefill_chunk < 1 || o->prefill_chunk > 1 << 20)
-        return status_fail(ST_INVALID, "a prefill chunk of %d tokens: it must be 1 to %d",
-                           o->prefill_chunk, 1 << 20);
+        return status_fail(ST_INVALID, "a prefill chunk of %lld tokens: it must be 1 to %d",
+                           (long long)o->prefill_chunk, 1 << 20);
     if (o->block_size < 1 || o->block_size > BLOCK_SIZE_MAX)
-        return status_fail(ST_INVALID, "KV blocks of %d tokens: they must hold 1 to %d",
-                           o->block_size, BLOCK_SIZE_MAX);
+        return status_fail(ST_INVALID, "KV blocks of %lld tokens: they must hold 1 to %d",
+                           (long long)o->block_size, BLOCK_SIZE_MAX);
     if (o->max_context < 0 || o->max_queue < 0 || o->kv_bytes < 0)
         return status_fail(ST_INVALID,
                            "--max-context, the queue and --kv-memory cannot be negative");

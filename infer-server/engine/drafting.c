@@ -54,8 +54,7 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
     d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
     if (!d->drafts || !d->sampling) {
-        st =
-            status_fail(ST_NO_MEMORY, "no memory for the drafts of %d samples", options->max_batch);
+        st = status_fail(ST_NO_MEMORY, "no memory for the drafts of a step");
         goto out;
     }
     *ret = d;

@@ -75,7 +75,7 @@ static json_t *info_json(struct server *s, uint64_t version)
         "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status", state,
         "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
         "bridge", json_clean_string(info.bridge_path), "socket",
-        json_clean_string(s->options->socket_path), "weight_version",
+        json_clean_string(s->options->engine.socket_path), "weight_version",
         (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
         (int)s->options->engine.exact, "weight_bytes", (json_int_t)stats.weight_bytes,
         "num_tensors", info.n_tensors, "num_parameters", (json_int_t)info.n_parameters, "control",

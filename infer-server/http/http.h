@@ -31,15 +31,15 @@ struct http_route {
     int which; // of the requests that the handler serves
 };
 
-struct http_options {
+struct http_options { // all borrowed
     const struct http_route *routes;
     void *context;
     const char *api_key;              // for TCP; NULL: none
     const char *const *allowed_hosts; // beside loopback's, without a key; NULL-ended, or NULL
-    size_t max_body, max_buffered;    // bytes: of one request, of all under way
-    int max_connections;
-    int idle_timeout_s;    // no byte from or to the client (sweep.c: every phase has an end)
-    int request_timeout_s; // from the whole request to the end of its answer
+    int64_t max_body, max_buffered;   // bytes: of one request, of all under way
+    int64_t max_connections;
+    int64_t idle_timeout_s;    // no byte from or to the client (sweep.c: every phase has an end)
+    int64_t request_timeout_s; // from the whole request to the end of its answer
 };
 
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret);

@@ -232,7 +232,7 @@ static void on_signal(uv_signal_t *handle, int number)
     log_info("%s: finishing %d requests, then stopping", strsignal(number),
              http_open_requests(s->http));
     sd_notify(0, "STOPPING=1\nSTATUS=draining");
-    begin_drain(s, 1000LL * s->options->drain_timeout_s);
+    begin_drain(s, 1000 * s->options->drain_timeout_s);
 }
 
 // ---- start and stop ----------------------------------------------------------------------------
@@ -241,15 +241,9 @@ static enum status start_http(struct server *s)
 {
     enum status st;
     const struct server_options *o = s->options;
-    const struct http_options options = {.routes = routes,
-                                         .context = s,
-                                         .api_key = o->api_key,
-                                         .allowed_hosts = o->allowed_hosts,
-                                         .max_body = (size_t)o->max_body,
-                                         .max_buffered = (size_t)o->max_buffered,
-                                         .max_connections = o->max_connections,
-                                         .idle_timeout_s = o->idle_timeout_s,
-                                         .request_timeout_s = o->request_timeout_s};
+    struct http_options options = o->http;
+    options.routes = routes;
+    options.context = s;
     CHECK(http_new(&s->loop, &options, &s->http));
     CHECK(http_listen(s->http, o->unix_fd, false));
     if (o->tcp_fd >= 0) CHECK(http_listen(s->http, o->tcp_fd, true));
