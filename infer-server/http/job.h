@@ -1,29 +1,34 @@
-/* job.h: a request that waits for something that runs elsewhere, on the engine's thread or in
- * libuv's pool: it comes back to the loop as a message. The client may have gone by then. Loop's
- * thread but for job_done(). */
+/* job.h: what a request waits for on another thread: its body, where that is large (megabytes of
+ * JSON and text take seconds, in which the loop has others to serve), a pause, a command of the
+ * engine. The request may go meanwhile; the job then ends with nobody to answer. Loop's thread, but
+ * for run() and job_post(). */
 #ifndef INFER_SERVER_JOB_H
 #define INFER_SERVER_JOB_H
 
 #include "infer-server/http/server_impl.h"
 
-struct job {
-    struct inbox_message message; // first; deliver: what is done with the result, on the loop
+struct job { // embed it first in a struct of the endpoint's own
+    struct inbox_message message;
     struct server *server;
     struct http_request *request; // NULL once it is gone
+    struct http_body body;        // the request's
+    struct status_kept status;    // what it came to
+    // Any thread. Owns the job meanwhile, and reads beside it only what nobody changes as long as
+    // the server lives (the tokenizer, the chat template): neither request nor server.
+    enum status (*run)(struct job *job);
+    void (*done)(struct job *job); // answers the request, where it is there yet, and frees the job
     uv_work_t work;
-    struct status_kept status;
-    uint64_t version, canary;
-    int n_checksums;
-    uint64_t *checksums;
-    bool want_checksums;
-    char adapter[ADAPTER_NAME_BYTES]; // that is loaded or unloaded
 };
 
-struct job *job_new(struct server *s, struct http_request *q); // NULL: the request has its answer
-void job_free(struct job *j);
-// Replies that it failed, and frees it.
-void job_reply_failure(struct job *j);
-// For the engine's commands: keeps the result and posts the job to the loop. The engine's thread.
-void job_done(void *job, enum status st, const char *sentence, uint64_t version);
+// `size` bytes, all else zero; its done() is called exactly once, unless it is freed before it
+// begins. NULL: the request was answered with a failure.
+void *job_new(struct server *s, struct http_request *q, size_t size, void (*done)(struct job *job));
+void job_free(struct job *j); // that never began; the request is there yet
+
+// Calls run(), at once where the body is small, else in libuv's thread pool.
+void job_parse(struct job *j, enum status (*run)(struct job *job));
+void job_block(struct job *j, enum status (*run)(struct job *job)); // in the pool: it may wait
+// From any thread, instead of run(): the job came to job->status.
+void job_post(struct job *j);
 
 #endif

@@ -40,24 +40,19 @@ void handle_model(void *server, struct http_request *q);
 void handle_metrics(void *server, struct http_request *q);
 void handle_spec_decode_stats(void *server, struct http_request *q);
 
-void handle_completions(void *server, struct http_request *q);
-void handle_chat(void *server, struct http_request *q);
-void handle_rollouts(void *server, struct http_request *q);
-void handle_generate(void *server, struct http_request *q);
-void handle_inference(void *server, struct http_request *q);
+void handle_text(void *server, struct http_request *q); // which: enum api_kind
 
-void handle_tokenize(void *server, struct http_request *q);
-void handle_detokenize(void *server, struct http_request *q);
+enum { TOKENIZE, DETOKENIZE };
+void handle_tokens(void *server, struct http_request *q); // which: one of these
 void handle_tokenizer_info(void *server, struct http_request *q);
 
 void handle_bridge_info(void *server, struct http_request *q);
 void handle_bridge_pause(void *server, struct http_request *q);
 void handle_bridge_resume(void *server, struct http_request *q);
 void handle_reload(void *server, struct http_request *q);
-void handle_load_adapter(void *server, struct http_request *q);
-void handle_unload_adapter(void *server, struct http_request *q);
-void handle_lora_load(void *server, struct http_request *q);
-void handle_lora_unload(void *server, struct http_request *q);
+
+enum { ADAPTER_LOAD, ADAPTER_UNLOAD, ADAPTER_ACTIVATE, ADAPTER_DEACTIVATE };
+void handle_adapter_change(void *server, struct http_request *q); // which: one of these
 void handle_lora_status(void *server, struct http_request *q);
 
 // "ok", "loading", "torn", "draining", "failed"; ret_detail: a sentence (may be empty).
