@@ -226,6 +226,14 @@ struct lora_factors { // device memory, 256-byte aligned; a NULL: the adapter le
     int32_t rank;      // at most lora_args.max_rank
     float scale;
 };
+// Dropout of x before an adapter, in training (Srivastava et al. 2014): an element is 0 with
+// probability p, else divided by 1 - p; kernels/dropout.h says which.
+struct lora_dropout {
+    float p; // 0: none
+    uint64_t seed;
+    uint32_t matrix;                  // of part 0; part i has that number + i
+    const int32_t *sample, *position; // (rows), device
+};
 struct lora_args {
     const struct lora_factors *factors; // (n_parts, n_adapters)
     const int32_t *adapter;             // (rows) whose factors; -1: nobody's
@@ -233,6 +241,7 @@ struct lora_args {
     int rows, k;
     int first[LORA_PARTS +
               1]; // part p is columns first[p] .. first[p + 1] - 1; the last is y's end
+    struct lora_dropout dropout;
     enum dtype dt;
 };
 struct lora_grads { // of one part's factors, f32
@@ -262,6 +271,7 @@ struct scratch_shape { // of a training step
     int logits_chunk, vocab; // of the logits that exist at one time
     int64_t n_elements;      // gradients
     int lora_rank;           // of an adapter; 0: none
+    bool lora_dropout;
     enum dtype dt;
 };
 

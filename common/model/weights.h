@@ -86,6 +86,8 @@ enum status weights_load(struct weights *w, struct device *dev, const char *fold
 struct safetensors;
 enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
                              const char *where);
+enum status weights_check_set(const struct weights *w, const struct safetensors *set,
+                              const char *where);
 // The same checks without reading the values: what passes, weights_load() takes. For those who must
 // know before they begin to write. `w` need not be bound.
 enum status weights_check(const struct weights *w, const char *folder);

@@ -188,30 +188,10 @@ enum status adapters_remove(struct adapters *a, int slot)
     return st;
 }
 
-// The folder's plan must be the slot's: an arena does not move.
-static enum status check_same_plan(const struct adapters *a, int slot, const char *folder)
-{
-    struct adapter *other = NULL;
-    char mine[65], theirs[65];
-    enum status st = plan_of_folder(a, folder, &other);
-    if (st != ST_OK) return st;
-    weights_layout_hash(a->slots[slot].adapter->weights, mine);
-    weights_layout_hash(other->weights, theirs);
-    bool same = strcmp(mine, theirs) == 0;
-    for (int i = 0; same && i < other->n; i++)
-        same = other->list[i].scale == a->slots[slot].adapter->list[i].scale;
-    adapter_free(other);
-    if (same) return ST_OK;
-    return status_fail(ST_MISMATCH,
-                       "%s has other targets, ranks or scales than the adapter '%s' that is "
-                       "loaded; unload that first",
-                       folder, a->slots[slot].info.name);
-}
-
 enum status adapters_reload(struct adapters *a, int slot, const char *folder)
 {
     struct slot *s = &a->slots[slot];
-    enum status st = check_same_plan(a, slot, folder);
+    enum status st = adapter_check(s->adapter, folder);
     if (st == ST_OK) st = adapter_load(s->adapter, a->dev, folder);
     if (st == ST_OK) snprintf(s->info.folder, sizeof s->info.folder, "%s", folder);
     return st;

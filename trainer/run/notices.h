@@ -18,5 +18,6 @@ void notice_left_out(const struct dataset *data, int left_out); // the last alon
 enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy);
 // --rollout-ahead: samples come from older weights than those that learn.
 void notice_ahead(const struct train_config *config);
+void notice_dropout(const struct train_config *config);
 
 #endif
