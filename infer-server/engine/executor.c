@@ -10,26 +10,12 @@
  * stream is still there, and the logits are not needed any more. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/delivery.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/prompt_logprobs.h"
 #include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_MAX_CONTEXT 32768
-
-struct executor {
-    int max_context;
-    struct runner *runners[RUNNERS]; // the draft's NULL where there is none
-    struct block_manager *manager;
-    struct scheduler *scheduler;
-    struct draft_model *draft_model; // NULL: none
-    struct drafting *drafting;
-    struct prompt_logprobs *prompt_logprobs;
-    struct delivery delivery;
-    int *item_end;             // (max_batch) of a step: the row behind each item's last
-    struct engine_stats stats; // the counters
-};
 
 // ---- life --------------------------------------------------------------------------------------
 
@@ -77,7 +63,8 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
 
 enum status executor_new(struct device *dev, const struct weights *weights,
                          const struct weights *draft, const struct engine_options *options,
-                         engine_event_fn on_event, void *context, struct executor **ret)
+                         engine_event_fn on_event, void *context, struct engine_stats *stats,
+                         struct executor **ret)
 {
     enum status st = ST_OK;
     const struct model_config *config = weights->config;
@@ -97,11 +84,15 @@ enum status executor_new(struct device *dev, const struct weights *weights,
                                       .block_size = options->block_size};
     CHECK(runner_new(dev, weights, &own, &x->runners[RUNNER_POLICY]));
     CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY]->model, &x->prompt_logprobs));
-    if (draft) CHECK(add_draft_model(x, draft, options, wished));
-    x->delivery = (struct delivery){.on_event = on_event, .context = context, .stats = &x->stats};
+    if (draft) {
+        CHECK(add_draft_model(x, draft, options, wished));
+        x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
+    }
+    x->stats = stats;
+    x->delivery = (struct delivery){.on_event = on_event, .context = context, .stats = stats};
     for (int i = 0; i < RUNNERS; i++)
         if (x->runners[i]) x->delivery.block_bytes += runner_block_bytes(x->runners[i]);
-    CHECK(drafting_new(options, x->draft_model, &x->stats, &x->drafting));
+    CHECK(drafting_new(options, x->draft_model, stats, &x->drafting));
     CHECK(allocate_kv(x, options, wished));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
@@ -111,7 +102,7 @@ enum status executor_new(struct device *dev, const struct weights *weights,
         st = status_fail(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
         goto out;
     }
-    CHECK(drafting_measure(x->drafting, x->runners[RUNNER_POLICY]));
+    CHECK(drafting_measure(x->drafting, x->runners));
     CHECK(device_sync(dev));
     *ret = x;
     return ST_OK;
@@ -133,46 +124,27 @@ void executor_free(struct executor *x)
     free(x);
 }
 
-int executor_max_context(const struct executor *x)
-{
-    return x->max_context;
-}
-int executor_in_flight(const struct executor *x)
-{
-    return scheduler_in_flight(x->scheduler);
-}
-
-int executor_samples(const struct executor *x)
-{
-    return scheduler_running(x->scheduler) + scheduler_waiting(x->scheduler);
-}
-
-void executor_stats(const struct executor *x, struct engine_stats *stats)
+void executor_note_state(struct executor *x)
 {
     const struct scheduler_counts *counts = scheduler_counts(x->scheduler);
-    struct engine_stats mine = x->stats;
-    mine.state = stats->state;
-    memcpy(mine.state_detail, stats->state_detail, sizeof mine.state_detail);
-    memcpy(mine.weights_warning, stats->weights_warning, sizeof mine.weights_warning);
-    mine.weight_version = stats->weight_version;
-    mine.updates = stats->updates;
-    mine.restores = stats->restores;
-    mine.last_pause_ms = stats->last_pause_ms;
-    mine.running = scheduler_running(x->scheduler);
-    mine.waiting = scheduler_waiting(x->scheduler);
-    mine.kv_blocks_total = block_manager_blocks(x->manager);
-    mine.kv_blocks_used = block_manager_used(x->manager);
-    mine.kv_block_tokens = block_manager_block_size(x->manager);
-    mine.kv_bytes_per_block = x->delivery.block_bytes;
-    mine.weight_bytes = stats->weight_bytes;
-    mine.draft_weight_bytes = stats->draft_weight_bytes;
-    mine.preemptions = counts->preemptions;
-    mine.cache_queries = counts->queried_tokens;
-    mine.cache_hits = counts->hit_tokens;
-    *stats = mine;
+    struct engine_stats *s = x->stats;
+    s->running = scheduler_running(x->scheduler);
+    s->waiting = scheduler_waiting(x->scheduler);
+    s->kv_blocks_total = block_manager_blocks(x->manager);
+    s->kv_blocks_used = block_manager_used(x->manager);
+    s->kv_block_tokens = block_manager_block_size(x->manager);
+    s->kv_bytes_per_block = x->delivery.block_bytes;
+    s->preemptions = counts->preemptions;
+    s->cache_queries = counts->queried_tokens;
+    s->cache_hits = counts->hit_tokens;
 }
 
 // ---- samples -----------------------------------------------------------------------------------
+
+static int n_samples(const struct executor *x)
+{
+    return scheduler_running(x->scheduler) + scheduler_waiting(x->scheduler);
+}
 
 void executor_add(struct executor *x, struct request *r)
 {
@@ -185,7 +157,7 @@ void executor_add(struct executor *x, struct request *r)
 
 void executor_end_cancelled(struct executor *x)
 {
-    for (int i = executor_samples(x) - 1; i >= 0; i--) {
+    for (int i = n_samples(x) - 1; i >= 0; i--) {
         struct sample *sample = scheduler_at(x->scheduler, i);
         if (sample->cancel) deliver_end(&x->delivery, sample, FINISH_CANCELLED, NULL);
     }
@@ -193,13 +165,8 @@ void executor_end_cancelled(struct executor *x)
 
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
 {
-    while (executor_samples(x) > 0)
+    while (n_samples(x) > 0)
         deliver_end(&x->delivery, scheduler_at(x->scheduler, 0), reason, error);
-}
-
-void executor_update(struct executor *x, uint64_t version, bool recompute)
-{
-    scheduler_update(x->scheduler, version, recompute);
 }
 
 // ---- a step ------------------------------------------------------------------------------------
@@ -351,16 +318,15 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&policy->kv, step->copies[i].from, step->copies[i].to);
     CHECK(drafting_follow(x->drafting, step));
-    const struct sampler_drafts drafts = drafting_logits(x->drafting);
-    CHECK(runner_sample(policy, &drafts));
+    CHECK(runner_sample(policy));
     CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, version, now_ns);
-    histogram_add(&x->stats.step_tokens, &bounds_step_tokens, n_prompt + n_generated);
+    histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
     drafting_step_over(x->drafting, (double)(now_ns - drafted_ns) / 1e6, policy->warm);
-    x->stats.steps++;
-    x->stats.busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
+    x->stats->steps++;
+    x->stats->busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
 out:
     return st;
 }
