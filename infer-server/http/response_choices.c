@@ -19,7 +19,7 @@ static void put_text(struct json_out *o, const char *key, const struct response 
 {
     struct bytes whole = BYTES_INIT;
     if (with_prompt) {
-        const struct bytes *prompt = &generation_prompt(a->generation, s->prompt)->echo.text;
+        const struct bytes *prompt = &a->generation->runs[s->prompt].report.echo.text;
         bytes_append(&whole, bytes_text(prompt), prompt->len);
     }
     bytes_append(&whole, bytes_text(&s->text) + from, to - from);

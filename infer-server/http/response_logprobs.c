@@ -72,7 +72,7 @@ static void put_lists(struct json_out *o, const struct response *a,
                       const struct generation_sample *s, int from, bool with_prompt)
 {
     const struct sampling *sampling = &a->request->sampling;
-    const struct generation_prompt *prompt = generation_prompt(a->generation, s->prompt);
+    const struct generation_prompt *prompt = &a->generation->runs[s->prompt].report;
     const int32_t *ids = a->request->prompts[s->prompt].ids;
     const int n_prompt = with_prompt ? a->request->prompts[s->prompt].n_ids : 0;
     const int n_top = sampling->logprobs, first = with_prompt ? 1 : 0;

@@ -13,7 +13,7 @@ struct scored { // a prompt whose log-probabilities are there
 
 static struct scored scored_of(const struct response *a, int prompt)
 {
-    const struct generation_prompt *report = generation_prompt(a->generation, prompt);
+    const struct generation_prompt *report = &a->generation->runs[prompt].report;
     return (struct scored){.prompt = &a->request->prompts[prompt],
                            .tokens = report->tokens,
                            .top = report->top,
