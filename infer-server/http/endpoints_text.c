@@ -43,7 +43,7 @@ static void on_progress(void *context)
         return;
     } else if (failure) {
         unsigned code = failure_code(failure, &sentence);
-        http_fail_as(t->job.request, code, "server_error", sentence);
+        http_fail_as(t->job.request, code, NULL, "server_error", sentence);
     } else if (t->response.generation->ended == t->response.request->n_samples) {
         reply_whole(t);
     }

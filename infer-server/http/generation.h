@@ -8,9 +8,24 @@
 #define INFER_SERVER_GENERATION_H
 
 #include "infer-server/http/api.h"
-#include "infer-server/http/echo.h"
 #include "infer-server/http/inbox.h"
 #include "infer-server/http/metrics.h"
+
+// echo.c: a prompt as an answer gives it back ("echo").
+struct echo {
+    struct bytes text;
+    int *text_at; // (prompt's ids) characters of text before each token
+    int chars;    // of text
+};
+
+// The text as it was sent; of a prompt sent as ids, that of its tokens. tokenizer NULL: no text.
+enum status echo_init(const struct api_prompt *prompt, const struct tokenizer *tokenizer,
+                      bool skip_special, struct echo *ret);
+void echo_release(struct echo *e);
+
+int count_characters(const char *text, size_t len); // of UTF-8
+
+struct generation;
 
 struct generation_sample {
     int prompt, index;           // of the prompt: 0..n-1

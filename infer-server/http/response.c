@@ -67,7 +67,7 @@ enum stream_state stream_next(struct response *a, bool overdue, const char *befo
         code = failure_code(s, &sentence);
     }
     bytes_puts(to, before);
-    http_error_object(to, code, code == 504 ? "timeout_error" : "server_error", sentence);
+    http_error_object(to, code, NULL, code == 504 ? "timeout_error" : "server_error", sentence);
     bytes_puts(to, after);
     return STREAM_END;
 }
