@@ -6,7 +6,6 @@
  * instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/checks.h"
 #include "infer-server/engine/engine_thread.h"
 #include <signal.h>
 #include <stdlib.h>

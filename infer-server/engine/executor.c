@@ -52,7 +52,7 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                  .max_batch = options->max_batch,
                                  .max_context = context,
                                  .context_is_firm = options->max_context > 0,
-                                 .block_bytes = x->delivery.block_bytes};
+                                 .block_bytes = x->block_bytes};
     int n_blocks;
     enum status st = kv_memory_plan(policy->dev, &wish, &n_blocks, &x->max_context);
     if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks);
@@ -89,14 +89,14 @@ enum status executor_new(struct device *dev, const struct weights *weights,
         x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
     }
     x->stats = stats;
-    x->delivery = (struct delivery){.on_event = on_event, .context = context, .stats = stats};
+    x->on_event = on_event;
+    x->context = context;
     for (int i = 0; i < RUNNERS; i++)
-        if (x->runners[i]) x->delivery.block_bytes += runner_block_bytes(x->runners[i]);
+        if (x->runners[i]) x->block_bytes += runner_block_bytes(x->runners[i]);
     CHECK(drafting_new(options, x->draft_model, stats, &x->drafting));
     CHECK(allocate_kv(x, options, wished));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
-    x->delivery.scheduler = x->scheduler;
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
     if (!x->item_end) {
         st = status_fail(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
@@ -133,7 +133,7 @@ void executor_note_state(struct executor *x)
     s->kv_blocks_total = block_manager_blocks(x->manager);
     s->kv_blocks_used = block_manager_used(x->manager);
     s->kv_block_tokens = block_manager_block_size(x->manager);
-    s->kv_bytes_per_block = x->delivery.block_bytes;
+    s->kv_bytes_per_block = x->block_bytes;
     s->preemptions = counts->preemptions;
     s->cache_queries = counts->queried_tokens;
     s->cache_hits = counts->hit_tokens;
@@ -151,7 +151,7 @@ void executor_add(struct executor *x, struct request *r)
     if (scheduler_add(x->scheduler, r)) return;
     for (int i = 0, n = r->sampling.n; i < n; i++) {
         r->samples[i].queue.state = SAMPLE_DONE;
-        deliver_end(&x->delivery, &r->samples[i], FINISH_ERROR, "no memory to queue this request");
+        deliver_end(x, &r->samples[i], FINISH_ERROR, "no memory to queue this request");
     }
 }
 
@@ -159,14 +159,13 @@ void executor_end_cancelled(struct executor *x)
 {
     for (int i = n_samples(x) - 1; i >= 0; i--) {
         struct sample *sample = scheduler_at(x->scheduler, i);
-        if (sample->cancel) deliver_end(&x->delivery, sample, FINISH_CANCELLED, NULL);
+        if (sample->cancel) deliver_end(x, sample, FINISH_CANCELLED, NULL);
     }
 }
 
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
 {
-    while (n_samples(x) > 0)
-        deliver_end(&x->delivery, scheduler_at(x->scheduler, 0), reason, error);
+    while (n_samples(x) > 0) deliver_end(x, scheduler_at(x->scheduler, 0), reason, error);
 }
 
 // ---- a step ------------------------------------------------------------------------------------
@@ -270,7 +269,7 @@ static int take_tokens(struct executor *x, struct sample *sample, int row, int n
                                             .weight_version = version,
                                             .drafted = i == 0 ? (uint8_t)v.n_counted : 0,
                                             .accepted_at = i < v.n_accepted ? (uint8_t)(i + 1) : 0};
-        deliver_token(&x->delivery, sample, before + i + 1, &record, policy->top[row + i],
+        deliver_token(x, sample, before + i + 1, &record, policy->top[row + i],
                       i + 1 < v.n ? FINISH_NONE : v.finish, now_ns);
     }
     return v.n;
@@ -284,7 +283,7 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
         struct sample *sample = step->sampled[i].sample;
         const int n_drafts = step->items[step->sampled[i].item].n_drafts;
         if (sample->request->sampling.max_tokens == 0) {
-            deliver_prompt(&x->delivery, sample, version, now_ns);
+            deliver_prompt(x, sample, version, now_ns);
         } else {
             n_tokens += take_tokens(x, sample, row, n_drafts, version, now_ns);
         }

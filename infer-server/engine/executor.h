@@ -6,8 +6,8 @@
 #ifndef INFER_SERVER_EXECUTOR_H
 #define INFER_SERVER_EXECUTOR_H
 
-#include "infer-server/engine/delivery.h"
 #include "infer-server/engine/engine.h"
+#include "infer-server/engine/scheduler.h"
 
 struct executor {                    // read by the engine's own files, written by executor.c
     int max_context;                 // the longest sequence: as wished, or what memory has room for
@@ -17,8 +17,10 @@ struct executor {                    // read by the engine's own files, written 
     struct draft_model *draft_model; // NULL: none
     struct drafting *drafting;
     struct prompt_logprobs *prompt_logprobs;
-    struct delivery delivery;
-    struct engine_stats *stats; // the engine's: counts into them
+    engine_event_fn on_event;
+    void *context;
+    int64_t block_bytes;        // of the KV cache, in all runners' pools
+    struct engine_stats *stats; // the engine's: tokens and ends are counted there
     int *item_end;              // (max_batch) of a step: the row behind each item's last
 };
 
@@ -47,5 +49,19 @@ void executor_end_cancelled(struct executor *x); // samples whose `cancel` is se
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error);
 
 void executor_note_state(struct executor *x); // what is queued and used now, into the statistics
+
+// delivery.c: tells submitters what became of their samples, and keeps each sample's times and
+// telemetry. The last event of a sample takes it out of the scheduler; after its request's last
+// event neither may be touched.
+void delivery_started(const struct step *step, int64_t now_ns);
+// The sample's last token, or one before it where several came at once: the n-th it has.
+void deliver_token(const struct executor *x, struct sample *sample, int n,
+                   const struct token_record *token, const struct top_logprob *top,
+                   enum finish_reason finish, int64_t now_ns);
+// A sample of max_tokens 0 ends with its prompt; what was sampled behind it is dropped.
+void deliver_prompt(const struct executor *x, struct sample *sample, uint64_t version,
+                    int64_t now_ns);
+void deliver_end(const struct executor *x, struct sample *sample, enum finish_reason finish,
+                 const char *error);
 
 #endif

@@ -202,8 +202,7 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     if (s->n > 0) s->telemetry.weight_version_last = s->tokens[s->n - 1].weight_version;
     if ((s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED) && !g->failure) g->failure = s;
     g->ended++;
-    metrics_sample(g->host->metrics, s->finish, &s->telemetry);
-    spec_window_add(g->host->finished, g->request->id, s->choice, &s->telemetry);
+    metrics_sample(g->host->metrics, g->request->id, s->choice, s->finish, &s->telemetry);
 }
 
 static void take_tokens(struct generation *g, struct generation_sample *s,

@@ -72,7 +72,6 @@ struct generation_host { // what a generation needs of its server
     struct engine *engine;
     struct inbox *inbox;
     struct metrics *metrics;
-    struct spec_window *finished;
     const struct tokenizer *tokenizer; // NULL: samples have no text
     int live;                          // generations that the engine still works for
     bool lost_event;                   // an event could not be kept for want of memory: fatal
