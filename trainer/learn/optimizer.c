@@ -11,8 +11,8 @@
  * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"; of 8-bit
  * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block that the tensor
  * has elements in): readable by any safetensors loader, independent of padding, and bounded in host
- * memory by the largest tensor. Tensors that lie within one block of memory (q, k and v) may share a
- * scale, which then stands with both.
+ * memory by the largest tensor. Tensors that lie within one block of memory (q, k and v) may share
+ * a scale, which then stands with both.
  */
 #include "trainer/learn/optimizer.h"
 #include "common/model/safetensors.h"
