@@ -68,10 +68,16 @@ bool arg_given(const struct call *c, int i)
 
 // ---- functions of this program ------------------------------------------------------------------
 
-const struct builtin *builtin_find(const struct builtin *table, const struct string *name)
+const struct builtin *builtin_find(int of, const struct string *name)
 {
-    for (; table->name; table++)
-        if (string_is(name, table->name)) return table;
+    static const struct builtin *const tables[] = {
+        method_builtins, loop_builtins,  case_builtins,     search_builtins, split_builtins,
+        text_builtins,   value_builtins, function_builtins, list_builtins,   order_builtins,
+        number_builtins, repr_builtins,  percent_builtins,  braces_builtins, test_builtins,
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const struct builtin *b = tables[i]; b->name; b++)
+            if (b->of & of && string_is(name, b->name)) return b;
     return NULL;
 }
 

@@ -14,7 +14,7 @@ static struct value evaluate_name(struct run *r, const struct scope *scope, stru
     for (size_t i = 0; i < r->variables->n; i++)
         if (string_equal(r->variables->entries[i].key.string, name.string))
             return r->variables->entries[i].value;
-    const struct builtin *function = function_find(name.string);
+    const struct builtin *function = builtin_find(FUNCTION, name.string);
     return function ? value_of(.kind = V_FUNCTION, .function = function) : undefined_name(r, name);
 }
 

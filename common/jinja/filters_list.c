@@ -1,12 +1,11 @@
 /* filters_list.c: filters that go over items: their ends, sums and slices, map and select. Those
  * that give a generator in Jinja give an iterator here: true even when empty, without a length,
  * gone over once. One thread. */
-#include "common/jinja/filters.h"
-#include "common/jinja/strings.h"
+#include "common/jinja/run.h"
 
 // ---- ends ---------------------------------------------------------------------------------------
 
-static BUILTIN(first)
+BUILTIN(first)
 {
     struct iterator *i = c->v[0].kind == V_ITERATOR ? c->v[0].iterator : NULL;
     if (i && i->at < i->items.n) return i->items.items[i->at++]; // takes no more than the one
@@ -15,7 +14,7 @@ static BUILTIN(first)
                    : undefined_because(c->run, "No first item, sequence was empty.");
 }
 
-static BUILTIN(last)
+BUILTIN(last)
 {
     if (!value_has_length(c->v[0]) || c->v[0].kind == V_LOOP)
         fail(c->run, "'%s' object is not reversible", value_type(c->v[0]));
@@ -24,17 +23,17 @@ static BUILTIN(last)
                    : undefined_because(c->run, "No last item, sequence was empty.");
 }
 
-static BUILTIN(length)
+BUILTIN(length)
 {
     return value_int(value_length(c->run, c->v[0]));
 }
 
-static BUILTIN(list)
+BUILTIN(list)
 {
     return list_of(&c->run->arena, V_LIST, value_items(c->run, c->v[0]));
 }
 
-static BUILTIN(reverse)
+BUILTIN(reverse)
 {
     const struct value backwards[3] = {NONE, NONE, value_int(-1)};
     if (c->v[0].kind == V_STRING) return get_slice(c->run, c->v[0], backwards);
@@ -45,7 +44,7 @@ static BUILTIN(reverse)
                                       : iterator_of(&c->run->arena, items);
 }
 
-static BUILTIN(join)
+BUILTIN(join)
 {
     struct list items = value_items(c->run, c->v[0]);
     struct value between = given(c->v[1]) ? value_str(c->run, c->v[1]) : MISSING;
@@ -58,7 +57,7 @@ static BUILTIN(join)
     return text_end(c->run, text, false);
 }
 
-static BUILTIN(sum)
+BUILTIN(sum)
 {
     struct list items = value_items(c->run, c->v[0]);
     struct value total = given(c->v[2]) ? c->v[2] : value_int(0);
@@ -69,12 +68,12 @@ static BUILTIN(sum)
     return total;
 }
 
-static BUILTIN(items)
+BUILTIN(items)
 {
     struct value v = c->v[0];
     if (v.kind == V_UNDEFINED) return iterator_of(&c->run->arena, (struct list){.n = 0});
     if (v.kind != V_DICT) fail(c->run, "Can only get item pairs from a mapping.");
-    return iterator_of(&c->run->arena, value_items(c->run, dict_view(c->run, v.dict, VIEW_ITEMS)));
+    return iterator_of(&c->run->arena, *dict_view(c->run, v.dict, V_ITEMS).list);
 }
 
 // ---- slices -------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ static struct list room_for(struct run *r, size_t n)
     return (struct list){.items = arena_array(&r->arena, n, sizeof(struct value))};
 }
 
-static BUILTIN(batch)
+BUILTIN(batch)
 {
     struct list items = value_items(c->run, c->v[0]);
     int64_t size = 0;
@@ -111,7 +110,7 @@ static BUILTIN(batch)
     return iterator_of(&c->run->arena, batches);
 }
 
-static BUILTIN(slice)
+BUILTIN(slice)
 {
     struct list items = value_items(c->run, c->v[0]);
     int64_t number = 0;
@@ -144,7 +143,7 @@ static struct value apply_named(const struct call *c, size_t n, bool is_test, st
     const struct arguments *all = c->all;
     const char *kind = is_test ? "test" : "filter";
     const struct string *name = need_string(c->run, all->positional[n], kind);
-    const struct builtin *f = is_test ? test_find(name) : filter_find(name);
+    const struct builtin *f = builtin_find(is_test ? TEST : FILTER, name);
     struct arguments behind = {all->positional + n + 1, all->n_positional - n - 1, all->named,
                                all->n_named};
     if (!f) fail(c->run, "No %s named '%.*s'.", kind, SHOWN(name));
@@ -163,7 +162,7 @@ static struct value map_item(const struct call *c, struct value item)
     return get_path(c->run, item, attribute, named(all, "default"));
 }
 
-static BUILTIN(map)
+BUILTIN(map)
 {
     struct list mapped = {.n = 0};
     if (value_truth(c->run, c->v[0])) mapped = items_copy(c->run, c->v[0]);
@@ -183,7 +182,7 @@ static bool is_selected(const struct call *c, struct value item)
 }
 
 // which: REJECT, BY_ATTRIBUTE
-static BUILTIN(select_items)
+BUILTIN(select_items)
 {
     struct list items = {.n = 0};
     if (value_truth(c->run, c->v[0])) {
@@ -198,22 +197,22 @@ static BUILTIN(select_items)
     return iterator_of(&c->run->arena, kept);
 }
 
-const struct builtin list_filters[] = {
-    {"first", first, 0, "", 0},
-    {"last", last, 0, "", 0},
-    {"length", length, 0, "", 0},
-    {"count", length, 0, "", 0},
-    {"list", list, 0, "", 0},
-    {"reverse", reverse, 0, "", 0},
-    {"join", join, 0, "d attribute", 0},
-    {"sum", sum, 0, "attribute start", 0},
-    {"items", items, 0, "~", 0},
-    {"batch", batch, 0, "~linecount fill_with", 1},
-    {"slice", slice, 0, "~slices fill_with", 1},
-    {"map", map, 0, "~*", 0},
-    {"select", select_items, 0, "~*", 0},
-    {"reject", select_items, REJECT, "~*", 0},
-    {"selectattr", select_items, BY_ATTRIBUTE, "~*", 0},
-    {"rejectattr", select_items, BY_ATTRIBUTE | REJECT, "~*", 0},
+const struct builtin list_builtins[] = {
+    {FILTER, "first", first, 0, "", 0},
+    {FILTER, "last", last, 0, "", 0},
+    {FILTER, "length", length, 0, "", 0},
+    {FILTER, "count", length, 0, "", 0},
+    {FILTER, "list", list, 0, "", 0},
+    {FILTER, "reverse", reverse, 0, "", 0},
+    {FILTER, "join", join, 0, "d attribute", 0},
+    {FILTER, "sum", sum, 0, "attribute start", 0},
+    {FILTER, "items", items, 0, "~", 0},
+    {FILTER, "batch", batch, 0, "~linecount fill_with", 1},
+    {FILTER, "slice", slice, 0, "~slices fill_with", 1},
+    {FILTER, "map", map, 0, "~*", 0},
+    {FILTER, "select", select_items, 0, "~*", 0},
+    {FILTER, "reject", select_items, REJECT, "~*", 0},
+    {FILTER, "selectattr", select_items, BY_ATTRIBUTE, "~*", 0},
+    {FILTER, "rejectattr", select_items, BY_ATTRIBUTE | REJECT, "~*", 0},
     {.name = NULL},
 };

@@ -1,5 +1,5 @@
 /* filters_number.c: filters that make numbers, and change them. One thread. */
-#include "common/jinja/filters.h"
+#include "common/jinja/run.h"
 #include "common/jinja/text.h"
 #include <ctype.h>
 #include <errno.h>
@@ -58,7 +58,7 @@ static bool parse_int(const struct string *s, int64_t base, int64_t *ret, bool *
     return true;
 }
 
-static BUILTIN(integer)
+BUILTIN(integer)
 {
     struct value v = c->v[0];
     int64_t base = arg_int(c, 2, 10), x;
@@ -76,7 +76,7 @@ static BUILTIN(integer)
     return given(c->v[1]) ? c->v[1] : value_int(0);
 }
 
-static BUILTIN(real)
+BUILTIN(real)
 {
     struct value v = c->v[0];
     double x;
@@ -88,7 +88,7 @@ static BUILTIN(real)
 
 // ---- arithmetic ---------------------------------------------------------------------------------
 
-static BUILTIN(absolute)
+BUILTIN(absolute)
 {
     struct value v = c->v[0];
     if (!value_is_number(v)) fail(c->run, "bad operand type for abs(): '%s'", value_type(v));
@@ -96,7 +96,7 @@ static BUILTIN(absolute)
     return arithmetic_sign(c->run, v, negative);
 }
 
-static BUILTIN(round_number)
+BUILTIN(round_number)
 {
     struct value v = c->v[0];
     int64_t digits = arg_int(c, 1, 0), x;
@@ -112,7 +112,7 @@ static BUILTIN(round_number)
     return value_int(digits >= 0 ? x : (int64_t)round_to((double)x, digits));
 }
 
-static BUILTIN(filesizeformat)
+BUILTIN(filesizeformat)
 {
     static const char units[] = "kMGTPEZY";
     struct value v = c->v[0];
@@ -132,11 +132,11 @@ static BUILTIN(filesizeformat)
                          two && i == 0 ? 'K' : units[i], two ? "i" : "");
 }
 
-const struct builtin number_filters[] = {
-    {"int", integer, 0, "default base", 0},
-    {"float", real, 0, "default", 0},
-    {"abs", absolute, 0, "", 0},
-    {"round", round_number, 0, "precision method", 0},
-    {"filesizeformat", filesizeformat, 0, "binary", 0},
+const struct builtin number_builtins[] = {
+    {FILTER, "int", integer, 0, "default base", 0},
+    {FILTER, "float", real, 0, "default", 0},
+    {FILTER, "abs", absolute, 0, "", 0},
+    {FILTER, "round", round_number, 0, "precision method", 0},
+    {FILTER, "filesizeformat", filesizeformat, 0, "binary", 0},
     {.name = NULL},
 };

@@ -1,14 +1,14 @@
 /* functions.c: the functions that a template finds without being given them. One thread. */
 #include "common/jinja/run.h"
 
-static BUILTIN(raise_exception)
+BUILTIN(raise_exception)
 {
     const struct string *text = value_str(c->run, c->v[1]).string;
     size_t n = text->n_bytes;
     fail(c->run, "%.*s", (int)(n < 1500 ? n : 1500), text->data);
 }
 
-static BUILTIN(range)
+BUILTIN(range)
 {
     int64_t bound[3] = {0, 0, 1};
     for (int i = 0; i < 3; i++)
@@ -21,7 +21,7 @@ static BUILTIN(range)
 // What dict() takes first: a dict or pairs.
 static void add_pairs(struct run *r, struct value from, struct dict *d)
 {
-    if (from.kind == V_DICT) from = dict_view(r, from.dict, VIEW_ITEMS);
+    if (from.kind == V_DICT) from = dict_view(r, from.dict, V_ITEMS);
     struct list pairs = value_items(r, from);
     for (size_t i = 0; i < pairs.n; i++) {
         struct list pair = value_items(r, pairs.items[i]);
@@ -32,7 +32,7 @@ static void add_pairs(struct run *r, struct value from, struct dict *d)
     }
 }
 
-static BUILTIN(dict)
+BUILTIN(dict)
 {
     const struct arguments *all = c->all;
     struct value d = dict_new(&c->run->arena, 4);
@@ -44,7 +44,7 @@ static BUILTIN(dict)
     return d;
 }
 
-static BUILTIN(namespace)
+BUILTIN(namespace)
 {
     struct value space = dict(c);
     for (size_t i = 0; i < space.dict->n; i++) {
@@ -64,7 +64,7 @@ static struct value cycler_new(struct run *r, enum value_kind kind, struct list 
     return value_of(.kind = kind, .cycler = cycler);
 }
 
-static BUILTIN(cycler)
+BUILTIN(cycler)
 {
     const struct arguments *all = c->all;
     if (all->n_positional == 0) fail(c->run, "at least one item has to be provided");
@@ -73,14 +73,14 @@ static BUILTIN(cycler)
     return cycler_new(c->run, V_CYCLER, items);
 }
 
-static BUILTIN(joiner)
+BUILTIN(joiner)
 {
     struct value separator = list_new(&c->run->arena, V_LIST, 1);
     separator.list->items[0] = given(c->v[1]) ? c->v[1] : string_of(&c->run->arena, ", ");
     return cycler_new(c->run, V_JOINER, *separator.list);
 }
 
-static BUILTIN(lipsum)
+BUILTIN(lipsum)
 {
     arena_fail(&c->run->arena, ST_UNSUPPORTED, "lipsum() is not supported");
 }
@@ -119,7 +119,7 @@ static void put_strftime(struct run *r, const struct string *format, const struc
     }
 }
 
-static BUILTIN(strftime_now)
+BUILTIN(strftime_now)
 {
     const struct string *format = arg_string(c, 1);
     struct timespec now = {0, 0};
@@ -133,19 +133,14 @@ static BUILTIN(strftime_now)
     return text_end(c->run, text, false);
 }
 
-static const struct builtin functions[] = {
-    {"raise_exception", raise_exception, 0, "message", 1},
-    {"strftime_now", strftime_now, 0, "format", 1},
-    {"range", range, 0, "/start stop step", 1},
-    {"dict", dict, 0, "*", 0},
-    {"namespace", namespace, 0, "*", 0},
-    {"cycler", cycler, 0, "*", 0},
-    {"joiner", joiner, 0, "sep", 0},
-    {"lipsum", lipsum, 0, "*", 0},
+const struct builtin function_builtins[] = {
+    {FUNCTION, "raise_exception", raise_exception, 0, "message", 1},
+    {FUNCTION, "strftime_now", strftime_now, 0, "format", 1},
+    {FUNCTION, "range", range, 0, "/start stop step", 1},
+    {FUNCTION, "dict", dict, 0, "*", 0},
+    {FUNCTION, "namespace", namespace, 0, "*", 0},
+    {FUNCTION, "cycler", cycler, 0, "*", 0},
+    {FUNCTION, "joiner", joiner, 0, "sep", 0},
+    {FUNCTION, "lipsum", lipsum, 0, "*", 0},
     {.name = NULL},
 };
-
-const struct builtin *function_find(const struct string *name)
-{
-    return builtin_find(functions, name);
-}

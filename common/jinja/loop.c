@@ -157,3 +157,9 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
     if (!completed) jinja_render_body(r, scope_new(r, scope), &node->items);
     r->depth--;
 }
+
+const struct builtin loop_builtins[] = {
+    {METHOD(V_LOOP), "cycle", loop_cycle, 0, "*", 0},
+    {METHOD(V_LOOP), "changed", loop_changed, 0, "*", 0},
+    {.name = NULL},
+};

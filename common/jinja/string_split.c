@@ -1,6 +1,6 @@
 /* string_split.c: str's methods between one text and many (split, partition, join), and those that
  * fill up to a width. One thread. */
-#include "common/jinja/strings.h"
+#include "common/jinja/run.h"
 #include "common/jinja/text.h"
 
 // ---- split --------------------------------------------------------------------------------------
@@ -47,6 +47,7 @@ static void split_at_spaces(struct parts *p, int64_t max)
     }
 }
 
+// The parts from the last one backwards.
 static void split_from_end(struct parts *p, const struct string *by, int64_t max)
 {
     const struct string *s = p->of;
@@ -58,20 +59,19 @@ static void split_from_end(struct parts *p, const struct string *by, int64_t max
         end = (size_t)(found - s->data);
     }
     add_part(p, 0, end);
+    items_reverse(p->list);
 }
 
-static void split_spaces_from_end(struct parts *p, int64_t max)
+// Those before the last `max` are one, with the white space between and before them.
+static void join_first(struct parts *p, int64_t max)
 {
-    const struct string *s = p->of;
-    size_t first = text_leading_spaces(s->data, s->n_bytes);
-    size_t end = text_without_trailing_spaces(s->data, s->n_bytes);
-    while (end > first) {
-        size_t start = end, before = end;
-        if (max-- == 0) start = 0;
-        while (start > first && !text_is(utf8_before(s->data, &before), TEXT_SPACE)) start = before;
-        add_part(p, start, end);
-        end = text_without_trailing_spaces(s->data, start);
-    }
+    if (max < 0 || (size_t)max >= p->list.n) return;
+    size_t one = p->list.n - (size_t)max - 1;
+    const struct string *last = p->list.items[one].string;
+    size_t end = (size_t)(last->data - p->of->data) + last->n_bytes;
+    p->list.items[one] = string_part(p->run, p->of, 0, end);
+    p->list.items += one;
+    p->list.n -= one;
 }
 
 struct list split_string(struct run *r, const struct string *s, const struct string *by,
@@ -93,7 +93,10 @@ static const struct string *separator(const struct call *c)
     return by;
 }
 
-BUILTIN(string_split)
+enum { AT_START, AT_END };
+
+// sep, maxsplit; which: AT_START or AT_END, where it begins
+BUILTIN(split)
 {
     struct parts p = {.run = c->run, .of = c->v[0].string};
     const struct string *by = arg_given(c, 1) ? separator(c) : NULL;
@@ -102,11 +105,12 @@ BUILTIN(string_split)
     if (c->function->which == AT_START)
         return list_of(&c->run->arena, V_LIST, split_string(c->run, p.of, by, max));
     run_steps(c->run, p.of->n_bytes >> 6);
-    if (by)
+    if (by) {
         split_from_end(&p, by, max);
-    else
-        split_spaces_from_end(&p, max);
-    items_reverse(p.list);
+    } else {
+        split_at_spaces(&p, -1);
+        join_first(&p, max);
+    }
     return list_of(&c->run->arena, V_LIST, p.list);
 }
 
@@ -126,13 +130,14 @@ struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
     return p.list;
 }
 
-BUILTIN(string_splitlines)
+BUILTIN(splitlines)
 {
     return list_of(&c->run->arena, V_LIST,
                    split_lines(c->run, c->v[0].string, arg_truth(c, 1, false)));
 }
 
-BUILTIN(string_partition)
+// sep; which: AT_START or AT_END
+BUILTIN(partition)
 {
     const struct string *s = c->v[0].string, *by = separator(c);
     bool last = c->function->which == AT_END;
@@ -148,7 +153,7 @@ BUILTIN(string_partition)
     return v;
 }
 
-BUILTIN(string_join)
+BUILTIN(join)
 {
     const struct string *s = c->v[0].string;
     struct list items = value_items(c->run, c->v[1]);
@@ -183,7 +188,10 @@ static int64_t wanting(const struct call *c)
     return width > n ? width - n : 0;
 }
 
-BUILTIN(string_pad)
+enum { PAD_LEFT = 1, PAD_RIGHT = 2 };
+
+// width, fillchar; which: PAD_LEFT, PAD_RIGHT or both
+BUILTIN(pad)
 {
     const struct string *s = c->v[0].string;
     static const struct string blank = {" ", 1, 1, false};
@@ -199,7 +207,7 @@ BUILTIN(string_pad)
     return text_end(c->run, text, s->markup);
 }
 
-BUILTIN(string_zfill)
+BUILTIN(zfill)
 {
     const struct string *s = c->v[0].string;
     int64_t n = wanting(c);
@@ -211,7 +219,7 @@ BUILTIN(string_zfill)
     return text_end(c->run, text, s->markup);
 }
 
-BUILTIN(string_expandtabs)
+BUILTIN(expandtabs)
 {
     const struct string *s = c->v[0].string;
     int64_t size = arg_int(c, 1, 8), column = 0;
@@ -231,3 +239,21 @@ BUILTIN(string_expandtabs)
     }
     return text_end(c->run, text, s->markup);
 }
+
+#define STRING METHOD(V_STRING)
+
+const struct builtin split_builtins[] = {
+    {STRING, "split", split, AT_START, "sep maxsplit", 0},
+    {STRING, "rsplit", split, AT_END, "sep maxsplit", 0},
+    {STRING, "splitlines", splitlines, 0, "keepends", 0},
+    {STRING, "partition", partition, AT_START, "/sep", 1},
+    {STRING, "rpartition", partition, AT_END, "/sep", 1},
+    {STRING, "join", join, 0, "/iterable", 1},
+    {STRING, "center", pad, PAD_LEFT | PAD_RIGHT, "/width fillchar", 1},
+    {FILTER, "center", pad, PAD_LEFT | PAD_RIGHT, "$width", 0},
+    {STRING, "ljust", pad, PAD_RIGHT, "/width fillchar", 1},
+    {STRING, "rjust", pad, PAD_LEFT, "/width fillchar", 1},
+    {STRING, "zfill", zfill, 0, "/width", 1},
+    {STRING, "expandtabs", expandtabs, 0, "tabsize", 0},
+    {.name = NULL},
+};
