@@ -116,7 +116,7 @@ struct generation {
 static void generate(void *context)
 {
     struct generation *g = context;
-    g->made = g->call->function->call(g->call);
+    g->made = g->call->function->call(g->call->run, g->call);
 }
 
 // A generator fails when somebody goes over it, not when it is made: its failure is kept for then.
@@ -145,7 +145,7 @@ struct value builtin_invoke(struct run *r, const struct builtin *f, struct value
     run_deeper(r);
     c.v[0] = has_sign(f, '$') ? value_str(r, self) : self;
     if (!has_sign(f, '*')) bind(r, f, arguments, c.v + 1);
-    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(&c);
+    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(r, &c);
     r->depth--;
     return v;
 }

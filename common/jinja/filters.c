@@ -4,40 +4,39 @@
 
 BUILTIN(default_value)
 {
-    bool by_truth = arg_truth(c, 2, false), truth = value_truth(c->run, c->v[0]);
+    bool by_truth = arg_truth(c, 2, false), truth = value_truth(r, c->v[0]);
     if (c->v[0].kind != V_UNDEFINED && (truth || !by_truth)) return c->v[0];
-    return given(c->v[1]) ? c->v[1] : string_of(&c->run->arena, "");
+    return given(c->v[1]) ? c->v[1] : string_of(&r->arena, "");
 }
 
 BUILTIN(attr)
 {
     const struct string *name = arg_string(c, 1);
     if (c->v[0].kind != V_DICT || builtin_find(METHOD(V_DICT), name))
-        return get_attribute(c->run, c->v[0], name);
-    return undefined_item(c->run, c->v[0], c->v[1]); // an item is not an attribute
+        return get_attribute(r, c->v[0], name);
+    return undefined_item(r, c->v[0], c->v[1]); // an item is not an attribute
 }
 
 // ---- HTML ---------------------------------------------------------------------------------------
 
 BUILTIN(escape)
 {
-    return value_escape(c->run, c->v[0]);
+    return value_escape(r, c->v[0]);
 }
 
 BUILTIN(force_escape)
 {
-    return value_escape(c->run, string_as(c->run, c->v[0].string, false));
+    return value_escape(r, string_as(r, c->v[0].string, false));
 }
 
 BUILTIN(safe)
 {
-    return string_as(c->run, c->v[0].string, true);
+    return string_as(r, c->v[0].string, true);
 }
 
 // Comments and tags go, and runs of white space become one blank.
 BUILTIN(striptags)
 {
-    struct run *r = c->run;
     const char *s = c->v[0].string->data, *end = s + c->v[0].string->n_bytes;
     size_t text = text_begin(r);
     while (s < end) {
@@ -72,16 +71,16 @@ static void put_attribute(struct run *r, const struct dict_entry *e)
 BUILTIN(xmlattr)
 {
     bool space = arg_truth(c, 1, true);
-    if (c->v[0].kind != V_DICT) type_fail(c->run, "xmlattr wants a mapping", c->v[0]);
+    if (c->v[0].kind != V_DICT) type_fail(r, "xmlattr wants a mapping", c->v[0]);
     const struct dict *d = c->v[0].dict;
-    size_t text = text_begin(c->run);
+    size_t text = text_begin(r);
     for (size_t i = 0; i < d->n; i++) {
         struct value v = d->entries[i].value;
         if (v.kind == V_NONE || v.kind == V_UNDEFINED) continue;
-        if (space || text_begin(c->run) > text) run_puts(c->run, " ");
-        put_attribute(c->run, &d->entries[i]);
+        if (space || text_begin(r) > text) run_puts(r, " ");
+        put_attribute(r, &d->entries[i]);
     }
-    return text_end(c->run, text, false);
+    return text_end(r, text, false);
 }
 
 // ---- URLs ---------------------------------------------------------------------------------------
@@ -113,7 +112,6 @@ static void put_query(struct run *r, struct list pairs)
 
 BUILTIN(urlencode)
 {
-    struct run *r = c->run;
     struct value v = c->v[0];
     size_t text = text_begin(r);
     if (v.kind == V_DICT) v = dict_view(r, v.dict, V_ITEMS);

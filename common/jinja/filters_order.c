@@ -49,12 +49,11 @@ static struct value as_list(struct run *r, struct value view)
 BUILTIN(sort)
 {
     const struct key by = {c->v[3], MISSING, arg_truth(c, 2, false), true};
-    return as_list(c->run, sorted(c->run, c->v[0], &by, arg_truth(c, 1, false)));
+    return as_list(r, sorted(r, c->v[0], &by, arg_truth(c, 1, false)));
 }
 
 BUILTIN(dictsort)
 {
-    struct run *r = c->run;
     bool by_value = value_is(c->v[2], "value");
     const struct key by = {value_int(by_value), MISSING, arg_truth(c, 1, false), false};
     if (c->v[0].kind != V_DICT) type_fail(r, "dictsort wants a mapping", c->v[0]);
@@ -67,7 +66,6 @@ BUILTIN(dictsort)
 // which: T_LT for the least, T_GT for the most
 BUILTIN(extreme)
 {
-    struct run *r = c->run;
     const struct key by = {c->v[2], MISSING, arg_truth(c, 1, false), false};
     struct dict d = keyed(r, c->v[0], &by);
     const struct dict_entry *best = d.entries;
@@ -79,7 +77,6 @@ BUILTIN(extreme)
 
 BUILTIN(unique)
 {
-    struct run *r = c->run;
     const struct key by = {c->v[2], MISSING, arg_truth(c, 1, false), false};
     struct dict d = keyed(r, c->v[0], &by), *seen = dict_new(&r->arena, 8).dict;
     for (size_t i = 0; i < d.n; i++)
@@ -91,7 +88,6 @@ BUILTIN(unique)
 // Pairs of key and items; the key as the first item of its group has it.
 BUILTIN(groupby)
 {
-    struct run *r = c->run;
     const struct key by = {c->v[1], c->v[2], arg_truth(c, 3, false), false};
     struct dict d = keyed(r, c->v[0], &by);
     entries_sort(r, &d, false);

@@ -6,7 +6,6 @@
 // Words begin behind white space, hyphens and opening brackets.
 BUILTIN(title)
 {
-    struct run *r = c->run;
     const struct string *s = c->v[0].string;
     size_t text = text_begin(r);
     bool inside = false;
@@ -33,7 +32,6 @@ BUILTIN(title)
 BUILTIN(indent)
 {
     static const struct string blank = {" ", 1, 1, false}, newline = {"\n", 1, 1, false};
-    struct run *r = c->run;
     bool first = arg_truth(c, 2, false), empty = arg_truth(c, 3, false);
     if (c->v[0].kind != V_STRING) type_fail(r, "indent wants a text", c->v[0]);
     const struct string *spaces =
@@ -55,7 +53,6 @@ BUILTIN(indent)
 BUILTIN(truncate_text)
 {
     static const struct string dots = {"...", 3, 3, false};
-    struct run *r = c->run;
     int64_t n = value_length(r, c->v[0]), length = arg_int(c, 1, 255), leeway = arg_int(c, 4, 5);
     const struct string *end = given(c->v[3]) ? arg_string(c, 3) : &dots;
     bool kill = arg_truth(c, 2, false);
@@ -76,7 +73,7 @@ BUILTIN(wordcount)
     const struct string *s = c->v[0].string;
     int64_t words = 0;
     bool inside = false;
-    run_steps(c->run, s->n_bytes >> 4);
+    run_steps(r, s->n_bytes >> 4);
     for (size_t at = 0; at < s->n_bytes;) {
         bool word = text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_WORD);
         words += word && !inside;
@@ -87,7 +84,7 @@ BUILTIN(wordcount)
 
 BUILTIN(not_supported)
 {
-    arena_fail(&c->run->arena, ST_UNSUPPORTED,
+    arena_fail(&r->arena, ST_UNSUPPORTED,
                "the filters pprint, random, urlize and wordwrap, and the methods encode, maketrans "
                "and translate of strings are not supported");
 }

@@ -203,20 +203,20 @@ static struct value format_braces(struct run *r, const struct string *format,
 
 BUILTIN(format)
 {
-    return format_braces(c->run, c->v[0].string, c->all);
+    return format_braces(r, c->v[0].string, c->all);
 }
 
 BUILTIN(format_map)
 {
-    if (c->v[1].kind != V_DICT) type_fail(c->run, "format_map() wants a mapping", c->v[1]);
+    if (c->v[1].kind != V_DICT) type_fail(r, "format_map() wants a mapping", c->v[1]);
     const struct dict *d = c->v[1].dict;
-    struct named_value *named = arena_array(&c->run->arena, d->n, sizeof *named);
+    struct named_value *named = arena_array(&r->arena, d->n, sizeof *named);
     struct arguments arguments = {.named = named};
     for (size_t i = 0; i < d->n; i++)
         if (d->entries[i].key.kind == V_STRING)
             named[arguments.n_named++] =
                 (struct named_value){d->entries[i].key.string, d->entries[i].value};
-    return format_braces(c->run, c->v[0].string, &arguments);
+    return format_braces(r, c->v[0].string, &arguments);
 }
 
 const struct builtin braces_builtins[] = {

@@ -160,7 +160,6 @@ struct value format_percent(struct run *r, const struct string *format, struct v
 
 BUILTIN(format)
 {
-    struct run *r = c->run;
     const struct arguments *all = c->all;
     if (all->n_positional > 0 && all->n_named > 0)
         fail(r, "can't handle positional and keyword arguments at the same time");

@@ -6,20 +6,20 @@
 
 BUILTIN(count)
 {
-    struct list items = value_items(c->run, c->v[0]);
+    struct list items = value_items(r, c->v[0]);
     int64_t n = 0;
-    for (size_t i = 0; i < items.n; i++) n += value_equal(c->run, items.items[i], c->v[1]);
+    for (size_t i = 0; i < items.n; i++) n += value_equal(r, items.items[i], c->v[1]);
     return value_int(n);
 }
 
 BUILTIN(index_of)
 {
-    struct list items = value_items(c->run, c->v[0]);
+    struct list items = value_items(r, c->v[0]);
     int64_t start, end;
     arg_window(c, (int64_t)items.n, &start, &end);
     for (int64_t i = start; i < end; i++)
-        if (value_equal(c->run, items.items[i], c->v[1])) return value_int(i);
-    fail(c->run, "the value is not in the %s", value_type(c->v[0]));
+        if (value_equal(r, items.items[i], c->v[1])) return value_int(i);
+    fail(r, "the value is not in the %s", value_type(c->v[0]));
 }
 
 BUILTIN(copy)
@@ -29,13 +29,13 @@ BUILTIN(copy)
 
 BUILTIN(get)
 {
-    struct value v = dict_find(c->run, c->v[0].dict, c->v[1]);
+    struct value v = dict_find(r, c->v[0].dict, c->v[1]);
     return given(v) ? v : given(c->v[2]) ? c->v[2] : NONE;
 }
 
 BUILTIN(view)
 {
-    return dict_view(c->run, c->v[0].dict, (enum value_kind)c->function->which);
+    return dict_view(r, c->v[0].dict, (enum value_kind)c->function->which);
 }
 
 BUILTIN(is_integer)

@@ -272,14 +272,14 @@ BUILTIN(tojson)
                           .key_separator = &colon};
     read_indent(c, &style);
     if (arg_given(c, 3)) {
-        struct list items = value_items(c->run, c->v[3]);
-        if (items.n != 2) fail(c->run, "separators: two texts are wanted, there are %zu", items.n);
-        style.item_separator = need_string(c->run, items.items[0], "separators");
-        style.key_separator = need_string(c->run, items.items[1], "separators");
+        struct list items = value_items(r, c->v[3]);
+        if (items.n != 2) fail(r, "separators: two texts are wanted, there are %zu", items.n);
+        style.item_separator = need_string(r, items.items[0], "separators");
+        style.key_separator = need_string(r, items.items[1], "separators");
     }
-    size_t text = text_begin(c->run);
-    put_value(&(struct writer){c->run, &style, 0}, c->v[0]);
-    return text_end(c->run, text, false);
+    size_t text = text_begin(r);
+    put_value(&(struct writer){r, &style, 0}, c->v[0]);
+    return text_end(r, text, false);
 }
 
 // ---- str ----------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ struct call {
 struct builtin {
     int of; // what it is: FILTER, TEST, FUNCTION, and METHOD of a kind of value
     const char *name;
-    struct value (*call)(const struct call *c);
+    struct value (*call)(struct run *r, const struct call *c);
     int which; // of several that one function does
     // The names of the parameters, a blank between. Signs may stand first:
     //   $  v[0] is made a str
@@ -124,7 +124,9 @@ struct builtin {
     const char *params;
     int n_required;
 };
-#define BUILTIN(name) static struct value name(const struct call *c) // the definition of one
+// The definition of one.
+#define UNUSED        __attribute__((unused))
+#define BUILTIN(name) static struct value name(UNUSED struct run *r, UNUSED const struct call *c)
 
 enum { FILTER = 1, TEST = 2, FUNCTION = 4 };
 #define METHOD(kind) (8 << (kind))

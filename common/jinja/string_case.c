@@ -14,7 +14,7 @@ static struct value cased(struct run *r, const struct string *s, enum text_case 
 // which: enum text_case
 BUILTIN(change_case)
 {
-    return cased(c->run, c->v[0].string, (enum text_case)c->function->which);
+    return cased(r, c->v[0].string, (enum text_case)c->function->which);
 }
 
 struct value string_lower(struct run *r, const struct string *s)
@@ -26,7 +26,7 @@ struct value string_lower(struct run *r, const struct string *s)
 BUILTIN(has_case)
 {
     const struct string *s = c->v[0].string;
-    run_steps(c->run, s->n_bytes >> 4);
+    run_steps(r, s->n_bytes >> 4);
     return value_bool(text_has_case(s->data, s->n_bytes, (enum text_case)c->function->which));
 }
 
@@ -36,7 +36,7 @@ BUILTIN(consists_of)
     const struct string *s = c->v[0].string;
     enum text_class class = (enum text_class)c->function->which;
     bool all = s->n_bytes > 0 || class == TEXT_PRINTABLE || class == TEXT_ASCII;
-    run_steps(c->run, s->n_bytes >> 4);
+    run_steps(r, s->n_bytes >> 4);
     for (size_t at = 0; all && at < s->n_bytes;)
         all = text_is(utf8_next(s->data, s->n_bytes, &at), class);
     return value_bool(all);
@@ -46,7 +46,7 @@ BUILTIN(is_identifier)
 {
     const struct string *s = c->v[0].string;
     size_t at = 0;
-    run_steps(c->run, s->n_bytes >> 4);
+    run_steps(r, s->n_bytes >> 4);
     bool all = s->n_bytes > 0 && text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_NAME_START);
     while (all && at < s->n_bytes)
         all = text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_NAME_PART);
@@ -78,8 +78,8 @@ BUILTIN(strip)
         utf8_before(s->data, &last);
         if (!in_set(set, s->data + last, end - last)) break;
     }
-    run_steps(c->run, ((s->n_bytes - (end - start)) * (set ? set->n_bytes : 1)) >> 4);
-    return string_part(c->run, s, start, end);
+    run_steps(r, ((s->n_bytes - (end - start)) * (set ? set->n_bytes : 1)) >> 4);
+    return string_part(r, s, start, end);
 }
 
 #define STRING METHOD(V_STRING)

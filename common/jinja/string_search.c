@@ -36,7 +36,7 @@ BUILTIN(find)
         found = c->function->which & FIND_LAST
                     ? string_find_last(s->data + start, end - start, what)
                     : memmem(s->data + start, end - start, what->data, what->n_bytes);
-    if (!found && c->function->which & FIND_OR_FAIL) fail(c->run, "substring not found");
+    if (!found && c->function->which & FIND_OR_FAIL) fail(r, "substring not found");
     return value_int(found ? (int64_t)utf8_count(s->data, (size_t)(found - s->data)) : -1);
 }
 
@@ -69,7 +69,7 @@ BUILTIN(remove_affix)
     const struct string *s = c->v[0].string, *affix = arg_string(c, 1);
     bool at_end = c->function->which == AT_END;
     size_t n = has(s->data, s->n_bytes, affix, at_end) ? affix->n_bytes : 0;
-    return string_part(c->run, s, at_end ? 0 : n, at_end ? s->n_bytes - n : s->n_bytes);
+    return string_part(r, s, at_end ? 0 : n, at_end ? s->n_bytes - n : s->n_bytes);
 }
 
 // prefix or a tuple of them, start, end
@@ -84,7 +84,7 @@ BUILTIN(has_affix)
     for (size_t i = 0; i < affixes.n; i++) {
         struct value affix = affixes.items[i];
         if (affix.kind != V_STRING)
-            fail(c->run, "%s first arg must be str or a tuple of str, not %s", c->function->name,
+            fail(r, "%s first arg must be str or a tuple of str, not %s", c->function->name,
                  value_type(affix));
         found |= valid && has(s + start, end - start, affix.string, at_end);
     }
@@ -104,7 +104,6 @@ static size_t next_match(const struct string *s, size_t at, const struct string 
 // old, new, count
 BUILTIN(replace)
 {
-    struct run *r = c->run;
     const struct string *s = c->v[0].string, *old = arg_string(c, 1), *with = arg_string(c, 2);
     int64_t max = arg_int(c, 3, -1);
     if (s->markup) with = value_escape(r, c->v[2]).string;
@@ -129,8 +128,8 @@ BUILTIN(replace)
 BUILTIN(replace_plain)
 {
     struct call plain = *c;
-    for (int i = 0; i < 3; i++) plain.v[i] = value_plain_str(c->run, c->v[i]);
-    return replace(&plain);
+    for (int i = 0; i < 3; i++) plain.v[i] = value_plain_str(r, c->v[i]);
+    return replace(r, &plain);
 }
 
 #define STRING METHOD(V_STRING)

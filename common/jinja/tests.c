@@ -30,7 +30,7 @@ BUILTIN(is_same)
 {
     struct value a = c->v[0], b = c->v[1];
     if (a.kind != b.kind) return value_bool(false);
-    return value_bool(a.kind <= V_STRING ? value_equal(c->run, a, b) : a.list == b.list);
+    return value_bool(a.kind <= V_STRING ? value_equal(r, a, b) : a.list == b.list);
 }
 
 static bool remainder_is(const struct call *c, struct value by, int64_t want)
@@ -52,7 +52,7 @@ BUILTIN(is_divisible)
 // which: the operator
 BUILTIN(is_compared)
 {
-    return value_bool(value_compare(c->run, c->function->which, c->v[0], c->v[1]));
+    return value_bool(value_compare(r, c->function->which, c->v[0], c->v[1]));
 }
 
 BUILTIN(is_filter)
