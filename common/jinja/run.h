@@ -33,7 +33,6 @@ struct run {
     const struct dict *variables;
     struct scope top;
     struct bytes text;     // what is being built: the output, then texts within it
-    struct value block;    // what filters of a block are applied to
     enum flow flow;        // set by break and continue until their loop sees it
     const struct node *at; // being evaluated; NULL: not begun
 };
@@ -66,7 +65,7 @@ struct value undefined_item(struct run *r, struct value of, struct value name);
 // ---- statements: render.c, loop.c ---------------------------------------------------------------
 
 void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
-// The text of a body, kept from the output.
+// The text of a body, kept from the output; a break or continue within leaves it.
 struct value jinja_render_captured(struct run *r, struct scope *scope,
                                    const struct node_list *body);
 struct scope *scope_new(struct run *r, const struct scope *outer); // a macro may keep it

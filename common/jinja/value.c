@@ -204,14 +204,3 @@ const char *value_type(struct value v)
     if (v.kind == V_STRING) return v.string->markup ? "Markup" : "str";
     return names[v.kind];
 }
-
-const char *value_object_type(struct value v)
-{
-    static const char *const names[] = {
-        [V_NONE] = "None",          [V_BOOL] = "bool object",  [V_INT] = "int object",
-        [V_FLOAT] = "float object", [V_STRING] = "str object", [V_LIST] = "list object",
-        [V_TUPLE] = "tuple object", [V_DICT] = "dict object",  [V_RANGE] = "range object",
-    };
-    if (v.kind < sizeof names / sizeof *names && names[v.kind]) return names[v.kind];
-    return value_type(v);
-}

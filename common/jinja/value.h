@@ -80,10 +80,9 @@ struct iterator {
     const char *failure; // what asking for more than the items ends in; NULL: they are all
 };
 
-struct undefined { // the first of these that is set says why it is undefined
-    const char *hint;
-    const char *object; // type of what has no such attribute or element
-    struct value name;
+struct undefined {
+    const char *hint;      // why it is undefined; NULL: the others say it
+    struct value of, name; // what has no such attribute or element; V_MISSING: no such variable
 };
 
 struct cycler { // a joiner has one item: its separator
@@ -151,9 +150,6 @@ size_t utf8_count(const char *data, size_t n_bytes); // characters of valid UTF-
 // A string for "%.*s": its length, but no more than fits an error, and its text.
 #define SHOWN(s) (int)((s)->n_bytes < 200 ? (s)->n_bytes : 200), (s)->data
 
-// ---- what they are called -----------------------------------------------------------------------
-
-const char *value_type(struct value v);        // Python's type(v).__name__
-const char *value_object_type(struct value v); // Jinja's "dict object", "None"
+const char *value_type(struct value v); // Python's type(v).__name__
 
 #endif
