@@ -112,7 +112,7 @@ static enum status add_range(struct optimizer *o, const struct param_range *r)
     float *gradients = o->gradients + o->n;
     CHECK(check_range(r));
     if (new_arena) {
-        CHECK(weights_plan(r->weights->config, DT_F32, &o->grads[o->n_arenas]));
+        CHECK(weights_plan_like(r->weights, DT_F32, &o->grads[o->n_arenas]));
         o->n_arenas++;
     }
     struct weights *view = o->grads[o->n_arenas - 1];
