@@ -221,17 +221,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);
-    metrics_put(metrics, "eval/reward", r.reward);
-    metrics_put(metrics, "eval/reward_standard_error", r.reward_standard_error);
-    metrics_put(metrics, "eval/mean_length", r.mean_length);
-    if (r.accuracy >= 0) {
-        metrics_put(metrics, "eval/accuracy", r.accuracy);
-        metrics_put(metrics, "eval/standard_error", r.standard_error);
-    }
-    if (r.spec.num_draft_tokens > 0) {
-        metrics_put(metrics, "eval/acceptance_rate", spec_acceptance_rate(&r.spec));
-        metrics_put(metrics, "eval/acceptance_length", spec_acceptance_length(&r.spec));
-    }
+    eval_result_put(&r, "eval/", metrics);
     log_progress_end();
     if (r.accuracy >= 0)
         log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
