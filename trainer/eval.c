@@ -36,7 +36,7 @@ struct eval_config {
 
 #define OPTIONS_OF struct eval_config
 static const struct option_spec eval_options[] = {
-    OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
     OPT_CONFIG,
     REWARD_OPTIONS,

@@ -14,7 +14,7 @@ struct update_config {
     struct loss_config loss;
     int num_iterations;
     bool mask_truncated; // samples that hit the token limit do not count
-    bool exact;          // a log-probability that differs from the daemon's by a bit is ST_MISMATCH
+    bool exact;          // a log-probability that differs from the server's by a bit is ST_MISMATCH
     int64_t quiesce_timeout_ms; // longest wait for the engine's step boundary
     double draft_lr;            // of a draft model, where the learner has one
 };
@@ -29,7 +29,7 @@ struct update_stats {
     // all 0 with TIS_OFF.
     double tis_mean, tis_min, tis_max, tis_cut;
     double grad_norm; // of the last iteration that was applied, before clipping
-    // The daemon's log-probabilities against the trainer's of the same weights (first iteration).
+    // The server's log-probabilities against the trainer's of the same weights (first iteration).
     // The largest counts tokens of the current weight version only.
     double mismatch_mean, mismatch_max, mismatch_k3;
     long tokens;                  // that count for the loss

@@ -103,7 +103,7 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     metrics_put(metrics, "latency_model/r2", m->r2);
 }
 
-// What serving took, as the daemon measured it. With --cost, put_costs() says it; tokens and
+// What serving took, as the server measured it. With --cost, put_costs() says it; tokens and
 // acceptance have keys of their own.
 static void put_inference(json_t *metrics, const struct rollout *r, const struct scores *s)
 {

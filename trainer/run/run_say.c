@@ -20,7 +20,7 @@ static void say_symptoms(struct run *run, const struct scores *s, const struct u
         .grad_norm = u->applied ? u->grad_norm : NAN,
         .kl = run->config->loss.beta > 0 ? u->kl : NAN,
         .entropy = u->entropy,
-        .most_entropy = log(run->model->vocab_size),
+        .max_entropy = log(run->model->vocab_size),
     };
     symptoms_look(&run->symptoms, &signs, &text);
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
