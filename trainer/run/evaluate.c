@@ -129,8 +129,7 @@ void eval_result_put(const struct eval_result *r, const char *prefix, json_t *me
         {"acceptance_length", spec_acceptance_length(&r->spec), drafted},
     };
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
-        char key[64];
-        snprintf(key, sizeof key, "%s%s", prefix, figures[i].name);
-        if (figures[i].given) metrics_put(metrics, key, figures[i].value);
+        if (figures[i].given)
+            metrics_putf(metrics, figures[i].value, "%s%s", prefix, figures[i].name);
     }
 }

@@ -62,13 +62,10 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
     metrics_put(metrics, "advantage_mean", s->stats.mean);
     metrics_put(metrics, "advantage_std", s->stats.std);
     for (int k = 0; k < s->n_terms; k++) {
-        char key[64];
         double mean, std;
         mean_std(s->terms + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        snprintf(key, sizeof key, "rewards/%s/mean", reward_term_name(run->reward, k));
-        metrics_put(metrics, key, mean);
-        snprintf(key, sizeof key, "rewards/%s/std", reward_term_name(run->reward, k));
-        metrics_put(metrics, key, std);
+        metrics_putf(metrics, mean, "rewards/%s/mean", reward_term_name(run->reward, k));
+        metrics_putf(metrics, std, "rewards/%s/std", reward_term_name(run->reward, k));
     }
     if (run_accuracy(run, s) >= 0) metrics_put(metrics, "accuracy", run_accuracy(run, s));
 }
@@ -79,15 +76,11 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     double costs = 0;
     if (!s->costs) return;
     for (int k = 0; k < COST_TERMS; k++) {
-        char key[64];
         double mean, std, weight = cost_signed_weight(&run->scoring.weights, k);
         mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(k));
-        metrics_put(metrics, key, mean);
-        snprintf(key, sizeof key, "rewards/cost/%s", cost_term_name(k));
-        metrics_put(metrics, key, weight * mean);
-        snprintf(key, sizeof key, "rewards/cost/%s/std", cost_term_name(k));
-        metrics_put(metrics, key, fabs(weight) * std);
+        metrics_putf(metrics, mean, "inference/%s", cost_quantity_name(k));
+        metrics_putf(metrics, weight * mean, "rewards/cost/%s", cost_term_name(k));
+        metrics_putf(metrics, fabs(weight) * std, "rewards/cost/%s/std", cost_term_name(k));
         costs += weight * mean;
     }
     metrics_put(metrics, "rewards/cost", costs);
@@ -119,9 +112,7 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
         for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
     }
     for (size_t k = 0; k < sizeof told / sizeof *told; k++) {
-        char key[64];
-        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(told[k]));
-        metrics_put(metrics, key, means[told[k]]);
+        metrics_putf(metrics, means[told[k]], "inference/%s", cost_quantity_name(told[k]));
     }
 }
 
@@ -258,11 +249,10 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
         metrics_put(parts, reward_term_name(run->reward, k),
                     s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
     for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
-        char key[64];
-        snprintf(key, sizeof key, "cost/%s", cost_term_name(k));
-        metrics_put(parts, key,
-                    cost_signed_weight(&run->scoring.weights, k) *
-                        s->costs[(size_t)k * (size_t)s->n + (size_t)i]);
+        metrics_putf(parts,
+                     cost_signed_weight(&run->scoring.weights, k) *
+                         s->costs[(size_t)k * (size_t)s->n + (size_t)i],
+                     "cost/%s", cost_term_name(k));
     }
     return parts;
 }
