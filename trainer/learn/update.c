@@ -163,24 +163,10 @@ static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 static void fill_stats(const struct update *u, struct update_stats *stats)
 {
     double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
-    const struct loss_stats *loss = &u->loss; // over all iterations
-    double ratios = loss->ratio.n > 0 ? (double)loss->ratio.n : 1;
-    double weights = loss->tis.n > 0 ? (double)loss->tis.n : 1;
     stats->loss = u->first_loss;
     stats->kl = u->first_kl;
     stats->entropy = u->entropy / all;
-    stats->ratio_mean = range_mean(&loss->ratio);
-    stats->ratio_min = loss->ratio.min;
-    stats->ratio_max = loss->ratio.max;
-    stats->clip_low = loss->clip_low / ratios;
-    stats->clip_high = loss->clip_high / ratios;
-    stats->clip_delta = loss->clip_delta / ratios;
-    stats->clip_low_min = loss->seq_clip_low.min;
-    stats->clip_high_max = loss->seq_clip_high.max;
-    stats->tis_mean = range_mean(&loss->tis);
-    stats->tis_min = loss->tis.min;
-    stats->tis_max = loss->tis.max;
-    stats->tis_cut = loss->tis_cut / weights;
+    stats->all = u->loss;
     stats->mismatch_mean = u->delta_sum / all;
     stats->mismatch_max = u->delta_max;
     stats->mismatch_k3 = u->k3 / all;

@@ -21,14 +21,8 @@ struct update_config {
 
 struct update_stats {
     double loss, kl, entropy; // of the first iteration; kl and entropy: token means
-    // The policy's probabilities over those before the step's first update; over all iterations:
-    // mean, smallest and largest ratio, and the share that each bound clips.
-    double ratio_mean, ratio_min, ratio_max, clip_low, clip_high, clip_delta;
-    double clip_low_min, clip_high_max; // share of the sequence with the least, the most of it
-    // The weights of truncated importance sampling, as used, and the share truncated or masked;
-    // all 0 with TIS_OFF.
-    double tis_mean, tis_min, tis_max, tis_cut;
-    double grad_norm; // of the last iteration that was applied, before clipping
+    struct loss_stats all;    // sums over all iterations: ratios, clipping, importance weights
+    double grad_norm;         // of the last iteration that was applied, before clipping
     // The server's log-probabilities against the trainer's of the same weights (first iteration).
     // The largest counts tokens of the current weight version only.
     double mismatch_mean, mismatch_max, mismatch_k3;

@@ -116,24 +116,32 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
     }
 }
 
-static void put_ratios(json_t *metrics, const struct run *run, const struct update_stats *u)
+// name/mean, /min and /max
+static void put_range(json_t *metrics, const char *name, const struct range_stats *r)
+{
+    metrics_putf(metrics, range_mean(r), "%s/mean", name);
+    metrics_putf(metrics, r->min, "%s/min", name);
+    metrics_putf(metrics, r->max, "%s/max", name);
+}
+
+static void put_ratios(json_t *metrics, const struct run *run, const struct loss_stats *all)
 {
     const struct loss_config *loss = &run->resolved.loss;
-    metrics_put(metrics, "clip_ratio/low_mean", u->clip_low);
-    metrics_put(metrics, "clip_ratio/low_min", u->clip_low_min);
-    metrics_put(metrics, "clip_ratio/high_mean", u->clip_high);
-    metrics_put(metrics, "clip_ratio/high_max", u->clip_high_max);
-    metrics_put(metrics, "clip_ratio/region_mean", u->clip_low + u->clip_high);
-    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", u->clip_high);
-    if (loss->delta > 0) metrics_put(metrics, "clip_ratio/delta_mean", u->clip_delta);
-    metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
-    metrics_put(metrics, "importance_ratio/min", u->ratio_min);
-    metrics_put(metrics, "importance_ratio/max", u->ratio_max);
+    const double low = range_share(&all->ratio, all->clip_low),
+                 high = range_share(&all->ratio, all->clip_high);
+    metrics_put(metrics, "clip_ratio/low_mean", low);
+    metrics_put(metrics, "clip_ratio/low_min", all->seq_clip_low.min);
+    metrics_put(metrics, "clip_ratio/high_mean", high);
+    metrics_put(metrics, "clip_ratio/high_max", all->seq_clip_high.max);
+    metrics_put(metrics, "clip_ratio/region_mean", low + high);
+    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", high);
+    if (loss->delta > 0)
+        metrics_put(metrics, "clip_ratio/delta_mean", range_share(&all->ratio, all->clip_delta));
+    put_range(metrics, "importance_ratio", &all->ratio);
     if (loss->tis == TIS_OFF) return;
-    metrics_put(metrics, "sampling/importance_sampling_ratio/mean", u->tis_mean);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/min", u->tis_min);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/max", u->tis_max);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->tis_cut);
+    put_range(metrics, "sampling/importance_sampling_ratio", &all->tis);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/cut",
+                range_share(&all->tis, all->tis_cut));
 }
 
 static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
@@ -151,7 +159,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "loss", u->loss);
     if (run->config->loss.beta > 0) metrics_put(metrics, "kl", u->kl);
     metrics_put(metrics, "entropy", u->entropy);
-    put_ratios(metrics, run, u);
+    put_ratios(metrics, run, &u->all);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", lr);
     metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);

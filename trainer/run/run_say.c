@@ -42,7 +42,10 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
         .zero_spread = scores->stats.frac_zero_std,
         .kl = run->config->loss.beta > 0 ? update->kl : NAN,
         .grad_norm = update->grad_norm,
-        .clipped = run->config->num_iterations > 1 ? update->clip_low + update->clip_high : -1,
+        .clipped =
+            run->config->num_iterations > 1
+                ? range_share(&update->all.ratio, update->all.clip_low + update->all.clip_high)
+                : -1,
         .cut_off = run_cut_off(rollout),
         .mean_length = (double)rollout->n_tokens / scores->n,
         .tokens_per_s = (double)rollout->n_tokens / step_s,
