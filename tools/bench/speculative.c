@@ -288,9 +288,10 @@ static void count_arm(struct arm *arm)
     struct engine_stats now = {0};
     executor_stats(arm->executor, &now);
     arm->steps += (double)(now.steps - arm->before.steps);
-    arm->times += (double)(now.num_drafts - arm->before.num_drafts);
-    arm->drafted += (double)(now.num_draft_tokens - arm->before.num_draft_tokens);
-    arm->accepted += (double)(now.num_accepted_tokens - arm->before.num_accepted_tokens);
+    arm->times += (double)(now.drafts.num_drafts - arm->before.drafts.num_drafts);
+    arm->drafted += (double)(now.drafts.num_draft_tokens - arm->before.drafts.num_draft_tokens);
+    arm->accepted +=
+        (double)(now.drafts.num_accepted_tokens - arm->before.drafts.num_accepted_tokens);
 }
 
 // Sorts `ratios` and `rates`, both (repeats * rounds).
