@@ -38,35 +38,21 @@ enum size {
 
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, enum size size)
 {
-    switch (size) {
-    case SIZE_HIDDEN:
-        return c->hidden;
-    case SIZE_VOCAB:
-        return c->vocab_size;
-    case SIZE_Q:
-        return layer_q_width(l);
-    case SIZE_KV:
-        return layer_kv_width(l);
-    case SIZE_QKV:
-        return layer_qkv_width(l);
-    case SIZE_HEAD:
-        return l->head_dim;
-    case SIZE_EXPERTS:
-        return l->moe.n_experts;
-    case SIZE_UP:
-        return layer_up_width(c, l);
-    case SIZE_INNER:
-        return l->intermediate;
-    case SIZE_SHARED_UP:
-        return layer_shared_up_width(c, l);
-    case SIZE_SHARED_INNER:
-        return l->shared_intermediate;
-    case SIZE_ONE:
-        return 1;
-    case SIZE_NONE:
-        break;
-    }
-    return 0;
+    const int64_t sizes[] = {
+        [SIZE_HIDDEN] = c->hidden,
+        [SIZE_VOCAB] = c->vocab_size,
+        [SIZE_Q] = layer_q_width(l),
+        [SIZE_KV] = layer_kv_width(l),
+        [SIZE_QKV] = layer_qkv_width(l),
+        [SIZE_HEAD] = l->head_dim,
+        [SIZE_EXPERTS] = l->moe.n_experts,
+        [SIZE_UP] = layer_up_width(c, l),
+        [SIZE_INNER] = l->intermediate,
+        [SIZE_SHARED_UP] = layer_shared_up_width(c, l),
+        [SIZE_SHARED_INNER] = l->shared_intermediate,
+        [SIZE_ONE] = 1,
+    };
+    return sizes[size];
 }
 
 // When a model, or a layer, has a role's block.
@@ -89,37 +75,24 @@ enum when {
 
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
-    switch (when) {
-    case ALWAYS:
-        break;
-    case IF_LAYER_NORM:
-        return c->norm == NORM_LAYER;
-    case IF_MLP_NORM:
-        return !c->parallel_block;
-    case IF_MLP_LAYER_NORM:
-        return c->norm == NORM_LAYER && !c->parallel_block;
-    case IF_POST_NORM:
-        return c->post_norm;
-    case IF_QK_NORM:
-        return c->qk_norm;
-    case IF_QKV_BIAS:
-        return c->qkv_bias;
-    case IF_O_BIAS:
-        return c->o_bias;
-    case IF_MLP_BIAS:
-        return c->mlp_bias;
-    case IF_EXPERTS:
-        return l->moe.n_experts > 0;
-    case IF_SHARED:
-        return l->shared_intermediate > 0;
-    case IF_SHARED_GATE:
-        return l->shared_gate;
-    case IF_UNTIED:
-        return !c->tie_embeddings;
-    case IF_HEAD_BIAS:
-        return c->head_bias;
-    }
-    return true;
+    const bool layer_norm = c->norm == NORM_LAYER;
+    const bool is[] = {
+        [ALWAYS] = true,
+        [IF_LAYER_NORM] = layer_norm,
+        [IF_MLP_NORM] = !c->parallel_block,
+        [IF_MLP_LAYER_NORM] = layer_norm && !c->parallel_block,
+        [IF_POST_NORM] = c->post_norm,
+        [IF_QK_NORM] = c->qk_norm,
+        [IF_QKV_BIAS] = c->qkv_bias,
+        [IF_O_BIAS] = c->o_bias,
+        [IF_MLP_BIAS] = c->mlp_bias,
+        [IF_EXPERTS] = l->moe.n_experts > 0,
+        [IF_SHARED] = l->shared_intermediate > 0,
+        [IF_SHARED_GATE] = l->shared_gate,
+        [IF_UNTIED] = !c->tie_embeddings,
+        [IF_HEAD_BIAS] = c->head_bias,
+    };
+    return is[when];
 }
 
 // A role's block: (rows, cols), or (rows) where cols is none; as many of them as there are experts
@@ -373,13 +346,13 @@ static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtyp
     }
 }
 
-static enum status copy_tensor_in(const struct weights *w, struct device *dev,
-                                  const struct weight_tensor *t, const void *data, enum dtype dt,
-                                  void *staging)
+static void copy_tensor_in(const struct weights *w, struct device *dev,
+                           const struct weight_tensor *t, const void *data, enum dtype dt,
+                           void *staging)
 {
     if (dt == w->dt) {
         device_copy_in(dev, device_address(w, t->offset), data, (size_t)t->n * dtype_size(dt));
-        return ST_OK;
+        return;
     }
     for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
         int64_t n = t->n - at < STAGING_ELEMENTS ? t->n - at : STAGING_ELEMENTS;
@@ -387,7 +360,6 @@ static enum status copy_tensor_in(const struct weights *w, struct device *dev,
         device_copy_in(dev, device_address(w, t->offset + at), staging,
                        (size_t)n * dtype_size(w->dt));
     }
-    return ST_OK;
 }
 
 // ---- loading ------------------------------------------------------------------------------------
@@ -402,6 +374,14 @@ static bool ignorable(const struct weights *w, const char *name)
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
 }
 
+// "1024, 64": no two shapes have the same words.
+static void shape_words(const int64_t *shape, int n_dims, char ret[96])
+{
+    ret[0] = '\0';
+    for (int d = 0; d < n_dims && d < 4; d++)
+        snprintf(ret + strlen(ret), 96 - strlen(ret), "%s%lld", d ? ", " : "", (long long)shape[d]);
+}
+
 static enum status check_tensor(const struct weight_tensor *t, const struct safetensors *set,
                                 const char *folder)
 {
@@ -409,49 +389,32 @@ static enum status check_tensor(const struct weight_tensor *t, const struct safe
     if (!e)
         return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; config.json calls for it",
                            folder, t->name);
-    if (e->n_dims != t->n_dims || e->shape[0] != t->shape[0] ||
-        (t->n_dims == 2 && e->shape[1] != t->shape[1])) {
-        char have[96] = "", want[48];
-        for (int d = 0; d < e->n_dims && d < 4; d++)
-            snprintf(have + strlen(have), sizeof have - strlen(have), "%s%lld", d ? ", " : "",
-                     (long long)e->shape[d]);
-        if (t->n_dims == 2)
-            snprintf(want, sizeof want, "%lld, %lld", (long long)t->shape[0],
-                     (long long)t->shape[1]);
-        else
-            snprintf(want, sizeof want, "%lld", (long long)t->shape[0]);
+    char have[96], want[96];
+    shape_words(e->shape, e->n_dims, have);
+    shape_words(t->shape, t->n_dims, want);
+    if (strcmp(have, want) != 0)
         return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); config.json calls for (%s)",
                            e->file, t->name, have, want);
-    }
     if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
         return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16",
                            e->file, t->name, dtype_safetensors_name(e->dt));
     return ST_OK;
 }
 
-static int compare_pointers(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
+// The table's tensors are all there: only where the folder has more is one of them none of ours.
 static enum status check_extra(const struct weights *w, const struct safetensors *set)
 {
-    const char **names = malloc((size_t)w->n_tensors * sizeof *names);
-    enum status st = ST_OK;
-    if (!names) return status_fail(ST_NO_MEMORY, "no memory for tensor names");
-    for (int i = 0; i < w->n_tensors; i++) names[i] = w->tensors[i].name;
-    qsort(names, (size_t)w->n_tensors, sizeof *names, compare_pointers);
-    for (int i = 0; i < safetensors_count(set) && st == ST_OK; i++) {
+    const int n = safetensors_count(set);
+    int more = n - w->n_tensors;
+    for (int i = 0; i < n; i++) more -= ignorable(w, safetensors_at(set, i)->name);
+    for (int i = 0; more > 0 && i < n; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
-        if (bsearch(&e->name, names, (size_t)w->n_tensors, sizeof *names, compare_pointers))
-            continue;
-        if (!ignorable(w, e->name))
-            st = status_fail(ST_MISMATCH,
-                             "%s: tensor %s is not part of a %s model as config.json describes it",
-                             e->file, e->name, w->config->architecture);
+        if (!ignorable(w, e->name) && !weights_find(w, e->name))
+            return status_fail(
+                ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
+                e->file, e->name, w->config->architecture);
     }
-    free(names);
-    return st;
+    return ST_OK;
 }
 
 // The folder's tensors, which are those of the table.
@@ -491,7 +454,7 @@ enum status weights_load(struct weights *w, struct device *dev, const char *fold
     }
     for (int i = 0; i < w->n_tensors; i++) {
         const struct safetensors_entry *e = safetensors_find(set, w->tensors[i].name);
-        CHECK(copy_tensor_in(w, dev, &w->tensors[i], e->data, e->dt, staging));
+        copy_tensor_in(w, dev, &w->tensors[i], e->data, e->dt, staging);
     }
     st = device_sync(dev);
 out:
