@@ -16,13 +16,14 @@ static struct value macro_attribute(struct run *r, const struct macro *macro,
                                     const struct string *name)
 {
     const struct macro_node *m = macro->node->macro;
+    const struct named_list *parameters = &m->parameters;
     if (string_is(name, "name")) return macro->node->kind == N_MACRO ? macro->node->value : NONE;
     if (string_is(name, "caller")) return value_bool(m->uses[EXTRA_CALLER]);
     if (string_is(name, "catch_kwargs")) return value_bool(m->uses[EXTRA_KWARGS]);
     if (string_is(name, "catch_varargs")) return value_bool(m->uses[EXTRA_VARARGS]);
     if (!string_is(name, "arguments")) return MISSING;
-    struct value names = list_new(&r->arena, V_TUPLE, m->n);
-    for (size_t i = 0; i < m->n; i++) names.list->items[i] = m->parameters[i].name;
+    struct value names = list_new(&r->arena, V_TUPLE, parameters->n);
+    for (size_t i = 0; i < parameters->n; i++) names.list->items[i] = parameters->items[i].name;
     return names;
 }
 

@@ -121,10 +121,10 @@ static void evaluate_named(struct run *r, struct scope *scope, const struct call
         more = v.dict;
     }
     struct named_value *named =
-        arena_array(&r->arena, call->n_keywords + given(caller) + more->n, sizeof *named);
-    for (size_t i = 0; i < call->n_keywords; i++)
-        add_named(r, named, &ret->n_named, call->keywords[i].name.string,
-                  jinja_evaluate(r, scope, call->keywords[i].value));
+        arena_array(&r->arena, call->keywords.n + given(caller) + more->n, sizeof *named);
+    for (size_t i = 0; i < call->keywords.n; i++)
+        add_named(r, named, &ret->n_named, call->keywords.items[i].name.string,
+                  jinja_evaluate(r, scope, call->keywords.items[i].value));
     if (given(caller))
         add_named(r, named, &ret->n_named, string_of(&r->arena, "caller").string, caller);
     for (size_t i = 0; i < more->n; i++) {

@@ -26,9 +26,9 @@ static void set(struct macro_call *c, const char *name, struct value value)
 }
 
 // What a parameter is where it was not given; a default may speak of the parameters before it.
-static struct value default_of(struct macro_call *c, const struct parameter *p)
+static struct value default_of(struct macro_call *c, const struct named_node *p)
 {
-    if (p->otherwise) return jinja_evaluate(c->run, c->scope, p->otherwise);
+    if (p->value) return jinja_evaluate(c->run, c->scope, p->value);
     struct value hint =
         string_printf(&c->run->arena, "parameter '%.*s' was not provided", SHOWN(p->name.string));
     return undefined_because(c->run, hint.string->data);
@@ -36,14 +36,14 @@ static struct value default_of(struct macro_call *c, const struct parameter *p)
 
 static void bind_parameters(struct macro_call *c)
 {
-    const struct macro_node *m = c->macro->node->macro;
+    const struct named_list *list = &c->macro->node->macro->parameters;
     const struct arguments *a = c->arguments;
-    struct value *bound = arena_array(&c->run->arena, m->n, sizeof *bound);
-    for (size_t i = 0; i < m->n; i++)
+    struct value *bound = arena_array(&c->run->arena, list->n, sizeof *bound);
+    for (size_t i = 0; i < list->n; i++)
         bound[i] =
-            i < a->n_positional ? a->positional[i] : take_named(c, m->parameters[i].name.string);
-    for (size_t i = 0; i < m->n; i++) {
-        const struct parameter *p = &m->parameters[i];
+            i < a->n_positional ? a->positional[i] : take_named(c, list->items[i].name.string);
+    for (size_t i = 0; i < list->n; i++) {
+        const struct named_node *p = &list->items[i];
         if (!given(bound[i])) bound[i] = default_of(c, p);
         scope_set(c->run, c->scope, p->name.string, bound[i]);
     }
@@ -71,7 +71,8 @@ static void bind_kwargs(struct macro_call *c)
 static void bind_varargs(struct macro_call *c)
 {
     const struct arguments *a = c->arguments;
-    size_t n = c->macro->node->macro->n, more = a->n_positional > n ? a->n_positional - n : 0;
+    size_t n = c->macro->node->macro->parameters.n,
+           more = a->n_positional > n ? a->n_positional - n : 0;
     struct value varargs = list_new(&c->run->arena, V_TUPLE, more);
     for (size_t i = 0; i < more; i++) varargs.list->items[i] = a->positional[n + i];
     set(c, "varargs", varargs);
@@ -95,8 +96,9 @@ static void check_remaining(const struct macro_call *c)
         fail(c->run, "macro '%.*s' takes no keyword argument '%.*s'", SHOWN(name),
              SHOWN(a->named[i].name));
     }
-    if (!m->uses[EXTRA_VARARGS] && a->n_positional > m->n)
-        fail(c->run, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name), m->n);
+    if (!m->uses[EXTRA_VARARGS] && a->n_positional > m->parameters.n)
+        fail(c->run, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name),
+             m->parameters.n);
 }
 
 struct value macro_call(struct run *r, const struct macro *macro, const struct arguments *arguments)

@@ -5,19 +5,6 @@
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static void add_keyword(struct parser *p, struct call_node *call)
-{
-    struct value name = p->token->value;
-    p->token += 2;
-    struct node *value = parse_expression(p);
-    for (size_t i = 0; i < call->n_keywords; i++)
-        if (string_equal(call->keywords[i].name.string, name.string))
-            parse_fail(p, "keyword argument repeated: %.*s", SHOWN(name.string));
-    call->keywords = arena_room(p->arena, call->keywords, call->n_keywords, &call->cap_keywords,
-                                sizeof *call->keywords);
-    call->keywords[call->n_keywords++] = (struct keyword){name, value};
-}
-
 static void parse_argument(struct parser *p, struct call_node *call)
 {
     bool closed = call->star || call->star_star;
@@ -26,8 +13,8 @@ static void parse_argument(struct parser *p, struct call_node *call)
     else if (!call->star_star && skip_token(p, T_POW))
         call->star_star = parse_expression(p);
     else if (p->token->type == T_NAME && p->token[1].type == T_ASSIGN && !call->star_star)
-        add_keyword(p, call);
-    else if (closed || call->n_keywords > 0)
+        named_add(p, &call->keywords);
+    else if (closed || call->keywords.n > 0)
         parse_fail(p, "invalid syntax for function call expression");
     else
         node_add(p, &call->positional, parse_expression(p));
