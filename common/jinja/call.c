@@ -77,7 +77,7 @@ const struct builtin *builtin_find(int of, const struct string *name)
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const struct builtin *b = tables[i]; b->name; b++)
-            if (b->of & of && string_is(name, b->name)) return b;
+            if (b->of & of && string_word(name, b->name) >= 0) return b;
     return NULL;
 }
 
@@ -93,19 +93,21 @@ static void bind(struct run *r, const struct builtin *f, const struct arguments 
     const char *params = param_names(f);
     size_t n = param_count(params);
     if (a->n_positional > n)
-        fail(r, "%s() takes at most %zu arguments (%zu given)", f->name, n, a->n_positional);
-    if (has_sign(f, '/') && a->n_named > 0) fail(r, "%s() takes no keyword arguments", f->name);
+        fail(r, "%.*s() takes at most %zu arguments (%zu given)", NAME(f), n, a->n_positional);
+    if (has_sign(f, '/') && a->n_named > 0) fail(r, "%.*s() takes no keyword arguments", NAME(f));
     for (size_t i = 0; i < a->n_positional; i++) v[i] = a->positional[i];
     for (size_t i = 0; i < a->n_named; i++) {
         const struct string *name = a->named[i].name;
         int at = string_word(name, params);
-        if (at < 0) fail(r, "%s() got an unexpected keyword argument '%.*s'", f->name, SHOWN(name));
+        if (at < 0)
+            fail(r, "%.*s() got an unexpected keyword argument '%.*s'", NAME(f), SHOWN(name));
         if (given(v[at]))
-            fail(r, "%s() got multiple values for argument '%.*s'", f->name, SHOWN(name));
+            fail(r, "%.*s() got multiple values for argument '%.*s'", NAME(f), SHOWN(name));
         v[at] = a->named[i].value;
     }
     for (int i = 0; i < f->n_required; i++)
-        if (!given(v[i])) fail(r, "%s() is missing a required argument (\"%s\")", f->name, params);
+        if (!given(v[i]))
+            fail(r, "%.*s() is missing a required argument (\"%s\")", NAME(f), params);
 }
 
 struct generation {

@@ -198,8 +198,7 @@ BUILTIN(select_items)
 const struct builtin list_builtins[] = {
     {FILTER, "first", first, 0, "", 0},
     {FILTER, "last", last, 0, "", 0},
-    {FILTER, "length", length, 0, "", 0},
-    {FILTER, "count", length, 0, "", 0},
+    {FILTER, "length count", length, 0, "", 0},
     {FILTER, "list", list, 0, "", 0},
     {FILTER, "reverse", reverse, 0, "", 0},
     {FILTER, "join", join, 0, "d attribute", 0},

@@ -111,8 +111,8 @@ struct call {
 
 // A filter, a test, a method or a function of this program.
 struct builtin {
-    int of; // what it is: FILTER, TEST, FUNCTION, and METHOD of a kind of value
-    const char *name;
+    int of;           // what it is: FILTER, TEST, FUNCTION, and METHOD of a kind of value
+    const char *name; // or several that mean the same, a blank between
     struct value (*call)(struct run *r, const struct call *c);
     int which; // of several that one function does
     // The names of the parameters, a blank between. Signs may stand first:
@@ -124,6 +124,8 @@ struct builtin {
     int n_required;
 };
 // The definition of one.
+// For "%.*s": the first of its names.
+#define NAME(f)       (int)strcspn((f)->name, " "), (f)->name
 #define UNUSED        __attribute__((unused))
 #define BUILTIN(name) static struct value name(UNUSED struct run *r, UNUSED const struct call *c)
 

@@ -74,16 +74,23 @@ static void join_first(struct parts *p, int64_t max)
     p->list.n -= one;
 }
 
-struct list split_string(struct run *r, const struct string *s, const struct string *by,
-                         int64_t max)
+static struct list split_either(struct run *r, const struct string *s, const struct string *by,
+                                int64_t max, bool from_end)
 {
     struct parts p = {.run = r, .of = s};
     run_steps(r, s->n_bytes >> 6);
-    if (by)
-        split_at(&p, by, max);
+    if (!by)
+        split_at_spaces(&p, from_end ? -1 : max);
     else
-        split_at_spaces(&p, max);
+        (from_end ? split_from_end : split_at)(&p, by, max);
+    if (!by && from_end) join_first(&p, max);
     return p.list;
+}
+
+struct list split_string(struct run *r, const struct string *s, const struct string *by,
+                         int64_t max)
+{
+    return split_either(r, s, by, max, false);
 }
 
 static const struct string *separator(const struct call *c)
@@ -98,20 +105,11 @@ enum { AT_START, AT_END };
 // sep, maxsplit; which: AT_START or AT_END, where it begins
 BUILTIN(split)
 {
-    struct parts p = {.run = r, .of = c->v[0].string};
     const struct string *by = arg_given(c, 1) ? separator(c) : NULL;
     int64_t max = arg_int(c, 2, -1);
-    if (max < 0) max = -1;
-    if (c->function->which == AT_START)
-        return list_of(&r->arena, V_LIST, split_string(r, p.of, by, max));
-    run_steps(r, p.of->n_bytes >> 6);
-    if (by) {
-        split_from_end(&p, by, max);
-    } else {
-        split_at_spaces(&p, -1);
-        join_first(&p, max);
-    }
-    return list_of(&r->arena, V_LIST, p.list);
+    return list_of(
+        &r->arena, V_LIST,
+        split_either(r, c->v[0].string, by, max < 0 ? -1 : max, c->function->which == AT_END));
 }
 
 struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
