@@ -92,18 +92,18 @@ static void bind(struct run *r, const struct builtin *f, const struct arguments 
 {
     const char *params = param_names(f);
     size_t n = param_count(params);
-    if (a->n_positional > n)
-        fail(r, "%.*s() takes at most %zu arguments (%zu given)", NAME(f), n, a->n_positional);
-    if (has_sign(f, '/') && a->n_named > 0) fail(r, "%.*s() takes no keyword arguments", NAME(f));
-    for (size_t i = 0; i < a->n_positional; i++) v[i] = a->positional[i];
-    for (size_t i = 0; i < a->n_named; i++) {
-        const struct string *name = a->named[i].name;
+    if (a->positional.n > n)
+        fail(r, "%.*s() takes at most %zu arguments (%zu given)", NAME(f), n, a->positional.n);
+    if (has_sign(f, '/') && a->named.n > 0) fail(r, "%.*s() takes no keyword arguments", NAME(f));
+    for (size_t i = 0; i < a->positional.n; i++) v[i] = a->positional.items[i];
+    for (size_t i = 0; i < a->named.n; i++) {
+        const struct string *name = a->named.entries[i].key.string;
         int at = string_word(name, params);
         if (at < 0)
             fail(r, "%.*s() got an unexpected keyword argument '%.*s'", NAME(f), SHOWN(name));
         if (given(v[at]))
             fail(r, "%.*s() got multiple values for argument '%.*s'", NAME(f), SHOWN(name));
-        v[at] = a->named[i].value;
+        v[at] = a->named.entries[i].value;
     }
     for (int i = 0; i < f->n_required; i++)
         if (!given(v[i]))

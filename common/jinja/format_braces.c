@@ -90,17 +90,17 @@ static struct value first_value(struct braces *b, const char *name, size_t n)
     size_t i = strtoul(name, &end, 10);
     if (n > 0 && (end != name + n || !isdigit((unsigned char)*name))) {
         struct string key = {name, n, n, false};
-        for (size_t k = 0; k < a->n_named; k++)
-            if (string_equal(a->named[k].name, &key)) return a->named[k].value;
+        const struct dict_entry *e = entry_named(&a->named, &key);
+        if (e) return e->value;
         fail(b->run, "KeyError: '%.*s'", SHOWN(&key));
     }
     if (n == 0 ? b->by_number : b->next > 0)
         fail(b->run, "numbered and unnumbered fields are mixed");
     b->by_number = n > 0;
     if (n == 0) i = b->next++;
-    if (i >= a->n_positional)
+    if (i >= a->positional.n)
         fail(b->run, "Replacement index %zu out of range for positional args tuple", i);
-    return a->positional[i];
+    return a->positional.items[i];
 }
 
 static struct value field_value(struct braces *b, const char *name, size_t n)
@@ -209,13 +209,10 @@ BUILTIN(format)
 BUILTIN(format_map)
 {
     if (c->v[1].kind != V_DICT) type_fail(r, "format_map() wants a mapping", c->v[1]);
-    const struct dict *d = c->v[1].dict;
-    struct named_value *named = arena_array(&r->arena, d->n, sizeof *named);
-    struct arguments arguments = {.named = named};
-    for (size_t i = 0; i < d->n; i++)
-        if (d->entries[i].key.kind == V_STRING)
-            named[arguments.n_named++] =
-                (struct named_value){d->entries[i].key.string, d->entries[i].value};
+    struct arguments arguments = {.named.n = 0};
+    for (const struct dict_entry *e = c->v[1].dict->entries;
+         e < c->v[1].dict->entries + c->v[1].dict->n; e++)
+        if (e->key.kind == V_STRING) dict_append(&r->arena, &arguments.named, e->key, e->value);
     return format_braces(r, c->v[0].string, &arguments);
 }
 

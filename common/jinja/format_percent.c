@@ -161,14 +161,13 @@ struct value format_percent(struct run *r, const struct string *format, struct v
 BUILTIN(format)
 {
     const struct arguments *all = c->all;
-    if (all->n_positional > 0 && all->n_named > 0)
+    if (all->positional.n > 0 && all->named.n > 0)
         fail(r, "can't handle positional and keyword arguments at the same time");
-    struct value values =
-        list_of(&r->arena, V_TUPLE,
-                (struct list){.items = (struct value *)all->positional, .n = all->n_positional});
-    if (all->n_named > 0) values = dict_new(&r->arena, all->n_named);
-    for (size_t i = 0; i < all->n_named; i++)
-        dict_append(&r->arena, values.dict, value_string(all->named[i].name), all->named[i].value);
+    struct value values = list_of(&r->arena, V_TUPLE, all->positional);
+    if (all->named.n > 0) {
+        values = dict_new(&r->arena, 0);
+        *values.dict = all->named;
+    }
     return format_percent(r, c->v[0].string, values);
 }
 

@@ -36,11 +36,11 @@ BUILTIN(dict)
 {
     const struct arguments *all = c->all;
     struct value d = dict_new(&r->arena, 4);
-    if (all->n_positional > 1)
-        fail(r, "dict expected at most 1 argument, got %zu", all->n_positional);
-    if (all->n_positional == 1) add_pairs(r, all->positional[0], d.dict);
-    for (size_t i = 0; i < all->n_named; i++)
-        dict_set(r, d.dict, value_string(all->named[i].name), all->named[i].value);
+    if (all->positional.n > 1)
+        fail(r, "dict expected at most 1 argument, got %zu", all->positional.n);
+    if (all->positional.n == 1) add_pairs(r, all->positional.items[0], d.dict);
+    for (size_t i = 0; i < all->named.n; i++)
+        dict_set(r, d.dict, all->named.entries[i].key, all->named.entries[i].value);
     return d;
 }
 
@@ -66,10 +66,9 @@ static struct value cycler_new(struct run *r, enum value_kind kind, struct list 
 BUILTIN(cycler)
 {
     const struct arguments *all = c->all;
-    if (all->n_positional == 0) fail(r, "at least one item has to be provided");
-    if (all->n_named > 0) fail(r, "cycler() takes no keyword arguments");
-    struct list items = {.items = (struct value *)all->positional, .n = all->n_positional};
-    return cycler_new(r, V_CYCLER, items);
+    if (all->positional.n == 0) fail(r, "at least one item has to be provided");
+    if (all->named.n > 0) fail(r, "cycler() takes no keyword arguments");
+    return cycler_new(r, V_CYCLER, all->positional);
 }
 
 BUILTIN(joiner)

@@ -89,15 +89,9 @@ struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struc
 
 // ---- calls: call.c, macro.c ---------------------------------------------------------------------
 
-struct named_value {
-    const struct string *name;
-    struct value value;
-};
 struct arguments {
-    const struct value *positional;
-    size_t n_positional;
-    const struct named_value *named;
-    size_t n_named;
+    struct list positional;
+    struct dict named; // its keys are strings
 };
 
 #define MAX_PARAMS 4
@@ -185,6 +179,8 @@ bool value_as_int(struct value v, int64_t *ret); // bool, int
 double value_as_double(struct value v);          // of a number
 
 struct value dict_find(struct run *r, const struct dict *d, struct value key); // V_MISSING: not
+// In a dict whose keys are strings; NULL: it is not there.
+struct dict_entry *entry_named(const struct dict *d, const struct string *name);
 void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
 // Its keys, values or pairs of both: V_KEYS, V_VALUES, V_ITEMS.
 struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind);
