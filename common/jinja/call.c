@@ -155,7 +155,7 @@ struct value builtin_invoke(struct run *r, const struct builtin *f, struct value
 // ---- what can be called -------------------------------------------------------------------------
 
 // Nothing the first time, its separator from then on.
-static struct value call_joiner(struct run *r, struct cycler *joiner)
+static struct value call_joiner(struct run *r, struct iterator *joiner)
 {
     if (joiner->at > 0) return joiner->items.items[0];
     joiner->at = 1;
@@ -176,7 +176,7 @@ struct value call_value(struct run *r, struct value function, const struct argum
     case V_LOOP:
         return loop_call(r, function.loop, arguments);
     case V_JOINER:
-        return call_joiner(r, function.cycler);
+        return call_joiner(r, function.iterator);
     default:
         fail(r, "'%s' object is not callable", value_type(function));
     }

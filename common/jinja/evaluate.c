@@ -83,12 +83,10 @@ static struct value evaluate_condition(struct run *r, struct scope *scope, const
 {
     bool truth = jinja_evaluate_truth(r, scope, node->a);
     if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c);
-    return undefined_because(
-        r, string_printf(&r->arena,
-                         "the inline if-expression on line %d evaluated to false and no else "
-                         "section was defined.",
-                         node->line)
-               .string->data);
+    return undefined_because(r,
+                             "the inline if-expression on line %d evaluated to false and no else "
+                             "section was defined.",
+                             node->line);
 }
 
 static struct value evaluate_slice(struct run *r, struct scope *scope, const struct node *node)

@@ -84,7 +84,7 @@ BUILTIN(wordcount)
 
 BUILTIN(not_supported)
 {
-    arena_fail(&r->arena, ST_UNSUPPORTED, "none of these is supported: %s", c->function->name);
+    arena_fail(&r->arena, ST_UNSUPPORTED, "not supported: %s", c->function->name);
 }
 
 const struct builtin text_builtins[] = {
@@ -93,6 +93,7 @@ const struct builtin text_builtins[] = {
     {FILTER, "truncate", truncate_text, 0, "length killwords end leeway", 0},
     {FILTER, "wordcount", wordcount, 0, "$", 0},
     {FILTER, "pprint random urlize wordwrap", not_supported, 0, "*", 0},
+    {FUNCTION, "lipsum", not_supported, 0, "*", 0},
     {METHOD(V_STRING), "encode maketrans translate", not_supported, 0, "*", 0},
     {.name = NULL},
 };

@@ -56,31 +56,23 @@ BUILTIN(namespace)
     return space;
 }
 
-static struct value cycler_new(struct run *r, enum value_kind kind, struct list items)
-{
-    struct cycler *cycler = arena_alloc(&r->arena, sizeof *cycler);
-    cycler->items = items;
-    return value_of(.kind = kind, .cycler = cycler);
-}
-
 BUILTIN(cycler)
 {
     const struct arguments *all = c->all;
     if (all->positional.n == 0) fail(r, "at least one item has to be provided");
     if (all->named.n > 0) fail(r, "cycler() takes no keyword arguments");
-    return cycler_new(r, V_CYCLER, all->positional);
+    struct value v = iterator_of(&r->arena, all->positional);
+    v.kind = V_CYCLER;
+    return v;
 }
 
 BUILTIN(joiner)
 {
     struct value separator = list_new(&r->arena, V_LIST, 1);
     separator.list->items[0] = given(c->v[1]) ? c->v[1] : string_of(&r->arena, ", ");
-    return cycler_new(r, V_JOINER, *separator.list);
-}
-
-BUILTIN(lipsum)
-{
-    arena_fail(&r->arena, ST_UNSUPPORTED, "lipsum() is not supported");
+    struct value v = iterator_of(&r->arena, *separator.list);
+    v.kind = V_JOINER;
+    return v;
 }
 
 // ---- the clock ----------------------------------------------------------------------------------
@@ -139,6 +131,5 @@ const struct builtin function_builtins[] = {
     {FUNCTION, "namespace", namespace, 0, "*", 0},
     {FUNCTION, "cycler", cycler, 0, "*", 0},
     {FUNCTION, "joiner", joiner, 0, "sep", 0},
-    {FUNCTION, "lipsum", lipsum, 0, "*", 0},
     {.name = NULL},
 };

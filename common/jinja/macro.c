@@ -28,9 +28,7 @@ static void set(struct macro_call *c, const char *name, struct value value)
 static struct value default_of(struct macro_call *c, const struct named_node *p)
 {
     if (p->value) return jinja_evaluate(c->run, c->scope, p->value);
-    struct value hint =
-        string_printf(&c->run->arena, "parameter '%.*s' was not provided", SHOWN(p->name.string));
-    return undefined_because(c->run, hint.string->data);
+    return undefined_because(c->run, "parameter '%.*s' was not provided", SHOWN(p->name.string));
 }
 
 static void bind_parameters(struct macro_call *c)

@@ -86,9 +86,15 @@ static struct value undefined(struct run *r, const char *hint, struct value of, 
     return value_of(.kind = V_UNDEFINED, .undefined = u);
 }
 
-struct value undefined_because(struct run *r, const char *hint)
+struct value undefined_because(struct run *r, const char *format, ...)
 {
-    return undefined(r, hint, MISSING, MISSING);
+    char hint[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(hint, sizeof hint, format, arguments);
+    va_end(arguments);
+    struct value kept = string_copy(&r->arena, hint, strlen(hint), false);
+    return undefined(r, kept.string->data, MISSING, MISSING);
 }
 
 struct value undefined_name(struct run *r, struct value name)

@@ -58,7 +58,8 @@ struct value text_end(struct run *r, size_t begin, bool markup);
 // Bytes [start, end) of a string, markup if it is.
 struct value string_part(struct run *r, const struct string *of, size_t start, size_t end);
 
-struct value undefined_because(struct run *r, const char *hint);
+struct value undefined_because(struct run *r, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 struct value undefined_name(struct run *r, struct value name);
 struct value undefined_item(struct run *r, struct value of, struct value name);
 

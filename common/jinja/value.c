@@ -1,8 +1,6 @@
 /* value.c: making values, and their names. JSON becomes values once, at the start of a rendering;
  * its strings are borrowed. One thread at a time. */
 #include "common/jinja/value.h"
-#include <stdarg.h>
-#include <stdio.h>
 
 #define MAX_JSON_DEPTH 200
 
@@ -32,16 +30,6 @@ struct value string_copy(struct arena *a, const char *data, size_t n_bytes, bool
 struct value string_of(struct arena *a, const char *text)
 {
     return string_new(a, text, strlen(text), false);
-}
-
-struct value string_printf(struct arena *a, const char *format, ...)
-{
-    char text[400];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return string_copy(a, text, strlen(text), false);
 }
 
 struct value list_of(struct arena *a, enum value_kind kind, struct list items)
