@@ -64,18 +64,10 @@ struct node *parse_filters(struct parser *p, struct node *input, bool first)
 // An argument without parentheses: "x is divisibleby 3".
 static bool begins_argument(const struct parser *p)
 {
-    switch (p->token->type) {
-    case T_STRING:
-    case T_INTEGER:
-    case T_FLOAT:
-    case T_LBRACKET:
-    case T_LBRACE:
-        return true;
-    case T_NAME:
-        return !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
-    default:
-        return false;
-    }
+    enum token_type type = p->token->type;
+    if (type == T_NAME) return !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
+    return type == T_STRING || type == T_INTEGER || type == T_FLOAT || type == T_LBRACKET ||
+           type == T_LBRACE;
 }
 
 static struct node *parse_test(struct parser *p, struct node *tested)
@@ -258,25 +250,15 @@ static struct node *parse_dict(struct parser *p)
 
 struct node *parse_primary(struct parser *p)
 {
-    struct node *node;
-    switch (p->token->type) {
-    case T_NAME:
-        return parse_name(p);
-    case T_STRING:
-        return parse_string(p);
-    case T_INTEGER:
-    case T_FLOAT:
-        return parse_constant(p);
-    case T_LPAREN:
-        p->token++;
-        node = parse_tuple(p, TUPLE_IN_PARENTHESES, NULL);
-        parse_expect(p, T_RPAREN);
-        return node;
-    case T_LBRACKET:
-        return parse_list(p);
-    case T_LBRACE:
-        return parse_dict(p);
-    default:
-        parse_unexpected(p, "an expression");
-    }
+    enum token_type type = p->token->type;
+    if (type == T_NAME) return parse_name(p);
+    if (type == T_STRING) return parse_string(p);
+    if (type == T_INTEGER || type == T_FLOAT) return parse_constant(p);
+    if (type == T_LBRACKET) return parse_list(p);
+    if (type == T_LBRACE) return parse_dict(p);
+    if (type != T_LPAREN) parse_unexpected(p, "an expression");
+    p->token++;
+    struct node *node = parse_tuple(p, TUPLE_IN_PARENTHESES, NULL);
+    parse_expect(p, T_RPAREN);
+    return node;
 }

@@ -214,10 +214,10 @@ struct search {
 
 static enum status put_match(struct search *s, size_t start, size_t end)
 {
-    bool ok = start == s->done || piece_list_push(s->ret, s->done, start - s->done, 0);
-    ok = ok && piece_list_push(s->ret, start, end - start, 1);
+    enum status st = ST_OK;
+    if (start > s->done) st = piece_list_push(s->ret, s->done, start - s->done, 0);
     s->done = end;
-    return ok ? ST_OK : status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
+    return st == ST_OK ? piece_list_push(s->ret, start, end - start, 1) : st;
 }
 
 static enum status find_literal(struct search *s)
@@ -282,8 +282,7 @@ enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
     ret->n = 0;
     if (len == 0) return ST_OK;
     enum status st = p->literal ? find_literal(&s) : find_regex(&s);
-    if (st == ST_OK && s.done < len && !piece_list_push(ret, s.done, len - s.done, 0))
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+    if (st == ST_OK && s.done < len) st = piece_list_push(ret, s.done, len - s.done, 0);
     return st;
 }
 

@@ -46,17 +46,17 @@ void token_list_release(struct token_list *list)
     *list = (struct token_list)TOKEN_LIST_INIT;
 }
 
-bool token_list_push(struct token_list *list, int32_t id)
+enum status token_list_push(struct token_list *list, int32_t id)
 {
     if (list->n == list->cap) {
         int cap = list->cap ? 2 * list->cap : 64;
         int32_t *ids = realloc(list->ids, (size_t)cap * sizeof(*ids));
-        if (!ids) return false;
+        if (!ids) return status_fail(ST_NO_MEMORY, "out of memory for %d tokens", list->n);
         list->ids = ids;
         list->cap = cap;
     }
     list->ids[list->n++] = id;
-    return true;
+    return ST_OK;
 }
 
 // ---- loading: added tokens ---------------------------------------------------------------------
@@ -232,8 +232,8 @@ static enum status add_template_token(const char *where, const json_t *processor
             json_integer_value(id) > INT32_MAX)
             return status_fail(ST_FORMAT,
                                "%s: post_processor.special_tokens.ids is not a list of ids", where);
-        if (!token_list_push(list, (int32_t)json_integer_value(id)))
-            return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+        enum status st = token_list_push(list, (int32_t)json_integer_value(id));
+        if (st != ST_OK) return st;
     }
     return ST_OK;
 }
@@ -282,9 +282,8 @@ static enum status load_surroundings(struct tokenizer *t, const struct source *s
                             json_object_get(s->json, "post_processor"), load_processor, t);
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_bos_token", &add_bos));
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_eos_token", &add_eos));
-    if ((add_bos && t->bos >= 0 && !token_list_push(&t->prefix, t->bos)) ||
-        (add_eos && t->eos >= 0 && !token_list_push(&t->suffix, t->eos)))
-        return status_fail(ST_NO_MEMORY, "%s: out of memory", s->where);
+    if (add_bos && t->bos >= 0) CHECK(token_list_push(&t->prefix, t->bos));
+    if (add_eos && t->eos >= 0) CHECK(token_list_push(&t->suffix, t->eos));
 out:
     return st;
 }
@@ -450,13 +449,6 @@ static enum status encode_words(const struct tokenizer *t, struct scratch *s, co
     return st;
 }
 
-static enum status push_id(struct token_list *ret, int id)
-{
-    return token_list_push(ret, id)
-               ? ST_OK
-               : status_fail(ST_NO_MEMORY, "out of memory for %d tokens", ret->n);
-}
-
 // A stretch between the added tokens of the raw text.
 static enum status encode_stretch(const struct tokenizer *t, struct scratch *s, const char *text,
                                   size_t len, bool at_start, struct token_list *ret)
@@ -468,7 +460,7 @@ static enum status encode_stretch(const struct tokenizer *t, struct scratch *s, 
     for (size_t i = 0; i < s->normal.n; i++) {
         const struct text_piece *piece = &s->normal.items[i];
         if (piece->id >= 0)
-            CHECK(push_id(ret, piece->id));
+            CHECK(token_list_push(ret, piece->id));
         else
             CHECK(encode_words(t, s, normal + piece->start, piece->len,
                                at_start && piece->start == 0, ret));
@@ -504,16 +496,18 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
         st = status_fail(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
         goto out;
     }
-    for (int i = 0; add_special && i < t->prefix.n; i++) CHECK(push_id(ret, t->prefix.ids[i]));
+    for (int i = 0; add_special && i < t->prefix.n; i++)
+        CHECK(token_list_push(ret, t->prefix.ids[i]));
     CHECK(added_tokens_split(t->added, false, text, len, &s.raw));
     for (size_t i = 0; i < s.raw.n; i++) {
         const struct text_piece *piece = &s.raw.items[i];
         if (piece->id >= 0)
-            CHECK(push_id(ret, piece->id));
+            CHECK(token_list_push(ret, piece->id));
         else
             CHECK(encode_stretch(t, &s, text + piece->start, piece->len, piece->start == 0, ret));
     }
-    for (int i = 0; add_special && i < t->suffix.n; i++) CHECK(push_id(ret, t->suffix.ids[i]));
+    for (int i = 0; add_special && i < t->suffix.n; i++)
+        CHECK(token_list_push(ret, t->suffix.ids[i]));
 out:
     if (st != ST_OK) ret->n = before;
     piece_list_release(&s.raw);

@@ -25,7 +25,7 @@ struct token_list {
         NULL, 0, 0                                                                                 \
     }
 void token_list_release(struct token_list *list);
-bool token_list_push(struct token_list *list, int32_t id); // false: out of memory
+enum status token_list_push(struct token_list *list, int32_t id);
 
 enum status tokenizer_load(const char *folder, struct tokenizer **ret);
 // The same from the files' texts; `where` names the tokenizer.json in errors.

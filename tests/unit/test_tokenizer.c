@@ -214,7 +214,7 @@ static void refused_text(void **state)
     struct tokenizer *t = parse(json, NULL);
     struct token_list ids = TOKEN_LIST_INIT;
     struct bytes text = BYTES_INIT;
-    assert_true(token_list_push(&ids, 7));
+    assert_ok(token_list_push(&ids, 7));
     assert_status(tokenizer_encode(t, "ab\xff", 3, true, &ids), ST_INVALID);
     assert_message("byte 2");
     assert_int_equal(ids.n, 1); // untouched
