@@ -71,11 +71,6 @@ int64_t loop_length(struct loop *l)
     return l->length;
 }
 
-int64_t loop_index(const struct loop *l)
-{
-    return l->index0 + 1;
-}
-
 // ---- loop.x -------------------------------------------------------------------------------------
 
 struct value loop_attribute(struct loop *l, const struct string *name)

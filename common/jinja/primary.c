@@ -225,22 +225,13 @@ static struct node *parse_string(struct parser *p)
     return node;
 }
 
-static struct node *parse_list(struct parser *p)
+static struct node *parse_items(struct parser *p, enum node_kind kind, enum token_type end)
 {
-    struct node *node = node_new(p, N_LIST);
+    struct node *node = node_new(p, kind);
     p->token++;
-    while (parse_more(p, T_RBRACKET, node->items.n == 0, true))
+    while (parse_more(p, end, node->items.n == 0, true)) {
         node_add(p, &node->items, parse_expression(p));
-    p->token++;
-    return node;
-}
-
-static struct node *parse_dict(struct parser *p)
-{
-    struct node *node = node_new(p, N_DICT);
-    p->token++;
-    while (parse_more(p, T_RBRACE, node->items.n == 0, true)) {
-        node_add(p, &node->items, parse_expression(p));
+        if (kind != N_DICT) continue;
         parse_expect(p, T_COLON);
         node_add(p, &node->others, parse_expression(p));
     }
@@ -254,8 +245,8 @@ struct node *parse_primary(struct parser *p)
     if (type == T_NAME) return parse_name(p);
     if (type == T_STRING) return parse_string(p);
     if (type == T_INTEGER || type == T_FLOAT) return parse_constant(p);
-    if (type == T_LBRACKET) return parse_list(p);
-    if (type == T_LBRACE) return parse_dict(p);
+    if (type == T_LBRACKET) return parse_items(p, N_LIST, T_RBRACKET);
+    if (type == T_LBRACE) return parse_items(p, N_DICT, T_RBRACE);
     if (type != T_LPAREN) parse_unexpected(p, "an expression");
     p->token++;
     struct node *node = parse_tuple(p, TUPLE_IN_PARENTHESES, NULL);

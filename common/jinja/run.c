@@ -33,6 +33,12 @@ void run_put(struct run *r, const char *data, size_t n)
     bytes_append(&r->text, data, n);
 }
 
+void run_fill(struct run *r, const char *data, size_t n, int64_t times)
+{
+    run_steps(r, (size_t)(times > 0 ? times : 0) >> 4);
+    for (int64_t i = 0; i < times; i++) run_put(r, data, n);
+}
+
 void run_puts(struct run *r, const char *text)
 {
     run_put(r, text, strlen(text));

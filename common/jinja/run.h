@@ -50,6 +50,7 @@ void run_deeper(struct run *r);          // the caller takes it back: r->depth--
 // Text at the end of what is being built.
 void run_put(struct run *r, const char *data, size_t n);
 void run_puts(struct run *r, const char *text);
+void run_fill(struct run *r, const char *data, size_t n, int64_t times);
 void run_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void run_put_string(struct run *r, const struct string *s);
 // A text of its own: from text_begin() to text_end(), which takes it off the buffer.
@@ -78,7 +79,6 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
                  int64_t depth0);
 struct value loop_attribute(struct loop *loop, const struct string *name);
 int64_t loop_length(struct loop *loop);
-int64_t loop_index(const struct loop *loop);
 
 // ---- expressions: evaluate.c --------------------------------------------------------------------
 

@@ -168,13 +168,6 @@ BUILTIN(join)
 
 // ---- fill ---------------------------------------------------------------------------------------
 
-// `n` times a character.
-static void put_times(struct run *r, const char *character, size_t n_bytes, int64_t n)
-{
-    run_steps(r, (size_t)n >> 4);
-    for (int64_t i = 0; i < n; i++) run_put(r, character, n_bytes);
-}
-
 // Characters that are wanting to the width in parameter 1.
 static int64_t wanting(const struct call *c)
 {
@@ -198,9 +191,9 @@ BUILTIN(pad)
     if (c->function->which == (PAD_LEFT | PAD_RIGHT))
         left = n / 2 + (n & (n + (int64_t)s->n_chars) & 1);
     size_t text = text_begin(r);
-    put_times(r, fill->data, fill->n_bytes, left);
+    run_fill(r, fill->data, fill->n_bytes, left);
     run_put_string(r, s);
-    put_times(r, fill->data, fill->n_bytes, n - left);
+    run_fill(r, fill->data, fill->n_bytes, n - left);
     return text_end(r, text, s->markup);
 }
 
@@ -211,7 +204,7 @@ BUILTIN(zfill)
     size_t sign = s->n_bytes > 0 && (s->data[0] == '-' || s->data[0] == '+');
     size_t text = text_begin(r);
     run_put(r, s->data, sign);
-    put_times(r, "0", 1, n);
+    run_fill(r, "0", 1, n);
     run_put(r, s->data + sign, s->n_bytes - sign);
     return text_end(r, text, s->markup);
 }
@@ -227,7 +220,7 @@ BUILTIN(expandtabs)
         uint32_t character = utf8_next(s->data, s->n_bytes, &at);
         if (character == '\t') {
             int64_t spaces = size > 0 ? size - column % size : 0;
-            put_times(r, " ", 1, spaces);
+            run_fill(r, " ", 1, spaces);
             column += spaces;
         } else {
             run_put(r, s->data + start, at - start);

@@ -144,10 +144,8 @@ enum status added_tokens_split(const struct added_tokens *a, bool normalized, co
         at = end;
         const struct added_token *token = added_tokens_find(a, id);
         if (token->single_word && touches_word(text, len, start, end)) continue;
-        for (size_t before = start; token->lstrip && start > done; start = before)
-            if (!unicode_is_space(utf8_before(text, &before))) break;
-        for (size_t next = end; token->rstrip && end < len; end = next)
-            if (!unicode_is_space(utf8_next(text, len, &next))) break;
+        if (token->lstrip) start = unicode_skip_back(text, done, start, unicode_is_space);
+        if (token->rstrip) end = unicode_skip(text, end, len, unicode_is_space);
         if (done < start) CHECK(piece_list_push(ret, done, start - done, -1));
         CHECK(piece_list_push(ret, start, end - start, id));
         done = end;
