@@ -10,7 +10,6 @@
  * what is not known is not mapped. What is known is read strictly. */
 #include "bridge/bridge_file.h"
 #include "bridge/bridge_json.h"
-#include "bridge/bridge_tensors.h"
 #include "bridge/process.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"

@@ -91,6 +91,7 @@
 #include "bridge/process.h"
 #include "common/base/clock.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdio.h>
@@ -315,4 +316,21 @@ void control_facts(const struct control *c, struct control_facts *ret)
     snprintf(f.layout_hash, sizeof f.layout_hash, "%.64s", page->layout_hash);
     control_snapshot(c, f.snapshot, sizeof f.snapshot);
     *ret = f;
+}
+
+void control_origin_words(const struct control_facts *f, struct bytes *ret)
+{
+    bytes_printf(ret, "version %" PRIu64 ", ", f->version);
+    if (!f->updates) {
+        bytes_printf(ret, "those of %s", f->origin);
+        return;
+    }
+    bytes_printf(ret, "%" PRIu64 " update%s since %s", f->updates, f->updates == 1 ? "" : "s",
+                 f->origin);
+    if (f->run_updates < f->updates)
+        bytes_printf(ret, ", the last %" PRIu64 " of them", f->run_updates);
+    if (f->run[0])
+        bytes_printf(ret, " by the run %s", f->run);
+    else
+        bytes_puts(ret, " by a writer without a run folder");
 }

@@ -10,11 +10,22 @@
 #define INFER_SERVER_BLOCK_MANAGER_H
 
 #include "common/base/status.h"
-#include "infer-server/engine/block_hash.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 struct block_manager;
 
 #define BLOCK_SIZE_MAX 1024 // tokens
+
+// The keys and values of a block depend on all tokens up to its end: its hash is a function of the
+// hash before it and of its own tokens.
+struct block_hash {
+    uint64_t part[2];
+};
+// The hashes of n consecutive blocks of block_size tokens each, the first of which follows
+// `before`. False, with nothing of use in ret_hashes, for want of memory. Any thread.
+bool block_hash_chain(const struct block_hash *before, const int32_t *tokens, int block_size, int n,
+                      struct block_hash *ret_hashes);
 
 struct block_key { // what a full block holds
     struct block_hash hash;

@@ -1,13 +1,19 @@
-/* checks.c: see checks.h. */
+/* checks.c: see checks.h. A draft of other tokens is not wrong, verification sees to that; it only
+ * never saves a step, and says nothing: so a draft model's folder is held against the policy's. */
 #include "infer-server/engine/checks.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
 #include "infer-server/engine/block_manager.h"
 #include "infer-server/engine/request.h"
 #include <math.h>
+#include <stdlib.h>
 
 #define DEFAULT_BATCH 64
 #define DEFAULT_CHUNK 512
 #define DEFAULT_BLOCK 16
 #define DEFAULT_QUEUE 1024
+
+// ---- what it is started with -------------------------------------------------------------------
 
 static enum status check_choice(const struct engine_options *o, struct speculative_choice choice,
                                 const char *where)
@@ -32,13 +38,14 @@ enum status checks_options(struct engine_options *o)
     if (!o->block_size) o->block_size = DEFAULT_BLOCK;
     if (!o->max_queue) o->max_queue = DEFAULT_QUEUE;
     if (o->max_batch < 1 || o->max_batch > 4096)
-        return status_fail(ST_INVALID, "--max-batch %d: it must be 1 to 4096", o->max_batch);
+        return status_fail(ST_INVALID, "--max-batch %lld: it must be 1 to 4096",
+                           (long long)o->max_batch);
     if (o->prefill_chunk < 1 || o->prefill_chunk > 1 << 20)
-        return status_fail(ST_INVALID, "a prefill chunk of %d tokens: it must be 1 to %d",
-                           o->prefill_chunk, 1 << 20);
+        return status_fail(ST_INVALID, "a prefill chunk of %lld tokens: it must be 1 to %d",
+                           (long long)o->prefill_chunk, 1 << 20);
     if (o->block_size < 1 || o->block_size > BLOCK_SIZE_MAX)
-        return status_fail(ST_INVALID, "KV blocks of %d tokens: they must hold 1 to %d",
-                           o->block_size, BLOCK_SIZE_MAX);
+        return status_fail(ST_INVALID, "KV blocks of %lld tokens: they must hold 1 to %d",
+                           (long long)o->block_size, BLOCK_SIZE_MAX);
     if (o->max_context < 0 || o->max_queue < 0 || o->kv_bytes < 0)
         return status_fail(ST_INVALID,
                            "--max-context, the queue and --kv-memory cannot be negative");
@@ -52,6 +59,69 @@ enum status checks_options(struct engine_options *o)
         return status_fail(ST_INVALID, "--socket: a path is needed");
     return ST_OK;
 }
+
+static bool has_tokenizer(const char *folder)
+{
+    char *path = path_join(folder, "tokenizer.json");
+    bool there = path && file_exists(path);
+    free(path);
+    return there;
+}
+
+// None in common, though both have some.
+static bool ends_differ(const struct model_config *a, const struct model_config *b)
+{
+    for (int i = 0; i < a->n_eos; i++)
+        for (int k = 0; k < b->n_eos; k++)
+            if (a->eos_ids[i] == b->eos_ids[k]) return false;
+    return a->n_eos > 0 && b->n_eos > 0;
+}
+
+static enum status check_sizes(const char *folder, const struct model_config *draft,
+                               const char *policy_folder, const struct model_config *policy)
+{
+    const char *bare = !has_tokenizer(folder)          ? folder
+                       : !has_tokenizer(policy_folder) ? policy_folder
+                                                       : NULL;
+    if (draft->vocab_size > policy->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: its vocabulary of %d tokens is larger than the %d of %s; a "
+                           "draft model must be of the same tokenizer",
+                           folder, draft->vocab_size, policy->vocab_size, policy_folder);
+    if (!bare) return ST_OK;
+    if (draft->vocab_size != policy->vocab_size)
+        return status_fail(
+            ST_MISMATCH,
+            "--draft %s: its vocabulary of %d tokens is not the %d of %s, and %s has "
+            "no tokenizer.json to compare them by; a draft model must be of the same "
+            "tokenizer: if it is, copy tokenizer.json there",
+            folder, draft->vocab_size, policy->vocab_size, policy_folder, bare);
+    if (ends_differ(draft, policy))
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: it ends texts with token %d, %s with %d, and %s has no "
+                           "tokenizer.json to compare them by; a draft model must be of the same "
+                           "tokenizer: if it is, copy tokenizer.json there",
+                           folder, draft->eos_ids[0], policy_folder, policy->eos_ids[0], bare);
+    log_info("%s has no tokenizer.json: draft model and policy are compared by the size of the "
+             "vocabulary (%d) and end tokens alone",
+             bare, draft->vocab_size);
+    return ST_OK;
+}
+
+enum status checks_draft_folder(const char *folder, const char *policy_folder,
+                                const struct model_config *policy, struct model_config **ret)
+{
+    struct model_config *draft = NULL;
+    enum status st = status_context(model_config_load(folder, &draft), "--draft");
+    if (st == ST_OK) st = check_sizes(folder, draft, policy_folder, policy);
+    if (st == ST_OK)
+        *ret = draft;
+    else
+        model_config_free(draft);
+    return st;
+}
+
+// ---- requests ----------------------------------------------------------------------------------
 
 static enum status check_ids(const struct model_config *config, const char *what,
                              const int32_t *ids, int n)

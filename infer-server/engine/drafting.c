@@ -48,14 +48,13 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     d->exact = options->exact;
     d->measures = speculative_most(d->choice) > 0 && !fixed;
     d->stats = stats;
-    stats->draft_positions = speculative_most(d->choice);
+    stats->drafts.draft_positions = speculative_most(d->choice);
     stats->speculative = d->choice;
     CHECK(speculative_new(fixed, drafting_rows(options), &d->speculative));
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
     d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
     if (!d->drafts || !d->sampling) {
-        st =
-            status_fail(ST_NO_MEMORY, "no memory for the drafts of %d samples", options->max_batch);
+        st = status_fail(ST_NO_MEMORY, "no memory for the drafts of a step");
         goto out;
     }
     *ret = d;
@@ -222,25 +221,6 @@ static void watch_draft_model(struct drafting *d, const struct verified *v)
             d->unaccepted.tokens);
 }
 
-static void count_drafts(struct drafting *d, struct sample *sample, const struct verified *v)
-{
-    if (sample->draft.method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(d, v);
-    struct sample_telemetry *t = &sample->telemetry;
-    struct engine_stats *all = d->stats;
-    if (v->n_counted > t->draft_positions) t->draft_positions = v->n_counted;
-    if (v->n_counted > all->draft_positions) all->draft_positions = v->n_counted;
-    t->num_drafts++;
-    t->num_draft_tokens += v->n_counted;
-    t->num_accepted_tokens += v->n_accepted;
-    all->num_drafts++;
-    all->num_draft_tokens += (uint64_t)v->n_counted;
-    all->num_accepted_tokens += (uint64_t)v->n_accepted;
-    for (int i = 0; i < v->n_accepted; i++) {
-        t->num_accepted_tokens_per_pos[i]++;
-        all->num_accepted_tokens_per_pos[i]++;
-    }
-}
-
 void drafting_verified(struct drafting *d, struct sample *sample, const struct verified *v,
                        int32_t first)
 {
@@ -249,7 +229,11 @@ void drafting_verified(struct drafting *d, struct sample *sample, const struct v
         speculative_verified(d->speculative, draft, v->n_drafts,
                              v->n_drafts > 0 ? v->n_accepted : first == draft->tokens[0], v->n - 1);
     draft->n = 0;
-    if (v->n_counted > 0) count_drafts(d, sample, v);
+    if (v->n_counted > 0) {
+        if (draft->method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(d, v);
+        draft_counts_step(&sample->telemetry.drafts, v->n_counted, v->n_accepted);
+        draft_counts_step(&d->stats->drafts, v->n_counted, v->n_accepted);
+    }
     if (d->model) draft_model_truncate(d->model, sample, sample_known(sample) + v->n_accepted);
 }
 

@@ -7,7 +7,6 @@
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
 #include "infer-server/engine/checks.h"
-#include "infer-server/engine/draft_folder.h"
 #include "infer-server/engine/engine_thread.h"
 #include <signal.h>
 #include <stdlib.h>
@@ -77,8 +76,8 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     CHECK(checks_options(&e->options));
     CHECK(model_config_load(options->model_folder, &e->config));
     if (options->draft_folder)
-        CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,
-                                &e->draft_config));
+        CHECK(checks_draft_folder(options->draft_folder, options->model_folder, e->config,
+                                  &e->draft_config));
     choose_rope(e);
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);

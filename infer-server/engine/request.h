@@ -18,7 +18,7 @@
 #define INFER_SERVER_REQUEST_H
 
 #include "infer-server/engine/adjust.h"
-#include "infer-server/engine/block_hash.h"
+#include "infer-server/engine/block_manager.h"
 #include "infer-server/engine/engine_info.h"
 #include "infer-server/engine/runner.h"
 #include "infer-server/speculative/speculative.h"

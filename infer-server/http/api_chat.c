@@ -1,9 +1,8 @@
 /* api_chat.c: messages as OpenAI's clients send them to what chat templates read. Contents in parts
  * become one text where the template wants one, and the arguments of earlier tool calls, which
- * travel as JSON in a string, become values again. Loop's thread. */
-#include "infer-server/http/api_chat.h"
+ * travel as JSON in a string, become values again. Any thread. */
+#include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
-#include "infer-server/http/api_messages.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +11,48 @@ static enum status no_memory(void)
 {
     return status_fail(ST_NO_MEMORY, "out of memory for a chat");
 }
+
+// ---- in the words that chat templates know: what needs no change is not copied ------------------
+
+static bool is_developer(const json_t *message)
+{
+    const char *role = json_string_value(json_object_get(message, "role"));
+    return role && strcmp(role, "developer") == 0;
+}
+
+static bool has_empty_calls(const json_t *message)
+{
+    const json_t *calls = json_object_get(message, "tool_calls");
+    return json_is_array(calls) && json_array_size(calls) == 0;
+}
+
+static json_t *plain_copy(json_t *message, bool knows_developer)
+{
+    const bool developer = !knows_developer && is_developer(message),
+               empty = has_empty_calls(message);
+    if (!developer && !empty) return json_incref(message);
+    json_t *copy = json_copy(message);
+    if (copy && developer) json_object_set_new(copy, "role", json_string("system"));
+    if (copy && empty) json_object_del(copy, "tool_calls");
+    return copy;
+}
+
+enum status api_messages_plain(const json_t *messages, bool knows_developer, json_t **ret)
+{
+    json_t *list = json_array(), *message;
+    size_t i;
+    bool whole = list != NULL;
+    json_array_foreach (messages, i, message)
+        whole = whole && json_array_append_new(list, plain_copy(message, knows_developer)) == 0;
+    if (!whole) {
+        json_decref(list);
+        return no_memory();
+    }
+    *ret = list;
+    return ST_OK;
+}
+
+// ---- tool calls --------------------------------------------------------------------------------
 
 // One call of message `i`; others hold it too, so that it is copied before it changes.
 static enum status parse_arguments(json_t *calls, size_t i, size_t k)
@@ -64,6 +105,8 @@ static enum status parse_tool_calls(json_t **messages)
     }
     return st;
 }
+
+// ---- the whole ---------------------------------------------------------------------------------
 
 static enum status check_messages(const json_t *messages)
 {

@@ -1,9 +1,8 @@
 /* api_prompt.c: what a request is generated from, in each way that a client may write it, to token
  * ids. Any thread: it reads the model, which nobody changes. */
-#include "infer-server/http/api_prompt.h"
+#include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
-#include "infer-server/http/api_chat.h"
 
 #include <limits.h>
 #include <stdlib.h>

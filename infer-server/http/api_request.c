@@ -2,12 +2,9 @@
  * is known; the engine only sees token ids and numbers that make sense. Which fields there are, and
  * what becomes of those that are not read here, is in request_fields.c. Any thread: it reads the
  * model's facts, which nobody changes, and writes its own request. */
-#include "infer-server/http/api.h"
+#include "infer-server/http/api_impl.h"
 #include "common/base/hash.h"
 #include "common/base/json.h"
-#include "infer-server/http/api_logits.h"
-#include "infer-server/http/api_prompt.h"
-#include "infer-server/http/api_sampling.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -225,7 +225,7 @@ static const char *place_name(enum field_place place)
     return "this request";
 }
 
-// Large bodies are parsed by several threads at once (body_work.h).
+// Large bodies are parsed by several threads at once (job.h).
 static pthread_mutex_t logging = PTHREAD_MUTEX_INITIALIZER;
 
 // With the lock.

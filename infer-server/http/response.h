@@ -76,8 +76,8 @@ void put_extras(struct json_out *o, const struct response *a);
 void put_chunk_extras(struct json_out *o, const struct generation_sample *s);
 // The drafts of a sample: {"num_drafts", ..., "acceptance_histogram"}; null where nothing was
 // drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
-void put_spec_decode(struct json_out *o, const struct sample_telemetry *t);
-// The keys of that object that a rollout's telemetry has too, into an open object.
-void put_draft_counts(struct json_out *o, const struct sample_telemetry *t);
+void put_spec_decode(struct json_out *o, const struct draft_counts *c);
+// The keys of that object that others have too, into an open object.
+void put_draft_counts(struct json_out *o, const struct draft_counts *c);
 
 #endif

@@ -70,7 +70,7 @@ static void put_output(struct json_out *o, const struct response *a,
     else
         json_out_null(o, "logprobs");
     put_finish(o, a, s);
-    put_spec_decode(o, &s->telemetry);
+    put_spec_decode(o, &s->telemetry.drafts);
     json_out_close(o, '}');
 }
 

@@ -24,30 +24,30 @@
 #define STUCK_MIN_MS 30000
 
 static const struct http_route routes[] = {
-    {"GET", "/health", handle_health, HTTP_OPEN},
-    {"GET", "/version", handle_version, HTTP_NEEDS_KEY},
-    {"GET", "/v1/models", handle_models, HTTP_NEEDS_KEY},
-    {"GET", "/v1/models/*", handle_model, HTTP_NEEDS_KEY},
-    {"POST", "/v1/completions", handle_completions, HTTP_NEEDS_KEY},
-    {"POST", "/v1/chat/completions", handle_chat, HTTP_NEEDS_KEY},
-    {"POST", "/v1/rollouts", handle_rollouts, HTTP_NEEDS_KEY},
-    {"POST", "/generate", handle_generate, HTTP_NEEDS_KEY},
-    {"POST", "/inference/v1/generate", handle_inference, HTTP_NEEDS_KEY},
-    {"POST", "/tokenize", handle_tokenize, HTTP_NEEDS_KEY},
-    {"POST", "/detokenize", handle_detokenize, HTTP_NEEDS_KEY},
-    {"GET", "/tokenizer_info", handle_tokenizer_info, HTTP_NEEDS_KEY},
-    {"GET", "/metrics", handle_metrics, HTTP_NEEDS_KEY},
-    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, HTTP_NEEDS_KEY},
-    {"GET", "/bridge/info", handle_bridge_info, HTTP_ADMIN},
-    {"POST", "/bridge/pause", handle_bridge_pause, HTTP_ADMIN},
-    {"POST", "/bridge/resume", handle_bridge_resume, HTTP_ADMIN},
-    {"POST", "/reload", handle_reload, HTTP_ADMIN},
-    {"POST", "/v1/load_lora_adapter", handle_adapters, HTTP_ADMIN},
-    {"POST", "/v1/unload_lora_adapter", handle_adapters, HTTP_ADMIN},
-    {"POST", "/lora/load", handle_adapters, HTTP_ADMIN},
-    {"POST", "/lora/unload", handle_adapters, HTTP_ADMIN},
-    {"GET", "/lora/status", handle_adapters, HTTP_ADMIN},
-    {NULL, NULL, NULL, HTTP_NEEDS_KEY},
+    {"GET", "/health", handle_health, HTTP_OPEN, 0},
+    {"GET", "/version", handle_version, HTTP_NEEDS_KEY, 0},
+    {"GET", "/v1/models", handle_models, HTTP_NEEDS_KEY, 0},
+    {"GET", "/v1/models/*", handle_model, HTTP_NEEDS_KEY, 0},
+    {"POST", "/v1/completions", handle_text, HTTP_NEEDS_KEY, API_COMPLETIONS},
+    {"POST", "/v1/chat/completions", handle_text, HTTP_NEEDS_KEY, API_CHAT},
+    {"POST", "/v1/rollouts", handle_text, HTTP_NEEDS_KEY, API_ROLLOUTS},
+    {"POST", "/generate", handle_text, HTTP_NEEDS_KEY, API_GENERATE},
+    {"POST", "/inference/v1/generate", handle_text, HTTP_NEEDS_KEY, API_INFERENCE},
+    {"POST", "/tokenize", handle_tokens, HTTP_NEEDS_KEY, TOKENIZE},
+    {"POST", "/detokenize", handle_tokens, HTTP_NEEDS_KEY, DETOKENIZE},
+    {"GET", "/tokenizer_info", handle_tokenizer_info, HTTP_NEEDS_KEY, 0},
+    {"GET", "/metrics", handle_metrics, HTTP_NEEDS_KEY, 0},
+    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, HTTP_NEEDS_KEY, 0},
+    {"GET", "/bridge/info", handle_bridge_info, HTTP_ADMIN, 0},
+    {"POST", "/bridge/pause", handle_bridge_pause, HTTP_ADMIN, 0},
+    {"POST", "/bridge/resume", handle_bridge_resume, HTTP_ADMIN, 0},
+    {"POST", "/reload", handle_reload, HTTP_ADMIN, 0},
+    {"POST", "/v1/load_lora_adapter", handle_adapters, HTTP_ADMIN, 0},
+    {"POST", "/v1/unload_lora_adapter", handle_adapters, HTTP_ADMIN, 0},
+    {"POST", "/lora/load", handle_adapters, HTTP_ADMIN, 0},
+    {"POST", "/lora/unload", handle_adapters, HTTP_ADMIN, 0},
+    {"GET", "/lora/status", handle_adapters, HTTP_ADMIN, 0},
+    {NULL, NULL, NULL, HTTP_NEEDS_KEY, 0},
 };
 
 // ---- the model's info --------------------------------------------------------------------------
@@ -232,7 +232,7 @@ static void on_signal(uv_signal_t *handle, int number)
     log_info("%s: finishing %d requests, then stopping", strsignal(number),
              http_open_requests(s->http));
     sd_notify(0, "STOPPING=1\nSTATUS=draining");
-    begin_drain(s, 1000LL * s->options->drain_timeout_s);
+    begin_drain(s, 1000 * s->options->drain_timeout_s);
 }
 
 // ---- start and stop ----------------------------------------------------------------------------
@@ -241,15 +241,9 @@ static enum status start_http(struct server *s)
 {
     enum status st;
     const struct server_options *o = s->options;
-    const struct http_options options = {.routes = routes,
-                                         .context = s,
-                                         .api_key = o->api_key,
-                                         .allowed_hosts = o->allowed_hosts,
-                                         .max_body = (size_t)o->max_body,
-                                         .max_buffered = (size_t)o->max_buffered,
-                                         .max_connections = o->max_connections,
-                                         .idle_timeout_s = o->idle_timeout_s,
-                                         .request_timeout_s = o->request_timeout_s};
+    struct http_options options = o->http;
+    options.routes = routes;
+    options.context = s;
     CHECK(http_new(&s->loop, &options, &s->http));
     CHECK(http_listen(s->http, o->unix_fd, false));
     if (o->tcp_fd >= 0) CHECK(http_listen(s->http, o->tcp_fd, true));

@@ -288,9 +288,10 @@ static void count_arm(struct arm *arm)
     struct engine_stats now = {0};
     executor_stats(arm->executor, &now);
     arm->steps += (double)(now.steps - arm->before.steps);
-    arm->times += (double)(now.num_drafts - arm->before.num_drafts);
-    arm->drafted += (double)(now.num_draft_tokens - arm->before.num_draft_tokens);
-    arm->accepted += (double)(now.num_accepted_tokens - arm->before.num_accepted_tokens);
+    arm->times += (double)(now.drafts.num_drafts - arm->before.drafts.num_drafts);
+    arm->drafted += (double)(now.drafts.num_draft_tokens - arm->before.drafts.num_draft_tokens);
+    arm->accepted +=
+        (double)(now.drafts.num_accepted_tokens - arm->before.drafts.num_accepted_tokens);
 }
 
 // Sorts `ratios` and `rates`, both (repeats * rounds).
@@ -368,10 +369,7 @@ enum status bench_speculative(struct bench *b)
     CHECK(load_prompts(&c));
     figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
     c.results = json_array();
-    if (!figures || !c.results) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
-        goto out;
-    }
+    if (!figures || !c.results) FAIL(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
     for (int i = 0; i < c.n_arms; i++) c.arms[i].tokens_per_s = figures + (size_t)(i + 2) * rounds;
     if (!b->o.json)
         printf(
@@ -384,16 +382,13 @@ enum status bench_speculative(struct bench *b)
             "length", "drafts/step");
     for (int i = 0; i < c.n_batches; i++)
         CHECK(compare_at(&c, c.batches[i], figures, figures + rounds));
-    if (b->o.json) {
-        json_t *report = bench_report(b, "speculative");
-        json_object_set_new(report, "tokens", json_integer(c.tokens));
-        json_object_set_new(report, "prompt_tokens", json_integer(c.longest_prompt));
-        json_object_set_new(report, "group", json_integer(b->o.group));
-        json_object_set_new(report, "temperature", json_real(b->o.temperature));
-        json_object_set_new(report, "rounds", json_integer(b->o.rounds));
-        json_object_set(report, "results", c.results);
-        bench_print_json(report);
-    }
+    if (b->o.json)
+        bench_print(b, "speculative",
+                    json_pack("{s:i, s:i, s:I, s:f, s:I, s:O}", "tokens", c.tokens, "prompt_tokens",
+                              c.longest_prompt, "group", (json_int_t)b->o.group, "temperature",
+                              b->o.temperature, "rounds", (json_int_t)b->o.rounds, "results",
+                              c.results),
+                    " ");
 out:
     json_decref(c.results);
     free(figures);
