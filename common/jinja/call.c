@@ -154,16 +154,9 @@ struct value builtin_invoke(struct run *r, const struct builtin *f, struct value
 
 // ---- what can be called -------------------------------------------------------------------------
 
-// Nothing the first time, its separator from then on.
-static struct value call_joiner(struct run *r, struct iterator *joiner)
-{
-    if (joiner->at > 0) return joiner->items.items[0];
-    joiner->at = 1;
-    return string_of(&r->arena, "");
-}
-
 struct value call_value(struct run *r, struct value function, const struct arguments *arguments)
 {
+    struct iterator *joiner = function.iterator;
     switch (function.kind) {
     case V_UNDEFINED:
         undefined_fail(r, function);
@@ -176,7 +169,8 @@ struct value call_value(struct run *r, struct value function, const struct argum
     case V_LOOP:
         return loop_call(r, function.loop, arguments);
     case V_JOINER:
-        return call_joiner(r, function.iterator);
+        // nothing the first time, its separator from then on
+        return joiner->at++ > 0 ? joiner->items.items[0] : string_of(&r->arena, "");
     default:
         fail(r, "'%s' object is not callable", value_type(function));
     }

@@ -14,7 +14,8 @@ static struct value evaluate_name(struct run *r, const struct scope *scope, stru
     const struct dict_entry *variable = entry_named(r->variables, name.string);
     if (variable) return variable->value;
     const struct builtin *function = builtin_find(FUNCTION, name.string);
-    return function ? value_of(.kind = V_FUNCTION, .function = function) : undefined_name(r, name);
+    return function ? value_of(.kind = V_FUNCTION, .function = function)
+                    : undefined_item(r, MISSING, name);
 }
 
 static struct value evaluate_nodes(struct run *r, struct scope *scope, enum value_kind kind,

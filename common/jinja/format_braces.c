@@ -13,34 +13,31 @@ struct braces {
 
 // ---- [[fill]align][sign][z][#][0][width][group][.precision][type] -------------------------------
 
-static bool one_of(const char *at, const char *end, const char *set)
-{
-    return at < end && *at && strchr(set, *at);
-}
-
 static struct field read_spec(struct run *r, const char *at, const char *end)
 {
     struct field f = {.precision = -1};
     int first = at < end ? utf8_sequence(at, (size_t)(end - at)) : 0;
-    if (first > 0 && one_of(at + first, end, "<>=^")) {
+    const char *behind = at + (first > 0 ? first : 0);
+    f.align = first > 0 ? read_one(&behind, end, "<>=^") : 0;
+    if (f.align) {
         memcpy(f.fill, at, (size_t)first);
         f.n_fill = first;
-        at += first;
+        at = behind;
+    } else {
+        f.align = read_one(&at, end, "<>=^");
     }
-    if (one_of(at, end, "<>=^")) f.align = *at++;
-    if (one_of(at, end, "+- ")) f.sign = *at++;
-    if (one_of(at, end, "z")) at++;
-    if (one_of(at, end, "#")) f.alternate = at++;
-    if (one_of(at, end, "0")) {
-        at++;
+    f.sign = read_one(&at, end, "+- ");
+    read_one(&at, end, "z");
+    f.alternate = read_one(&at, end, "#");
+    if (read_one(&at, end, "0")) {
         if (!f.n_fill) f.fill[0] = '0';
         if (!f.n_fill) f.n_fill = 1;
         if (!f.align) f.align = '=';
     }
     f.width = read_digits(&at, end, MAX_WIDTH - 1);
-    if (one_of(at, end, ",_")) f.group = *at++;
-    if (one_of(at, end, ".")) {
-        if (++at == end || !isdigit((unsigned char)*at))
+    f.group = read_one(&at, end, ",_");
+    if (read_one(&at, end, ".")) {
+        if (at == end || !isdigit((unsigned char)*at))
             fail(r, "Format specifier missing precision");
         f.precision = (int)read_digits(&at, end, MAX_PRECISION);
         check_precision(r, f.precision);

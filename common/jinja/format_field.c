@@ -97,6 +97,11 @@ void put_character_field(struct run *r, const struct field *f, char otherwise, i
     put_aligned(r, f, otherwise, encoded, (size_t)n, 0);
 }
 
+char read_one(const char **at, const char *end, const char *set)
+{
+    return *at < end && **at && strchr(set, **at) ? *(*at)++ : 0;
+}
+
 int64_t read_digits(const char **at, const char *end, int64_t max)
 {
     int64_t x = 0;

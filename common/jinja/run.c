@@ -103,11 +103,6 @@ struct value undefined_because(struct run *r, const char *format, ...)
     return undefined(r, kept.string->data, MISSING, MISSING);
 }
 
-struct value undefined_name(struct run *r, struct value name)
-{
-    return undefined(r, NULL, MISSING, name);
-}
-
 struct value undefined_item(struct run *r, struct value of, struct value name)
 {
     return undefined(r, NULL, of, name);

@@ -61,7 +61,7 @@ struct value string_part(struct run *r, const struct string *of, size_t start, s
 
 struct value undefined_because(struct run *r, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-struct value undefined_name(struct run *r, struct value name);
+// `of` V_MISSING: a variable.
 struct value undefined_item(struct run *r, struct value of, struct value name);
 
 // ---- statements: render.c, loop.c ---------------------------------------------------------------
