@@ -30,7 +30,7 @@ struct tokenizer {
     struct pretokenizer *pretokenizer;
     struct decoder *decoder;
     struct token_list prefix, suffix; // what add_special puts around a text
-    int bos, eos, pad, n_ids;
+    int bos, eos, n_ids;
     size_t max_token_bytes;
 };
 
@@ -185,7 +185,7 @@ static enum status load_named(struct tokenizer *t, const struct source *s)
         const char *key;
         int *ret_id;
     } fields[] = {{"bos_token", &t->bos}, {"eos_token", &t->eos}, {"unk_token", NULL},
-                  {"sep_token", NULL},    {"pad_token", &t->pad}, {"cls_token", NULL},
+                  {"sep_token", NULL},    {"pad_token", NULL},    {"cls_token", NULL},
                   {"mask_token", NULL}};
     const char *const lists[] = {"additional_special_tokens", "extra_special_tokens"};
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
@@ -201,14 +201,12 @@ static enum status load_named(struct tokenizer *t, const struct source *s)
     }
     // the classes' own defaults, where the files name none
     static const struct {
-        const char *class, *bos, *eos, *pad;
-    } defaults[] = {{"LlamaTokenizer", "<s>", "</s>", NULL},
-                    {"Qwen2Tokenizer", NULL, "<|endoftext|>", "<|endoftext|>"}};
+        const char *class, *bos, *eos;
+    } defaults[] = {{"LlamaTokenizer", "<s>", "</s>"}, {"Qwen2Tokenizer", NULL, "<|endoftext|>"}};
     for (size_t i = 0; i < sizeof(defaults) / sizeof(defaults[0]); i++) {
         if (strcmp(s->class, defaults[i].class) != 0) continue;
         if (!named(s, "bos_token") && defaults[i].bos) t->bos = tokenizer_id(t, defaults[i].bos);
         if (!named(s, "eos_token") && defaults[i].eos) t->eos = tokenizer_id(t, defaults[i].eos);
-        if (!named(s, "pad_token") && defaults[i].pad) t->pad = tokenizer_id(t, defaults[i].pad);
     }
     return ST_OK;
 }
@@ -367,7 +365,7 @@ enum status tokenizer_parse(const char *where, const struct tokenizer_text files
     struct tokenizer *t = calloc(1, sizeof(*t));
     enum status st = ST_OK;
     if (!t) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    t->bos = t->eos = t->pad = -1;
+    t->bos = t->eos = -1;
     for (int i = 0; i < TOKENIZER_FILES; i++)
         if (files[i].data)
             CHECK(
@@ -644,9 +642,4 @@ int tokenizer_bos(const struct tokenizer *t)
 int tokenizer_eos(const struct tokenizer *t)
 {
     return t->eos;
-}
-
-int tokenizer_pad(const struct tokenizer *t)
-{
-    return t->pad;
 }

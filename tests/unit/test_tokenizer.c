@@ -194,7 +194,6 @@ static void byte_level(void **state)
 
     assert_int_equal(tokenizer_vocab_size(t), 305);
     assert_int_equal(tokenizer_eos(t), 300);
-    assert_int_equal(tokenizer_pad(t), 302);
     assert_int_equal(tokenizer_bos(t), -1);
     assert_int_equal(tokenizer_id(t, "<tool>"), 301);
     assert_int_equal(tokenizer_id(t, "no such token"), -1);
