@@ -66,17 +66,13 @@ static enum status open_arena(struct bridge *b, int i)
                           "%s: segment %s", b->file->path, role->role);
 }
 
-static void no_step(void *context, const char *step, enum status st, const char *detail)
-{
-    (void)context, (void)step, (void)st, (void)detail;
-}
-
 enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
                                   bridge_step_fn on_step, void *context, struct bridge **ret)
 {
     char path[sizeof((struct bridge_file *)0)->path], detail[2 * PATH_MAX];
     enum status st;
     const char *step = "bridge file";
+    char mapping[80];
     struct bridge *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
 
@@ -115,18 +111,12 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     }
     for (int i = 0; i < b->file->n_roles; i++) {
         const struct bridge_role *role = &b->file->roles[i];
-        char words[80];
-        snprintf(words, sizeof words, "mapping %s", role->role);
-        step = words;
-        st = open_arena(b, i);
-        if (st != ST_OK) {
-            on_step(context, words, st, status_message());
-            bridge_detach(b);
-            return st;
-        }
+        snprintf(mapping, sizeof mapping, "mapping %s", role->role);
+        step = mapping;
+        CHECK(open_arena(b, i));
         snprintf(detail, sizeof detail, "%s %.64s, %llu bytes", role->kind, role->handle,
                  (unsigned long long)role->bytes);
-        on_step(context, words, ST_OK, detail);
+        on_step(context, step, ST_OK, detail);
     }
     *ret = b;
     return ST_OK;
@@ -134,6 +124,11 @@ out:
     on_step(context, step, st, status_message());
     bridge_detach(b);
     return st;
+}
+
+static void no_step(void *context, const char *step, enum status st, const char *detail)
+{
+    (void)context, (void)step, (void)st, (void)detail;
 }
 
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret)

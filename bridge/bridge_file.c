@@ -64,7 +64,7 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
 
 enum status bridge_file_write(const struct bridge_file *file)
 {
-    json_t *json = json_object(), *segments = json_array(), *roles = json_array();
+    json_t *json = NULL, *segments = json_array(), *roles = json_array();
     struct bridge_file *again = NULL;
     enum status st = ST_OK;
     if (file->n_roles < 1) {
@@ -72,21 +72,13 @@ enum status bridge_file_write(const struct bridge_file *file)
         goto out;
     }
     const struct bridge_role *policy = &file->roles[0];
-    json_object_set_new(json, "model", json_string(policy->model));
-    json_object_set_new(json, "tp_degree", json_integer(1));
-    json_object_set_new(json, "single_copy_enabled", json_true());
-    json_object_set_new(json, "num_params", json_integer(policy->n_tensors));
-    json_object_set_new(json, "format_version", json_integer(BRIDGE_FORMAT_VERSION));
-    json_object_set_new(json, "boot_id", json_string(file->boot_id));
-    json_object_set_new(json, "pid", json_integer(file->pid));
-    json_object_set_new(json, "pid_start_time", json_integer((json_int_t)file->pid_start_time));
-    json_object_set_new(json, "device", json_string(file->device));
-    json_object_set_new(json, "device_uuid", json_string(file->device_uuid));
-    json_object_set_new(json, "control_page", json_string(file->control_page));
-    json_object_set_new(json, "layout_hash", json_string(policy->layout_hash));
-    json_object_set_new(json, "socket", json_string(file->socket));
-    json_object_set(json, "segments", segments);
-    json_object_set(json, "roles", roles);
+    json = json_pack(
+        "{s:s, s:i, s:b, s:i, s:i, s:s, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:O, s:O}", "model",
+        policy->model, "tp_degree", 1, "single_copy_enabled", 1, "num_params", policy->n_tensors,
+        "format_version", BRIDGE_FORMAT_VERSION, "boot_id", file->boot_id, "pid", (int)file->pid,
+        "pid_start_time", (json_int_t)file->pid_start_time, "device", file->device, "device_uuid",
+        file->device_uuid, "control_page", file->control_page, "layout_hash", policy->layout_hash,
+        "socket", file->socket, "segments", segments, "roles", roles);
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
         json_array_append_new(segments,

@@ -124,7 +124,6 @@ enum phase phase_of(uint32_t word)
     return (enum phase)(word & 3);
 }
 
-// Sleeps while *word is `value`, at most until the deadline; may return early.
 void futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t deadline_ns)
 {
     int64_t left = deadline_ns - clock_now_ns();
@@ -137,7 +136,6 @@ void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-// Changes the phase if it is what the caller thinks, and wakes whoever waits for that.
 bool phase_move(struct page *page, uint32_t from, uint32_t to)
 {
     if (!atomic_compare_exchange_strong(&page->phase, &from, to)) return false;

@@ -195,6 +195,19 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
     return cut;
 }
 
+static int64_t aligned(int64_t element)
+{
+    return (element + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+}
+
+// The tensors end at element `at`.
+static void finish_plan(struct weights *w, int64_t at)
+{
+    w->n_elements = aligned(at);
+    w->canary_offset = (size_t)w->n_elements * dtype_size(w->dt);
+    w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
+}
+
 static void count_role(struct weights *w, enum tensor_role role, int layer, int64_t *n)
 {
     struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
@@ -205,7 +218,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
 {
     const struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
     if (cut.experts == 0) return;
-    *at = (*at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    *at = aligned(*at);
     for (int p = 0; p < cut.experts * cut.n_parts; p++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
         int64_t rows = cut.rows[p % cut.n_parts];
@@ -249,17 +262,48 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
         return status_fail(ST_NO_MEMORY, "no memory for the weights table");
     }
     each_role(w, plan_role, &at);
-    w->n_elements = (at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    w->canary_offset = (size_t)w->n_elements * dtype_size(dt);
-    w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
+    finish_plan(w, at);
     *ret = w;
     return ST_OK;
+}
+
+enum status weights_plan_list(const struct model_config *config, enum dtype dt,
+                              struct weight_tensor *tensors, int n, struct weights **ret)
+{
+    int64_t at = 0;
+    struct weights *w = calloc(1, sizeof *w);
+    if (!w) {
+        free(tensors);
+        return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    }
+    *w = (struct weights){.config = config, .dt = dt, .n_tensors = n, .tensors = tensors};
+    for (int i = 0; i < n; i++) {
+        struct weight_tensor *t = &tensors[i];
+        t->role = ROLE_COUNT;
+        t->n = t->shape[0] * (t->n_dims == 2 ? t->shape[1] : 1);
+        t->offset = aligned(at);
+        at = t->offset + t->n;
+        w->n_parameters += t->n;
+    }
+    finish_plan(w, at);
+    *ret = w;
+    return ST_OK;
+}
+
+enum status weights_plan_like(const struct weights *w, enum dtype dt, struct weights **ret)
+{
+    if (w->layers) return weights_plan(w->config, dt, ret);
+    const size_t bytes = (size_t)w->n_tensors * sizeof *w->tensors;
+    struct weight_tensor *tensors = malloc(bytes);
+    if (!tensors) return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    memcpy(tensors, w->tensors, bytes);
+    return weights_plan_list(w->config, dt, tensors, w->n_tensors, ret);
 }
 
 bool weights_begins_block(const struct weights *w, int i)
 {
     const struct weight_tensor *t = &w->tensors[i];
-    return i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
+    return i == 0 || t->role == ROLE_COUNT || t[-1].role != t->role || t[-1].layer != t->layer;
 }
 
 // Where the pointer to a role's block stands.
@@ -275,6 +319,7 @@ void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         if (!weights_begins_block(w, i) || t->offset < first || t->offset >= first + n) continue;
+        if (t->role == ROLE_COUNT) continue;
         *role_pointer(w, t->role, t->layer) =
             (char *)at + (size_t)(t->offset - first) * dtype_size(w->dt);
     }
@@ -360,6 +405,29 @@ static void copy_in(const struct weights *w, struct device *dev, int64_t at, con
     }
 }
 
+enum status weights_read(const struct weights *w, struct device *dev, int tensor, float *ret)
+{
+    const struct weight_tensor *t = &w->tensors[tensor];
+    const size_t bytes = (size_t)t->n * dtype_size(w->dt);
+    void *staging = malloc(bytes);
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to read tensor %s", t->name);
+    device_copy_out(dev, staging, device_address(w, t->offset), bytes);
+    enum status st = device_sync(dev);
+    if (st == ST_OK) convert_host(ret, DT_F32, staging, w->dt, t->n);
+    free(staging);
+    return st;
+}
+
+enum status weights_write(const struct weights *w, struct device *dev, int tensor, const float *x)
+{
+    void *staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to write a tensor through");
+    copy_tensor_in(w, dev, &w->tensors[tensor], x, DT_F32, staging);
+    enum status st = device_sync(dev);
+    free(staging);
+    return st;
+}
+
 // ---- loading ------------------------------------------------------------------------------------
 // Tensors of published folders that carry no weights of ours.
 static bool ignorable(const struct weights *w, const char *name)
@@ -384,15 +452,16 @@ static enum status check_tensor(const struct weight_tensor *t, const struct safe
                                 const char *folder)
 {
     const struct safetensors_entry *e = safetensors_find(set, t->name);
+    const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
     if (!e)
-        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; config.json calls for it",
-                           folder, t->name);
+        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder,
+                           t->name, config);
     char have[96], want[96];
     shape_words(e->shape, e->n_dims, have);
     shape_words(t->shape, t->n_dims, want);
     if (strcmp(have, want) != 0)
-        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); config.json calls for (%s)",
-                           e->file, t->name, have, want);
+        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
+                           t->name, have, config, want);
     if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
         return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16",
                            e->file, t->name, dtype_safetensors_name(e->dt));
@@ -439,15 +508,15 @@ enum status weights_check(const struct weights *w, const char *folder)
     return st;
 }
 
-enum status weights_load(struct weights *w, struct device *dev, const char *folder)
+enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
+                             const char *where)
 {
-    struct safetensors *set = NULL;
-    void *staging = NULL;
     enum status st = ST_OK;
-    CHECK(open_tensors(w, folder, &set));
+    void *staging = NULL;
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", folder);
+        st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", where);
         goto out;
     }
     for (int i = 0; i < w->n_tensors; i++) {
@@ -458,6 +527,14 @@ enum status weights_load(struct weights *w, struct device *dev, const char *fold
     st = device_sync(dev);
 out:
     free(staging);
+    return st;
+}
+
+enum status weights_load(struct weights *w, struct device *dev, const char *folder)
+{
+    struct safetensors *set = NULL;
+    enum status st = open_tensors(w, folder, &set);
+    if (st == ST_OK) st = weights_load_set(w, dev, set, folder);
     safetensors_free(set);
     return st;
 }
@@ -520,13 +597,13 @@ static enum status read_for_save(void *context, const struct safetensors_source 
     return st;
 }
 
-enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
-                         enum dtype as)
+enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
+                            const char *name, enum dtype as)
 {
     struct save save = {w, dev, NULL};
     struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
     json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
-    char *path = path_join(folder, "model.safetensors");
+    char *path = path_join(folder, name);
     int64_t largest = 0;
     enum status st = ST_OK;
     for (int i = 0; sources && i < w->n_tensors; i++) {
@@ -552,4 +629,10 @@ out:
     json_decref(metadata);
     free(path);
     return st;
+}
+
+enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
+                         enum dtype as)
+{
+    return weights_save_as(w, dev, folder, "model.safetensors", as);
 }

@@ -16,7 +16,6 @@
  * take the sample's own: like distributions then give like tokens. */
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/step_timing.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -83,11 +82,6 @@ enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks)
     d->holds = calloc((size_t)n_blocks, sizeof *d->holds);
     if (!d->holds) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
     return runner_allocate_kv(d->runner, n_blocks);
-}
-
-enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes)
-{
-    return step_timing_measure(d->runner, d->runner->limits.max_rows, ret_passes);
 }
 
 struct sampler_drafts draft_model_logits(const struct draft_model *d)
@@ -316,7 +310,7 @@ static enum status run_pass(struct draft_model *d, struct sample *const *samples
     CHECK(build_pass(d, samples, n, pass));
     if (batch_tokens(r->batch) == 0) return ST_OK;
     CHECK(runner_step(r));
-    CHECK(runner_sample(r, NULL));
+    CHECK(runner_sample(r));
     if (r->n_rows > 0) take_drafts(d, pass);
     const double ms = clock_ms_since(start_ns);
     if (!pass->decodes) {

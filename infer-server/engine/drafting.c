@@ -2,7 +2,6 @@
 #include "infer-server/engine/drafting.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "infer-server/engine/step_timing.h"
 #include <stdlib.h>
 
 #define ROWS_OFF     64 // of a step, where only single requests ask for drafts
@@ -73,13 +72,13 @@ void drafting_free(struct drafting *d)
     free(d);
 }
 
-enum status drafting_measure(struct drafting *d, struct runner *policy)
+enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS])
 {
     enum status st = ST_OK;
     if (!d->measures) return ST_OK;
-    CHECK(step_timing_measure(policy, policy->limits.max_rows,
-                              speculative_step_cost(d->speculative)));
-    if (d->model) CHECK(draft_model_measure(d->model, speculative_pass_cost(d->speculative)));
+    CHECK(step_timing_measure(runners[RUNNER_POLICY], speculative_step_cost(d->speculative)));
+    if (d->model)
+        CHECK(step_timing_measure(runners[RUNNER_DRAFT], speculative_pass_cost(d->speculative)));
 out:
     return st;
 }
@@ -198,11 +197,6 @@ struct sample_draft drafting_row(const struct drafting *d, const struct sample *
     const struct draft *draft = &sample->draft;
     if (draft->method != SPECULATIVE_DRAFT_MODEL || d->exact) return SAMPLER_NO_DRAFT;
     return (struct sample_draft){.token = draft->tokens[k], .row = draft->rows[k]};
-}
-
-struct sampler_drafts drafting_logits(const struct drafting *d)
-{
-    return d->model ? draft_model_logits(d->model) : (struct sampler_drafts){0};
 }
 
 // ---- what came of it ---------------------------------------------------------------------------

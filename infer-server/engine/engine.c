@@ -6,7 +6,6 @@
  * instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/checks.h"
 #include "infer-server/engine/engine_thread.h"
 #include <signal.h>
 #include <stdlib.h>
@@ -136,21 +135,24 @@ void engine_stats(struct engine *e, struct engine_stats *ret)
 
 // ---- requests ----------------------------------------------------------------------------------
 
-// Under the lock.
-static enum status check_state(const struct engine *e, const struct request *r)
+// Whether it can be asked for anything. Under the lock.
+static enum status check_state(const struct engine *e)
 {
-    const char *detail = e->stats.state_detail;
     if (e->stopping) return status_fail(ST_BUSY, "the server is shutting down");
-    switch (e->stats.state) {
-    case ENGINE_LOADING:
+    if (e->stats.state == ENGINE_LOADING)
         return status_fail(ST_BUSY, "the model is still being loaded");
-    case ENGINE_TORN:
-        return status_fail(ST_TORN, "%s; try again in a moment", detail);
-    case ENGINE_FAILED:
-        return status_fail(ST_DEVICE, "the engine has failed: %s", detail);
-    default:
-        break;
-    }
+    if (e->stats.state == ENGINE_FAILED)
+        return status_fail(ST_DEVICE, "the engine has failed: %s", e->stats.state_detail);
+    return ST_OK;
+}
+
+// Under the lock.
+static enum status check_room(const struct engine *e, const struct request *r)
+{
+    enum status st = check_state(e);
+    if (st != ST_OK) return st;
+    if (e->stats.state == ENGINE_TORN)
+        return status_fail(ST_TORN, "%s; try again in a moment", e->stats.state_detail);
     // Fitting the context is fitting the KV pool: executor_new() saw to it that one longest
     // sequence fits.
     const struct sampling *s = &r->sampling;
@@ -176,14 +178,14 @@ enum status engine_submit(struct engine *e, struct request *r)
     if (st != ST_OK) return st;
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);
-    st = check_state(e, r);
+    st = check_room(e, r);
     pthread_mutex_unlock(&e->lock);
     const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : r->sampling.cache_salt;
     if (st == ST_OK) st = request_prepare(r, e->options.block_size, cache_salt);
     if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;
     pthread_mutex_lock(&e->lock);
-    CHECK(check_state(e, r)); // memory for thousands of samples takes a while
+    CHECK(check_room(e, r)); // memory for thousands of samples takes a while
     r->next = NULL;
     *e->inbox_end = r;
     e->inbox_end = &r->next;
@@ -250,18 +252,12 @@ bool engine_paused(struct engine *e)
 
 static enum status queue_command(struct engine *e, const struct command *wanted)
 {
-    enum status st = ST_OK;
     struct command *c = malloc(sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a command");
     *c = *wanted;
     c->next = NULL;
     pthread_mutex_lock(&e->lock);
-    if (e->stopping)
-        st = status_fail(ST_BUSY, "the server is shutting down");
-    else if (e->stats.state == ENGINE_LOADING)
-        st = status_fail(ST_BUSY, "the model is still being loaded");
-    else if (e->stats.state == ENGINE_FAILED)
-        st = status_fail(ST_DEVICE, "the engine has failed: %s", e->stats.state_detail);
+    enum status st = check_state(e);
     if (st == ST_OK) {
         *e->commands_end = c;
         e->commands_end = &c->next;

@@ -6,9 +6,14 @@
 
 #include "kernels/ops.h"
 
-struct logprob_reader; // buffers that grow with what is read
-enum status logprob_reader_new(struct device *dev, struct logprob_reader **ret);
-void logprob_reader_free(struct logprob_reader *r);
+// Buffers that bring them back, and grow with what is read: none until somebody asks.
+struct logprob_reader { // but for dev all zero at first
+    struct device *dev;
+    int cap_rows, cap_entries;
+    int32_t *targets, *host_targets;              // (cap_rows)
+    struct token_logprob *entries, *host_entries; // (cap_entries)
+};
+void logprob_reader_release(struct logprob_reader *r);
 
 struct logprob_rows {
     const float *logits;    // device, (n, vocab) f32

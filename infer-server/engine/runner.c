@@ -137,9 +137,9 @@ enum status runner_step(struct runner *r)
     return ST_OK;
 }
 
-enum status runner_sample(struct runner *r, const struct sampler_drafts *drafts)
+enum status runner_sample(struct runner *r)
 {
     if (r->n_rows == 0) return device_sync(r->dev);
-    return sampler_sample(r->sampler, r->model->logits, r->rows, r->n_rows, drafts, &r->results,
+    return sampler_sample(r->sampler, r->model->logits, r->rows, r->n_rows, &r->drafts, &r->results,
                           r->top);
 }

@@ -9,7 +9,7 @@
 static void take_version(struct engine *e, bool recompute)
 {
     e->live.weight_version = control_version(weights_owner_control(e->owner));
-    executor_update(e->executor, e->live.weight_version, recompute);
+    scheduler_update(e->executor->scheduler, e->live.weight_version, recompute);
 }
 
 // What restored weights lack is told until somebody loads others or trains on from these.
@@ -71,8 +71,8 @@ void engine_serve_writer(struct engine *e)
 {
     struct control *control = weights_owner_control(e->owner);
     if (control_quiesce_requested(control)) {
-        e->draining =
-            e->options.kv_policy == KV_DRAIN && !e->paused && executor_in_flight(e->executor) > 0;
+        e->draining = e->options.kv_policy == KV_DRAIN && !e->paused &&
+                      scheduler_in_flight(e->executor->scheduler) > 0;
         if (e->draining) return;
         const int64_t start_ns = clock_now_ns();
         enum control_event event = control_grant_quiesce(control);

@@ -6,7 +6,6 @@
 #define INFER_SERVER_API_H
 
 #include "infer-server/engine/engine.h"
-#include "infer-server/http/spec_window.h"
 #include "infer-server/http/json_out.h"
 #include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
@@ -19,6 +18,8 @@
 #define API_MAX_LOGPROBS   20
 #define API_MAX_PROMPT_TOP 128  // likeliest tokens with each prompt token
 #define API_MAX_BIASES     4096 // entries of logit_bias
+#define REQUEST_NAME_BYTES 129  // what a client may call its request
+#define REQUEST_ID_BYTES   144  // "chatcmpl-NAME"
 // Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
 #define API_MAX_PROMPT_LOGPROBS 4000000
 

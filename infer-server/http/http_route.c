@@ -83,7 +83,6 @@ static bool path_is(const char *path, const char *url, const char **ret_tail)
     return n == len && memcmp(path, url, n) == 0;
 }
 
-// Finds the route; where there is none, or it may not be used, the request has its answer already.
 void http_find_route(struct http_request *q, const char *url, const char *method)
 {
     const struct http_options *o = &q->listener->http->options;

@@ -302,7 +302,6 @@ enum status server_run(const struct server_options *options)
     s->start_s = clock_wall_s();
     s->start_ns = clock_now_ns();
     s->host.metrics = &s->metrics;
-    s->host.finished = &s->finished;
     uv_loop_init(&s->loop);
     CHECK(read_model(s));
     CHECK(inbox_new(&s->loop, &s->host.inbox));

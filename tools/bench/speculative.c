@@ -40,7 +40,7 @@ struct arm { // a method under measurement
     struct speculative_choice choice;
     bool fixed;
     struct executor *executor;
-    struct engine_stats before;             // the executor's, at its first measured round
+    struct engine_stats stats, before;      // the executor's, at its first measured round
     double steps, times, drafted, accepted; // in the measured rounds at this batch size
     double *tokens_per_s;                   // (repeats * rounds)
 };
@@ -216,10 +216,9 @@ static enum status run_round(struct comparison *c, struct arm *arm, int batch, i
 {
     const int group = c->b->o.group < batch ? (int)c->b->o.group : batch;
     const int n_groups = (int)((c->b->o.waves * batch + group - 1) / group);
-    struct engine_stats before = {0}, after = {0};
     enum status st = ST_OK;
     bool stepped = true;
-    executor_stats(arm->executor, &before);
+    const struct engine_stats before = arm->stats;
     c->requests_done = 0;
     for (int i = 0; i < n_groups; i++) {
         struct request *r;
@@ -234,7 +233,7 @@ static enum status run_round(struct comparison *c, struct arm *arm, int batch, i
         st = status_fail(ST_DEVICE, "a sample failed: %s", c->error);
     else if (!stepped)
         st = status_fail(ST_NO_MEMORY, "the engine cannot go on with its samples");
-    executor_stats(arm->executor, &after);
+    const struct engine_stats after = arm->stats;
     *ret_tokens_per_s = 1e3 * (double)(after.generated_tokens - before.generated_tokens) / ms;
 out:
     executor_end_all(arm->executor, FINISH_CANCELLED, NULL);
@@ -267,10 +266,10 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
                                                .prefill_chunk = CHUNK,
                                                .speculative = arm->choice,
                                                .speculative_fixed = arm->fixed};
-        enum status st =
-            executor_new(b->dev, b->weights, draft, &options, on_event, c, &arm->executor);
+        enum status st = executor_new(b->dev, b->weights, draft, &options, on_event, c, &arm->stats,
+                                      &arm->executor);
         if (st != ST_OK) return st;
-        executor_update(arm->executor, 2, false);
+        scheduler_update(arm->executor->scheduler, 2, false);
     }
     return ST_OK;
 }
@@ -285,8 +284,7 @@ static void close_executors(struct comparison *c)
 
 static void count_arm(struct arm *arm)
 {
-    struct engine_stats now = {0};
-    executor_stats(arm->executor, &now);
+    const struct engine_stats now = arm->stats;
     arm->steps += (double)(now.steps - arm->before.steps);
     arm->times += (double)(now.drafts.num_drafts - arm->before.drafts.num_drafts);
     arm->drafted += (double)(now.drafts.num_draft_tokens - arm->before.drafts.num_draft_tokens);
@@ -333,7 +331,7 @@ static enum status repeat_at(struct comparison *c, int batch, int repeat)
             struct arm *arm = &c->arms[(i + round) % c->n_arms];
             const int number = repeat * (warmup + rounds) + round;
             double rate;
-            if (round == warmup) executor_stats(arm->executor, &arm->before);
+            if (round == warmup) arm->before = arm->stats;
             CHECK(run_round(c, arm, batch, number, &rate));
             if (round >= warmup) arm->tokens_per_s[repeat * rounds + round - warmup] = rate;
         }
