@@ -422,7 +422,7 @@ enum status weights_write(const struct weights *w, struct device *dev, int tenso
 {
     void *staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to write a tensor through");
-    copy_tensor_in(w, dev, &w->tensors[tensor], x, DT_F32, staging);
+    copy_in(w, dev, w->tensors[tensor].offset, x, DT_F32, w->tensors[tensor].n, staging);
     enum status st = device_sync(dev);
     free(staging);
     return st;
