@@ -386,24 +386,11 @@ enum status http_get(struct http_client *c, const char *path, int timeout_ms,
     return http_perform(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret_body);
 }
 
-static enum status perform_json(struct http_client *c, const struct http_call *call, json_t **ret)
-{
-    struct bytes body = BYTES_INIT;
-    enum status st = http_perform(c, call, &body);
-    if (st == ST_OK && ret) st = json_parse(call->path, bytes_text(&body), body.len, ret);
-    bytes_release(&body);
-    return st;
-}
-
 enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret)
 {
-    return perform_json(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret);
-}
-
-enum status http_post_json(struct http_client *c, const char *path, const json_t *body,
-                           int timeout_ms, json_t **ret)
-{
-    const struct http_call call = {
-        .path = path, .post = true, .body = body, .timeout_ms = timeout_ms};
-    return perform_json(c, &call, ret);
+    struct bytes body = BYTES_INIT;
+    enum status st = http_get(c, path, timeout_ms, &body);
+    if (st == ST_OK) st = json_parse(path, bytes_text(&body), body.len, ret);
+    bytes_release(&body);
+    return st;
 }

@@ -362,17 +362,13 @@ enum status bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *w
     if (len == 0) return ST_OK;
     if (b->ignore_merges) {
         int id = token_map_id(&b->vocab, word, len);
-        if (id >= 0) {
-            if (token_list_push(ret, id)) return ST_OK;
-            return status_fail(ST_NO_MEMORY, "out of memory for %d tokens", ret->n);
-        }
+        if (id >= 0) return token_list_push(ret, id);
     }
     enum status st = scratch_reserve(s, len + 1);
     if (st == ST_OK) st = split_word(b, s, word, len);
     if (st != ST_OK) return st;
     merge_all(b, s);
-    for (int i = 0; i < s->n_symbols; i = s->symbols[i].next)
-        if (!token_list_push(ret, s->symbols[i].id))
-            return status_fail(ST_NO_MEMORY, "out of memory for %d tokens", ret->n);
-    return ST_OK;
+    for (int i = 0; st == ST_OK && i < s->n_symbols; i = s->symbols[i].next)
+        st = token_list_push(ret, s->symbols[i].id);
+    return st;
 }

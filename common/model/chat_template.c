@@ -208,9 +208,10 @@ static enum status set_source(struct chat_template *t, const char *path)
     return st;
 }
 
-// All templates there are, and in *ret_where the file that the default one is from.
-static enum status read_templates(struct chat_template *t, const char *folder, const char *file,
-                                  const char *config_path, const json_t *config, char **ret_where)
+// All templates there are, and which of them is meant.
+static enum status read_templates(struct chat_template *t, const char *folder,
+                                  const struct chat_template_choice *choice,
+                                  const char *config_path, const json_t *config)
 {
     char *jinja = path_join(folder, "chat_template.jinja");
     char *more = path_join(folder, "additional_chat_templates");
@@ -219,17 +220,14 @@ static enum status read_templates(struct chat_template *t, const char *folder, c
         st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
         goto out;
     }
-    bool from_folder = !file && file_exists(jinja);
-    const char *where = file ? file : from_folder ? jinja : config_path;
+    const char *file = choice->file ? choice->file : file_exists(jinja) ? jinja : NULL;
     if (file)
-        st = add_file(t, file, "default");
-    else if (from_folder)
-        st = add_file(t, jinja, "default");
+        CHECK(add_file(t, file, "default"));
     else
-        st = add_from_config(t, config_path, config);
-    if (st == ST_OK && !file) st = add_folder(t, more);
-    *ret_where = strdup(where);
-    if (st == ST_OK && !*ret_where) st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
+        CHECK(add_from_config(t, config_path, config));
+    if (!choice->file) CHECK(add_folder(t, more));
+    CHECK(choose(t, folder, choice->name));
+    st = set_source(t, file ? file : config_path);
 out:
     free(jinja);
     free(more);
@@ -241,7 +239,7 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
 {
     static const struct chat_template_choice none;
     json_t *config = NULL, *map = NULL;
-    char *config_path = path_join(folder, "tokenizer_config.json"), *where = NULL;
+    char *config_path = path_join(folder, "tokenizer_config.json");
     char *map_path = path_join(folder, "special_tokens_map.json");
     struct chat_template *t = calloc(1, sizeof *t);
     enum status st = ST_OK;
@@ -252,11 +250,9 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
     }
     CHECK(read_optional(config_path, &config));
     CHECK(read_optional(map_path, &map));
-    CHECK(read_templates(t, folder, choice->file, config_path, config, &where));
-    CHECK(choose(t, folder, choice->name));
+    CHECK(read_templates(t, folder, choice, config_path, config));
     CHECK(add_tokens(t->special_tokens, config));
     CHECK(add_tokens(t->special_tokens, map));
-    CHECK(set_source(t, where));
     *ret = t;
     t = NULL;
 out:
@@ -264,7 +260,6 @@ out:
     json_decref(map);
     free(config_path);
     free(map_path);
-    free(where);
     chat_template_free(t);
     return st;
 }

@@ -51,15 +51,13 @@ static enum status add_eos(const char *where, const json_t *value, struct model_
 
 static enum status read_eos(const char *where, const json_t *json, struct model_config *c)
 {
-    const json_t *eos = json_object_get(json, "eos_token_id"), *one;
-    size_t i;
-    if (!eos || json_is_null(eos)) return ST_OK;
-    if (!json_is_array(eos)) return add_eos(where, eos, c);
-    json_array_foreach (eos, i, one) {
-        enum status st = add_eos(where, one, c);
-        if (st != ST_OK) return st;
-    }
-    return ST_OK;
+    const json_t *eos = json_object_get(json, "eos_token_id");
+    const bool list = json_is_array(eos);
+    const size_t n = list ? json_array_size(eos) : json_has(json, "eos_token_id");
+    enum status st = ST_OK;
+    for (size_t i = 0; st == ST_OK && i < n; i++)
+        st = add_eos(where, list ? json_array_get(eos, i) : eos, c);
+    return st;
 }
 
 static enum status read_special_ids(const char *where, const json_t *json, struct model_config *c)

@@ -25,10 +25,9 @@
 #define MATCH_LIMIT 200000000u // backtracking steps of one match; far above any real text's
 
 struct pattern {
-    char *literal; // NULL for an expression
-    size_t literal_len;
-    pcre2_code *code;
-    char *name; // file and field, for errors while matching
+    struct bytes literal;
+    pcre2_code *code; // NULL for a literal
+    char *name;       // file and field, for errors while matching
 };
 
 struct translation {
@@ -167,15 +166,13 @@ enum status pattern_literal(const char *where, const char *field, const char *te
     struct pattern *p;
     enum status st = pattern_alloc(where, field, &p);
     if (st != ST_OK) return st;
-    p->literal_len = len;
-    p->literal = malloc(len);
-    if (!p->literal) {
+    bytes_append(&p->literal, text, len);
+    st = status_context(bytes_status(&p->literal), "%s", p->name);
+    if (st == ST_OK)
+        *ret = p;
+    else
         pattern_free(p);
-        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
-    }
-    memcpy(p->literal, text, len);
-    *ret = p;
-    return ST_OK;
+    return st;
 }
 
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
@@ -199,7 +196,7 @@ void pattern_free(struct pattern *p)
 {
     if (!p) return;
     pcre2_code_free(p->code);
-    free(p->literal);
+    bytes_release(&p->literal);
     free(p->name);
     free(p);
 }
@@ -214,20 +211,20 @@ struct search {
 
 static enum status put_match(struct search *s, size_t start, size_t end)
 {
-    bool ok = start == s->done || piece_list_push(s->ret, s->done, start - s->done, 0);
-    ok = ok && piece_list_push(s->ret, start, end - start, 1);
+    enum status st = ST_OK;
+    if (start > s->done) st = piece_list_push(s->ret, s->done, start - s->done, 0);
     s->done = end;
-    return ok ? ST_OK : status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
+    return st == ST_OK ? piece_list_push(s->ret, start, end - start, 1) : st;
 }
 
 static enum status find_literal(struct search *s)
 {
     const struct pattern *p = s->pattern;
-    const char *hit;
+    const char *hit, *what = bytes_text(&p->literal);
+    const size_t n = p->literal.len;
     enum status st = ST_OK;
-    while (st == ST_OK &&
-           (hit = memmem(s->text + s->done, s->len - s->done, p->literal, p->literal_len)))
-        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + p->literal_len);
+    while (st == ST_OK && (hit = memmem(s->text + s->done, s->len - s->done, what, n)))
+        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + n);
     return st;
 }
 
@@ -281,9 +278,8 @@ enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
     struct search s = {p, text, len, 0, ret};
     ret->n = 0;
     if (len == 0) return ST_OK;
-    enum status st = p->literal ? find_literal(&s) : find_regex(&s);
-    if (st == ST_OK && s.done < len && !piece_list_push(ret, s.done, len - s.done, 0))
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+    enum status st = p->code ? find_regex(&s) : find_literal(&s);
+    if (st == ST_OK && s.done < len) st = piece_list_push(ret, s.done, len - s.done, 0);
     return st;
 }
 
