@@ -67,10 +67,8 @@ enum status json_parse(const char *where, const char *text, size_t len, json_t *
     if (!value) {
         char line[32] = ""; // of one line, `where` says which
         if (len && memchr(text, '\n', len)) snprintf(line, sizeof line, "line %d, ", error.line);
-        st = status_fail(json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY
-                                                                             : ST_FORMAT,
-                         "%s: %scolumn %d: %s", where, line, error.column, error.text);
-        goto out;
+        FAIL(json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY : ST_FORMAT,
+             "%s: %scolumn %d: %s", where, line, error.column, error.text);
     }
     *ret = value;
 out:

@@ -294,10 +294,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
     const char *key;
     enum status st;
     CHECK(json_read_file(path, CONFIG_FILE_BYTES, &root));
-    if (!json_is_object(root)) {
-        st = status_fail(ST_INVALID, "%s: a config file holds one JSON object", path);
-        goto out;
-    }
+    if (!json_is_object(root)) FAIL(ST_INVALID, "%s: a config file holds one JSON object", path);
     json_object_foreach (root, key, value) {
         const struct option_spec *spec = find_key(set->table, key);
         if (!spec) {
@@ -305,10 +302,8 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
             goto out;
         }
         if (json_is_null(value)) continue;
-        if (spec->type == OPTION_FILE) {
-            st = status_fail(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
-            goto out;
-        }
+        if (spec->type == OPTION_FILE)
+            FAIL(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
         CHECK(store_json(set, spec, path, root, key, config));
         set->given[spec - set->table] = true;
     }

@@ -74,8 +74,7 @@ enum status http_client_new(const char *server, struct http_client **ret)
     if (!c || !(c->headers = headers) || !curl_slist_append(headers, "Expect:") ||
         !(c->server = strdup(server)) || !(c->multi = curl_multi_init())) {
         if (!c) curl_slist_free_all(headers);
-        st = status_fail(ST_NO_MEMORY, "no memory for an HTTP client");
-        goto out;
+        FAIL(ST_NO_MEMORY, "no memory for an HTTP client");
     }
     *ret = c;
     c = NULL;

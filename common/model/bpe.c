@@ -197,20 +197,11 @@ enum status bpe_parse(const char *where, const json_t *model, struct bpe **ret)
     enum status st;
     const char *type = "BPE"; // older files leave it out
     struct bpe *b = calloc(1, sizeof(*b));
-    if (!b || !(b->where = strdup(where))) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        goto out;
-    }
-    if (!json_is_object(model)) {
-        st = status_fail(ST_FORMAT, "%s: model is not an object", where);
-        goto out;
-    }
+    if (!b || !(b->where = strdup(where))) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
+    if (!json_is_object(model)) FAIL(ST_FORMAT, "%s: model is not an object", where);
     CHECK(json_get_string(where, model, "type", &type));
-    if (strcmp(type, "BPE") != 0) {
-        st = status_fail(ST_UNSUPPORTED, "%s: model.type \"%s\" is not supported, only BPE is",
-                         where, type);
-        goto out;
-    }
+    if (strcmp(type, "BPE") != 0)
+        FAIL(ST_UNSUPPORTED, "%s: model.type \"%s\" is not supported, only BPE is", where, type);
     CHECK(load_vocab(b, where, model));
     CHECK(load_options(b, where, model));
     CHECK(load_merges(b, where, model));

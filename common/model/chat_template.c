@@ -216,10 +216,7 @@ static enum status read_templates(struct chat_template *t, const char *folder,
     char *jinja = path_join(folder, "chat_template.jinja");
     char *more = path_join(folder, "additional_chat_templates");
     enum status st = ST_OK;
-    if (!jinja || !more) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
-        goto out;
-    }
+    if (!jinja || !more) FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
     const char *file = choice->file ? choice->file : file_exists(jinja) ? jinja : NULL;
     if (file)
         CHECK(add_file(t, file, "default"));
@@ -244,10 +241,8 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
     struct chat_template *t = calloc(1, sizeof *t);
     enum status st = ST_OK;
     if (!choice) choice = &none;
-    if (!config_path || !map_path || !t || !(t->special_tokens = json_object())) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
-        goto out;
-    }
+    if (!config_path || !map_path || !t || !(t->special_tokens = json_object()))
+        FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
     CHECK(read_optional(config_path, &config));
     CHECK(read_optional(map_path, &map));
     CHECK(read_templates(t, folder, choice, config_path, config));
@@ -269,10 +264,7 @@ enum status chat_template_parse(const char *where, const char *text, size_t len,
 {
     enum status st;
     struct chat_template *t = calloc(1, sizeof *t);
-    if (!t || !(t->special_tokens = json_object())) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        goto out;
-    }
+    if (!t || !(t->special_tokens = json_object())) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
     CHECK(add_template(t, where, "default", text, len));
     CHECK(choose(t, where, NULL));
     CHECK(add_tokens(t->special_tokens, special_tokens));
@@ -386,13 +378,11 @@ static enum status join_parts(const json_t *parts, size_t index, json_t **ret)
     json_array_foreach (parts, i, part) {
         const json_t *text = json_object_get(part, "text");
         const char *type = json_string_value(json_object_get(part, "type"));
-        if (!type || strcmp(type, "text") != 0 || !json_is_string(text)) {
-            st = status_fail(ST_UNSUPPORTED,
-                             "messages[%zu].content[%zu] is not {\"type\":\"text\",\"text\":...}; "
-                             "only text is understood",
-                             index, i);
-            goto out;
-        }
+        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
+            FAIL(ST_UNSUPPORTED,
+                 "messages[%zu].content[%zu] is not {\"type\":\"text\",\"text\":...}; "
+                 "only text is understood",
+                 index, i);
         bytes_append(&all, json_string_value(text), json_string_length(text));
     }
     CHECK(bytes_status(&all));

@@ -147,9 +147,8 @@ enum status pattern_regex(const char *where, const char *field, const char *expr
     if (!p->code) {
         unsigned char words[200] = "";
         pcre2_get_error_message(error, words, sizeof(words));
-        st = status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field,
-                         expression, (const char *)words);
-        goto out;
+        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field, expression,
+             (const char *)words);
     }
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
     *ret = p;
@@ -240,10 +239,7 @@ static enum status find_regex(struct search *s)
     enum status st = ST_OK;
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     pcre2_match_context *context = pcre2_match_context_create(NULL);
-    if (!match || !context) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
-        goto out;
-    }
+    if (!match || !context) FAIL(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
     pcre2_set_match_limit(context, MATCH_LIMIT);
     for (size_t at = 0; at <= s->len;) {
         int rc = match_at(s, at, 0, match, context);
@@ -253,9 +249,8 @@ static enum status find_regex(struct search *s)
         if (rc < 0) {
             unsigned char words[200] = "";
             pcre2_get_error_message(rc, words, sizeof(words));
-            st = status_fail(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
-                             (const char *)words);
-            goto out;
+            FAIL(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
+                 (const char *)words);
         }
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
         if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it

@@ -290,18 +290,14 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
     char *index_path = path_join(folder, "model.safetensors.index.json");
     int n = 0;
     enum status st = ST_OK;
-    if (!single || !index_path) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", folder);
-        goto out;
-    }
+    if (!single || !index_path) FAIL(ST_NO_MEMORY, "%s: no memory", folder);
     if (!file_exists(index_path)) {
         st = safetensors_open_file(single, ret);
         if (st == ST_NOT_FOUND)
-            st = status_fail(
-                ST_NOT_FOUND,
-                "%s: neither model.safetensors nor model.safetensors.index.json is there; "
-                "other weight formats must be converted to safetensors first",
-                folder);
+            FAIL(ST_NOT_FOUND,
+                 "%s: neither model.safetensors nor model.safetensors.index.json is there; "
+                 "other weight formats must be converted to safetensors first",
+                 folder);
         goto out;
     }
     CHECK(json_read_file(index_path, MAX_HEADER, &index));
@@ -397,10 +393,7 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
     CHECK(bytes_status(&temporary));
     CHECK(build_header(tensors, n, metadata, &header));
     fd = open(temporary.data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) {
-        st = status_fail(ST_IO, "%s: cannot create: %s", temporary.data, strerror(errno));
-        goto out;
-    }
+    if (fd < 0) FAIL(ST_IO, "%s: cannot create: %s", temporary.data, strerror(errno));
     CHECK(file_write_all(fd, path, header.data, header.len));
     for (int i = 0; i < n; i++) {
         size_t bytes = source_bytes(&tensors[i]);
@@ -417,10 +410,8 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
         CHECK(read(context, &tensors[i], bytes, buffer));
         CHECK(file_write_all(fd, path, buffer, bytes));
     }
-    if (fsync(fd) != 0 || rename(temporary.data, path) != 0) {
-        st = status_fail(ST_IO, "%s: cannot finish writing: %s", path, strerror(errno));
-        goto out;
-    }
+    if (fsync(fd) != 0 || rename(temporary.data, path) != 0)
+        FAIL(ST_IO, "%s: cannot finish writing: %s", path, strerror(errno));
 out:
     if (fd >= 0) close(fd);
     if (st != ST_OK && temporary.data) unlink(temporary.data);

@@ -397,10 +397,7 @@ enum status tokenizer_load(const char *folder, struct tokenizer **ret)
     CHECK(model_folder_check(folder, file_names[FILE_TOKENIZER]));
     for (int i = 0; i < TOKENIZER_FILES; i++) {
         paths[i] = path_join(folder, file_names[i]);
-        if (!paths[i]) {
-            st = status_fail(ST_NO_MEMORY, "out of memory");
-            goto out;
-        }
+        if (!paths[i]) FAIL(ST_NO_MEMORY, "out of memory");
         if (i != FILE_TOKENIZER && !file_exists(paths[i])) continue;
         CHECK(file_read(paths[i], MAX_FILE_BYTES, &text[i]));
         files[i] = (struct tokenizer_text){bytes_text(&text[i]), text[i].len};
@@ -490,10 +487,7 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
     enum status st;
     CHECK(check_text(text, len));
     s.bpe = bpe_scratch_new();
-    if (!s.bpe) {
-        st = status_fail(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
-        goto out;
-    }
+    if (!s.bpe) FAIL(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
     for (int i = 0; add_special && i < t->prefix.n; i++)
         CHECK(token_list_push(ret, t->prefix.ids[i]));
     CHECK(added_tokens_split(t->added, false, text, len, &s.raw));

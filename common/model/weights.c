@@ -515,10 +515,7 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     void *staging = NULL;
     for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
-    if (!staging) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", where);
-        goto out;
-    }
+    if (!staging) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct safetensors_entry *e = safetensors_find(set, w->tensors[i].name);
         const struct weight_tensor *t = &w->tensors[i];
@@ -546,10 +543,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
     float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
     void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
     enum status st = ST_OK;
-    if (!staging || !halves) {
-        st = status_fail(ST_NO_MEMORY, "no memory for random weights");
-        goto out;
-    }
+    if (!staging || !halves) FAIL(ST_NO_MEMORY, "no memory for random weights");
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
@@ -617,10 +611,8 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
         if (t->n > largest) largest = t->n;
     }
     if (as != w->dt) save.staging = malloc((size_t)largest * dtype_size(w->dt));
-    if (!sources || !metadata || !path || (as != w->dt && !save.staging)) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory to save", folder);
-        goto out;
-    }
+    if (!sources || !metadata || !path || (as != w->dt && !save.staging))
+        FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
     CHECK(safetensors_write(path, sources, w->n_tensors, metadata, read_for_save, &save));
     st = file_sync_folder(folder);
 out:

@@ -135,13 +135,11 @@ static enum status load_draft(struct comparison *c)
         CHECK(model_config_load(o->draft, &c->draft_config));
     else
         CHECK(model_config_load_file(o->draft_config, &c->draft_config));
-    if (c->draft_config->vocab_size > c->b->config->vocab_size) {
-        st = status_fail(ST_MISMATCH,
-                         "the draft model's vocabulary of %d tokens is larger than the %d of the "
-                         "model; it must be of the same tokenizer",
-                         c->draft_config->vocab_size, c->b->config->vocab_size);
-        goto out;
-    }
+    if (c->draft_config->vocab_size > c->b->config->vocab_size)
+        FAIL(ST_MISMATCH,
+             "the draft model's vocabulary of %d tokens is larger than the %d of the "
+             "model; it must be of the same tokenizer",
+             c->draft_config->vocab_size, c->b->config->vocab_size);
     st = bench_load_weights(c->b->dev, c->draft_config, c->b->dt, o->draft, (uint64_t)o->seed + 1,
                             &c->draft, &c->draft_arena);
 out:
