@@ -215,11 +215,9 @@ static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_v
     CHECK(json_get_int("/bridge/info", answer, "weight_version", 0, INT64_MAX, &theirs));
     if ((uint64_t)theirs != version || control_version(control) != version) goto out;
     const json_t *sums = json_object_get(answer, "checksums");
-    if ((int)json_array_size(sums) != s->n) {
-        st = status_fail(ST_MISMATCH, "the daemon sums %zu tensors, the bridge file names %d",
-                         json_array_size(sums), s->n);
-        goto out;
-    }
+    if ((int)json_array_size(sums) != s->n)
+        FAIL(ST_MISMATCH, "the daemon sums %zu tensors, the bridge file names %d",
+             json_array_size(sums), s->n);
     for (int i = 0; i < s->n; i++) {
         uint64_t sum = 0;
         CHECK(hex_word("/bridge/info: \"checksums\"", json_array_get(sums, (size_t)i), &sum));

@@ -149,10 +149,7 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     CHECK(bridge_file_check(file));
     notice_roles(file);
     policy = bridge_file_role(file, "policy");
-    if (!policy) {
-        st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", path);
-        goto out;
-    }
+    if (!policy) FAIL(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", path);
     CHECK(control_open(file->control_page, file->roles[0].layout_hash, &control));
     CHECK(http_client_new(file->socket, &http));
     CHECK(model_config_load(policy->model, &model));

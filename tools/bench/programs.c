@@ -117,11 +117,8 @@ enum status programs_serve(struct programs *p, const struct bench_options *o, in
             st = program_failed(p, argv[0]);
             goto out;
         }
-        if (clock_now_ns() >= deadline) {
-            st = status_fail(ST_TIMEOUT, "cw-infer-server has not loaded %s in %d s", p->model,
-                             LOADING_S);
-            goto out;
-        }
+        if (clock_now_ns() >= deadline)
+            FAIL(ST_TIMEOUT, "cw-infer-server has not loaded %s in %d s", p->model, LOADING_S);
         clock_sleep_ms(20);
     }
 out:

@@ -143,10 +143,7 @@ static enum status report_serving(struct serve_bench *s)
     const struct bench_options *o = &s->b.o;
     double *ms = calloc((size_t)o->repeats, sizeof *ms), *each = calloc((size_t)s->n, sizeof *each);
     enum status st = ST_OK;
-    if (!ms || !each) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %lld times", (long long)o->repeats);
-        goto out;
-    }
+    if (!ms || !each) FAIL(ST_NO_MEMORY, "no memory for %lld times", (long long)o->repeats);
     for (int64_t i = -o->warmup_rounds; i < o->repeats; i++)
         CHECK(round_of_requests(s, &ms[i < 0 ? 0 : i]));
     for (int i = 0; i < s->n; i++) each[i] = s->loads[i].ms / s->loads[i].tokens;

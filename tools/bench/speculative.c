@@ -367,10 +367,7 @@ enum status bench_speculative(struct bench *b)
     CHECK(load_prompts(&c));
     figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
     c.results = json_array();
-    if (!figures || !c.results) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
-        goto out;
-    }
+    if (!figures || !c.results) FAIL(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
     for (int i = 0; i < c.n_arms; i++) c.arms[i].tokens_per_s = figures + (size_t)(i + 2) * rounds;
     if (!b->o.json)
         printf(

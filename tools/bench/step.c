@@ -89,11 +89,9 @@ static enum status prepare(struct step_bench *s, const struct bench_options *o)
     if (o->batch == 0) b->o.batch = cuda ? 64 : 16;
     if (b->o.group > b->o.batch) b->o.group = b->o.batch;
     if (b->o.tokens == 0) b->o.tokens = cuda ? 256 : 32;
-    if (b->o.batch % b->o.group) {
-        st = status_fail(ST_INVALID, "--batch %lld is no multiple of --group %lld",
-                         (long long)b->o.batch, (long long)b->o.group);
-        goto out;
-    }
+    if (b->o.batch % b->o.group)
+        FAIL(ST_INVALID, "--batch %lld is no multiple of --group %lld", (long long)b->o.batch,
+             (long long)b->o.group);
     CHECK(measure_limit(s));
     CHECK(programs_take_model(&s->programs, b));
     CHECK(write_prompts(s, (int)(b->o.batch / b->o.group)));

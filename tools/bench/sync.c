@@ -87,10 +87,8 @@ static enum status decode_until_done(struct bench *b, struct control *control, p
            ended.si_pid == 0) {
         CHECK(decoder_step(&d));
         control_heartbeat(control);
-        if (control_quiesce_requested(control) && control_grant_quiesce(control) == CONTROL_TORN) {
-            st = status_fail(ST_TORN, "the publishing process died in an update");
-            goto out;
-        }
+        if (control_quiesce_requested(control) && control_grant_quiesce(control) == CONTROL_TORN)
+            FAIL(ST_TORN, "the publishing process died in an update");
     }
     if (ended.si_code != CLD_EXITED || ended.si_status != 0)
         st = status_fail(ST_PEER_GONE, "the publishing process failed (its error stands above)");
@@ -156,10 +154,7 @@ enum status bench_sync(const struct bench_options *o)
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (records == MAP_FAILED)
         return status_fail(ST_NO_MEMORY, "no memory for %zu bytes of times", bytes);
-    if (!mkdtemp(folder)) {
-        st = status_fail(ST_IO, "cannot make a folder in /tmp: %m");
-        goto out;
-    }
+    if (!mkdtemp(folder)) FAIL(ST_IO, "cannot make a folder in /tmp: %m");
     snprintf(path, sizeof path, "%s/bridge.json", folder);
     // the second process starts before either opens a device: a GPU does not survive a fork
     pid_t child = fork();

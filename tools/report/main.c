@@ -24,10 +24,8 @@ static enum status report(const char *folder, const char *out)
     char *path = NULL;
     CHECK(run_folder_read(folder, &run));
     CHECK(page_draw(&run, &page));
-    if (!out && !(path = path_join(folder, "report.html"))) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the report's name");
-        goto out;
-    }
+    if (!out && !(path = path_join(folder, "report.html")))
+        FAIL(ST_NO_MEMORY, "no memory for the report's name");
     CHECK(file_write_atomic(out ? out : path, 0644, page.data, page.len));
     printf("%s\n", out ? out : path);
 out:

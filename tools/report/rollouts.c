@@ -156,10 +156,7 @@ static enum status pick_group(const char *path, json_t **ret)
     size_t room = 0;
     ssize_t len;
     FILE *file = fopen(path, "re");
-    if (!file) {
-        st = status_fail(ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
+    if (!file) FAIL(ST_IO, "%s: %s", path, strerror(errno));
     while (!p.differing && (len = getline(&line, &room, file)) > 0) {
         json_t *sample = json_loadb(line, (size_t)len, JSON_ALLOW_NUL, NULL);
         const json_t *number = json_object_get(sample, "sample");
@@ -171,10 +168,7 @@ static enum status pick_group(const char *path, json_t **ret)
         json_decref(sample);
         if (st != ST_OK) goto out;
     }
-    if (ferror(file)) {
-        st = status_fail(ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
+    if (ferror(file)) FAIL(ST_IO, "%s: %s", path, strerror(errno));
     end_group(&p);
     *ret = json_incref(p.differing ? p.differing : p.first);
 out:

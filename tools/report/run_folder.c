@@ -77,10 +77,7 @@ static enum status read_files(struct run_folder *run)
     char *metrics = path_join(run->path, "metrics.jsonl");
     char *config = path_join(run->path, "config.json");
     char *rollouts = path_join(run->path, "rollouts");
-    if (!metrics || !config || !rollouts) {
-        st = status_fail(ST_NO_MEMORY, "no memory to read %s", run->path);
-        goto out;
-    }
+    if (!metrics || !config || !rollouts) FAIL(ST_NO_MEMORY, "no memory to read %s", run->path);
     if (stat(metrics, &info) != 0 && errno == ENOENT) {
         st = status_fail(ST_NOT_FOUND,
                          "%s: there is no metrics.jsonl in it; name the folder that cw-trainer "
@@ -105,14 +102,9 @@ enum status run_folder_read(const char *path, struct run_folder *ret)
     enum status st;
     struct run_folder run = {.path = strdup(path), .name = own_name(path)};
     struct stat info;
-    if (!run.path || !run.name) {
-        st = status_fail(ST_NO_MEMORY, "no memory to read %s", path);
-        goto out;
-    }
-    if (stat(path, &info) != 0) {
-        st = status_fail(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
+    if (!run.path || !run.name) FAIL(ST_NO_MEMORY, "no memory to read %s", path);
+    if (stat(path, &info) != 0)
+        FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
     if (!S_ISDIR(info.st_mode)) {
         st = status_fail(ST_INVALID, "%s is no folder; name the one that cw-trainer train wrote",
                          path);

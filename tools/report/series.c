@@ -53,11 +53,8 @@ static enum status take_line(struct metrics *m, const char *text, size_t len)
         double number = json_number_value(value);
         if (!json_is_number(value) || fabs(number) > LARGEST || value == step) continue;
         struct series *s = series_of(m, key);
-        if (!s || !series_push(s, m->last_step, number)) {
-            st = status_fail(ST_NO_MEMORY, "no memory for %lld lines of metrics",
-                             (long long)m->n_lines);
-            goto out;
-        }
+        if (!s || !series_push(s, m->last_step, number))
+            FAIL(ST_NO_MEMORY, "no memory for %lld lines of metrics", (long long)m->n_lines);
     }
 out:
     json_decref(line);
@@ -72,24 +69,15 @@ enum status metrics_read(const char *path, struct metrics *ret)
     size_t room = 0;
     ssize_t len;
     FILE *file = fopen(path, "re");
-    if (!file) {
-        st = status_fail(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
+    if (!file) FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
     while ((len = getline(&line, &room, file)) > 0)
         if (line[len - 1] == '\n') CHECK(take_line(&m, line, (size_t)len));
-    if (ferror(file)) {
-        st = status_fail(ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
-    if (m.n_lines == 0 && m.n_bad > 0) {
-        st =
-            status_fail(ST_FORMAT,
-                        "%s: no line is an object with a \"step\": it is not what cw-trainer train "
-                        "writes",
-                        path);
-        goto out;
-    }
+    if (ferror(file)) FAIL(ST_IO, "%s: %s", path, strerror(errno));
+    if (m.n_lines == 0 && m.n_bad > 0)
+        FAIL(ST_FORMAT,
+             "%s: no line is an object with a \"step\": it is not what cw-trainer train "
+             "writes",
+             path);
     *ret = m;
 out:
     free(line);

@@ -103,15 +103,9 @@ static enum status write_file(struct source *s, const char *name, int64_t count,
         bytes_puts(&text, "\n");
         free(dumped);
         json_decref(line);
-        if (!dumped || text.failed) {
-            st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
-            goto out;
-        }
+        if (!dumped || text.failed) FAIL(ST_NO_MEMORY, "no memory for %s", name);
     }
-    if (!path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
-        goto out;
-    }
+    if (!path) FAIL(ST_NO_MEMORY, "no memory for %s", name);
     CHECK(file_write_atomic(path, 0644, bytes_text(&text), text.len));
     printf("%s: %" PRId64 " problems\n", path, count);
 out:
@@ -129,10 +123,7 @@ static enum status write_all(const struct config *c)
     while (slots < 2 * (size_t)(c->count + c->heldout + c->sft)) slots *= 2;
     s.seen.mask = slots - 1;
     s.seen.slots = calloc(slots, sizeof *s.seen.slots);
-    if (!tokenizer || !s.seen.slots) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %zu problems", slots / 2);
-        goto out;
-    }
+    if (!tokenizer || !s.seen.slots) FAIL(ST_NO_MEMORY, "no memory for %zu problems", slots / 2);
     CHECK(file_make_folders(tokenizer));
     CHECK(word_tokenizer_write(tokenizer));
     CHECK(write_file(&s, "heldout.jsonl", c->heldout, false));

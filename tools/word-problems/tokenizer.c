@@ -98,10 +98,8 @@ enum status word_tokenizer_write(const char *folder)
         w.merges);
     config = json_pack("{s:s, s:s, s:s}", "tokenizer_class", "PreTrainedTokenizerFast", "eos_token",
                        END_OF_TEXT, "pad_token", END_OF_TEXT);
-    if (w.failed || !tokenizer || !config || !tokenizer_path || !config_path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a tokenizer");
-        goto out;
-    }
+    if (w.failed || !tokenizer || !config || !tokenizer_path || !config_path)
+        FAIL(ST_NO_MEMORY, "no memory for a tokenizer");
     CHECK(json_write_file(tokenizer_path, 0644, tokenizer));
     CHECK(json_write_file(config_path, 0644, config));
     printf("%s: %d tokens\n", folder, w.next_id);

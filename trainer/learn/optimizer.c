@@ -115,12 +115,9 @@ static enum status add_range(struct optimizer *o, const struct param_range *r)
         o->n_arenas++;
     }
     struct weights *view = o->grads[o->n_arenas - 1];
-    if (view->n_elements != r->weights->n_elements) {
-        st = status_fail(ST_MISMATCH,
-                         "gradients would have %" PRId64 " elements, the weights have %" PRId64,
-                         view->n_elements, r->weights->n_elements);
-        goto out;
-    }
+    if (view->n_elements != r->weights->n_elements)
+        FAIL(ST_MISMATCH, "gradients would have %" PRId64 " elements, the weights have %" PRId64,
+             view->n_elements, r->weights->n_elements);
     view->base = r->n == view->n_elements ? gradients : NULL;
     view->bytes = view->base ? (size_t)r->n * sizeof *gradients : 0;
     weights_bind_range(view, r->first, r->n, gradients);
@@ -159,10 +156,7 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     o->config = *config;
     o->trained = calloc((size_t)trained->n, sizeof *o->trained);
     o->grads = calloc((size_t)trained->n, sizeof *o->grads);
-    if (!o->trained || !o->grads) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the optimizer");
-        goto out;
-    }
+    if (!o->trained || !o->grads) FAIL(ST_NO_MEMORY, "no memory for the optimizer");
     count_elements(trained, &n, &n_low);
     CHECK(alloc_state(o, n, n_low));
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
@@ -384,10 +378,7 @@ enum status optimizer_save(struct optimizer *o, const char *path)
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
                          moments_kind_names[o->moments.kind]);
-    if (!metadata) {
-        st = status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
-        goto out;
-    }
+    if (!metadata) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
     CHECK(safetensors_write(path, state, n, metadata, read_state, o));
 out:
     json_decref(metadata);
@@ -454,12 +445,9 @@ enum status optimizer_load(struct optimizer *o, const char *path)
     // Everything is checked before anything is written.
     for (int i = 0; i < n; i++)
         CHECK(state_check(path, safetensors_find(set, state[i].name), &state[i]));
-    if (n != safetensors_count(set)) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: holds %d tensors, the state of what is trained here has %d", path,
-                         safetensors_count(set), n);
-        goto out;
-    }
+    if (n != safetensors_count(set))
+        FAIL(ST_MISMATCH, "%s: holds %d tensors, the state of what is trained here has %d", path,
+             safetensors_count(set), n);
     for (int i = 0; i < n; i++) {
         const struct safetensors_entry *entry = safetensors_find(set, state[i].name);
         device_copy_in(o->dev, (void *)state[i].tag, entry->data, entry->bytes);

@@ -88,10 +88,8 @@ enum status curriculum_new(const struct curriculum_options *options, int n_examp
     c->ema = calloc(n, sizeof *c->ema);
     c->seen = calloc(n, sizeof *c->seen);
     c->bucket = malloc(n);
-    if (!c->examples || !c->ema || !c->seen || !c->bucket) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a curriculum of %d examples", n_examples);
-        goto out;
-    }
+    if (!c->examples || !c->ema || !c->seen || !c->bucket)
+        FAIL(ST_NO_MEMORY, "no memory for a curriculum of %d examples", n_examples);
     memset(c->bucket, UNSEEN, n);
     if (options->mode != CURRICULUM_OFF) plan_epoch(c);
     *ret = c;
@@ -136,10 +134,7 @@ static enum status sort_into_buckets(struct curriculum *c)
     int n = 0;
     double *rewards = malloc((size_t)c->n * sizeof *rewards);
     int8_t *of = malloc((size_t)c->n);
-    if (!rewards || !of) {
-        st = status_fail(ST_NO_MEMORY, "no memory to sort %d examples into buckets", c->n);
-        goto out;
-    }
+    if (!rewards || !of) FAIL(ST_NO_MEMORY, "no memory to sort %d examples into buckets", c->n);
     for (int i = 0; i < c->n; i++)
         if (c->seen[i]) rewards[n++] = c->ema[i];
     CHECK(

@@ -71,19 +71,14 @@ enum status child_start(struct child *c, const char *line)
     *c = (struct child){.line = line, .started_ns = clock_now_ns()};
     bytes_printf(&shell_line, "exec %s", line);
     CHECK(bytes_status(&shell_line));
-    if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) {
-        st = status_fail(ST_IO, "command \"%s\": pipe: %s", line, strerror(errno));
-        goto out;
-    }
+    if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0)
+        FAIL(ST_IO, "command \"%s\": pipe: %s", line, strerror(errno));
     // Ours do not block; the flag is the open pipe end's, so the child's stay as they are.
     fcntl(in[1], F_SETFL, O_NONBLOCK);
     fcntl(out[0], F_SETFL, O_NONBLOCK);
     pid = fork();
     if (pid == 0) become_child(shell_line.data, in[0], out[1], parent);
-    if (pid < 0) {
-        st = status_fail(ST_IO, "command \"%s\": fork: %s", line, strerror(errno));
-        goto out;
-    }
+    if (pid < 0) FAIL(ST_IO, "command \"%s\": fork: %s", line, strerror(errno));
     setpgid(pid, pid); // whichever of the two comes first
     c->pid = pid;
     c->to = in[1];

@@ -109,16 +109,11 @@ static enum status take_line(void *context, const char *text, size_t len)
     }
     CHECK(json_get_int32(where, line, "group_id", p->first, p->first + p->n_groups - 1, &group));
     CHECK(json_get_int32(where, line, "sample", 0, r->n_per_group - 1, &sample));
-    if (group < 0 || sample < 0) {
-        st = status_fail(ST_FORMAT, "%s: a line without \"group_id\" or \"sample\"", where);
-        goto out;
-    }
+    if (group < 0 || sample < 0)
+        FAIL(ST_FORMAT, "%s: a line without \"group_id\" or \"sample\"", where);
     snprintf(where, sizeof where, "response to /v1/rollouts, group %d sample %d", group, sample);
     struct completion *completion = &r->completions[group * r->n_per_group + sample];
-    if (completion->text) {
-        st = status_fail(ST_MISMATCH, "%s: came twice", where);
-        goto out;
-    }
+    if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
     CHECK(completion_read(where, line, &p->bounds, completion));
     p->n_taken++;
     r->n_tokens += completion->n;

@@ -102,10 +102,8 @@ static enum status write_trainer_files(void *context, const char *folder)
                             json_integer(optimizer_steps(files->policy->optimizer))) ||
         (files->draft &&
          json_object_set_new(state, DRAFT_STEPS,
-                             json_integer(optimizer_steps(files->draft->optimizer))))) {
-        st = no_memory();
-        goto out;
-    }
+                             json_integer(optimizer_steps(files->draft->optimizer)))))
+        CHECK(no_memory());
     CHECK(write_optimizer(files->policy->optimizer, folder));
     CHECK(new_trainer_file(folder, STATE_FILE, &state_path));
     CHECK(json_write_file(state_path, 0644, state));
@@ -121,10 +119,7 @@ static enum status swap_link(const char *checkpoints, const char *link_name, con
     enum status st = ST_OK;
     char *link = path_join(checkpoints, link_name);
     char *temporary = link ? path_beside(link) : NULL;
-    if (!link || !temporary) {
-        st = no_memory();
-        goto out;
-    }
+    if (!link || !temporary) CHECK(no_memory());
     unlink(temporary);
     if (symlink(name, temporary) != 0 || rename(temporary, link) != 0)
         st = status_fail(ST_IO, "%s: %s", link, strerror(errno));
@@ -197,10 +192,7 @@ static enum status remove_old(const char *checkpoints, const struct checkpoint *
     for (struct dirent *entry; (entry = readdir(dir));) {
         if (!step_of(entry->d_name, &step) || step == c->step) continue;
         int64_t *larger = array_room(steps, (size_t)n, sizeof *steps);
-        if (!larger) {
-            st = no_memory();
-            goto out;
-        }
+        if (!larger) CHECK(no_memory());
         steps = larger;
         steps[n++] = step;
     }
@@ -241,10 +233,7 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
     char name[STEP_NAME], absolute[PATH_MAX];
     char *checkpoints = path_join(run_folder, "checkpoints"), *folder = NULL;
     step_name(c->step, name);
-    if (!checkpoints || !(folder = path_join(checkpoints, name))) {
-        st = no_memory();
-        goto out;
-    }
+    if (!checkpoints || !(folder = path_join(checkpoints, name))) CHECK(no_memory());
     CHECK(file_make_folders(checkpoints));
     CHECK(remove_leftovers(checkpoints));
     CHECK(model_folder_write(folder, dev, policy->weights, policy->weights->dt,
@@ -255,10 +244,7 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
         CHECK(remove_step(checkpoints, *c->replaced_step));
     if (keep > 0) CHECK(remove_old(checkpoints, c, keep));
     if (ret_folder) {
-        if (!realpath(folder, absolute)) {
-            st = status_fail(ST_IO, "%s: %s", folder, strerror(errno));
-            goto out;
-        }
+        if (!realpath(folder, absolute)) FAIL(ST_IO, "%s: %s", folder, strerror(errno));
         if (!(*ret_folder = strdup(absolute))) st = no_memory();
     }
 out:
@@ -319,10 +305,8 @@ enum status checkpoint_read(const char *folder, struct checkpoint *ret)
     CHECK(json_read_file(path, MAX_STATE, &c.state));
     CHECK(json_get_int(path, c.state, "step", 0, INT64_MAX, &c.step));
     CHECK(json_get_int(path, c.state, "data_index", 0, INT64_MAX, &c.data_index));
-    if (c.step < 0 || c.data_index < 0) {
-        st = status_fail(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
-        goto out;
-    }
+    if (c.step < 0 || c.data_index < 0)
+        FAIL(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
     *ret = c;
 out:
     if (st != ST_OK) json_decref(c.state);

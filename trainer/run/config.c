@@ -209,21 +209,17 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
                          loss.delta);
         goto out;
     }
-    if (loss.tis_max > 0 && loss.tis_min >= loss.tis_max) {
-        st = status_fail(ST_INVALID,
-                         "--importance-sampling-clip-min %g is not below "
-                         "--importance-sampling-clip-max %g",
-                         loss.tis_min, loss.tis_max);
-        goto out;
-    }
+    if (loss.tis_max > 0 && loss.tis_min >= loss.tis_max)
+        FAIL(ST_INVALID,
+             "--importance-sampling-clip-min %g is not below "
+             "--importance-sampling-clip-max %g",
+             loss.tis_min, loss.tis_max);
     bool truncates = loss.tis == TIS_TOKEN_TRUNCATE || loss.tis == TIS_SEQUENCE_TRUNCATE;
-    if (truncates && loss.tis_min == 0 && loss.tis_max == 0) {
-        st = status_fail(ST_INVALID,
-                         "--importance-sampling-mode %s has no bound to truncate at: give "
-                         "--importance-sampling-clip-max or --importance-sampling-clip-min",
-                         tis_mode_names[loss.tis]);
-        goto out;
-    }
+    if (truncates && loss.tis_min == 0 && loss.tis_max == 0)
+        FAIL(ST_INVALID,
+             "--importance-sampling-mode %s has no bound to truncate at: give "
+             "--importance-sampling-clip-max or --importance-sampling-clip-min",
+             tis_mode_names[loss.tis]);
     *ret = loss;
 out:
     return st;
@@ -270,22 +266,13 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                    ? config->learning.adamw.max_grad_norm
                                    : config->draft_max_grad_norm,
     };
-    if (!config->data) {
-        st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");
-        goto out;
-    }
+    if (!config->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&config->prompts));
-    if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end)) {
-        st = status_fail(
-            ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
-            config->early_stop_patience ? "early-stop-patience" : "load-best-model-at-end");
-        goto out;
-    }
-    if (config->resume && !config->run_dir) {
-        st = status_fail(ST_INVALID,
-                         "--resume needs --run-dir, the folder of the run to go on with");
-        goto out;
-    }
+    if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end))
+        FAIL(ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
+             config->early_stop_patience ? "early-stop-patience" : "load-best-model-at-end");
+    if (config->resume && !config->run_dir)
+        FAIL(ST_INVALID, "--resume needs --run-dir, the folder of the run to go on with");
     if (config->run_dir && !config->run_dir[0]) {
         st = status_fail(ST_INVALID, "--run-dir is empty; name a folder, or leave it out for "
                                      "runs/DATE-TIME");
@@ -296,11 +283,9 @@ enum status train_config_resolve(const struct train_config *config, struct train
                          "--start-from is empty; take loaded, current or a model folder");
         goto out;
     }
-    if (config->num_generations < 2) {
-        st = status_fail(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
-                                     "which needs 2 samples or more");
-        goto out;
-    }
+    if (config->num_generations < 2)
+        FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
+                         "which needs 2 samples or more");
     CHECK(check_exact(config));
     CHECK(resolve_loss(config, &r.loss));
     r.draft_schedule = r.schedule;

@@ -25,10 +25,7 @@ static enum status copy_file(const char *from, const char *to, const char *name)
     enum status st = ST_OK;
     struct bytes content = BYTES_INIT;
     char *source = path_join(from, name), *target = path_join(to, name);
-    if (!source || !target) {
-        st = no_memory();
-        goto out;
-    }
+    if (!source || !target) CHECK(no_memory());
     if (!file_exists(source)) goto out;
     CHECK(file_read(source, MAX_COPIED, &content));
     CHECK(file_write_atomic(target, 0644, bytes_text(&content), content.len));
@@ -75,10 +72,8 @@ static enum status write_config(const char *folder, const struct model_config *c
     char *path = path_join(folder, "config.json");
     if (!copy || !path ||
         json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
-                            json_string(dot ? dot + 1 : dtype)) != 0) {
-        st = no_memory();
-        goto out;
-    }
+                            json_string(dot ? dot + 1 : dtype)) != 0)
+        CHECK(no_memory());
     CHECK(json_write_file(path, 0644, copy));
 out:
     json_decref(copy);
@@ -152,10 +147,7 @@ enum status model_folder_write(const char *folder, struct device *dev,
     size_t len = strlen(folder);
     char *path = strdup(folder), *temporary = NULL;
     while (path && len > 1 && path[len - 1] == '/') path[--len] = '\0';
-    if (!path || !(temporary = path_beside(path))) {
-        st = no_memory();
-        goto out;
-    }
+    if (!path || !(temporary = path_beside(path))) CHECK(no_memory());
     CHECK(fill_folder(temporary, dev, weights, as, source_folder, extra, context));
     CHECK(move_into_place(temporary, path));
 out:

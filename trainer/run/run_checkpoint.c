@@ -85,10 +85,7 @@ enum status run_save(struct run *run, bool interim)
                            .best_step = run->best.step >= 0 ? &run->best.step : NULL,
                            .replaced_step = run->interim_step >= 0 ? &run->interim_step : NULL,
                            .keep_start = run->config->beta > 0};
-    if (!c.state) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
-        goto out;
-    }
+    if (!c.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     struct checkpoint_model policy = {run->policy, learner_optimizer(run->learner),
                                       run->model_folder};
     struct checkpoint_model draft = {.weights = run->draft, .source_folder = run->draft_folder};
@@ -295,15 +292,11 @@ enum status run_serve_best(struct run *run)
     char *folder = NULL, *draft_folder = NULL;
     if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
     CHECK(checkpoint_best(run->folder, &folder));
-    if (!folder) {
-        st = status_fail(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
-                         run->folder);
-        goto out;
-    }
-    if (run->draft && !(draft_folder = path_join(folder, CHECKPOINT_DRAFT))) {
-        st = status_fail(ST_NO_MEMORY, "no memory to load the draft model");
-        goto out;
-    }
+    if (!folder)
+        FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
+             run->folder);
+    if (run->draft && !(draft_folder = path_join(folder, CHECKPOINT_DRAFT)))
+        FAIL(ST_NO_MEMORY, "no memory to load the draft model");
     CHECK(run_load_weights(run, folder,
                            draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
     log_info("serving the weights of step %" PRId64 ", the best", run->best.step);

@@ -55,10 +55,7 @@ static enum status report(struct run *run, const struct buckets *buckets, json_t
     CHECK(bytes_status(&text));
     snprintf(name, sizeof name, "cluster-report-epoch-%" PRId64 ".txt", r.epoch);
     path = path_join(run->folder, name);
-    if (!path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
-        goto out;
-    }
+    if (!path) FAIL(ST_NO_MEMORY, "no memory for %s", name);
     CHECK(file_write_atomic(path, 0644, text.data, text.len));
     log_progress_end();
     log_info("%s (%s)", bytes_text(&line), name);

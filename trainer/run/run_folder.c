@@ -77,13 +77,11 @@ enum status run_folder_open(struct run *run, char **ret_latest)
         free(latest);
         latest = NULL;
     }
-    if (latest && !run->config->resume) {
-        st = status_fail(ST_INVALID,
-                         "%s holds a run already: go on with it (--resume), or take "
-                         "another --run-dir",
-                         run->folder);
-        goto out;
-    }
+    if (latest && !run->config->resume)
+        FAIL(ST_INVALID,
+             "%s holds a run already: go on with it (--resume), or take "
+             "another --run-dir",
+             run->folder);
     *ret_latest = latest;
     latest = NULL;
 out:
@@ -147,10 +145,7 @@ static enum status write_config(const struct run *run, bool resumed)
     enum status st = ST_OK;
     char *path = path_join(run->folder, "config.json");
     json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
-    if (!path || !resolved) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the run's config.json");
-        goto out;
-    }
+    if (!path || !resolved) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
     // One that cannot be read is replaced.
     if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
     CHECK(json_write_file(path, 0644, resolved));
@@ -205,10 +200,8 @@ static enum status write_start(const struct run *run, bool resumed)
         starts = json_array();
     }
     all = json_pack("{s:O}", "starts", starts);
-    if (!path || !all || json_array_append_new(starts, describe_start(run)) != 0) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the run's run.json");
-        goto out;
-    }
+    if (!path || !all || json_array_append_new(starts, describe_start(run)) != 0)
+        FAIL(ST_NO_MEMORY, "no memory for the run's run.json");
     CHECK(json_write_file(path, 0644, all));
 out:
     json_decref(all);

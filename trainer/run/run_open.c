@@ -81,10 +81,7 @@ static enum status open_policy(struct run *run)
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role = bridge_file_role(file, "policy");
     notice_roles(file);
-    if (!role) {
-        st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
-        goto out;
-    }
+    if (!role) FAIL(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
     run->model_folder = role->model;
     CHECK(open_role(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));

@@ -78,16 +78,10 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
     log->start_ns = clock_now_ns();
     log->folder = strdup(folder);
     log->path = path_join(folder, "metrics.jsonl");
-    if (!log->folder || !log->path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the run's log");
-        goto out;
-    }
+    if (!log->folder || !log->path) FAIL(ST_NO_MEMORY, "no memory for the run's log");
     if (file_exists(log->path)) CHECK(drop_later(log->path, step));
     log->fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (log->fd < 0) {
-        st = status_fail(ST_IO, "%s: %s", log->path, strerror(errno));
-        goto out;
-    }
+    if (log->fd < 0) FAIL(ST_IO, "%s: %s", log->path, strerror(errno));
     CHECK(tensorboard_new(folder, step, &log->tensorboard));
     *ret = log;
 out:
@@ -121,10 +115,7 @@ enum status runlog_write(struct runlog *log, json_t *metrics)
     struct bytes line = BYTES_INIT;
     char *text =
         metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(METRICS_DIGITS)) : NULL;
-    if (!text) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
-        goto out;
-    }
+    if (!text) FAIL(ST_NO_MEMORY, "no memory for a line of %s", log->path);
     bytes_puts(&line, text);
     bytes_puts(&line, "\n");
     CHECK(bytes_status(&line));
@@ -146,17 +137,12 @@ enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samp
     const json_t *sample;
     char *folder = path_join(log->folder, "rollouts"), *path = NULL;
     snprintf(name, sizeof name, "step-%" PRId64 ".jsonl", step);
-    if (!folder || !(path = path_join(folder, name))) {
-        st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
-        goto out;
-    }
+    if (!folder || !(path = path_join(folder, name)))
+        FAIL(ST_NO_MEMORY, "no memory to log rollouts");
     CHECK(file_make_folders(folder));
     json_array_foreach (samples, i, sample) {
         char *line = json_dumps(sample, JSON_COMPACT);
-        if (!line) {
-            st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
-            goto out;
-        }
+        if (!line) FAIL(ST_NO_MEMORY, "no memory to log rollouts");
         bytes_puts(&text, line);
         bytes_puts(&text, "\n");
         free(line);

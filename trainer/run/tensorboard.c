@@ -191,15 +191,9 @@ enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard
     if (gethostname(host, sizeof host - 1) != 0 || !host[0] || strchr(host, '/'))
         snprintf(host, sizeof host, "localhost");
     snprintf(name, sizeof name, PREFIX "%010" PRId64 ".%s.%d", stamp, host, (int)getpid());
-    if (!(tb->path = path_join(folder, name))) {
-        st = status_fail(ST_NO_MEMORY, "no memory for an event file");
-        goto out;
-    }
+    if (!(tb->path = path_join(folder, name))) FAIL(ST_NO_MEMORY, "no memory for an event file");
     tb->fd = open(tb->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-    if (tb->fd < 0) {
-        st = status_fail(ST_IO, "%s: %s", tb->path, strerror(errno));
-        goto out;
-    }
+    if (tb->fd < 0) FAIL(ST_IO, "%s: %s", tb->path, strerror(errno));
     CHECK(write_opening(tb, step));
     *ret = tb;
 out:
