@@ -105,10 +105,7 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     on_step(context, step, ST_OK, detail);
 
     b->arenas = calloc((size_t)b->file->n_roles, sizeof *b->arenas);
-    if (!b->arenas) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a bridge");
-        goto out;
-    }
+    if (!b->arenas) FAIL(ST_NO_MEMORY, "no memory for a bridge");
     for (int i = 0; i < b->file->n_roles; i++) {
         const struct bridge_role *role = &b->file->roles[i];
         snprintf(mapping, sizeof mapping, "mapping %s", role->role);

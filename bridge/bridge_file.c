@@ -67,10 +67,7 @@ enum status bridge_file_write(const struct bridge_file *file)
     json_t *json = NULL, *segments = json_array(), *roles = json_array();
     struct bridge_file *again = NULL;
     enum status st = ST_OK;
-    if (file->n_roles < 1) {
-        st = status_fail(ST_INVALID, "%s: a bridge file needs a role", file->path);
-        goto out;
-    }
+    if (file->n_roles < 1) FAIL(ST_INVALID, "%s: a bridge file needs a role", file->path);
     const struct bridge_role *policy = &file->roles[0];
     json = json_pack(
         "{s:s, s:i, s:b, s:i, s:i, s:s, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:O, s:O}", "model",
@@ -283,26 +280,17 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
     enum status st;
     struct bridge_file *file = calloc(1, sizeof *file);
     if (!file) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    if (!json_is_object(json)) {
-        st = status_fail(ST_FORMAT, "%s: it is not a JSON object", where);
-        goto out;
-    }
+    if (!json_is_object(json)) FAIL(ST_FORMAT, "%s: it is not a JSON object", where);
     CHECK(read_head(where, json, file));
     CHECK(bridge_need_value(where, json, "segments", JSON_ARRAY, "a list", &segments));
     CHECK(bridge_need_value(where, json, "roles", JSON_ARRAY, "a list", &roles));
     size_t n = json_array_size(roles);
-    if (n < 1 || n > MAX_ROLES || json_array_size(segments) != n) {
-        st = status_fail(
-            ST_FORMAT,
-            "%s: %zu roles and %zu segments; 1 to %d roles with a segment each are taken", where, n,
-            json_array_size(segments), MAX_ROLES);
-        goto out;
-    }
+    if (n < 1 || n > MAX_ROLES || json_array_size(segments) != n)
+        FAIL(ST_FORMAT,
+             "%s: %zu roles and %zu segments; 1 to %d roles with a segment each are taken", where,
+             n, json_array_size(segments), MAX_ROLES);
     file->roles = calloc(n, sizeof *file->roles);
-    if (!file->roles) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        goto out;
-    }
+    if (!file->roles) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
     for (size_t i = 0; i < n; i++) CHECK(read_role(where, json, i, file));
     CHECK(check_old_keys(where, json, &file->roles[0]));
     *ret = file;

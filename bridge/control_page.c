@@ -120,14 +120,11 @@ static enum status remove_dead(const char *name)
     enum status st = map_page(name, &page, &fd);
     if (st == ST_NOT_FOUND) return ST_OK;
     if (st != ST_OK) return status_context(st, "the name is taken; remove /dev/shm%s", name);
-    if (owner_lives(page, fd)) {
-        st = status_fail(
-            ST_BUSY,
-            "control page %s belongs to the living process %d: another daemon uses this "
-            "bridge; give this one its own --bridge and --socket",
-            name, (int)page->owner_pid);
-        goto out;
-    }
+    if (owner_lives(page, fd))
+        FAIL(ST_BUSY,
+             "control page %s belongs to the living process %d: another daemon uses this "
+             "bridge; give this one its own --bridge and --socket",
+             name, (int)page->owner_pid);
     unlink_page(name, fd);
 out:
     munmap(page, CONTROL_BYTES);
@@ -195,27 +192,17 @@ enum status control_create(const char *name, const char *layout_hash, struct con
     // The page is made whole under a name of its own and then linked: nobody sees half of one.
     shm_unlink(fresh);
     int fd = shm_open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        st = status_fail(ST_IO, "control page %s: %s", fresh, strerror(errno));
-        goto out;
-    }
+    if (fd < 0) FAIL(ST_IO, "control page %s: %s", fresh, strerror(errno));
     // posix_fallocate: a full /dev/shm is an error here, not a SIGBUS later
     int error = posix_fallocate(fd, 0, CONTROL_BYTES);
-    if (error) {
-        st = status_fail(ST_IO, "control page %s: no room in /dev/shm: %s", fresh, strerror(error));
-        goto out;
-    }
+    if (error) FAIL(ST_IO, "control page %s: no room in /dev/shm: %s", fresh, strerror(error));
     page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED) {
-        st = status_fail(ST_IO, "control page %s cannot be mapped: %s", fresh, strerror(errno));
-        goto out;
-    }
+    if (page == MAP_FAILED)
+        FAIL(ST_IO, "control page %s cannot be mapped: %s", fresh, strerror(errno));
     fill_page(page, layout_hash);
     // Before it has its name: no page without its owner's lock is ever seen under it.
-    if (flock(fd, LOCK_EX) != 0) {
-        st = status_fail(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
-        goto out;
-    }
+    if (flock(fd, LOCK_EX) != 0)
+        FAIL(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
     CHECK(take_name(fresh_path, path, name));
     snprintf(c->name, sizeof c->name, "%s", name);
     c->owner = true;
@@ -244,22 +231,16 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
     c->page = page;
     c->fd = -1;
     snprintf(c->name, sizeof c->name, "%s", name);
-    if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES) {
-        st = status_fail(
-            ST_MISMATCH,
-            "control page %s has format %u (%u bytes), this program format %d (%d bytes): "
-            "run daemon and client of the same build",
-            name, page->format, page->bytes, CONTROL_FORMAT, CONTROL_BYTES);
-        goto out;
-    }
-    if (strncmp(page->layout_hash, layout_hash, sizeof page->layout_hash) != 0) {
-        st = status_fail(
-            ST_MISMATCH,
-            "control page %s was made for layout %.16s..., the bridge file says %.16s...: "
-            "the file is not this daemon's; restart the daemon, which writes it anew",
-            name, page->layout_hash, layout_hash);
-        goto out;
-    }
+    if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES)
+        FAIL(ST_MISMATCH,
+             "control page %s has format %u (%u bytes), this program format %d (%d bytes): "
+             "run daemon and client of the same build",
+             name, page->format, page->bytes, CONTROL_FORMAT, CONTROL_BYTES);
+    if (strncmp(page->layout_hash, layout_hash, sizeof page->layout_hash) != 0)
+        FAIL(ST_MISMATCH,
+             "control page %s was made for layout %.16s..., the bridge file says %.16s...: "
+             "the file is not this daemon's; restart the daemon, which writes it anew",
+             name, page->layout_hash, layout_hash);
     CHECK(control_owner_alive(c));
     *ret = c;
     c = NULL;

@@ -152,18 +152,12 @@ static enum status read_api_key(const char *path, char **ret)
     size_t n = strcspn(start, "\r\n");
     while (n > 0 && isspace((unsigned char)start[n - 1])) n--;
     for (size_t i = 0; i < n; i++)
-        if (!isgraph((unsigned char)start[i])) {
-            st = status_fail(ST_INVALID,
-                             "--api-key-file %s: the first line must be one word of plain "
-                             "ASCII",
-                             path);
-            goto out;
-        }
-    if (n < 8) {
-        st = status_fail(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more",
-                         path);
-        goto out;
-    }
+        if (!isgraph((unsigned char)start[i]))
+            FAIL(ST_INVALID,
+                 "--api-key-file %s: the first line must be one word of plain "
+                 "ASCII",
+                 path);
+    if (n < 8) FAIL(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more", path);
     if (stat(path, &info) == 0 && (info.st_mode & 077))
         log_warn("--api-key-file %s can be read by others: chmod 600 it", path);
     *ret = strndup(start, n);

@@ -57,10 +57,7 @@ enum status draft_model_new(struct runner *runner, const struct draft_model_limi
     d->limits = *limits;
     CHECK(device_alloc(runner->dev, rows * vocab * sizeof *d->logits, (void **)&d->logits));
     d->sampling = malloc((size_t)runner->limits.max_rows * sizeof *d->sampling);
-    if (!d->sampling) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
-        goto out;
-    }
+    if (!d->sampling) FAIL(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
     *ret = d;
     return ST_OK;
 out:

@@ -52,10 +52,7 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     CHECK(speculative_new(fixed, drafting_rows(options), &d->speculative));
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
     d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
-    if (!d->drafts || !d->sampling) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the drafts of a step");
-        goto out;
-    }
+    if (!d->drafts || !d->sampling) FAIL(ST_NO_MEMORY, "no memory for the drafts of a step");
     *ret = d;
     return ST_OK;
 out:

@@ -277,10 +277,8 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
     enum status st;
     c.folder = strdup(folder);
     if (draft_folder) c.draft_folder = strdup(draft_folder);
-    if (!c.folder || (draft_folder && !c.draft_folder)) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a command");
-        goto out;
-    }
+    if (!c.folder || (draft_folder && !c.draft_folder))
+        FAIL(ST_NO_MEMORY, "no memory for a command");
     CHECK(queue_command(e, &c));
     return ST_OK;
 out:

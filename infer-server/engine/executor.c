@@ -73,11 +73,9 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     const int max_rows = max_batch + drafting_rows(options);
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
-    if (wished > config->max_positions) {
-        st = status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
-                         config->max_positions);
-        goto out;
-    }
+    if (wished > config->max_positions)
+        FAIL(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
+             config->max_positions);
     const struct runner_limits own = {.max_tokens = max_rows + chunk,
                                       .max_rows = max_rows,
                                       .max_context = wished,
@@ -98,10 +96,7 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
-    if (!x->item_end) {
-        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
-        goto out;
-    }
+    if (!x->item_end) FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
     CHECK(drafting_measure(x->drafting, x->runners));
     CHECK(device_sync(dev));
     *ret = x;

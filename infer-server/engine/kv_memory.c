@@ -69,10 +69,7 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     int64_t elements = 0; // of the keys
     *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers};
     m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
-    if (!m->layers) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
-        goto out;
-    }
+    if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
     for (int l = 0; l < config->n_layers; l++) {
         m->layers[l] = (struct kv_layer){elements, layer_kv_width(&config->layers[l])};
         elements += (int64_t)n_blocks * block_size * m->layers[l].width;

@@ -34,10 +34,7 @@ enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **re
     p->reader.dev = model->dev;
     p->rows = malloc(n * sizeof *p->rows);
     p->targets = malloc(n * sizeof *p->targets);
-    if (!p->rows || !p->targets) {
-        st = status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
-        goto out;
-    }
+    if (!p->rows || !p->targets) FAIL(ST_NO_MEMORY, "no memory for prompt log-probabilities");
     CHECK(device_alloc(model->dev, n * sizeof *p->numbers, (void **)&p->numbers));
     CHECK(device_host_alloc(model->dev, n * sizeof *p->host_numbers, (void **)&p->host_numbers));
     *ret = p;

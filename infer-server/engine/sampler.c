@@ -56,10 +56,7 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     CHECK(device_host_alloc(dev, n * sizeof *s->host_results, (void **)&s->host_results));
     s->top = malloc(n * SAMPLER_MAX_TOP * sizeof *s->top);
     s->targets = malloc(n * sizeof *s->targets);
-    if (!s->top || !s->targets) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
-        goto out;
-    }
+    if (!s->top || !s->targets) FAIL(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
     *ret = s;
     return ST_OK;
 out:

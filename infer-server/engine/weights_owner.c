@@ -344,10 +344,8 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
                            (int)facts.writer_pid, folder);
     char *names[WEIGHTS_ROLES] = {strdup(folder), draft_folder ? strdup(draft_folder) : NULL};
     enum status st;
-    if (!names[WEIGHTS_POLICY] || (draft_folder && !names[WEIGHTS_DRAFT])) {
-        st = status_fail(ST_NO_MEMORY, "no memory to reload from %s", folder);
-        goto out;
-    }
+    if (!names[WEIGHTS_POLICY] || (draft_folder && !names[WEIGHTS_DRAFT]))
+        FAIL(ST_NO_MEMORY, "no memory to reload from %s", folder);
     CHECK(check_reload(o, folder, draft_folder));
     control_owner_update_begin(o->control);
     st = arena_load(o, WEIGHTS_POLICY, folder);

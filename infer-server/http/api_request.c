@@ -242,10 +242,7 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
         .logprobs = -1,
     };
     CHECK(json_parse(where, body, len, &object));
-    if (!json_is_object(object)) {
-        st = status_fail(ST_INVALID, "request: the body must be a JSON object");
-        goto out;
-    }
+    if (!json_is_object(object)) FAIL(ST_INVALID, "request: the body must be a JSON object");
     CHECK(api_check_model_name(object, model));
     CHECK(read_fields(r, object, model));
     CHECK(check_lengths(r, model));

@@ -147,10 +147,7 @@ static enum status read_info(const char *folder, json_t **ret)
     char *path = path_join(folder, "tokenizer_config.json");
     const char *key;
     enum status st = ST_OK;
-    if (!path || !info) {
-        st = status_fail(ST_NO_MEMORY, "out of memory");
-        goto out;
-    }
+    if (!path || !info) FAIL(ST_NO_MEMORY, "out of memory");
     if (file_exists(path)) CHECK(json_read_file(path, CONFIG_BYTES, &config));
     json_object_set_new(info, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
     json_object_foreach (config, key, value)

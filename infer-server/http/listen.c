@@ -180,23 +180,16 @@ enum status tcp_listen(const char *address, bool may_be_public, int *ret_fd, int
     enum status st;
     CHECK(listen_split(address, host, port));
     int e = getaddrinfo(host, port, &hints, &found);
-    if (e != 0) {
-        st = status_fail(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
-        goto out;
-    }
-    if (!is_loopback(found->ai_addr) && !may_be_public) {
-        st = status_fail(ST_INVALID,
-                         "--listen %s is open to other machines: that needs --api-key-file (or "
-                         "listen on 127.0.0.1)",
-                         address);
-        goto out;
-    }
+    if (e != 0) FAIL(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
+    if (!is_loopback(found->ai_addr) && !may_be_public)
+        FAIL(ST_INVALID,
+             "--listen %s is open to other machines: that needs --api-key-file (or "
+             "listen on 127.0.0.1)",
+             address);
     fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-        bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
-        st = status_fail(ST_IO, "--listen %s: %s", address, strerror(errno));
-        goto out;
-    }
+        bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0)
+        FAIL(ST_IO, "--listen %s: %s", address, strerror(errno));
     *ret_port = port_of(fd);
     *ret_fd = fd;
     fd = -1;
