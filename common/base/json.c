@@ -233,3 +233,14 @@ bool json_has(const json_t *object, const char *key)
     const json_t *value = json_object_get(object, key);
     return value && !json_is_null(value);
 }
+
+enum status json_put_line(struct bytes *to, json_t *line, size_t flags)
+{
+    char *text = line ? json_dumps(line, JSON_COMPACT | flags) : NULL;
+    json_decref(line);
+    if (!text)
+        return status_fail(ST_NO_MEMORY, "no memory for a line of JSON, or its text is not UTF-8");
+    bytes_printf(to, "%s\n", text);
+    free(text);
+    return bytes_status(to);
+}

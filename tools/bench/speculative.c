@@ -380,16 +380,13 @@ enum status bench_speculative(struct bench *b)
             "length", "drafts/step");
     for (int i = 0; i < c.n_batches; i++)
         CHECK(compare_at(&c, c.batches[i], figures, figures + rounds));
-    if (b->o.json) {
-        json_t *report = bench_report(b, "speculative");
-        json_object_set_new(report, "tokens", json_integer(c.tokens));
-        json_object_set_new(report, "prompt_tokens", json_integer(c.longest_prompt));
-        json_object_set_new(report, "group", json_integer(b->o.group));
-        json_object_set_new(report, "temperature", json_real(b->o.temperature));
-        json_object_set_new(report, "rounds", json_integer(b->o.rounds));
-        json_object_set(report, "results", c.results);
-        bench_print_json(report);
-    }
+    if (b->o.json)
+        bench_print(b, "speculative",
+                    json_pack("{s:i, s:i, s:I, s:f, s:I, s:O}", "tokens", c.tokens, "prompt_tokens",
+                              c.longest_prompt, "group", (json_int_t)b->o.group, "temperature",
+                              b->o.temperature, "rounds", (json_int_t)b->o.rounds, "results",
+                              c.results),
+                    " ");
 out:
     json_decref(c.results);
     free(figures);

@@ -26,7 +26,8 @@ enum tis_mode {
 
 struct loss_config {
     enum loss_type type;
-    bool sequence_level; // importance ratio of the whole sequence (GSPO) instead of each token
+    int sequence_level;  // 0 or 1: importance ratio of the whole sequence (GSPO) instead of each
+                         // token
     double epsilon;      // ratio kept in [1 - epsilon, 1 + epsilon_high];
     double epsilon_high; // LOSS_CISPO: cap of the ratio itself
     double delta;        // dual clip: cap of the unclipped ratio too; 0: off. Not LOSS_CISPO's.

@@ -30,6 +30,19 @@ struct part { // the groups that one server samples
     bool done;
 };
 
+struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
+                                        int vocab_size, double timeout_s)
+{
+    return (struct rollout_source){
+        .http = http,
+        .servers = {{.control = control}},
+        .n_servers = 1,
+        .vocab_size = vocab_size,
+        .timeout_ms = (int)(timeout_s * 1e3),
+        .idle_timeout_ms = (int)(timeout_s * 1e3),
+    };
+}
+
 enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret)
 {
     struct rollout *r = calloc(1, sizeof *r);
@@ -79,11 +92,12 @@ static enum status build_request(struct part *p, const struct sampling_options *
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++)
         failed = json_array_append_new(
             groups, request_group(r->examples[g], g, r->n_per_group, s->seed & INT64_MAX));
-    p->body = failed ? NULL
-                     : json_pack("{s:O, s:{s:f, s:f, s:f, s:i, s:i, s:b, s:s*}}", "groups", groups,
-                                 "sampling", "temperature", s->temperature, "top_p", s->top_p,
-                                 "min_p", s->min_p, "top_k", s->top_k, "max_tokens", s->max_tokens,
-                                 "ignore_eos", s->ignore_eos, "stop", s->stop);
+    p->body =
+        failed ? NULL
+               : json_pack("{s:O, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
+                           "sampling", "temperature", s->temperature, "top_p", s->top_p, "min_p",
+                           s->min_p, "top_k", (json_int_t)s->top_k, "max_tokens",
+                           (json_int_t)s->max_tokens, "ignore_eos", s->ignore_eos, "stop", s->stop);
     json_decref(groups);
     return p->body ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a rollout request");
 }

@@ -19,7 +19,7 @@ struct rollout {
 
 struct sampling_options {
     double temperature, top_p, min_p; // temperature 0: greedy
-    int top_k, max_tokens;
+    int64_t top_k, max_tokens;
     uint64_t seed;
     bool ignore_eos;
     const char *stop; // NULL: none
@@ -40,6 +40,9 @@ struct rollout_source { // borrowed parts, filled by the caller
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
 };
 
+// Of one server, the client's own.
+struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
+                                        int vocab_size, double timeout_s);
 // Without completions yet; the caller fills in its examples.
 enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // Pulls the completions of all its groups. A server that is busy (429, 503) is asked again until

@@ -48,50 +48,52 @@ const struct option_spec train_options[] = {
                "modelled: from the sample's own tokens, by a fit to all latencies of this run"),
 
     OPT_HEADING("Rollouts"),
-    OPT_INT("prompts-per-step", prompts_per_step, "8", "N", 1, 1e6, "groups in one step"),
-    OPT_INT("num-generations", num_generations, "8", "N", 1, 4096,
+    OPT_INT("prompts-per-step", curriculum.prompts_per_step, "8", "N", 1, 1e6,
+            "groups in one step"),
+    OPT_INT("num-generations", curriculum.num_generations, "8", "N", 1, 4096,
             "samples of each prompt, without a curriculum"),
     OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, 64,
             "sample so many steps ahead of the one that is learned from, meanwhile and by older "
             "weights; 0: one after the other"),
-    OPT_INT("max-completion-length", max_completion_length, "512", "TOKENS", 1, 1e7,
-            "of one sample"),
-    OPT_DOUBLE("temperature", temperature, "1", "T", 1e-3, 100, "of sampling and of the loss"),
-    OPT_DOUBLE("top-p", top_p, "1", "P", 1e-6, 1, "nucleus sampling; 1: off"),
-    OPT_INT("top-k", top_k, "0", "K", 0, 1e9, "sample among the K likeliest; 0: off"),
-    OPT_DOUBLE("min-p", min_p, "0", "P", 0, 1, "least share of the likeliest; 0: off"),
-    OPT_TEXT("stop", stop, NULL, "TEXT", "text that ends a sample"),
-    OPT_FLAG("ignore-eos", ignore_eos, NULL, "sample on past the end token"),
+    OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one sample"),
+    OPT_DOUBLE("temperature", sampling.temperature, "1", "T", 1e-3, 100,
+               "of sampling and of the loss"),
+    OPT_DOUBLE("top-p", sampling.top_p, "1", "P", 1e-6, 1, "nucleus sampling; 1: off"),
+    OPT_INT("top-k", sampling.top_k, "0", "K", 0, 1e9, "sample among the K likeliest; 0: off"),
+    OPT_DOUBLE("min-p", sampling.min_p, "0", "P", 0, 1, "least share of the likeliest; 0: off"),
+    OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends a sample"),
+    OPT_FLAG("ignore-eos", sampling.ignore_eos, NULL, "sample on past the end token"),
 
     OPT_HEADING("Curriculum"),
-    OPT_CHOICE("curriculum", curriculum, "off", curriculum_mode_names,
+    OPT_CHOICE("curriculum", curriculum.mode, "off", curriculum_mode_names,
                "kde: more samples of prompts whose rewards are low, by valleys in their density; "
                "uniform: its control, as many samples spread evenly"),
-    OPT_INT("n-buckets", n_buckets, "3", "N", 1, BUCKETS_MAX,
+    OPT_INT("n-buckets", curriculum.n_buckets, "3", "N", 1, BUCKETS_MAX,
             "into which prompts are sorted, at most"),
-    OPT_INT("min-bucket-size", min_bucket_size, "0", "N", 0, 1e9,
+    OPT_INT("min-bucket-size", curriculum.min_bucket_size, "0", "N", 0, 1e9,
             "prompts; a smaller bucket goes to a neighbour; 0: as --prompts-per-step"),
-    OPT_INT("rollout-base", rollout_base, "4", "N", 2, 4096,
+    OPT_INT("rollout-base", curriculum.base, "4", "N", 2, 4096,
             "samples of a prompt of the highest rewards; in place of --num-generations"),
-    OPT_DOUBLE("rollout-alpha", rollout_alpha, "1.5", "A", 0, 1000,
+    OPT_DOUBLE("rollout-alpha", curriculum.alpha, "1.5", "A", 0, 1000,
                "the lowest get 1 + A times as many"),
-    OPT_DOUBLE("curriculum-ema", curriculum_ema, "0.7", "W", 0, 0.999999,
+    OPT_DOUBLE("curriculum-ema", curriculum.ema, "0.7", "W", 0, 0.999999,
                "weight of a prompt's average reward so far beside its new one"),
 
     OPT_HEADING("Loss"),
-    OPT_CHOICE("loss-type", loss_type, "dapo", loss_type_names, "how tokens are averaged"),
-    OPT_CHOICE("importance-sampling-level", sequence_level, "token",
+    OPT_CHOICE("loss-type", loss.type, "dapo", loss_type_names, "how tokens are averaged"),
+    OPT_CHOICE("importance-sampling-level", loss.sequence_level, "token",
                OPTION_WORDS("token", "sequence"), "sequence: GSPO"),
-    OPT_DOUBLE("epsilon", epsilon, "0.2", "E", 0, 1, "clip the ratio below 1 - E"),
-    OPT_DOUBLE("epsilon-high", epsilon_high, "-1", "E", -1, 1e9,
+    OPT_DOUBLE("epsilon", loss.epsilon, "0.2", "E", 0, 1, "clip the ratio below 1 - E"),
+    OPT_DOUBLE("epsilon-high", loss.epsilon_high, "-1", "E", -1, 1e9,
                "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5"),
-    OPT_DOUBLE("delta", delta, "0", "D", 0, 1e9,
+    OPT_DOUBLE("delta", loss.delta, "0", "D", 0, 1e9,
                "dual clip: cap the ratio at D where the advantage is negative too; 0: off"),
-    OPT_DOUBLE("beta", beta, "0", "B", 0, 1e6,
+    OPT_DOUBLE("beta", loss.beta, "0", "B", 0, 1e6,
                "weight of the KL divergence from the weights the run started from (--start-from), "
                "of which it then keeps a copy in memory"),
-    OPT_CHOICE("kl-estimator", kl_estimator, "k3", kl_estimator_names, "how that is estimated"),
-    OPT_FLAG("use-bias-correction-kl", use_bias_correction_kl, "true",
+    OPT_CHOICE("kl-estimator", loss.kl_estimator, "k3", kl_estimator_names,
+               "how that is estimated"),
+    OPT_FLAG("use-bias-correction-kl", loss.bias_correction_kl, "true",
              "multiply it by the ratio, for an unbiased gradient"),
     OPT_CHOICE("scale-rewards", scale_rewards, "group", advantage_scale_names,
                "what advantages are divided by"),
@@ -101,9 +103,9 @@ const struct option_spec train_options[] = {
     OPT_CHOICE("importance-sampling-mode", importance_sampling_mode, "sequence_mask",
                tis_mode_names + 1,
                "weights of tokens or whole sequences; beyond the bounds they are cut, or 0"),
-    OPT_DOUBLE("importance-sampling-clip-max", importance_sampling_clip_max, "3", "C", 0, 1e9,
+    OPT_DOUBLE("importance-sampling-clip-max", loss.tis_max, "3", "C", 0, 1e9,
                "upper bound of these weights; 0: none"),
-    OPT_DOUBLE("importance-sampling-clip-min", importance_sampling_clip_min, "0", "C", 0, 1e9,
+    OPT_DOUBLE("importance-sampling-clip-min", loss.tis_min, "0", "C", 0, 1e9,
                "lower bound of these weights; 0: none"),
     OPT_FLAG("mask-truncated-completions", mask_truncated_completions, NULL,
              "samples cut off at the token limit do not count"),
@@ -184,24 +186,12 @@ const char *train_config_idle_cost(const struct train_config *config)
 static enum status resolve_loss(const struct train_config *config, struct loss_config *ret)
 {
     enum status st = ST_OK;
-    struct loss_config loss = {
-        .sequence_level = config->sequence_level,
-        .type = config->loss_type,
-        .kl_estimator = config->kl_estimator,
-        .tis = config->importance_sampling_correction
-                   ? (enum tis_mode)(config->importance_sampling_mode + 1)
-                   : TIS_OFF,
-        .epsilon = config->epsilon,
-        .epsilon_high = config->epsilon_high,
-        .delta = config->delta,
-        .beta = config->beta,
-        .bias_correction_kl = config->use_bias_correction_kl,
-        .max_completion_length = (int)config->max_completion_length,
-        .tis_min = config->importance_sampling_clip_min,
-        .tis_max = config->importance_sampling_clip_max,
-    };
-    if (config->epsilon_high < 0)
-        loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : config->epsilon;
+    struct loss_config loss = config->loss;
+    loss.max_completion_length = (int)config->sampling.max_tokens;
+    if (config->importance_sampling_correction)
+        loss.tis = (enum tis_mode)(config->importance_sampling_mode + 1);
+    if (loss.epsilon_high < 0)
+        loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : loss.epsilon;
     if (loss.delta > 0 && loss.delta <= 1) {
         st = status_fail(ST_INVALID,
                          "--delta %g would cut the ratio of an unchanged policy, which is 1; take "
@@ -283,7 +273,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
                          "--start-from is empty; take loaded, current or a model folder");
         goto out;
     }
-    if (config->num_generations < 2)
+    if (config->curriculum.num_generations < 2)
         FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
                          "which needs 2 samples or more");
     CHECK(check_exact(config));

@@ -47,13 +47,7 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
                   e->prompt_json, "answer", e->answer, "completion", s->text, "reward", sum,
                   "terms", parts, "finish_reason", s->truncated ? "length" : "stop", "tokens", s->n,
                   "telemetry", s->telemetry);
-    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(line);
-    if (!text) return status_fail(ST_NO_MEMORY, "no memory for the lines of --output");
-    bytes_puts(ret, text);
-    bytes_puts(ret, "\n");
-    free(text);
-    return bytes_status(ret);
+    return json_put_line(ret, line, JSON_REAL_PRECISION(9));
 }
 
 static void count_sample(struct tally *t, const struct completion *s, double reward, double correct)

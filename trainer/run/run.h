@@ -108,9 +108,8 @@ enum status run_load_weights(struct run *run, const char *folder, const char *dr
 // Writes the weights of the best checkpoint into the shared arena, where it is not the present one.
 enum status run_serve_best(struct run *run);
 
-// run_curriculum.c: the order of the data and the number of samples, as the options say.
-struct curriculum_options run_curriculum_options(const struct train_config *config);
-// Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.
+// run_curriculum.c: sets total_steps, which an epoch's buckets may move a little where the run goes
+// by epochs.
 void run_plan_steps(struct run *run);
 // Records the step's rewards in the curriculum, and in `metrics` where it is; at an epoch's end
 // also writes and logs the cluster report.

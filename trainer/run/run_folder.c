@@ -47,12 +47,12 @@ static bool learned_nothing(const char *folder, const char *latest)
 
 static enum status begin_anew(const struct run *run)
 {
-    char *checkpoints = path_join(run->folder, "checkpoints");
-    if (!checkpoints) return status_fail(ST_NO_MEMORY, "no memory for a path");
-    enum status st = file_remove_tree(checkpoints);
-    free(checkpoints);
-    if (st == ST_OK)
-        log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
+    char checkpoints[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
+    CHECK(file_remove_tree(checkpoints));
+    log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
+out:
     return st;
 }
 
@@ -94,8 +94,10 @@ enum status run_folder_options(struct option_set *set, struct train_config *conf
     enum status st = ST_OK;
     json_t *recorded = NULL;
     struct bytes taken = BYTES_INIT;
-    char *path = config->run_dir ? path_join(config->run_dir, "config.json") : NULL;
-    if (!path || !config->resume || !file_exists(path)) goto out;
+    char path[PATH_ROOM];
+    if (!config->run_dir || !config->resume) return ST_OK;
+    CHECK(path_put(path, config->run_dir, "config.json"));
+    if (!file_exists(path)) goto out;
     CHECK(json_read_file(path, MAX_CONFIG, &recorded));
     CHECK(options_fill(set, path, recorded, config, &taken));
     if (taken.len) log_info("options as recorded in %s: %s", path, bytes_text(&taken));
@@ -105,7 +107,6 @@ out:
                     status_message());
     json_decref(recorded);
     bytes_release(&taken);
-    free(path);
     return st;
 }
 
@@ -142,17 +143,17 @@ static void say_changes(const json_t *old, json_t *now)
 
 static enum status write_config(const struct run *run, bool resumed)
 {
-    enum status st = ST_OK;
-    char *path = path_join(run->folder, "config.json");
+    enum status st;
+    char path[PATH_ROOM];
     json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
-    if (!path || !resolved) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
+    CHECK(path_put(path, run->folder, "config.json"));
+    if (!resolved) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
     // One that cannot be read is replaced.
     if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
     CHECK(json_write_file(path, 0644, resolved));
 out:
     json_decref(old);
     json_decref(resolved);
-    free(path);
     return st;
 }
 
@@ -188,10 +189,11 @@ static json_t *describe_start(const struct run *run)
 // Adds this start to run.json.
 static enum status write_start(const struct run *run, bool resumed)
 {
-    enum status st = ST_OK;
+    enum status st;
     json_t *all = NULL, *starts = NULL;
-    char *path = path_join(run->folder, "run.json");
-    if (path && resumed && file_exists(path) && json_read_file(path, MAX_STARTS, &all) != ST_OK)
+    char path[PATH_ROOM];
+    CHECK(path_put(path, run->folder, "run.json"));
+    if (resumed && file_exists(path) && json_read_file(path, MAX_STARTS, &all) != ST_OK)
         log_warn("%s; it is written anew", status_message());
     starts = json_incref(json_object_get(all, "starts"));
     json_decref(all);
@@ -200,13 +202,12 @@ static enum status write_start(const struct run *run, bool resumed)
         starts = json_array();
     }
     all = json_pack("{s:O}", "starts", starts);
-    if (!path || !all || json_array_append_new(starts, describe_start(run)) != 0)
+    if (!all || json_array_append_new(starts, describe_start(run)) != 0)
         FAIL(ST_NO_MEMORY, "no memory for the run's run.json");
     CHECK(json_write_file(path, 0644, all));
 out:
     json_decref(all);
     json_decref(starts);
-    free(path);
     return st;
 }
 

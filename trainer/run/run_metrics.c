@@ -1,6 +1,7 @@
 /* run_metrics.c: what a run measures of itself: the line of metrics.jsonl, evaluations, sampled
  * text. The main thread. Keys are TRL's where TRL logs the same.
  */
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/run/run.h"
@@ -13,19 +14,11 @@
 
 struct sampling_options run_sampling(const struct run *run, int64_t step)
 {
-    const struct train_config *c = run->config;
+    struct sampling_options sampling = run->config->sampling;
     struct rng rng;
-    rng_init(&rng, (uint64_t)c->seed, ROLLOUT_STREAM + (uint64_t)step);
-    return (struct sampling_options){
-        .temperature = c->temperature,
-        .top_p = c->top_p,
-        .min_p = c->min_p,
-        .top_k = (int)c->top_k,
-        .max_tokens = (int)c->max_completion_length,
-        .seed = rng_u64(&rng) >> 1,
-        .ignore_eos = c->ignore_eos,
-        .stop = c->stop,
-    };
+    rng_init(&rng, (uint64_t)run->config->seed, ROLLOUT_STREAM + (uint64_t)step);
+    sampling.seed = rng_u64(&rng) >> 1;
+    return sampling;
 }
 
 double run_accuracy(const struct run *run, const struct scores *s)
@@ -165,7 +158,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
                        double lr)
 {
     metrics_put(metrics, "loss", u->loss);
-    if (run->config->beta > 0) metrics_put(metrics, "kl", u->kl);
+    if (run->config->loss.beta > 0) metrics_put(metrics, "kl", u->kl);
     metrics_put(metrics, "entropy", u->entropy);
     put_ratios(metrics, run, u);
     metrics_put(metrics, "grad_norm", u->grad_norm);
@@ -327,12 +320,11 @@ enum status run_log_rollout(struct run *run, const struct rollout_step *step)
 {
     const struct rollout *r = step->rollout;
     const struct scores *s = &step->scores;
-    json_t *samples = json_array();
-    bool ok = samples != NULL;
-    for (int i = 0; ok && i < s->n; i++)
-        ok = json_array_append_new(samples, rollout_line(run, r, s, i)) == 0;
-    enum status st = ok ? runlog_rollouts(run->log, run->step, samples)
-                        : status_fail(ST_NO_MEMORY, "no memory to log rollouts");
-    json_decref(samples);
+    struct bytes lines = BYTES_INIT;
+    enum status st = ST_OK;
+    for (int i = 0; i < s->n; i++) CHECK(json_put_line(&lines, rollout_line(run, r, s, i), 0));
+    st = runlog_rollouts(run->log, run->step, &lines);
+out:
+    bytes_release(&lines);
     return st;
 }

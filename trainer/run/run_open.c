@@ -79,21 +79,14 @@ static enum status open_policy(struct run *run)
     enum status st;
     CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
-    const struct bridge_role *role = bridge_file_role(file, "policy");
-    notice_roles(file);
-    if (!role) FAIL(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
+    const struct bridge_role *role;
+    CHECK(notice_roles(file, &role));
     run->model_folder = role->model;
     CHECK(open_role(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
     CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
-    run->source = (struct rollout_source){
-        .http = run->http,
-        .servers = {{.control = bridge_control(run->bridge)}},
-        .n_servers = 1,
-        .vocab_size = run->model->vocab_size,
-        .timeout_ms = (int)(run->config->rollout_timeout * 1e3),
-        .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
-    };
+    run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
+                                    run->config->rollout_timeout);
 out:
     return st;
 }
@@ -117,7 +110,7 @@ static enum status check_exact(const struct run *run)
 static enum status check_context(const struct run *run, const struct model_config *model,
                                  const char *which)
 {
-    int64_t completion = run->config->max_completion_length;
+    int64_t completion = run->config->sampling.max_tokens;
     if (run->data->max_prompt + completion <= model->max_positions) return ST_OK;
     return status_fail(ST_INVALID,
                        "the longest prompt (%d tokens) and --max-completion-length %" PRId64
@@ -139,7 +132,8 @@ static enum status open_data(struct run *run)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options.question_template);
     CHECK(scoring_check(run->reward, run->data));
-    struct curriculum_options order = run_curriculum_options(c);
+    struct curriculum_options order = c->curriculum;
+    order.seed = (uint64_t)c->seed;
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
@@ -149,10 +143,10 @@ static enum status open_data(struct run *run)
         CHECK(scoring_check(run->reward, run->eval_data));
     }
     CHECK(check_context(run, run->model, "model"));
-    CHECK(rollout_check_context(&run->source, run->data, 0, c->max_completion_length));
+    CHECK(rollout_check_context(&run->source, run->data, 0, c->sampling.max_tokens));
     if (run->eval_data)
         CHECK(rollout_check_context(&run->source, run->eval_data, c->eval_limit,
-                                    c->max_completion_length));
+                                    c->sampling.max_tokens));
     if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
 out:
     return st;
@@ -177,12 +171,12 @@ static enum status open_learner(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     struct learner_config options;
-    struct curriculum_options order = run_curriculum_options(c);
-    int64_t samples = c->prompts_per_step * curriculum_max_rollouts(&order);
+    int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
     struct learning_shape shape = {
-        .longest = run->data->max_prompt + c->max_completion_length,
-        .tokens = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length,
-        .seqs = samples + c->prompts_per_step,
+        .longest = run->data->max_prompt + c->sampling.max_tokens,
+        .tokens = c->curriculum.prompts_per_step * run->data->max_prompt +
+                  samples * c->sampling.max_tokens,
+        .seqs = samples + c->curriculum.prompts_per_step,
     };
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
@@ -190,9 +184,9 @@ static enum status open_learner(struct run *run)
                            "--rollout-base x (1 + --rollout-alpha)) is %" PRId64
                            ", over 1048576 samples a step",
                            samples);
-    CHECK(learning_config(&c->learning, &shape, c->temperature, &options));
-    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->beta > 0, &options,
-                      &run->learner));
+    CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
+    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->loss.beta > 0,
+                      &options, &run->learner));
     if (run->draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;

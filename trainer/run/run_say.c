@@ -18,7 +18,7 @@ static void say_symptoms(struct run *run, const struct scores *s, const struct u
         .accuracy = run_accuracy(run, s),
         .zero_spread = s->stats.frac_zero_std,
         .grad_norm = u->applied ? u->grad_norm : NAN,
-        .kl = run->config->beta > 0 ? u->kl : NAN,
+        .kl = run->config->loss.beta > 0 ? u->kl : NAN,
         .entropy = u->entropy,
         .most_entropy = log(run->model->vocab_size),
     };
@@ -40,7 +40,7 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
         .accuracy = run_accuracy(run, scores),
         .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
         .zero_spread = scores->stats.frac_zero_std,
-        .kl = run->config->beta > 0 ? update->kl : NAN,
+        .kl = run->config->loss.beta > 0 ? update->kl : NAN,
         .grad_norm = update->grad_norm,
         .clipped = run->config->num_iterations > 1 ? update->clip_low + update->clip_high : -1,
         .cut_off = run_cut_off(rollout),

@@ -23,8 +23,8 @@ void metrics_put(json_t *metrics, const char *key, double value);
 // Appends one line and one event and flushes them to their files; takes the reference to `metrics`,
 // on failure too.
 enum status runlog_write(struct runlog *log, json_t *metrics);
-// rollouts/step-N.jsonl, atomically: an array of samples, one object a line.
-enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samples);
+// rollouts/step-N.jsonl, atomically: lines of samples.
+enum status runlog_rollouts(struct runlog *log, int64_t step, const struct bytes *lines);
 
 struct progress {
     int64_t step;                // steps done
