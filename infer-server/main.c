@@ -2,7 +2,7 @@
  * before it loads anything), and runs the server. Main thread. */
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "common/base/dtype.h"
 #include "infer-server/http/listen.h"
 #include "infer-server/http/server.h"
@@ -103,10 +103,12 @@ static const struct option_spec table[] = {
     OPT_END,
 };
 
-static enum status check_usage(const struct config *c)
+static enum status check_usage(void *context, struct option_set *set)
 {
+    const struct config *c = context;
     const struct http_options *http = &c->server.http;
     struct speculative_choice choice;
+    (void)set;
     if (!c->server.engine.model_folder)
         return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
     if (http->max_buffered && http->max_buffered < http->max_body)
@@ -234,8 +236,9 @@ static enum status listen_tcp(const struct config *c, struct server_options *o, 
     return st;
 }
 
-static enum status serve(const struct config *c)
+static enum status serve(void *context)
 {
+    const struct config *c = context;
     enum status st;
     char socket_path[PATH_MAX], bridge_path[PATH_MAX], host[256] = "";
     char *key = NULL, *names = strdup(c->allowed_hosts ? c->allowed_hosts : "");
@@ -243,6 +246,7 @@ static enum status serve(const struct config *c)
     if (!names) return status_fail(ST_NO_MEMORY, "out of memory");
     struct unix_listener socket = {.fd = -1, .lock_fd = -1};
     struct server_options o = c->server;
+    log_open("cw-infer-server", c->log_level);
     o.engine.dtype = c->dtype - 1;
     o.unix_fd = o.tcp_fd = -1;
     if (!o.http.max_buffered) o.http.max_buffered = 32 * o.http.max_body;
@@ -278,20 +282,14 @@ out:
 int main(int argc, char **argv)
 {
     struct config config = {0};
-    struct option_set *set = NULL;
+    const struct program program = {.name = "cw-infer-server",
+                                    .usage = "--model DIR [options]",
+                                    .options = table,
+                                    .config = &config,
+                                    .check = check_usage,
+                                    .run = serve,
+                                    .context = &config};
     device_prepare_process(argv);
-    enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
-                                              argc, argv, 0, &config, NULL, &set);
-    if (parsed == OPTIONS_DONE) return 0;
-    log_open("cw-infer-server", parsed == OPTIONS_OK ? config.log_level : LOG_INFO);
-    if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {
-        log_error("%s", status_message());
-        options_free(set);
-        return 2;
-    }
     signal(SIGPIPE, SIG_IGN);
-    enum status st = serve(&config);
-    if (st != ST_OK) log_error("%s", status_message());
-    options_free(set);
-    return st == ST_OK ? 0 : 1;
+    return program_main(&program, argc, argv);
 }

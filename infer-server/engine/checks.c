@@ -5,7 +5,6 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include <math.h>
-#include <stdlib.h>
 
 #define DEFAULT_BATCH 64
 #define DEFAULT_CHUNK 512
@@ -61,10 +60,8 @@ enum status checks_options(struct engine_options *o)
 
 static bool has_tokenizer(const char *folder)
 {
-    char *path = path_join(folder, "tokenizer.json");
-    bool there = path && file_exists(path);
-    free(path);
-    return there;
+    char path[PATH_ROOM];
+    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
 }
 
 // None in common, though both have some.

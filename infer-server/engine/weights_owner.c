@@ -29,13 +29,13 @@ static const char *const role_names[WEIGHTS_ROLES] = {"policy", "draft"};
 
 struct arena {
     struct weights_source source;
+    char reloaded[PATH_MAX]; // folder of the last reload; "": none
     char layout_hash[65];
     struct weights *weights; // NULL: there is no such role
     struct shared_memory *memory;
 };
 struct weights_owner {
     struct device *dev;
-    char *reloaded[WEIGHTS_ROLES]; // folders of the last reload of each; NULL: none
     char bridge_path[512], path_hash[17], page_name[64];
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
@@ -250,7 +250,6 @@ void weights_owner_free(struct weights_owner *o)
         shared_memory_free(o->arenas[i].memory);
         weights_free(o->arenas[i].weights);
     }
-    for (int i = 0; i < WEIGHTS_ROLES; i++) free(o->reloaded[i]);
     free(o);
 }
 
@@ -263,18 +262,13 @@ struct control *weights_owner_control(const struct weights_owner *o)
     return o->control;
 }
 
-// The folder that the owner loaded last by its own choice; NULL: random weights.
-static const char *chosen_folder(const struct weights_owner *o, enum weights_role role)
-{
-    return o->reloaded[role] ? o->reloaded[role] : o->arenas[role].source.folder;
-}
-
 // From the snapshot's folder for this role ("": there is none), else from what was loaded. Where a
 // snapshot that is there cannot be used, its fault stands in ret->fault.
 static enum status arena_restore(struct weights_owner *o, enum weights_role role,
                                  const char *snapshot, struct weights_restored *ret)
 {
-    const char *chosen = chosen_folder(o, role);
+    const struct arena *a = &o->arenas[role];
+    const char *chosen = a->reloaded[0] ? a->reloaded : a->source.folder; // by its own choice
     if (snapshot[0]) {
         enum status st = arena_load(o, role, snapshot);
         if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%s", snapshot);
@@ -310,17 +304,6 @@ enum status weights_owner_restore(struct weights_owner *o, struct weights_restor
     return ST_OK;
 }
 
-// The folders that were asked for, kept as the ones to restore from.
-static void keep_reloaded(struct weights_owner *o, char *names[WEIGHTS_ROLES])
-{
-    for (int i = 0; i < WEIGHTS_ROLES; i++) {
-        if (!names[i]) continue;
-        free(o->reloaded[i]);
-        o->reloaded[i] = names[i];
-        names[i] = NULL;
-    }
-}
-
 static enum status check_reload(const struct weights_owner *o, const char *folder,
                                 const char *draft_folder)
 {
@@ -342,25 +325,19 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
                            "a trainer (pid %d) is attached to these weights; stop it before they "
                            "are reloaded from %s",
                            (int)facts.writer_pid, folder);
-    char *names[WEIGHTS_ROLES] = {strdup(folder), draft_folder ? strdup(draft_folder) : NULL};
-    enum status st;
-    if (!names[WEIGHTS_POLICY] || (draft_folder && !names[WEIGHTS_DRAFT]))
-        FAIL(ST_NO_MEMORY, "no memory to reload from %s", folder);
-    CHECK(check_reload(o, folder, draft_folder));
+    enum status st = check_reload(o, folder, draft_folder);
+    if (st != ST_OK) return st;
     control_owner_update_begin(o->control);
     st = arena_load(o, WEIGHTS_POLICY, folder);
     if (st == ST_OK && draft_folder) st = arena_load(o, WEIGHTS_DRAFT, draft_folder);
-    if (st != ST_OK) { // of checked folders: half old, half new
-        st = status_context(ST_TORN, "reload");
-        goto out;
-    }
+    if (st != ST_OK)
+        return status_context(ST_TORN, "reload"); // checked folders: half old, half new
     control_forget_snapshot(o->control);
     control_owner_loaded(o->control, folder, true);
-    keep_reloaded(o, names);
+    snprintf(o->arenas[WEIGHTS_POLICY].reloaded, PATH_MAX, "%s", folder);
+    if (draft_folder) snprintf(o->arenas[WEIGHTS_DRAFT].reloaded, PATH_MAX, "%s", draft_folder);
     control_owner_update_end(o->control);
-out:
-    for (int i = 0; i < WEIGHTS_ROLES; i++) free(names[i]);
-    return st;
+    return ST_OK;
 }
 
 enum status weights_owner_canary(struct weights_owner *o, uint64_t *ret_word)
