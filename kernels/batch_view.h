@@ -6,7 +6,8 @@
  *  - paged (serving): keys and values of a sequence, those of this batch's rows included, lie in
  *    the block pool (struct kv_view). Row i of sequence s has position positions[i] and attends to
  *    keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
- *    before; keys before a sequence's first row were stored by earlier batches.
+ *    before. Sequences may share blocks and attend to each other's rows, as a draft to be verified
+ *    does to those before it; of a sequence's keys, the first stored[s] are of earlier batches.
  *  - packed (training): no cache. Row i of sequence s attends to the prefix rows
  *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none),
  *    and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after
@@ -34,6 +35,7 @@ struct batch_view {
     // paged
     const int32_t *slots;       // (T) block * block_size + offset, or -1
     const int32_t *context_len; // (S) keys after this batch: position of its last row + 1
+    const int32_t *stored;      // (S) keys that were in the pool before this batch; see above
     const int32_t *block_table; // (S, table_stride) block numbers
     int table_stride;
     // packed

@@ -273,8 +273,8 @@ struct ops {
                        const struct attn_shape *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
     // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from
-    // attn_packed (docs/numerics.md, A row is computed alone). Keys before a sequence's first row
-    // were stored before the operation in front of this one began.
+    // attn_packed (docs/numerics.md, A row is computed alone). A sequence's first
+    // `stored` keys were in the pool before the operation in front of this one began.
     void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
                        int layer, const struct batch_view *, const struct attn_shape *);
     // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches

@@ -14,6 +14,7 @@ enum list {
     LIST_SLOTS,
     LIST_QUERY_START,
     LIST_CONTEXT_LEN,
+    LIST_STORED,
     LIST_PREFIX_START,
     LIST_PREFIX_LEN,
     LIST_ATTEND_END,
@@ -41,6 +42,7 @@ static size_t list_length(const struct batch *b, enum list list)
     case LIST_QUERY_START:
         return (size_t)b->max_seqs + 1;
     case LIST_CONTEXT_LEN:
+    case LIST_STORED:
     case LIST_PREFIX_START:
     case LIST_PREFIX_LEN:
     case LIST_ATTEND_END:
@@ -157,6 +159,11 @@ static int append_rows(struct batch *b, const int32_t *tokens, int n, int first_
     return seq;
 }
 
+static int32_t slot_of(const int32_t *blocks, int position, int block_size)
+{
+    return blocks[position / block_size] * block_size + position % block_size;
+}
+
 enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int first_position,
                             const int32_t *blocks, int n_blocks, int block_size)
 {
@@ -167,11 +174,11 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
                            n_blocks, block_size, first_position + n - 1);
     b->kind = 1;
     int row = b->n_tokens, seq = append_rows(b, tokens, n, first_position);
-    for (int i = 0; i < n; i++) {
-        int position = first_position + i;
-        b->host[LIST_SLOTS][row + i] =
-            blocks[position / block_size] * block_size + position % block_size;
-    }
+    int32_t *slots = b->host[LIST_SLOTS], *stored = b->host[LIST_STORED];
+    for (int i = 0; i < n; i++) slots[row + i] = slot_of(blocks, first_position + i, block_size);
+    bool goes_on = row > 0 && first_position > 0 &&
+                   slots[row - 1] == slot_of(blocks, first_position - 1, block_size);
+    stored[seq] = goes_on ? stored[seq - 1] : first_position;
     b->host[LIST_CONTEXT_LEN][seq] = first_position + n;
     memcpy(b->host[LIST_BLOCK_TABLE] + (size_t)seq * (size_t)b->max_blocks, blocks,
            (size_t)n_blocks * sizeof *blocks);
@@ -237,7 +244,7 @@ static enum status pad(struct batch *b, int pad_to)
         b->host[LIST_SEQ_OF][i] = i;
         b->host[LIST_SLOTS][i] = -1;
         b->host[LIST_QUERY_START][i + 1] = i + 1;
-        b->host[LIST_CONTEXT_LEN][i] = 0;
+        b->host[LIST_CONTEXT_LEN][i] = b->host[LIST_STORED][i] = 0;
         b->host[LIST_ROWS][i] = i;
     }
     return ST_OK;
@@ -269,6 +276,7 @@ enum status batch_commit(struct batch *b, int pad_to)
     b->view.query_start = b->device[LIST_QUERY_START];
     b->view.slots = b->device[LIST_SLOTS];
     b->view.context_len = b->device[LIST_CONTEXT_LEN];
+    b->view.stored = b->device[LIST_STORED];
     b->view.block_table = b->device[LIST_BLOCK_TABLE];
     b->view.table_stride = b->max_blocks;
     b->view.prefix_start = b->device[LIST_PREFIX_START];

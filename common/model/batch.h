@@ -18,7 +18,9 @@ void batch_free(struct batch *b);
 void batch_clear(struct batch *b);
 
 // Paged: appends n tokens at positions first_position.. of a sequence whose block table is given
-// (block numbers covering first_position + n positions). ST_INVALID when there is no room.
+// (block numbers covering first_position + n positions). One that attends to rows of another of
+// this batch goes on in the same blocks where the one before it ends. ST_INVALID when there is no
+// room.
 enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int first_position,
                             const int32_t *blocks, int n_blocks, int block_size);
 // Packed: appends n tokens; prefix is the index of an earlier sequence of this batch whose rows all

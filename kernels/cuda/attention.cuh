@@ -24,8 +24,8 @@ template <typename T> struct attn_args {
     bool early; // see attn_shape
     float scale, softcap;
     int n_seqs, n_tokens;
-    const int32_t *query_start, *positions, *context_len, *block_table, *prefix_start, *prefix_len;
-    const int32_t *attend_end, *seq_of;
+    const int32_t *query_start, *positions, *context_len, *stored, *block_table;
+    const int32_t *prefix_start, *prefix_len, *attend_end, *seq_of;
     int table_stride, block_size, block_shift; // block_shift: log2 of the size, or -1
     uint32_t group_inverse;                    // ceil(2^32 / group), 0 for a group of 1
 };
@@ -62,6 +62,7 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
     a.query_start = batch->query_start;
     a.positions = batch->positions;
     a.context_len = batch->context_len;
+    a.stored = batch->stored;
     a.block_table = batch->block_table;
     a.table_stride = batch->table_stride;
     a.prefix_start = batch->prefix_start;

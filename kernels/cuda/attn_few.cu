@@ -29,7 +29,6 @@ struct task {
     int first_chunk, n_chunks; // that its rows see
     int begin, end;            // positions of the keys of this block's chunk, up to the last row's
     int low;                   // keys before it are outside every row's window
-    int fresh;                 // keys from this position on are stored by this batch
 };
 
 // False where the block has nothing to do. May run before grid_wait().
@@ -44,7 +43,6 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int r
     int last = min(ROWS, n - w.rows.base) - 1;
     int lowest = row_position<true, true>(a, w.s, place_of(a, w.rows, 0).row);
     int highest = row_position<true, true>(a, w.s, place_of(a, w.rows, last).row);
-    w.fresh = row_position<true, true>(a, w.s, start);
     w.low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
     w.first_chunk = w.low / CHUNK_KEYS;
     w.n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - w.first_chunk + 1;
@@ -334,7 +332,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
         bool is_seen = key >= w.low && key < w.end;
         m.key_rows[threadIdx.x] = is_seen ? (int)key_row<true, true>(a, w.s, key) : -1;
         n = (max(0, w.end - w.begin) + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
-        if (a.early) old = min(n, max(0, w.fresh - w.begin));
+        if (a.early) old = min(n, max(0, number_at<true>(a.stored + w.s) - w.begin));
         __syncthreads();
         copy_keys<HD>(m.keys, m.key_rows, k, a, 0, old);
         if (at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, old);
@@ -391,6 +389,7 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
         attn_args<bf16> b = a;
         b.query_start += s;
         b.context_len += s;
+        b.stored += s;
         b.block_table += (int64_t)s * a.table_stride;
         cuda_launch(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
                     shared + (at_once ? keys : 0), b, parts, row_tiles, at_once);

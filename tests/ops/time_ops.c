@@ -471,12 +471,15 @@ static void time_step(int batch, int context)
     for (int i = 0; i < batch; i++) params[i] = (struct sample_params){1, 1, 0, 0, 7, i};
     s.params = take(batch * sizeof *params);
     device_copy_in(dev, s.params, params, batch * sizeof *params);
-    s.view =
-        (struct batch_view){batch, batch, 1, context, false, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0, 0};
+    s.view = (struct batch_view){.n_tokens = batch,
+                                 .n_seqs = batch,
+                                 .max_query = 1,
+                                 .max_context = context,
+                                 .table_stride = blocks};
     for (int i = 0; i < batch; i++) host[i] = 1000 + i;
     s.tokens = ints(host, batch);
     for (int i = 0; i < batch; i++) host[i] = context - 1;
-    s.view.positions = ints(host, batch);
+    s.view.positions = s.view.stored = ints(host, batch);
     for (int i = 0; i < batch; i++) host[i] = context;
     s.view.context_len = ints(host, batch);
     for (int i = 0; i <= batch; i++) host[i] = i;

@@ -1,0 +1,63 @@
+/* What a batch says of the keys that each sequence finds in the pool: those of earlier batches, however
+ * many of its sequences share blocks. */
+#include "common/model/batch.h"
+#include "tests/support/support.h"
+
+#define BLOCK 4
+
+struct added {
+    int first, n;
+    int32_t blocks[4];
+    int stored; // that the view is to name
+};
+
+static void check(const struct added *rows, int n)
+{
+    static const int32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    struct device *dev = NULL;
+    struct batch *b = NULL;
+    assert_ok(device_open("cpu", &dev));
+    assert_ok(batch_new(dev, 32, 8, 4, 8, &b));
+    for (int i = 0; i < n; i++)
+        assert_ok(batch_add_paged(b, tokens, rows[i].n, rows[i].first, rows[i].blocks, 4, BLOCK));
+    assert_ok(batch_commit(b, 0));
+    for (int i = 0; i < n; i++) assert_int_equal(batch_view(b)->stored[i], rows[i].stored);
+    batch_free(b);
+    device_free(dev);
+}
+
+static void test_sequences_of_their_own(void **state)
+{
+    (void)state;
+    static const struct added rows[] = {
+        {7, 1, {0, 1, 2, 3}, 7}, {0, 5, {4, 5, 6, 7}, 0}, {5, 3, {8, 9, 10, 11}, 5}};
+    check(rows, 3);
+}
+
+// A draft's row sees the rows before it, which the same step stores; over a block's border too.
+static void test_drafts_go_on(void **state)
+{
+    (void)state;
+    static const struct added rows[] = {{6, 1, {0, 1, 2, 3}, 6}, {7, 1, {0, 1, 2, 3}, 6},
+                                        {8, 1, {0, 1, 2, 3}, 6}, {9, 1, {0, 1, 2, 3}, 6},
+                                        {9, 1, {4, 5, 6, 7}, 9}, {10, 1, {4, 5, 6, 7}, 9}};
+    check(rows, 6);
+}
+
+// A shared prompt's blocks, and positions that happen to follow, do not make two samples one.
+static void test_siblings_stay_apart(void **state)
+{
+    (void)state;
+    static const struct added rows[] = {{8, 1, {0, 1, 2, 3}, 8}, {9, 1, {0, 1, 4, 5}, 9}};
+    check(rows, 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sequences_of_their_own),
+        cmocka_unit_test(test_drafts_go_on),
+        cmocka_unit_test(test_siblings_stay_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
