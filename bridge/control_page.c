@@ -50,38 +50,28 @@ static enum status map_page(const char *name, struct page **ret, int *ret_fd)
     }
     struct stat sb;
     struct page *page = MAP_FAILED;
-    enum status st = status_context(file_check_owner(fd, name), "control page");
-    if (st != ST_OK) {
-        close(fd);
-        return st;
-    }
-    if (fstat(fd, &sb) != 0)
-        st = status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
-    else if (sb.st_size != CONTROL_BYTES)
-        st = status_fail(ST_MISMATCH,
-                         "control page %s has %lld bytes, not %d: it is not one of ours", name,
-                         (long long)sb.st_size, CONTROL_BYTES);
-    if (st == ST_OK) {
-        page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (page == MAP_FAILED)
-            st = status_fail(ST_IO, "control page %s cannot be mapped: %s", name, strerror(errno));
-    }
-    if (st == ST_OK && memcmp(page->magic, CONTROL_MAGIC, 8) != 0)
-        st = status_fail(ST_MISMATCH,
-                         "control page %s does not begin with \"" CONTROL_MAGIC
-                         "\": another program made it",
-                         name);
-    if (st != ST_OK) {
-        if (page != MAP_FAILED) munmap(page, CONTROL_BYTES);
-        close(fd);
-        return st;
-    }
+    enum status st;
+    CHECK(status_context(file_check_owner(fd, name), "control page"));
+    if (fstat(fd, &sb) != 0) FAIL(ST_IO, "control page %s: %s", name, strerror(errno));
+    if (sb.st_size != CONTROL_BYTES)
+        FAIL(ST_MISMATCH, "control page %s has %lld bytes, not %d: it is not one of ours", name,
+             (long long)sb.st_size, CONTROL_BYTES);
+    page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        FAIL(ST_IO, "control page %s cannot be mapped: %s", name, strerror(errno));
+    if (memcmp(page->magic, CONTROL_MAGIC, 8) != 0)
+        FAIL(ST_MISMATCH,
+             "control page %s does not begin with \"" CONTROL_MAGIC "\": another program made it",
+             name);
     *ret = page;
-    if (ret_fd)
+    if (ret_fd) {
         *ret_fd = fd;
-    else
-        close(fd);
-    return ST_OK;
+        return ST_OK;
+    }
+out:
+    if (st != ST_OK && page != MAP_FAILED) munmap(page, CONTROL_BYTES);
+    close(fd);
+    return st;
 }
 
 // The path behind a shared memory name, for link() and rename(), which have no shm_ counterparts.

@@ -125,7 +125,7 @@ void executor_note_state(struct executor *x)
     struct engine_stats *s = x->stats;
     s->running = scheduler_running(x->scheduler);
     s->waiting = scheduler_waiting(x->scheduler);
-    s->kv_blocks_total = block_manager_blocks(x->manager);
+    s->kv_blocks_total = x->runners[RUNNER_POLICY]->kv.view.n_blocks;
     s->kv_blocks_used = block_manager_used(x->manager);
     s->kv_block_tokens = block_manager_block_size(x->manager);
     s->kv_bytes_per_block = x->block_bytes;

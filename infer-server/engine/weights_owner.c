@@ -114,12 +114,6 @@ static void sweep_dead_segments(void)
     if (dir) closedir(dir);
 }
 
-static void name_page(struct weights_owner *o)
-{
-    hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
-    snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, o->path_hash);
-}
-
 static enum status arena_load(struct weights_owner *o, enum weights_role role, const char *folder)
 {
     const struct arena *a = &o->arenas[role];
@@ -149,7 +143,8 @@ enum status weights_owner_new(struct device *dev,
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the owner of the weights");
     o->dev = dev;
     CHECK(absolute_path(bridge_path, o->bridge_path, sizeof o->bridge_path));
-    name_page(o);
+    hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
+    snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, o->path_hash);
     for (int i = 0; i < WEIGHTS_ROLES; i++) {
         struct arena *a = &o->arenas[i];
         a->source = sources[i];

@@ -36,29 +36,26 @@ static enum status read_ids(const json_t *array, const char *field, const struct
     if (n == 0)
         return status_fail(ST_INVALID, "request: \"%s\" is empty: give one token at least", field);
     if (n > INT_MAX / 8) return status_fail(ST_INVALID, "request: \"%s\" is too long", field);
+    enum status st = ST_OK;
     int32_t *ids = malloc(n * sizeof *ids);
     if (!ids) return status_fail(ST_NO_MEMORY, "out of memory");
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_array_get(array, i);
-        json_int_t id = json_is_integer(x) ? json_integer_value(x) : -1;
-        if (!json_is_integer(x)) {
-            free(ids);
-            return status_fail(ST_INVALID, "request: \"%s\": entry %zu is not a whole number",
-                               field, i);
-        }
-        if (id < 0 || id >= model->vocab_size) {
-            free(ids);
-            return status_fail(
-                ST_INVALID,
-                "request: \"%s\": entry %zu is token id %lld; this model's go from 0 "
-                "to %d",
-                field, i, (long long)id, model->vocab_size - 1);
-        }
+        const json_int_t id = json_integer_value(x);
+        if (!json_is_integer(x))
+            FAIL(ST_INVALID, "request: \"%s\": entry %zu is not a whole number", field, i);
+        if (id < 0 || id >= model->vocab_size)
+            FAIL(ST_INVALID,
+                 "request: \"%s\": entry %zu is token id %lld; this model's go from 0 to %d", field,
+                 i, (long long)id, model->vocab_size - 1);
         ids[i] = (int32_t)id;
     }
     ret->ids = ids;
     ret->n_ids = (int)n;
-    return ST_OK;
+    ids = NULL;
+out:
+    free(ids);
+    return st;
 }
 
 static enum status encode_text(const char *text, size_t len, bool add_special, const char *field,
@@ -78,25 +75,23 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
             "tokens, which hold %zu bytes at most: shorten the prompt",
             field, len, model->max_context, max);
     struct token_list list = TOKEN_LIST_INIT;
-    enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
-    if (st == ST_OK && list.n == 0)
-        st = status_fail(ST_INVALID, "request: \"%s\" has no tokens: give some text", field);
-    else if (st != ST_OK)
-        st = status_context(st, "request: \"%s\"", field);
-    for (int i = 0; st == ST_OK && i < list.n; i++)
+    enum status st;
+    CHECK(status_context(tokenizer_encode(model->tokenizer, text, len, add_special, &list),
+                         "request: \"%s\"", field));
+    if (list.n == 0) FAIL(ST_INVALID, "request: \"%s\" has no tokens: give some text", field);
+    for (int i = 0; i < list.n; i++)
         if (list.ids[i] >= model->vocab_size)
-            st = status_fail(ST_INVALID,
-                             "request: \"%s\" holds token id %d, which this model (%d embeddings) "
-                             "does not have",
-                             field, list.ids[i], model->vocab_size);
-    if (st != ST_OK) {
-        token_list_release(&list);
-        return st;
-    }
+            FAIL(
+                ST_INVALID,
+                "request: \"%s\" holds token id %d, which this model (%d embeddings) does not have",
+                field, list.ids[i], model->vocab_size);
     ret->ids = list.ids;
     ret->n_ids = list.n;
     ret->tokenised = true;
     return ST_OK;
+out:
+    token_list_release(&list);
+    return st;
 }
 
 static enum status read_messages(const json_t *object, const struct api_model *model,

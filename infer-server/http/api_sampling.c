@@ -11,7 +11,8 @@
 
 static const char where[] = "request";
 
-uint64_t api_random_seed(void)
+// A seed nobody asked for.
+static uint64_t random_seed(void)
 {
     uint64_t seed = 0;
     if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)(uintptr_t)&seed;
@@ -163,7 +164,7 @@ enum status api_read_sampling(struct api_request *r, const json_t *object,
     s->temperature = (float)temperature;
     s->top_p = (float)top_p;
     s->min_p = (float)min_p;
-    s->seed = json_has(object, "seed") ? (uint64_t)seed : api_random_seed();
+    s->seed = json_has(object, "seed") ? (uint64_t)seed : random_seed();
     r->filtered = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
     r->filtered |= sampling_adjusts(s);
     if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)

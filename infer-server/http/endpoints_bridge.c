@@ -44,8 +44,9 @@ static json_t *control_json(const struct engine_info *info)
 {
     const struct control_facts f = info->control;
     if (!info->loaded) return json_null();
-    json_t *json = json_pack(
-        "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o}",
+    return json_pack(
+        "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o, "
+        "s:o, s:o, s:o, s:I, s:I}",
         "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
         (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
         f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms,
@@ -53,14 +54,11 @@ static json_t *control_json(const struct engine_info *info)
         (int)f.quiesce_requested, "quiet_granted", (int)f.quiesce_granted, "torn", (int)f.torn,
         "ended", (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
         "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
-        json_clean_string(f.snapshot));
-    // What the weights are.
-    json_object_set_new(json, "loaded", json_clean_string(f.loaded));
-    json_object_set_new(json, "origin", json_clean_string(f.origin));
-    json_object_set_new(json, "run", json_clean_string(f.run));
-    json_object_set_new(json, "updates", json_integer((json_int_t)f.updates));
-    json_object_set_new(json, "run_updates", json_integer((json_int_t)f.run_updates));
-    return json;
+        json_clean_string(f.snapshot),
+        // what the weights are
+        "loaded", json_clean_string(f.loaded), "origin", json_clean_string(f.origin), "run",
+        json_clean_string(f.run), "updates", (json_int_t)f.updates, "run_updates",
+        (json_int_t)f.run_updates);
 }
 
 static json_t *info_json(struct server *s, uint64_t version)
