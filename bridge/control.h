@@ -51,11 +51,9 @@ enum control_event control_check_writer(struct control *c);
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
 void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
 void control_owner_update_end(struct control *c);   // next even version
-// The weights of the writers' snapshots are no longer the ones to go back to. Only between the two
-// calls above, when no writer can take the lease.
-void control_forget_snapshot(struct control *c);
-// Between the same two calls: the weights are now exactly those of `folder`. chosen: by the owner's
-// start or a reload, not by a restore; `loaded` is then that folder too.
+// Between the two calls above, when no writer can take the lease: the weights are now exactly those
+// of `folder`. chosen: by the owner's start or a reload, not by a restore; `loaded` is then that
+// folder too, and what writers' snapshots hold is no longer what to go back to.
 void control_owner_loaded(struct control *c, const char *folder, bool chosen);
 void control_end(
     struct control *c); // owner leaves: page marked ended, name unlinked; then control_free

@@ -11,7 +11,7 @@
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
 #include "infer-server/engine/drafting.h"
-#include "infer-server/engine/prompt_logprobs.h"
+#include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,7 +90,9 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     x->on_event = on_event;
     x->context = context;
     for (int i = 0; i < RUNNERS; i++)
-        if (x->runners[i]) x->block_bytes += runner_block_bytes(x->runners[i]);
+        if (x->runners[i])
+            x->block_bytes += kv_memory_block_bytes(x->runners[i]->config, x->runners[i]->model->dt,
+                                                    options->block_size);
     CHECK(drafting_new(options, x->draft_model, stats, &x->drafting));
     CHECK(allocate_kv(x, options, wished));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};

@@ -5,8 +5,7 @@
  * say of the prompt. A request's rows are read from the front, each once (request.n_scored): what a
  * preempted sample computes again, or a sibling, is passed over, and no sample starts from cached
  * blocks whose rows were not read (scheduler.c). Each row notes the version that computed it. */
-#include "infer-server/engine/prompt_logprobs.h"
-#include "infer-server/engine/logprob_reader.h"
+#include "infer-server/engine/logprobs.h"
 #include <assert.h>
 #include <stdlib.h>
 

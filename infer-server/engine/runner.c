@@ -55,11 +55,6 @@ void runner_free(struct runner *r)
     free(r);
 }
 
-int64_t runner_block_bytes(const struct runner *r)
-{
-    return kv_memory_block_bytes(r->config, r->model->dt, r->limits.block_size);
-}
-
 enum status runner_allocate_kv(struct runner *r, int n_blocks)
 {
     return kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks);

@@ -327,7 +327,6 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
     if (st == ST_OK && draft_folder) st = arena_load(o, WEIGHTS_DRAFT, draft_folder);
     if (st != ST_OK)
         return status_context(ST_TORN, "reload"); // checked folders: half old, half new
-    control_forget_snapshot(o->control);
     control_owner_loaded(o->control, folder, true);
     snprintf(o->arenas[WEIGHTS_POLICY].reloaded, PATH_MAX, "%s", folder);
     if (draft_folder) snprintf(o->arenas[WEIGHTS_DRAFT].reloaded, PATH_MAX, "%s", draft_folder);

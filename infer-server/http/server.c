@@ -284,7 +284,7 @@ static void stop(struct server *s)
     for (int i = 0; i < 2; i++)
         if (s->signals[i].data) uv_signal_stop(&s->signals[i]);
     engine_free(s->engine, 0);
-    inbox_close(s->host.inbox);
+    inbox_close(&s->host.inbox);
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
@@ -303,7 +303,7 @@ enum status server_run(const struct server_options *options)
     s->host.metrics = &s->metrics;
     uv_loop_init(&s->loop);
     CHECK(read_model(s));
-    CHECK(inbox_new(&s->loop, &s->host.inbox));
+    CHECK(inbox_init(&s->host.inbox, &s->loop));
     CHECK(engine_new(&options->engine, generation_on_event, &s->host, &s->engine));
     s->host.engine = s->engine;
     struct engine_info info;
