@@ -1,4 +1,4 @@
-/* bridge_file.c: the bridge file: written by the daemon once its weights are loaded, read by every
+/* bridge_file.c: the bridge file: written by the server once its weights are loaded, read by every
  * client. Plain data, no state; any thread.
  *
  * The keys that tools for vLLM-style bridges read stand first and describe roles[0], the policy.
@@ -249,7 +249,7 @@ static enum status read_head(const char *where, const json_t *json, struct bridg
     if (version != BRIDGE_FORMAT_VERSION)
         return status_fail(
             ST_UNSUPPORTED,
-            "%s: \"format_version\" is %lld, this program reads %d: run daemon and client "
+            "%s: \"format_version\" is %lld, this program reads %d: run server and client "
             "of the same version",
             where, (long long)version, BRIDGE_FORMAT_VERSION);
     snprintf(file->path, sizeof file->path, "%s", where);
@@ -343,7 +343,7 @@ enum status bridge_file_check_boot(const struct bridge_file *file)
     if (strcmp(boot, file->boot_id) != 0)
         return status_fail(
             ST_MISMATCH,
-            "%s was written in boot %s of a machine, this is boot %s: the daemon that "
+            "%s was written in boot %s of a machine, this is boot %s: the server that "
             "wrote it is not running here; start cw-infer-server",
             file->path, file->boot_id, boot[0] ? boot : "(unknown)");
     return ST_OK;
@@ -354,7 +354,7 @@ enum status bridge_file_check_process(const struct bridge_file *file)
     if (process_alive(file->pid, file->pid_start_time)) return ST_OK;
     uint64_t start = process_start_time(file->pid);
     return status_fail(
-        ST_PEER_GONE, "%s: the daemon that wrote it (pid %d) %s; start cw-infer-server again",
+        ST_PEER_GONE, "%s: the server that wrote it (pid %d) %s; start cw-infer-server again",
         file->path, (int)file->pid,
         start && start != file->pid_start_time ? "is gone, and its pid was given to another process"
                                                : "is dead");

@@ -1,5 +1,5 @@
 /* control.h: the control page: one page of POSIX shared memory (both backends) through which the
- * owner of the weights (the daemon's engine thread) and their writer (the trainer) keep out of
+ * owner of the weights (the server's engine thread) and their writer (the trainer) keep out of
  * each other's way. The layout, the reader's and writer's algorithms, and what a crash at each
  * point leaves are told above the code in control.c and in docs/bridge.md.
  *
@@ -83,7 +83,7 @@ bool control_as_left(const struct control *c);
 void control_set_run(struct control *c, const char *folder);
 // Between write_begin and write_end: this update makes the weights exactly those of `folder`.
 void control_set_origin(struct control *c, const char *folder);
-// Where the daemon finds the last good weights (a model folder) if this writer dies in an update.
+// Where the server finds the last good weights (a model folder) if this writer dies in an update.
 // The folder must exist; its absolute path is kept.
 enum status control_set_snapshot(struct control *c, const char *folder);
 

@@ -1,7 +1,7 @@
 /* control_page.c: making, opening and replacing control pages. A page gets its name only when it is
- * whole, and keeps it until its owner ends or another daemon finds the owner dead. The owner's sign
+ * whole, and keeps it until its owner ends or another server finds the owner dead. The owner's sign
  * of life is a lock on the page's file (flock), which the kernel lets go when the owner dies: a pid
- * says nothing to a daemon of another PID namespace that shares /dev/shm. Called by the thread that
+ * says nothing to a server of another PID namespace that shares /dev/shm. Called by the thread that
  * owns the mapping. */
 #include "bridge/control_page.h"
 #include "bridge/process.h"
@@ -43,7 +43,7 @@ static enum status map_page(const char *name, struct page **ret, int *ret_fd)
     if (fd < 0) {
         if (errno == ENOENT)
             return status_fail(ST_NOT_FOUND,
-                               "control page %s does not exist: the daemon has ended; start "
+                               "control page %s does not exist: the server has ended; start "
                                "cw-infer-server again",
                                name);
         return status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
@@ -89,7 +89,7 @@ static bool owner_lives(const struct page *page, int fd)
            process_alive(page->owner_pid, page->owner_start);
 }
 
-// Takes the name from the page behind fd, if it still has it. With the lock, so that two daemons
+// Takes the name from the page behind fd, if it still has it. With the lock, so that two servers
 // that start at once agree on which page they look at.
 static bool unlink_page(const char *name, int fd)
 {
@@ -112,7 +112,7 @@ static enum status remove_dead(const char *name)
     if (st != ST_OK) return status_context(st, "the name is taken; remove /dev/shm%s", name);
     if (owner_lives(page, fd))
         FAIL(ST_BUSY,
-             "control page %s belongs to the living process %d: another daemon uses this "
+             "control page %s belongs to the living process %d: another server uses this "
              "bridge; give this one its own --bridge and --socket",
              name, (int)page->owner_pid);
     unlink_page(name, fd);
@@ -224,12 +224,12 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
     if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES)
         FAIL(ST_MISMATCH,
              "control page %s has format %u (%u bytes), this program format %d (%d bytes): "
-             "run daemon and client of the same build",
+             "run server and client of the same build",
              name, page->format, page->bytes, CONTROL_FORMAT, CONTROL_BYTES);
     if (strncmp(page->layout_hash, layout_hash, sizeof page->layout_hash) != 0)
         FAIL(ST_MISMATCH,
              "control page %s was made for layout %.16s..., the bridge file says %.16s...: "
-             "the file is not this daemon's; restart the daemon, which writes it anew",
+             "the file is not this server's; restart the server, which writes it anew",
              name, page->layout_hash, layout_hash);
     CHECK(control_owner_alive(c));
     *ret = c;

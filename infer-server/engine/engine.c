@@ -2,8 +2,8 @@
  * is engine_thread.c.
  *
  * `lock` guards what both sides touch: the inbox, the command list, the snapshot of the statistics,
- * the wishes to pause and to stop, and what appears once the model is loaded. It is held for a few
- * instructions only; nobody waits for the device under it. */
+ * the requests to pause and to stop, and what appears once the model is loaded. It is held for a
+ * few instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
 #include "infer-server/engine/engine_thread.h"
@@ -25,7 +25,7 @@ const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
 // Once for all who compute with these weights: the bridge file tells it to trainers.
 static void choose_rope(struct engine *e)
 {
-    const int context = executor_wished_context(e->config, e->options.max_context);
+    const int context = executor_requested_context(e->config, e->options.max_context);
     struct model_config *draft = e->draft_config;
     e->config->rope_context = context;
     if (draft)

@@ -1,11 +1,11 @@
 /* weights_owner.c: owns the arenas, the control page and the bridge file, in this order of birth:
  * page (version 1: nothing loaded), arenas, load (version 2), file. The engine's thread.
  *
- * The page is named after the bridge file's path. A daemon that was killed leaves it behind; the
+ * The page is named after the bridge file's path. A server that was killed leaves it behind; the
  * next one on the same path finds its owner dead and replaces it. A living owner is found in the
- * same way, and refused: two daemons cannot fight over one bridge file.
+ * same way, and refused: two servers cannot fight over one bridge file.
  *
- * The arena's name says which process made it. On the CPU a killed daemon leaves gigabytes in
+ * The arena's name says which process made it. On the CPU a killed server leaves gigabytes in
  * /dev/shm, so each new one first removes the arenas and pages of the dead, whatever bridge they
  * were for. */
 #include "infer-server/engine/weights_owner.h"
@@ -109,7 +109,7 @@ static void sweep_dead_segments(void)
         char name[NAME_MAX + 2];
         snprintf(name, sizeof name, "/%s", entry->d_name);
         if (is_page(name) ? control_sweep(name) : sweep_arena(name))
-            log_info("removed %s, which a killed daemon left", name);
+            log_info("removed %s, which a killed server left", name);
     }
     if (dir) closedir(dir);
 }
@@ -227,7 +227,7 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
     snprintf(file.control_page, sizeof file.control_page, "%s", o->page_name);
     CHECK(absolute_path(socket_path, file.socket, sizeof file.socket));
     int left = file_sweep_temporaries(file.path);
-    if (left) log_info("removed %d halves of %s, which killed daemons left", left, file.path);
+    if (left) log_info("removed %d halves of %s, which killed servers left", left, file.path);
     CHECK(bridge_file_write(&file));
     o->announced = true;
 out:
@@ -238,7 +238,7 @@ out:
 void weights_owner_free(struct weights_owner *o)
 {
     if (!o) return;
-    if (o->announced) unlink(o->bridge_path); // ours: the control page keeps other daemons off it
+    if (o->announced) unlink(o->bridge_path); // ours: the control page keeps other servers off it
     if (o->control) control_end(o->control);
     control_free(o->control);
     for (int i = 0; i < WEIGHTS_ROLES; i++) {

@@ -53,7 +53,7 @@ static enum status take_lock(const char *path, int *ret_fd)
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             close(fd);
             return status_fail(ST_BUSY,
-                               "%s: another daemon already serves there; stop it, or give this one "
+                               "%s: another server already serves there; stop it, or give this one "
                                "its own --socket and --bridge",
                                path);
         }

@@ -1,5 +1,5 @@
 /* listen.h: listening sockets. A Unix socket belongs to one process: a lock on PATH.lock is held as
- * long as it listens, so that two daemons started at once cannot both take it, and a socket file
+ * long as it listens, so that two servers started at once cannot both take it, and a socket file
  * left by a dead one is replaced. */
 #ifndef INFER_SERVER_LISTEN_H
 #define INFER_SERVER_LISTEN_H

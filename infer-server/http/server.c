@@ -153,9 +153,9 @@ out:
 
 // ---- the tick ----------------------------------------------------------------------------------
 
-// The engine goes round: it beats between steps, idle or not, and while it waits for a trainer's
-// update. It does not beat while it loads weights itself, which may take minutes: by its state, or
-// with the version odd.
+// The engine goes round: it gives heartbeats between steps, idle or not, and while it waits for a
+// trainer's update. It gives none while it loads weights itself, which may take minutes: by its
+// state, or with the version odd.
 static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
 {
     struct engine_info info;
