@@ -105,11 +105,11 @@ static void propose(struct drafting *d, struct sample *sample)
     const struct history history = history_of(sample);
     // The step gives one token more than it accepts.
     const int room = sample->request->sampling.max_tokens - sample->text.n_generated - 1;
-    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL];
-    const int within = *k > 0 ? draft_model_room(d->model, sample) : 0;
-    if (*k > within) *k = within > 0 ? within : 0;
+    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL], within = 0, lag = 0;
+    if (d->model) draft_model_look(d->model, sample, &within, &lag);
+    if (*k > within) *k = within;
     speculative_propose(d->speculative, choice, &history, room, draft);
-    draft->lag = d->model ? draft_model_lag(d->model, sample) : 0;
+    draft->lag = lag;
 }
 
 // Whether any sample may draft; counts the decoding ones.

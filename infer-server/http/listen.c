@@ -144,7 +144,7 @@ static bool is_loopback(const struct sockaddr *address)
     return false;
 }
 
-enum status listen_split(const char *address, char host[256], char port[16])
+static enum status split_address(const char *address, char host[256], char port[16])
 {
     const char *colon = strrchr(address, ':');
     size_t n = colon ? (size_t)(colon - address) : 0;
@@ -172,14 +172,15 @@ static int port_of(int fd)
                                              : ((struct sockaddr_in *)&bound)->sin_port);
 }
 
-enum status tcp_listen(const char *address, bool may_be_public, int *ret_fd, int *ret_port)
+enum status tcp_listen(const char *address, bool may_be_public, char ret_host[256], int *ret_fd,
+                       int *ret_port)
 {
-    char host[256], port[16];
+    char port[16];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int fd = -1, yes = 1;
     enum status st;
-    CHECK(listen_split(address, host, port));
-    int e = getaddrinfo(host, port, &hints, &found);
+    CHECK(split_address(address, ret_host, port));
+    int e = getaddrinfo(ret_host, port, &hints, &found);
     if (e != 0) FAIL(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
     if (!is_loopback(found->ai_addr) && !may_be_public)
         FAIL(ST_INVALID,
