@@ -47,11 +47,11 @@ static enum status open_device(struct bridge *b, struct device *dev)
         b->dev = dev;
     }
     if (strcmp(device_uuid(b->dev), file->device_uuid) != 0)
-        return status_fail(
-            ST_MISMATCH,
-            "%s: the server's weights lie on %s (%s), this process's %s is %s: give both "
-            "the same --device and CUDA_VISIBLE_DEVICES",
-            file->path, file->device, file->device_uuid, device_spec(b->dev), device_uuid(b->dev));
+        return status_fail(ST_MISMATCH,
+                           "%s: the server's weights lie on %s (%s), this process's %s is %s: give "
+                           "both the same --device and CUDA_VISIBLE_DEVICES",
+                           file->path, file->device, file->device_uuid, device_spec(b->dev),
+                           device_uuid(b->dev));
     return ST_OK;
 }
 

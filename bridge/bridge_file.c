@@ -49,11 +49,10 @@ enum status bridge_find(const char *explicit_path, char *ret_path, size_t size)
         }
         bytes_printf(&looked, "%s%s%s", looked.len ? ", " : "", folders[i], names[i]);
     }
-    enum status st =
-        status_fail(ST_NOT_FOUND,
-                    "no bridge file: looked for %s; start cw-infer-server, or name its file with "
-                    "--bridge",
-                    looked.len ? bytes_text(&looked) : "nothing, as the path is empty");
+    enum status st = status_fail(
+        ST_NOT_FOUND,
+        "no bridge file: looked for %s; start cw-infer-server, or name its file with --bridge",
+        looked.len ? bytes_text(&looked) : "nothing, as the path is empty");
     bytes_release(&looked);
     return st;
 }
@@ -187,11 +186,11 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
     CHECK(bridge_need_int(where, object, "canary_offset", 0, INT64_MAX, &canary));
     if (canary % 8 != 0 || role->bytes < BRIDGE_CANARY_BYTES ||
         (uint64_t)canary > role->bytes - BRIDGE_CANARY_BYTES)
-        return status_fail(
-            ST_FORMAT,
-            "%s: canary_offset is %lld; it must be a multiple of 8 with %d bytes before "
-            "the segment's end (%llu)",
-            where, (long long)canary, BRIDGE_CANARY_BYTES, (unsigned long long)role->bytes);
+        return status_fail(ST_FORMAT,
+                           "%s: canary_offset is %lld; it must be a multiple of 8 with %d bytes "
+                           "before the segment's end (%llu)",
+                           where, (long long)canary, BRIDGE_CANARY_BYTES,
+                           (unsigned long long)role->bytes);
     role->canary_offset = (uint64_t)canary;
     CHECK(bridge_need_int(where, object, "num_params", 1, BRIDGE_MAX_TENSORS, &tensors));
     role->n_tensors = (int)tensors;
@@ -228,8 +227,7 @@ static enum status check_old_keys(const char *where, const json_t *json,
     CHECK(json_get_bool(where, json, "single_copy_enabled", &single));
     if (!single)
         return status_fail(ST_UNSUPPORTED,
-                           "%s: \"single_copy_enabled\" is not true: its memory is not "
-                           "shared",
+                           "%s: \"single_copy_enabled\" is not true: its memory is not shared",
                            where);
 out:
     return st;
@@ -247,11 +245,10 @@ static enum status read_head(const char *where, const json_t *json, struct bridg
                            where);
     CHECK(bridge_need_int(where, json, "format_version", 0, INT64_MAX, &version));
     if (version != BRIDGE_FORMAT_VERSION)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "%s: \"format_version\" is %lld, this program reads %d: run server and client "
-            "of the same version",
-            where, (long long)version, BRIDGE_FORMAT_VERSION);
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: \"format_version\" is %lld, this program reads %d: run server and "
+                           "client of the same version",
+                           where, (long long)version, BRIDGE_FORMAT_VERSION);
     snprintf(file->path, sizeof file->path, "%s", where);
     CHECK(bridge_need_string(where, json, "boot_id", file->boot_id, sizeof file->boot_id));
     CHECK(bridge_need_int(where, json, "pid", 1, INT_MAX, &pid));
@@ -341,11 +338,10 @@ enum status bridge_file_check_boot(const struct bridge_file *file)
     char boot[40];
     process_boot_id(boot);
     if (strcmp(boot, file->boot_id) != 0)
-        return status_fail(
-            ST_MISMATCH,
-            "%s was written in boot %s of a machine, this is boot %s: the server that "
-            "wrote it is not running here; start cw-infer-server",
-            file->path, file->boot_id, boot[0] ? boot : "(unknown)");
+        return status_fail(ST_MISMATCH,
+                           "%s was written in boot %s of a machine, this is boot %s: the server "
+                           "that wrote it is not running here; start cw-infer-server",
+                           file->path, file->boot_id, boot[0] ? boot : "(unknown)");
     return ST_OK;
 }
 

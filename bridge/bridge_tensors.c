@@ -47,8 +47,7 @@ enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,
         for (int d = 0; d < t->n_dims; d++) n *= t->shape[d];
         if (t->offset % element != 0 || t->bytes != (uint64_t)n * element)
             FAIL(ST_INVALID,
-                 "%s: tensor %s: %llu bytes at offset %llu do not fit its shape and dtype "
-                 "%s",
+                 "%s: tensor %s: %llu bytes at offset %llu do not fit its shape and dtype %s",
                  file->path, t->name, (unsigned long long)t->bytes, (unsigned long long)t->offset,
                  dtype_name(t->dt));
         json_array_append_new(names, json_string(t->name));
@@ -226,8 +225,7 @@ enum status bridge_tensors_read(const char *where, const json_t *object,
              role->role, n, role->n_tensors);
     if (json_object_size(mappings) != n || json_object_size(handles) != n)
         FAIL(ST_MISMATCH,
-             "%s: role %s: %zu names in param_names, %zu in param_mappings, %zu in "
-             "ipc_handles",
+             "%s: role %s: %zu names in param_names, %zu in param_mappings, %zu in ipc_handles",
              where, role->role, n, json_object_size(mappings), json_object_size(handles));
     CHECK(handle_base64(role, &handle));
     role->tensors = calloc(n, sizeof *role->tensors);

@@ -30,8 +30,7 @@ static enum status check_name(const char *name)
     if (len < 2 || len > NAME_BYTES - 24 || name[0] != '/' || strchr(name + 1, '/'))
         return status_fail(
             ST_INVALID,
-            "control page name \"%s\": it must be \"/\" and 1 to %d other characters "
-            "without \"/\"",
+            "control page name \"%s\": it must be \"/\" and 1 to %d other characters without \"/\"",
             name, NAME_BYTES - 25);
     return ST_OK;
 }
@@ -42,10 +41,10 @@ static enum status map_page(const char *name, struct page **ret, int *ret_fd)
     int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
     if (fd < 0) {
         if (errno == ENOENT)
-            return status_fail(ST_NOT_FOUND,
-                               "control page %s does not exist: the server has ended; start "
-                               "cw-infer-server again",
-                               name);
+            return status_fail(
+                ST_NOT_FOUND,
+                "control page %s does not exist: the server has ended; start cw-infer-server again",
+                name);
         return status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
     }
     struct stat sb;
@@ -112,8 +111,8 @@ static enum status remove_dead(const char *name)
     if (st != ST_OK) return status_context(st, "the name is taken; remove /dev/shm%s", name);
     if (owner_lives(page, fd))
         FAIL(ST_BUSY,
-             "control page %s belongs to the living process %d: another server uses this "
-             "bridge; give this one its own --bridge and --socket",
+             "control page %s belongs to the living process %d: another server uses this bridge; "
+             "give this one its own --bridge and --socket",
              name, (int)page->owner_pid);
     unlink_page(name, fd);
 out:
@@ -223,13 +222,13 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
     snprintf(c->name, sizeof c->name, "%s", name);
     if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES)
         FAIL(ST_MISMATCH,
-             "control page %s has format %u (%u bytes), this program format %d (%d bytes): "
-             "run server and client of the same build",
+             "control page %s has format %u (%u bytes), this program format %d (%d bytes): run "
+             "server and client of the same build",
              name, page->format, page->bytes, CONTROL_FORMAT, CONTROL_BYTES);
     if (strncmp(page->layout_hash, layout_hash, sizeof page->layout_hash) != 0)
         FAIL(ST_MISMATCH,
-             "control page %s was made for layout %.16s..., the bridge file says %.16s...: "
-             "the file is not this server's; restart the server, which writes it anew",
+             "control page %s was made for layout %.16s..., the bridge file says %.16s...: the "
+             "file is not this server's; restart the server, which writes it anew",
              name, page->layout_hash, layout_hash);
     CHECK(control_owner_alive(c));
     *ret = c;

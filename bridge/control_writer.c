@@ -12,12 +12,12 @@
 
 static enum status lease_lost(const struct control *c)
 {
-    return status_fail(
-        ST_BUSY,
-        "control page %s: this process (pid %d) no longer holds the writer's lease: it "
-        "gave no sign of life for %.1f s, or its last update was cut off, and the server "
-        "revoked it; start again from the last checkpoint",
-        c->name, (int)getpid(), (double)atomic_load(&c->page->heartbeat_limit_ms) / 1000);
+    return status_fail(ST_BUSY,
+                       "control page %s: this process (pid %d) no longer holds the writer's lease: "
+                       "it gave no sign of life for %.1f s, or its last update was cut off, and "
+                       "the server revoked it; start again from the last checkpoint",
+                       c->name, (int)getpid(),
+                       (double)atomic_load(&c->page->heartbeat_limit_ms) / 1000);
 }
 
 static enum status lease_none(const struct control *c)
@@ -45,12 +45,11 @@ enum status control_lease_take(struct control *c)
                 clock_ms_since(atomic_load(&page->writer_heartbeat_ns)) / 1000);
         uint64_t version = atomic_load(&page->version);
         if (version & 1)
-            return status_fail(
-                ST_TORN,
-                "control page %s: version %llu is odd: the server (pid %d) has yet to "
-                "%s the weights; try again when its /health says ok",
-                c->name, (unsigned long long)version, (int)page->owner_pid,
-                version == 1 ? "load" : "restore");
+            return status_fail(ST_TORN,
+                               "control page %s: version %llu is odd: the server (pid %d) has yet "
+                               "to %s the weights; try again when its /health says ok",
+                               c->name, (unsigned long long)version, (int)page->owner_pid,
+                               version == 1 ? "load" : "restore");
         uint64_t mine = lease_next(lease, getpid()), start = process_start_time(getpid());
         if (!start)
             return status_fail(ST_IO,
@@ -107,8 +106,8 @@ enum status control_quiesce(struct control *c, int64_t deadline_ns)
             if (!phase_move(page, asked, idle)) continue; // granted at the last moment, or lost
             return status_fail(
                 ST_TIMEOUT,
-                "the server (pid %d) did not pause for an update within %.1f s: it may "
-                "be paused (POST /bridge/resume), loading, or stuck; see its /health",
+                "the server (pid %d) did not pause for an update within %.1f s: it may be paused "
+                "(POST /bridge/resume), loading, or stuck; see its /health",
                 (int)page->owner_pid, clock_ms_since(start) / 1000);
         }
         int64_t slice = clock_deadline_ns(SLICE_MS);

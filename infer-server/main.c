@@ -155,9 +155,7 @@ static enum status read_api_key(const char *path, char **ret)
     while (n > 0 && isspace((unsigned char)start[n - 1])) n--;
     for (size_t i = 0; i < n; i++)
         if (!isgraph((unsigned char)start[i]))
-            FAIL(ST_INVALID,
-                 "--api-key-file %s: the first line must be one word of plain "
-                 "ASCII",
+            FAIL(ST_INVALID, "--api-key-file %s: the first line must be one word of plain ASCII",
                  path);
     if (n < 8) FAIL(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more", path);
     if (stat(path, &info) == 0 && (info.st_mode & 077))
@@ -202,10 +200,9 @@ static void limit_connections(const struct config *c, int64_t *max_connections)
     int64_t room = ((int64_t)limit.rlim_max - OWN_FILES) / sockets;
     if (room >= *max_connections) return;
     if (room < 1) room = 1;
-    log_warn(
-        "--max-connections %lld: this process may open %lld files (ulimit -Hn, LimitNOFILE=), so "
-        "that each socket takes %lld connections",
-        (long long)*max_connections, (long long)limit.rlim_max, (long long)room);
+    log_warn("--max-connections %lld: this process may open %lld files (ulimit -Hn, LimitNOFILE=), "
+             "so that each socket takes %lld connections",
+             (long long)*max_connections, (long long)limit.rlim_max, (long long)room);
     *max_connections = room;
 }
 

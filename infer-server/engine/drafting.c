@@ -206,10 +206,9 @@ static void watch_draft_model(struct drafting *d, const struct verified *v)
     d->unaccepted.tokens += v->n_counted;
     d->unaccepted.over = v->n_accepted > 0 || d->unaccepted.drafts == UNACCEPTED;
     if (d->unaccepted.over && v->n_accepted == 0)
-        log_warn(
-            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
-            "it of this model's tokenizer, and trained?",
-            d->unaccepted.tokens);
+        log_warn("engine: none of the first %d tokens that the draft model drafted was accepted: "
+                 "is it of this model's tokenizer, and trained?",
+                 d->unaccepted.tokens);
 }
 
 void drafting_verified(struct drafting *d, struct sample *sample, const struct verified *v,

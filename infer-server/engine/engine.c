@@ -166,8 +166,8 @@ static enum status check_room(const struct engine *e, const struct request *r)
         return status_fail(ST_INVALID, "n is %d; this server holds at most %d samples", s->n, most);
     if (e->n_inside + s->n > most)
         return status_fail(ST_BUSY,
-                           "the queue is full: %d samples are running or waiting, at most %d "
-                           "are taken; try again later",
+                           "the queue is full: %d samples are running or waiting, at most %d are "
+                           "taken; try again later",
                            e->n_inside, most);
     return ST_OK;
 }

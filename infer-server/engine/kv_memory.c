@@ -48,8 +48,8 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
     if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
             ST_INVALID,
-            "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
-            "--max-context %d; give --kv-memory %lld or more, or a smaller --max-context",
+            "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of --max-context "
+            "%d; give --kv-memory %lld or more, or a smaller --max-context",
             (long long)bytes, (long long)(n_blocks * request->block_size), request->max_context,
             (long long)(requested * request->block_bytes));
     *ret_blocks = (int)n_blocks;

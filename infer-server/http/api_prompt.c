@@ -69,11 +69,10 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
     // a text that cannot fit is not worth the seconds that megabytes take
     size_t max = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
     if (max && len > max)
-        return status_fail(
-            ST_TOO_LONG,
-            "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
-            "tokens, which hold %zu bytes at most: shorten the prompt",
-            field, len, model->max_context, max);
+        return status_fail(ST_TOO_LONG,
+                           "request: \"%s\" has %zu bytes. This model's maximum context length is "
+                           "%d tokens, which hold %zu bytes at most: shorten the prompt",
+                           field, len, model->max_context, max);
     struct token_list list = TOKEN_LIST_INIT;
     enum status st;
     CHECK(status_context(tokenizer_encode(model->tokenizer, text, len, add_special, &list),
@@ -102,18 +101,17 @@ static enum status read_messages(const json_t *object, const struct api_model *m
     bool generation_prompt = true, continue_final = false;
     const json_t *messages = json_object_get(object, "messages");
     if (!json_is_array(messages) || json_array_size(messages) == 0)
-        return status_fail(ST_INVALID, "request: \"messages\" must be an array of one message or "
-                                       "more");
+        return status_fail(ST_INVALID,
+                           "request: \"messages\" must be an array of one message or more");
     CHECK(json_get_bool(where, object, "add_generation_prompt", &generation_prompt));
     CHECK(json_get_bool(where, object, "continue_final_message", &continue_final));
     if (continue_final)
         return status_fail(ST_UNSUPPORTED, "request: \"continue_final_message\" is not supported");
     if (!model->tokenizer)
-        return status_fail(
-            ST_INVALID,
-            "request: \"messages\" are text, but %s has no tokenizer.json; send token "
-            "ids to /v1/completions or /v1/rollouts instead",
-            model->folder);
+        return status_fail(ST_INVALID,
+                           "request: \"messages\" are text, but %s has no tokenizer.json; send "
+                           "token ids to /v1/completions or /v1/rollouts instead",
+                           model->folder);
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
@@ -165,8 +163,9 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (messages) return read_messages(object, model, ret);
     const json_t *value = json_object_get(object, "prompt");
     if (!json_is_string(value))
-        return status_fail(ST_INVALID, "request: \"prompt\" of a group must be a string (token ids "
-                                       "go into prompt_token_ids)");
+        return status_fail(
+            ST_INVALID,
+            "request: \"prompt\" of a group must be a string (token ids go into prompt_token_ids)");
     st = add_special_of(object, &add_special);
     if (st != ST_OK) return st;
     return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
@@ -224,9 +223,8 @@ static enum status read_generate_prompt(const struct api_request *r, const json_
     if (json_is_object(value)) value = json_object_get(value, "prompt");
     if (json_is_array(value)) return read_ids(value, "prompt", model, ret);
     if (json_is_string(value)) return read_text(r, value, add_special, "prompt", model, ret);
-    return status_fail(ST_INVALID,
-                       "request: \"prompt\" must be a string, an array of token ids, or "
-                       "an object with prompt_token_ids or prompt");
+    return status_fail(ST_INVALID, "request: \"prompt\" must be a string, an array of token ids, "
+                                   "or an object with prompt_token_ids or prompt");
 }
 
 enum status api_read_generate_prompts(struct api_request *r, const json_t *object,
@@ -300,9 +298,8 @@ enum status api_read_completion_prompts(struct api_request *r, const json_t *obj
         else
             return status_fail(
                 ST_INVALID,
-                "request: \"%s\": entry %d is neither a string nor an array of token "
-                "ids",
-                field, i);
+                "request: \"%s\": entry %d is neither a string nor an array of token ids", field,
+                i);
     }
 out:
     return st;

@@ -177,10 +177,10 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
         samples += r->prompts[i].n;
     }
     if (samples > API_MAX_SAMPLES)
-        return status_fail(ST_INVALID,
-                           "request: \"n\" over all prompts makes %lld samples; at most "
-                           "%d in one request",
-                           (long long)samples, API_MAX_SAMPLES);
+        return status_fail(
+            ST_INVALID,
+            "request: \"n\" over all prompts makes %lld samples; at most %d in one request",
+            (long long)samples, API_MAX_SAMPLES);
     r->n_samples = (int)samples;
     if (longest + (r->sampling.max_tokens != 0) > model->max_context)
         return status_fail(ST_TOO_LONG,
@@ -193,9 +193,8 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
     if (r->sampling.max_tokens > room)
         return status_fail(
             ST_TOO_LONG,
-            "request: \"max_tokens\" is %d after a prompt of %d tokens. This model's "
-            "maximum context length is %d tokens, prompt and completion together: ask "
-            "for at most %d",
+            "request: \"max_tokens\" is %d after a prompt of %d tokens. This model's maximum "
+            "context length is %d tokens, prompt and completion together: ask for at most %d",
             r->sampling.max_tokens, longest, model->max_context, room);
     return api_check_prompt_logprobs(r);
 }

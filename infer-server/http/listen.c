@@ -83,10 +83,9 @@ static enum status bind_unix(const char *path, int *ret_fd)
     struct stat info;
     strcpy(address.sun_path, path); // its length was checked
     if (somebody_answers(&address))
-        return status_fail(ST_BUSY,
-                           "%s: another program already serves there; stop it or choose "
-                           "another --socket",
-                           path);
+        return status_fail(
+            ST_BUSY, "%s: another program already serves there; stop it or choose another --socket",
+            path);
     if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
         return status_fail(ST_INVALID, "%s exists and is not a socket; choose another --socket",
                            path);
@@ -184,8 +183,8 @@ enum status tcp_listen(const char *address, bool may_be_public, char ret_host[25
     if (e != 0) FAIL(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
     if (!is_loopback(found->ai_addr) && !may_be_public)
         FAIL(ST_INVALID,
-             "--listen %s is open to other machines: that needs --api-key-file (or "
-             "listen on 127.0.0.1)",
+             "--listen %s is open to other machines: that needs --api-key-file (or listen on "
+             "127.0.0.1)",
              address);
     fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
