@@ -95,7 +95,7 @@ static const struct option_spec table[] = {
                "prompts begin with what earlier requests computed of the same tokens"),
     OPT_FLAG("exact", server.engine.exact, NULL,
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
-             "drafted or was before: on the CPU, and without drafts in bf16 on a Hopper GPU; a "
+             "drafted or was before: on the CPU, and in bf16 on a Hopper GPU; a "
              "draft model's drafts then follow no clock"),
     OPT_HEADING("General"),
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged"),

@@ -103,24 +103,12 @@ enum status json_write_file(const char *path, unsigned mode, const json_t *value
 
 static const char *type_words(const json_t *value)
 {
-    switch (json_typeof(value)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "a whole number";
-    case JSON_REAL:
-        return "a fraction";
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return "a boolean";
-    case JSON_NULL:
-        return "null";
-    }
-    return "something else";
+    static const char *const words[] = {
+        [JSON_OBJECT] = "an object",       [JSON_ARRAY] = "an array",  [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "a whole number", [JSON_REAL] = "a fraction", [JSON_TRUE] = "a boolean",
+        [JSON_FALSE] = "a boolean",        [JSON_NULL] = "null",
+    };
+    return words[json_typeof(value)];
 }
 
 // The field, NULL where it is absent or null.

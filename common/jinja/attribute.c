@@ -28,6 +28,7 @@ static struct value macro_attribute(struct run *r, const struct macro *macro,
 
 static struct value own_attribute(struct run *r, struct value of, const struct string *name)
 {
+    int part;
     switch (of.kind) {
     case V_LOOP:
         return loop_attribute(of.loop, name);
@@ -43,10 +44,8 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
         if (string_is(name, "current")) return of.cycler->items.items[of.cycler->at];
         return MISSING;
     case V_RANGE:
-        if (string_is(name, "start")) return value_int(of.range->start);
-        if (string_is(name, "stop")) return value_int(of.range->stop);
-        if (string_is(name, "step")) return value_int(of.range->step);
-        return MISSING;
+        part = string_word(name, "start stop step");
+        return part < 0 ? MISSING : value_int(of.list->range[part]);
     default:
         return MISSING;
     }
@@ -55,7 +54,7 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
 // V_MISSING: Python's getattr would fail.
 static struct value python_attribute(struct run *r, struct value of, const struct string *name)
 {
-    const struct builtin *function = method_find(of, name);
+    const struct builtin *function = builtin_find(METHOD(of.kind), name);
     if (is_forbidden(of, name))
         return undefined_because(
             r, string_printf(&r->arena, "access to attribute '%.60s' of '%s' object is unsafe.",
@@ -79,7 +78,7 @@ struct value get_attribute(struct run *r, struct value of, const struct string *
 
 static bool has_places(struct value v)
 {
-    return value_has_length(v) && v.kind != V_VIEW && v.kind != V_LOOP && v.kind != V_DICT;
+    return v.kind == V_STRING || v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_RANGE;
 }
 
 static struct value character_at(struct run *r, const struct string *s, size_t i)
@@ -96,8 +95,7 @@ static struct value item_at(struct run *r, struct value of, int64_t i)
     int64_t n = value_length(r, of);
     if (i < 0) i += n;
     if (i < 0 || i >= n) return MISSING;
-    if (of.kind == V_STRING) return character_at(r, of.string, (size_t)i);
-    return of.kind == V_RANGE ? range_at(of.range, (size_t)i) : of.list->items[i];
+    return of.kind == V_STRING ? character_at(r, of.string, (size_t)i) : of.list->items[i];
 }
 
 struct value get_item(struct run *r, struct value of, struct value index)
@@ -161,9 +159,10 @@ struct value get_slice(struct run *r, struct value of, const struct value part[3
     if (!has_places(of)) fail(r, "'%s' object is not subscriptable", value_type(of));
     struct bounds b = slice_bounds(r, part, value_length(r, of));
     if (of.kind == V_STRING) return slice_string(r, of.string, &b);
-    if (of.kind == V_RANGE)
-        return range_make(r, of.range->start + b.start * of.range->step,
-                          of.range->start + b.stop * of.range->step, of.range->step * b.step);
+    if (of.kind == V_RANGE) {
+        int64_t start = of.list->range[0], step = of.list->range[2];
+        return range_make(r, start + b.start * step, start + b.stop * step, step * b.step);
+    }
     run_steps(r, b.count);
     struct value v = list_new(&r->arena, of.kind, b.count);
     for (size_t i = 0; i < b.count; i++)

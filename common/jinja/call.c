@@ -68,10 +68,16 @@ bool arg_given(const struct call *c, int i)
 
 // ---- functions of this program ------------------------------------------------------------------
 
-const struct builtin *builtin_find(const struct builtin *table, const struct string *name)
+const struct builtin *builtin_find(int of, const struct string *name)
 {
-    for (; table->name; table++)
-        if (string_is(name, table->name)) return table;
+    static const struct builtin *const tables[] = {
+        method_builtins, loop_builtins,  case_builtins,     search_builtins, split_builtins,
+        text_builtins,   value_builtins, function_builtins, list_builtins,   order_builtins,
+        number_builtins, repr_builtins,  percent_builtins,  braces_builtins, test_builtins,
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const struct builtin *b = tables[i]; b->name; b++)
+            if (b->of & of && string_is(name, b->name)) return b;
     return NULL;
 }
 
@@ -110,7 +116,7 @@ struct generation {
 static void generate(void *context)
 {
     struct generation *g = context;
-    g->made = g->call->function->call(g->call);
+    g->made = g->call->function->call(g->call->run, g->call);
 }
 
 // A generator fails when somebody goes over it, not when it is made: its failure is kept for then.
@@ -139,7 +145,7 @@ struct value builtin_invoke(struct run *r, const struct builtin *f, struct value
     run_deeper(r);
     c.v[0] = has_sign(f, '$') ? value_str(r, self) : self;
     if (!has_sign(f, '*')) bind(r, f, arguments, c.v + 1);
-    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(&c);
+    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(r, &c);
     r->depth--;
     return v;
 }

@@ -14,7 +14,7 @@ static struct value evaluate_name(struct run *r, const struct scope *scope, stru
     for (size_t i = 0; i < r->variables->n; i++)
         if (string_equal(r->variables->entries[i].key.string, name.string))
             return r->variables->entries[i].value;
-    const struct builtin *function = function_find(name.string);
+    const struct builtin *function = builtin_find(FUNCTION, name.string);
     return function ? value_of(.kind = V_FUNCTION, .function = function) : undefined_name(r, name);
 }
 
@@ -203,8 +203,8 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     case N_CALL:
         return jinja_evaluate_call(r, scope, node, MISSING);
     case N_FILTER:
-        of = node->a ? jinja_evaluate(r, scope, node->a) : r->block;
-        return evaluate_builtin(r, scope, node, of);
+        of = jinja_evaluate(r, scope, node->a);
+        return r->flow == FLOW_ON ? evaluate_builtin(r, scope, node, of) : of;
     case N_TEST:
         return evaluate_builtin(r, scope, node, jinja_evaluate(r, scope, node->a));
     case N_NOT:
@@ -221,6 +221,8 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
         return value_bool(evaluate_compare(r, scope, node));
     case N_CONDITION:
         return evaluate_condition(r, scope, node);
+    case N_CAPTURE:
+        return jinja_render_captured(r, scope_new(r, scope), &node->body);
     default:
         fail(r, "a statement stands where a value is wanted");
     }

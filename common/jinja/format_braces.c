@@ -177,8 +177,8 @@ static size_t field_end(const char *s, size_t n)
     return n;
 }
 
-struct value format_braces(struct run *r, const struct string *format,
-                           const struct arguments *arguments)
+static struct value format_braces(struct run *r, const struct string *format,
+                                  const struct arguments *arguments)
 {
     struct braces b = {.run = r, .arguments = arguments, .markup = format->markup};
     const char *s = format->data;
@@ -200,3 +200,27 @@ struct value format_braces(struct run *r, const struct string *format,
     }
     return text_end(r, text, format->markup);
 }
+
+BUILTIN(format)
+{
+    return format_braces(r, c->v[0].string, c->all);
+}
+
+BUILTIN(format_map)
+{
+    if (c->v[1].kind != V_DICT) type_fail(r, "format_map() wants a mapping", c->v[1]);
+    const struct dict *d = c->v[1].dict;
+    struct named_value *named = arena_array(&r->arena, d->n, sizeof *named);
+    struct arguments arguments = {.named = named};
+    for (size_t i = 0; i < d->n; i++)
+        if (d->entries[i].key.kind == V_STRING)
+            named[arguments.n_named++] =
+                (struct named_value){d->entries[i].key.string, d->entries[i].value};
+    return format_braces(r, c->v[0].string, &arguments);
+}
+
+const struct builtin braces_builtins[] = {
+    {METHOD(V_STRING), "format", format, 0, "*", 0},
+    {METHOD(V_STRING), "format_map", format_map, 0, "/mapping", 1},
+    {.name = NULL},
+};

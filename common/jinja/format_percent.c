@@ -157,3 +157,22 @@ struct value format_percent(struct run *r, const struct string *format, struct v
         fail(r, "not all arguments converted during string formatting");
     return text_end(r, text, format->markup);
 }
+
+BUILTIN(format)
+{
+    const struct arguments *all = c->all;
+    if (all->n_positional > 0 && all->n_named > 0)
+        fail(r, "can't handle positional and keyword arguments at the same time");
+    struct value values =
+        list_of(&r->arena, V_TUPLE,
+                (struct list){.items = (struct value *)all->positional, .n = all->n_positional});
+    if (all->n_named > 0) values = dict_new(&r->arena, all->n_named);
+    for (size_t i = 0; i < all->n_named; i++)
+        dict_append(&r->arena, values.dict, value_string(all->named[i].name), all->named[i].value);
+    return format_percent(r, c->v[0].string, values);
+}
+
+const struct builtin percent_builtins[] = {
+    {FILTER, "format", format, 0, "$*", 0},
+    {.name = NULL},
+};

@@ -100,9 +100,9 @@ struct value loop_attribute(struct loop *l, const struct string *name)
 BUILTIN(loop_changed)
 {
     struct loop *l = c->v[0].loop;
-    struct value now = list_new(&c->run->arena, V_TUPLE, c->all->n_positional);
+    struct value now = list_new(&r->arena, V_TUPLE, c->all->n_positional);
     for (size_t i = 0; i < now.list->n; i++) now.list->items[i] = c->all->positional[i];
-    bool same = given(l->last_changed) && value_equal(c->run, l->last_changed, now);
+    bool same = given(l->last_changed) && value_equal(r, l->last_changed, now);
     l->last_changed = now;
     return value_bool(!same);
 }
@@ -110,7 +110,7 @@ BUILTIN(loop_changed)
 BUILTIN(loop_cycle)
 {
     size_t n = c->all->n_positional;
-    if (n == 0) fail(c->run, "no items for cycling given");
+    if (n == 0) fail(r, "no items for cycling given");
     return c->all->positional[(size_t)c->v[0].loop->index0 % n];
 }
 
@@ -157,3 +157,9 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
     if (!completed) jinja_render_body(r, scope_new(r, scope), &node->items);
     r->depth--;
 }
+
+const struct builtin loop_builtins[] = {
+    {METHOD(V_LOOP), "cycle", loop_cycle, 0, "*", 0},
+    {METHOD(V_LOOP), "changed", loop_changed, 0, "*", 0},
+    {.name = NULL},
+};

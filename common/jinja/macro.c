@@ -34,24 +34,19 @@ static struct value default_of(struct macro_call *c, const struct parameter *p)
     return undefined_because(c->run, hint.string->data);
 }
 
-// Returns whether one of them is called "caller".
-static bool bind_parameters(struct macro_call *c)
+static void bind_parameters(struct macro_call *c)
 {
     const struct macro_node *m = c->macro->node->macro;
     const struct arguments *a = c->arguments;
     struct value *bound = arena_array(&c->run->arena, m->n, sizeof *bound);
-    bool caller = false;
-    for (size_t i = 0; i < m->n; i++) {
-        const struct string *name = m->parameters[i].name.string;
-        bound[i] = i < a->n_positional ? a->positional[i] : take_named(c, name);
-        caller |= string_is(name, "caller");
-    }
+    for (size_t i = 0; i < m->n; i++)
+        bound[i] =
+            i < a->n_positional ? a->positional[i] : take_named(c, m->parameters[i].name.string);
     for (size_t i = 0; i < m->n; i++) {
         const struct parameter *p = &m->parameters[i];
         if (!given(bound[i])) bound[i] = default_of(c, p);
         scope_set(c->run, c->scope, p->name.string, bound[i]);
     }
-    return caller;
 }
 
 static void bind_caller(struct macro_call *c)
@@ -115,8 +110,8 @@ struct value macro_call(struct run *r, const struct macro *macro, const struct a
         .used = arena_alloc(&r->arena, arguments->n_named),
     };
     run_deeper(r);
-    bool caller_bound = bind_parameters(&c);
-    if (m->uses[EXTRA_CALLER] && !caller_bound) bind_caller(&c);
+    bind_parameters(&c);
+    if (m->uses[EXTRA_CALLER]) bind_caller(&c);
     if (m->uses[EXTRA_KWARGS]) bind_kwargs(&c);
     check_remaining(&c);
     if (m->uses[EXTRA_VARARGS]) bind_varargs(&c);

@@ -160,9 +160,9 @@ static void parse_set(struct parser *p, struct node *node)
         node->b = parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL);
         return;
     }
-    node->kind = N_SET_BLOCK;
-    node->b = parse_filters(p, NULL, false);
-    parse_whole_body(p, "endset", node);
+    struct node *text = node_new(p, N_CAPTURE);
+    node->b = parse_filters(p, text, false);
+    parse_whole_body(p, "endset", text);
 }
 
 static void parse_with(struct parser *p, struct node *node)
@@ -194,7 +194,7 @@ static void parse_if(struct parser *p, struct node *node)
 // x.content, x["content"] or content, filtered or not.
 static bool is_content(const struct node *node)
 {
-    while (node->kind == N_FILTER && node->a) node = node->a;
+    while (node->kind == N_FILTER) node = node->a;
     struct value name =
         node->kind == N_ITEM && node->b->kind == N_CONST ? node->b->value : node->value;
     bool names = node->kind == N_ITEM || node->kind == N_ATTRIBUTE || node->kind == N_NAME;
@@ -294,8 +294,9 @@ static void parse_call_block(struct parser *p, struct node *node)
 
 static void parse_filter_block(struct parser *p, struct node *node)
 {
-    node->a = parse_filters(p, NULL, true);
-    parse_whole_body(p, "endfilter", node);
+    struct node *text = node_new(p, N_CAPTURE);
+    node_add(p, &node->items, parse_filters(p, text, true));
+    parse_whole_body(p, "endfilter", text);
 }
 
 static void parse_print(struct parser *p, struct node *node)
@@ -341,10 +342,10 @@ static const struct statement {
     {"set", N_SET, parse_set},
     {"macro", N_MACRO, parse_macro},
     {"call", N_CALL_BLOCK, parse_call_block},
-    {"filter", N_FILTER_BLOCK, parse_filter_block},
+    {"filter", N_PRINT, parse_filter_block},
     {"with", N_WITH, parse_with},
     {"print", N_PRINT, parse_print},
-    {"generation", N_SCOPE, parse_generation},
+    {"generation", N_WITH, parse_generation},
     {"block", N_BLOCK, parse_block},
     {"break", N_BREAK, parse_loop_control},
     {"continue", N_CONTINUE, parse_loop_control},

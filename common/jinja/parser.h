@@ -63,7 +63,7 @@ struct node *parse_primary(struct parser *p);
 struct node *parse_target(struct parser *p, bool namespaces);              // of an assignment
 struct node *parse_postfix(struct parser *p, struct node *node);           // .a [b] (c)
 struct node *parse_filters_and_tests(struct parser *p, struct node *node); // |a(b), is c, (d)
-// Filters from here on, of `input` (NULL: the block around). `first`: at a name, not at its "|".
+// Filters from here on, of `input`. `first`: at a name, not at its "|".
 struct node *parse_filters(struct parser *p, struct node *input, bool first);
 
 #endif

@@ -66,7 +66,7 @@ struct node *parse_filters(struct parser *p, struct node *input, bool first)
         struct node *node = node_new(p, N_FILTER);
         node->a = input;
         node->value = parse_filter_name(p);
-        node->function = filter_find(node->value.string);
+        node->function = builtin_find(FILTER, node->value.string);
         if (!node->function) p->unknown = node;
         if (p->token->type == T_LPAREN) node->call = parse_arguments(p);
         input = node;
@@ -98,7 +98,7 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     bool negated = skip_name(p, "not");
     node->a = tested;
     node->value = parse_filter_name(p);
-    node->function = test_find(node->value.string);
+    node->function = builtin_find(TEST, node->value.string);
     if (!node->function) p->unknown = node;
     if (p->token->type == T_LPAREN) {
         node->call = parse_arguments(p);

@@ -79,38 +79,41 @@ struct value string_as(struct run *r, const struct string *s, bool markup)
 
 // ---- undefined ----------------------------------------------------------------------------------
 
-static struct value undefined(struct run *r, const char *hint, const char *object,
-                              struct value name)
+static struct value undefined(struct run *r, const char *hint, struct value of, struct value name)
 {
     struct undefined *u = arena_alloc(&r->arena, sizeof *u);
-    *u = (struct undefined){hint, object, name};
+    *u = (struct undefined){hint, of, name};
     return value_of(.kind = V_UNDEFINED, .undefined = u);
 }
 
 struct value undefined_because(struct run *r, const char *hint)
 {
-    return undefined(r, hint, NULL, MISSING);
+    return undefined(r, hint, MISSING, MISSING);
 }
 
 struct value undefined_name(struct run *r, struct value name)
 {
-    return undefined(r, NULL, NULL, name);
+    return undefined(r, NULL, MISSING, name);
 }
 
 struct value undefined_item(struct run *r, struct value of, struct value name)
 {
-    return undefined(r, NULL, value_object_type(of), name);
+    return undefined(r, NULL, of, name);
 }
 
 void undefined_fail(struct run *r, struct value v)
 {
     const struct undefined *u = v.undefined;
-    struct value name = u->name;
+    struct value name = u->name, of = u->of;
     if (u->hint) fail(r, "%s", u->hint);
-    if (name.kind == V_INT) fail(r, "%s has no element %lld", u->object, (long long)name.integer);
-    if (name.kind != V_STRING) fail(r, "%s has no element of type %s", u->object, value_type(name));
-    if (!u->object) fail(r, "'%.*s' is undefined", SHOWN(name.string));
-    fail(r, "'%s' has no attribute '%.*s'", u->object, SHOWN(name.string));
+    if (!given(of)) fail(r, "'%.*s' is undefined", SHOWN(name.string));
+    const char *type = of.kind == V_NONE ? "None" : value_type(of);
+    const char *object = of.kind >= V_BOOL && of.kind <= V_RANGE ? " object" : "";
+    if (name.kind == V_STRING)
+        fail(r, "'%s%s' has no attribute '%.*s'", type, object, SHOWN(name.string));
+    if (name.kind == V_INT)
+        fail(r, "%s%s has no element %lld", type, object, (long long)name.integer);
+    fail(r, "%s%s has no element of type %s", type, object, value_type(name));
 }
 
 void type_fail(struct run *r, const char *what, struct value v)

@@ -57,6 +57,14 @@ struct value list_new(struct arena *a, enum value_kind kind, size_t n)
     return list_of(a, kind, (struct list){.items = items, .n = n});
 }
 
+struct value pair_of(struct arena *a, struct value first, struct value second)
+{
+    struct value pair = list_new(a, V_TUPLE, 2);
+    pair.list->items[0] = first;
+    pair.list->items[1] = second;
+    return pair;
+}
+
 struct value iterator_of(struct arena *a, struct list items)
 {
     struct iterator *iterator = arena_alloc(a, sizeof *iterator);
@@ -180,6 +188,9 @@ const char *value_type(struct value v)
         [V_LIST] = "list",
         [V_TUPLE] = "tuple",
         [V_DICT] = "dict",
+        [V_KEYS] = "dict_keys",
+        [V_VALUES] = "dict_values",
+        [V_ITEMS] = "dict_items",
         [V_RANGE] = "range",
         [V_ITERATOR] = "generator",
         [V_NAMESPACE] = "Namespace",
@@ -190,19 +201,6 @@ const char *value_type(struct value v)
         [V_CYCLER] = "Cycler",
         [V_JOINER] = "Joiner",
     };
-    static const char *const views[] = {"dict_keys", "dict_values", "dict_items"};
     if (v.kind == V_STRING) return v.string->markup ? "Markup" : "str";
-    if (v.kind == V_VIEW) return views[v.view->of];
     return names[v.kind];
-}
-
-const char *value_object_type(struct value v)
-{
-    static const char *const names[] = {
-        [V_NONE] = "None",          [V_BOOL] = "bool object",  [V_INT] = "int object",
-        [V_FLOAT] = "float object", [V_STRING] = "str object", [V_LIST] = "list object",
-        [V_TUPLE] = "tuple object", [V_DICT] = "dict object",  [V_RANGE] = "range object",
-    };
-    if (v.kind < sizeof names / sizeof *names && names[v.kind]) return names[v.kind];
-    return value_type(v);
 }

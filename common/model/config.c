@@ -4,6 +4,7 @@
 #include "common/model/config.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 #include "common/model/family.h"
 #include "common/model/model_folder.h"
 #include <math.h>
@@ -17,18 +18,17 @@ static enum status read_activation(const char *where, const json_t *json, struct
     enum status st = json_get_string(where, json, "hidden_act", &name);
     if (st == ST_OK) st = json_get_string(where, json, "hidden_activation", &name); // Gemma
     if (st != ST_OK) return st;
-    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0)
-        c->act = ACT_SILU;
-    else if (strcmp(name, "gelu_pytorch_tanh") == 0 || strcmp(name, "gelu_new") == 0)
-        c->act = ACT_GELU_TANH;
-    else if (strcmp(name, "gelu") == 0)
-        c->act = ACT_GELU;
-    else
+    static const char *const names[] = {"silu",     "swish", "gelu_pytorch_tanh",
+                                        "gelu_new", "gelu",  NULL};
+    static const enum act_kind kinds[] = {ACT_SILU, ACT_SILU, ACT_GELU_TANH, ACT_GELU_TANH,
+                                          ACT_GELU};
+    int i = name_find(names, name);
+    if (i < 0)
         return status_fail(
             ST_UNSUPPORTED,
-            "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are "
-            "supported",
+            "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are supported",
             where, name);
+    c->act = kinds[i];
     return ST_OK;
 }
 

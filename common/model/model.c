@@ -167,6 +167,11 @@ void model_free(struct model *m)
     free(m);
 }
 
+void model_use_adapters(struct model *m, const struct adapter_table *adapters)
+{
+    m->adapters = adapters;
+}
+
 // ---- shapes -------------------------------------------------------------------------------------
 struct norm_shape model_norm_shape(const struct model *m, int rows)
 {
@@ -219,8 +224,11 @@ bool model_keeps_router_logits(const struct layer_config *l)
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
-// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y]
+// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y], and what the rows' adapters add to the block
+// of that role.
 struct linear {
+    enum tensor_role role;
+    int layer;
     const void *w, *bias;
     int n, k;
     bool add;
@@ -237,7 +245,11 @@ static void linear(struct model *m, void *y, const void *x, int rows, const stru
                                  .in = m->dt,
                                  .out = l->out,
                                  .early = true};
+    struct lora_args adapters;
     m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
+    if (m->adapters &&
+        adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, &adapters))
+        m->ops->lora(m->dev, y, x, &adapters);
 }
 
 static void normalise(struct model *m, void *y, int rows, const struct norm_args *args)
@@ -270,6 +282,8 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
 // post-norm. `proj` and `rstd` keep what is not yet normalised for the backward pass; NULL outside
 // training.
 struct branch {
+    enum tensor_role role;
+    int layer;
     const void *in, *w, *bias, *norm;
     int width;
     void *proj;
@@ -280,7 +294,7 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
                        void *x_to)
 {
     int hidden = m->config->hidden;
-    struct linear out = {b->w, b->bias, hidden, b->width, true, m->dt};
+    struct linear out = {b->role, b->layer, b->w, b->bias, hidden, b->width, true, m->dt};
     copy_rows(m, x_to, x_from, rows, hidden);
     if (!b->norm) {
         linear(m, x_to, b->in, rows, &out);
@@ -319,7 +333,7 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
               &(struct norm_args){x, w->attn_norm, w->attn_norm_bias, tape ? tape->rstd1 : NULL,
                                   tape ? tape->mean1 : NULL});
     linear(m, raw, m->normed, rows,
-           &(struct linear){w->qkv, w->qkv_bias, width, c->hidden, false, m->dt});
+           &(struct linear){ROLE_QKV, l, w->qkv, w->qkv_bias, width, c->hidden, false, m->dt});
     copy_rows(m, qkv, raw, rows, width);
     if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
     if (kv) {
@@ -336,7 +350,9 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
                          &m->attn[l]);
     }
-    struct branch o = {out,
+    struct branch o = {ROLE_O,
+                       l,
+                       out,
                        w->o,
                        w->o_bias,
                        w->post_attn_norm,
@@ -363,7 +379,8 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct act_shape act = model_act_shape(m, a, inner);
 
     linear(m, logits, m->normed, rows,
-           &(struct linear){w->router, NULL, shape.n_experts, c->hidden, false, DT_F32});
+           &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden, false,
+                            DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed, routing->row, a, c->hidden, 1.0f, m->dt);
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
@@ -387,11 +404,11 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
     void *gate_up = tape ? tape->shared_gate_up : m->gate_up;
     void *out = tape ? tape->shared_out : m->expert_out;
     float *logits = tape ? tape->shared_logits : m->router_logits;
-    struct linear down = {w->shared_down, NULL, c->hidden, inner, true, m->dt};
+    struct linear down = {ROLE_SHARED_DOWN, l, w->shared_down, NULL, c->hidden, inner, true, m->dt};
 
     linear(m, gate_up, m->normed, rows,
-           &(struct linear){w->shared_gate_up, NULL, layer_shared_up_width(c, layer), c->hidden,
-                            false, m->dt});
+           &(struct linear){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, NULL,
+                            layer_shared_up_width(c, layer), c->hidden, false, m->dt});
     m->ops->act(m->dev, m->act, gate_up, &act);
     if (!layer->shared_gate) {
         linear(m, x_out, m->act, rows, &down);
@@ -399,8 +416,9 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
     }
     down.add = false;
     linear(m, out, m->act, rows, &down);
-    linear(m, logits, m->normed, rows,
-           &(struct linear){w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
+    linear(
+        m, logits, m->normed, rows,
+        &(struct linear){ROLE_SHARED_GATE, l, w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &one);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &one, true);
 }
@@ -427,10 +445,12 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     }
     const struct act_shape act = model_act_shape(m, rows, inner);
     linear(m, gate_up, m->normed, rows,
-           &(struct linear){w->gate_up, w->gate_up_bias, layer_up_width(c, layer), c->hidden, false,
-                            m->dt});
+           &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias, layer_up_width(c, layer),
+                            c->hidden, false, m->dt});
     m->ops->act(m->dev, m->act, gate_up, &act);
-    struct branch down = {m->act,
+    struct branch down = {ROLE_DOWN,
+                          l,
+                          m->act,
                           w->down,
                           w->down_bias,
                           w->post_mlp_norm,
@@ -448,6 +468,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
     void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
     void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
+    m->row_adapter = batch->adapter;
     attention_block(m, l, batch, kv, lt, x, x_mid);
     mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
     if (tape) tape->held = l;
@@ -488,7 +509,8 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int n)
               &(struct norm_args){m->row_x, w->final_norm, w->final_norm_bias, m->row_rstd,
                                   c->norm == NORM_LAYER ? m->row_mean : NULL});
     linear(m, m->logits, m->row_normed, n,
-           &(struct linear){w->head, w->head_bias, c->vocab_size, c->hidden, false, DT_F32});
+           &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, c->vocab_size, c->hidden, false,
+                            DT_F32});
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, m->logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }

@@ -42,57 +42,37 @@ static enum status refuse(const struct translation *t, const char *what)
                        t->where, t->field, t->expression, what);
 }
 
-static void put_set(struct translation *t, const char *set, bool in_set, bool negated)
-{
-    if (in_set)
-        bytes_puts(&t->out, set);
-    else
-        bytes_printf(&t->out, "[%s%s]", negated ? "^" : "", set);
-}
-
 // The escape at s[0] == '\\'; *used is its length.
 static enum status translate_escape(struct translation *t, const char *s, size_t len, bool in_set,
                                     size_t *used)
 {
+    static const struct {
+        char letter;              // of the set; its capital is the others
+        const char *set, *in_set; // in_set: what is refused
+    } sets[] = {{'s', SPACE_SET, "\\S within a set"},
+                {'w', WORD_SET, "\\W within a set"},
+                {'h', HEX_SET, "\\H within a set"}};
     if (len < 2)
         return status_fail(ST_FORMAT, "%s: %s: regular expression \"%.200s\" ends in a backslash",
                            t->where, t->field, t->expression);
     *used = 2;
-    switch (s[1]) {
-    case 's':
-        put_set(t, SPACE_SET, in_set, false);
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        bool negated = s[1] == sets[i].letter - 'a' + 'A';
+        if (s[1] != sets[i].letter && !negated) continue;
+        if (in_set && negated) return refuse(t, sets[i].in_set);
+        bytes_printf(&t->out, in_set ? "%s%s" : "[%s%s]", negated ? "^" : "", sets[i].set);
         return ST_OK;
-    case 'w':
-        put_set(t, WORD_SET, in_set, false);
-        return ST_OK;
-    case 'h':
-        put_set(t, HEX_SET, in_set, false);
-        return ST_OK;
-    case 'S':
-        if (in_set) return refuse(t, "\\S within a set");
-        put_set(t, SPACE_SET, false, true);
-        return ST_OK;
-    case 'W':
-        if (in_set) return refuse(t, "\\W within a set");
-        put_set(t, WORD_SET, false, true);
-        return ST_OK;
-    case 'H':
-        if (in_set) return refuse(t, "\\H within a set");
-        put_set(t, HEX_SET, false, true);
-        return ST_OK;
-    case 'u':
+    }
+    if (s[1] == 'u') {
         if (len < 6) return refuse(t, "a \\u without four digits");
         bytes_printf(&t->out, "\\x{%.4s}", s + 2);
         *used = 6;
-        return ST_OK;
-    case 'Q':
-    case 'E': // quoting in PCRE2, plain letters in Oniguruma
+    } else if (s[1] == 'Q' || s[1] == 'E') { // quoting in PCRE2, plain letters in Oniguruma
         bytes_append(&t->out, s + 1, 1);
-        return ST_OK;
-    default:
+    } else {
         bytes_append(&t->out, s, 2);
-        return ST_OK;
     }
+    return ST_OK;
 }
 
 // "(?imx-imx" up to ':' or ')': Ruby's m (dot matches newline) is PCRE2's s.

@@ -4,6 +4,10 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <utf8proc.h>
+
+// Of a set of general categories: CATEGORY(LU) | CATEGORY(LL)
+#define CATEGORY(name) (1u << UTF8PROC_CATEGORY_##name)
 
 bool unicode_is_space(uint32_t c);   // White_Space
 bool unicode_is_word(uint32_t c);    // \w: Alphabetic, marks, decimal digits, connectors, joiners

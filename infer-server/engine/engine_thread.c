@@ -220,9 +220,8 @@ static enum status open_device(struct engine *e)
             "cpu: take one of these, or leave --exact away",
             dtype_name((enum dtype)e->options.dtype), device_name(e->dev), device_spec(e->dev));
     if (e->options.exact && device_kind(e->dev) == DEVICE_CUDA)
-        log_warn("engine: --exact: on %s every operation's sums are in one order, with it and "
-                 "without; yet with drafts a few steps of a large model were seen to differ, and a "
-                 "trainer with --exact ends there (docs/numerics.md)",
+        log_info("engine: --exact: on %s every operation's sums are in one order, with it and "
+                 "without; it couples a draft model's drafts and drafts without looking at a clock",
                  device_name(e->dev));
     return ST_OK;
 }

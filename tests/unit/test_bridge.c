@@ -317,7 +317,7 @@ static void test_checker(void **state)
     assert_int_equal(run_checker(bridge_names.file, &out), 0);
     print_message("%s", bytes_text(&out));
     check_output(&out, "ok    canary");
-    check_output(&out, "400 tensors equal the daemon's at version 2");
+    check_output(&out, "400 tensors equal the server's at version 2");
     check_output(&out, "\nhealthy in ");
 
     assert_int_equal(run_checker(json_arguments, &out), 0);

@@ -23,8 +23,9 @@ static struct tokenizer *parse(const json_t *json, const char *config)
     struct tokenizer *t = NULL;
     char *text = json_dumps(json, 0);
     assert_non_null(text);
-    assert_ok(tokenizer_parse("tokenizer.json", text, strlen(text), config,
-                              config ? strlen(config) : 0, NULL, 0, NULL, &t));
+    const struct tokenizer_text files[TOKENIZER_FILES] = {{text, strlen(text)},
+                                                          {config, config ? strlen(config) : 0}};
+    assert_ok(tokenizer_parse("tokenizer.json", files, &t));
     free(text);
     return t;
 }
@@ -577,8 +578,8 @@ static void malformed(void **state)
         for (int k = 0; k < last; k++) at = json_object_get(at, cases[i].path[k]);
         json_object_set(at, cases[i].path[last], json_array_get(wrapped, 0));
         char *text = json_dumps(json, 0);
-        assert_status(tokenizer_parse("F.json", text, strlen(text), NULL, 0, NULL, 0, NULL, &t),
-                      cases[i].status);
+        const struct tokenizer_text files[TOKENIZER_FILES] = {{text, strlen(text)}};
+        assert_status(tokenizer_parse("F.json", files, &t), cases[i].status);
         assert_message(cases[i].message);
         assert_message("F.json");
         assert_null(t);
@@ -596,11 +597,13 @@ static void truncated(void **state)
     size_t len = strlen(text);
     for (size_t n = 0; n < len; n += 1 + len / 300) {
         struct tokenizer *t = NULL;
-        assert_status(tokenizer_parse("F.json", text, n, NULL, 0, NULL, 0, NULL, &t), ST_FORMAT);
+        const struct tokenizer_text files[TOKENIZER_FILES] = {{text, n}};
+        assert_status(tokenizer_parse("F.json", files, &t), ST_FORMAT);
         assert_message("F.json");
     }
     struct tokenizer *t = NULL;
-    assert_status(tokenizer_parse("F.json", text, len, "{", 1, NULL, 0, NULL, &t), ST_FORMAT);
+    const struct tokenizer_text files[TOKENIZER_FILES] = {{text, len}, {"{", 1}};
+    assert_status(tokenizer_parse("F.json", files, &t), ST_FORMAT);
     assert_message("tokenizer_config.json");
     assert_status(tokenizer_load("/nonexistent/folder", &t), ST_NOT_FOUND);
     assert_message("/nonexistent/folder: no such folder");

@@ -9,9 +9,10 @@
  * before the engine is asked to quiesce.
  *
  * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"; of 8-bit
- * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block of the tensor):
- * readable by any safetensors loader, independent of padding, and bounded in host memory by the
- * largest tensor. Tensors begin at multiples of the block, so no scale belongs to two.
+ * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block that the tensor
+ * has elements in): readable by any safetensors loader, independent of padding, and bounded in host
+ * memory by the largest tensor. Tensors that lie within one block of memory (q, k and v) may share
+ * a scale, which then stands with both.
  */
 #include "trainer/learn/optimizer.h"
 #include "common/model/safetensors.h"
@@ -111,7 +112,7 @@ static enum status add_range(struct optimizer *o, const struct param_range *r)
     float *gradients = o->gradients + o->n;
     CHECK(check_range(r));
     if (new_arena) {
-        CHECK(weights_plan(r->weights->config, DT_F32, &o->grads[o->n_arenas]));
+        CHECK(weights_plan_like(r->weights, DT_F32, &o->grads[o->n_arenas]));
         o->n_arenas++;
     }
     struct weights *view = o->grads[o->n_arenas - 1];
@@ -322,11 +323,12 @@ static enum status state_part(const struct state_array *array, const struct trai
         return status_fail(ST_UNSUPPORTED, "tensor name \"%s\" is too long for optimizer state",
                            tensor->name);
     int64_t at = tensor->offset - t->range.first + (array->of_bf16 ? t->low_at : t->at);
+    const int64_t last_block = (at + tensor->n - 1) / MOMENT_BLOCK;
     if (array->per_block) at /= MOMENT_BLOCK;
     ret->dt = array->dt;
     ret->tag = array->base + (size_t)at * dtype_size(array->dt);
     ret->n_dims = array->per_block ? 1 : tensor->n_dims;
-    if (array->per_block) ret->shape[0] = (int64_t)blocks(tensor->n);
+    if (array->per_block) ret->shape[0] = last_block - at + 1;
     for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = tensor->shape[d];
     return ST_OK;
 }
