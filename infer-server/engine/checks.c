@@ -1,12 +1,10 @@
-/* checks.c: see checks.h. A draft of other tokens is not wrong, verification sees to that; it only
- * never saves a step, and says nothing: so a draft model's folder is held against the policy's. */
-#include "infer-server/engine/checks.h"
+/* checks.c: see engine_thread.h. No state. A draft of other tokens is not wrong, verification sees
+ * to that; it only never saves a step, and says nothing: so a draft model's folder is held against
+ * the policy's. */
+#include "infer-server/engine/engine_thread.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "infer-server/engine/block_manager.h"
-#include "infer-server/engine/request.h"
 #include <math.h>
-#include <stdlib.h>
 
 #define DEFAULT_BATCH 64
 #define DEFAULT_CHUNK 512
@@ -23,11 +21,10 @@ static enum status check_choice(const struct engine_options *o, struct speculati
             return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
                                SPECULATIVE_MOST);
     if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
-        return status_fail(
-            ST_INVALID,
-            "%s: draft_model needs a draft model, and the server was started without "
-            "one; start it with --draft DIR",
-            where);
+        return status_fail(ST_INVALID,
+                           "%s: draft_model needs a draft model, and the server was started "
+                           "without one; start it with --draft DIR",
+                           where);
     return ST_OK;
 }
 
@@ -62,10 +59,8 @@ enum status checks_options(struct engine_options *o)
 
 static bool has_tokenizer(const char *folder)
 {
-    char *path = path_join(folder, "tokenizer.json");
-    bool there = path && file_exists(path);
-    free(path);
-    return there;
+    char path[PATH_ROOM];
+    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
 }
 
 // None in common, though both have some.
@@ -90,12 +85,11 @@ static enum status check_sizes(const char *folder, const struct model_config *dr
                            folder, draft->vocab_size, policy->vocab_size, policy_folder);
     if (!bare) return ST_OK;
     if (draft->vocab_size != policy->vocab_size)
-        return status_fail(
-            ST_MISMATCH,
-            "--draft %s: its vocabulary of %d tokens is not the %d of %s, and %s has "
-            "no tokenizer.json to compare them by; a draft model must be of the same "
-            "tokenizer: if it is, copy tokenizer.json there",
-            folder, draft->vocab_size, policy->vocab_size, policy_folder, bare);
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: its vocabulary of %d tokens is not the %d of %s, and %s "
+                           "has no tokenizer.json to compare them by; a draft model must be of the "
+                           "same tokenizer: if it is, copy tokenizer.json there",
+                           folder, draft->vocab_size, policy->vocab_size, policy_folder, bare);
     if (ends_differ(draft, policy))
         return status_fail(ST_MISMATCH,
                            "--draft %s: it ends texts with token %d, %s with %d, and %s has no "
@@ -142,46 +136,45 @@ static enum status check_listed(const struct model_config *config, const char *w
     return status_fail(ST_INVALID, "%s is %d; at most %d can be listed", what, n, most);
 }
 
-static enum status check_adjustments(const struct model_config *config, const struct sampling *s)
-{
-    if (!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty))
-        return status_fail(ST_INVALID, "repetition_penalty is %g; it must be above 0 (1 is off)",
-                           s->repetition_penalty);
-    if (!isfinite(s->frequency_penalty) || !isfinite(s->presence_penalty))
-        return status_fail(ST_INVALID,
-                           "frequency_penalty is %g and presence_penalty %g; they must "
-                           "be finite",
-                           s->frequency_penalty, s->presence_penalty);
-    for (int i = 0; i < s->n_logit_bias; i++) {
-        const struct token_bias *bias = &s->logit_bias[i];
-        enum status st = check_ids(config, "logit_bias: token", &bias->token, 1);
-        if (st != ST_OK) return st;
-        if (!isfinite(bias->bias))
-            return status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
-                               (int)bias->token, bias->bias);
-    }
-    return check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
-}
-
 static enum status check_sampling(const struct model_config *config, const struct sampling *s)
 {
-    if (s->max_tokens < 0)
-        return status_fail(ST_INVALID, "max_tokens is %d; it cannot be negative", s->max_tokens);
-    if (!(s->temperature >= 0) || isinf(s->temperature))
-        return status_fail(ST_INVALID, "temperature is %g; it must be 0 or more", s->temperature);
-    if (!(s->top_p > 0 && s->top_p <= 1))
-        return status_fail(ST_INVALID, "top_p is %g; it must be above 0 and at most 1", s->top_p);
-    if (!(s->min_p >= 0 && s->min_p <= 1))
-        return status_fail(ST_INVALID, "min_p is %g; it must be 0 to 1", s->min_p);
-    if (s->top_k < 0)
-        return status_fail(ST_INVALID, "top_k is %d; it must be 0 (off) or more", s->top_k);
+    const struct {
+        bool bad;
+        const char *name;
+        double value;
+        const char *must;
+    } faults[] = {
+        {s->max_tokens < 0, "max_tokens", s->max_tokens, "cannot be negative"},
+        {!(s->temperature >= 0) || isinf(s->temperature), "temperature", s->temperature,
+         "must be 0 or more"},
+        {!(s->top_p > 0 && s->top_p <= 1), "top_p", s->top_p, "must be above 0 and at most 1"},
+        {!(s->min_p >= 0 && s->min_p <= 1), "min_p", s->min_p, "must be 0 to 1"},
+        {s->top_k < 0, "top_k", s->top_k, "must be 0 (off) or more"},
+        {!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty), "repetition_penalty",
+         s->repetition_penalty, "must be above 0 (1 is off)"},
+        {!isfinite(s->frequency_penalty), "frequency_penalty", s->frequency_penalty,
+         "must be finite"},
+        {!isfinite(s->presence_penalty), "presence_penalty", s->presence_penalty, "must be finite"},
+    };
     const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        if (faults[i].bad)
+            return status_fail(ST_INVALID, "%s is %g; it %s", faults[i].name, faults[i].value,
+                               faults[i].must);
     if (s->n_stop_ids < 0 || s->n_stop_ids > most)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
                            most);
     enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
     if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MAX_TOP);
-    return st == ST_OK ? check_adjustments(config, s) : st;
+    if (st == ST_OK) st = check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
+    for (int i = 0; i < s->n_logit_bias && st == ST_OK; i++) {
+        const struct token_bias *bias = &s->logit_bias[i];
+        st = check_ids(config, "logit_bias: token", &bias->token, 1);
+        if (st == ST_OK && !isfinite(bias->bias))
+            st = status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
+                             (int)bias->token, bias->bias);
+    }
+    return st;
 }
 
 enum status checks_request(const struct engine_options *options, const struct model_config *config,

@@ -133,7 +133,7 @@ static void put_samples(struct json_out *o, const struct server *s,
     const char *id = e->request_id;
     json_out_text(o, "id", id);
     json_out_open(o, "samples", '[');
-    for (; e; e = spec_window_find(&s->finished, id, e)) {
+    for (; e; e = spec_window_find(&s->metrics, id, e)) {
         json_out_open(o, NULL, '{');
         json_out_int(o, "index", e->choice);
         json_out_int(o, "generated_tokens", e->telemetry.generated_tokens);
@@ -162,7 +162,7 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     struct bytes body = BYTES_INIT;
     struct json_out out = {&body, false}, *o = &out;
     const char *id = http_query(q, "id");
-    const struct spec_window_entry *e = id ? spec_window_find(&s->finished, id, NULL) : NULL;
+    const struct spec_window_entry *e = id ? spec_window_find(&s->metrics, id, NULL) : NULL;
     if (id && !e) {
         http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
                   SPEC_WINDOW_SAMPLES, id);

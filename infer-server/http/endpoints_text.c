@@ -35,7 +35,7 @@ static void reply_whole(struct text_request *t)
 static void on_progress(void *context)
 {
     struct text_request *t = context;
-    const struct generation_sample *failure = generation_failure(t->response.generation);
+    const struct generation_sample *failure = t->response.generation->failure;
     const char *sentence;
     if (t->response.request->stream) {
         http_wake(t->job.request);
@@ -43,8 +43,8 @@ static void on_progress(void *context)
         return;
     } else if (failure) {
         unsigned code = failure_code(failure, &sentence);
-        http_fail_as(t->job.request, code, "server_error", sentence);
-    } else if (generation_done(t->response.generation)) {
+        http_fail_as(t->job.request, code, NULL, "server_error", sentence);
+    } else if (t->response.generation->ended == t->response.request->n_samples) {
         reply_whole(t);
     }
 }
@@ -60,11 +60,10 @@ static enum status check_room(const struct server *s, const struct api_request *
 {
     int max = s->options->engine.max_batch + s->options->engine.max_queue;
     if (r->n_samples <= max) return ST_OK;
-    return status_fail(
-        ST_INVALID,
-        "request: \"n\" over all prompts makes %d samples; this server takes at most "
-        "%d at once (--max-queue)",
-        r->n_samples, max);
+    return status_fail(ST_INVALID,
+                       "request: \"n\" over all prompts makes %d samples; this server takes at "
+                       "most %d at once (--max-queue)",
+                       r->n_samples, max);
 }
 
 // The client's own name for it, where there is one, is a part of the id.
@@ -93,7 +92,7 @@ static enum status begin(struct text_request *t, struct api_request *r)
     st = generation_start(&s->host, r, on_progress, t, &t->response.generation);
     if (st != ST_OK) return st;
     http_attach(t->job.request, t, on_close);
-    t->response.samples = generation_samples(t->response.generation);
+    t->response.samples = t->response.generation->samples;
     for (int i = 0; i < r->n_prompts; i++)
         metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
     if (stream)

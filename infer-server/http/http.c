@@ -127,7 +127,6 @@ static struct http_request *http_request_new(struct listener *l, struct MHD_Conn
     return q;
 }
 
-// The request's body is needed no more.
 void http_drop_body(struct http_request *q)
 {
     q->listener->http->buffered -= q->buffered;

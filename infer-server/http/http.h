@@ -78,11 +78,14 @@ void http_reply_json(struct http_request *q, unsigned code, json_t *value); // t
 // the code: 404 is a "not_found_error"...
 void http_fail(struct http_request *q, unsigned code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void http_fail_as(struct http_request *q, unsigned code, const char *type, const char *sentence);
+// `name` is OpenAI's word for the fault, where clients look for one; NULL: "code" is the status.
+void http_fail_as(struct http_request *q, unsigned code, const char *name, const char *type,
+                  const char *sentence);
 // The last error of this thread (status.h) as the HTTP status that fits: ST_INVALID 400, ST_BUSY
 // 429...
 void http_fail_status(struct http_request *q, enum status st);
-void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence);
+void http_error_object(struct bytes *to, unsigned code, const char *name, const char *type,
+                       const char *sentence);
 
 enum stream_state { STREAM_MORE, STREAM_WAIT, STREAM_END };
 // Appends some text: more may follow at once, or later (http_wake), or never.

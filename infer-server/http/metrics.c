@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 void metrics_context(struct metrics *m, int max_context)
 {
@@ -31,9 +32,13 @@ static void count_times(struct metrics *m, const struct sample_telemetry *t)
     histogram_add(&m->per_token, &bounds_next_token, n > 1 ? decode / (n - 1) : 0);
 }
 
-void metrics_sample(struct metrics *m, enum finish_reason finish,
-                    const struct sample_telemetry *telemetry)
+void metrics_sample(struct metrics *m, const char *request_id, int choice,
+                    enum finish_reason finish, const struct sample_telemetry *telemetry)
 {
+    struct spec_window_entry *e = &m->ended.entries[m->ended.n++ % SPEC_WINDOW_SAMPLES];
+    snprintf(e->request_id, sizeof e->request_id, "%s", request_id);
+    e->choice = choice;
+    e->telemetry = *telemetry;
     m->finished[finish]++;
     if (finish != FINISH_STOP && finish != FINISH_LENGTH) return;
     count_times(m, telemetry);
@@ -42,6 +47,22 @@ void metrics_sample(struct metrics *m, enum finish_reason finish,
     histogram_add(&m->computed_tokens, &m->tokens,
                   telemetry->prompt_tokens - telemetry->cached_prompt_tokens);
 }
+
+const struct spec_window_entry *spec_window_find(const struct metrics *m, const char *request_id,
+                                                 const struct spec_window_entry *after)
+{
+    const struct spec_window *w = &m->ended;
+    const uint64_t oldest = w->n > SPEC_WINDOW_SAMPLES ? w->n - SPEC_WINDOW_SAMPLES : 0;
+    bool found = !after;
+    for (uint64_t i = oldest; i < w->n; i++) {
+        const struct spec_window_entry *e = &w->entries[i % SPEC_WINDOW_SAMPLES];
+        if (found && strcmp(e->request_id, request_id) == 0) return e;
+        found |= e == after;
+    }
+    return NULL;
+}
+
+// ---- the page ----------------------------------------------------------------------------------
 
 struct page {
     struct bytes *to;
@@ -190,8 +211,8 @@ static void put_cache_config(struct page *p, const struct metrics_info *info)
     const char *name = "vllm:cache_config_info";
     char labels[256];
     snprintf(labels, sizeof labels,
-             "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\","
-             "engine=\"0\",kv_cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
+             "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\",kv_"
+             "cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
              e->kv_block_tokens, info->kv_dtype, info->prefix_cache ? "True" : "False",
              (int64_t)e->kv_blocks_total * e->kv_block_tokens, e->kv_blocks_total);
     put_head(p, name, "gauge", "How the KV cache is set up; always 1.");

@@ -91,14 +91,19 @@ void put_chunk_extras(struct json_out *o, const struct generation_sample *s)
     put_spec_decode(o, &s->telemetry.drafts);
 }
 
+uint64_t response_version(const struct response *a)
+{
+    uint64_t version = 0;
+    for (int i = 0; i < a->request->n_samples; i++)
+        if (last_version(&a->samples[i]) > version) version = last_version(&a->samples[i]);
+    return version;
+}
+
 void put_extras(struct json_out *o, const struct response *a)
 {
     struct draft_counts drafts = {0}; // of all choices
-    uint64_t version = 0;
-    for (int i = 0; i < a->request->n_samples; i++) {
-        if (last_version(&a->samples[i]) > version) version = last_version(&a->samples[i]);
+    for (int i = 0; i < a->request->n_samples; i++)
         draft_counts_add(&drafts, &a->samples[i].telemetry.drafts);
-    }
-    put_version(o, version);
+    put_version(o, response_version(a));
     put_spec_decode(o, &drafts);
 }

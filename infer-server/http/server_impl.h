@@ -12,7 +12,6 @@ struct server {
     struct engine *engine;
     struct generation_host host;
     struct metrics metrics;
-    struct spec_window finished;
     struct unknown_fields unknown;
     struct tokenizer *tokenizer;
     struct chat_template *chat;

@@ -143,11 +143,10 @@ void backward_free(struct backward *b)
 }
 
 // ---- the head -----------------------------------------------------------------------------------
-enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
-                              const int32_t *targets, float temperature, float *ret_logprobs,
-                              float *ret_entropy)
+static enum status logprobs_by(struct backward *b, struct model *m, const struct batch *batch,
+                               const void *x, const int32_t *targets, float temperature,
+                               float *ret_logprobs, float *ret_entropy)
 {
-    struct model *m = b->m;
     int n = batch_rows(batch);
     if (n > b->max_targets)
         return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n,
@@ -160,10 +159,24 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
                         &head);
     }
-    b->logits_kept = n <= m->max_rows;
+    b->logits_kept = m == b->m && n <= m->max_rows;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
     if (ret_entropy) device_copy_out(m->dev, ret_entropy, b->entropy, (size_t)n * sizeof(float));
     return device_sync(m->dev);
+}
+
+enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
+                              const int32_t *targets, float temperature, float *ret_logprobs,
+                              float *ret_entropy)
+{
+    return logprobs_by(b, b->m, batch, x, targets, temperature, ret_logprobs, ret_entropy);
+}
+
+enum status backward_other_logprobs(struct backward *b, struct model *other,
+                                    const struct batch *batch, const void *x,
+                                    const int32_t *targets, float temperature, float *ret_logprobs)
+{
+    return logprobs_by(b, other, batch, x, targets, temperature, ret_logprobs, NULL);
 }
 
 // dx (rows, k) = (add ? dx : 0) + dy (rows, n) . w (n, k)

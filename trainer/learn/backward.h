@@ -25,6 +25,10 @@ size_t backward_bytes(const struct model *m, int max_tokens,
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy);
+// The same by another model of the same shape, whose forward pass gave x, in this one's scratch.
+enum status backward_other_logprobs(struct backward *b, struct model *other,
+                                    const struct batch *batch, const void *x,
+                                    const int32_t *targets, float temperature, float *ret_logprobs);
 // Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause. The tape must
 // hold the batch's forward pass (layers that it does not keep are run again), and backward_logprobs
 // must have run on it last.

@@ -48,7 +48,9 @@ static enum status make(const struct run *run, const struct bridge_file *file)
     body = json_pack("{s:s, s:O}", "lora_name", run->config->lora.name, "config", config);
     if (!body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
     CHECK(http_client_new(file->socket, &http));
-    CHECK(http_post_json(http, "/v1/load_lora_adapter", body, MAKE_MS, NULL));
+    const struct http_call call = {
+        .path = "/v1/load_lora_adapter", .post = true, .body = body, .timeout_ms = MAKE_MS};
+    CHECK(http_perform(http, &call, NULL));
     log_info("the server has made the adapter '%s'", run->config->lora.name);
 out:
     http_client_free(http);
