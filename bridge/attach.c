@@ -3,7 +3,7 @@
  *
  * Owns all of these. One thread (the trainer's main thread) calls; the heartbeat thread it starts
  * touches only the control page's heartbeat word, and looks at `publishing_since_ns`: it goes
- * silent when an update hangs, so that the daemon can take the lease back. */
+ * silent when an update hangs, so that the server can take the lease back. */
 #include "bridge/attach.h"
 #include "common/base/clock.h"
 
@@ -47,11 +47,11 @@ static enum status open_device(struct bridge *b, struct device *dev)
         b->dev = dev;
     }
     if (strcmp(device_uuid(b->dev), file->device_uuid) != 0)
-        return status_fail(
-            ST_MISMATCH,
-            "%s: the daemon's weights lie on %s (%s), this process's %s is %s: give both "
-            "the same --device and CUDA_VISIBLE_DEVICES",
-            file->path, file->device, file->device_uuid, device_spec(b->dev), device_uuid(b->dev));
+        return status_fail(ST_MISMATCH,
+                           "%s: the server's weights lie on %s (%s), this process's %s is %s: give "
+                           "both the same --device and CUDA_VISIBLE_DEVICES",
+                           file->path, file->device, file->device_uuid, device_spec(b->dev),
+                           device_uuid(b->dev));
     return ST_OK;
 }
 
@@ -87,7 +87,7 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     CHECK(bridge_file_check_boot(b->file));
     on_step(context, step, ST_OK, b->file->boot_id);
 
-    step = "daemon";
+    step = "server";
     CHECK(bridge_file_check_process(b->file));
     snprintf(detail, sizeof detail, "pid %d is alive", (int)b->file->pid);
     on_step(context, step, ST_OK, detail);
@@ -105,10 +105,7 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     on_step(context, step, ST_OK, detail);
 
     b->arenas = calloc((size_t)b->file->n_roles, sizeof *b->arenas);
-    if (!b->arenas) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a bridge");
-        goto out;
-    }
+    if (!b->arenas) FAIL(ST_NO_MEMORY, "no memory for a bridge");
     for (int i = 0; i < b->file->n_roles; i++) {
         const struct bridge_role *role = &b->file->roles[i];
         snprintf(mapping, sizeof mapping, "mapping %s", role->role);
@@ -242,7 +239,7 @@ enum status bridge_become_writer(struct bridge *b)
 }
 
 // Runs the update and waits for its end on the device, whether it succeeded or not: what was
-// enqueued must not go on writing while the daemon restores. The first error is the one that is
+// enqueued must not go on writing while the server restores. The first error is the one that is
 // kept.
 static enum status run_update(struct bridge *b, enum status (*update)(void *), void *context)
 {
@@ -270,7 +267,7 @@ enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
     CHECK(control_write_begin(b->control));
     st = status_context(
         run_update(b, update, context),
-        "the update was cut off, so the weights are torn and the daemon restores them");
+        "the update was cut off, so the weights are torn and the server restores them");
     if (st == ST_OK) CHECK(control_write_end(b->control));
     times.write_ms = clock_ms_since(odd);
 out:

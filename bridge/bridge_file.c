@@ -1,4 +1,4 @@
-/* bridge_file.c: the bridge file: written by the daemon once its weights are loaded, read by every
+/* bridge_file.c: the bridge file: written by the server once its weights are loaded, read by every
  * client. Plain data, no state; any thread.
  *
  * The keys that tools for vLLM-style bridges read stand first and describe roles[0], the policy.
@@ -49,11 +49,10 @@ enum status bridge_find(const char *explicit_path, char *ret_path, size_t size)
         }
         bytes_printf(&looked, "%s%s%s", looked.len ? ", " : "", folders[i], names[i]);
     }
-    enum status st =
-        status_fail(ST_NOT_FOUND,
-                    "no bridge file: looked for %s; start cw-infer-server, or name its file with "
-                    "--bridge",
-                    looked.len ? bytes_text(&looked) : "nothing, as the path is empty");
+    enum status st = status_fail(
+        ST_NOT_FOUND,
+        "no bridge file: looked for %s; start cw-infer-server, or name its file with --bridge",
+        looked.len ? bytes_text(&looked) : "nothing, as the path is empty");
     bytes_release(&looked);
     return st;
 }
@@ -67,10 +66,7 @@ enum status bridge_file_write(const struct bridge_file *file)
     json_t *json = NULL, *segments = json_array(), *roles = json_array();
     struct bridge_file *again = NULL;
     enum status st = ST_OK;
-    if (file->n_roles < 1) {
-        st = status_fail(ST_INVALID, "%s: a bridge file needs a role", file->path);
-        goto out;
-    }
+    if (file->n_roles < 1) FAIL(ST_INVALID, "%s: a bridge file needs a role", file->path);
     const struct bridge_role *policy = &file->roles[0];
     json = json_pack(
         "{s:s, s:i, s:b, s:i, s:i, s:s, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:O, s:O}", "model",
@@ -190,11 +186,11 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
     CHECK(bridge_need_int(where, object, "canary_offset", 0, INT64_MAX, &canary));
     if (canary % 8 != 0 || role->bytes < BRIDGE_CANARY_BYTES ||
         (uint64_t)canary > role->bytes - BRIDGE_CANARY_BYTES)
-        return status_fail(
-            ST_FORMAT,
-            "%s: canary_offset is %lld; it must be a multiple of 8 with %d bytes before "
-            "the segment's end (%llu)",
-            where, (long long)canary, BRIDGE_CANARY_BYTES, (unsigned long long)role->bytes);
+        return status_fail(ST_FORMAT,
+                           "%s: canary_offset is %lld; it must be a multiple of 8 with %d bytes "
+                           "before the segment's end (%llu)",
+                           where, (long long)canary, BRIDGE_CANARY_BYTES,
+                           (unsigned long long)role->bytes);
     role->canary_offset = (uint64_t)canary;
     CHECK(bridge_need_int(where, object, "num_params", 1, BRIDGE_MAX_TENSORS, &tensors));
     role->n_tensors = (int)tensors;
@@ -231,8 +227,7 @@ static enum status check_old_keys(const char *where, const json_t *json,
     CHECK(json_get_bool(where, json, "single_copy_enabled", &single));
     if (!single)
         return status_fail(ST_UNSUPPORTED,
-                           "%s: \"single_copy_enabled\" is not true: its memory is not "
-                           "shared",
+                           "%s: \"single_copy_enabled\" is not true: its memory is not shared",
                            where);
 out:
     return st;
@@ -250,11 +245,10 @@ static enum status read_head(const char *where, const json_t *json, struct bridg
                            where);
     CHECK(bridge_need_int(where, json, "format_version", 0, INT64_MAX, &version));
     if (version != BRIDGE_FORMAT_VERSION)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "%s: \"format_version\" is %lld, this program reads %d: run daemon and client "
-            "of the same version",
-            where, (long long)version, BRIDGE_FORMAT_VERSION);
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: \"format_version\" is %lld, this program reads %d: run server and "
+                           "client of the same version",
+                           where, (long long)version, BRIDGE_FORMAT_VERSION);
     snprintf(file->path, sizeof file->path, "%s", where);
     CHECK(bridge_need_string(where, json, "boot_id", file->boot_id, sizeof file->boot_id));
     CHECK(bridge_need_int(where, json, "pid", 1, INT_MAX, &pid));
@@ -283,26 +277,17 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
     enum status st;
     struct bridge_file *file = calloc(1, sizeof *file);
     if (!file) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    if (!json_is_object(json)) {
-        st = status_fail(ST_FORMAT, "%s: it is not a JSON object", where);
-        goto out;
-    }
+    if (!json_is_object(json)) FAIL(ST_FORMAT, "%s: it is not a JSON object", where);
     CHECK(read_head(where, json, file));
     CHECK(bridge_need_value(where, json, "segments", JSON_ARRAY, "a list", &segments));
     CHECK(bridge_need_value(where, json, "roles", JSON_ARRAY, "a list", &roles));
     size_t n = json_array_size(roles);
-    if (n < 1 || n > MAX_ROLES || json_array_size(segments) != n) {
-        st = status_fail(
-            ST_FORMAT,
-            "%s: %zu roles and %zu segments; 1 to %d roles with a segment each are taken", where, n,
-            json_array_size(segments), MAX_ROLES);
-        goto out;
-    }
+    if (n < 1 || n > MAX_ROLES || json_array_size(segments) != n)
+        FAIL(ST_FORMAT,
+             "%s: %zu roles and %zu segments; 1 to %d roles with a segment each are taken", where,
+             n, json_array_size(segments), MAX_ROLES);
     file->roles = calloc(n, sizeof *file->roles);
-    if (!file->roles) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        goto out;
-    }
+    if (!file->roles) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
     for (size_t i = 0; i < n; i++) CHECK(read_role(where, json, i, file));
     CHECK(check_old_keys(where, json, &file->roles[0]));
     *ret = file;
@@ -353,11 +338,10 @@ enum status bridge_file_check_boot(const struct bridge_file *file)
     char boot[40];
     process_boot_id(boot);
     if (strcmp(boot, file->boot_id) != 0)
-        return status_fail(
-            ST_MISMATCH,
-            "%s was written in boot %s of a machine, this is boot %s: the daemon that "
-            "wrote it is not running here; start cw-infer-server",
-            file->path, file->boot_id, boot[0] ? boot : "(unknown)");
+        return status_fail(ST_MISMATCH,
+                           "%s was written in boot %s of a machine, this is boot %s: the server "
+                           "that wrote it is not running here; start cw-infer-server",
+                           file->path, file->boot_id, boot[0] ? boot : "(unknown)");
     return ST_OK;
 }
 
@@ -366,7 +350,7 @@ enum status bridge_file_check_process(const struct bridge_file *file)
     if (process_alive(file->pid, file->pid_start_time)) return ST_OK;
     uint64_t start = process_start_time(file->pid);
     return status_fail(
-        ST_PEER_GONE, "%s: the daemon that wrote it (pid %d) %s; start cw-infer-server again",
+        ST_PEER_GONE, "%s: the server that wrote it (pid %d) %s; start cw-infer-server again",
         file->path, (int)file->pid,
         start && start != file->pid_start_time ? "is gone, and its pid was given to another process"
                                                : "is dead");

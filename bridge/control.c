@@ -1,4 +1,4 @@
-/* control.c: the control page, through which the owner of the weights (the daemon's engine thread)
+/* control.c: the control page, through which the owner of the weights (the server's engine thread)
  * and their one writer (the trainer) keep out of each other's way.
  *
  * LAYOUT. One page of POSIX shared memory (control_page.h), the same for every backend: the
@@ -58,7 +58,7 @@
  *              goes on, and the next control_check_writer() revokes the lease.
  *   after 6    as before 1.
  * A crash of the owner leaves a page with a dead owner's pid: every call of the writer that waits
- * says ST_PEER_GONE, and the next daemon replaces the page.
+ * says ST_PEER_GONE, and the next server replaces the page.
  *
  * A writer whose update failed lets go (6) with the version odd, which says that it has stopped
  * writing, and is treated as in 3 .. 5. It loses the lease, and is not killed.
@@ -239,12 +239,12 @@ enum status control_owner_alive(const struct control *c)
     struct page *page = c->page;
     if (atomic_load(&page->ended))
         return status_fail(ST_PEER_GONE,
-                           "the daemon (pid %d) has ended; start cw-infer-server again, then go on "
+                           "the server (pid %d) has ended; start cw-infer-server again, then go on "
                            "from the last checkpoint",
                            (int)page->owner_pid);
     if (!process_alive(page->owner_pid, page->owner_start))
         return status_fail(ST_PEER_GONE,
-                           "the daemon (pid %d) died; start cw-infer-server again, then go on from "
+                           "the server (pid %d) died; start cw-infer-server again, then go on from "
                            "the last checkpoint",
                            (int)page->owner_pid);
     return ST_OK;

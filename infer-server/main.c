@@ -2,7 +2,7 @@
  * before it loads anything), and runs the server. Main thread. */
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "common/base/dtype.h"
 #include "infer-server/http/listen.h"
 #include "infer-server/http/server.h"
@@ -103,10 +103,12 @@ static const struct option_spec table[] = {
     OPT_END,
 };
 
-static enum status check_usage(const struct config *c)
+static enum status check_usage(void *context, struct option_set *set)
 {
+    const struct config *c = context;
     const struct http_options *http = &c->server.http;
     struct speculative_choice choice;
+    (void)set;
     if (!c->server.engine.model_folder)
         return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
     if (http->max_buffered && http->max_buffered < http->max_body)
@@ -152,18 +154,10 @@ static enum status read_api_key(const char *path, char **ret)
     size_t n = strcspn(start, "\r\n");
     while (n > 0 && isspace((unsigned char)start[n - 1])) n--;
     for (size_t i = 0; i < n; i++)
-        if (!isgraph((unsigned char)start[i])) {
-            st = status_fail(ST_INVALID,
-                             "--api-key-file %s: the first line must be one word of plain "
-                             "ASCII",
-                             path);
-            goto out;
-        }
-    if (n < 8) {
-        st = status_fail(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more",
-                         path);
-        goto out;
-    }
+        if (!isgraph((unsigned char)start[i]))
+            FAIL(ST_INVALID, "--api-key-file %s: the first line must be one word of plain ASCII",
+                 path);
+    if (n < 8) FAIL(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more", path);
     if (stat(path, &info) == 0 && (info.st_mode & 077))
         log_warn("--api-key-file %s can be read by others: chmod 600 it", path);
     *ret = strndup(start, n);
@@ -206,10 +200,9 @@ static void limit_connections(const struct config *c, int64_t *max_connections)
     int64_t room = ((int64_t)limit.rlim_max - OWN_FILES) / sockets;
     if (room >= *max_connections) return;
     if (room < 1) room = 1;
-    log_warn(
-        "--max-connections %lld: this process may open %lld files (ulimit -Hn, LimitNOFILE=), so "
-        "that each socket takes %lld connections",
-        (long long)*max_connections, (long long)limit.rlim_max, (long long)room);
+    log_warn("--max-connections %lld: this process may open %lld files (ulimit -Hn, LimitNOFILE=), "
+             "so that each socket takes %lld connections",
+             (long long)*max_connections, (long long)limit.rlim_max, (long long)room);
     *max_connections = room;
 }
 
@@ -234,14 +227,14 @@ static enum status listen_tcp(const struct config *c, struct server_options *o, 
 {
     int port = 0;
     const char *key = o->http.api_key ? " (API key needed)" : "";
-    enum status st = listen_split(c->listen, host, (char[16]){0});
-    if (st == ST_OK) st = tcp_listen(c->listen, o->http.api_key != NULL, &o->tcp_fd, &port);
+    enum status st = tcp_listen(c->listen, o->http.api_key != NULL, host, &o->tcp_fd, &port);
     if (st == ST_OK) log_info("listening on %s, port %d%s", c->listen, port, key);
     return st;
 }
 
-static enum status serve(const struct config *c)
+static enum status serve(void *context)
 {
+    const struct config *c = context;
     enum status st;
     char socket_path[PATH_MAX], bridge_path[PATH_MAX], host[256] = "";
     char *key = NULL, *names = strdup(c->allowed_hosts ? c->allowed_hosts : "");
@@ -249,6 +242,7 @@ static enum status serve(const struct config *c)
     if (!names) return status_fail(ST_NO_MEMORY, "out of memory");
     struct unix_listener socket = {.fd = -1, .lock_fd = -1};
     struct server_options o = c->server;
+    log_open("cw-infer-server", c->log_level);
     o.engine.dtype = c->dtype - 1;
     o.unix_fd = o.tcp_fd = -1;
     if (!o.http.max_buffered) o.http.max_buffered = 32 * o.http.max_body;
@@ -284,20 +278,14 @@ out:
 int main(int argc, char **argv)
 {
     struct config config = {0};
-    struct option_set *set = NULL;
+    const struct program program = {.name = "cw-infer-server",
+                                    .usage = "--model DIR [options]",
+                                    .options = table,
+                                    .config = &config,
+                                    .check = check_usage,
+                                    .run = serve,
+                                    .context = &config};
     device_prepare_process(argv);
-    enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
-                                              argc, argv, 0, &config, NULL, &set);
-    if (parsed == OPTIONS_DONE) return 0;
-    log_open("cw-infer-server", parsed == OPTIONS_OK ? config.log_level : LOG_INFO);
-    if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {
-        log_error("%s", status_message());
-        options_free(set);
-        return 2;
-    }
     signal(SIGPIPE, SIG_IGN);
-    enum status st = serve(&config);
-    if (st != ST_OK) log_error("%s", status_message());
-    options_free(set);
-    return st == ST_OK ? 0 : 1;
+    return program_main(&program, argc, argv);
 }

@@ -1,6 +1,6 @@
 /* ipc-check.c: cw-ipc-check, which tells in a second whether a bridge is healthy, and why not.
  *
- * It attaches as a trainer does, one check a line, then proves that daemon and client see the same
+ * It attaches as a trainer does, one check a line, then proves that server and client see the same
  * memory: through two words of the arena's canary, which no weight touches, and through a checksum
  * of every tensor taken on both sides. It takes no lease and writes nothing but the one canary
  * word. One thread. Checks go to standard output as they end, or with --json as one object at the
@@ -19,7 +19,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define REQUEST_MS 10000 // the daemon answers at a step boundary, so at once unless it is stuck
+#define REQUEST_MS 10000 // the server answers at a step boundary, so at once unless it is stuck
 #define ATTEMPTS   5     // while a training run publishes
 #define RETRY_MS   20
 
@@ -86,7 +86,7 @@ static void fact(const struct check *c, const char *name, const char *format, ..
 
 // ---- the same memory ----------------------------------------------------------------------------
 
-// "0123456789abcdef" of the daemon's answers
+// "0123456789abcdef" of the server's answers
 static enum status hex_word(const char *where, const json_t *value, uint64_t *ret)
 {
     const char *text = json_string_value(value);
@@ -98,7 +98,7 @@ static enum status hex_word(const char *where, const json_t *value, uint64_t *re
     return ST_OK;
 }
 
-// Writes a word into the canary, asks the daemon what it sees, and looks for the daemon's answer,
+// Writes a word into the canary, asks the server what it sees, and looks for the server's answer,
 // the word's complement, beside it.
 static enum status exchange_canary(struct check *c, bool *ret_seen, bool *ret_answered)
 {
@@ -214,7 +214,7 @@ static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_v
     if ((uint64_t)theirs != version || control_version(control) != version) goto out;
     const json_t *sums = json_object_get(answer, "checksums");
     if ((int)json_array_size(sums) != s->n)
-        FAIL(ST_MISMATCH, "the daemon sums %zu tensors, the bridge file names %d",
+        FAIL(ST_MISMATCH, "the server sums %zu tensors, the bridge file names %d",
              json_array_size(sums), s->n);
     for (int i = 0; i < s->n; i++) {
         uint64_t sum = 0;
@@ -263,7 +263,7 @@ static void check_sums(struct check *c)
 static const char *weights_words(const struct control_facts *f)
 {
     if (f->torn) return "torn";
-    if (f->version & 1) return f->quiesce_granted ? "being updated" : "being loaded by the daemon";
+    if (f->version & 1) return f->quiesce_granted ? "being updated" : "being loaded by the server";
     return "whole";
 }
 
@@ -328,7 +328,7 @@ static void print_facts(const struct check *c, const struct control_facts *f)
     if (f->writer_pid)
         fact(c, "lease", "writer pid %d, heartbeat %.0f ms ago%s", (int)f->writer_pid,
              f->writer_heartbeat_age_ms,
-             f->writer_alive ? "" : " (dead: the daemon takes the lease back)");
+             f->writer_alive ? "" : " (dead: the server takes the lease back)");
     else
         fact(c, "lease", "free");
     if (f->publishes)

@@ -116,8 +116,8 @@ static enum status decode_line(const struct tool *t, const json_t *line, json_t 
         if (!json_is_integer(id) || json_integer_value(id) < 0 ||
             json_integer_value(id) > INT32_MAX)
             st = status_fail(ST_INVALID, "ids[%zu] is not a token id", i);
-        else if (!token_list_push(&ids, (int32_t)json_integer_value(id)))
-            st = status_fail(ST_NO_MEMORY, "out of memory for %zu ids", i);
+        else
+            st = token_list_push(&ids, (int32_t)json_integer_value(id));
     }
     if (st == ST_OK)
         st = tokenizer_decode(t->tokenizer, ids.ids, ids.n, t->config.skip_special_tokens, &text);

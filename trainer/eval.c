@@ -36,7 +36,7 @@ struct eval_config {
 
 #define OPTIONS_OF struct eval_config
 static const struct option_spec eval_options[] = {
-    OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
     OPT_CONFIG,
     REWARD_OPTIONS,
@@ -60,21 +60,11 @@ static void print_result(const struct eval_config *config, const struct eval_res
 {
     if (config->json) {
         json_t *json =
-            json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:I}", "n", r->n, "reward", r->reward,
-                      "reward_standard_error", r->reward_standard_error, "mean_length",
-                      r->mean_length, "truncated", r->truncated, "seconds", r->seconds,
-                      "weight_version", (json_int_t)r->weight_version);
-        if (json && r->accuracy >= 0) {
-            json_object_set_new(json, "accuracy", json_real(r->accuracy));
-            json_object_set_new(json, "standard_error", json_real(r->standard_error));
-        }
-        if (json && r->spec.num_draft_tokens > 0) {
-            metrics_put(json, "acceptance_rate", spec_acceptance_rate(&r->spec));
-            metrics_put(json, "acceptance_length", spec_acceptance_length(&r->spec));
-        }
-        char *text = json ? json_dumps(json, JSON_REAL_PRECISION(9)) : NULL;
-        if (text) puts(text);
-        free(text);
+            json_pack("{s:i, s:f, s:f, s:I}", "n", r->n, "truncated", r->truncated, "seconds",
+                      r->seconds, "weight_version", (json_int_t)r->weight_version);
+        eval_result_put(r, "", json);
+        json_dumpf(json, stdout, JSON_REAL_PRECISION(9));
+        putchar('\n');
         json_decref(json);
         return;
     }

@@ -81,16 +81,10 @@ static enum status train_steps_all(struct sft *s)
         enum status st = sft_step(s, step, &loss, &step_tokens, &skip);
         if (st != ST_OK) return st;
         if (step == 0) memory_say_taken(s->learner);
-        if (skip) {
-            log_warn("step %" PRId64 ": %s", step + 1, status_message());
-            if (++skipped == MAX_SKIPPED)
-                return status_fail(ST_INVALID,
-                                   "the gradient was not finite in %d steps in a row; "
-                                   "lower --learning-rate",
-                                   MAX_SKIPPED);
-            continue;
-        }
-        skipped = 0;
+        if (skip) log_warn("step %" PRId64 ": %s", step + 1, status_message());
+        st = learning_skipped(&skipped, skip, "the", "lower --learning-rate");
+        if (st != ST_OK) return st;
+        if (skip) continue;
         recent += loss;
         n_recent++;
         tokens += step_tokens;

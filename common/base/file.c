@@ -236,10 +236,7 @@ enum status file_write_atomic(const char *path, unsigned mode, const void *data,
     bool made = false;
     enum status st = ST_OK;
     char *folder = folder_of(path), *temporary = NULL;
-    if (!folder) {
-        st = status_fail(ST_NO_MEMORY, "out of memory while writing %s", path);
-        goto out;
-    }
+    if (!folder) FAIL(ST_NO_MEMORY, "out of memory while writing %s", path);
     CHECK(create_beside(path, mode, &temporary, &fd));
     made = true;
     CHECK(file_write_all(fd, path, data, len));

@@ -294,10 +294,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
     const char *key;
     enum status st;
     CHECK(json_read_file(path, CONFIG_FILE_BYTES, &root));
-    if (!json_is_object(root)) {
-        st = status_fail(ST_INVALID, "%s: a config file holds one JSON object", path);
-        goto out;
-    }
+    if (!json_is_object(root)) FAIL(ST_INVALID, "%s: a config file holds one JSON object", path);
     json_object_foreach (root, key, value) {
         const struct option_spec *spec = find_key(set->table, key);
         if (!spec) {
@@ -305,10 +302,8 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
             goto out;
         }
         if (json_is_null(value)) continue;
-        if (spec->type == OPTION_FILE) {
-            st = status_fail(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
-            goto out;
-        }
+        if (spec->type == OPTION_FILE)
+            FAIL(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
         CHECK(store_json(set, spec, path, root, key, config));
         set->given[spec - set->table] = true;
     }
@@ -433,36 +428,22 @@ static int terminal_width(void)
     return size.ws_col < 100 ? size.ws_col : 100;
 }
 
-// Prints `text` wrapped at `width`, its first line at column `at`, further ones at HELP_COLUMN.
-static void print_wrapped(const char *text, int at, int width)
-{
-    while (*text) {
-        int len = (int)strcspn(text, " ");
-        if (at > HELP_COLUMN && at + 1 + len > width) {
-            printf("\n%*s", HELP_COLUMN, "");
-            at = HELP_COLUMN;
-        } else if (at > HELP_COLUMN) {
-            putchar(' ');
-            at++;
-        }
-        printf("%.*s", len, text);
-        at += len;
-        text += len;
-        text += strspn(text, " ");
-    }
-    putchar('\n');
-}
-
-// `left`, and `right` in the column beside it.
+// `left`, and `right` in the column beside it, wrapped at `width`.
 static void print_row(const char *left, const char *right, int width)
 {
     int at = printf("%s", left);
-    if (at > HELP_COLUMN - 2) {
-        putchar('\n');
-        at = 0;
+    printf("%s%*s", at > HELP_COLUMN - 2 ? "\n" : "",
+           at > HELP_COLUMN - 2 ? HELP_COLUMN : HELP_COLUMN - at, "");
+    at = HELP_COLUMN;
+    for (int len; *right; right += len + (int)strspn(right + len, " "), at += len) {
+        len = (int)strcspn(right, " ");
+        if (at > HELP_COLUMN && at + 1 + len > width)
+            at = printf("\n%*s", HELP_COLUMN, "") - 1;
+        else if (at > HELP_COLUMN)
+            at += printf(" ");
+        printf("%.*s", len, right);
     }
-    printf("%*s", HELP_COLUMN - at, "");
-    print_wrapped(right, HELP_COLUMN, width);
+    putchar('\n');
 }
 
 static void print_option(const struct option_spec *spec, int width)

@@ -50,24 +50,23 @@ struct node_list {
     size_t n, cap;
 };
 
-struct keyword {
+struct named_node {
     struct value name;
-    struct node *value;
+    struct node *value; // of a macro's parameter: its default, NULL: none
 };
+struct named_list { // no two have the same name
+    struct named_node *items;
+    size_t n, cap;
+};
+
 struct call_node {
     struct node_list positional;
-    struct keyword *keywords;
-    size_t n_keywords, cap_keywords;
+    struct named_list keywords;
     struct node *star, *star_star; // *a, **a; NULL: none
 };
 
-struct parameter {
-    struct value name;
-    struct node *otherwise; // NULL: none
-};
 struct macro_node {
-    struct parameter *parameters;
-    size_t n, cap;
+    struct named_list parameters;
     bool uses[3]; // which of MACRO_EXTRAS the body asks for that are not among its parameters
 };
 #define MACRO_EXTRAS "caller kwargs varargs"

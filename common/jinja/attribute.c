@@ -16,13 +16,14 @@ static struct value macro_attribute(struct run *r, const struct macro *macro,
                                     const struct string *name)
 {
     const struct macro_node *m = macro->node->macro;
+    const struct named_list *parameters = &m->parameters;
     if (string_is(name, "name")) return macro->node->kind == N_MACRO ? macro->node->value : NONE;
     if (string_is(name, "caller")) return value_bool(m->uses[EXTRA_CALLER]);
     if (string_is(name, "catch_kwargs")) return value_bool(m->uses[EXTRA_KWARGS]);
     if (string_is(name, "catch_varargs")) return value_bool(m->uses[EXTRA_VARARGS]);
     if (!string_is(name, "arguments")) return MISSING;
-    struct value names = list_new(&r->arena, V_TUPLE, m->n);
-    for (size_t i = 0; i < m->n; i++) names.list->items[i] = m->parameters[i].name;
+    struct value names = list_new(&r->arena, V_TUPLE, parameters->n);
+    for (size_t i = 0; i < parameters->n; i++) names.list->items[i] = parameters->items[i].name;
     return names;
 }
 
@@ -41,7 +42,7 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
         if (of.list->group && string_is(name, "list")) return of.list->items[1];
         return MISSING;
     case V_CYCLER:
-        if (string_is(name, "current")) return of.cycler->items.items[of.cycler->at];
+        if (string_is(name, "current")) return of.iterator->items.items[of.iterator->at];
         return MISSING;
     case V_RANGE:
         part = string_word(name, "start stop step");
@@ -56,10 +57,8 @@ static struct value python_attribute(struct run *r, struct value of, const struc
 {
     const struct builtin *function = builtin_find(METHOD(of.kind), name);
     if (is_forbidden(of, name))
-        return undefined_because(
-            r, string_printf(&r->arena, "access to attribute '%.60s' of '%s' object is unsafe.",
-                             name->data, value_type(of))
-                   .string->data);
+        return undefined_because(r, "access to attribute '%.60s' of '%s' object is unsafe.",
+                                 name->data, value_type(of));
     if (!function) return own_attribute(r, of, name);
     struct method *method = arena_alloc(&r->arena, sizeof *method);
     *method = (struct method){of, function};

@@ -130,6 +130,13 @@ static bool compare_order(struct run *r, int op, struct value a, struct value b)
 
 // ---- membership ---------------------------------------------------------------------------------
 
+struct dict_entry *entry_named(const struct dict *d, const struct string *name)
+{
+    for (struct dict_entry *e = d->entries; e < d->entries + d->n; e++)
+        if (string_equal(e->key.string, name)) return e;
+    return NULL;
+}
+
 static struct dict_entry *find_entry(struct run *r, const struct dict *d, struct value key)
 {
     if (key.kind == V_LIST || key.kind == V_DICT) fail(r, "unhashable type: '%s'", value_type(key));

@@ -123,11 +123,9 @@ BUILTIN(urlencode)
 }
 
 const struct builtin value_builtins[] = {
-    {FILTER, "default", default_value, 0, "default_value boolean", 0},
-    {FILTER, "d", default_value, 0, "default_value boolean", 0},
+    {FILTER, "default d", default_value, 0, "default_value boolean", 0},
     {FILTER, "attr", attr, 0, "name", 1},
-    {FILTER, "e", escape, 0, "", 0},
-    {FILTER, "escape", escape, 0, "", 0},
+    {FILTER, "escape e", escape, 0, "", 0},
     {FILTER, "forceescape", force_escape, 0, "$", 0},
     {FILTER, "safe", safe, 0, "$", 0},
     {FILTER, "striptags", striptags, 0, "$", 0},

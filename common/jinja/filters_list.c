@@ -130,9 +130,9 @@ BUILTIN(slice)
 
 static struct value named(const struct arguments *all, const char *name)
 {
-    for (size_t i = 0; i < all->n_named; i++)
-        if (string_is(all->named[i].name, name)) return all->named[i].value;
-    return MISSING;
+    struct string key = {name, strlen(name), strlen(name), false};
+    const struct dict_entry *e = entry_named(&all->named, &key);
+    return e ? e->value : MISSING;
 }
 
 // A filter or a test of an item: argument n is its name, those behind it are its own.
@@ -140,10 +140,10 @@ static struct value apply_named(const struct call *c, size_t n, bool is_test, st
 {
     const struct arguments *all = c->all;
     const char *kind = is_test ? "test" : "filter";
-    const struct string *name = need_string(c->run, all->positional[n], kind);
+    const struct string *name = need_string(c->run, all->positional.items[n], kind);
     const struct builtin *f = builtin_find(is_test ? TEST : FILTER, name);
-    struct arguments behind = {all->positional + n + 1, all->n_positional - n - 1, all->named,
-                               all->n_named};
+    struct arguments behind = {
+        {.items = all->positional.items + n + 1, .n = all->positional.n - n - 1}, all->named};
     if (!f) fail(c->run, "No %s named '%.*s'.", kind, SHOWN(name));
     return builtin_invoke(c->run, f, item, &behind);
 }
@@ -152,11 +152,12 @@ static struct value map_item(const struct call *c, struct value item)
 {
     const struct arguments *all = c->all;
     struct value attribute = named(all, "attribute");
-    if (all->n_positional > 0) return apply_named(c, 0, false, item);
+    if (all->positional.n > 0) return apply_named(c, 0, false, item);
     if (!given(attribute)) fail(c->run, "map requires a filter argument");
-    for (size_t i = 0; i < all->n_named; i++)
-        if (string_word(all->named[i].name, "attribute default") < 0)
-            fail(c->run, "Unexpected keyword argument '%.*s'", SHOWN(all->named[i].name));
+    for (size_t i = 0; i < all->named.n; i++)
+        if (string_word(all->named.entries[i].key.string, "attribute default") < 0)
+            fail(c->run, "Unexpected keyword argument '%.*s'",
+                 SHOWN(all->named.entries[i].key.string));
     return get_path(c->run, item, attribute, named(all, "default"));
 }
 
@@ -174,8 +175,8 @@ static bool is_selected(const struct call *c, struct value item)
 {
     size_t n = 0;
     if (c->function->which & BY_ATTRIBUTE)
-        item = get_path(c->run, item, c->all->positional[n++], MISSING);
-    if (c->all->n_positional == n) return value_truth(c->run, item);
+        item = get_path(c->run, item, c->all->positional.items[n++], MISSING);
+    if (c->all->positional.n == n) return value_truth(c->run, item);
     return apply_named(c, n, true, item).truth;
 }
 
@@ -184,7 +185,7 @@ BUILTIN(select_items)
 {
     struct list items = {.n = 0};
     if (value_truth(r, c->v[0])) {
-        if (c->function->which & BY_ATTRIBUTE && c->all->n_positional == 0)
+        if (c->function->which & BY_ATTRIBUTE && c->all->positional.n == 0)
             fail(r, "Missing parameter for attribute name");
         items = items_copy(r, c->v[0]);
     }
@@ -198,8 +199,7 @@ BUILTIN(select_items)
 const struct builtin list_builtins[] = {
     {FILTER, "first", first, 0, "", 0},
     {FILTER, "last", last, 0, "", 0},
-    {FILTER, "length", length, 0, "", 0},
-    {FILTER, "count", length, 0, "", 0},
+    {FILTER, "length count", length, 0, "", 0},
     {FILTER, "list", list, 0, "", 0},
     {FILTER, "reverse", reverse, 0, "", 0},
     {FILTER, "join", join, 0, "d attribute", 0},

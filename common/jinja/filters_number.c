@@ -124,11 +124,15 @@ BUILTIN(filesizeformat)
     else if (!parse_float(v.string, &size))
         fail(r, "could not convert string to float");
     if (size == 1) return string_of(&r->arena, "1 Byte");
-    if (size < base) return string_printf(&r->arena, "%.0f Bytes", trunc(size) + 0.0); // no -0
+    size_t text = text_begin(r);
     int i = 0;
     for (; i < 7 && size >= unit; i++) unit *= base;
-    return string_printf(&r->arena, "%.1f %c%sB", base * size / unit,
-                         two && i == 0 ? 'K' : units[i], two ? "i" : "");
+    if (size < base)
+        run_printf(r, "%.0f Bytes", trunc(size) + 0.0); // no -0
+    else
+        run_printf(r, "%.1f %c%sB", base * size / unit, two && i == 0 ? 'K' : units[i],
+                   two ? "i" : "");
+    return text_end(r, text, false);
 }
 
 const struct builtin number_builtins[] = {

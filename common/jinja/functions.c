@@ -36,11 +36,11 @@ BUILTIN(dict)
 {
     const struct arguments *all = c->all;
     struct value d = dict_new(&r->arena, 4);
-    if (all->n_positional > 1)
-        fail(r, "dict expected at most 1 argument, got %zu", all->n_positional);
-    if (all->n_positional == 1) add_pairs(r, all->positional[0], d.dict);
-    for (size_t i = 0; i < all->n_named; i++)
-        dict_set(r, d.dict, value_string(all->named[i].name), all->named[i].value);
+    if (all->positional.n > 1)
+        fail(r, "dict expected at most 1 argument, got %zu", all->positional.n);
+    if (all->positional.n == 1) add_pairs(r, all->positional.items[0], d.dict);
+    for (size_t i = 0; i < all->named.n; i++)
+        dict_set(r, d.dict, all->named.entries[i].key, all->named.entries[i].value);
     return d;
 }
 
@@ -56,32 +56,23 @@ BUILTIN(namespace)
     return space;
 }
 
-static struct value cycler_new(struct run *r, enum value_kind kind, struct list items)
-{
-    struct cycler *cycler = arena_alloc(&r->arena, sizeof *cycler);
-    cycler->items = items;
-    return value_of(.kind = kind, .cycler = cycler);
-}
-
 BUILTIN(cycler)
 {
     const struct arguments *all = c->all;
-    if (all->n_positional == 0) fail(r, "at least one item has to be provided");
-    if (all->n_named > 0) fail(r, "cycler() takes no keyword arguments");
-    struct list items = {.items = (struct value *)all->positional, .n = all->n_positional};
-    return cycler_new(r, V_CYCLER, items);
+    if (all->positional.n == 0) fail(r, "at least one item has to be provided");
+    if (all->named.n > 0) fail(r, "cycler() takes no keyword arguments");
+    struct value v = iterator_of(&r->arena, all->positional);
+    v.kind = V_CYCLER;
+    return v;
 }
 
 BUILTIN(joiner)
 {
     struct value separator = list_new(&r->arena, V_LIST, 1);
     separator.list->items[0] = given(c->v[1]) ? c->v[1] : string_of(&r->arena, ", ");
-    return cycler_new(r, V_JOINER, *separator.list);
-}
-
-BUILTIN(lipsum)
-{
-    arena_fail(&r->arena, ST_UNSUPPORTED, "lipsum() is not supported");
+    struct value v = iterator_of(&r->arena, *separator.list);
+    v.kind = V_JOINER;
+    return v;
 }
 
 // ---- the clock ----------------------------------------------------------------------------------
@@ -140,6 +131,5 @@ const struct builtin function_builtins[] = {
     {FUNCTION, "namespace", namespace, 0, "*", 0},
     {FUNCTION, "cycler", cycler, 0, "*", 0},
     {FUNCTION, "joiner", joiner, 0, "sep", 0},
-    {FUNCTION, "lipsum", lipsum, 0, "*", 0},
     {.name = NULL},
 };

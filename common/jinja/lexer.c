@@ -55,11 +55,8 @@ static void place(struct lexer *l, size_t at)
     }
 }
 
-static _Noreturn void fail_at(struct lexer *l, size_t at, const char *message)
-{
-    place(l, at);
-    place_fail(l->arena, l->line, l->column, "%s", message);
-}
+#define fail_at(l, at, ...)                                                                        \
+    (place(l, at), place_fail((l)->arena, (l)->line, (l)->column, __VA_ARGS__))
 
 static void add(struct lexer *l, enum token_type type, size_t at, struct value value)
 {
@@ -180,21 +177,18 @@ static void read_operator(struct lexer *l, char *open, int *n_open)
 {
     size_t n, start = l->at;
     enum token_type type = operator_at(l, &n);
-    char message[80], c = l->text[start];
-    if (type == T_END) {
-        snprintf(message, sizeof message, "unexpected char '%.*s'",
-                 utf8_sequence(l->text + start, l->len - start), l->text + start);
-        fail_at(l, start, message);
-    }
+    char c = l->text[start];
+    if (type == T_END)
+        fail_at(l, start, "unexpected char '%.*s'", utf8_sequence(l->text + start, l->len - start),
+                l->text + start);
     if (type == T_LBRACE || type == T_LPAREN || type == T_LBRACKET) {
         if (*n_open == MAX_BRACKETS) fail_at(l, start, "brackets are nested too deeply");
         open[(*n_open)++] = type == T_LBRACE ? '}' : type == T_LPAREN ? ')' : ']';
     }
     if (type == T_RBRACE || type == T_RPAREN || type == T_RBRACKET) {
         char wanted = *n_open > 0 ? open[--*n_open] : 0;
-        snprintf(message, sizeof message,
-                 wanted ? "unexpected '%c', expected '%c'" : "unexpected '%c'", c, wanted);
-        if (wanted != c) fail_at(l, start, message);
+        if (!wanted) fail_at(l, start, "unexpected '%c'", c);
+        if (wanted != c) fail_at(l, start, "unexpected '%c', expected '%c'", c, wanted);
     }
     go(l, start + n);
     add(l, type, start, MISSING);
@@ -208,7 +202,7 @@ static void read_literal(struct lexer *l)
     bool number = isdigit((unsigned char)l->text[start]);
     size_t end = number ? literal_number(l->text, start, &value, &wrong)
                         : literal_string(l->arena, l->text, l->len, start, &value, &wrong);
-    if (wrong) fail_at(l, start, wrong);
+    if (wrong) fail_at(l, start, "%s", wrong);
     go(l, end);
     add(l,
         value.kind == V_INT     ? T_INTEGER

@@ -71,11 +71,6 @@ int64_t loop_length(struct loop *l)
     return l->length;
 }
 
-int64_t loop_index(const struct loop *l)
-{
-    return l->index0 + 1;
-}
-
 // ---- loop.x -------------------------------------------------------------------------------------
 
 struct value loop_attribute(struct loop *l, const struct string *name)
@@ -100,8 +95,7 @@ struct value loop_attribute(struct loop *l, const struct string *name)
 BUILTIN(loop_changed)
 {
     struct loop *l = c->v[0].loop;
-    struct value now = list_new(&r->arena, V_TUPLE, c->all->n_positional);
-    for (size_t i = 0; i < now.list->n; i++) now.list->items[i] = c->all->positional[i];
+    struct value now = list_of(&r->arena, V_TUPLE, c->all->positional);
     bool same = given(l->last_changed) && value_equal(r, l->last_changed, now);
     l->last_changed = now;
     return value_bool(!same);
@@ -109,19 +103,19 @@ BUILTIN(loop_changed)
 
 BUILTIN(loop_cycle)
 {
-    size_t n = c->all->n_positional;
+    size_t n = c->all->positional.n;
     if (n == 0) fail(r, "no items for cycling given");
-    return c->all->positional[(size_t)c->v[0].loop->index0 % n];
+    return c->all->positional.items[(size_t)c->v[0].loop->index0 % n];
 }
 
 struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
 {
     if (!l->node->op)
         fail(r, "The loop must have the 'recursive' marker to be called recursively.");
-    if (arguments->n_positional != 1 || arguments->n_named > 0)
+    if (arguments->positional.n != 1 || arguments->named.n > 0)
         fail(r, "a recursive loop is called with one list");
     size_t text = text_begin(r);
-    loop_render(r, l->scope, l->node, arguments->positional[0], l->depth0 + 1);
+    loop_render(r, l->scope, l->node, arguments->positional.items[0], l->depth0 + 1);
     return text_end(r, text, false);
 }
 

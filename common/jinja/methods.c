@@ -53,7 +53,7 @@ BUILTIN(bit_length)
 
 BUILTIN(next)
 {
-    struct cycler *cycler = c->v[0].cycler;
+    struct iterator *cycler = c->v[0].iterator;
     struct value v = cycler->items.items[cycler->at];
     cycler->at = (cycler->at + 1) % cycler->items.n;
     return v;
@@ -61,7 +61,7 @@ BUILTIN(next)
 
 BUILTIN(reset)
 {
-    c->v[0].cycler->at = 0;
+    c->v[0].iterator->at = 0;
     return NONE;
 }
 

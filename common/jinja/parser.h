@@ -42,6 +42,8 @@ struct node *node_new(struct parser *p, enum node_kind kind); // at the current 
 struct node *node_pair(struct parser *p, enum node_kind kind, int op, struct node *a,
                        struct node *b);
 void node_add(struct parser *p, struct node_list *list, struct node *node);
+// A name, at the current token, and behind a "=" its value.
+void named_add(struct parser *p, struct named_list *list);
 
 // ---- expression.c -------------------------------------------------------------------------------
 

@@ -185,8 +185,9 @@ static void put_python(struct writer *w, struct value v)
         run_puts(r, value_type(v));
         put_list(w, "([", "])", v.list);
     } else if (v.kind == V_LOOP) {
-        long long length = loop_length(v.loop);
-        run_printf(r, "<LoopContext %lld/%lld>", (long long)loop_index(v.loop), length);
+        static const struct string index = {"index", 5, 5, false};
+        run_printf(r, "<LoopContext %lld/%lld>", (long long)loop_attribute(v.loop, &index).integer,
+                   (long long)loop_length(v.loop));
     } else if (v.kind == V_MACRO) {
         put_macro(r, v.macro->node);
     } else {

@@ -33,6 +33,12 @@ void run_put(struct run *r, const char *data, size_t n)
     bytes_append(&r->text, data, n);
 }
 
+void run_fill(struct run *r, const char *data, size_t n, int64_t times)
+{
+    run_steps(r, (size_t)(times > 0 ? times : 0) >> 4);
+    for (int64_t i = 0; i < times; i++) run_put(r, data, n);
+}
+
 void run_puts(struct run *r, const char *text)
 {
     run_put(r, text, strlen(text));
@@ -86,14 +92,15 @@ static struct value undefined(struct run *r, const char *hint, struct value of, 
     return value_of(.kind = V_UNDEFINED, .undefined = u);
 }
 
-struct value undefined_because(struct run *r, const char *hint)
+struct value undefined_because(struct run *r, const char *format, ...)
 {
-    return undefined(r, hint, MISSING, MISSING);
-}
-
-struct value undefined_name(struct run *r, struct value name)
-{
-    return undefined(r, NULL, MISSING, name);
+    char hint[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(hint, sizeof hint, format, arguments);
+    va_end(arguments);
+    struct value kept = string_copy(&r->arena, hint, strlen(hint), false);
+    return undefined(r, kept.string->data, MISSING, MISSING);
 }
 
 struct value undefined_item(struct run *r, struct value of, struct value name)

@@ -50,6 +50,7 @@ void run_deeper(struct run *r);          // the caller takes it back: r->depth--
 // Text at the end of what is being built.
 void run_put(struct run *r, const char *data, size_t n);
 void run_puts(struct run *r, const char *text);
+void run_fill(struct run *r, const char *data, size_t n, int64_t times);
 void run_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void run_put_string(struct run *r, const struct string *s);
 // A text of its own: from text_begin() to text_end(), which takes it off the buffer.
@@ -58,8 +59,9 @@ struct value text_end(struct run *r, size_t begin, bool markup);
 // Bytes [start, end) of a string, markup if it is.
 struct value string_part(struct run *r, const struct string *of, size_t start, size_t end);
 
-struct value undefined_because(struct run *r, const char *hint);
-struct value undefined_name(struct run *r, struct value name);
+struct value undefined_because(struct run *r, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+// `of` V_MISSING: a variable.
 struct value undefined_item(struct run *r, struct value of, struct value name);
 
 // ---- statements: render.c, loop.c ---------------------------------------------------------------
@@ -77,7 +79,6 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
                  int64_t depth0);
 struct value loop_attribute(struct loop *loop, const struct string *name);
 int64_t loop_length(struct loop *loop);
-int64_t loop_index(const struct loop *loop);
 
 // ---- expressions: evaluate.c --------------------------------------------------------------------
 
@@ -89,15 +90,9 @@ struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struc
 
 // ---- calls: call.c, macro.c ---------------------------------------------------------------------
 
-struct named_value {
-    const struct string *name;
-    struct value value;
-};
 struct arguments {
-    const struct value *positional;
-    size_t n_positional;
-    const struct named_value *named;
-    size_t n_named;
+    struct list positional;
+    struct dict named; // its keys are strings
 };
 
 #define MAX_PARAMS 4
@@ -111,8 +106,8 @@ struct call {
 
 // A filter, a test, a method or a function of this program.
 struct builtin {
-    int of; // what it is: FILTER, TEST, FUNCTION, and METHOD of a kind of value
-    const char *name;
+    int of;           // what it is: FILTER, TEST, FUNCTION, and METHOD of a kind of value
+    const char *name; // or several that mean the same, a blank between
     struct value (*call)(struct run *r, const struct call *c);
     int which; // of several that one function does
     // The names of the parameters, a blank between. Signs may stand first:
@@ -124,6 +119,8 @@ struct builtin {
     int n_required;
 };
 // The definition of one.
+// For "%.*s": the first of its names.
+#define NAME(f)       (int)strcspn((f)->name, " "), (f)->name
 #define UNUSED        __attribute__((unused))
 #define BUILTIN(name) static struct value name(UNUSED struct run *r, UNUSED const struct call *c)
 
@@ -183,6 +180,8 @@ bool value_as_int(struct value v, int64_t *ret); // bool, int
 double value_as_double(struct value v);          // of a number
 
 struct value dict_find(struct run *r, const struct dict *d, struct value key); // V_MISSING: not
+// In a dict whose keys are strings; NULL: it is not there.
+struct dict_entry *entry_named(const struct dict *d, const struct string *name);
 void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
 // Its keys, values or pairs of both: V_KEYS, V_VALUES, V_ITEMS.
 struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind);

@@ -84,7 +84,7 @@ BUILTIN(has_affix)
     for (size_t i = 0; i < affixes.n; i++) {
         struct value affix = affixes.items[i];
         if (affix.kind != V_STRING)
-            fail(r, "%s first arg must be str or a tuple of str, not %s", c->function->name,
+            fail(r, "%.*s first arg must be str or a tuple of str, not %s", NAME(c->function),
                  value_type(affix));
         found |= valid && has(s + start, end - start, affix.string, at_end);
     }

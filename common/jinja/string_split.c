@@ -74,16 +74,23 @@ static void join_first(struct parts *p, int64_t max)
     p->list.n -= one;
 }
 
-struct list split_string(struct run *r, const struct string *s, const struct string *by,
-                         int64_t max)
+static struct list split_either(struct run *r, const struct string *s, const struct string *by,
+                                int64_t max, bool from_end)
 {
     struct parts p = {.run = r, .of = s};
     run_steps(r, s->n_bytes >> 6);
-    if (by)
-        split_at(&p, by, max);
+    if (!by)
+        split_at_spaces(&p, from_end ? -1 : max);
     else
-        split_at_spaces(&p, max);
+        (from_end ? split_from_end : split_at)(&p, by, max);
+    if (!by && from_end) join_first(&p, max);
     return p.list;
+}
+
+struct list split_string(struct run *r, const struct string *s, const struct string *by,
+                         int64_t max)
+{
+    return split_either(r, s, by, max, false);
 }
 
 static const struct string *separator(const struct call *c)
@@ -98,20 +105,11 @@ enum { AT_START, AT_END };
 // sep, maxsplit; which: AT_START or AT_END, where it begins
 BUILTIN(split)
 {
-    struct parts p = {.run = r, .of = c->v[0].string};
     const struct string *by = arg_given(c, 1) ? separator(c) : NULL;
     int64_t max = arg_int(c, 2, -1);
-    if (max < 0) max = -1;
-    if (c->function->which == AT_START)
-        return list_of(&r->arena, V_LIST, split_string(r, p.of, by, max));
-    run_steps(r, p.of->n_bytes >> 6);
-    if (by) {
-        split_from_end(&p, by, max);
-    } else {
-        split_at_spaces(&p, -1);
-        join_first(&p, max);
-    }
-    return list_of(&r->arena, V_LIST, p.list);
+    return list_of(
+        &r->arena, V_LIST,
+        split_either(r, c->v[0].string, by, max < 0 ? -1 : max, c->function->which == AT_END));
 }
 
 struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
@@ -170,13 +168,6 @@ BUILTIN(join)
 
 // ---- fill ---------------------------------------------------------------------------------------
 
-// `n` times a character.
-static void put_times(struct run *r, const char *character, size_t n_bytes, int64_t n)
-{
-    run_steps(r, (size_t)n >> 4);
-    for (int64_t i = 0; i < n; i++) run_put(r, character, n_bytes);
-}
-
 // Characters that are wanting to the width in parameter 1.
 static int64_t wanting(const struct call *c)
 {
@@ -200,9 +191,9 @@ BUILTIN(pad)
     if (c->function->which == (PAD_LEFT | PAD_RIGHT))
         left = n / 2 + (n & (n + (int64_t)s->n_chars) & 1);
     size_t text = text_begin(r);
-    put_times(r, fill->data, fill->n_bytes, left);
+    run_fill(r, fill->data, fill->n_bytes, left);
     run_put_string(r, s);
-    put_times(r, fill->data, fill->n_bytes, n - left);
+    run_fill(r, fill->data, fill->n_bytes, n - left);
     return text_end(r, text, s->markup);
 }
 
@@ -213,7 +204,7 @@ BUILTIN(zfill)
     size_t sign = s->n_bytes > 0 && (s->data[0] == '-' || s->data[0] == '+');
     size_t text = text_begin(r);
     run_put(r, s->data, sign);
-    put_times(r, "0", 1, n);
+    run_fill(r, "0", 1, n);
     run_put(r, s->data + sign, s->n_bytes - sign);
     return text_end(r, text, s->markup);
 }
@@ -229,7 +220,7 @@ BUILTIN(expandtabs)
         uint32_t character = utf8_next(s->data, s->n_bytes, &at);
         if (character == '\t') {
             int64_t spaces = size > 0 ? size - column % size : 0;
-            put_times(r, " ", 1, spaces);
+            run_fill(r, " ", 1, spaces);
             column += spaces;
         } else {
             run_put(r, s->data + start, at - start);

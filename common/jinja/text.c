@@ -63,16 +63,12 @@ bool text_is(uint32_t c, enum text_class of)
 
 size_t text_leading_spaces(const char *s, size_t len)
 {
-    size_t at = 0, next = 0;
-    while (next < len && is_space(utf8_next(s, len, &next))) at = next;
-    return at;
+    return unicode_skip(s, 0, len, is_space);
 }
 
 size_t text_without_trailing_spaces(const char *s, size_t len)
 {
-    size_t start = len;
-    while (start > 0 && is_space(utf8_before(s, &start))) len = start;
-    return len;
+    return unicode_skip_back(s, 0, len, is_space);
 }
 
 // ---- case ---------------------------------------------------------------------------------------

@@ -47,15 +47,14 @@ struct value {
         int64_t integer;
         double real;
         const struct string *string;
-        const struct list *list; // V_LIST, V_TUPLE, V_KEYS, V_VALUES, V_ITEMS, V_RANGE
-        struct dict *dict;       // V_DICT, V_NAMESPACE
-        struct iterator *iterator;
+        const struct list *list;   // V_LIST, V_TUPLE, V_KEYS, V_VALUES, V_ITEMS, V_RANGE
+        struct dict *dict;         // V_DICT, V_NAMESPACE
+        struct iterator *iterator; // V_ITERATOR, V_CYCLER, V_JOINER
         const struct undefined *undefined;
         const struct macro *macro;
         const struct builtin *function;
         const struct method *method;
         struct loop *loop;
-        struct cycler *cycler; // V_CYCLER, V_JOINER
     };
 };
 
@@ -74,7 +73,7 @@ struct dict { // in the order of insertion; looked through from the front
     size_t n, cap;
 };
 
-struct iterator {
+struct iterator { // a joiner has one item: its separator
     struct list items;
     size_t at;
     const char *failure; // what asking for more than the items ends in; NULL: they are all
@@ -83,11 +82,6 @@ struct iterator {
 struct undefined {
     const char *hint;      // why it is undefined; NULL: the others say it
     struct value of, name; // what has no such attribute or element; V_MISSING: no such variable
-};
-
-struct cycler { // a joiner has one item: its separator
-    struct list items;
-    size_t at;
 };
 
 // The field after `kind` is set by name: value_of(.kind = V_INT, .integer = 3).
@@ -125,9 +119,7 @@ static inline bool given(struct value v)
 // `data` must live as long as the arena.
 struct value string_new(struct arena *a, const char *data, size_t n_bytes, bool markup);
 struct value string_copy(struct arena *a, const char *data, size_t n_bytes, bool markup);
-struct value string_of(struct arena *a, const char *text); // borrows
-struct value string_printf(struct arena *a, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+struct value string_of(struct arena *a, const char *text);              // borrows
 struct value list_new(struct arena *a, enum value_kind kind, size_t n); // n times V_MISSING
 struct value list_of(struct arena *a, enum value_kind kind, struct list items);
 struct value pair_of(struct arena *a, struct value first, struct value second); // a tuple

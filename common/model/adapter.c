@@ -101,10 +101,7 @@ enum status adapter_new(struct adapter_config *config, const struct weights *bas
     a->base = base;
     a->list = calloc((size_t)base->n_tensors, sizeof *a->list);
     factors = calloc(2 * (size_t)base->n_tensors, sizeof *factors);
-    if (!a->list || !factors) {
-        st = status_fail(ST_NO_MEMORY, "no memory for an adapter");
-        goto out;
-    }
+    if (!a->list || !factors) FAIL(ST_NO_MEMORY, "no memory for an adapter");
     for (int i = 0; i < base->n_tensors; i++) CHECK(add_matrix(a, i, factors));
     if (a->n == 0) {
         st = nothing_matches(a);

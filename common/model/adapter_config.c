@@ -129,10 +129,7 @@ enum status adapter_config_from_json(const char *where, json_t *json, struct ada
     c->r = 8; // PEFT's defaults
     c->alpha = 8;
     c->source = json_incref(json);
-    if (!json_is_object(json)) {
-        st = status_fail(ST_INVALID, "%s: not a JSON object", where);
-        goto out;
-    }
+    if (!json_is_object(json)) FAIL(ST_INVALID, "%s: not a JSON object", where);
     CHECK(check_word(where, json, "peft_type", "LORA", "only LoRA is supported"));
     CHECK(check_word(where, json, "bias", "none", "biases of adapters are not supported; " MERGE));
     CHECK(check_keys(where, json));
@@ -297,11 +294,9 @@ enum status adapter_config_match(const struct adapter_config *config, const char
     CHECK(is_target(config, module, &wanted));
     CHECK(pattern_value(config->source, "rank_pattern", module, &rank));
     CHECK(pattern_value(config->source, "alpha_pattern", module, &alpha));
-    if (wanted && !(rank >= 1 && rank <= ADAPTER_MAX_RANK)) {
-        st = status_fail(ST_INVALID, "rank_pattern: %s has rank %g; it must be 1 to %d", module,
-                         rank, ADAPTER_MAX_RANK);
-        goto out;
-    }
+    if (wanted && !(rank >= 1 && rank <= ADAPTER_MAX_RANK))
+        FAIL(ST_INVALID, "rank_pattern: %s has rank %g; it must be 1 to %d", module, rank,
+             ADAPTER_MAX_RANK);
     *ret_rank = wanted ? (int)rank : 0;
     *ret_scale = (float)(alpha / (config->rslora ? sqrt(rank) : rank));
 out:

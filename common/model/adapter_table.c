@@ -53,10 +53,7 @@ enum status adapter_table_new(struct device *dev, const struct weights *base, in
             if (adapter_takes(base, i)) add_part(t, base, i);
     n = (size_t)t->n_parts * (size_t)max_adapters;
     t->host = calloc(n + 1, sizeof *t->host);
-    if (!t->sites || !t->host) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a table of adapters");
-        goto out;
-    }
+    if (!t->sites || !t->host) FAIL(ST_NO_MEMORY, "no memory for a table of adapters");
     CHECK(device_alloc(dev, (n + 1) * sizeof *t->device, (void **)&t->device));
     device_fill(dev, t->device, 0, (n + 1) * sizeof *t->device);
     *ret = t;

@@ -131,7 +131,7 @@ enum status added_tokens_split(const struct added_tokens *a, bool normalized, co
 {
     const struct search *search = &a->searches[normalized];
     size_t done = 0; // everything before is in *ret
-    bool ok = true;
+    enum status st = ST_OK;
     ret->n = 0;
     for (size_t at = 0; at < len;) {
         int id = -1;
@@ -144,14 +144,13 @@ enum status added_tokens_split(const struct added_tokens *a, bool normalized, co
         at = end;
         const struct added_token *token = added_tokens_find(a, id);
         if (token->single_word && touches_word(text, len, start, end)) continue;
-        for (size_t before = start; token->lstrip && start > done; start = before)
-            if (!unicode_is_space(utf8_before(text, &before))) break;
-        for (size_t next = end; token->rstrip && end < len; end = next)
-            if (!unicode_is_space(utf8_next(text, len, &next))) break;
-        if (done < start) ok &= piece_list_push(ret, done, start - done, -1);
-        ok &= piece_list_push(ret, start, end - start, id);
+        if (token->lstrip) start = unicode_skip_back(text, done, start, unicode_is_space);
+        if (token->rstrip) end = unicode_skip(text, end, len, unicode_is_space);
+        if (done < start) CHECK(piece_list_push(ret, done, start - done, -1));
+        CHECK(piece_list_push(ret, start, end - start, id));
         done = end;
     }
-    if (done < len) ok &= piece_list_push(ret, done, len - done, -1);
-    return ok ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory for pieces of text");
+    if (done < len) st = piece_list_push(ret, done, len - done, -1);
+out:
+    return st;
 }

@@ -98,10 +98,7 @@ enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_
     b->bytes = offset[LIST_BLOCK_TABLE];
     int longest = max_tokens > max_rows ? max_tokens : max_rows;
     b->sort_keys = malloc((size_t)longest * sizeof *b->sort_keys);
-    if (!b->sort_keys) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a batch");
-        goto out;
-    }
+    if (!b->sort_keys) FAIL(ST_NO_MEMORY, "no memory for a batch");
     CHECK(device_host_alloc(dev, total, &host));
     b->host[0] = host;
     memset(host, 0, total);

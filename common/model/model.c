@@ -126,16 +126,11 @@ enum status model_new(struct device *dev, const struct model_config *config,
     m->max_tokens = max_tokens;
     m->max_rows = max_rows;
     m->max_context = max_context;
-    if (!device_computes_in(dev, w->dt)) {
-        st = status_fail(ST_UNSUPPORTED, "%s does not compute in %s; use --dtype f32",
-                         device_spec(dev), dtype_name(w->dt));
-        goto out;
-    }
+    if (!device_computes_in(dev, w->dt))
+        FAIL(ST_UNSUPPORTED, "%s does not compute in %s; use --dtype f32", device_spec(dev),
+             dtype_name(w->dt));
     m->attn = calloc((size_t)config->n_layers, sizeof *m->attn);
-    if (!m->attn) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a model");
-        goto out;
-    }
+    if (!m->attn) FAIL(ST_NO_MEMORY, "no memory for a model");
     for (int i = 0; i < config->n_layers; i++) {
         const struct layer_config *l = &config->layers[i];
         m->attn[i] = (struct attn_shape){.n_heads = l->n_heads,
@@ -606,10 +601,7 @@ enum status tape_new(const struct model *m, int max_tokens, enum recompute recom
     enum status st = ST_OK;
     struct tape *tape = calloc(1, sizeof *tape);
     if (tape) tape->layers = calloc((size_t)m->config->n_layers, sizeof *tape->layers);
-    if (!tape || !tape->layers) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a tape");
-        goto out;
-    }
+    if (!tape || !tape->layers) FAIL(ST_NO_MEMORY, "no memory for a tape");
     tape->max_tokens = max_tokens;
     tape->recompute = recompute;
     tape->held = -1;

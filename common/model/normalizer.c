@@ -164,11 +164,8 @@ static enum status apply_lowercase(const char *text, size_t len, struct bytes *r
 static enum status apply_strip(const struct step *step, const char *text, size_t len,
                                struct bytes *ret)
 {
-    size_t start = 0, end = len;
-    for (size_t next = 0; step->left && start < len; start = next)
-        if (!unicode_is_space(utf8_next(text, len, &next))) break;
-    for (size_t before = end; step->right && end > start; end = before)
-        if (!unicode_is_space(utf8_before(text, &before))) break;
+    size_t start = step->left ? unicode_skip(text, 0, len, unicode_is_space) : 0;
+    size_t end = step->right ? unicode_skip_back(text, start, len, unicode_is_space) : len;
     bytes_append(ret, text + start, end - start);
     return bytes_status(ret);
 }

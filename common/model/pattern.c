@@ -25,10 +25,9 @@
 #define MATCH_LIMIT 200000000u // backtracking steps of one match; far above any real text's
 
 struct pattern {
-    char *literal; // NULL for an expression
-    size_t literal_len;
-    pcre2_code *code;
-    char *name; // file and field, for errors while matching
+    struct bytes literal;
+    pcre2_code *code; // NULL for a literal
+    char *name;       // file and field, for errors while matching
 };
 
 struct translation {
@@ -148,9 +147,8 @@ enum status pattern_regex(const char *where, const char *field, const char *expr
     if (!p->code) {
         unsigned char words[200] = "";
         pcre2_get_error_message(error, words, sizeof(words));
-        st = status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field,
-                         expression, (const char *)words);
-        goto out;
+        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field, expression,
+             (const char *)words);
     }
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
     *ret = p;
@@ -167,15 +165,13 @@ enum status pattern_literal(const char *where, const char *field, const char *te
     struct pattern *p;
     enum status st = pattern_alloc(where, field, &p);
     if (st != ST_OK) return st;
-    p->literal_len = len;
-    p->literal = malloc(len);
-    if (!p->literal) {
+    bytes_append(&p->literal, text, len);
+    st = status_context(bytes_status(&p->literal), "%s", p->name);
+    if (st == ST_OK)
+        *ret = p;
+    else
         pattern_free(p);
-        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
-    }
-    memcpy(p->literal, text, len);
-    *ret = p;
-    return ST_OK;
+    return st;
 }
 
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
@@ -199,7 +195,7 @@ void pattern_free(struct pattern *p)
 {
     if (!p) return;
     pcre2_code_free(p->code);
-    free(p->literal);
+    bytes_release(&p->literal);
     free(p->name);
     free(p);
 }
@@ -214,20 +210,20 @@ struct search {
 
 static enum status put_match(struct search *s, size_t start, size_t end)
 {
-    bool ok = start == s->done || piece_list_push(s->ret, s->done, start - s->done, 0);
-    ok = ok && piece_list_push(s->ret, start, end - start, 1);
+    enum status st = ST_OK;
+    if (start > s->done) st = piece_list_push(s->ret, s->done, start - s->done, 0);
     s->done = end;
-    return ok ? ST_OK : status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
+    return st == ST_OK ? piece_list_push(s->ret, start, end - start, 1) : st;
 }
 
 static enum status find_literal(struct search *s)
 {
     const struct pattern *p = s->pattern;
-    const char *hit;
+    const char *hit, *what = bytes_text(&p->literal);
+    const size_t n = p->literal.len;
     enum status st = ST_OK;
-    while (st == ST_OK &&
-           (hit = memmem(s->text + s->done, s->len - s->done, p->literal, p->literal_len)))
-        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + p->literal_len);
+    while (st == ST_OK && (hit = memmem(s->text + s->done, s->len - s->done, what, n)))
+        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + n);
     return st;
 }
 
@@ -243,10 +239,7 @@ static enum status find_regex(struct search *s)
     enum status st = ST_OK;
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     pcre2_match_context *context = pcre2_match_context_create(NULL);
-    if (!match || !context) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
-        goto out;
-    }
+    if (!match || !context) FAIL(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
     pcre2_set_match_limit(context, MATCH_LIMIT);
     for (size_t at = 0; at <= s->len;) {
         int rc = match_at(s, at, 0, match, context);
@@ -256,9 +249,8 @@ static enum status find_regex(struct search *s)
         if (rc < 0) {
             unsigned char words[200] = "";
             pcre2_get_error_message(rc, words, sizeof(words));
-            st = status_fail(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
-                             (const char *)words);
-            goto out;
+            FAIL(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
+                 (const char *)words);
         }
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
         if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it
@@ -281,9 +273,8 @@ enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
     struct search s = {p, text, len, 0, ret};
     ret->n = 0;
     if (len == 0) return ST_OK;
-    enum status st = p->literal ? find_literal(&s) : find_regex(&s);
-    if (st == ST_OK && s.done < len && !piece_list_push(ret, s.done, len - s.done, 0))
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+    enum status st = p->code ? find_regex(&s) : find_literal(&s);
+    if (st == ST_OK && s.done < len) st = piece_list_push(ret, s.done, len - s.done, 0);
     return st;
 }
 

@@ -30,7 +30,7 @@ struct tokenizer {
     struct pretokenizer *pretokenizer;
     struct decoder *decoder;
     struct token_list prefix, suffix; // what add_special puts around a text
-    int bos, eos, pad, n_ids;
+    int bos, eos, n_ids;
     size_t max_token_bytes;
 };
 
@@ -46,17 +46,17 @@ void token_list_release(struct token_list *list)
     *list = (struct token_list)TOKEN_LIST_INIT;
 }
 
-bool token_list_push(struct token_list *list, int32_t id)
+enum status token_list_push(struct token_list *list, int32_t id)
 {
     if (list->n == list->cap) {
         int cap = list->cap ? 2 * list->cap : 64;
         int32_t *ids = realloc(list->ids, (size_t)cap * sizeof(*ids));
-        if (!ids) return false;
+        if (!ids) return status_fail(ST_NO_MEMORY, "out of memory for %d tokens", list->n);
         list->ids = ids;
         list->cap = cap;
     }
     list->ids[list->n++] = id;
-    return true;
+    return ST_OK;
 }
 
 // ---- loading: added tokens ---------------------------------------------------------------------
@@ -185,7 +185,7 @@ static enum status load_named(struct tokenizer *t, const struct source *s)
         const char *key;
         int *ret_id;
     } fields[] = {{"bos_token", &t->bos}, {"eos_token", &t->eos}, {"unk_token", NULL},
-                  {"sep_token", NULL},    {"pad_token", &t->pad}, {"cls_token", NULL},
+                  {"sep_token", NULL},    {"pad_token", NULL},    {"cls_token", NULL},
                   {"mask_token", NULL}};
     const char *const lists[] = {"additional_special_tokens", "extra_special_tokens"};
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
@@ -201,14 +201,12 @@ static enum status load_named(struct tokenizer *t, const struct source *s)
     }
     // the classes' own defaults, where the files name none
     static const struct {
-        const char *class, *bos, *eos, *pad;
-    } defaults[] = {{"LlamaTokenizer", "<s>", "</s>", NULL},
-                    {"Qwen2Tokenizer", NULL, "<|endoftext|>", "<|endoftext|>"}};
+        const char *class, *bos, *eos;
+    } defaults[] = {{"LlamaTokenizer", "<s>", "</s>"}, {"Qwen2Tokenizer", NULL, "<|endoftext|>"}};
     for (size_t i = 0; i < sizeof(defaults) / sizeof(defaults[0]); i++) {
         if (strcmp(s->class, defaults[i].class) != 0) continue;
         if (!named(s, "bos_token") && defaults[i].bos) t->bos = tokenizer_id(t, defaults[i].bos);
         if (!named(s, "eos_token") && defaults[i].eos) t->eos = tokenizer_id(t, defaults[i].eos);
-        if (!named(s, "pad_token") && defaults[i].pad) t->pad = tokenizer_id(t, defaults[i].pad);
     }
     return ST_OK;
 }
@@ -232,8 +230,8 @@ static enum status add_template_token(const char *where, const json_t *processor
             json_integer_value(id) > INT32_MAX)
             return status_fail(ST_FORMAT,
                                "%s: post_processor.special_tokens.ids is not a list of ids", where);
-        if (!token_list_push(list, (int32_t)json_integer_value(id)))
-            return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+        enum status st = token_list_push(list, (int32_t)json_integer_value(id));
+        if (st != ST_OK) return st;
     }
     return ST_OK;
 }
@@ -282,9 +280,8 @@ static enum status load_surroundings(struct tokenizer *t, const struct source *s
                             json_object_get(s->json, "post_processor"), load_processor, t);
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_bos_token", &add_bos));
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_eos_token", &add_eos));
-    if ((add_bos && t->bos >= 0 && !token_list_push(&t->prefix, t->bos)) ||
-        (add_eos && t->eos >= 0 && !token_list_push(&t->suffix, t->eos)))
-        return status_fail(ST_NO_MEMORY, "%s: out of memory", s->where);
+    if (add_bos && t->bos >= 0) CHECK(token_list_push(&t->prefix, t->bos));
+    if (add_eos && t->eos >= 0) CHECK(token_list_push(&t->suffix, t->eos));
 out:
     return st;
 }
@@ -368,7 +365,7 @@ enum status tokenizer_parse(const char *where, const struct tokenizer_text files
     struct tokenizer *t = calloc(1, sizeof(*t));
     enum status st = ST_OK;
     if (!t) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    t->bos = t->eos = t->pad = -1;
+    t->bos = t->eos = -1;
     for (int i = 0; i < TOKENIZER_FILES; i++)
         if (files[i].data)
             CHECK(
@@ -400,10 +397,7 @@ enum status tokenizer_load(const char *folder, struct tokenizer **ret)
     CHECK(model_folder_check(folder, file_names[FILE_TOKENIZER]));
     for (int i = 0; i < TOKENIZER_FILES; i++) {
         paths[i] = path_join(folder, file_names[i]);
-        if (!paths[i]) {
-            st = status_fail(ST_NO_MEMORY, "out of memory");
-            goto out;
-        }
+        if (!paths[i]) FAIL(ST_NO_MEMORY, "out of memory");
         if (i != FILE_TOKENIZER && !file_exists(paths[i])) continue;
         CHECK(file_read(paths[i], MAX_FILE_BYTES, &text[i]));
         files[i] = (struct tokenizer_text){bytes_text(&text[i]), text[i].len};
@@ -450,13 +444,6 @@ static enum status encode_words(const struct tokenizer *t, struct scratch *s, co
     return st;
 }
 
-static enum status push_id(struct token_list *ret, int id)
-{
-    return token_list_push(ret, id)
-               ? ST_OK
-               : status_fail(ST_NO_MEMORY, "out of memory for %d tokens", ret->n);
-}
-
 // A stretch between the added tokens of the raw text.
 static enum status encode_stretch(const struct tokenizer *t, struct scratch *s, const char *text,
                                   size_t len, bool at_start, struct token_list *ret)
@@ -468,7 +455,7 @@ static enum status encode_stretch(const struct tokenizer *t, struct scratch *s, 
     for (size_t i = 0; i < s->normal.n; i++) {
         const struct text_piece *piece = &s->normal.items[i];
         if (piece->id >= 0)
-            CHECK(push_id(ret, piece->id));
+            CHECK(token_list_push(ret, piece->id));
         else
             CHECK(encode_words(t, s, normal + piece->start, piece->len,
                                at_start && piece->start == 0, ret));
@@ -500,20 +487,19 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
     enum status st;
     CHECK(check_text(text, len));
     s.bpe = bpe_scratch_new();
-    if (!s.bpe) {
-        st = status_fail(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
-        goto out;
-    }
-    for (int i = 0; add_special && i < t->prefix.n; i++) CHECK(push_id(ret, t->prefix.ids[i]));
+    if (!s.bpe) FAIL(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
+    for (int i = 0; add_special && i < t->prefix.n; i++)
+        CHECK(token_list_push(ret, t->prefix.ids[i]));
     CHECK(added_tokens_split(t->added, false, text, len, &s.raw));
     for (size_t i = 0; i < s.raw.n; i++) {
         const struct text_piece *piece = &s.raw.items[i];
         if (piece->id >= 0)
-            CHECK(push_id(ret, piece->id));
+            CHECK(token_list_push(ret, piece->id));
         else
             CHECK(encode_stretch(t, &s, text + piece->start, piece->len, piece->start == 0, ret));
     }
-    for (int i = 0; add_special && i < t->suffix.n; i++) CHECK(push_id(ret, t->suffix.ids[i]));
+    for (int i = 0; add_special && i < t->suffix.n; i++)
+        CHECK(token_list_push(ret, t->suffix.ids[i]));
 out:
     if (st != ST_OK) ret->n = before;
     piece_list_release(&s.raw);
@@ -650,9 +636,4 @@ int tokenizer_bos(const struct tokenizer *t)
 int tokenizer_eos(const struct tokenizer *t)
 {
     return t->eos;
-}
-
-int tokenizer_pad(const struct tokenizer *t)
-{
-    return t->pad;
 }

@@ -25,7 +25,7 @@ struct token_list {
         NULL, 0, 0                                                                                 \
     }
 void token_list_release(struct token_list *list);
-bool token_list_push(struct token_list *list, int32_t id); // false: out of memory
+enum status token_list_push(struct token_list *list, int32_t id);
 
 enum status tokenizer_load(const char *folder, struct tokenizer **ret);
 // The same from the files' texts; `where` names the tokenizer.json in errors.
@@ -70,7 +70,6 @@ const char *tokenizer_token(const struct tokenizer *t, int id); // NULL: no such
 bool tokenizer_is_special(const struct tokenizer *t, int id);
 int tokenizer_bos(const struct tokenizer *t); // -1: the config names none
 int tokenizer_eos(const struct tokenizer *t);
-int tokenizer_pad(const struct tokenizer *t);
 
 // Decoding as tokens arrive. The pieces given out, together with the flush, are exactly what
 // tokenizer_decode gives for all the ids, and each piece is whole UTF-8. Bytes of a character that

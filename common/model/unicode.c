@@ -1,5 +1,6 @@
 /* unicode.c: classes of characters, from utf8proc's categories. No state; any thread. */
 #include "common/model/unicode.h"
+#include "common/base/bytes.h"
 #include <stddef.h>
 #include <utf8proc.h>
 
@@ -28,6 +29,18 @@ bool unicode_is_word(uint32_t c)
 bool unicode_is_numeric(uint32_t c)
 {
     return has_category(c, CATEGORY(ND) | CATEGORY(NL) | CATEGORY(NO));
+}
+
+size_t unicode_skip(const char *s, size_t start, size_t end, bool (*is)(uint32_t c))
+{
+    for (size_t next = start; start < end && is(utf8_next(s, end, &next));) start = next;
+    return start;
+}
+
+size_t unicode_skip_back(const char *s, size_t start, size_t end, bool (*is)(uint32_t c))
+{
+    for (size_t before = end; end > start && is(utf8_before(s, &before));) end = before;
+    return end;
 }
 
 bool unicode_normalizes_since_9(uint32_t c)

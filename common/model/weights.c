@@ -391,19 +391,17 @@ static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtyp
     }
 }
 
-static void copy_tensor_in(const struct weights *w, struct device *dev,
-                           const struct weight_tensor *t, const void *data, enum dtype dt,
-                           void *staging)
+// n elements of type `dt` to element `at` on; `staging`, of STAGING_ELEMENTS, is used where the
+// arena has another type.
+static void copy_in(const struct weights *w, struct device *dev, int64_t at, const void *data,
+                    enum dtype dt, int64_t n, void *staging)
 {
-    if (dt == w->dt) {
-        device_copy_in(dev, device_address(w, t->offset), data, (size_t)t->n * dtype_size(dt));
-        return;
-    }
-    for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
-        int64_t n = t->n - at < STAGING_ELEMENTS ? t->n - at : STAGING_ELEMENTS;
-        convert_host(staging, w->dt, (const char *)data + (size_t)at * dtype_size(dt), dt, n);
-        device_copy_in(dev, device_address(w, t->offset + at), staging,
-                       (size_t)n * dtype_size(w->dt));
+    for (int64_t n_now; n > 0; n -= n_now, at += n_now) {
+        n_now = n < STAGING_ELEMENTS ? n : STAGING_ELEMENTS;
+        if (dt != w->dt) convert_host(staging, w->dt, data, dt, n_now);
+        device_copy_in(dev, device_address(w, at), dt != w->dt ? staging : data,
+                       (size_t)n_now * dtype_size(w->dt));
+        data = (const char *)data + (size_t)n_now * dtype_size(dt);
     }
 }
 
@@ -424,7 +422,7 @@ enum status weights_write(const struct weights *w, struct device *dev, int tenso
 {
     void *staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to write a tensor through");
-    copy_tensor_in(w, dev, &w->tensors[tensor], x, DT_F32, staging);
+    copy_in(w, dev, w->tensors[tensor].offset, x, DT_F32, w->tensors[tensor].n, staging);
     enum status st = device_sync(dev);
     free(staging);
     return st;
@@ -517,13 +515,11 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     void *staging = NULL;
     for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
-    if (!staging) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", where);
-        goto out;
-    }
+    if (!staging) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct safetensors_entry *e = safetensors_find(set, w->tensors[i].name);
-        copy_tensor_in(w, dev, &w->tensors[i], e->data, e->dt, staging);
+        const struct weight_tensor *t = &w->tensors[i];
+        copy_in(w, dev, t->offset, e->data, e->dt, t->n, staging);
     }
     st = device_sync(dev);
 out:
@@ -547,10 +543,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
     float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
     void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
     enum status st = ST_OK;
-    if (!staging || !halves) {
-        st = status_fail(ST_NO_MEMORY, "no memory for random weights");
-        goto out;
-    }
+    if (!staging || !halves) FAIL(ST_NO_MEMORY, "no memory for random weights");
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
@@ -565,13 +558,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                                  : roles[t->role].is_norm ? norm_one
                                                           : 0.0f;
             }
-            const void *data = staging;
-            if (w->dt != DT_F32) {
-                convert_host(halves, w->dt, staging, DT_F32, n);
-                data = halves;
-            }
-            device_copy_in(dev, device_address(w, t->offset + at), data,
-                           (size_t)n * dtype_size(w->dt));
+            copy_in(w, dev, t->offset + at, staging, DT_F32, n, halves);
         }
     }
     st = device_sync(dev);
@@ -624,10 +611,8 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
         if (t->n > largest) largest = t->n;
     }
     if (as != w->dt) save.staging = malloc((size_t)largest * dtype_size(w->dt));
-    if (!sources || !metadata || !path || (as != w->dt && !save.staging)) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory to save", folder);
-        goto out;
-    }
+    if (!sources || !metadata || !path || (as != w->dt && !save.staging))
+        FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
     CHECK(safetensors_write(path, sources, w->n_tensors, metadata, read_for_save, &save));
     st = file_sync_folder(folder);
 out:

@@ -166,10 +166,6 @@ void block_manager_free(struct block_manager *m)
     free(m);
 }
 
-int block_manager_blocks(const struct block_manager *m)
-{
-    return m->n_blocks;
-}
 int block_manager_available(const struct block_manager *m)
 {
     return m->n_free;

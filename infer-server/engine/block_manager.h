@@ -36,7 +36,6 @@ struct block_key { // what a full block holds
 enum status block_manager_new(int n_blocks, int block_size, struct block_manager **ret);
 void block_manager_free(struct block_manager *m);
 
-int block_manager_blocks(const struct block_manager *m);    // all of them
 int block_manager_available(const struct block_manager *m); // free, cached or not
 int block_manager_used(const struct block_manager *m);      // a shared block counts once
 int block_manager_block_size(const struct block_manager *m);

@@ -5,7 +5,6 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include <math.h>
-#include <stdlib.h>
 
 #define DEFAULT_BATCH 64
 #define DEFAULT_CHUNK 512
@@ -22,11 +21,10 @@ static enum status check_choice(const struct engine_options *o, struct speculati
             return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
                                SPECULATIVE_MOST);
     if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
-        return status_fail(
-            ST_INVALID,
-            "%s: draft_model needs a draft model, and the server was started without "
-            "one; start it with --draft DIR",
-            where);
+        return status_fail(ST_INVALID,
+                           "%s: draft_model needs a draft model, and the server was started "
+                           "without one; start it with --draft DIR",
+                           where);
     return ST_OK;
 }
 
@@ -61,10 +59,8 @@ enum status checks_options(struct engine_options *o)
 
 static bool has_tokenizer(const char *folder)
 {
-    char *path = path_join(folder, "tokenizer.json");
-    bool there = path && file_exists(path);
-    free(path);
-    return there;
+    char path[PATH_ROOM];
+    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
 }
 
 // None in common, though both have some.
@@ -89,12 +85,11 @@ static enum status check_sizes(const char *folder, const struct model_config *dr
                            folder, draft->vocab_size, policy->vocab_size, policy_folder);
     if (!bare) return ST_OK;
     if (draft->vocab_size != policy->vocab_size)
-        return status_fail(
-            ST_MISMATCH,
-            "--draft %s: its vocabulary of %d tokens is not the %d of %s, and %s has "
-            "no tokenizer.json to compare them by; a draft model must be of the same "
-            "tokenizer: if it is, copy tokenizer.json there",
-            folder, draft->vocab_size, policy->vocab_size, policy_folder, bare);
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: its vocabulary of %d tokens is not the %d of %s, and %s "
+                           "has no tokenizer.json to compare them by; a draft model must be of the "
+                           "same tokenizer: if it is, copy tokenizer.json there",
+                           folder, draft->vocab_size, policy->vocab_size, policy_folder, bare);
     if (ends_differ(draft, policy))
         return status_fail(ST_MISMATCH,
                            "--draft %s: it ends texts with token %d, %s with %d, and %s has no "

@@ -34,11 +34,10 @@ enum status draft_model_new(struct runner *runner, const struct draft_model_limi
 void draft_model_free(struct draft_model *d);
 enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks);
 
-// Tokens that a sample of this length may draft at most: the model has a context of its own.
-int draft_model_room(const struct draft_model *d, const struct sample *sample);
-
-// Tokens of a decoding sample that the model has yet to compute, its last one not counted.
-int draft_model_lag(const struct draft_model *d, const struct sample *sample);
+// Of a decoding sample: tokens that it may draft at most, as the model has a context of its own;
+// and those that the model has yet to compute, its last one not counted.
+void draft_model_look(const struct draft_model *d, const struct sample *sample, int *ret_room,
+                      int *ret_lag);
 
 // The policy has computed a step's items. prompts: computes those that are not decoding as well, of
 // *ret_tokens tokens. ret_ms, where not NULL: what that took. Only then it waits, which costs time

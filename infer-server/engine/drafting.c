@@ -52,10 +52,7 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     CHECK(speculative_new(fixed, drafting_rows(options), &d->speculative));
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
     d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
-    if (!d->drafts || !d->sampling) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the drafts of a step");
-        goto out;
-    }
+    if (!d->drafts || !d->sampling) FAIL(ST_NO_MEMORY, "no memory for the drafts of a step");
     *ret = d;
     return ST_OK;
 out:
@@ -108,11 +105,11 @@ static void propose(struct drafting *d, struct sample *sample)
     const struct history history = history_of(sample);
     // The step gives one token more than it accepts.
     const int room = sample->request->sampling.max_tokens - sample->text.n_generated - 1;
-    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL];
-    const int within = *k > 0 ? draft_model_room(d->model, sample) : 0;
-    if (*k > within) *k = within > 0 ? within : 0;
+    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL], within = 0, lag = 0;
+    if (d->model) draft_model_look(d->model, sample, &within, &lag);
+    if (*k > within) *k = within;
     speculative_propose(d->speculative, choice, &history, room, draft);
-    draft->lag = d->model ? draft_model_lag(d->model, sample) : 0;
+    draft->lag = lag;
 }
 
 // Whether any sample may draft; counts the decoding ones.
@@ -209,10 +206,9 @@ static void watch_draft_model(struct drafting *d, const struct verified *v)
     d->unaccepted.tokens += v->n_counted;
     d->unaccepted.over = v->n_accepted > 0 || d->unaccepted.drafts == UNACCEPTED;
     if (d->unaccepted.over && v->n_accepted == 0)
-        log_warn(
-            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
-            "it of this model's tokenizer, and trained?",
-            d->unaccepted.tokens);
+        log_warn("engine: none of the first %d tokens that the draft model drafted was accepted: "
+                 "is it of this model's tokenizer, and trained?",
+                 d->unaccepted.tokens);
 }
 
 void drafting_verified(struct drafting *d, struct sample *sample, const struct verified *v,

@@ -2,8 +2,8 @@
  * is engine_thread.c.
  *
  * `lock` guards what both sides touch: the inbox, the command list, the snapshot of the statistics,
- * the wishes to pause and to stop, and what appears once the model is loaded. It is held for a few
- * instructions only; nobody waits for the device under it. */
+ * the requests to pause and to stop, and what appears once the model is loaded. It is held for a
+ * few instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
 #include "infer-server/engine/engine_thread.h"
@@ -25,7 +25,7 @@ const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
 // Once for all who compute with these weights: the bridge file tells it to trainers.
 static void choose_rope(struct engine *e)
 {
-    const int context = executor_wished_context(e->config, e->options.max_context);
+    const int context = executor_requested_context(e->config, e->options.max_context);
     struct model_config *draft = e->draft_config;
     e->config->rope_context = context;
     if (draft)
@@ -166,8 +166,8 @@ static enum status check_room(const struct engine *e, const struct request *r)
         return status_fail(ST_INVALID, "n is %d; this server holds at most %d samples", s->n, most);
     if (e->n_inside + s->n > most)
         return status_fail(ST_BUSY,
-                           "the queue is full: %d samples are running or waiting, at most %d "
-                           "are taken; try again later",
+                           "the queue is full: %d samples are running or waiting, at most %d are "
+                           "taken; try again later",
                            e->n_inside, most);
     return ST_OK;
 }
@@ -277,10 +277,8 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
     enum status st;
     c.folder = strdup(folder);
     if (draft_folder) c.draft_folder = strdup(draft_folder);
-    if (!c.folder || (draft_folder && !c.draft_folder)) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a command");
-        goto out;
-    }
+    if (!c.folder || (draft_folder && !c.draft_folder))
+        FAIL(ST_NO_MEMORY, "no memory for a command");
     CHECK(queue_command(e, &c));
     return ST_OK;
 out:

@@ -21,7 +21,7 @@ struct sampling {
                     // context
     float temperature, top_p, min_p;
     int top_k;
-    uint64_t seed; // sample i draws from stream seed and i (sampler.h says how)
+    uint64_t seed; // sample i takes stream seed and i (sampler.h says how)
     int logprobs;  // -1: none; 0: of the sampled tokens; N: and the N most likely (<= 20)
     bool ignore_eos;
     int32_t stop_ids[16];

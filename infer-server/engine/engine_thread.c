@@ -215,9 +215,9 @@ static enum status open_device(struct engine *e)
     if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))
         return status_fail(
             ST_UNSUPPORTED,
-            "--exact: in %s on %s (%s) the last bits of a row depend on the batch it "
-            "is computed in; they do not in bf16 on a GPU of compute capability 9.0 "
-            "(Hopper) and on --device cpu: take one of these, or leave --exact away",
+            "--exact: in %s on %s (%s) the last bits of a row depend on the batch it is computed "
+            "in; they do not in bf16 on a GPU of compute capability 9.0 (Hopper) and on --device "
+            "cpu: take one of these, or leave --exact away",
             dtype_name((enum dtype)e->options.dtype), device_name(e->dev), device_spec(e->dev));
     if (e->options.exact && device_kind(e->dev) == DEVICE_CUDA)
         log_info("engine: --exact: on %s every operation's sums are in one order, with it and "

@@ -30,8 +30,9 @@ struct engine {
     pthread_t thread;
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; // opened, paused, failed; and the bell while there is no control page
-    bool opened;            // the device is open, or open_status says why not
+    pthread_cond_t
+        changed; // opened, paused, failed; and the doorbell while there is no control page
+    bool opened; // the device is open, or open_status says why not
     enum status open_status;
     char open_message[512];
     struct engine_stats stats; // snapshot

@@ -11,7 +11,7 @@
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
 #include "infer-server/engine/drafting.h"
-#include "infer-server/engine/prompt_logprobs.h"
+#include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@
 
 // ---- life --------------------------------------------------------------------------------------
 
-int executor_wished_context(const struct model_config *config, int named)
+int executor_requested_context(const struct model_config *config, int named)
 {
     const int max_positions = config->max_positions;
     if (named > 0) return named;
@@ -46,15 +46,15 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                int context)
 {
     const struct runner *policy = x->runners[RUNNER_POLICY];
-    const struct kv_wish wish = {.bytes = options->kv_bytes,
-                                 .percent = options->kv_percent,
-                                 .block_size = options->block_size,
-                                 .max_batch = options->max_batch,
-                                 .max_context = context,
-                                 .context_is_firm = options->max_context > 0,
-                                 .block_bytes = x->block_bytes};
+    const struct kv_request request = {.bytes = options->kv_bytes,
+                                       .percent = options->kv_percent,
+                                       .block_size = options->block_size,
+                                       .max_batch = options->max_batch,
+                                       .max_context = context,
+                                       .context_is_firm = options->max_context > 0,
+                                       .block_bytes = x->block_bytes};
     int n_blocks;
-    enum status st = kv_memory_plan(policy->dev, &wish, &n_blocks, &x->max_context);
+    enum status st = kv_memory_plan(policy->dev, &request, &n_blocks, &x->max_context);
     if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks);
     if (st == ST_OK && x->draft_model) st = draft_model_allocate_kv(x->draft_model, n_blocks);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
@@ -69,39 +69,36 @@ enum status executor_new(struct device *dev, const struct weights *weights,
     enum status st = ST_OK;
     const struct model_config *config = weights->config;
     const int max_batch = options->max_batch, chunk = options->prefill_chunk;
-    const int wished = executor_wished_context(config, options->max_context);
+    const int requested = executor_requested_context(config, options->max_context);
     const int max_rows = max_batch + drafting_rows(options);
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
-    if (wished > config->max_positions) {
-        st = status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
-                         config->max_positions);
-        goto out;
-    }
+    if (requested > config->max_positions)
+        FAIL(ST_INVALID, "--max-context %d is over the model's %d positions", requested,
+             config->max_positions);
     const struct runner_limits own = {.max_tokens = max_rows + chunk,
                                       .max_rows = max_rows,
-                                      .max_context = wished,
+                                      .max_context = requested,
                                       .block_size = options->block_size};
     CHECK(runner_new(dev, weights, &own, &x->runners[RUNNER_POLICY]));
     CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY]->model, &x->prompt_logprobs));
     if (draft) {
-        CHECK(add_draft_model(x, draft, options, wished));
+        CHECK(add_draft_model(x, draft, options, requested));
         x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
     }
     x->stats = stats;
     x->on_event = on_event;
     x->context = context;
     for (int i = 0; i < RUNNERS; i++)
-        if (x->runners[i]) x->block_bytes += runner_block_bytes(x->runners[i]);
+        if (x->runners[i])
+            x->block_bytes += kv_memory_block_bytes(x->runners[i]->config, x->runners[i]->model->dt,
+                                                    options->block_size);
     CHECK(drafting_new(options, x->draft_model, stats, &x->drafting));
-    CHECK(allocate_kv(x, options, wished));
+    CHECK(allocate_kv(x, options, requested));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
-    if (!x->item_end) {
-        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
-        goto out;
-    }
+    if (!x->item_end) FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
     CHECK(drafting_measure(x->drafting, x->runners));
     CHECK(device_sync(dev));
     *ret = x;
@@ -130,7 +127,7 @@ void executor_note_state(struct executor *x)
     struct engine_stats *s = x->stats;
     s->running = scheduler_running(x->scheduler);
     s->waiting = scheduler_waiting(x->scheduler);
-    s->kv_blocks_total = block_manager_blocks(x->manager);
+    s->kv_blocks_total = x->runners[RUNNER_POLICY]->kv.view.n_blocks;
     s->kv_blocks_used = block_manager_used(x->manager);
     s->kv_block_tokens = block_manager_block_size(x->manager);
     s->kv_bytes_per_block = x->block_bytes;

@@ -9,8 +9,8 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
 
-struct executor {                    // read by the engine's own files, written by executor.c
-    int max_context;                 // the longest sequence: as wished, or what memory has room for
+struct executor {    // read by the engine's own files, written by executor.c
+    int max_context; // the longest sequence: as requested, or what memory has room for
     struct runner *runners[RUNNERS]; // the draft's NULL where there is none
     struct block_manager *manager;
     struct scheduler *scheduler;
@@ -33,9 +33,9 @@ enum status executor_new(struct device *dev, const struct weights *weights,
                          struct executor **ret);
 void executor_free(struct executor *x); // no samples in it
 
-// The longest sequence that is wished for: the one that was named (--max-context), or 0 and then
+// The longest sequence that is asked for: the one that was named (--max-context), or 0 and then
 // the default for this model.
-int executor_wished_context(const struct model_config *config, int named);
+int executor_requested_context(const struct model_config *config, int named);
 
 // Takes a request over, or ends all its samples with FINISH_ERROR where there is no memory for it.
 void executor_add(struct executor *x, struct request *r);

@@ -1,5 +1,5 @@
-/* logprob_reader.c: see logprob_reader.h. The engine's thread. */
-#include "infer-server/engine/logprob_reader.h"
+/* logprob_reader.c: see logprobs.h. The engine's thread. */
+#include "infer-server/engine/logprobs.h"
 
 void logprob_reader_release(struct logprob_reader *r)
 {

@@ -5,8 +5,7 @@
  * say of the prompt. A request's rows are read from the front, each once (request.n_scored): what a
  * preempted sample computes again, or a sibling, is passed over, and no sample starts from cached
  * blocks whose rows were not read (scheduler.c). Each row notes the version that computed it. */
-#include "infer-server/engine/prompt_logprobs.h"
-#include "infer-server/engine/logprob_reader.h"
+#include "infer-server/engine/logprobs.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -34,10 +33,7 @@ enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **re
     p->reader.dev = model->dev;
     p->rows = malloc(n * sizeof *p->rows);
     p->targets = malloc(n * sizeof *p->targets);
-    if (!p->rows || !p->targets) {
-        st = status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
-        goto out;
-    }
+    if (!p->rows || !p->targets) FAIL(ST_NO_MEMORY, "no memory for prompt log-probabilities");
     CHECK(device_alloc(model->dev, n * sizeof *p->numbers, (void **)&p->numbers));
     CHECK(device_host_alloc(model->dev, n * sizeof *p->host_numbers, (void **)&p->host_numbers));
     *ret = p;

@@ -45,7 +45,6 @@ enum status runner_new(struct device *dev, const struct weights *weights,
                        const struct runner_limits *limits, struct runner **ret);
 void runner_free(struct runner *r);
 
-int64_t runner_block_bytes(const struct runner *r); // of its KV pool
 enum status runner_allocate_kv(struct runner *r, int n_blocks);
 
 void runner_clear(struct runner *r);

@@ -3,11 +3,11 @@
  *
  * What comes back each step is one sample_result a row; this copy's wait is the step's only one,
  * but for requests that asked for the most likely tokens or have penalties: their rows are read
- * once more (logprob_reader.h), when the tokens are known and the logits are as the model gave
+ * once more (logprobs.h), when the tokens are known and the logits are as the model gave
  * them. */
 #include "infer-server/engine/sampler.h"
 #include "common/base/rng.h"
-#include "infer-server/engine/logprob_reader.h"
+#include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
 
 #define LEAST_LOGIT (-1e30f) // finite, so that sums over a row stay numbers
@@ -56,10 +56,7 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     CHECK(device_host_alloc(dev, n * sizeof *s->host_results, (void **)&s->host_results));
     s->top = malloc(n * SAMPLER_MAX_TOP * sizeof *s->top);
     s->targets = malloc(n * sizeof *s->targets);
-    if (!s->top || !s->targets) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
-        goto out;
-    }
+    if (!s->top || !s->targets) FAIL(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
     *ret = s;
     return ST_OK;
 out:

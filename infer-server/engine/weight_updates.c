@@ -16,12 +16,11 @@ static void take_version(struct engine *e, bool recompute)
 static void note_fallback(struct engine *e, const struct weights_restored *restored)
 {
     if (!restored->fault[0]) return;
-    snprintf(
-        e->live.weights_warning, sizeof e->live.weights_warning,
-        "what was trained is NOT served: the trainer's last snapshot cannot be used (%s); these "
-        "are the weights of %s; go on from a good checkpoint (cw-trainer train --resume) or load "
-        "one (POST /reload)",
-        restored->fault, restored->from);
+    snprintf(e->live.weights_warning, sizeof e->live.weights_warning,
+             "what was trained is NOT served: the trainer's last snapshot cannot be used (%s); "
+             "these are the weights of %s; go on from a good checkpoint (cw-trainer train "
+             "--resume) or load one (POST /reload)",
+             restored->fault, restored->from);
     log_error("engine: %s", e->live.weights_warning);
 }
 

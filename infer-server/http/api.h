@@ -94,7 +94,4 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
 enum status api_detokenize(const struct api_model *model, const json_t *object,
                            struct token_list *ret);
 
-// A seed nobody asked for: from the system's random numbers.
-uint64_t api_random_seed(void);
-
 #endif

@@ -112,11 +112,10 @@ enum status api_chat_refuse_fields(const json_t *object)
                      (json_is_array(value) && json_array_size(value) == 0) ||
                      (json_is_object(value) && json_object_size(value) == 0);
         if (!empty)
-            return status_fail(
-                ST_INVALID,
-                "request: \"%s\" goes with messages and would do nothing here; leave "
-                "it out, or put it beside them",
-                fields[i]);
+            return status_fail(ST_INVALID,
+                               "request: \"%s\" goes with messages and would do nothing here; "
+                               "leave it out, or put it beside them",
+                               fields[i]);
     }
     return ST_OK;
 }

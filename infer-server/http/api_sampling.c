@@ -11,7 +11,8 @@
 
 static const char where[] = "request";
 
-uint64_t api_random_seed(void)
+// A seed nobody asked for.
+static uint64_t random_seed(void)
 {
     uint64_t seed = 0;
     if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)(uintptr_t)&seed;
@@ -85,8 +86,7 @@ static enum status read_bias(struct api_request *r, const json_t *object, int vo
     if (!json_is_object(biases) || json_object_size(biases) > API_MAX_BIASES)
         return status_fail(
             ST_INVALID,
-            "request: \"logit_bias\" must be an object of at most %d biases by token "
-            "id",
+            "request: \"logit_bias\" must be an object of at most %d biases by token id",
             API_MAX_BIASES);
     r->logit_bias = calloc(json_object_size(biases) + 1, sizeof *r->logit_bias);
     if (!r->logit_bias) return status_fail(ST_NO_MEMORY, "out of memory");
@@ -100,10 +100,9 @@ static enum status read_bias(struct api_request *r, const json_t *object, int vo
                                key, vocab - 1);
         const double bias = json_number_value(value);
         if (!json_is_number(value) || !(fabs(bias) <= 100))
-            return status_fail(ST_INVALID,
-                               "request: \"logit_bias\" of token %ld must be a number from -100 to "
-                               "100",
-                               id);
+            return status_fail(
+                ST_INVALID,
+                "request: \"logit_bias\" of token %ld must be a number from -100 to 100", id);
         if (bias == 0) continue;
         r->logit_bias[r->sampling.n_logit_bias++] =
             (struct token_bias){.token = (int32_t)id, .bias = (float)bias};
@@ -163,17 +162,17 @@ enum status api_read_sampling(struct api_request *r, const json_t *object,
     s->temperature = (float)temperature;
     s->top_p = (float)top_p;
     s->min_p = (float)min_p;
-    s->seed = json_has(object, "seed") ? (uint64_t)seed : api_random_seed();
+    s->seed = json_has(object, "seed") ? (uint64_t)seed : random_seed();
     r->filtered = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
     r->filtered |= sampling_adjusts(s);
     if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)
         return status_fail(ST_INVALID, "request: \"min_tokens\" is %d, above max_tokens, %d",
                            s->min_tokens, s->max_tokens);
     if (r->stop.n > 0 && !model->tokenizer)
-        return status_fail(ST_INVALID,
-                           "request: \"stop\" needs text, but %s has no tokenizer.json; use "
-                           "stop_token_ids",
-                           model->folder);
+        return status_fail(
+            ST_INVALID,
+            "request: \"stop\" needs text, but %s has no tokenizer.json; use stop_token_ids",
+            model->folder);
 out:
     return st;
 }
@@ -186,9 +185,9 @@ enum status api_read_prompt_logprobs(struct api_request *r, const json_t *object
     enum status st = json_get_int32(where, object, "prompt_logprobs", 0, API_MAX_PROMPT_TOP, &n);
     if (st != ST_OK) return st;
     if (n >= 0 && r->stream && r->kind != API_ROLLOUTS)
-        return status_fail(ST_UNSUPPORTED,
-                           "request: \"prompt_logprobs\" are not given in a stream; "
-                           "leave \"stream\" out");
+        return status_fail(
+            ST_UNSUPPORTED,
+            "request: \"prompt_logprobs\" are not given in a stream; leave \"stream\" out");
     r->want_prompt_logprobs = n >= 0;
     r->prompt_top = n > 0 ? n : 0;
     s->prompt_logprobs = n >= 0 || echoed;
@@ -206,9 +205,8 @@ enum status api_check_prompt_logprobs(const struct api_request *r)
         n += (int64_t)r->prompts[i].n_ids * (1 + r->sampling.prompt_top) * copies;
     }
     if (n <= API_MAX_PROMPT_LOGPROBS) return ST_OK;
-    return status_fail(
-        ST_INVALID,
-        "request: \"prompt_logprobs\" of all prompts makes %lld log-probabilities; at "
-        "most %d in one request",
-        (long long)n, API_MAX_PROMPT_LOGPROBS);
+    return status_fail(ST_INVALID,
+                       "request: \"prompt_logprobs\" of all prompts makes %lld log-probabilities; "
+                       "at most %d in one request",
+                       (long long)n, API_MAX_PROMPT_LOGPROBS);
 }

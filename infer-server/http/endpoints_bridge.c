@@ -44,23 +44,21 @@ static json_t *control_json(const struct engine_info *info)
 {
     const struct control_facts f = info->control;
     if (!info->loaded) return json_null();
-    json_t *json = json_pack(
-        "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o}",
-        "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
-        (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
-        f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms,
-        "owner_alive", (int)f.owner_alive, "writer_alive", (int)f.writer_alive, "quiet_requested",
-        (int)f.quiesce_requested, "quiet_granted", (int)f.quiesce_granted, "torn", (int)f.torn,
-        "ended", (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
-        "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
-        json_clean_string(f.snapshot));
-    // What the weights are.
-    json_object_set_new(json, "loaded", json_clean_string(f.loaded));
-    json_object_set_new(json, "origin", json_clean_string(f.origin));
-    json_object_set_new(json, "run", json_clean_string(f.run));
-    json_object_set_new(json, "updates", json_integer((json_int_t)f.updates));
-    json_object_set_new(json, "run_updates", json_integer((json_int_t)f.run_updates));
-    return json;
+    return json_pack("{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, "
+                     "s:s, s:o, s:o, s:o, s:o, s:I, s:I}",
+                     "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes,
+                     "owner_pid", (int)f.owner_pid, "writer_pid", (int)f.writer_pid,
+                     "owner_heartbeat_age_ms", f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms",
+                     f.writer_heartbeat_age_ms, "owner_alive", (int)f.owner_alive, "writer_alive",
+                     (int)f.writer_alive, "quiet_requested", (int)f.quiesce_requested,
+                     "quiet_granted", (int)f.quiesce_granted, "torn", (int)f.torn, "ended",
+                     (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
+                     "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
+                     json_clean_string(f.snapshot),
+                     // what the weights are
+                     "loaded", json_clean_string(f.loaded), "origin", json_clean_string(f.origin),
+                     "run", json_clean_string(f.run), "updates", (json_int_t)f.updates,
+                     "run_updates", (json_int_t)f.run_updates);
 }
 
 static json_t *info_json(struct server *s, uint64_t version)
@@ -106,9 +104,11 @@ static void facts_reply(struct job *job)
 static void facts_done(void *context, const struct engine_bridge_facts *facts)
 {
     struct bridge_job *b = context;
-    enum status st = facts ? ST_OK
-                           : status_fail(ST_DEVICE, "the engine could not read its weights (it is "
-                                                    "stopping, or its device failed)");
+    enum status st =
+        facts ? ST_OK
+              : status_fail(
+                    ST_DEVICE,
+                    "the engine could not read its weights (it is stopping, or its device failed)");
     if (facts) {
         b->version = facts->version;
         b->canary = facts->canary;
@@ -207,10 +207,11 @@ void handle_bridge_resume(void *server, struct http_request *q)
 static void keep_content(struct job *j)
 {
     log_warn("/reload: %s", j->status.message);
-    status_keep(&j->status, status_fail(j->status.code,
-                                        "\"model\": the folder cannot be loaded: %s; the server's "
-                                        "log says what it is",
-                                        status_words(j->status.code)));
+    status_keep(
+        &j->status,
+        status_fail(j->status.code,
+                    "\"model\": the folder cannot be loaded: %s; the server's log says what it is",
+                    status_words(j->status.code)));
 }
 
 static void reloaded(struct job *job)
@@ -240,8 +241,9 @@ static enum status draft_to_reload(const struct server *s, const json_t *object,
     if (!draft || json_is_null(draft) || json_is_false(draft)) return ST_OK;
     if (json_is_string(draft)) return json_get_string("request", object, "draft", ret_folder);
     if (!json_is_true(draft))
-        return status_fail(ST_INVALID, "request: \"draft\" must be a model folder, or true for the "
-                                       "one of --draft");
+        return status_fail(
+            ST_INVALID,
+            "request: \"draft\" must be a model folder, or true for the one of --draft");
     if (!own)
         return status_fail(ST_INVALID,
                            "request: \"draft\": this server was started without --draft");

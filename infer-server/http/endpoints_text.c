@@ -60,11 +60,10 @@ static enum status check_room(const struct server *s, const struct api_request *
 {
     int max = s->options->engine.max_batch + s->options->engine.max_queue;
     if (r->n_samples <= max) return ST_OK;
-    return status_fail(
-        ST_INVALID,
-        "request: \"n\" over all prompts makes %d samples; this server takes at most "
-        "%d at once (--max-queue)",
-        r->n_samples, max);
+    return status_fail(ST_INVALID,
+                       "request: \"n\" over all prompts makes %d samples; this server takes at "
+                       "most %d at once (--max-queue)",
+                       r->n_samples, max);
 }
 
 // The client's own name for it, where there is one, is a part of the id.

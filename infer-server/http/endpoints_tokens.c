@@ -123,43 +123,30 @@ static json_t *plain_token(json_t *value)
     return json_incref(json_is_string(content) ? content : value);
 }
 
-static enum status read_template(const char *folder, json_t *ret_info)
-{
-    struct bytes text = BYTES_INIT;
-    char *path = path_join(folder, "chat_template.jinja");
-    enum status st = path ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory");
-    if (st == ST_OK && file_exists(path)) {
-        st = file_read(path, CONFIG_BYTES, &text);
-        if (st == ST_OK)
-            json_object_set_new(ret_info, "chat_template",
-                                json_stringn(bytes_text(&text), text.len));
-    }
-    bytes_release(&text);
-    free(path);
-    return st;
-}
-
 // tokenizer_config.json, with special tokens as plain strings and the chat template of its own
 // file.
 static enum status read_info(const char *folder, json_t **ret)
 {
     json_t *config = NULL, *info = json_object(), *value;
-    char *path = path_join(folder, "tokenizer_config.json");
+    struct bytes text = BYTES_INIT;
+    char path[PATH_ROOM];
     const char *key;
-    enum status st = ST_OK;
-    if (!path || !info) {
-        st = status_fail(ST_NO_MEMORY, "out of memory");
-        goto out;
-    }
+    enum status st;
+    CHECK(path_put(path, folder, "tokenizer_config.json"));
+    if (!info) FAIL(ST_NO_MEMORY, "out of memory");
     if (file_exists(path)) CHECK(json_read_file(path, CONFIG_BYTES, &config));
     json_object_set_new(info, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
     json_object_foreach (config, key, value)
         if (strcmp(key, "vocab_file") != 0 && strcmp(key, "merges_file") != 0)
             json_object_set_new(info, key, plain_token(value));
-    CHECK(read_template(folder, info));
+    CHECK(path_put(path, folder, "chat_template.jinja"));
+    if (file_exists(path)) {
+        CHECK(file_read(path, CONFIG_BYTES, &text));
+        json_object_set_new(info, "chat_template", json_stringn(bytes_text(&text), text.len));
+    }
     *ret = json_incref(info);
 out:
-    free(path);
+    bytes_release(&text);
     json_decref(config);
     json_decref(info);
     return st;

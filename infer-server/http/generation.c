@@ -61,7 +61,7 @@ void generation_on_event(void *host_, const struct engine_event *event)
     if (n_top) memcpy(top, event->top, n_top * sizeof *top);
     if (event->telemetry) m->telemetry = *event->telemetry;
     if (event->error) snprintf(m->error, sizeof m->error, "%s", event->error);
-    inbox_post(host->inbox, &m->message);
+    inbox_post(&host->inbox, &m->message);
 }
 
 // ---- the loop's thread -------------------------------------------------------------------------

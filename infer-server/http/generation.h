@@ -70,7 +70,7 @@ struct prompt_run { // tag of one engine request
 
 struct generation_host { // what a generation needs of its server
     struct engine *engine;
-    struct inbox *inbox;
+    struct inbox inbox;
     struct metrics *metrics;
     const struct tokenizer *tokenizer; // NULL: samples have no text
     int live;                          // generations that the engine still works for

@@ -1,6 +1,5 @@
 /* http_route.c: which handler a request goes to, whether its client may ask for that, and what it
  * is called. Loop's thread. */
-#include "infer-server/http/hosts.h"
 #include "infer-server/http/http_impl.h"
 
 #include <openssl/crypto.h>

@@ -87,5 +87,5 @@ void job_parse(struct job *j, enum status (*run_job)(struct job *job))
 
 void job_post(struct job *j)
 {
-    inbox_post(j->server->host.inbox, &j->message);
+    inbox_post(&j->server->host.inbox, &j->message);
 }

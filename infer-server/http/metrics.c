@@ -211,8 +211,8 @@ static void put_cache_config(struct page *p, const struct metrics_info *info)
     const char *name = "vllm:cache_config_info";
     char labels[256];
     snprintf(labels, sizeof labels,
-             "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\","
-             "engine=\"0\",kv_cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
+             "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\",kv_"
+             "cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
              e->kv_block_tokens, info->kv_dtype, info->prefix_cache ? "True" : "False",
              (int64_t)e->kv_blocks_total * e->kv_block_tokens, e->kv_blocks_total);
     put_head(p, name, "gauge", "How the KV cache is set up; always 1.");

@@ -55,10 +55,10 @@ static const struct http_route routes[] = {
 // Sampling defaults of the OpenAI endpoints.
 static enum status read_generation_config(struct server *s, const char *folder)
 {
-    char *path = path_join(folder, "generation_config.json");
+    char path[PATH_ROOM];
     json_t *object = NULL;
-    enum status st = ST_OK;
-    if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
+    enum status st;
+    CHECK(path_put(path, folder, "generation_config.json"));
     if (file_exists(path)) CHECK(json_read_file(path, 1 << 20, &object));
     CHECK(api_model_read_defaults(path, object, &s->model));
     double repetition = 1;
@@ -69,8 +69,13 @@ static enum status read_generation_config(struct server *s, const char *folder)
                  path, repetition);
 out:
     json_decref(object);
-    free(path);
     return st;
+}
+
+static bool has_tokenizer(const char *folder)
+{
+    char path[PATH_ROOM];
+    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
 }
 
 // A draft is a token id: it must mean the same to both models.
@@ -79,8 +84,7 @@ static enum status check_draft_tokenizer(const struct server *s)
     const char *folder = s->options->engine.draft_folder;
     struct tokenizer *draft = NULL;
     enum status st = ST_OK;
-    char *path = folder ? path_join(folder, "tokenizer.json") : NULL;
-    if (!path || !file_exists(path)) goto out;
+    if (!folder || !has_tokenizer(folder)) return ST_OK;
     CHECK(tokenizer_load(folder, &draft));
     for (int id = 0; id < tokenizer_vocab_size(draft) && st == ST_OK; id++) {
         const char *theirs = tokenizer_token(draft, id), *ours = tokenizer_token(s->tokenizer, id);
@@ -93,7 +97,6 @@ static enum status check_draft_tokenizer(const struct server *s)
     }
 out:
     tokenizer_free(draft);
-    free(path);
     return st;
 }
 
@@ -101,11 +104,7 @@ static enum status read_tokenizer(struct server *s, const char *folder)
 {
     enum status st = model_folder_check(folder, "config.json");
     if (st != ST_OK) return st;
-    char *path = path_join(folder, "tokenizer.json");
-    if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
-    bool found = file_exists(path);
-    free(path);
-    if (!found) {
+    if (!has_tokenizer(folder)) {
         log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text",
                  folder);
         return ST_OK;
@@ -154,9 +153,9 @@ out:
 
 // ---- the tick ----------------------------------------------------------------------------------
 
-// The engine goes round: it beats between steps, idle or not, and while it waits for a trainer's
-// update. It does not beat while it loads weights itself, which may take minutes: by its state, or
-// with the version odd.
+// The engine goes round: it gives heartbeats between steps, idle or not, and while it waits for a
+// trainer's update. It gives none while it loads weights itself, which may take minutes: by its
+// state, or with the version odd.
 static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
 {
     struct engine_info info;
@@ -285,7 +284,7 @@ static void stop(struct server *s)
     for (int i = 0; i < 2; i++)
         if (s->signals[i].data) uv_signal_stop(&s->signals[i]);
     engine_free(s->engine, 0);
-    inbox_close(s->host.inbox);
+    inbox_close(&s->host.inbox);
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
@@ -304,7 +303,7 @@ enum status server_run(const struct server_options *options)
     s->host.metrics = &s->metrics;
     uv_loop_init(&s->loop);
     CHECK(read_model(s));
-    CHECK(inbox_new(&s->loop, &s->host.inbox));
+    CHECK(inbox_init(&s->host.inbox, &s->loop));
     CHECK(engine_new(&options->engine, generation_on_event, &s->host, &s->engine));
     s->host.engine = s->engine;
     struct engine_info info;

@@ -304,7 +304,7 @@ static int tail_of(const struct history *h, int end, int32_t *ret)
     return n;
 }
 
-static void propose(void *memory, const struct history *h, int max, struct proposal *ret)
+static void propose(void *memory, const struct history *h, int max, struct draft *ret)
 {
     int32_t tail[SUFFIX_DEPTH + SPECULATIVE_MOST];
     int n = tail_of(h, h->n_prompt + h->n_generated, tail);

@@ -38,7 +38,7 @@ struct bench {
 };
 
 // Opens the device and the weights; defaults that depend on the device are set in b->o. With a
-// bridge path the weights are shared as the daemon shares them. Release with bench_close(),
+// bridge path the weights are shared as the server shares them. Release with bench_close(),
 // whatever became of it.
 enum status bench_open(struct bench *b, const struct bench_options *o, const char *bridge_path);
 void bench_close(struct bench *b);

@@ -9,7 +9,7 @@
 
 static enum status decoder_prefill(struct decoder *d)
 {
-    const int context = (int)d->b->o.context, most = d->runner->limits.max_tokens;
+    const int context = (int)d->b->o.context, max = d->runner->limits.max_tokens;
     int32_t *prompt = malloc((size_t)context * sizeof *prompt);
     struct rng r;
     enum status st = ST_OK;
@@ -18,8 +18,8 @@ static enum status decoder_prefill(struct decoder *d)
     for (int s = 0; s < d->n; s++) {
         for (int i = 0; i < context; i++)
             prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
-        for (int at = 0; at < context; at += most) {
-            int n = context - at < most ? context - at : most;
+        for (int at = 0; at < context; at += max) {
+            int n = context - at < max ? context - at : max;
             runner_clear(d->runner);
             CHECK(runner_feed(d->runner, prompt + at, n, at, d->blocks + s * d->blocks_each,
                               d->blocks_each));

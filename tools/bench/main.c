@@ -59,7 +59,7 @@ static const struct option_spec table[] = {
     OPT_TEXT("draft-config", draft_config, NULL, "FILE",
              "a draft model's config.json; random weights"),
     OPT_TEXT("methods", methods, NULL, "LIST",
-             "as --speculative of the daemon, separated by commas, joined by + where one is "
+             "as --speculative of the server, separated by commas, joined by + where one is "
              "several at once, with fixed- before one that drafts its K always; off is always "
              "measured. Default: ngram:5,suffix:8, and draft_model:5 where there is a draft model"),
     OPT_TEXT("batches", batches, "1,2,4,8,16,32,64", "LIST", "samples in flight"),

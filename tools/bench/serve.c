@@ -31,9 +31,9 @@ struct serve_bench {
     double limit_ms, tokens;
 };
 
-static int between(struct rng *r, int64_t least, int64_t most)
+static int between(struct rng *r, int64_t min, int64_t max)
 {
-    return (int)least + (int)rng_below(r, (uint32_t)(most - least + 1));
+    return (int)min + (int)rng_below(r, (uint32_t)(max - min + 1));
 }
 
 static json_t *random_request(const struct serve_bench *s, struct rng *r, const struct load *load)

@@ -3,7 +3,7 @@
  *
  * Each method has an executor of its own (the engine without its thread and bridge: every
  * difference between methods is in there), all on one copy of the weights, and keeps it over a
- * batch size's rounds, so that it learns costs and acceptance as a daemon's does. A round gives
+ * batch size's rounds, so that it learns costs and acceptance as a server's does. A round gives
  * every method the same rollouts: --waves times the batch, in groups as GRPO asks for them, all
  * queued at the start, timed from there to the last one's end. Prompts and seeds change from round
  * to round: what a method remembers of a prompt is of the same round's siblings, or of earlier
@@ -15,9 +15,9 @@
  *
  * The methods of a round run one after another, beginning with another one each round, and a
  * method's time is compared with that of "off" in the same round: a machine that drifts or is
- * shared hurts all alike. Reported are the median of these ratios and their quartiles. One-hot
- * methods draw the tokens that "off" draws; a draft model's samples are others, of the same
- * distribution, so the ratio is of tokens a second. */
+ * shared hurts all alike. Reported are the median of these ratios and their quartiles.
+ * Deterministic drafts give the tokens that "off" gives; a draft model's samples are others, of the
+ * same distribution, so the ratio is of tokens a second. */
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/executor.h"
@@ -28,12 +28,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_ARMS    24
-#define MOST_BATCHES 16
-#define NAME_BYTES   64
-#define BLOCK        16  // tokens
-#define CHUNK        512 // prompt tokens of a step
-#define FIXED        "fixed-"
+#define MAX_ARMS    24
+#define MAX_BATCHES 16
+#define NAME_BYTES  64
+#define BLOCK       16  // tokens
+#define CHUNK       512 // prompt tokens of a step
+#define FIXED       "fixed-"
 
 struct arm { // a method under measurement
     char name[NAME_BYTES];
@@ -47,8 +47,8 @@ struct arm { // a method under measurement
 struct comparison {
     struct bench *b;
     int n_arms, n_batches;
-    struct arm arms[MOST_ARMS]; // "off" is the first
-    int batches[MOST_BATCHES];
+    struct arm arms[MAX_ARMS]; // "off" is the first
+    int batches[MAX_BATCHES];
     struct model_config *draft_config;
     struct weights *draft; // NULL: none
     void *draft_arena;
@@ -67,8 +67,8 @@ struct comparison {
 static enum status add_arm(struct comparison *c, const char *text, size_t n)
 {
     char choice[NAME_BYTES];
-    if (c->n_arms == MOST_ARMS)
-        return status_fail(ST_INVALID, "--methods: at most %d are taken", MOST_ARMS - 1);
+    if (c->n_arms == MAX_ARMS)
+        return status_fail(ST_INVALID, "--methods: at most %d are taken", MAX_ARMS - 1);
     if (n >= NAME_BYTES)
         return status_fail(ST_INVALID, "--methods: \"%.*s\" is no method", (int)n, text);
     struct arm *arm = &c->arms[c->n_arms];
@@ -118,8 +118,8 @@ static enum status read_batches(struct comparison *c)
                                "--batches %s: they must be 1 to 4096, with commas between "
                                "them",
                                c->b->o.batches);
-        if (c->n_batches == MOST_BATCHES)
-            return status_fail(ST_INVALID, "--batches: at most %d are taken", MOST_BATCHES);
+        if (c->n_batches == MAX_BATCHES)
+            return status_fail(ST_INVALID, "--batches: at most %d are taken", MAX_BATCHES);
         c->batches[c->n_batches++] = (int)batch;
         if (!*end) return ST_OK;
         at = end;
@@ -135,13 +135,11 @@ static enum status load_draft(struct comparison *c)
         CHECK(model_config_load(o->draft, &c->draft_config));
     else
         CHECK(model_config_load_file(o->draft_config, &c->draft_config));
-    if (c->draft_config->vocab_size > c->b->config->vocab_size) {
-        st = status_fail(ST_MISMATCH,
-                         "the draft model's vocabulary of %d tokens is larger than the %d of the "
-                         "model; it must be of the same tokenizer",
-                         c->draft_config->vocab_size, c->b->config->vocab_size);
-        goto out;
-    }
+    if (c->draft_config->vocab_size > c->b->config->vocab_size)
+        FAIL(ST_MISMATCH,
+             "the draft model's vocabulary of %d tokens is larger than the %d of the "
+             "model; it must be of the same tokenizer",
+             c->draft_config->vocab_size, c->b->config->vocab_size);
     st = bench_load_weights(c->b->dev, c->draft_config, c->b->dt, o->draft, (uint64_t)o->seed + 1,
                             &c->draft, &c->draft_arena);
 out:
@@ -249,8 +247,8 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
     // Room for drafts and for the block a running sample that admission keeps back: the batch is to
     // be what is asked for.
     const int wanted = c->longest_prompt + c->tokens, roomy = wanted + 4 * BLOCK;
-    const int most = b->config->max_positions;
-    const int context = wanted > most || roomy < most ? roomy : most;
+    const int positions = b->config->max_positions;
+    const int context = wanted > positions || roomy < positions ? roomy : positions;
     const int64_t n_blocks = (int64_t)batch * ((context + BLOCK - 1) / BLOCK);
     int64_t block_bytes = kv_memory_block_bytes(b->config, b->dt, BLOCK);
     for (int i = 0; i < c->n_arms; i++) {

@@ -179,13 +179,13 @@ static enum status pick_group(const char *path, json_t **ret)
 // Fewer than all, but with the least and the largest reward among them.
 static bool is_shown(const json_t *group, size_t i)
 {
-    size_t n = json_array_size(group), least = 0, most = 0;
+    size_t n = json_array_size(group), min = 0, max = 0;
     for (size_t k = 1; k < n; k++) {
         double reward = number_of(json_array_get(group, k), "reward");
-        if (reward < number_of(json_array_get(group, least), "reward")) least = k;
-        if (reward > number_of(json_array_get(group, most), "reward")) most = k;
+        if (reward < number_of(json_array_get(group, min), "reward")) min = k;
+        if (reward > number_of(json_array_get(group, max), "reward")) max = k;
     }
-    return i == least || i == most || i < SAMPLES_SHOWN - 2;
+    return i == min || i == max || i < SAMPLES_SHOWN - 2;
 }
 
 static enum status draw_step(const struct numbered_file *file, struct bytes *to)

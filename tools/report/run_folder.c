@@ -87,11 +87,8 @@ enum status run_folder_read(const char *path, struct run_folder *ret)
     if (!run.path || !run.name) FAIL(ST_NO_MEMORY, "no memory to read %s", path);
     if (stat(path, &info) != 0)
         FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
-    if (!S_ISDIR(info.st_mode)) {
-        st = status_fail(ST_INVALID, "%s is no folder; name the one that cw-trainer train wrote",
-                         path);
-        goto out;
-    }
+    if (!S_ISDIR(info.st_mode))
+        FAIL(ST_INVALID, "%s is no folder; name the one that cw-trainer train wrote", path);
     CHECK(read_files(&run));
     *ret = run;
 out:

@@ -50,10 +50,10 @@ enum counts { NOTHING, THINGS, IN_EACH, DOLLARS }; // what the quantity is; NOTH
 
 static const struct step {
     enum counts from, to;
-    char sign;       // '=' starts: y = b
-    int least, most; // of the operand; most 0: --max-number
-    bool passes_on;  // %F is the person asked about from here on
-    int weight;      // how often it is sampled
+    char sign;      // '=' starts: y = b
+    int min, max;   // of the operand; max 0: --max-number
+    bool passes_on; // %F is the person asked about from here on
+    int weight;     // how often it is sampled
     const char *tell, *work;
 } steps[] = {
     {NOTHING, THINGS, '*', 2, 12, false, 2,
@@ -194,9 +194,9 @@ static void say(struct bytes *to, const struct story *s, const char *ways)
 
 // ---- a problem ----------------------------------------------------------------------------------
 
-static long between(struct rng *rng, long least, long most)
+static long between(struct rng *rng, long min, long max)
 {
-    return least + pick(rng, (int)(most - least + 1));
+    return min + pick(rng, (int)(max - min + 1));
 }
 
 static const struct person *pick_person(struct rng *rng, const struct person *not_this)
@@ -210,10 +210,10 @@ static const struct person *pick_person(struct rng *rng, const struct person *no
 // Samples the operand and fills y. False: the step does not fit this quantity.
 static bool take_step(struct story *s, const struct step *step, const struct problem_options *c)
 {
-    long most = step->most ? step->most : c->max_number, limit = 5 * c->max_number;
-    if (step->sign == '-' && most >= s->x) most = s->x - 1;
-    if (most < step->least) return false;
-    s->b = between(s->rng, step->least, most);
+    long max = step->max ? step->max : c->max_number, limit = 5 * c->max_number;
+    if (step->sign == '-' && max >= s->x) max = s->x - 1;
+    if (max < step->min) return false;
+    s->b = between(s->rng, step->min, max);
     switch (step->sign) {
     case '+':
         s->y = s->x + s->b;

@@ -18,7 +18,7 @@ struct problem { // all zero: empty; bytes_status() of the three tells of want o
     struct bytes careless;         // the same by one who leaves out the last of several steps
     int n_steps;
 };
-// A new problem in place of the one there. False: no step fitted; draw on.
+// A new problem in place of the one there. False: no step fitted; ask again.
 bool problem_tell(struct problem *p, struct rng *rng, const struct problem_options *options);
 void problem_release(struct problem *p);
 

@@ -138,9 +138,9 @@ static enum status check_room(const struct memory_plan *plan, const struct devic
     return status_fail(ST_NO_MEMORY, "training needs %.2f GiB on %s, where %.2f GiB are free: %s",
                        (double)plan->total * gib, device_spec(dev), (double)plan->free * gib,
                        by_rows
-                           ? "lower --token-budget or --logits-chunk, or give the daemon a smaller "
+                           ? "lower --token-budget or --logits-chunk, or give the server a smaller "
                              "--kv-memory"
-                           : "give the daemon a smaller --kv-memory or take a smaller model");
+                           : "give the server a smaller --kv-memory or take a smaller model");
 }
 
 static enum status new_learner(struct device *dev, const struct model_config *config,

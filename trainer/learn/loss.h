@@ -76,6 +76,8 @@ struct loss_stats { // sums, so that micro-batches add up; divide by tokens or s
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
                   struct loss_stats *stats, float *ret_dlogprobs);
 double range_mean(const struct range_stats *r); // 0 where it has no entry
+// What a count of its entries is of them: 0 where there are none.
+double range_share(const struct range_stats *r, double count);
 
 extern const char *const loss_type_names[], *const kl_estimator_names[], *const tis_mode_names[];
 

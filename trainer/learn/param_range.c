@@ -1,6 +1,6 @@
 /* param_range.c: from names to ranges. No state; any thread.
  *
- * What can be frozen is a block of the arena (weights.h), because its gradient is one product: the
+ * What can be frozen is a block of the arena (weights.h), because its gradient is one matmul: the
  * q, k and v projections of a layer are one, as are gate and up.
  */
 #include "trainer/learn/param_range.h"

@@ -13,7 +13,7 @@ static const char *const latency_words[] = {"measured", "modelled", NULL};
 
 const struct option_spec train_options[] = {
     OPT_HEADING("What is trained, on what"),
-    OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "training prompts, JSONL"),
     MAX_SAMPLES_OPTION,
     OPT_TEXT("run-dir", run_dir, NULL, "DIR", "run folder (default: runs/DATE-TIME)"),
@@ -21,7 +21,7 @@ const struct option_spec train_options[] = {
              "go on from the run folder's last checkpoint, if it has one, with the options in its "
              "config.json where they are not given here"),
     OPT_TEXT("start-from", start_from, "loaded", "loaded|current|DIR",
-             "weights that a new run starts from: those of the folder the daemon loaded, as they "
+             "weights that a new run starts from: those of the folder the server loaded, as they "
              "are now, or those of a model folder; also the reference of --beta"),
     OPT_CONFIG,
     PROMPT_OPTIONS,
@@ -105,7 +105,7 @@ const struct option_spec train_options[] = {
                "what advantages are divided by"),
     OPT_INT("num-iterations", num_iterations, "1", "N", 1, 1000, "updates on each rollout"),
     OPT_FLAG("importance-sampling-correction", importance_sampling_correction, "true",
-             "weigh the loss by the trainer's over the daemon's probabilities"),
+             "weigh the loss by the trainer's over the server's probabilities"),
     OPT_CHOICE("importance-sampling-mode", importance_sampling_mode, "sequence_mask",
                tis_mode_names + 1,
                "weights of tokens or whole sequences; beyond the bounds they are cut, or 0"),
@@ -125,7 +125,7 @@ const struct option_spec train_options[] = {
 
     OPT_HEADING("Draft model"),
     OPT_FLAG("train-draft", train_draft, NULL,
-             "train the daemon's draft model (cw-infer-server --draft) to answer as the policy "
+             "train the server's draft model (cw-infer-server --draft) to answer as the policy "
              "does, on the same rollouts"),
     OPT_DOUBLE("draft-learning-rate", draft_learning_rate, "2e-5", "LR", 0, 10,
                "at its peak; schedule and AdamW as above"),
@@ -144,7 +144,7 @@ const struct option_spec train_options[] = {
     OPT_INT("save-total-limit", save_total_limit, "0", "N", 0, 1e9, "checkpoints kept; 0: all"),
     OPT_TEXT(
         "also-count", also_count, NULL, "BRIDGE,...",
-        "bridge files of further daemons, whose speculative decoding is added to spec_decode/*"),
+        "bridge files of further servers, whose speculative decoding is added to spec_decode/*"),
     OPT_FLAG("log-completions", log_completions, NULL,
              "write the sampled text of each step into rollouts/"),
     OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out prompts, JSONL"),
@@ -167,7 +167,7 @@ const struct option_spec train_options[] = {
              "its log-probabilities differs from the trainer's"),
     MEMORY_OPTIONS,
     OPT_DOUBLE("quiesce-timeout", quiesce_timeout, "30", "SECONDS", 0.01, 1e6,
-               "longest wait for the daemon's step boundary"),
+               "longest wait for the server's step boundary"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
                "longest wait for a step's rollouts"),
     OPT_END,

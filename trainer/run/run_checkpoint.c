@@ -2,7 +2,7 @@
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
  * the seed, the curriculum, the best evaluation and what it was of, what the run started from, and
- * a digest of the data. A step whose evaluation did not come to its end (the daemon was gone) keeps
+ * a digest of the data. A step whose evaluation did not come to its end (the server was gone) keeps
  * its line there, and it is evaluated first when the run goes on.
  * Taking it up with another data set, seed or --freeze would silently be another run, and is
  * refused. Evaluations of other prompts or by another reward cannot be compared: there the best is
@@ -98,7 +98,7 @@ enum status run_save(struct run *run, bool interim)
     run->saved_ns = clock_now_ns();
     log_debug("step %" PRId64 ": checkpoint %s written in %.2f s", run->step, folder,
               clock_ms_since(start_ns) / 1e3);
-    // What the daemon restores should this process die in the middle of an update.
+    // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
 out:
     run->save_failed = st != ST_OK;
@@ -189,7 +189,7 @@ static enum status resume_draft(struct run *run, const char *folder, const struc
         return ST_OK;
     }
     if (!run->draft) {
-        log_warn("%s holds a trained draft model, and the daemon keeps the one it serves; "
+        log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
                  "--train-draft goes on with it",
                  folder);
         return ST_OK;

@@ -1,6 +1,6 @@
 /* run_folder.c: the run's folder: its lock, whether it may be used, and the two files that say what
  * the run is: config.json, its options, and run.json, one entry for each start of a process: which
- * model, weights, daemon, machine and program. The main thread.
+ * model, weights, server, machine and program. The main thread.
  */
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -19,7 +19,7 @@
 #define MAX_CONFIG ((size_t)1 << 20)
 #define MAX_STARTS ((size_t)64 << 20)
 
-// Trainers of other daemons are kept out of the folder too. The lock ends with the process; a file
+// Trainers of other servers are kept out of the folder too. The lock ends with the process; a file
 // system without locks has none.
 static enum status lock_run_folder(struct run *run)
 {

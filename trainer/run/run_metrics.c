@@ -62,13 +62,10 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
     metrics_put(metrics, "advantage_mean", s->stats.mean);
     metrics_put(metrics, "advantage_std", s->stats.std);
     for (int k = 0; k < s->n_terms; k++) {
-        char key[64];
         double mean, std;
         mean_std(s->terms + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        snprintf(key, sizeof key, "rewards/%s/mean", reward_term_name(run->reward, k));
-        metrics_put(metrics, key, mean);
-        snprintf(key, sizeof key, "rewards/%s/std", reward_term_name(run->reward, k));
-        metrics_put(metrics, key, std);
+        metrics_putf(metrics, mean, "rewards/%s/mean", reward_term_name(run->reward, k));
+        metrics_putf(metrics, std, "rewards/%s/std", reward_term_name(run->reward, k));
     }
     if (run_accuracy(run, s) >= 0) metrics_put(metrics, "accuracy", run_accuracy(run, s));
 }
@@ -79,15 +76,11 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     double costs = 0;
     if (!s->costs) return;
     for (int k = 0; k < COST_TERMS; k++) {
-        char key[64];
         double mean, std, weight = cost_signed_weight(&run->scoring.weights, k);
         mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(k));
-        metrics_put(metrics, key, mean);
-        snprintf(key, sizeof key, "rewards/cost/%s", cost_term_name(k));
-        metrics_put(metrics, key, weight * mean);
-        snprintf(key, sizeof key, "rewards/cost/%s/std", cost_term_name(k));
-        metrics_put(metrics, key, fabs(weight) * std);
+        metrics_putf(metrics, mean, "inference/%s", cost_quantity_name(k));
+        metrics_putf(metrics, weight * mean, "rewards/cost/%s", cost_term_name(k));
+        metrics_putf(metrics, fabs(weight) * std, "rewards/cost/%s/std", cost_term_name(k));
         costs += weight * mean;
     }
     metrics_put(metrics, "rewards/cost", costs);
@@ -103,7 +96,7 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     metrics_put(metrics, "latency_model/r2", m->r2);
 }
 
-// What serving took, as the daemon measured it. With --cost, put_costs() says it; tokens and
+// What serving took, as the server measured it. With --cost, put_costs() says it; tokens and
 // acceptance have keys of their own.
 static void put_inference(json_t *metrics, const struct rollout *r, const struct scores *s)
 {
@@ -119,30 +112,36 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
         for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
     }
     for (size_t k = 0; k < sizeof told / sizeof *told; k++) {
-        char key[64];
-        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(told[k]));
-        metrics_put(metrics, key, means[told[k]]);
+        metrics_putf(metrics, means[told[k]], "inference/%s", cost_quantity_name(told[k]));
     }
 }
 
-static void put_ratios(json_t *metrics, const struct run *run, const struct update_stats *u)
+// name/mean, /min and /max
+static void put_range(json_t *metrics, const char *name, const struct range_stats *r)
+{
+    metrics_putf(metrics, range_mean(r), "%s/mean", name);
+    metrics_putf(metrics, r->min, "%s/min", name);
+    metrics_putf(metrics, r->max, "%s/max", name);
+}
+
+static void put_ratios(json_t *metrics, const struct run *run, const struct loss_stats *all)
 {
     const struct loss_config *loss = &run->resolved.loss;
-    metrics_put(metrics, "clip_ratio/low_mean", u->clip_low);
-    metrics_put(metrics, "clip_ratio/low_min", u->clip_low_min);
-    metrics_put(metrics, "clip_ratio/high_mean", u->clip_high);
-    metrics_put(metrics, "clip_ratio/high_max", u->clip_high_max);
-    metrics_put(metrics, "clip_ratio/region_mean", u->clip_low + u->clip_high);
-    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", u->clip_high);
-    if (loss->delta > 0) metrics_put(metrics, "clip_ratio/delta_mean", u->clip_delta);
-    metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
-    metrics_put(metrics, "importance_ratio/min", u->ratio_min);
-    metrics_put(metrics, "importance_ratio/max", u->ratio_max);
+    const double low = range_share(&all->ratio, all->clip_low),
+                 high = range_share(&all->ratio, all->clip_high);
+    metrics_put(metrics, "clip_ratio/low_mean", low);
+    metrics_put(metrics, "clip_ratio/low_min", all->seq_clip_low.min);
+    metrics_put(metrics, "clip_ratio/high_mean", high);
+    metrics_put(metrics, "clip_ratio/high_max", all->seq_clip_high.max);
+    metrics_put(metrics, "clip_ratio/region_mean", low + high);
+    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", high);
+    if (loss->delta > 0)
+        metrics_put(metrics, "clip_ratio/delta_mean", range_share(&all->ratio, all->clip_delta));
+    put_range(metrics, "importance_ratio", &all->ratio);
     if (loss->tis == TIS_OFF) return;
-    metrics_put(metrics, "sampling/importance_sampling_ratio/mean", u->tis_mean);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/min", u->tis_min);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/max", u->tis_max);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->tis_cut);
+    put_range(metrics, "sampling/importance_sampling_ratio", &all->tis);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/cut",
+                range_share(&all->tis, all->tis_cut));
 }
 
 static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
@@ -160,7 +159,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "loss", u->loss);
     if (run->config->loss.beta > 0) metrics_put(metrics, "kl", u->kl);
     metrics_put(metrics, "entropy", u->entropy);
-    put_ratios(metrics, run, u);
+    put_ratios(metrics, run, &u->all);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", lr);
     metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
@@ -221,17 +220,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);
-    metrics_put(metrics, "eval/reward", r.reward);
-    metrics_put(metrics, "eval/reward_standard_error", r.reward_standard_error);
-    metrics_put(metrics, "eval/mean_length", r.mean_length);
-    if (r.accuracy >= 0) {
-        metrics_put(metrics, "eval/accuracy", r.accuracy);
-        metrics_put(metrics, "eval/standard_error", r.standard_error);
-    }
-    if (r.spec.num_draft_tokens > 0) {
-        metrics_put(metrics, "eval/acceptance_rate", spec_acceptance_rate(&r.spec));
-        metrics_put(metrics, "eval/acceptance_length", spec_acceptance_length(&r.spec));
-    }
+    eval_result_put(&r, "eval/", metrics);
     log_progress_end();
     if (r.accuracy >= 0)
         log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
@@ -268,11 +257,10 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
         metrics_put(parts, reward_term_name(run->reward, k),
                     s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
     for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
-        char key[64];
-        snprintf(key, sizeof key, "cost/%s", cost_term_name(k));
-        metrics_put(parts, key,
-                    cost_signed_weight(&run->scoring.weights, k) *
-                        s->costs[(size_t)k * (size_t)s->n + (size_t)i]);
+        metrics_putf(parts,
+                     cost_signed_weight(&run->scoring.weights, k) *
+                         s->costs[(size_t)k * (size_t)s->n + (size_t)i],
+                     "cost/%s", cost_term_name(k));
     }
     return parts;
 }

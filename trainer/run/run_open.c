@@ -24,10 +24,10 @@ static enum status take_rope(const struct bridge *bridge, const struct bridge_ro
     if (!rope_describe(model, words, sizeof words)) return ST_OK;
     if (role->rope_context == 0)
         return status_fail(ST_MISMATCH,
-                           "%s: role %s has no \"rope_context\", by which the daemon chose the "
-                           "factors of longrope; daemon and trainer must be of one version",
+                           "%s: role %s has no \"rope_context\", by which the server chose the "
+                           "factors of longrope; server and trainer must be of one version",
                            bridge_file_of(bridge)->path, role->role);
-    log_info("%s: %s, as the daemon chose", role->model, words);
+    log_info("%s: %s, as the server chose", role->model, words);
     return ST_OK;
 }
 
@@ -43,8 +43,8 @@ static enum status open_role(struct bridge *bridge, const struct bridge_role *ro
     weights_layout_hash(*ret_weights, hash);
     if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
         st = status_fail(ST_MISMATCH,
-                         "%s: the daemon's layout of the weights differs from what %s gives here; "
-                         "daemon and trainer must be of one version, and the folder unchanged",
+                         "%s: the server's layout of the weights differs from what %s gives here; "
+                         "server and trainer must be of one version, and the folder unchanged",
                          bridge_file_of(bridge)->path, role->model);
         goto out;
     }
@@ -60,7 +60,7 @@ static enum status open_draft(struct run *run)
     if (!run->config->train_draft) return ST_OK;
     if (!role)
         return status_fail(ST_NOT_FOUND,
-                           "--train-draft: %s shares no draft model; start the daemon with one: "
+                           "--train-draft: %s shares no draft model; start the server with one: "
                            "cw-infer-server --draft DIR --speculative draft_model:5",
                            file->path);
     run->draft_folder = role->model;
@@ -91,7 +91,7 @@ out:
     return st;
 }
 
-// The daemon must be in exact mode for --exact.
+// The server must be in exact mode for --exact.
 static enum status check_exact(const struct run *run)
 {
     json_t *info;
@@ -100,7 +100,7 @@ static enum status check_exact(const struct run *run)
     if (st != ST_OK) return status_context(st, "--exact");
     if (!json_is_true(json_object_get(info, "exact")))
         st = status_fail(ST_MISMATCH,
-                         "--exact: the daemon of %s was not started with it; start it as "
+                         "--exact: the server of %s was not started with it; start it as "
                          "cw-infer-server --exact",
                          bridge_file_of(run->bridge)->path);
     json_decref(info);
@@ -192,7 +192,7 @@ static enum status open_learner(struct run *run)
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    memory_say(run->learner, "shared with the daemon (0 extra)", c->learning.freeze);
+    memory_say(run->learner, "shared with the server (0 extra)", c->learning.freeze);
     CHECK(learner_prepare(run->learner));
 out:
     return st;

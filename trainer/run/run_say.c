@@ -20,7 +20,7 @@ static void say_symptoms(struct run *run, const struct scores *s, const struct u
         .grad_norm = u->applied ? u->grad_norm : NAN,
         .kl = run->config->loss.beta > 0 ? u->kl : NAN,
         .entropy = u->entropy,
-        .most_entropy = log(run->model->vocab_size),
+        .max_entropy = log(run->model->vocab_size),
     };
     symptoms_look(&run->symptoms, &signs, &text);
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
@@ -42,7 +42,10 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
         .zero_spread = scores->stats.frac_zero_std,
         .kl = run->config->loss.beta > 0 ? update->kl : NAN,
         .grad_norm = update->grad_norm,
-        .clipped = run->config->num_iterations > 1 ? update->clip_low + update->clip_high : -1,
+        .clipped =
+            run->config->num_iterations > 1
+                ? range_share(&update->all.ratio, update->all.clip_low + update->all.clip_high)
+                : -1,
         .cut_off = run_cut_off(rollout),
         .mean_length = (double)rollout->n_tokens / scores->n,
         .tokens_per_s = (double)rollout->n_tokens / step_s,

@@ -1,7 +1,7 @@
 /* run_start.c: the weights that a run starts from. The main thread.
  *
- * The daemon outlives runs, so a new run finds the weights that the last one left. TRL's users
- * expect a run to start from the model they named: the default is the folder that the daemon
+ * The server outlives runs, so a new run finds the weights that the last one left. TRL's users
+ * expect a run to start from the model they named: the default is the folder that the server
  * loaded, and what that replaces is said. Whatever the weights are then is the run's start: step 0,
  * and the KL term's reference.
  *
@@ -44,7 +44,7 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
     if (as_loaded) return ST_OK;
     if (f->loaded[0] != '/')
         return status_fail(ST_INVALID,
-                           "--start-from loaded: the daemon loaded no folder (%s); "
+                           "--start-from loaded: the server loaded no folder (%s); "
                            "take --start-from current or a model folder",
                            f->loaded);
     snprintf(ret, PATH_ROOM, "%s", f->loaded);

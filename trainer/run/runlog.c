@@ -118,6 +118,16 @@ void metrics_put(json_t *metrics, const char *key, double value)
     json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
 }
 
+void metrics_putf(json_t *metrics, double value, const char *key, ...)
+{
+    char text[64];
+    va_list args;
+    va_start(args, key);
+    vsnprintf(text, sizeof text, key, args);
+    va_end(args);
+    metrics_put(metrics, text, value);
+}
+
 enum status runlog_write(struct runlog *log, json_t *metrics)
 {
     enum status st;
