@@ -1,6 +1,6 @@
 /* train.c: `cw-trainer train`: GRPO on the weights a server is serving. The main thread; the
- * bridge's heartbeat, the watch of stop.h and, with --rollout-ahead, the rollout queue's thread run
- * beside it.
+ * bridge's heartbeat, the watch of stop.h and, with --async, the rollout queue's thread run beside
+ * it.
  *
  * train_step() is the algorithm: take groups of completions of the policy as it is served, scored
  * and each compared with its group, and write the update in place. The queue between sampling and
@@ -50,7 +50,7 @@ static enum status train_step(struct run *run)
     const double lr = schedule_at(&run->resolved.schedule, run->step);
 
     CHECK(run_order_steps(run));
-    CHECK(rollout_queue_take(run->queue, &s)); // sampled, and scored against its groups
+    CHECK(run_take_step(run, &s)); // sampled, and scored against its groups
     const double wait_s = clock_ms_since(start) / 1e3;
     CHECK(run_learn(run, s, lr, &update));
     const double train_s = clock_ms_since(start) / 1e3 - wait_s;
@@ -140,6 +140,8 @@ static enum status check(void *context, struct option_set *set)
     log_open("cw-trainer", c->log_level);
     const char *idle = train_config_idle_cost(c);
     if (idle) log_warn("--%s has no effect without --cost", idle);
+    if (!c->async && options_given(set, "max-staleness"))
+        log_warn("--max-staleness has no effect without --async");
     if (c->resume && options_given(set, "start-from"))
         log_warn("--start-from has no effect with --resume where the run has a checkpoint");
 out:

@@ -167,6 +167,15 @@ enum status adapter_load(const struct adapter *a, struct device *dev, const char
     return st;
 }
 
+bool adapter_same(const struct adapter *a, const struct adapter *b)
+{
+    bool same = a->n == b->n;
+    for (int i = 0; same && i < a->n; i++)
+        same = a->list[i].base == b->list[i].base && a->list[i].rank == b->list[i].rank &&
+               a->list[i].scale == b->list[i].scale;
+    return same;
+}
+
 enum status adapter_check(const struct adapter *a, const char *folder)
 {
     enum status st;
@@ -175,11 +184,7 @@ enum status adapter_check(const struct adapter *a, const char *folder)
     struct adapter *other = NULL;
     CHECK(adapter_config_load(folder, &config));
     CHECK(adapter_new(config, a->base, a->weights->dt, &other));
-    bool same = other->n == a->n;
-    for (int i = 0; same && i < a->n; i++)
-        same = other->list[i].base == a->list[i].base && other->list[i].rank == a->list[i].rank &&
-               other->list[i].scale == a->list[i].scale;
-    if (!same)
+    if (!adapter_same(a, other))
         FAIL(ST_MISMATCH,
              "%s has other targets, ranks or scales than the adapter that is to "
              "take its weights",

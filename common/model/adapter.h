@@ -32,6 +32,8 @@ bool adapter_takes(const struct weights *base, int tensor);
 enum status adapter_new(struct adapter_config *config, const struct weights *base, enum dtype dt,
                         struct adapter **ret);
 void adapter_free(struct adapter *a); // the plan, not the memory
+// Of one base: whether both change the same matrices with the same ranks and scales.
+bool adapter_same(const struct adapter *a, const struct adapter *b);
 
 // Fills bound memory from a PEFT folder. A tensor that is missing, or one more, is an error;
 // nothing was written then.

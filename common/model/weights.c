@@ -522,7 +522,6 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
 {
     enum status st = ST_OK;
     void *staging = NULL;
-    CHECK(weights_check_set(w, set, where));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {

@@ -68,6 +68,8 @@ static enum status load(struct engine *e, const struct command *c)
         engine_take_version(e, e->options.kv_policy != KV_KEEP);
         log_info("engine: adapter '%s': weights replaced from %s, version %llu", c->name, c->folder,
                  (unsigned long long)e->live.weight_version);
+    } else if (c->in_place) {
+        CHECK(adapters_check(a, slot, c->config));
     } else {
         st = status_fail(ST_INVALID,
                          "the adapter '%s' has already been loaded; to replace its weights send "

@@ -188,6 +188,20 @@ enum status adapters_remove(struct adapters *a, int slot)
     return st;
 }
 
+enum status adapters_check(const struct adapters *a, int slot, const char *config)
+{
+    const struct slot *s = &a->slots[slot];
+    struct adapter *other = NULL;
+    enum status st = plan_of(a, "\"config\"", config, &other);
+    if (st == ST_OK && !adapter_same(s->adapter, other))
+        st = status_fail(ST_MISMATCH,
+                         "the adapter '%s' that is loaded has other targets, ranks or scales; "
+                         "unload it first (POST /v1/unload_lora_adapter), or take another name",
+                         s->info.name);
+    adapter_free(other);
+    return st;
+}
+
 enum status adapters_reload(struct adapters *a, int slot, const char *folder)
 {
     struct slot *s = &a->slots[slot];

@@ -30,6 +30,8 @@ enum status adapters_add(struct adapters *a, const struct adapter_order *order,
                          const char *segment);
 void adapters_retire(struct adapters *a, int slot); // it has no name any more
 enum status adapters_remove(struct adapters *a, int slot);
+// Whether an adapter is as that config (its text) says. ST_MISMATCH: it is not.
+enum status adapters_check(const struct adapters *a, int slot, const char *config);
 // Rewrites an adapter's weights from a folder of the same config.
 enum status adapters_reload(struct adapters *a, int slot, const char *folder);
 // Torn weights: from a trainer's checkpoint of one.

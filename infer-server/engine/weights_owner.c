@@ -462,11 +462,25 @@ enum status weights_owner_canary(struct weights_owner *o, uint64_t *ret_word)
     return st;
 }
 
+// The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
+// there is none.
+static const struct weights *listed_arena(const struct weights_owner *o, int i)
+{
+    if (i < WEIGHTS_ROLES) return o->arenas[i].weights;
+    const struct adapter_info *info = adapters_info(o->adapters, i - WEIGHTS_ROLES);
+    return info && info->name[0] ? adapters_weights(o->adapters, i - WEIGHTS_ROLES) : NULL;
+}
+
+static int listed_arenas(const struct weights_owner *o)
+{
+    return WEIGHTS_ROLES + (o->adapters ? adapters_max(o->adapters) : 0);
+}
+
 int weights_owner_tensors(const struct weights_owner *o)
 {
     int n = 0;
-    for (int i = 0; i < WEIGHTS_ROLES; i++)
-        if (o->arenas[i].weights) n += o->arenas[i].weights->n_tensors;
+    for (int i = 0; i < listed_arenas(o); i++)
+        if (listed_arena(o, i)) n += listed_arena(o, i)->n_tensors;
     return n;
 }
 
@@ -487,8 +501,8 @@ static enum status arena_checksums(struct weights_owner *o, const struct weights
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
 {
     enum status st = ST_OK;
-    for (int i = 0; i < WEIGHTS_ROLES && st == ST_OK; i++) {
-        const struct weights *w = o->arenas[i].weights;
+    for (int i = 0; i < listed_arenas(o) && st == ST_OK; i++) {
+        const struct weights *w = listed_arena(o, i);
         if (!w) continue;
         st = arena_checksums(o, w, sums);
         sums += w->n_tensors;

@@ -83,6 +83,14 @@ static void an_adapter_is_trained(void **state)
     assert_true(kl[0] == 0 && kl[STEPS - 1] != 0); // from the model itself
     daemon_holds(&s.daemon, "policy", s.model);
     assert_served(&s, latest(&s, "run"));
+    assert_int_equal(test_command(test_path(s.folder, "check.log"), LIMIT_MS,
+                                  OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)),
+                     0);
+    assert_int_equal(
+        test_command(test_path(s.folder, "eval.log"), LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
+                             "--data", s.data, "--lora", "policy", "--max-completion-length", "4")),
+        0);
     assert_true(file_exists(test_path(latest(&s, "run"), "adapter_config.json")));
     assert_false(file_exists(test_path(latest(&s, "run"), "model.safetensors")));
     char *after = completion(&s, ""), *adapted = completion(&s, "\"lora\":\"policy\",");
@@ -243,7 +251,11 @@ static void what_cannot_be_trained_is_named(void **state)
         train_alone(&s, "other",
                     OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--max-steps", "1")),
         1);
-    assert_said(&s, "take another --lora-name");
+    assert_said(&s, "other targets, ranks or scales");
+    assert_int_equal(
+        train_alone(&s, "other", OPTIONS("--lora-r", "4", "--lora-alpha", "9", "--max-steps", "1")),
+        1);
+    assert_said(&s, "other targets, ranks or scales");
     assert_int_equal(train_alone(&s, "other",
                                  OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--lora-name",
                                          "qv", "--max-steps", "1")),

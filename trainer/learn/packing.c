@@ -138,7 +138,7 @@ void packing_samples(const struct micro_batch *mb, const struct pack_group *grou
     for (int i = 0; i < mb->n_parts; i++) {
         const struct pack_part *part = &mb->parts[i];
         const struct pack_group *group = &groups[part->group];
-        const int32_t first = (int32_t)part->group * (GROUP_SAMPLES);
+        const int32_t first = (int32_t)((uint32_t)part->group * GROUP_SAMPLES);
         ret_samples = fill(ret_samples, group->n_prompt, first);
         for (int c = part->first; c < part->first + part->n; c++)
             ret_samples = fill(ret_samples, group->completions[c].n - 1, first + 1 + c);

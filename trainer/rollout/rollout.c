@@ -23,7 +23,7 @@ struct part { // the groups that one server samples
     const struct rollout_server *server;
     struct rollout *rollout;
     struct completion_bounds bounds;
-    int first, n_groups, n_taken; // n_taken: completions
+    int first, n_groups, n_wanted, n_taken; // the latter: completions
     json_t *body;
     struct http_request *request; // NULL: not in flight
     int64_t again_ns;             // when a busy server is asked again
@@ -69,6 +69,30 @@ void rollout_free(struct rollout *r)
     free(r);
 }
 
+uint64_t rollout_oldest(const struct rollout *r, int group)
+{
+    const struct completion *completions = &r->completions[group * r->n_per_group];
+    uint64_t oldest = UINT64_MAX;
+    for (int i = 0; i < r->n_per_group; i++)
+        for (int t = 0; t < completions[i].n; t++)
+            if (completions[i].versions[t] < oldest) oldest = completions[i].versions[t];
+    return oldest;
+}
+
+int rollout_drop_older(struct rollout *r, uint64_t oldest)
+{
+    int n = 0;
+    for (int g = 0; g < r->n_groups; g++) {
+        if (rollout_oldest(r, g) >= oldest) continue;
+        n++;
+        for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++) {
+            r->n_tokens -= r->completions[i].n;
+            completion_release(&r->completions[i]);
+        }
+    }
+    return n;
+}
+
 // ---- request ------------------------------------------------------------------------------------
 
 static json_t *request_group(const struct example *e, int id, int n, uint64_t seed)
@@ -89,9 +113,12 @@ static enum status build_request(struct part *p, const struct sampling_options *
     const struct rollout *r = p->rollout;
     json_t *groups = json_array();
     bool failed = !groups;
-    for (int g = p->first; !failed && g < p->first + p->n_groups; g++)
+    for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
+        if (r->completions[g * r->n_per_group].text) continue; // it has its completions
         failed = json_array_append_new(
             groups, request_group(r->examples[g], g, r->n_per_group, s->seed & INT64_MAX));
+        p->n_wanted += r->n_per_group;
+    }
     p->body = failed ? NULL
                      : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups",
                                  groups, "lora", p->source->adapter, "sampling", "temperature",
@@ -165,7 +192,6 @@ static enum status submit(struct part *p)
 // Submits it, takes its end, or does nothing where it is in flight.
 static enum status advance(struct part *p, int64_t deadline)
 {
-    const int wanted = p->n_groups * p->rollout->n_per_group;
     if (p->done) return ST_OK;
     if (!p->request) return clock_now_ns() >= p->again_ns ? submit(p) : check_alive(p);
     if (!http_ended(p->request)) return ST_OK;
@@ -179,9 +205,9 @@ static enum status advance(struct part *p, int64_t deadline)
     }
     if (st != ST_OK) return st;
     p->done = true;
-    if (p->n_taken != wanted)
+    if (p->n_taken != p->n_wanted)
         st = status_fail(ST_FORMAT, "response to /v1/rollouts: %d samples of the %d asked for",
-                         p->n_taken, wanted);
+                         p->n_taken, p->n_wanted);
     return st;
 }
 
@@ -220,9 +246,9 @@ static enum status plan_parts(const struct rollout_source *source, struct rollou
                        .max_tokens = sampling->max_tokens,
                        .oldest = control_version(server->control) & ~(uint64_t)1},
         };
-        p->done = p->n_groups == 0;
-        enum status st = p->done ? ST_OK : build_request(p, sampling);
+        enum status st = build_request(p, sampling);
         if (st != ST_OK) return st;
+        p->done = p->n_wanted == 0;
     }
     return ST_OK;
 }
@@ -235,7 +261,7 @@ enum status rollout_pull(const struct rollout_source *source,
     const int64_t start = clock_now_ns();
     CHECK(plan_parts(source, r, sampling, parts));
     CHECK(pull_parts(parts, source->n_servers));
-    r->seconds = clock_ms_since(start) / 1e3;
+    r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,
               r->n_per_group, r->n_tokens, r->seconds);
 out:

@@ -46,12 +46,17 @@ struct rollout_source rollout_source_of(struct http_client *http, const struct c
                                         int vocab_size, double timeout_s);
 // Without completions yet; the caller fills in its examples.
 enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
-// Pulls the completions of all its groups. A server that is busy (429, 503) is asked again until
-// the time-out; one that died is ST_PEER_GONE within a second; a response that is not what was
-// asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled does not
-// depend on the number of servers. After a failure the rollout is good for rollout_free() only.
+// Pulls the completions of all its groups that have none. A server that is busy (429, 503) is asked
+// again until the time-out; one that died is ST_PEER_GONE within a second; a response that is not
+// what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled
+// does not depend on the number of servers. After a failure the rollout is good for rollout_free()
+// only.
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r);
+// The oldest weights that sampled a token of a group; UINT64_MAX: it has no token.
+uint64_t rollout_oldest(const struct rollout *r, int group);
+// Takes the completions of groups with a token of weights before `oldest` away. How many groups.
+int rollout_drop_older(struct rollout *r, uint64_t oldest);
 void rollout_free(struct rollout *r);
 
 // ST_INVALID where a prompt with that many new tokens is over the context that the server serves

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define OPTIONS_OF struct train_config
+#define MAX_AHEAD  64
 
 static const char *const latency_words[] = {"measured", "modelled", NULL};
 
@@ -52,9 +53,14 @@ const struct option_spec train_options[] = {
             "groups in one step"),
     OPT_INT("num-generations", curriculum.num_generations, "8", "N", 1, 4096,
             "samples of each prompt, without a curriculum"),
-    OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, 64,
-            "sample so many steps ahead of the one that is learned from, meanwhile and by older "
-            "weights; 0: one after the other"),
+    OPT_FLAG("async", async, NULL,
+             "sample the next steps while learning from one, by weights of up to --max-staleness "
+             "updates before"),
+    OPT_INT("max-staleness", max_staleness, "1", "UPDATES", 0, MAX_AHEAD,
+            "a sample that would be learned from later than this is generated again; 0: the plain "
+            "loop"),
+    OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, MAX_AHEAD,
+            "the same counted in steps: --async --max-staleness STEPS x --num-iterations"),
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one sample"),
     OPT_DOUBLE("temperature", sampling.temperature, "1", "T", 1e-3, 100,
                "of sampling and of the loss"),
@@ -228,9 +234,24 @@ out:
     return st;
 }
 
+static enum status resolve_staleness(const struct train_config *config, struct train_resolved *ret)
+{
+    const int64_t ahead = config->rollout_ahead;
+    if (config->async && ahead > 0)
+        return status_fail(ST_INVALID,
+                           "--async with --rollout-ahead %" PRId64
+                           ", which is --async --max-staleness %" PRId64 "; give one of the two",
+                           ahead, ahead * config->num_iterations);
+    ret->async = config->async || ahead > 0;
+    if (!ret->async) return ST_OK;
+    ret->max_staleness = config->async ? config->max_staleness : ahead * config->num_iterations;
+    ret->steps_ahead = (int)(ret->max_staleness / config->num_iterations);
+    return ST_OK;
+}
+
 // What a reward under --exact may not hold: all of it but the tokens follows the clock, or what
 // else is served, or was served before.
-static enum status check_exact(const struct train_config *config)
+static enum status check_exact(const struct train_config *config, int64_t max_staleness)
 {
     const struct {
         const char *option;
@@ -244,12 +265,13 @@ static enum status check_exact(const struct train_config *config)
         {"gain-cache", config->cost_weights.cache,
          "the prefix cache depends on what was served before"},
     };
-    if (config->exact && config->rollout_ahead > 0)
+    if (config->exact && max_staleness > 0)
         return status_fail(ST_INVALID,
-                           "--exact with --rollout-ahead %" PRId64
-                           ": which weights sample a token then depends on the clock; give "
-                           "--rollout-ahead 0",
-                           config->rollout_ahead);
+                           "--exact with --%s %" PRId64
+                           ": which weights sample a token then depends on the clock; give --%s 0",
+                           config->async ? "max-staleness" : "rollout-ahead",
+                           config->async ? config->max_staleness : config->rollout_ahead,
+                           config->async ? "max-staleness" : "rollout-ahead");
     if (!config->exact || !config->cost) return ST_OK;
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
         if (costs[i].weight != 0)
@@ -308,7 +330,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
         FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
                          "which needs 2 samples or more");
     CHECK(check_lora(config));
-    CHECK(check_exact(config));
+    CHECK(resolve_staleness(config, &r));
+    CHECK(check_exact(config, r.max_staleness));
     CHECK(resolve_loss(config, &r.loss));
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;

@@ -29,7 +29,8 @@ struct train_config {
     struct cost_weights cost_weights;
     int latency_modelled, normalise_terms; // 0 or 1
     // rollouts
-    int64_t rollout_ahead;
+    bool async;
+    int64_t max_staleness, rollout_ahead;
     struct sampling_options sampling;     // without its seed, which is each step's
     struct curriculum_options curriculum; // likewise without the run's
     // loss; as it is meant: train_resolved
@@ -73,6 +74,10 @@ struct train_resolved {
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
+    // --async or --rollout-ahead; without, both numbers are 0
+    bool async;
+    int64_t max_staleness; // updates
+    int steps_ahead;       // that may be sampled before the one that is learned from is
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
 // An option of the cost formula that was changed where --cost is not given; NULL: none was.

@@ -65,13 +65,19 @@ void notice_dropout(const struct train_config *c)
         c->lora.dropout, c->exact ? ", and --exact does not compare them" : "");
 }
 
-void notice_ahead(const struct train_config *c)
+void notice_async(const struct train_config *c, const struct train_resolved *r)
 {
-    if (c->rollout_ahead == 0) return;
-    log_info("--rollout-ahead %" PRId64 ": samples come from weights of up to %" PRId64
+    if (!r->async) return;
+    if (r->steps_ahead == 0) {
+        log_info("--async --max-staleness %" PRId64 " with --num-iterations %" PRId64
+                 ": no step is sampled ahead, which is the run without --async",
+                 r->max_staleness, c->num_iterations);
+        return;
+    }
+    log_info("--async: up to %d steps are sampled ahead, by weights of up to %" PRId64
              " updates before those that learn from them (metric rollout/staleness_max)",
-             c->rollout_ahead, c->rollout_ahead * c->num_iterations);
+             r->steps_ahead, r->steps_ahead * c->num_iterations);
     if (!c->importance_sampling_correction)
-        log_warn("--rollout-ahead without --importance-sampling-correction: nothing corrects for "
-                 "the age of the samples");
+        log_warn("--async without --importance-sampling-correction: nothing corrects for the age "
+                 "of the samples");
 }

@@ -126,12 +126,16 @@ enum status run_record(struct run *run, const struct rollout_step *s, json_t *me
 
 // run_rollouts.c: the queue of rollouts, once the run is where it starts.
 enum status run_open_rollouts(struct run *run);
-// Orders the next step and those that --rollout-ahead allows beyond it, where they are not yet, and
+// Orders the next step and those that --max-staleness allows beyond it, where they are not yet, and
 // as far as the curriculum knows them before the rewards in between.
 enum status run_order_steps(struct run *run);
+// The next step, once it is sampled and scored; no token is older than --max-staleness updates:
+// groups that are have been generated again.
+enum status run_take_step(struct run *run, struct rollout_step **ret);
 // Of a step learned from by the weights of run->step_version: how many updates older those were
-// that sampled it. Nothing without --rollout-ahead.
-void run_put_staleness(const struct run *run, const struct rollout *rollout, json_t *metrics);
+// that sampled it, and how long each side waited for the other. Nothing without --async.
+void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
+                       json_t *metrics);
 
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
 enum status run_learn(struct run *run, const struct rollout_step *s, double lr,

@@ -35,7 +35,7 @@ static void role_name(const struct run *run, char ret[64])
     snprintf(ret, 64, "adapter:%s", run->config->lora.name);
 }
 
-// Asks the server for it, unless it is there.
+// Asks the server for it; one of that name must be as this run wants it.
 static enum status make(const struct run *run, const struct bridge_file *file)
 {
     enum status st;
@@ -43,15 +43,18 @@ static enum status make(const struct run *run, const struct bridge_file *file)
     json_t *config = NULL, *body = NULL;
     char role[64];
     role_name(run, role);
-    if (bridge_file_role(file, role)) return ST_OK;
+    const bool held = bridge_file_role(file, role) != NULL;
     CHECK(config_json(run, file->roles[0].model, &config));
-    body = json_pack("{s:s, s:O}", "lora_name", run->config->lora.name, "config", config);
+    body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
+                     "load_inplace", 1);
     if (!body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
     CHECK(http_client_new(file->socket, &http));
     const struct http_call call = {
         .path = "/v1/load_lora_adapter", .post = true, .body = body, .timeout_ms = MAKE_MS};
     CHECK(http_perform(http, &call, NULL));
-    log_info("the server has made the adapter '%s'", run->config->lora.name);
+    log_info("the adapter '%s' is %s", run->config->lora.name,
+             held ? "one that the server holds, and its weights are replaced or trained on"
+                  : "made by the server");
 out:
     http_client_free(http);
     json_decref(body);

@@ -190,7 +190,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     put_update(metrics, run, update, lr);
     if (run->draft)
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
-    run_put_staleness(run, rollout, metrics);
+    run_put_staleness(run, s, wait_s, metrics);
     metrics_put(metrics, "rollout_s", rollout->seconds);
     metrics_put(metrics, "train_s", train_s);
     metrics_put(metrics, "step_s", step_s);

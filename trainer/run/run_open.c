@@ -218,8 +218,8 @@ enum status run_open(struct run *run)
     plan_scoring(run);
     notice_router(run->model);
     notice_filtering(run->config);
-    notice_ahead(run->config);
     notice_dropout(run->config);
+    notice_async(run->config, &run->resolved);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_folder_open(run, &latest));

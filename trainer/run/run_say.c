@@ -62,6 +62,11 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
     say_symptoms(run, scores, update);
 }
 
+static double metric_of(const struct run *run, const char *key)
+{
+    return json_number_value(json_object_get(run->line, key));
+}
+
 void run_say_inference(struct run *run, const struct rollout_step *step,
                        const struct update_stats *update)
 {
@@ -83,6 +88,16 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
         log_progress_end();
         log_info("%s", bytes_text(&line));
         bytes_release(&line);
+    }
+    if (run->resolved.async) {
+        log_progress_end();
+        log_info("async: samples of %.2f updates ago on average and %.0f at most, %.1f%% of the "
+                 "groups generated again; the trainer waited %.2f s for them, the sampler %.2f s "
+                 "for the trainer",
+                 metric_of(run, "rollout/staleness_mean"), metric_of(run, "rollout/staleness_max"),
+                 100 * metric_of(run, "rollout/generated_again"),
+                 metric_of(run, "rollout/trainer_wait_s"),
+                 metric_of(run, "rollout/sampler_wait_s"));
     }
     if (run->draft) {
         log_progress_end();
