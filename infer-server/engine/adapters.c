@@ -11,6 +11,7 @@
 struct slot {
     struct adapter_info info;
     struct adapter *adapter; // NULL: free
+    void *room;              // then it keeps memory for one; NULL where that was not to be had
     struct shared_memory *memory;
 };
 
@@ -67,6 +68,8 @@ enum status adapters_new(struct device *dev, const struct weights *base, int max
     snprintf(text, sizeof text, "{\"target_modules\": \"all-linear\", \"r\": %d}", max_rank);
     CHECK(plan_of(a, "--max-lora-rank", text, &largest));
     a->slot_bytes = largest->weights->bytes;
+    for (int i = 0; i < max_adapters; i++)
+        CHECK(device_alloc(dev, a->slot_bytes, &a->slots[i].room));
     CHECK(adapter_table_new(dev, base, max_adapters, max_rank, &a->table));
     *ret = a;
     a = NULL;
@@ -76,17 +79,26 @@ out:
     return st;
 }
 
-static void slot_release(struct slot *s)
+static void slot_release(struct device *dev, struct slot *s)
 {
     adapter_free(s->adapter);
     shared_memory_free(s->memory);
+    device_release(dev, s->room);
     *s = (struct slot){0};
+}
+
+// Makes it free. Somebody else may have taken its memory meanwhile: it then has no room.
+static void slot_clear(struct adapters *a, int slot)
+{
+    slot_release(a->dev, &a->slots[slot]);
+    if (device_alloc(a->dev, a->slot_bytes, &a->slots[slot].room) != ST_OK)
+        a->slots[slot].room = NULL;
 }
 
 void adapters_free(struct adapters *a)
 {
     if (!a) return;
-    for (int i = 0; a->slots && i < a->max; i++) slot_release(&a->slots[i]);
+    for (int i = 0; a->slots && i < a->max; i++) slot_release(a->dev, &a->slots[i]);
     adapter_table_free(a->table);
     free(a->slots);
     free(a);
@@ -95,10 +107,6 @@ void adapters_free(struct adapters *a)
 const struct adapter_table *adapters_table(const struct adapters *a)
 {
     return a->table;
-}
-size_t adapters_slot_bytes(const struct adapters *a)
-{
-    return a->slot_bytes;
 }
 int adapters_max(const struct adapters *a)
 {
@@ -160,6 +168,8 @@ enum status adapters_add(struct adapters *a, const struct adapter_order *order, 
         CHECK(plan_of(a, "\"config\"", order->config, &s.adapter));
     CHECK(check_rank(a, s.adapter));
     snprintf(name, sizeof name, "%s%d", segment, slot);
+    device_release(a->dev, a->slots[slot].room);
+    a->slots[slot].room = NULL;
     CHECK(shared_memory_create(a->dev, name, s.adapter->weights->bytes, &s.memory));
     weights_bind(s.adapter->weights, shared_memory_data(s.memory));
     if (order->folder) CHECK(adapter_load(s.adapter, a->dev, order->folder));
@@ -172,7 +182,7 @@ enum status adapters_add(struct adapters *a, const struct adapter_order *order, 
     a->slots[slot] = s;
     s = (struct slot){0};
 out:
-    slot_release(&s);
+    slot_release(a->dev, &s);
     return st;
 }
 
@@ -184,7 +194,7 @@ void adapters_retire(struct adapters *a, int slot)
 enum status adapters_remove(struct adapters *a, int slot)
 {
     enum status st = adapter_table_set(a->table, slot, NULL);
-    if (st == ST_OK) slot_release(&a->slots[slot]);
+    if (st == ST_OK) slot_clear(a, slot);
     return st;
 }
 
@@ -202,11 +212,15 @@ enum status adapters_check(const struct adapters *a, int slot, const char *confi
     return st;
 }
 
+enum status adapters_check_folder(const struct adapters *a, int slot, const char *folder)
+{
+    return adapter_check(a->slots[slot].adapter, folder);
+}
+
 enum status adapters_reload(struct adapters *a, int slot, const char *folder)
 {
     struct slot *s = &a->slots[slot];
-    enum status st = adapter_check(s->adapter, folder);
-    if (st == ST_OK) st = adapter_load(s->adapter, a->dev, folder);
+    enum status st = adapter_load(s->adapter, a->dev, folder);
     if (st == ST_OK) snprintf(s->info.folder, sizeof s->info.folder, "%s", folder);
     return st;
 }
@@ -235,6 +249,7 @@ enum status adapters_restore(struct adapters *a, const char *checkpoint)
                          name ? name : "");
         goto out;
     }
+    CHECK(adapters_check_folder(a, slot, checkpoint));
     CHECK(adapters_reload(a, slot, checkpoint));
 out:
     json_decref(state);

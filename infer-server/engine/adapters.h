@@ -10,14 +10,13 @@
 
 struct adapters;
 
+// Takes the memory of that many, and gives an adapter's back when it is added.
 enum status adapters_new(struct device *dev, const struct weights *base, int max_adapters,
                          int max_rank, struct adapters **ret);
 void adapters_free(struct adapters *a);
 
 // What the forward pass computes with; for every model that is to (model_use_adapters()).
 const struct adapter_table *adapters_table(const struct adapters *a);
-// Device memory that one adapter takes at most: of max_rank, on every matrix.
-size_t adapters_slot_bytes(const struct adapters *a);
 
 // One more, of a PEFT folder; or (config, PEFT's adapter_config.json as text) a new one that
 // changes nothing until somebody writes it. Its arena is shared memory of that name, without the
@@ -32,7 +31,8 @@ void adapters_retire(struct adapters *a, int slot); // it has no name any more
 enum status adapters_remove(struct adapters *a, int slot);
 // Whether an adapter is as that config (its text) says. ST_MISMATCH: it is not.
 enum status adapters_check(const struct adapters *a, int slot, const char *config);
-// Rewrites an adapter's weights from a folder of the same config.
+// Whether a folder is of the same config, and whole; then its weights.
+enum status adapters_check_folder(const struct adapters *a, int slot, const char *folder);
 enum status adapters_reload(struct adapters *a, int slot, const char *folder);
 // Torn weights: from a trainer's checkpoint of one.
 enum status adapters_restore(struct adapters *a, const char *checkpoint);

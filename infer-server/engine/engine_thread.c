@@ -254,7 +254,6 @@ static enum status load(struct engine *e)
     if (o->max_adapters)
         CHECK(weights_owner_hold_adapters(owner, o->max_adapters, o->max_lora_rank));
     CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->live, &e->executor));
-    weights_owner_release_room(owner);
     executor_use_adapters(e->executor, weights_owner_adapters(owner));
     e->live.weight_version = control_version(weights_owner_control(owner));
     scheduler_update(e->executor->scheduler, e->live.weight_version, false);

@@ -40,7 +40,6 @@ struct weights_owner {
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
     struct adapters *adapters; // NULL: none
-    void *room;                // kept free for them
     char *socket_path;         // NULL: not announced yet
 };
 
@@ -271,18 +270,9 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
 // ---- adapters -----------------------------------------------------------------------------------
 enum status weights_owner_hold_adapters(struct weights_owner *o, int max_adapters, int max_rank)
 {
-    enum status st;
-    const struct weights *policy = o->arenas[WEIGHTS_POLICY].weights;
-    CHECK(adapters_new(o->dev, policy, max_adapters, max_rank, &o->adapters));
-    st = device_alloc(o->dev, (size_t)max_adapters * adapters_slot_bytes(o->adapters), &o->room);
-out:
-    return status_context(st, "--max-adapters %d of --max-lora-rank %d", max_adapters, max_rank);
-}
-
-void weights_owner_release_room(struct weights_owner *o)
-{
-    device_release(o->dev, o->room);
-    o->room = NULL;
+    return status_context(adapters_new(o->dev, o->arenas[WEIGHTS_POLICY].weights, max_adapters,
+                                       max_rank, &o->adapters),
+                          "--max-adapters %d of --max-lora-rank %d", max_adapters, max_rank);
 }
 
 const struct adapters *weights_owner_adapters(const struct weights_owner *o)
@@ -331,6 +321,7 @@ enum status weights_owner_remove_adapter(struct weights_owner *o, int slot)
 enum status weights_owner_reload_adapter(struct weights_owner *o, int slot, const char *folder)
 {
     enum status st = check_no_writer(o, folder);
+    if (st == ST_OK) st = adapters_check_folder(o->adapters, slot, folder);
     if (st != ST_OK) return st;
     control_owner_update_begin(o->control);
     st = adapters_reload(o->adapters, slot, folder);
@@ -342,7 +333,6 @@ void weights_owner_free(struct weights_owner *o)
 {
     if (!o) return;
     if (o->socket_path) unlink(o->bridge_path); // ours: the control page keeps other daemons off it
-    weights_owner_release_room(o);
     adapters_free(o->adapters);
     free(o->socket_path);
     if (o->control) control_end(o->control);

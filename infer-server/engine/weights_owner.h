@@ -30,10 +30,8 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
 // Removes bridge file, control page and arenas; NULL is fine.
 void weights_owner_free(struct weights_owner *o);
 
-// Room for LoRA adapters, kept free from now on, until weights_owner_release_room() says that
-// whoever takes all that is left has taken it.
+// Room for LoRA adapters (adapters_new); before anybody takes all memory that is left.
 enum status weights_owner_hold_adapters(struct weights_owner *o, int max_adapters, int max_rank);
-void weights_owner_release_room(struct weights_owner *o);
 const struct adapters *
 weights_owner_adapters(const struct weights_owner *o); // NULL: there are none
 // adapters_add() and adapters_retire(); the bridge file is then written anew. Retiring is ST_BUSY
