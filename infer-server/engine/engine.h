@@ -38,7 +38,7 @@ struct engine_options {
     struct speculative_choice speculative; // of requests that do not choose
     int speculative_fixed;                 // 1: always as many drafts as there are, paying or not
     bool exact; // docs/numerics.md: the same bits whatever is drafted and batched
-    int max_adapters, max_lora_rank; // room for LoRA adapters; 0: there are none
+    int64_t max_adapters, max_lora_rank; // room for LoRA adapters; 0: there are none
 };
 
 struct request; // opaque to the server but for these

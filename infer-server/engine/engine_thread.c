@@ -252,7 +252,7 @@ static enum status load(struct engine *e)
     e->live.weight_bytes = (int64_t)policy->bytes;
     e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
     if (o->max_adapters)
-        CHECK(weights_owner_hold_adapters(owner, o->max_adapters, o->max_lora_rank));
+        CHECK(weights_owner_hold_adapters(owner, (int)o->max_adapters, (int)o->max_lora_rank));
     CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->live, &e->executor));
     executor_use_adapters(e->executor, weights_owner_adapters(owner));
     e->live.weight_version = control_version(weights_owner_control(owner));

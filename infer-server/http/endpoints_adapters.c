@@ -261,8 +261,8 @@ void handle_lora_status(void *server, struct http_request *q)
     }
     http_reply_json(q, 200,
                     json_pack("{s:b, s:i, s:i, s:o, s:o, s:i, s:o}", "lora_available",
-                              o->max_adapters > 0, "max_adapters", o->max_adapters, "max_lora_rank",
-                              o->max_lora_rank, "active_adapter_name",
+                              o->max_adapters > 0, "max_adapters", (int)o->max_adapters,
+                              "max_lora_rank", (int)o->max_lora_rank, "active_adapter_name",
                               active[0] ? json_clean_string(active) : json_null(),
                               "active_adapter_path", path ? path : json_null(), "load_count",
                               s->adapter_loads, "available_adapters", names));

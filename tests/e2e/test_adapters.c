@@ -116,6 +116,27 @@ static void names_are_as_in_vllm(void **state)
     bridge_file_free(file);
 }
 
+// Of a server that was told how many, and no more.
+static void the_rank_has_a_default(void **state)
+{
+    (void)state;
+    static struct daemon plain;
+    char body[300];
+    struct wire_answer a;
+    daemon_start(&plain, model, OPTIONS("--max-adapters", "1"));
+    json_t *status = daemon_get(plain.socket, "/lora/status", 200);
+    assert_int_equal(json_integer_value(json_object_get(status, "max_adapters")), 1);
+    assert_int_equal(json_integer_value(json_object_get(status, "max_lora_rank")), 64);
+    json_decref(status);
+    snprintf(body, sizeof body, "{\"lora_name\":\"a\",\"lora_path\":\"%s\"}",
+             adapter_folder(ALL_LINEAR, 1));
+    daemon_request(plain.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
+    assert_int_equal(a.status, 200);
+    wire_answer_release(&a);
+    assert_int_equal(daemon_stop(&plain), 0);
+    daemon_kill(&plain);
+}
+
 // ---- one batch ----------------------------------------------------------------------------------
 static int ask(const char *who, int seed)
 {
@@ -365,6 +386,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_are_as_in_vllm),
+        cmocka_unit_test(the_rank_has_a_default),
         cmocka_unit_test(two_in_one_batch_are_as_alone),
         cmocka_unit_test(blocks_are_an_adapters_own),
         cmocka_unit_test(a_hundred_swaps_under_load),
