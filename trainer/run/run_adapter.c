@@ -106,7 +106,8 @@ out:
 
 // ---- the start ----------------------------------------------------------------------------------
 struct start {
-    struct run *run;
+    const struct run *run;
+    struct device *dev; // of the adapter
     const struct adapter *adapter;
 };
 
@@ -118,7 +119,7 @@ static enum status fill_start(void *context, const char *folder)
     char path[PATH_ROOM];
     json_t *state = json_pack("{s:s}", RUN_ADAPTER, s->run->config->lora.name);
     if (!state) return status_fail(ST_NO_MEMORY, "no memory for the run's start");
-    CHECK(adapter_save(s->adapter, bridge_device(s->run->bridge), folder, s->adapter->weights->dt));
+    CHECK(adapter_save(s->adapter, s->dev, folder, s->adapter->weights->dt));
     CHECK(path_put(path, folder, CHECKPOINT_TRAINER));
     CHECK(file_make_folders(path));
     CHECK(path_put(path, folder, CHECKPOINT_TRAINER "/trainer_state.json"));
@@ -128,20 +129,19 @@ out:
     return st;
 }
 
-// Into memory of this process: a new adapter, or that of a PEFT folder.
-static enum status make_start(struct run *run, const char *from, struct adapter **ret,
-                              void **ret_memory)
+// Into host memory of this process: a new adapter, or that of a PEFT folder.
+static enum status make_start(struct run *run, const char *from, struct device *host,
+                              struct adapter **ret, void **ret_memory)
 {
     enum status st;
-    struct device *dev = bridge_device(run->bridge);
     struct adapter_config *config;
     CHECK(adapter_config_from_json("--lora-r", run->adapter->config->source, &config));
     CHECK(adapter_new(config, run->policy, run->adapter->weights->dt, ret));
-    CHECK(device_alloc(dev, (*ret)->weights->bytes, ret_memory));
+    CHECK(device_alloc(host, (*ret)->weights->bytes, ret_memory));
     weights_bind((*ret)->weights, *ret_memory);
     if (from) CHECK(adapter_check(*ret, from));
-    st =
-        from ? adapter_load(*ret, dev, from) : adapter_init(*ret, dev, (uint64_t)run->config->seed);
+    st = from ? adapter_load(*ret, host, from)
+              : adapter_init(*ret, host, (uint64_t)run->config->seed);
 out:
     return st;
 }
@@ -151,12 +151,18 @@ enum status run_start_adapter(struct run *run)
     enum status st;
     const char *from = run->config->start_from;
     const bool current = strcmp(from, "current") == 0, fresh = strcmp(from, "loaded") == 0;
+    struct start start = {run, bridge_device(run->bridge), run->adapter};
     struct adapter *made = NULL;
+    struct device *host = NULL;
     void *memory = NULL;
     char folder[PATH_ROOM];
     CHECK(path_put(folder, run->folder, "start"));
-    if (!current) CHECK(make_start(run, fresh ? NULL : from, &made, &memory));
-    struct start start = {run, current ? run->adapter : made};
+    if (!current) {
+        CHECK(device_open("cpu", &host));
+        CHECK(make_start(run, fresh ? NULL : from, host, &made, &memory));
+        start.dev = host;
+        start.adapter = made;
+    }
     CHECK(folder_write(folder, fill_start, &start));
     CHECK(run_load_weights(run, folder, NULL));
     log_info("the adapter '%s' starts %s%s (%s)", run->config->lora.name,
@@ -167,7 +173,8 @@ enum status run_start_adapter(struct run *run)
     if (!(run->start = run_weights(run)))
         st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
 out:
-    device_release(bridge_device(run->bridge), memory);
+    if (host) device_release(host, memory);
+    device_free(host);
     adapter_free(made);
     return status_context(st, "--start-from %s", from);
 }
