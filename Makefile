@@ -171,9 +171,8 @@ tests: $(BINARIES) $(TESTS) $(EXAMPLES) $(BRIDGE_LIB)
 test: tests
 	BUILD=$(BUILD) tests/run $(if $(T),$(BUILD)/tests/$(T),$(TESTS) ./tests/form/test_form)
 
-GOLDEN_DIR ?= tests/golden
-golden: $(BUILD)/tests/golden/test_golden
-	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(GOLDEN_DIR)
+golden golden-lora: $(BUILD)/tests/golden/test_golden
+	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),tests/$@)
 
 # libFuzzer entries need clang; FUZZ_SECONDS each. 0 replays the seeds with any compiler.
 FUZZ_SECONDS ?= 30
@@ -243,8 +242,8 @@ clean:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
-	@echo "targets: all test golden demo bench fuzz man install uninstall deb format clean"
+	@echo "targets: all test golden golden-lora demo bench fuzz man install uninstall deb format clean"
 
-.PHONY: all tests test golden fuzz demo bench man install uninstall deb format clean help
+.PHONY: all tests test golden golden-lora fuzz demo bench man install uninstall deb format clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj $(BUILD)/pic -name '*.d' 2>/dev/null)

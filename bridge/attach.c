@@ -3,7 +3,7 @@
  *
  * Owns all of these. One thread (the trainer's main thread) calls; the heartbeat thread it starts
  * touches only the control page's heartbeat word, and looks at `publishing_since_ns`: it goes
- * silent when an update hangs, so that the daemon can take the lease back. */
+ * silent when an update hangs, so that the server can take the lease back. */
 #include "bridge/attach.h"
 #include "common/base/clock.h"
 
@@ -47,11 +47,11 @@ static enum status open_device(struct bridge *b, struct device *dev)
         b->dev = dev;
     }
     if (strcmp(device_uuid(b->dev), file->device_uuid) != 0)
-        return status_fail(
-            ST_MISMATCH,
-            "%s: the daemon's weights lie on %s (%s), this process's %s is %s: give both "
-            "the same --device and CUDA_VISIBLE_DEVICES",
-            file->path, file->device, file->device_uuid, device_spec(b->dev), device_uuid(b->dev));
+        return status_fail(ST_MISMATCH,
+                           "%s: the server's weights lie on %s (%s), this process's %s is %s: give "
+                           "both the same --device and CUDA_VISIBLE_DEVICES",
+                           file->path, file->device, file->device_uuid, device_spec(b->dev),
+                           device_uuid(b->dev));
     return ST_OK;
 }
 
@@ -66,17 +66,13 @@ static enum status open_arena(struct bridge *b, int i)
                           "%s: segment %s", b->file->path, role->role);
 }
 
-static void no_step(void *context, const char *step, enum status st, const char *detail)
-{
-    (void)context, (void)step, (void)st, (void)detail;
-}
-
 enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
                                   bridge_step_fn on_step, void *context, struct bridge **ret)
 {
     char path[sizeof((struct bridge_file *)0)->path], detail[2 * PATH_MAX];
     enum status st;
     const char *step = "bridge file";
+    char mapping[80];
     struct bridge *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
 
@@ -91,7 +87,7 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     CHECK(bridge_file_check_boot(b->file));
     on_step(context, step, ST_OK, b->file->boot_id);
 
-    step = "daemon";
+    step = "server";
     CHECK(bridge_file_check_process(b->file));
     snprintf(detail, sizeof detail, "pid %d is alive", (int)b->file->pid);
     on_step(context, step, ST_OK, detail);
@@ -109,24 +105,15 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     on_step(context, step, ST_OK, detail);
 
     b->arenas = calloc((size_t)b->file->n_roles, sizeof *b->arenas);
-    if (!b->arenas) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a bridge");
-        goto out;
-    }
+    if (!b->arenas) FAIL(ST_NO_MEMORY, "no memory for a bridge");
     for (int i = 0; i < b->file->n_roles; i++) {
         const struct bridge_role *role = &b->file->roles[i];
-        char words[80];
-        snprintf(words, sizeof words, "mapping %s", role->role);
-        step = words;
-        st = open_arena(b, i);
-        if (st != ST_OK) {
-            on_step(context, words, st, status_message());
-            bridge_detach(b);
-            return st;
-        }
+        snprintf(mapping, sizeof mapping, "mapping %s", role->role);
+        step = mapping;
+        CHECK(open_arena(b, i));
         snprintf(detail, sizeof detail, "%s %.64s, %llu bytes", role->kind, role->handle,
                  (unsigned long long)role->bytes);
-        on_step(context, words, ST_OK, detail);
+        on_step(context, step, ST_OK, detail);
     }
     *ret = b;
     return ST_OK;
@@ -134,6 +121,11 @@ out:
     on_step(context, step, st, status_message());
     bridge_detach(b);
     return st;
+}
+
+static void no_step(void *context, const char *step, enum status st, const char *detail)
+{
+    (void)context, (void)step, (void)st, (void)detail;
 }
 
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret)
@@ -247,7 +239,7 @@ enum status bridge_become_writer(struct bridge *b)
 }
 
 // Runs the update and waits for its end on the device, whether it succeeded or not: what was
-// enqueued must not go on writing while the daemon restores. The first error is the one that is
+// enqueued must not go on writing while the server restores. The first error is the one that is
 // kept.
 static enum status run_update(struct bridge *b, enum status (*update)(void *), void *context)
 {
@@ -275,7 +267,7 @@ enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
     CHECK(control_write_begin(b->control));
     st = status_context(
         run_update(b, update, context),
-        "the update was cut off, so the weights are torn and the daemon restores them");
+        "the update was cut off, so the weights are torn and the server restores them");
     if (st == ST_OK) CHECK(control_write_end(b->control));
     times.write_ms = clock_ms_since(odd);
 out:

@@ -1,4 +1,4 @@
-/* bridge_file.c: the bridge file: written by the daemon once its weights are loaded, read by every
+/* bridge_file.c: the bridge file: written by the server once its weights are loaded, read by every
  * client. Plain data, no state; any thread.
  *
  * The keys that tools for vLLM-style bridges read stand first and describe roles[0], the policy.
@@ -10,7 +10,6 @@
  * what is not known is not mapped. What is known is read strictly. */
 #include "bridge/bridge_file.h"
 #include "bridge/bridge_json.h"
-#include "bridge/bridge_tensors.h"
 #include "bridge/process.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"
@@ -50,11 +49,10 @@ enum status bridge_find(const char *explicit_path, char *ret_path, size_t size)
         }
         bytes_printf(&looked, "%s%s%s", looked.len ? ", " : "", folders[i], names[i]);
     }
-    enum status st =
-        status_fail(ST_NOT_FOUND,
-                    "no bridge file: looked for %s; start cw-infer-server, or name its file with "
-                    "--bridge",
-                    looked.len ? bytes_text(&looked) : "nothing, as the path is empty");
+    enum status st = status_fail(
+        ST_NOT_FOUND,
+        "no bridge file: looked for %s; start cw-infer-server, or name its file with --bridge",
+        looked.len ? bytes_text(&looked) : "nothing, as the path is empty");
     bytes_release(&looked);
     return st;
 }
@@ -65,29 +63,18 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
 
 enum status bridge_file_write(const struct bridge_file *file)
 {
-    json_t *json = json_object(), *segments = json_array(), *roles = json_array();
+    json_t *json = NULL, *segments = json_array(), *roles = json_array();
     struct bridge_file *again = NULL;
     enum status st = ST_OK;
-    if (file->n_roles < 1) {
-        st = status_fail(ST_INVALID, "%s: a bridge file needs a role", file->path);
-        goto out;
-    }
+    if (file->n_roles < 1) FAIL(ST_INVALID, "%s: a bridge file needs a role", file->path);
     const struct bridge_role *policy = &file->roles[0];
-    json_object_set_new(json, "model", json_string(policy->model));
-    json_object_set_new(json, "tp_degree", json_integer(1));
-    json_object_set_new(json, "single_copy_enabled", json_true());
-    json_object_set_new(json, "num_params", json_integer(policy->n_tensors));
-    json_object_set_new(json, "format_version", json_integer(BRIDGE_FORMAT_VERSION));
-    json_object_set_new(json, "boot_id", json_string(file->boot_id));
-    json_object_set_new(json, "pid", json_integer(file->pid));
-    json_object_set_new(json, "pid_start_time", json_integer((json_int_t)file->pid_start_time));
-    json_object_set_new(json, "device", json_string(file->device));
-    json_object_set_new(json, "device_uuid", json_string(file->device_uuid));
-    json_object_set_new(json, "control_page", json_string(file->control_page));
-    json_object_set_new(json, "layout_hash", json_string(policy->layout_hash));
-    json_object_set_new(json, "socket", json_string(file->socket));
-    json_object_set(json, "segments", segments);
-    json_object_set(json, "roles", roles);
+    json = json_pack(
+        "{s:s, s:i, s:b, s:i, s:i, s:s, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:O, s:O}", "model",
+        policy->model, "tp_degree", 1, "single_copy_enabled", 1, "num_params", policy->n_tensors,
+        "format_version", BRIDGE_FORMAT_VERSION, "boot_id", file->boot_id, "pid", (int)file->pid,
+        "pid_start_time", (json_int_t)file->pid_start_time, "device", file->device, "device_uuid",
+        file->device_uuid, "control_page", file->control_page, "layout_hash", policy->layout_hash,
+        "socket", file->socket, "segments", segments, "roles", roles);
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
         json_array_append_new(segments,
@@ -199,11 +186,11 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
     CHECK(bridge_need_int(where, object, "canary_offset", 0, INT64_MAX, &canary));
     if (canary % 8 != 0 || role->bytes < BRIDGE_CANARY_BYTES ||
         (uint64_t)canary > role->bytes - BRIDGE_CANARY_BYTES)
-        return status_fail(
-            ST_FORMAT,
-            "%s: canary_offset is %lld; it must be a multiple of 8 with %d bytes before "
-            "the segment's end (%llu)",
-            where, (long long)canary, BRIDGE_CANARY_BYTES, (unsigned long long)role->bytes);
+        return status_fail(ST_FORMAT,
+                           "%s: canary_offset is %lld; it must be a multiple of 8 with %d bytes "
+                           "before the segment's end (%llu)",
+                           where, (long long)canary, BRIDGE_CANARY_BYTES,
+                           (unsigned long long)role->bytes);
     role->canary_offset = (uint64_t)canary;
     CHECK(bridge_need_int(where, object, "num_params", 1, BRIDGE_MAX_TENSORS, &tensors));
     role->n_tensors = (int)tensors;
@@ -240,8 +227,7 @@ static enum status check_old_keys(const char *where, const json_t *json,
     CHECK(json_get_bool(where, json, "single_copy_enabled", &single));
     if (!single)
         return status_fail(ST_UNSUPPORTED,
-                           "%s: \"single_copy_enabled\" is not true: its memory is not "
-                           "shared",
+                           "%s: \"single_copy_enabled\" is not true: its memory is not shared",
                            where);
 out:
     return st;
@@ -259,11 +245,10 @@ static enum status read_head(const char *where, const json_t *json, struct bridg
                            where);
     CHECK(bridge_need_int(where, json, "format_version", 0, INT64_MAX, &version));
     if (version != BRIDGE_FORMAT_VERSION)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "%s: \"format_version\" is %lld, this program reads %d: run daemon and client "
-            "of the same version",
-            where, (long long)version, BRIDGE_FORMAT_VERSION);
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: \"format_version\" is %lld, this program reads %d: run server and "
+                           "client of the same version",
+                           where, (long long)version, BRIDGE_FORMAT_VERSION);
     snprintf(file->path, sizeof file->path, "%s", where);
     CHECK(bridge_need_string(where, json, "boot_id", file->boot_id, sizeof file->boot_id));
     CHECK(bridge_need_int(where, json, "pid", 1, INT_MAX, &pid));
@@ -292,26 +277,17 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
     enum status st;
     struct bridge_file *file = calloc(1, sizeof *file);
     if (!file) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    if (!json_is_object(json)) {
-        st = status_fail(ST_FORMAT, "%s: it is not a JSON object", where);
-        goto out;
-    }
+    if (!json_is_object(json)) FAIL(ST_FORMAT, "%s: it is not a JSON object", where);
     CHECK(read_head(where, json, file));
     CHECK(bridge_need_value(where, json, "segments", JSON_ARRAY, "a list", &segments));
     CHECK(bridge_need_value(where, json, "roles", JSON_ARRAY, "a list", &roles));
     size_t n = json_array_size(roles);
-    if (n < 1 || n > MAX_ROLES || json_array_size(segments) != n) {
-        st = status_fail(
-            ST_FORMAT,
-            "%s: %zu roles and %zu segments; 1 to %d roles with a segment each are taken", where, n,
-            json_array_size(segments), MAX_ROLES);
-        goto out;
-    }
+    if (n < 1 || n > MAX_ROLES || json_array_size(segments) != n)
+        FAIL(ST_FORMAT,
+             "%s: %zu roles and %zu segments; 1 to %d roles with a segment each are taken", where,
+             n, json_array_size(segments), MAX_ROLES);
     file->roles = calloc(n, sizeof *file->roles);
-    if (!file->roles) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        goto out;
-    }
+    if (!file->roles) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
     for (size_t i = 0; i < n; i++) CHECK(read_role(where, json, i, file));
     CHECK(check_old_keys(where, json, &file->roles[0]));
     *ret = file;
@@ -362,11 +338,10 @@ enum status bridge_file_check_boot(const struct bridge_file *file)
     char boot[40];
     process_boot_id(boot);
     if (strcmp(boot, file->boot_id) != 0)
-        return status_fail(
-            ST_MISMATCH,
-            "%s was written in boot %s of a machine, this is boot %s: the daemon that "
-            "wrote it is not running here; start cw-infer-server",
-            file->path, file->boot_id, boot[0] ? boot : "(unknown)");
+        return status_fail(ST_MISMATCH,
+                           "%s was written in boot %s of a machine, this is boot %s: the server "
+                           "that wrote it is not running here; start cw-infer-server",
+                           file->path, file->boot_id, boot[0] ? boot : "(unknown)");
     return ST_OK;
 }
 
@@ -375,7 +350,7 @@ enum status bridge_file_check_process(const struct bridge_file *file)
     if (process_alive(file->pid, file->pid_start_time)) return ST_OK;
     uint64_t start = process_start_time(file->pid);
     return status_fail(
-        ST_PEER_GONE, "%s: the daemon that wrote it (pid %d) %s; start cw-infer-server again",
+        ST_PEER_GONE, "%s: the server that wrote it (pid %d) %s; start cw-infer-server again",
         file->path, (int)file->pid,
         start && start != file->pid_start_time ? "is gone, and its pid was given to another process"
                                                : "is dead");

@@ -1,4 +1,4 @@
-/* bridge_file.h: the bridge file: what a client needs to find and map the daemon's weights.
+/* bridge_file.h: the bridge file: what a client needs to find and map the server's weights.
  * Written atomically with mode 0600. docs/bridge.md lists its keys; those of existing tools keep
  * their names (model, tp_degree, param_names, param_mappings, ipc_handles, single_copy_enabled,
  * num_params). */
@@ -29,7 +29,7 @@ struct bridge_role {
     uint64_t bytes, canary_offset;
     enum dtype dt;
     int64_t n_parameters;
-    int rope_context; // by which the daemon chose the rope's factors (config.h); 0: not told
+    int rope_context; // by which the server chose the rope's factors (config.h); 0: not told
     int n_tensors;
     struct bridge_tensor *tensors;
 };
@@ -39,7 +39,7 @@ struct bridge_file {
     pid_t pid;
     uint64_t pid_start_time;
     char control_page[96]; // shared memory name
-    char socket[256];      // the daemon's Unix socket
+    char socket[256];      // the server's Unix socket
     int n_roles;
     struct bridge_role *roles; // roles[0] is the policy; its fields also fill the keys of old tools
     char ignored[256];         // names of roles that were left out, for the reader to say; or ""

@@ -1,14 +1,11 @@
 /* bridge_json.h: what the readers and the writer of the bridge file share: fields of a JSON object
- * that must be there. `where` names the object in errors, which are ST_FORMAT. Private to
- * bridge_file.c and bridge_tensors.c. Pure functions. */
+ * that must be there (`where` names the object in errors, which are ST_FORMAT), and a role's
+ * tensors. Private to bridge_file.c and bridge_tensors.c. Pure functions. */
 #ifndef BRIDGE_BRIDGE_JSON_H
 #define BRIDGE_BRIDGE_JSON_H
 
-#include "common/base/dtype.h"
-#include "common/base/status.h"
+#include "bridge/bridge_file.h"
 #include <jansson.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #define BRIDGE_MAX_TENSORS  1000000 // of a role
 #define BRIDGE_CANARY_BYTES 16      // the checker's word and the server's answer, 64 bits each
@@ -25,5 +22,13 @@ enum status bridge_need_value(const char *where, const json_t *object, const cha
                               json_type type, const char *words, const json_t **ret);
 // "dtype", as torch writes it.
 enum status bridge_need_dtype(const char *where, const json_t *object, enum dtype *ret);
+
+// bridge_tensors.c: the tensors of one role.
+// Adds the keys to `object`. ST_INVALID where a tensor's bytes do not fit its shape.
+enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,
+                               const struct bridge_role *role);
+// Reads them into role->tensors, role's other fields being read already.
+enum status bridge_tensors_read(const char *where, const json_t *object,
+                                const struct bridge_file *file, struct bridge_role *role);
 
 #endif

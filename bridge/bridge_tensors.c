@@ -3,7 +3,6 @@
  *
  * Reading is strict: a client maps memory and writes into it by these numbers, so whatever is
  * stated twice must agree, every range must lie inside its segment, and no two may overlap. */
-#include "bridge/bridge_tensors.h"
 #include "bridge/bridge_json.h"
 #include "common/base/bytes.h"
 
@@ -46,15 +45,11 @@ enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,
         size_t element = dtype_size(t->dt);
         int64_t n = 1;
         for (int d = 0; d < t->n_dims; d++) n *= t->shape[d];
-        if (t->offset % element != 0 || t->bytes != (uint64_t)n * element) {
-            st = status_fail(
-                ST_INVALID,
-                "%s: tensor %s: %llu bytes at offset %llu do not fit its shape and dtype "
-                "%s",
-                file->path, t->name, (unsigned long long)t->bytes, (unsigned long long)t->offset,
-                dtype_name(t->dt));
-            goto out;
-        }
+        if (t->offset % element != 0 || t->bytes != (uint64_t)n * element)
+            FAIL(ST_INVALID,
+                 "%s: tensor %s: %llu bytes at offset %llu do not fit its shape and dtype %s",
+                 file->path, t->name, (unsigned long long)t->bytes, (unsigned long long)t->offset,
+                 dtype_name(t->dt));
         json_array_append_new(names, json_string(t->name));
         json_object_set_new(mappings, t->name,
                             json_pack("{s:o, s:s, s:s}", "shape", int_array(t->shape, t->n_dims),
@@ -225,44 +220,29 @@ enum status bridge_tensors_read(const char *where, const json_t *object,
     CHECK(bridge_need_value(where, object, "param_mappings", JSON_OBJECT, "an object", &mappings));
     CHECK(bridge_need_value(where, object, "ipc_handles", JSON_OBJECT, "an object", &handles));
     size_t n = json_array_size(names);
-    if (n < 1 || n > BRIDGE_MAX_TENSORS || n != (size_t)role->n_tensors) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: role %s: param_names lists %zu tensors, num_params says %d", where,
-                         role->role, n, role->n_tensors);
-        goto out;
-    }
-    if (json_object_size(mappings) != n || json_object_size(handles) != n) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: role %s: %zu names in param_names, %zu in param_mappings, %zu in "
-                         "ipc_handles",
-                         where, role->role, n, json_object_size(mappings),
-                         json_object_size(handles));
-        goto out;
-    }
+    if (n < 1 || n > BRIDGE_MAX_TENSORS || n != (size_t)role->n_tensors)
+        FAIL(ST_MISMATCH, "%s: role %s: param_names lists %zu tensors, num_params says %d", where,
+             role->role, n, role->n_tensors);
+    if (json_object_size(mappings) != n || json_object_size(handles) != n)
+        FAIL(ST_MISMATCH,
+             "%s: role %s: %zu names in param_names, %zu in param_mappings, %zu in ipc_handles",
+             where, role->role, n, json_object_size(mappings), json_object_size(handles));
     CHECK(handle_base64(role, &handle));
     role->tensors = calloc(n, sizeof *role->tensors);
-    if (!role->tensors) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory for %zu tensors", where, n);
-        goto out;
-    }
+    if (!role->tensors) FAIL(ST_NO_MEMORY, "%s: no memory for %zu tensors", where, n);
     struct reader reader = {where, file, role, bytes_text(&handle)};
     for (size_t i = 0; i < n; i++) {
         const json_t *item = json_array_get(names, i);
         const char *name = json_string_value(item);
         if (!name || json_string_length(item) != strlen(name) ||
-            strlen(name) >= sizeof role->tensors->name || !name[0]) {
-            st =
-                status_fail(ST_FORMAT, "%s: param_names[%zu] must be a name of 1 to %zu characters",
-                            where, i, sizeof role->tensors->name - 1);
-            goto out;
-        }
+            strlen(name) >= sizeof role->tensors->name || !name[0])
+            FAIL(ST_FORMAT, "%s: param_names[%zu] must be a name of 1 to %zu characters", where, i,
+                 sizeof role->tensors->name - 1);
         const json_t *mapping = json_object_get(mappings, name),
                      *entry = json_object_get(handles, name);
-        if (!json_is_object(mapping) || !json_is_object(entry)) {
-            st = status_fail(ST_FORMAT, "%s: tensor %s has no object in %s", where, name,
-                             json_is_object(mapping) ? "ipc_handles" : "param_mappings");
-            goto out;
-        }
+        if (!json_is_object(mapping) || !json_is_object(entry))
+            FAIL(ST_FORMAT, "%s: tensor %s has no object in %s", where, name,
+                 json_is_object(mapping) ? "ipc_handles" : "param_mappings");
         CHECK(read_tensor(&reader, name, mapping, entry, &role->tensors[i]));
     }
     CHECK(check_ranges(where, role));

@@ -1,4 +1,4 @@
-/* control.c: the control page, through which the owner of the weights (the daemon's engine thread)
+/* control.c: the control page, through which the owner of the weights (the server's engine thread)
  * and their one writer (the trainer) keep out of each other's way.
  *
  * LAYOUT. One page of POSIX shared memory (control_page.h), the same for every backend: the
@@ -58,7 +58,7 @@
  *              goes on, and the next control_check_writer() revokes the lease.
  *   after 6    as before 1.
  * A crash of the owner leaves a page with a dead owner's pid: every call of the writer that waits
- * says ST_PEER_GONE, and the next daemon replaces the page.
+ * says ST_PEER_GONE, and the next server replaces the page.
  *
  * A writer whose update failed lets go (6) with the version odd, which says that it has stopped
  * writing, and is treated as in 3 .. 5. It loses the lease, and is not killed.
@@ -91,6 +91,7 @@
 #include "bridge/process.h"
 #include "common/base/clock.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdio.h>
@@ -123,7 +124,6 @@ enum phase phase_of(uint32_t word)
     return (enum phase)(word & 3);
 }
 
-// Sleeps while *word is `value`, at most until the deadline; may return early.
 void futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t deadline_ns)
 {
     int64_t left = deadline_ns - clock_now_ns();
@@ -136,7 +136,6 @@ void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-// Changes the phase if it is what the caller thinks, and wakes whoever waits for that.
 bool phase_move(struct page *page, uint32_t from, uint32_t to)
 {
     if (!atomic_compare_exchange_strong(&page->phase, &from, to)) return false;
@@ -240,12 +239,12 @@ enum status control_owner_alive(const struct control *c)
     struct page *page = c->page;
     if (atomic_load(&page->ended))
         return status_fail(ST_PEER_GONE,
-                           "the daemon (pid %d) has ended; start cw-infer-server again, then go on "
+                           "the server (pid %d) has ended; start cw-infer-server again, then go on "
                            "from the last checkpoint",
                            (int)page->owner_pid);
     if (!process_alive(page->owner_pid, page->owner_start))
         return status_fail(ST_PEER_GONE,
-                           "the daemon (pid %d) died; start cw-infer-server again, then go on from "
+                           "the server (pid %d) died; start cw-infer-server again, then go on from "
                            "the last checkpoint",
                            (int)page->owner_pid);
     return ST_OK;
@@ -315,4 +314,21 @@ void control_facts(const struct control *c, struct control_facts *ret)
     snprintf(f.layout_hash, sizeof f.layout_hash, "%.64s", page->layout_hash);
     control_snapshot(c, f.snapshot, sizeof f.snapshot);
     *ret = f;
+}
+
+void control_origin_words(const struct control_facts *f, struct bytes *ret)
+{
+    bytes_printf(ret, "version %" PRIu64 ", ", f->version);
+    if (!f->updates) {
+        bytes_printf(ret, "those of %s", f->origin);
+        return;
+    }
+    bytes_printf(ret, "%" PRIu64 " update%s since %s", f->updates, f->updates == 1 ? "" : "s",
+                 f->origin);
+    if (f->run_updates < f->updates)
+        bytes_printf(ret, ", the last %" PRIu64 " of them", f->run_updates);
+    if (f->run[0])
+        bytes_printf(ret, " by the run %s", f->run);
+    else
+        bytes_puts(ret, " by a writer without a run folder");
 }

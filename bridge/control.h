@@ -1,5 +1,5 @@
 /* control.h: the control page: one page of POSIX shared memory (both backends) through which the
- * owner of the weights (the daemon's engine thread) and their writer (the trainer) keep out of
+ * owner of the weights (the server's engine thread) and their writer (the trainer) keep out of
  * each other's way. The layout, the reader's and writer's algorithms, and what a crash at each
  * point leaves are told above the code in control.c and in docs/bridge.md.
  *
@@ -51,11 +51,9 @@ enum control_event control_check_writer(struct control *c);
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
 void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
 void control_owner_update_end(struct control *c);   // next even version
-// The weights of the writers' snapshots are no longer the ones to go back to. Only between the two
-// calls above, when no writer can take the lease.
-void control_forget_snapshot(struct control *c);
-// Between the same two calls: the weights are now exactly those of `folder`. chosen: by the owner's
-// start or a reload, not by a restore; `loaded` is then that folder too.
+// Between the two calls above, when no writer can take the lease: the weights are now exactly those
+// of `folder`. chosen: by the owner's start or a reload, not by a restore; `loaded` is then that
+// folder too, and what writers' snapshots hold is no longer what to go back to.
 void control_owner_loaded(struct control *c, const char *folder, bool chosen);
 void control_end(
     struct control *c); // owner leaves: page marked ended, name unlinked; then control_free
@@ -85,7 +83,7 @@ bool control_as_left(const struct control *c);
 void control_set_run(struct control *c, const char *folder);
 // Between write_begin and write_end: this update makes the weights exactly those of `folder`.
 void control_set_origin(struct control *c, const char *folder);
-// Where the daemon finds the last good weights (a model folder) if this writer dies in an update.
+// Where the server finds the last good weights (a model folder) if this writer dies in an update.
 // The folder must exist; its absolute path is kept.
 enum status control_set_snapshot(struct control *c, const char *folder);
 

@@ -108,15 +108,13 @@ void control_owner_update_end(struct control *c)
     atomic_store(&c->page->owner_updating, 0);
 }
 
-void control_forget_snapshot(struct control *c)
-{
-    set_snapshot(c->page, "", 0);
-}
-
 void control_owner_loaded(struct control *c, const char *folder, bool chosen)
 {
     char path[CONTROL_PATH_BYTES];
     put_folder(path, folder);
-    if (chosen) snprintf(c->page->loaded, CONTROL_PATH_BYTES, "%s", path);
+    if (chosen) {
+        snprintf(c->page->loaded, CONTROL_PATH_BYTES, "%s", path);
+        set_snapshot(c->page, "", 0);
+    }
     put_origin(c->page, path, atomic_load(&c->page->publishes));
 }

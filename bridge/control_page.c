@@ -1,7 +1,7 @@
 /* control_page.c: making, opening and replacing control pages. A page gets its name only when it is
- * whole, and keeps it until its owner ends or another daemon finds the owner dead. The owner's sign
+ * whole, and keeps it until its owner ends or another server finds the owner dead. The owner's sign
  * of life is a lock on the page's file (flock), which the kernel lets go when the owner dies: a pid
- * says nothing to a daemon of another PID namespace that shares /dev/shm. Called by the thread that
+ * says nothing to a server of another PID namespace that shares /dev/shm. Called by the thread that
  * owns the mapping. */
 #include "bridge/control_page.h"
 #include "bridge/process.h"
@@ -30,8 +30,7 @@ static enum status check_name(const char *name)
     if (len < 2 || len > NAME_BYTES - 24 || name[0] != '/' || strchr(name + 1, '/'))
         return status_fail(
             ST_INVALID,
-            "control page name \"%s\": it must be \"/\" and 1 to %d other characters "
-            "without \"/\"",
+            "control page name \"%s\": it must be \"/\" and 1 to %d other characters without \"/\"",
             name, NAME_BYTES - 25);
     return ST_OK;
 }
@@ -42,46 +41,36 @@ static enum status map_page(const char *name, struct page **ret, int *ret_fd)
     int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
     if (fd < 0) {
         if (errno == ENOENT)
-            return status_fail(ST_NOT_FOUND,
-                               "control page %s does not exist: the daemon has ended; start "
-                               "cw-infer-server again",
-                               name);
+            return status_fail(
+                ST_NOT_FOUND,
+                "control page %s does not exist: the server has ended; start cw-infer-server again",
+                name);
         return status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
     }
     struct stat sb;
     struct page *page = MAP_FAILED;
-    enum status st = status_context(file_check_owner(fd, name), "control page");
-    if (st != ST_OK) {
-        close(fd);
-        return st;
-    }
-    if (fstat(fd, &sb) != 0)
-        st = status_fail(ST_IO, "control page %s: %s", name, strerror(errno));
-    else if (sb.st_size != CONTROL_BYTES)
-        st = status_fail(ST_MISMATCH,
-                         "control page %s has %lld bytes, not %d: it is not one of ours", name,
-                         (long long)sb.st_size, CONTROL_BYTES);
-    if (st == ST_OK) {
-        page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (page == MAP_FAILED)
-            st = status_fail(ST_IO, "control page %s cannot be mapped: %s", name, strerror(errno));
-    }
-    if (st == ST_OK && memcmp(page->magic, CONTROL_MAGIC, 8) != 0)
-        st = status_fail(ST_MISMATCH,
-                         "control page %s does not begin with \"" CONTROL_MAGIC
-                         "\": another program made it",
-                         name);
-    if (st != ST_OK) {
-        if (page != MAP_FAILED) munmap(page, CONTROL_BYTES);
-        close(fd);
-        return st;
-    }
+    enum status st;
+    CHECK(status_context(file_check_owner(fd, name), "control page"));
+    if (fstat(fd, &sb) != 0) FAIL(ST_IO, "control page %s: %s", name, strerror(errno));
+    if (sb.st_size != CONTROL_BYTES)
+        FAIL(ST_MISMATCH, "control page %s has %lld bytes, not %d: it is not one of ours", name,
+             (long long)sb.st_size, CONTROL_BYTES);
+    page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        FAIL(ST_IO, "control page %s cannot be mapped: %s", name, strerror(errno));
+    if (memcmp(page->magic, CONTROL_MAGIC, 8) != 0)
+        FAIL(ST_MISMATCH,
+             "control page %s does not begin with \"" CONTROL_MAGIC "\": another program made it",
+             name);
     *ret = page;
-    if (ret_fd)
+    if (ret_fd) {
         *ret_fd = fd;
-    else
-        close(fd);
-    return ST_OK;
+        return ST_OK;
+    }
+out:
+    if (st != ST_OK && page != MAP_FAILED) munmap(page, CONTROL_BYTES);
+    close(fd);
+    return st;
 }
 
 // The path behind a shared memory name, for link() and rename(), which have no shm_ counterparts.
@@ -99,7 +88,7 @@ static bool owner_lives(const struct page *page, int fd)
            process_alive(page->owner_pid, page->owner_start);
 }
 
-// Takes the name from the page behind fd, if it still has it. With the lock, so that two daemons
+// Takes the name from the page behind fd, if it still has it. With the lock, so that two servers
 // that start at once agree on which page they look at.
 static bool unlink_page(const char *name, int fd)
 {
@@ -120,14 +109,11 @@ static enum status remove_dead(const char *name)
     enum status st = map_page(name, &page, &fd);
     if (st == ST_NOT_FOUND) return ST_OK;
     if (st != ST_OK) return status_context(st, "the name is taken; remove /dev/shm%s", name);
-    if (owner_lives(page, fd)) {
-        st = status_fail(
-            ST_BUSY,
-            "control page %s belongs to the living process %d: another daemon uses this "
-            "bridge; give this one its own --bridge and --socket",
-            name, (int)page->owner_pid);
-        goto out;
-    }
+    if (owner_lives(page, fd))
+        FAIL(ST_BUSY,
+             "control page %s belongs to the living process %d: another server uses this bridge; "
+             "give this one its own --bridge and --socket",
+             name, (int)page->owner_pid);
     unlink_page(name, fd);
 out:
     munmap(page, CONTROL_BYTES);
@@ -195,27 +181,17 @@ enum status control_create(const char *name, const char *layout_hash, struct con
     // The page is made whole under a name of its own and then linked: nobody sees half of one.
     shm_unlink(fresh);
     int fd = shm_open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        st = status_fail(ST_IO, "control page %s: %s", fresh, strerror(errno));
-        goto out;
-    }
+    if (fd < 0) FAIL(ST_IO, "control page %s: %s", fresh, strerror(errno));
     // posix_fallocate: a full /dev/shm is an error here, not a SIGBUS later
     int error = posix_fallocate(fd, 0, CONTROL_BYTES);
-    if (error) {
-        st = status_fail(ST_IO, "control page %s: no room in /dev/shm: %s", fresh, strerror(error));
-        goto out;
-    }
+    if (error) FAIL(ST_IO, "control page %s: no room in /dev/shm: %s", fresh, strerror(error));
     page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED) {
-        st = status_fail(ST_IO, "control page %s cannot be mapped: %s", fresh, strerror(errno));
-        goto out;
-    }
+    if (page == MAP_FAILED)
+        FAIL(ST_IO, "control page %s cannot be mapped: %s", fresh, strerror(errno));
     fill_page(page, layout_hash);
     // Before it has its name: no page without its owner's lock is ever seen under it.
-    if (flock(fd, LOCK_EX) != 0) {
-        st = status_fail(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
-        goto out;
-    }
+    if (flock(fd, LOCK_EX) != 0)
+        FAIL(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
     CHECK(take_name(fresh_path, path, name));
     snprintf(c->name, sizeof c->name, "%s", name);
     c->owner = true;
@@ -244,22 +220,16 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
     c->page = page;
     c->fd = -1;
     snprintf(c->name, sizeof c->name, "%s", name);
-    if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES) {
-        st = status_fail(
-            ST_MISMATCH,
-            "control page %s has format %u (%u bytes), this program format %d (%d bytes): "
-            "run daemon and client of the same build",
-            name, page->format, page->bytes, CONTROL_FORMAT, CONTROL_BYTES);
-        goto out;
-    }
-    if (strncmp(page->layout_hash, layout_hash, sizeof page->layout_hash) != 0) {
-        st = status_fail(
-            ST_MISMATCH,
-            "control page %s was made for layout %.16s..., the bridge file says %.16s...: "
-            "the file is not this daemon's; restart the daemon, which writes it anew",
-            name, page->layout_hash, layout_hash);
-        goto out;
-    }
+    if (page->format != CONTROL_FORMAT || page->bytes != CONTROL_BYTES)
+        FAIL(ST_MISMATCH,
+             "control page %s has format %u (%u bytes), this program format %d (%d bytes): run "
+             "server and client of the same build",
+             name, page->format, page->bytes, CONTROL_FORMAT, CONTROL_BYTES);
+    if (strncmp(page->layout_hash, layout_hash, sizeof page->layout_hash) != 0)
+        FAIL(ST_MISMATCH,
+             "control page %s was made for layout %.16s..., the bridge file says %.16s...: the "
+             "file is not this server's; restart the server, which writes it anew",
+             name, page->layout_hash, layout_hash);
     CHECK(control_owner_alive(c));
     *ret = c;
     c = NULL;

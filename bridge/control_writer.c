@@ -12,12 +12,12 @@
 
 static enum status lease_lost(const struct control *c)
 {
-    return status_fail(
-        ST_BUSY,
-        "control page %s: this process (pid %d) no longer holds the writer's lease: it "
-        "gave no sign of life for %.1f s, or its last update was cut off, and the daemon "
-        "revoked it; start again from the last checkpoint",
-        c->name, (int)getpid(), (double)atomic_load(&c->page->heartbeat_limit_ms) / 1000);
+    return status_fail(ST_BUSY,
+                       "control page %s: this process (pid %d) no longer holds the writer's lease: "
+                       "it gave no sign of life for %.1f s, or its last update was cut off, and "
+                       "the server revoked it; start again from the last checkpoint",
+                       c->name, (int)getpid(),
+                       (double)atomic_load(&c->page->heartbeat_limit_ms) / 1000);
 }
 
 static enum status lease_none(const struct control *c)
@@ -45,16 +45,15 @@ enum status control_lease_take(struct control *c)
                 clock_ms_since(atomic_load(&page->writer_heartbeat_ns)) / 1000);
         uint64_t version = atomic_load(&page->version);
         if (version & 1)
-            return status_fail(
-                ST_TORN,
-                "control page %s: version %llu is odd: the daemon (pid %d) has yet to "
-                "%s the weights; try again when its /health says ok",
-                c->name, (unsigned long long)version, (int)page->owner_pid,
-                version == 1 ? "load" : "restore");
+            return status_fail(ST_TORN,
+                               "control page %s: version %llu is odd: the server (pid %d) has yet "
+                               "to %s the weights; try again when its /health says ok",
+                               c->name, (unsigned long long)version, (int)page->owner_pid,
+                               version == 1 ? "load" : "restore");
         uint64_t mine = lease_next(lease, getpid()), start = process_start_time(getpid());
         if (!start)
             return status_fail(ST_IO,
-                               "/proc/%d/stat cannot be read, by which the daemon knows its "
+                               "/proc/%d/stat cannot be read, by which the server knows its "
                                "trainer: is /proc mounted, are file descriptors left?",
                                (int)getpid());
         if (!atomic_compare_exchange_strong(&page->lease, &lease, mine)) continue;
@@ -107,8 +106,8 @@ enum status control_quiesce(struct control *c, int64_t deadline_ns)
             if (!phase_move(page, asked, idle)) continue; // granted at the last moment, or lost
             return status_fail(
                 ST_TIMEOUT,
-                "the daemon (pid %d) did not pause for an update within %.1f s: it may "
-                "be paused (POST /bridge/resume), loading, or stuck; see its /health",
+                "the server (pid %d) did not pause for an update within %.1f s: it may be paused "
+                "(POST /bridge/resume), loading, or stuck; see its /health",
                 (int)page->owner_pid, clock_ms_since(start) / 1000);
         }
         int64_t slice = clock_deadline_ns(SLICE_MS);
@@ -125,7 +124,7 @@ enum status control_quiesce(struct control *c, int64_t deadline_ns)
     if (version != c->version) {
         control_resume(c);
         return status_fail(ST_MISMATCH,
-                           "weight version is %llu, this writer left %llu: the daemon rewrote the "
+                           "weight version is %llu, this writer left %llu: the server rewrote the "
                            "weights meanwhile (POST /reload), so optimizer and weights no longer "
                            "belong together; start again from the last checkpoint",
                            (unsigned long long)version, (unsigned long long)c->version);
@@ -223,7 +222,7 @@ enum status control_set_snapshot(struct control *c, const char *folder)
     uint64_t lease = atomic_load(&c->lease);
     if (!lease) return lease_none(c);
     if (atomic_load(&page->lease) != lease) return lease_lost(c);
-    char *absolute = realpath(folder, NULL); // the daemon's working directory is another
+    char *absolute = realpath(folder, NULL); // the server's working directory is another
     if (!absolute)
         return status_fail(ST_NOT_FOUND, "snapshot folder %s: %s", folder, strerror(errno));
     enum status st = ST_OK;

@@ -95,17 +95,13 @@ enum status process_kill(pid_t pid, uint64_t start_time, int timeout_ms)
     if (!process_alive(pid, start_time)) goto out;
     int sent =
         fd >= 0 ? (int)syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0) : kill(pid, SIGKILL);
-    if (sent != 0 && errno != ESRCH) {
-        st = status_fail(ST_IO, "process %d cannot be killed: %s", (int)pid, strerror(errno));
-        goto out;
-    }
+    if (sent != 0 && errno != ESRCH)
+        FAIL(ST_IO, "process %d cannot be killed: %s", (int)pid, strerror(errno));
     while (process_alive(pid, start_time)) {
         int left_ms = clock_ms_until(deadline);
-        if (left_ms == 0) {
-            st = status_fail(ST_TIMEOUT, "process %d was killed and has not ended within %.1f s",
-                             (int)pid, timeout_ms / 1e3);
-            goto out;
-        }
+        if (left_ms == 0)
+            FAIL(ST_TIMEOUT, "process %d was killed and has not ended within %.1f s", (int)pid,
+                 timeout_ms / 1e3);
         if (fd >= 0)
             has_ended(fd, left_ms);
         else

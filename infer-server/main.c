@@ -2,7 +2,7 @@
  * before it loads anything), and runs the server. Main thread. */
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "common/base/dtype.h"
 #include "infer-server/http/listen.h"
 #include "infer-server/http/server.h"
@@ -21,38 +21,34 @@
 #define HOSTS_MAX 64  // names in --allowed-hosts
 
 struct config {
-    const char *config, *model, *draft, *speculative, *device, *chat_template, *served_name;
-    const char *chat_template_file;
-    const char *socket, *listen, *api_key_file, *allowed_hosts, *bridge, *kv_memory;
-    enum kv_policy kv_policy;
+    struct server_options server;
+    const char *config, *speculative, *socket, *listen, *api_key_file, *allowed_hosts, *bridge,
+        *kv_memory;
     enum log_level log_level;
-    int dtype;                                                // dtype_option_names
-    int prefix_cache_off, draft_length_fixed, accept_unknown; // 0 or 1
-    int64_t max_batch, max_context, prefill_chunk, block_size, max_queue, max_body, max_buffered;
-    int64_t max_connections;
-    int64_t idle_timeout, request_timeout, drain_timeout;
-    bool exact;
+    int dtype; // dtype_option_names
 };
 
 #define OPTIONS_OF struct config
 
 static const struct option_spec table[] = {
-    OPT_TEXT("model", model, NULL, "DIR", "Hugging Face model folder (needed)"),
-    OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where the model runs"),
+    OPT_TEXT("model", server.engine.model_folder, NULL, "DIR",
+             "Hugging Face model folder (needed)"),
+    OPT_TEXT("device", server.engine.device, "auto", "auto|cpu|cuda:N", "where the model runs"),
     OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,
                "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
-    OPT_TEXT("chat-template", chat_template, NULL, "NAME",
+    OPT_TEXT("chat-template", server.chat_template.name, NULL, "NAME",
              "which of the folder's named chat templates (default: default, with tools tool_use)"),
-    OPT_TEXT("chat-template-file", chat_template_file, NULL, "FILE",
+    OPT_TEXT("chat-template-file", server.chat_template.file, NULL, "FILE",
              "Jinja chat template to use instead of the folder's"),
-    OPT_TEXT("served-model-name", served_name, NULL, "NAME",
+    OPT_TEXT("served-model-name", server.model_name, NULL, "NAME",
              "name in /v1/models (default: the folder's)"),
-    OPT_TEXT("draft", draft, NULL, "DIR",
+    OPT_TEXT("draft", server.engine.draft_folder, NULL, "DIR",
              "folder of a smaller model of the same tokenizer, which drafts"),
     OPT_TEXT("speculative", speculative, "off", "METHOD:K",
              "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
              "draft_model[:5] with commas between them"),
-    OPT_CHOICE("draft-length", draft_length_fixed, "adaptive", OPTION_WORDS("adaptive", "fixed"),
+    OPT_CHOICE("draft-length", server.engine.speculative_fixed, "adaptive",
+               OPTION_WORDS("adaptive", "fixed"),
                "drafts of a step: as many as pay, by measured time and acceptance, or always as "
                "many as there are: slower, but acceptance is then counted on all of a sample"),
     OPT_HEADING("Sockets"),
@@ -68,38 +64,38 @@ static const struct option_spec table[] = {
              "without a key may call this server (their Host and Origin headers)"),
     OPT_TEXT("bridge", bridge, NULL, "PATH",
              "bridge file to write (default: bridge.json beside the default socket)"),
-    OPT_INT("max-connections", max_connections, "1024", "N", 1, 65536,
+    OPT_INT("max-connections", server.http.max_connections, "1024", "N", 1, 65536,
             "open connections, each socket"),
-    OPT_SIZE("max-body", max_body, "8M", 1024, 1 << 30, "largest request body"),
-    OPT_SIZE("max-buffered", max_buffered, "0", 0, 0,
+    OPT_SIZE("max-body", server.http.max_body, "8M", 1024, 1 << 30, "largest request body"),
+    OPT_SIZE("max-buffered", server.http.max_buffered, "0", 0, 0,
              "all request bodies in memory together, more get 429; 0: 32 times --max-body"),
-    OPT_INT("idle-timeout", idle_timeout, "120", "S", 1, 86400,
+    OPT_INT("idle-timeout", server.http.idle_timeout_s, "120", "S", 1, 86400,
             "closes a connection on which nothing moves"),
-    OPT_INT("request-timeout", request_timeout, "3600", "S", 1, 604800,
+    OPT_INT("request-timeout", server.http.request_timeout_s, "3600", "S", 1, 604800,
             "longest time for one answer"),
-    OPT_INT("drain-timeout", drain_timeout, "30", "S", 0, 86400,
+    OPT_INT("drain-timeout", server.drain_timeout_s, "30", "S", 0, 86400,
             "time for requests under way to end after SIGTERM"),
-    OPT_CHOICE("unknown-fields", accept_unknown, "refuse", OPTION_WORDS("refuse", "warn"),
+    OPT_CHOICE("unknown-fields", server.accept_unknown, "refuse", OPTION_WORDS("refuse", "warn"),
                "fields of requests that docs/protocol.md does not list: 400, or a line in the log"),
     OPT_HEADING("Engine"),
-    OPT_INT("max-batch", max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
-    OPT_INT("max-context", max_context, "0", "N", 0, 1 << 24,
+    OPT_INT("max-batch", server.engine.max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
+    OPT_INT("max-context", server.engine.max_context, "0", "N", 0, 1 << 24,
             "tokens of prompt and completion; 0: the model's, as memory allows"),
-    OPT_INT("max-queue", max_queue, "4096", "N", 1, 1 << 20,
+    OPT_INT("max-queue", server.engine.max_queue, "4096", "N", 1, 1 << 20,
             "samples waiting beyond those; more get 429"),
-    OPT_INT("prefill-chunk", prefill_chunk, "512", "N", 1, 1 << 20,
+    OPT_INT("prefill-chunk", server.engine.prefill_chunk, "512", "N", 1, 1 << 20,
             "max. prompt tokens in one step"),
-    OPT_INT("block-size", block_size, "16", "N", 1, 1024, "tokens of one KV block"),
+    OPT_INT("block-size", server.engine.block_size, "16", "N", 1, 1024, "tokens of one KV block"),
     OPT_TEXT(
         "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
         "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
-    OPT_CHOICE("kv-policy", kv_policy, "keep", kv_policy_names,
+    OPT_CHOICE("kv-policy", server.engine.kv_policy, "keep", kv_policy_names,
                "what a weight update does to the KV cache of requests in flight"),
-    OPT_CHOICE("prefix-cache", prefix_cache_off, "on", OPTION_WORDS("on", "off"),
+    OPT_CHOICE("prefix-cache", server.engine.prefix_cache_off, "on", OPTION_WORDS("on", "off"),
                "prompts begin with what earlier requests computed of the same tokens"),
-    OPT_FLAG("exact", exact, NULL,
+    OPT_FLAG("exact", server.engine.exact, NULL,
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
-             "drafted or was before: on the CPU, and without drafts in bf16 on a Hopper GPU; a "
+             "drafted or was before: on the CPU, and in bf16 on a Hopper GPU; a "
              "draft model's drafts then follow no clock"),
     OPT_HEADING("General"),
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged"),
@@ -107,18 +103,21 @@ static const struct option_spec table[] = {
     OPT_END,
 };
 
-static enum status check_usage(const struct config *c)
+static enum status check_usage(void *context, struct option_set *set)
 {
+    const struct config *c = context;
+    const struct http_options *http = &c->server.http;
     struct speculative_choice choice;
-    if (!c->model)
+    (void)set;
+    if (!c->server.engine.model_folder)
         return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
-    if (c->max_buffered && c->max_buffered < c->max_body)
+    if (http->max_buffered && http->max_buffered < http->max_body)
         return status_fail(ST_INVALID,
                            "--max-buffered %lld is below --max-body %lld: no body of that size "
                            "would ever be taken",
-                           (long long)c->max_buffered, (long long)c->max_body);
+                           (long long)http->max_buffered, (long long)http->max_body);
     enum status st = speculative_parse(c->speculative, &choice);
-    if (st == ST_OK && choice.k[SPECULATIVE_DRAFT_MODEL] && !c->draft)
+    if (st == ST_OK && choice.k[SPECULATIVE_DRAFT_MODEL] && !c->server.engine.draft_folder)
         st = status_fail(ST_INVALID, "draft_model needs --draft DIR, the draft model's folder");
     return st == ST_OK ? st : status_context(st, "--speculative");
 }
@@ -155,18 +154,10 @@ static enum status read_api_key(const char *path, char **ret)
     size_t n = strcspn(start, "\r\n");
     while (n > 0 && isspace((unsigned char)start[n - 1])) n--;
     for (size_t i = 0; i < n; i++)
-        if (!isgraph((unsigned char)start[i])) {
-            st = status_fail(ST_INVALID,
-                             "--api-key-file %s: the first line must be one word of plain "
-                             "ASCII",
-                             path);
-            goto out;
-        }
-    if (n < 8) {
-        st = status_fail(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more",
-                         path);
-        goto out;
-    }
+        if (!isgraph((unsigned char)start[i]))
+            FAIL(ST_INVALID, "--api-key-file %s: the first line must be one word of plain ASCII",
+                 path);
+    if (n < 8) FAIL(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more", path);
     if (stat(path, &info) == 0 && (info.st_mode & 077))
         log_warn("--api-key-file %s can be read by others: chmod 600 it", path);
     *ret = strndup(start, n);
@@ -196,24 +187,23 @@ static void make_absolute(char path[PATH_MAX])
     if (n > 0 && n < PATH_MAX) memcpy(path, whole, (size_t)n + 1);
 }
 
-// Every connection is a descriptor; the soft limit is often 1024. Gives how many connections each
-// socket may have: as asked for, or what the hard limit has room for beside the server's own files.
-static int connection_limit(const struct config *c)
+// Every connection is a descriptor; the soft limit is often 1024. Each socket may have as many as
+// were asked for, or what the hard limit has room for beside the server's own files.
+static void limit_connections(const struct config *c, int64_t *max_connections)
 {
     struct rlimit limit;
-    int wanted = (int)c->max_connections, sockets = c->listen ? 2 : 1;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+    const int sockets = c->listen ? 2 : 1;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_max == RLIM_INFINITY) return wanted;
+    if (limit.rlim_max == RLIM_INFINITY) return;
     int64_t room = ((int64_t)limit.rlim_max - OWN_FILES) / sockets;
-    if (room >= wanted) return wanted;
+    if (room >= *max_connections) return;
     if (room < 1) room = 1;
-    log_warn(
-        "--max-connections %d: this process may open %lld files (ulimit -Hn, LimitNOFILE=), so "
-        "that each socket takes %lld connections",
-        wanted, (long long)limit.rlim_max, (long long)room);
-    return (int)room;
+    log_warn("--max-connections %lld: this process may open %lld files (ulimit -Hn, LimitNOFILE=), "
+             "so that each socket takes %lld connections",
+             (long long)*max_connections, (long long)limit.rlim_max, (long long)room);
+    *max_connections = room;
 }
 
 // The names of --allowed-hosts and the host of --listen. `names` is cut into pieces, which the list
@@ -236,47 +226,27 @@ static enum status list_hosts(char *names, const char *host, const char *ret[HOS
 static enum status listen_tcp(const struct config *c, struct server_options *o, char host[256])
 {
     int port = 0;
-    const char *key = o->api_key ? " (API key needed)" : "";
-    enum status st = listen_split(c->listen, host, (char[16]){0});
-    if (st == ST_OK) st = tcp_listen(c->listen, o->api_key != NULL, &o->tcp_fd, &port);
+    const char *key = o->http.api_key ? " (API key needed)" : "";
+    enum status st = tcp_listen(c->listen, o->http.api_key != NULL, host, &o->tcp_fd, &port);
     if (st == ST_OK) log_info("listening on %s, port %d%s", c->listen, port, key);
     return st;
 }
 
-static enum status serve(const struct config *c)
+static enum status serve(void *context)
 {
+    const struct config *c = context;
     enum status st;
     char socket_path[PATH_MAX], bridge_path[PATH_MAX], host[256] = "";
     char *key = NULL, *names = strdup(c->allowed_hosts ? c->allowed_hosts : "");
     const char *hosts[HOSTS_MAX + 2];
     if (!names) return status_fail(ST_NO_MEMORY, "out of memory");
     struct unix_listener socket = {.fd = -1, .lock_fd = -1};
-    struct server_options o = {
-        .engine = {.model_folder = c->model,
-                   .draft_folder = c->draft,
-                   .speculative_fixed = c->draft_length_fixed,
-                   .device = c->device,
-                   .dtype = c->dtype - 1,
-                   .max_batch = (int)c->max_batch,
-                   .max_context = (int)c->max_context,
-                   .block_size = (int)c->block_size,
-                   .prefill_chunk = (int)c->prefill_chunk,
-                   .max_queue = (int)c->max_queue,
-                   .kv_policy = c->kv_policy,
-                   .prefix_cache_off = c->prefix_cache_off,
-                   .exact = c->exact},
-        .model_name = c->served_name,
-        .chat_template = {.name = c->chat_template, .file = c->chat_template_file},
-        .accept_unknown = c->accept_unknown,
-        .unix_fd = -1,
-        .tcp_fd = -1,
-        .max_body = c->max_body,
-        .max_buffered = c->max_buffered ? c->max_buffered : 32 * c->max_body,
-        .max_connections = connection_limit(c),
-        .idle_timeout_s = (int)c->idle_timeout,
-        .request_timeout_s = (int)c->request_timeout,
-        .drain_timeout_s = (int)c->drain_timeout,
-    };
+    struct server_options o = c->server;
+    log_open("cw-infer-server", c->log_level);
+    o.engine.dtype = c->dtype - 1;
+    o.unix_fd = o.tcp_fd = -1;
+    if (!o.http.max_buffered) o.http.max_buffered = 32 * o.http.max_body;
+    limit_connections(c, &o.http.max_connections);
     default_path(c->socket, "server.sock", socket_path);
     default_path(c->bridge, "bridge.json", bridge_path);
     make_absolute(socket_path);
@@ -286,14 +256,14 @@ static enum status serve(const struct config *c)
     if (c->api_key_file) CHECK(read_api_key(c->api_key_file, &key));
     CHECK(unix_listen(socket_path, &socket));
     log_info("listening on %s", socket_path);
-    o.api_key = key;
+    o.http.api_key = key;
     if (c->listen) CHECK(listen_tcp(c, &o, host));
     if (*names && (key || !c->listen))
         log_warn("--allowed-hosts %s: nothing to allow: %s", c->allowed_hosts,
                  key ? "requests are told by their key" : "there is no --listen");
     CHECK(list_hosts(names, host, hosts));
-    o.allowed_hosts = hosts;
-    o.socket_path = o.engine.socket_path = socket_path;
+    o.http.allowed_hosts = hosts;
+    o.engine.socket_path = socket_path;
     o.engine.bridge_path = bridge_path;
     o.unix_fd = socket.fd;
     socket.fd = -1;
@@ -308,20 +278,14 @@ out:
 int main(int argc, char **argv)
 {
     struct config config = {0};
-    struct option_set *set = NULL;
+    const struct program program = {.name = "cw-infer-server",
+                                    .usage = "--model DIR [options]",
+                                    .options = table,
+                                    .config = &config,
+                                    .check = check_usage,
+                                    .run = serve,
+                                    .context = &config};
     device_prepare_process(argv);
-    enum option_result parsed = options_parse(table, "cw-infer-server", "--model DIR [options]",
-                                              argc, argv, 0, &config, NULL, &set);
-    if (parsed == OPTIONS_DONE) return 0;
-    log_open("cw-infer-server", parsed == OPTIONS_OK ? config.log_level : LOG_INFO);
-    if (parsed == OPTIONS_BAD || check_usage(&config) != ST_OK) {
-        log_error("%s", status_message());
-        options_free(set);
-        return 2;
-    }
     signal(SIGPIPE, SIG_IGN);
-    enum status st = serve(&config);
-    if (st != ST_OK) log_error("%s", status_message());
-    options_free(set);
-    return st == ST_OK ? 0 : 1;
+    return program_main(&program, argc, argv);
 }

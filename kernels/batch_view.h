@@ -31,6 +31,7 @@ struct batch_view {
     const int32_t *tokens;      // (T) ids
     const int32_t *positions;   // (T) position in its sequence, 0-based
     const int32_t *seq_of;      // (T) 0..S-1
+    const int32_t *adapter;     // (T) which adapter's (ops.h, lora); -1: the base model alone
     const int32_t *query_start; // (S + 1) first row of each sequence; [S] = T
     // paged
     const int32_t *slots;       // (T) block * block_size + offset, or -1

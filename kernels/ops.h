@@ -229,6 +229,27 @@ struct moe_routing {  // device memory; A = rows * top_k
     int32_t *offsets; // (n_experts + 1) first sorted assignment of each expert
 };
 
+// Low-rank adapters (Hu et al. 2021) of one matmul y = x W^T, several in one batch. Each part of
+// y's columns (q, k and v of a fused matrix) has factors of its own.
+#define LORA_PARTS 3
+struct lora_factors { // device memory, 256-byte aligned; a NULL: the adapter leaves this part alone
+    const void *a, *b; // (rank, k), (n, rank): y's part += scale * (x a^T) b^T
+    int32_t rank;      // at most lora_args.max_rank
+    float scale;
+};
+struct lora_args {
+    const struct lora_factors *factors; // (n_parts, n_adapters)
+    const int32_t *adapter;             // (rows) whose factors; -1: nobody's
+    int n_adapters, n_parts, max_rank;
+    int rows, k;
+    int first[LORA_PARTS +
+              1]; // part p is columns first[p] .. first[p + 1] - 1; the last is y's end
+    enum dtype dt;
+};
+struct lora_grads { // of one part's factors, f32
+    float *a, *b;
+};
+
 struct adamw {
     float lr;
     double beta1, beta2; // 1 - beta is taken before rounding: of 0.99999f it is off by 0.14%
@@ -251,12 +272,21 @@ struct scratch_shape { // of a training step
     int hidden, widest;      // width of the norms; columns of the widest matmul in a layer
     int logits_chunk, vocab; // of the logits that exist at one time
     int64_t n_elements;      // gradients
+    int lora_rank;           // of an adapter; 0: none
     enum dtype dt;
 };
 
 struct ops {
     void (*matmul)(struct device *, void *c, const void *a, const void *b, const void *bias,
                    const struct matmul *shape);
+
+    // y (rows, first[n_parts]) += each row's adapter for x (rows, k). Sums are in f32, and a row
+    // has the same bits in any batch.
+    void (*lora)(struct device *, void *y, const void *x, const struct lora_args *);
+    // The gradient of the above where all rows are of the first adapter (n_adapters 1, adapter not
+    // read): dx += , and grads[p] += (host array; of parts that the adapter leaves alone not read).
+    void (*lora_back)(struct device *, void *dx, const struct lora_grads *grads, const void *dy,
+                      const void *x, const struct lora_args *);
 
     // y(n, width) = scale * table[index[i]] ; index (n) i32. Embedding look-up; picking rows.
     void (*gather_rows)(struct device *, void *y, const void *table, const int32_t *index, int n,

@@ -1,6 +1,6 @@
 /* ipc-check.c: cw-ipc-check, which tells in a second whether a bridge is healthy, and why not.
  *
- * It attaches as a trainer does, one check a line, then proves that daemon and client see the same
+ * It attaches as a trainer does, one check a line, then proves that server and client see the same
  * memory: through two words of the arena's canary, which no weight touches, and through a checksum
  * of every tensor taken on both sides. It takes no lease and writes nothing but the one canary
  * word. One thread. Checks go to standard output as they end, or with --json as one object at the
@@ -10,8 +10,7 @@
 #include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "kernels/ops.h"
 
 #include <inttypes.h>
@@ -20,12 +19,12 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define REQUEST_MS 10000 // the daemon answers at a step boundary, so at once unless it is stuck
+#define REQUEST_MS 10000 // the server answers at a step boundary, so at once unless it is stuck
 #define ATTEMPTS   5     // while a training run publishes
 #define RETRY_MS   20
 
 struct config {
-    const char *bridge;
+    const char *bridge, *word; // word: the same, without an option's name
     bool json;
 };
 
@@ -47,29 +46,29 @@ struct check {
 
 enum outcome { OUTCOME_OK, OUTCOME_FAIL, OUTCOME_SKIP };
 
-static void report(struct check *c, const char *name, enum outcome outcome, const char *detail)
+static void report(struct check *c, const char *name, enum outcome outcome, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void report(struct check *c, const char *name, enum outcome outcome, const char *format, ...)
 {
     static const char *const words[] = {"ok", "FAIL", "skip"};
+    char detail[2200];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(detail, sizeof detail, format, arguments);
+    va_end(arguments);
     if (outcome == OUTCOME_FAIL) c->failed = true;
     if (!c->json) printf("%-5s %-16s %s\n", words[outcome], name, detail);
     json_array_append_new(c->checks, json_pack("{s:s, s:s, s:s}", "check", name, "result",
                                                words[outcome], "detail", detail));
 }
 
-static void report_status(struct check *c, const char *name, enum status st)
-{
-    char detail[2200];
-    snprintf(detail, sizeof detail, "%s: %s", status_words(st), status_message());
-    report(c, name, OUTCOME_FAIL, detail);
-}
-
 static void on_step(void *context, const char *step, enum status st, const char *detail)
 {
     struct check *c = context;
     if (st == ST_OK)
-        report(c, step, OUTCOME_OK, detail);
+        report(c, step, OUTCOME_OK, "%s", detail);
     else
-        report_status(c, step, st);
+        report(c, step, OUTCOME_FAIL, "%s: %s", status_words(st), status_message());
 }
 
 static void fact(const struct check *c, const char *name, const char *format, ...)
@@ -87,7 +86,7 @@ static void fact(const struct check *c, const char *name, const char *format, ..
 
 // ---- the same memory ----------------------------------------------------------------------------
 
-// "0123456789abcdef" of the daemon's answers
+// "0123456789abcdef" of the server's answers
 static enum status hex_word(const char *where, const json_t *value, uint64_t *ret)
 {
     const char *text = json_string_value(value);
@@ -99,7 +98,7 @@ static enum status hex_word(const char *where, const json_t *value, uint64_t *re
     return ST_OK;
 }
 
-// Writes a word into the canary, asks the daemon what it sees, and looks for the daemon's answer,
+// Writes a word into the canary, asks the server what it sees, and looks for the server's answer,
 // the word's complement, beside it.
 static enum status exchange_canary(struct check *c, bool *ret_seen, bool *ret_answered)
 {
@@ -127,24 +126,23 @@ out:
 static void check_canary(struct check *c)
 {
     bool seen = false, answered = false;
-    for (int i = 0; i < 3 && !(seen && answered);
-         i++) { // another checker may use it at this moment
-        enum status st = exchange_canary(c, &seen, &answered);
-        if (st != ST_OK) {
-            report_status(c, "canary", st);
-            return;
-        }
-    }
-    if (seen && answered)
+    enum status st = ST_OK;
+    // another checker may use it at this moment
+    for (int i = 0; st == ST_OK && i < 3 && !(seen && answered); i++)
+        st = exchange_canary(c, &seen, &answered);
+    if (st != ST_OK)
+        on_step(c, "canary", st, NULL);
+    else if (seen && answered)
         report(c, "canary", OUTCOME_OK,
-               "the daemon read the word written here, and its answer was read back");
+               "the server read the word written here, and its answer was read back");
+    else if (seen)
+        report(c, "canary", OUTCOME_FAIL,
+               "the server reads what is written here, but its answer does not arrive: this is not "
+               "the server's memory; start cw-infer-server again");
     else
-        report(
-            c, "canary", OUTCOME_FAIL,
-            seen ? "the daemon reads what is written here, but its answer does not arrive: this is "
-                   "not the daemon's memory; start cw-infer-server again"
-                 : "the daemon does not see what is written here: the file's handle leads to other "
-                   "memory; start cw-infer-server again, which writes the file anew");
+        report(c, "canary", OUTCOME_FAIL,
+               "the server does not see what is written here: the file's handle leads to other "
+               "memory; start cw-infer-server again, which writes the file anew");
 }
 
 // ---- the same weights ---------------------------------------------------------------------------
@@ -215,11 +213,9 @@ static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_v
     CHECK(json_get_int("/bridge/info", answer, "weight_version", 0, INT64_MAX, &theirs));
     if ((uint64_t)theirs != version || control_version(control) != version) goto out;
     const json_t *sums = json_object_get(answer, "checksums");
-    if ((int)json_array_size(sums) != s->n) {
-        st = status_fail(ST_MISMATCH, "the daemon sums %zu tensors, the bridge file names %d",
-                         json_array_size(sums), s->n);
-        goto out;
-    }
+    if ((int)json_array_size(sums) != s->n)
+        FAIL(ST_MISMATCH, "the server sums %zu tensors, the bridge file names %d",
+             json_array_size(sums), s->n);
     for (int i = 0; i < s->n; i++) {
         uint64_t sum = 0;
         CHECK(hex_word("/bridge/info: \"checksums\"", json_array_get(sums, (size_t)i), &sum));
@@ -237,7 +233,6 @@ out:
 static void check_sums(struct check *c)
 {
     struct sums s = {0};
-    char detail[512];
     uint64_t version = 0;
     int differs = 0, first = 0;
     enum status st = sums_init(&s, bridge_file_of(c->bridge));
@@ -245,25 +240,21 @@ static void check_sums(struct check *c)
         if (i > 0) clock_sleep_ms(RETRY_MS);
         st = compare_sums(c, &s, &version, &differs, &first);
     }
-    if (st != ST_OK) {
-        report_status(c, "checksums", st);
-    } else if (version == 0) {
-        snprintf(detail, sizeof detail,
-                 "not compared: in %d attempts the weights changed each time (a run is publishing)",
-                 ATTEMPTS);
-        report(c, "checksums", OUTCOME_SKIP, detail);
-    } else if (differs > 0) {
-        snprintf(
-            detail, sizeof detail,
-            "mismatch: %d of %d tensors differ from the daemon's at version %" PRIu64
-            ", the first is %s: this is not the memory it serves from; start cw-infer-server again",
-            differs, s.n, version, s.tensors[first].name);
-        report(c, "checksums", OUTCOME_FAIL, detail);
-    } else {
-        snprintf(detail, sizeof detail, "%d tensors equal the daemon's at version %" PRIu64, s.n,
-                 version);
-        report(c, "checksums", OUTCOME_OK, detail);
-    }
+    if (st != ST_OK)
+        on_step(c, "checksums", st, NULL);
+    else if (version == 0)
+        report(c, "checksums", OUTCOME_SKIP,
+               "not compared: in %d attempts the weights changed each time (a run is publishing)",
+               ATTEMPTS);
+    else if (differs > 0)
+        report(c, "checksums", OUTCOME_FAIL,
+               "mismatch: %d of %d tensors differ from the server's at version %" PRIu64
+               ", the first is %s: this is not the memory it serves from; start cw-infer-server "
+               "again",
+               differs, s.n, version, s.tensors[first].name);
+    else
+        report(c, "checksums", OUTCOME_OK, "%d tensors equal the server's at version %" PRIu64, s.n,
+               version);
     sums_release(&s);
 }
 
@@ -272,54 +263,31 @@ static void check_sums(struct check *c)
 static const char *weights_words(const struct control_facts *f)
 {
     if (f->torn) return "torn";
-    if (f->version & 1) return f->quiesce_granted ? "being updated" : "being loaded by the daemon";
+    if (f->version & 1) return f->quiesce_granted ? "being updated" : "being loaded by the server";
     return "whole";
 }
 
 static void check_weights(struct check *c, const struct control_facts *f)
 {
-    char detail[768];
     if (f->torn)
-        snprintf(detail, sizeof detail,
-                 "weights are torn: version %" PRIu64 " is odd and nobody is writing; the daemon "
-                 "restores them from %s, wait until its /health says ok or start it again",
-                 f->version, f->snapshot[0] ? f->snapshot : "its model folder");
+        report(c, "weights", OUTCOME_FAIL,
+               "weights are torn: version %" PRIu64 " is odd and nobody is writing; the server "
+               "restores them from %s, wait until its /health says ok or start it again",
+               f->version, f->snapshot[0] ? f->snapshot : "its model folder");
     else
-        snprintf(detail, sizeof detail, "version %" PRIu64 ", %s", f->version, weights_words(f));
-    report(c, "weights", f->torn ? OUTCOME_FAIL : OUTCOME_OK, detail);
+        report(c, "weights", OUTCOME_OK, "version %" PRIu64 ", %s", f->version, weights_words(f));
+}
+
+static json_t *process_facts(int pid, bool alive, double heartbeat_age_ms)
+{
+    return pid ? json_pack("{s:i, s:b, s:f}", "pid", pid, "alive", (int)alive, "heartbeat_age_ms",
+                           heartbeat_age_ms)
+               : json_null();
 }
 
 static void add_facts(struct check *c, const struct control_facts *f)
 {
     const struct bridge_file *file = bridge_file_of(c->bridge);
-    json_t *o = c->facts;
-    json_object_set_new(o, "bridge", json_string(file->path));
-    json_object_set_new(o, "socket", json_string(file->socket));
-    json_object_set_new(o, "device", json_string(file->device));
-    json_object_set_new(o, "device_uuid", json_string(file->device_uuid));
-    json_object_set_new(o, "weight_version", json_integer((json_int_t)f->version));
-    json_object_set_new(o, "weights", json_string(weights_words(f)));
-    json_object_set_new(o, "owner",
-                        json_pack("{s:i, s:b, s:f}", "pid", (int)f->owner_pid, "alive",
-                                  (int)f->owner_alive, "heartbeat_age_ms",
-                                  f->owner_heartbeat_age_ms));
-    json_object_set_new(o, "writer",
-                        f->writer_pid ? json_pack("{s:i, s:b, s:f}", "pid", (int)f->writer_pid,
-                                                  "alive", (int)f->writer_alive, "heartbeat_age_ms",
-                                                  f->writer_heartbeat_age_ms)
-                                      : json_null());
-    json_object_set_new(o, "publishes", json_integer((json_int_t)f->publishes));
-    json_object_set_new(o, "last_publish",
-                        f->publishes
-                            ? json_pack("{s:f, s:f, s:f}", "wait_ms", f->last_wait_ms, "write_ms",
-                                        f->last_write_ms, "pause_ms", f->last_pause_ms)
-                            : json_null());
-    json_object_set_new(o, "snapshot", json_string(f->snapshot));
-    json_object_set_new(o, "loaded", json_string(f->loaded));
-    json_object_set_new(o, "origin", json_string(f->origin));
-    json_object_set_new(o, "updates", json_integer((json_int_t)f->updates));
-    json_object_set_new(o, "run", json_string(f->run));
-    json_object_set_new(o, "run_updates", json_integer((json_int_t)f->run_updates));
     json_t *roles = json_array();
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
@@ -329,7 +297,21 @@ static void add_facts(struct check *c, const struct control_facts *f)
                                         dtype_name(r->dt), "bytes", (json_int_t)r->bytes, "tensors",
                                         r->n_tensors, "parameters", (json_int_t)r->n_parameters));
     }
-    json_object_set_new(o, "roles", roles);
+    json_t *last = f->publishes
+                       ? json_pack("{s:f, s:f, s:f}", "wait_ms", f->last_wait_ms, "write_ms",
+                                   f->last_write_ms, "pause_ms", f->last_pause_ms)
+                       : json_null();
+    json_t *facts = json_pack(
+        "{s:s, s:s, s:s, s:s, s:I, s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:s, s:I, s:s, s:I, s:o}",
+        "bridge", file->path, "socket", file->socket, "device", file->device, "device_uuid",
+        file->device_uuid, "weight_version", (json_int_t)f->version, "weights", weights_words(f),
+        "owner", process_facts(f->owner_pid, f->owner_alive, f->owner_heartbeat_age_ms), "writer",
+        process_facts(f->writer_pid, f->writer_alive, f->writer_heartbeat_age_ms), "publishes",
+        (json_int_t)f->publishes, "last_publish", last, "snapshot", f->snapshot, "loaded",
+        f->loaded, "origin", f->origin, "updates", (json_int_t)f->updates, "run", f->run,
+        "run_updates", (json_int_t)f->run_updates, "roles", roles);
+    json_object_update(c->facts, facts);
+    json_decref(facts);
 }
 
 static void print_facts(const struct check *c, const struct control_facts *f)
@@ -346,7 +328,7 @@ static void print_facts(const struct check *c, const struct control_facts *f)
     if (f->writer_pid)
         fact(c, "lease", "writer pid %d, heartbeat %.0f ms ago%s", (int)f->writer_pid,
              f->writer_heartbeat_age_ms,
-             f->writer_alive ? "" : " (dead: the daemon takes the lease back)");
+             f->writer_alive ? "" : " (dead: the server takes the lease back)");
     else
         fact(c, "lease", "free");
     if (f->publishes)
@@ -375,39 +357,19 @@ static void check_attached(struct check *c)
         // Torn weights have no version to compare at.
         if (!c->failed) check_sums(c);
     } else {
-        report_status(c, "socket", st);
+        on_step(c, "socket", st, NULL);
     }
     control_facts(bridge_control(c->bridge), &facts);
     add_facts(c, &facts);
     print_facts(c, &facts);
 }
 
-int main(int argc, char **argv)
+static enum status run(void *context)
 {
-    static const char usage[] =
-        "[BRIDGE] [--json]\n\n"
-        "Checks a bridge file and the daemon behind it: 0 healthy, 1 not, 2 wrong usage.\n"
-        "BRIDGE is looked for in $COMMONWEIGHT_BRIDGE, $LOGDIR/vllm_bridge_config.json, "
-        "./bridge.json,\n"
-        "$XDG_RUNTIME_DIR/commonweight/bridge.json and /run/commonweight/bridge.json.";
-    struct config config = {0};
-    struct option_set *options = NULL;
-    const char *positional = NULL;
-    log_open("cw-ipc-check", LOG_INFO);
-    switch (options_parse(table, "cw-ipc-check", usage, argc, argv, 1, &config, &positional,
-                          &options)) {
-    case OPTIONS_OK:
-        break;
-    case OPTIONS_DONE:
-        options_free(options);
-        return 0;
-    case OPTIONS_BAD:
-        log_error("%s", status_message());
-        return 2;
-    }
-    struct check c = {.json = config.json, .checks = json_array(), .facts = json_object()};
+    const struct config *config = context;
+    struct check c = {.json = config->json, .checks = json_array(), .facts = json_object()};
     int64_t start = clock_now_ns();
-    if (bridge_attach_watched(positional ? positional : config.bridge, NULL, on_step, &c,
+    if (bridge_attach_watched(config->word ? config->word : config->bridge, NULL, on_step, &c,
                               &c.bridge) == ST_OK)
         check_attached(&c);
     double total_ms = clock_ms_since(start);
@@ -420,11 +382,28 @@ int main(int argc, char **argv)
     } else {
         printf("%s in %.0f ms\n", c.failed ? "NOT healthy" : "healthy", total_ms);
     }
-    bool failed = c.failed || fflush(stdout) != 0;
     http_client_free(c.http);
     bridge_detach(c.bridge);
     json_decref(c.checks);
     json_decref(c.facts);
-    options_free(options);
-    return failed ? 1 : 0;
+    return c.failed || fflush(stdout) != 0 ? ST_CANCELLED : ST_OK;
+}
+
+int main(int argc, char **argv)
+{
+    struct config config = {0};
+    const struct program program = {
+        .name = "cw-ipc-check",
+        .usage = "[BRIDGE] [--json]\n\n"
+                 "Checks a bridge file and the server behind it: 0 healthy, 1 not, 2 wrong usage.\n"
+                 "BRIDGE is looked for in $COMMONWEIGHT_BRIDGE, $LOGDIR/vllm_bridge_config.json, "
+                 "./bridge.json,\n"
+                 "$XDG_RUNTIME_DIR/commonweight/bridge.json and /run/commonweight/bridge.json.",
+        .options = table,
+        .config = &config,
+        .word = &config.word,
+        .run = run,
+        .context = &config,
+    };
+    return program_main(&program, argc, argv);
 }

@@ -3,7 +3,7 @@
  * the template refuses is answered with {"error"} and the next line follows. */
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "common/model/chat_template.h"
 #include "common/model/tokenizer.h"
 #include <stdio.h>
@@ -116,8 +116,8 @@ static enum status decode_line(const struct tool *t, const json_t *line, json_t 
         if (!json_is_integer(id) || json_integer_value(id) < 0 ||
             json_integer_value(id) > INT32_MAX)
             st = status_fail(ST_INVALID, "ids[%zu] is not a token id", i);
-        else if (!token_list_push(&ids, (int32_t)json_integer_value(id)))
-            st = status_fail(ST_NO_MEMORY, "out of memory for %zu ids", i);
+        else
+            st = token_list_push(&ids, (int32_t)json_integer_value(id));
     }
     if (st == ST_OK)
         st = tokenizer_decode(t->tokenizer, ids.ids, ids.n, t->config.skip_special_tokens, &text);
@@ -178,36 +178,43 @@ static enum status read_time(const char *text, struct tm *ret)
     return ST_OK;
 }
 
+static enum status check(void *context, struct option_set *set)
+{
+    struct tool *t = context;
+    const struct config *c = &t->config;
+    (void)set;
+    if (!c->model) return status_fail(ST_INVALID, "--model DIR is missing");
+    if (c->chat && c->decode)
+        return status_fail(ST_INVALID, "--chat and --decode exclude each other");
+    return c->now ? read_time(c->now, &t->now) : ST_OK;
+}
+
+static enum status run(void *context)
+{
+    struct tool *t = context;
+    enum status st = tokenizer_load(t->config.model, &t->tokenizer);
+    if (st == ST_OK && t->config.chat)
+        st = chat_template_find(t->config.model, &t->config.chat_template, &t->template);
+    if (st == ST_FORMAT && t->config.chat && (t->broken = strdup(status_message())))
+        log_error("%s", t->broken);
+    if (st == ST_OK || t->broken) st = answer_all(t);
+    chat_template_free(t->template);
+    tokenizer_free(t->tokenizer);
+    free(t->broken);
+    return st == ST_OK && t->broken ? ST_CANCELLED : st;
+}
+
 int main(int argc, char **argv)
 {
     struct tool t = {.config = {0}};
-    struct option_set *set = NULL;
-    log_open("cw-tokenize", LOG_INFO);
-    enum option_result result =
-        options_parse(options, "cw-tokenize", "--model DIR [--chat|--decode] < lines.jsonl", argc,
-                      argv, 0, &t.config, NULL, &set);
-    if (result == OPTIONS_DONE) return 0;
-    bool bad = result == OPTIONS_BAD || (t.config.now && read_time(t.config.now, &t.now) != ST_OK);
-    const char *wrong = bad               ? status_message()
-                        : !t.config.model ? "--model DIR is missing"
-                        : t.config.chat && t.config.decode
-                            ? "--chat and --decode exclude each other"
-                            : NULL;
-    if (wrong) {
-        log_error("%s", wrong);
-        options_free(set);
-        return 2;
-    }
-    enum status st = tokenizer_load(t.config.model, &t.tokenizer);
-    if (st == ST_OK && t.config.chat)
-        st = chat_template_find(t.config.model, &t.config.chat_template, &t.template);
-    if (st == ST_FORMAT && t.config.chat && (t.broken = strdup(status_message())))
-        log_error("%s", t.broken);
-    if (st == ST_OK || t.broken) st = answer_all(&t);
-    if (st != ST_OK) log_error("%s", status_message());
-    chat_template_free(t.template);
-    tokenizer_free(t.tokenizer);
-    options_free(set);
-    free(t.broken);
-    return st == ST_OK && !t.broken ? 0 : 1;
+    const struct program program = {
+        .name = "cw-tokenize",
+        .usage = "--model DIR [--chat|--decode] < lines.jsonl",
+        .options = options,
+        .config = &t.config,
+        .check = check,
+        .run = run,
+        .context = &t,
+    };
+    return program_main(&program, argc, argv);
 }

@@ -6,7 +6,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "common/model/config.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/evaluate.h"
@@ -24,26 +24,26 @@
 #include <unistd.h>
 
 struct eval_config {
-    const char *bridge, *data, *config, *stop, *output;
+    const char *bridge, *data, *config, *output;
     enum log_level log_level;
     struct prompt_options prompts;
     struct reward_options reward;
     bool json;
-    double temperature, rollout_timeout;
-    int64_t max_completion_length, limit, seed;
+    struct sampling_options sampling; // without its seed
+    double rollout_timeout;
+    int64_t limit, seed;
 };
 
 #define OPTIONS_OF struct eval_config
 static const struct option_spec eval_options[] = {
-    OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
     OPT_CONFIG,
     REWARD_OPTIONS,
     PROMPT_OPTIONS,
-    OPT_INT("max-completion-length", max_completion_length, "512", "TOKENS", 1, 1e7,
-            "of one answer"),
-    OPT_DOUBLE("temperature", temperature, "0", "T", 0, 100, "0: greedy"),
-    OPT_TEXT("stop", stop, NULL, "TEXT", "text that ends an answer"),
+    OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one answer"),
+    OPT_DOUBLE("temperature", sampling.temperature, "0", "T", 0, 100, "0: greedy"),
+    OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends an answer"),
     OPT_INT("seed", seed, "42", "N", 0, 1e15, "of sampling, where it is not greedy"),
     OPT_INT("limit", limit, "0", "N", 0, 1e9, "first N prompts; 0: all"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
@@ -60,21 +60,11 @@ static void print_result(const struct eval_config *config, const struct eval_res
 {
     if (config->json) {
         json_t *json =
-            json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:I}", "n", r->n, "reward", r->reward,
-                      "reward_standard_error", r->reward_standard_error, "mean_length",
-                      r->mean_length, "truncated", r->truncated, "seconds", r->seconds,
-                      "weight_version", (json_int_t)r->weight_version);
-        if (json && r->accuracy >= 0) {
-            json_object_set_new(json, "accuracy", json_real(r->accuracy));
-            json_object_set_new(json, "standard_error", json_real(r->standard_error));
-        }
-        if (json && r->spec.num_draft_tokens > 0) {
-            metrics_put(json, "acceptance_rate", spec_acceptance_rate(&r->spec));
-            metrics_put(json, "acceptance_length", spec_acceptance_length(&r->spec));
-        }
-        char *text = json ? json_dumps(json, JSON_REAL_PRECISION(9)) : NULL;
-        if (text) puts(text);
-        free(text);
+            json_pack("{s:i, s:f, s:f, s:I}", "n", r->n, "truncated", r->truncated, "seconds",
+                      r->seconds, "weight_version", (json_int_t)r->weight_version);
+        eval_result_put(r, "", json);
+        json_dumpf(json, stdout, JSON_REAL_PRECISION(9));
+        putchar('\n');
         json_decref(json);
         return;
     }
@@ -106,21 +96,23 @@ out:
     return st;
 }
 
-static enum status eval_on(const struct eval_config *config, struct reward *reward,
-                           const struct rollout_source *source, const struct dataset *data)
+struct eval {
+    struct eval_config config;
+    struct reward *reward;
+};
+
+static enum status eval_on(const struct eval *e, const struct rollout_source *source,
+                           const struct dataset *data)
 {
+    const struct eval_config *config = &e->config;
     enum status st;
     struct bytes lines = BYTES_INIT;
     struct eval_result result;
-    struct sampling_options sampling = {
-        .temperature = config->temperature,
-        .top_p = 1,
-        .max_tokens = (int)config->max_completion_length,
-        .seed = (uint64_t)config->seed,
-        .stop = config->stop,
-    };
-    CHECK(rollout_check_context(source, data, config->limit, config->max_completion_length));
-    CHECK(evaluate(source, data, (int)config->limit, reward, &sampling,
+    struct sampling_options sampling = config->sampling;
+    sampling.top_p = 1;
+    sampling.seed = (uint64_t)config->seed;
+    CHECK(rollout_check_context(source, data, config->limit, sampling.max_tokens));
+    CHECK(evaluate(source, data, (int)config->limit, e->reward, &sampling,
                    config->output ? &lines : NULL, &result));
     if (config->output) {
         CHECK(file_write_atomic(config->output, 0644, bytes_text(&lines), lines.len));
@@ -132,9 +124,11 @@ out:
     return st;
 }
 
-static enum status run_eval(const struct eval_config *config, struct reward *reward)
+static enum status run_eval(void *context)
 {
-    enum status st;
+    struct eval *e = context;
+    const struct eval_config *config = &e->config;
+    enum status st = ST_OK;
     char path[512];
     int left_out;
     struct bridge_file *file = NULL;
@@ -143,78 +137,63 @@ static enum status run_eval(const struct eval_config *config, struct reward *rew
     struct http_client *http = NULL;
     struct model_config *model = NULL;
     struct dataset *data = NULL;
+    struct prompt_options options = config->prompts;
     if (config->output) CHECK(check_output(config->output));
     CHECK(bridge_find(config->bridge, path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
-    notice_roles(file);
-    policy = bridge_file_role(file, "policy");
-    if (!policy) {
-        st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", path);
-        goto out;
-    }
+    CHECK(notice_roles(file, &policy));
     CHECK(control_open(file->control_page, file->roles[0].layout_hash, &control));
     CHECK(http_client_new(file->socket, &http));
     CHECK(model_config_load(policy->model, &model));
-    struct prompt_options options = config->prompts;
-    options.question_template = reward_prompt_template(reward);
+    options.question_template = reward_prompt_template(e->reward);
     CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data, &left_out));
     notice_data(data, left_out);
-    CHECK(scoring_check(reward, data));
-    struct rollout_source source = {
-        .http = http,
-        .servers = {{.control = control}},
-        .n_servers = 1,
-        .vocab_size = model->vocab_size,
-        .timeout_ms = (int)(config->rollout_timeout * 1e3),
-        .idle_timeout_ms = (int)(config->rollout_timeout * 1e3),
-    };
-    CHECK(eval_on(config, reward, &source, data));
+    CHECK(scoring_check(e->reward, data));
+    const struct rollout_source source =
+        rollout_source_of(http, control, model->vocab_size, config->rollout_timeout);
+    st = eval_on(e, &source, data);
 out:
     dataset_free(data);
     model_config_free(model);
     http_client_free(http);
     control_free(control);
     bridge_file_free(file);
+    reward_free(e->reward);
+    return st;
+}
+
+static enum status check(void *context, struct option_set *set)
+{
+    struct eval *e = context;
+    enum status st;
+    (void)set;
+    log_open("cw-trainer", e->config.log_level);
+    if (!e->config.data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
+    CHECK(prompts_check(&e->config.prompts));
+    st = reward_new(&e->config.reward, &e->reward);
+out:
     return st;
 }
 
 int eval_main(int argc, char **argv)
 {
-    struct eval_config config = {0};
-    struct option_set *set = NULL;
-    struct reward *reward = NULL;
+    struct eval e = {0};
     struct bytes usage = BYTES_INIT;
-    log_open("cw-trainer", LOG_INFO);
     bytes_puts(&usage, "--data FILE.jsonl --reward NAME [options]\n\n"
-                       "Answers held-out prompts through the daemon and scores them.\n\nRewards:");
+                       "Answers held-out prompts through the server and scores them.\n\nRewards:");
     reward_describe_all(&usage);
-    enum option_result parsed = options_parse(eval_options, "cw-trainer eval", bytes_text(&usage),
-                                              argc, argv, 0, &config, NULL, &set);
+    const struct program program = {
+        .name = "cw-trainer",
+        .command = "eval",
+        .usage = bytes_text(&usage),
+        .options = eval_options,
+        .config = &e.config,
+        .check = check,
+        .run = run_eval,
+        .context = &e,
+    };
+    int exit_status = program_main(&program, argc, argv);
     bytes_release(&usage);
-    switch (parsed) {
-    case OPTIONS_DONE:
-        return 0;
-    case OPTIONS_BAD:
-        log_error("%s", status_message());
-        return 2;
-    case OPTIONS_OK:
-        break;
-    }
-    int exit_status = 0;
-    log_open("cw-trainer", config.log_level);
-    if (!config.data) {
-        log_error("--data is missing: a JSONL file of prompts");
-        exit_status = 2;
-    } else if (prompts_check(&config.prompts) != ST_OK ||
-               reward_new(&config.reward, &reward) != ST_OK) {
-        log_error("%s", status_message());
-        exit_status = 2;
-    } else if (run_eval(&config, reward) != ST_OK) {
-        log_error("%s", status_message());
-        exit_status = 1;
-    }
-    reward_free(reward);
-    options_free(set);
     return exit_status;
 }

@@ -7,7 +7,7 @@
 #include "trainer/sft.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "trainer/learn/memory.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/runlog.h"
@@ -81,16 +81,10 @@ static enum status train_steps_all(struct sft *s)
         enum status st = sft_step(s, step, &loss, &step_tokens, &skip);
         if (st != ST_OK) return st;
         if (step == 0) memory_say_taken(s->learner);
-        if (skip) {
-            log_warn("step %" PRId64 ": %s", step + 1, status_message());
-            if (++skipped == MAX_SKIPPED)
-                return status_fail(ST_INVALID,
-                                   "the gradient was not finite in %d steps in a row; "
-                                   "lower --learning-rate",
-                                   MAX_SKIPPED);
-            continue;
-        }
-        skipped = 0;
+        if (skip) log_warn("step %" PRId64 ": %s", step + 1, status_message());
+        st = learning_skipped(&skipped, skip, "the", "lower --learning-rate");
+        if (st != ST_OK) return st;
+        if (skip) continue;
         recent += loss;
         n_recent++;
         tokens += step_tokens;
@@ -109,16 +103,26 @@ static enum status train_steps_all(struct sft *s)
     return ST_OK;
 }
 
-static enum status run_sft(struct sft *s)
+static enum status check(void *context, struct option_set *set)
 {
+    const struct sft *s = context;
+    (void)set;
+    return sft_check(s->config);
+}
+
+static enum status run(void *context)
+{
+    struct sft *s = context;
     enum status st;
     const struct sft_config *c = s->config;
+    stop_catch_signals();
     CHECK(sft_open(s));
     CHECK(train_steps_all(s));
     enum dtype as = c->dtype ? (enum dtype)(c->dtype - 1) : s->weights->dt;
     CHECK(model_folder_write(c->out, s->dev, s->weights, as, sft_tokenizer_folder(c), NULL, NULL));
     log_info("wrote %s", c->out);
 out:
+    sft_release(s);
     return st;
 }
 
@@ -126,26 +130,16 @@ int sft_main(int argc, char **argv)
 {
     struct sft_config config = {0};
     struct sft sft = {.config = &config};
-    struct option_set *set = NULL;
-    log_open("cw-trainer", LOG_INFO);
-    enum option_result parsed = options_parse(
-        sft_options, "cw-trainer sft",
-        "--model DIR | --init CONFIG.json --tokenizer DIR  --data FILE.jsonl --out DIR\n\n"
-        "Trains a model folder on prompts and completions, without a daemon.",
-        argc, argv, 0, &config, NULL, &set);
-    if (parsed == OPTIONS_DONE) return 0;
-    int exit_status = 0;
-    if (parsed == OPTIONS_BAD || sft_check(&config) != ST_OK) {
-        log_error("%s", status_message());
-        exit_status = 2;
-    } else {
-        stop_catch_signals();
-        if (run_sft(&sft) != ST_OK) {
-            log_error("%s", status_message());
-            exit_status = 1;
-        }
-        sft_release(&sft);
-    }
-    options_free(set);
-    return exit_status;
+    const struct program program = {
+        .name = "cw-trainer",
+        .command = "sft",
+        .usage = "--model DIR | --init CONFIG.json --tokenizer DIR  --data FILE.jsonl --out DIR\n\n"
+                 "Trains a model folder on prompts and completions, without a server.",
+        .options = sft_options,
+        .config = &config,
+        .check = check,
+        .run = run,
+        .context = &sft,
+    };
+    return program_main(&program, argc, argv);
 }

@@ -1,4 +1,4 @@
-/* sft.h: `cw-trainer sft`: supervised training of a model folder, without a daemon. */
+/* sft.h: `cw-trainer sft`: supervised training of a model folder, without a server. */
 #ifndef TRAINER_SFT_H
 #define TRAINER_SFT_H
 

@@ -1,6 +1,6 @@
 /* train.c: `cw-trainer train`: GRPO on the weights a server is serving. The main thread; the
- * bridge's heartbeat, the watch of stop.h and, with --rollout-ahead, the rollout queue's thread run
- * beside it.
+ * bridge's heartbeat, the watch of stop.h and, with --async, the rollout queue's thread run beside
+ * it.
  *
  * train_step() is the algorithm: take groups of completions of the policy as it is served, scored
  * and each compared with its group, and write the update in place. The queue between sampling and
@@ -11,9 +11,15 @@
 #include "trainer/train.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/program.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
+
+struct train {
+    struct train_config config;
+    struct run run;
+};
 
 static bool due(int64_t step, int64_t every, int64_t total)
 {
@@ -44,7 +50,7 @@ static enum status train_step(struct run *run)
     const double lr = schedule_at(&run->resolved.schedule, run->step);
 
     CHECK(run_order_steps(run));
-    CHECK(rollout_queue_take(run->queue, &s)); // sampled, and scored against its groups
+    CHECK(run_take_step(run, &s)); // sampled, and scored against its groups
     const double wait_s = clock_ms_since(start) / 1e3;
     CHECK(run_learn(run, s, lr, &update));
     const double train_s = clock_ms_since(start) / 1e3 - wait_s;
@@ -52,10 +58,7 @@ static enum status train_step(struct run *run)
     run->latency = s->latency;
 
     run->line = run_metrics(run, s, &update, lr, wait_s, train_s);
-    if (!run->line) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
-        goto out;
-    }
+    if (!run->line) FAIL(ST_NO_MEMORY, "no memory for the step's metrics");
     CHECK(run_record(run, s, run->line));
     run->step_version = control_version(bridge_control(run->bridge));
     run->evaluation_due = evaluation_due(run, epochs_before);
@@ -126,54 +129,64 @@ out:
     return st;
 }
 
-static enum status train(struct run *run)
+static enum status check(void *context, struct option_set *set)
 {
+    struct train *t = context;
+    struct train_config *c = &t->config;
+    enum status st;
+    CHECK(run_folder_options(set, c));
+    CHECK(train_config_resolve(c, &t->run.resolved));
+    CHECK(reward_new(&c->reward, &t->run.reward));
+    log_open("cw-trainer", c->log_level);
+    const char *idle = train_config_idle_cost(c);
+    if (idle) log_warn("--%s has no effect without --cost", idle);
+    if (!c->async && options_given(set, "max-staleness"))
+        log_warn("--max-staleness has no effect without --async");
+    if (c->resume && options_given(set, "start-from"))
+        log_warn("--start-from has no effect with --resume where the run has a checkpoint");
+out:
+    return st;
+}
+
+static enum status train(void *context)
+{
+    struct run *run = &((struct train *)context)->run;
     const struct train_config *c = run->config;
-    enum status st = run_open(run);
-    if (st != ST_OK) return st;
     struct curriculum_batch first;
+    enum status st;
+    stop_catch_signals();
+    CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
     log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
-             run->total_steps, c->prompts_per_step, first.rollouts,
-             run->config->curriculum == CURRICULUM_OFF ? "" : " at first", c->data, run->data->n);
-    return train_loop(run);
+             run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
+             run->config->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data,
+             run->data->n);
+    st = train_loop(run);
+out:
+    run_close(run);
+    return st;
 }
 
 int train_main(int argc, char **argv)
 {
-    struct train_config config = {0};
-    struct run run = {.config = &config};
-    struct option_set *set = NULL;
+    struct train t = {.run = {.config = &t.config}};
     struct bytes usage = BYTES_INIT;
-    log_open("cw-trainer", LOG_INFO);
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"
                "Trains the model a server is serving with GRPO, on the server's own copy of "
                "the weights.\n\nRewards:");
     reward_describe_all(&usage);
-    enum option_result parsed = options_parse(train_options, "cw-trainer train", bytes_text(&usage),
-                                              argc, argv, 0, &config, NULL, &set);
+    const struct program program = {
+        .name = "cw-trainer",
+        .command = "train",
+        .usage = bytes_text(&usage),
+        .options = train_options,
+        .config = &t.config,
+        .check = check,
+        .run = train,
+        .context = &t,
+    };
+    int exit_status = program_main(&program, argc, argv);
     bytes_release(&usage);
-    if (parsed == OPTIONS_DONE) return 0;
-    int exit_status = 0;
-    if (parsed == OPTIONS_BAD || run_folder_options(set, &config) != ST_OK ||
-        train_config_resolve(&config, &run.resolved) != ST_OK ||
-        reward_new(&config.reward, &run.reward) != ST_OK) {
-        log_error("%s", status_message());
-        exit_status = 2;
-    } else {
-        log_open("cw-trainer", config.log_level);
-        const char *idle = train_config_idle_cost(&config);
-        if (idle) log_warn("--%s has no effect without --cost", idle);
-        if (config.resume && options_given(set, "start-from"))
-            log_warn("--start-from has no effect with --resume where the run has a checkpoint");
-        stop_catch_signals();
-        if (train(&run) != ST_OK) {
-            log_error("%s", status_message());
-            exit_status = 1;
-        }
-        run_close(&run);
-    }
-    options_free(set);
     return exit_status;
 }

@@ -3,12 +3,13 @@
 #include "bridge/library/commonweight-bridge.h"
 #include "bridge/attach.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-struct cw_bridge {
-    struct bridge *bridge;
-};
+// What callers see as struct cw_bridge, which has no content of its own.
+static struct bridge *of(const struct cw_bridge *bridge)
+{
+    return (struct bridge *)bridge;
+}
 
 // A caller's update as bridge_publish() calls it.
 struct foreign_update {
@@ -28,32 +29,25 @@ const char *cw_bridge_error_words(int code)
 
 int cw_bridge_open(const char *path, struct cw_bridge **ret)
 {
-    struct cw_bridge *b = calloc(1, sizeof *b);
-    if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
-    enum status st = bridge_attach(path, NULL, &b->bridge);
-    if (st != ST_OK) {
-        free(b);
-        return st;
-    }
-    *ret = b;
-    return ST_OK;
+    struct bridge *b;
+    enum status st = bridge_attach(path, NULL, &b);
+    if (st == ST_OK) *ret = (struct cw_bridge *)b;
+    return st;
 }
 
 void cw_bridge_close(struct cw_bridge *bridge)
 {
-    if (!bridge) return;
-    bridge_detach(bridge->bridge);
-    free(bridge);
+    bridge_detach(of(bridge));
 }
 
 static const struct bridge_role *find_role(const struct cw_bridge *bridge, const char *role)
 {
-    return bridge_file_role(bridge_file_of(bridge->bridge), role);
+    return bridge_file_role(bridge_file_of(of(bridge)), role);
 }
 
 const char *cw_bridge_role_at(const struct cw_bridge *bridge, int32_t index)
 {
-    const struct bridge_file *file = bridge_file_of(bridge->bridge);
+    const struct bridge_file *file = bridge_file_of(of(bridge));
     return index >= 0 && index < file->n_roles ? file->roles[index].role : NULL;
 }
 
@@ -74,9 +68,9 @@ int cw_bridge_tensor_at(const struct cw_bridge *bridge, const char *role, int32_
     *ret = (struct cw_bridge_tensor){
         .name = t->name,
         .dtype = dtype_torch_name(t->dt) + strlen("torch."),
-        .data = (char *)bridge_base(bridge->bridge, role) + t->offset,
+        .data = (char *)bridge_base(of(bridge), role) + t->offset,
         .bytes = t->bytes,
-        .device = device_index(bridge_device(bridge->bridge)),
+        .device = device_index(bridge_device(of(bridge))),
         .n_dims = t->n_dims,
     };
     memcpy(ret->shape, t->shape, sizeof ret->shape);
@@ -86,22 +80,22 @@ int cw_bridge_tensor_at(const struct cw_bridge *bridge, const char *role, int32_
 
 uint64_t cw_bridge_version(const struct cw_bridge *bridge)
 {
-    return control_version(bridge_control(bridge->bridge));
+    return control_version(bridge_control(of(bridge)));
 }
 
 const char *cw_bridge_socket(const struct cw_bridge *bridge)
 {
-    return bridge_file_of(bridge->bridge)->socket;
+    return bridge_file_of(of(bridge))->socket;
 }
 
 const char *cw_bridge_model(const struct cw_bridge *bridge)
 {
-    return bridge_file_of(bridge->bridge)->roles[0].model;
+    return bridge_file_of(of(bridge))->roles[0].model;
 }
 
 int cw_bridge_check(const struct cw_bridge *bridge)
 {
-    struct control *control = bridge_control(bridge->bridge);
+    struct control *control = bridge_control(of(bridge));
     enum status st = control_owner_alive(control);
     if (st != ST_OK) return st;
     struct control_facts facts;
@@ -116,12 +110,12 @@ int cw_bridge_check(const struct cw_bridge *bridge)
 
 int cw_bridge_take_lease(struct cw_bridge *bridge)
 {
-    return bridge_become_writer(bridge->bridge);
+    return bridge_become_writer(of(bridge));
 }
 
 void cw_bridge_give_lease(struct cw_bridge *bridge)
 {
-    bridge_end_writer(bridge->bridge);
+    bridge_end_writer(of(bridge));
 }
 
 static enum status run_foreign_update(void *context)
@@ -137,7 +131,7 @@ int cw_bridge_publish(struct cw_bridge *bridge, int64_t timeout_ms, int (*update
 {
     struct foreign_update u = {update, context};
     struct publish_times times;
-    enum status st = bridge_publish(bridge->bridge, timeout_ms, run_foreign_update, &u, &times);
+    enum status st = bridge_publish(of(bridge), timeout_ms, run_foreign_update, &u, &times);
     if (st == ST_OK && ret_times)
         *ret_times = (struct cw_bridge_times){times.wait_ms, times.write_ms, times.total_ms};
     return st;
@@ -145,5 +139,5 @@ int cw_bridge_publish(struct cw_bridge *bridge, int64_t timeout_ms, int (*update
 
 int cw_bridge_set_snapshot(struct cw_bridge *bridge, const char *folder)
 {
-    return control_set_snapshot(bridge_control(bridge->bridge), folder);
+    return control_set_snapshot(bridge_control(of(bridge)), folder);
 }

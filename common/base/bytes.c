@@ -3,7 +3,6 @@
  * piece costs linear time. */
 #include "common/base/bytes.h"
 
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,19 +57,24 @@ void bytes_puts(struct bytes *b, const char *text)
     bytes_append(b, text, strlen(text));
 }
 
+void bytes_vprintf(struct bytes *b, const char *format, va_list arguments)
+{
+    va_list again;
+    va_copy(again, arguments);
+    int n = b->failed ? 0 : vsnprintf(NULL, 0, format, again);
+    va_end(again);
+    if (n < 0) b->failed = true;
+    if (!bytes_reserve(b, n < 0 ? 0 : (size_t)n)) return;
+    vsnprintf(b->data + b->len, (size_t)n + 1, format, arguments);
+    b->len += (size_t)n;
+}
+
 void bytes_printf(struct bytes *b, const char *format, ...)
 {
-    if (b->failed) return;
     va_list arguments;
     va_start(arguments, format);
-    int n = vsnprintf(NULL, 0, format, arguments);
+    bytes_vprintf(b, format, arguments);
     va_end(arguments);
-    if (n < 0) b->failed = true;
-    if (n < 0 || !bytes_reserve(b, (size_t)n)) return;
-    va_start(arguments, format);
-    vsnprintf(b->data + b->len, (size_t)n + 1, format, arguments);
-    va_end(arguments);
-    b->len += (size_t)n;
 }
 
 const char *bytes_text(const struct bytes *b)
@@ -92,29 +96,36 @@ void *array_room(void *array, size_t n, size_t size)
 
 // ---- base64 -------------------------------------------------------------------------------------
 
-// OpenSSL counts in int: long data goes in blocks, each a whole number of groups.
-#define BASE64_GROUPS (1 << 20)
+// Ends `made` with its NUL, and puts it in the place of what *ret held.
+static enum status finish_base64(struct bytes *made, struct bytes *ret)
+{
+    bytes_append(made, "", 0);
+    enum status st = bytes_status(made);
+    if (st == ST_OK) {
+        struct bytes swap = *ret;
+        *ret = *made;
+        *made = swap;
+    }
+    bytes_release(made);
+    return st;
+}
 
 enum status base64_encode(const void *data, size_t len, struct bytes *ret_text)
 {
+    static const char alphabet[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     struct bytes text = BYTES_INIT;
     const unsigned char *from = data;
-    if (len / 3 < SIZE_MAX / 8) bytes_reserve(&text, (len / 3 + 1) * 4);
-    for (size_t at = 0; at < len;) {
-        size_t n = len - at < 3 * BASE64_GROUPS ? len - at : 3 * BASE64_GROUPS;
-        if (!bytes_reserve(&text, (n / 3 + 1) * 4)) break;
-        int out = EVP_EncodeBlock((unsigned char *)text.data + text.len, from + at, (int)n);
-        text.len += (size_t)out;
-        at += n;
+    if (len / 3 >= SIZE_MAX / 8 || !bytes_reserve(&text, (len + 2) / 3 * 4)) text.failed = true;
+    for (size_t at = 0; at < len && !text.failed; at += 3) {
+        size_t n = len - at < 3 ? len - at : 3;
+        uint32_t group = (uint32_t)from[at] << 16;
+        if (n > 1) group |= (uint32_t)from[at + 1] << 8;
+        if (n > 2) group |= from[at + 2];
+        for (size_t i = 0; i < 4; i++)
+            text.data[text.len++] = i > n ? '=' : alphabet[group >> (18 - 6 * i) & 63];
     }
-    enum status st = bytes_status(&text);
-    if (st != ST_OK) {
-        bytes_release(&text);
-        return st;
-    }
-    bytes_release(ret_text);
-    *ret_text = text;
-    return ST_OK;
+    return finish_base64(&text, ret_text);
 }
 
 // The six bits of a character, -1 outside the alphabet.
@@ -126,8 +137,7 @@ static int base64_value(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-// OpenSSL's decoder skips white space and takes '=' anywhere, so the text is checked first: whole
-// groups, the alphabet, padding at the end alone, and unused bits of the last character zero.
+// Whole groups, the alphabet, padding at the end alone, and unused bits of the last character zero.
 static enum status base64_check(const char *text, size_t len, size_t padding)
 {
     if (len % 4 != 0)
@@ -155,28 +165,15 @@ enum status base64_decode(const char *text, struct bytes *ret_data)
     if (st != ST_OK) return st;
 
     struct bytes data = BYTES_INIT;
-    for (size_t at = 0; at < len;) {
-        size_t n = len - at < 4 * BASE64_GROUPS ? len - at : 4 * BASE64_GROUPS;
-        if (!bytes_reserve(&data, n / 4 * 3)) break;
-        int out = EVP_DecodeBlock((unsigned char *)data.data + data.len,
-                                  (const unsigned char *)text + at, (int)n);
-        if (out < 0) {
-            bytes_release(&data);
-            return status_fail(ST_FORMAT, "base64 text could not be decoded");
-        }
-        data.len += (size_t)out;
-        at += n;
+    if (!bytes_reserve(&data, len / 4 * 3)) len = 0;
+    for (size_t at = 0; at < len; at += 4) {
+        uint32_t group = 0;
+        for (size_t i = 0; i < 4; i++)
+            group = group << 6 | (text[at + i] == '=' ? 0 : (uint32_t)base64_value(text[at + i]));
+        for (int i = 0; i < 3; i++) data.data[data.len++] = (char)(group >> (16 - 8 * i));
     }
-    st = bytes_status(&data);
-    if (st != ST_OK) {
-        bytes_release(&data);
-        return st;
-    }
-    data.len -= padding; // OpenSSL counts the padding's zero bytes
-    if (data.data) data.data[data.len] = 0;
-    bytes_release(ret_data);
-    *ret_data = data;
-    return ST_OK;
+    if (data.len > 0) data.len -= padding; // which gave zeros
+    return finish_base64(&data, ret_data);
 }
 
 // ---- UTF-8 (Unicode, table 3-7: well-formed byte sequences) -------------------------------------

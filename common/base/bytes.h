@@ -27,6 +27,8 @@ void bytes_clear(struct bytes *b);   // len = 0, keeps the memory
 void bytes_append(struct bytes *b, const void *data, size_t len);
 void bytes_puts(struct bytes *b, const char *text);
 void bytes_printf(struct bytes *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void bytes_vprintf(struct bytes *b, const char *format, va_list arguments)
+    __attribute__((format(printf, 2, 0)));
 bool bytes_reserve(struct bytes *b, size_t more); // room for `more` bytes after len
 const char *bytes_text(const struct bytes *b);    // never NULL
 enum status bytes_status(const struct bytes *b);
@@ -36,7 +38,7 @@ enum status bytes_status(const struct bytes *b);
 // as it was.
 void *array_room(void *array, size_t n, size_t size);
 
-// RFC 4648 with padding, through OpenSSL. Decoding refuses anything that is not whole base64. The
+// RFC 4648 with padding. Decoding refuses anything that is not whole base64. The
 // result replaces what an initialised buffer held.
 enum status base64_encode(const void *data, size_t len, struct bytes *ret_text);
 enum status base64_decode(const char *text, struct bytes *ret_data);

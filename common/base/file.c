@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,6 +127,23 @@ enum status file_read_own(const char *path, size_t max, struct bytes *ret)
     return read_whole(path, max, true, ret);
 }
 
+enum status file_each_line(const char *path, file_line_fn take, void *context)
+{
+    enum status st = ST_OK;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t len;
+    FILE *file = fopen(path, "re");
+    if (!file) return io_fail("read", path);
+    while ((len = getline(&line, &room, file)) > 0)
+        if (line[len - 1] == '\n') CHECK(take(context, line, (size_t)len));
+    if (ferror(file)) st = io_fail("read", path);
+out:
+    free(line);
+    fclose(file);
+    return st;
+}
+
 // The folder of `path`, for fsync: "a/b" -> "a", "b" -> ".", "/b" -> "/". NULL for want of memory.
 static char *folder_of(const char *path)
 {
@@ -145,10 +163,10 @@ enum status file_sync_folder(const char *path)
     return st;
 }
 
-static enum status sync_folder_of(const char *path)
+enum status file_sync_parent(const char *path)
 {
     char *folder = folder_of(path);
-    if (!folder) return status_fail(ST_NO_MEMORY, "out of memory while making folder %s", path);
+    if (!folder) return status_fail(ST_NO_MEMORY, "out of memory for the folder of %s", path);
     enum status st = file_sync_folder(folder);
     free(folder);
     return st;
@@ -218,10 +236,7 @@ enum status file_write_atomic(const char *path, unsigned mode, const void *data,
     bool made = false;
     enum status st = ST_OK;
     char *folder = folder_of(path), *temporary = NULL;
-    if (!folder) {
-        st = status_fail(ST_NO_MEMORY, "out of memory while writing %s", path);
-        goto out;
-    }
+    if (!folder) FAIL(ST_NO_MEMORY, "out of memory while writing %s", path);
     CHECK(create_beside(path, mode, &temporary, &fd));
     made = true;
     CHECK(file_write_all(fd, path, data, len));
@@ -286,7 +301,7 @@ enum status file_make_folders(const char *path)
         *p = 0;
         struct stat info;
         if (mkdir(copy, 0755) == 0) {
-            st = sync_folder_of(copy);
+            st = file_sync_parent(copy);
         } else {
             int error = errno == EEXIST ? ENOTDIR : errno; // a file stands in the way
             if (stat(copy, &info) != 0 || !S_ISDIR(info.st_mode)) {
@@ -322,4 +337,19 @@ char *path_join(const char *folder, const char *name)
     const char *slash = len == 0 || folder[len - 1] == '/' ? "" : "/";
     char *path;
     return asprintf(&path, "%s%s%s", folder, slash, name) < 0 ? NULL : path;
+}
+
+enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format, ...)
+{
+    size_t len = strlen(folder);
+    char name[PATH_ROOM];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    const char *slash = len == 0 || folder[len - 1] == '/' ? "" : "/";
+    if (n < 0 || (size_t)n >= sizeof name ||
+        snprintf(ret, PATH_ROOM, "%s%s%s", folder, slash, name) >= PATH_ROOM)
+        return status_fail(ST_INVALID, "%s/%.100s: the path is too long", folder, name);
+    return ST_OK;
 }

@@ -26,6 +26,11 @@ int file_sweep_temporaries(const char *path);
 // Writes all of it to an open file; `path` names it in the error.
 enum status file_write_all(int fd, const char *path, const void *data, size_t len);
 
+// Calls take() for each whole line, with its newline, in order. A last one that has none (its
+// writer goes on, or was killed) is passed over.
+typedef enum status (*file_line_fn)(void *context, const char *line, size_t len);
+enum status file_each_line(const char *path, file_line_fn take, void *context);
+
 // Read-only mapping of a whole file. `data` is NULL for an empty file.
 struct file_map {
     const unsigned char *data;
@@ -39,11 +44,17 @@ bool file_exists(const char *path);
 // ST_IO where it is such a link, naming what it leads to.
 enum status file_check_link(const char *path);
 enum status file_make_folders(const char *path); // mkdir -p, 0755; new names are fsynced
-// fsyncs a folder, so that names created in it are durable
+// fsyncs a folder, so that names created in it are durable; file_sync_parent: that of `path`
 enum status file_sync_folder(const char *path);
+enum status file_sync_parent(const char *path);
 enum status file_remove_tree(const char *path); // rm -r; a missing path is fine
 
 // "a/b" in memory of the caller, who frees it with free(); NULL for want of memory.
 char *path_join(const char *folder, const char *name);
+// The same in memory of the caller's own, the name by a format. ST_INVALID where that is more than
+// the system takes as a path.
+#define PATH_ROOM 4096
+enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #endif

@@ -67,10 +67,8 @@ enum status json_parse(const char *where, const char *text, size_t len, json_t *
     if (!value) {
         char line[32] = ""; // of one line, `where` says which
         if (len && memchr(text, '\n', len)) snprintf(line, sizeof line, "line %d, ", error.line);
-        st = status_fail(json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY
-                                                                             : ST_FORMAT,
-                         "%s: %scolumn %d: %s", where, line, error.column, error.text);
-        goto out;
+        FAIL(json_error_code(&error) == json_error_out_of_memory ? ST_NO_MEMORY : ST_FORMAT,
+             "%s: %scolumn %d: %s", where, line, error.column, error.text);
     }
     *ret = value;
 out:
@@ -103,29 +101,20 @@ enum status json_write_file(const char *path, unsigned mode, const json_t *value
 
 static const char *type_words(const json_t *value)
 {
-    switch (json_typeof(value)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "a whole number";
-    case JSON_REAL:
-        return "a fraction";
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return "a boolean";
-    case JSON_NULL:
-        return "null";
-    }
-    return "something else";
+    static const char *const words[] = {
+        [JSON_OBJECT] = "an object",       [JSON_ARRAY] = "an array",  [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "a whole number", [JSON_REAL] = "a fraction", [JSON_TRUE] = "a boolean",
+        [JSON_FALSE] = "a boolean",        [JSON_NULL] = "null",
+    };
+    return words[json_typeof(value)];
 }
 
-// The field, NULL where it is absent or null.
-static enum status find(const char *where, const json_t *object, const char *key,
-                        const json_t **ret)
+#define IS(type)  (1 << (type))
+#define IS_NUMBER (IS(JSON_INTEGER) | IS(JSON_REAL))
+
+// The field, which must be of one of these types; NULL where it is absent or null.
+static enum status find(const char *where, const json_t *object, const char *key, int types,
+                        const char *wanted, const json_t **ret)
 {
     *ret = NULL;
     if (!object || json_is_null(object)) return ST_OK;
@@ -133,27 +122,22 @@ static enum status find(const char *where, const json_t *object, const char *key
         return status_fail(ST_INVALID, "%s: \"%s\" is looked for in an object, but there is %s",
                            where, key, type_words(object));
     const json_t *value = json_object_get(object, key);
-    if (value && !json_is_null(value)) *ret = value;
+    if (!value || json_is_null(value)) return ST_OK;
+    if (!(types & IS(json_typeof(value))))
+        return status_fail(ST_INVALID, "%s: \"%s\" must be %s, not %s", where, key, wanted,
+                           type_words(value));
+    *ret = value;
     return ST_OK;
-}
-
-static enum status wrong_type(const char *where, const char *key, const char *wanted,
-                              const json_t *value)
-{
-    return status_fail(ST_INVALID, "%s: \"%s\" must be %s, not %s", where, key, wanted,
-                       type_words(value));
 }
 
 enum status json_get_int(const char *where, const json_t *object, const char *key, int64_t min,
                          int64_t max, int64_t *ret_x)
 {
     const json_t *value;
-    enum status st = find(where, object, key, &value);
-    if (st != ST_OK || !value) return st;
-    int64_t x;
-    if (json_is_integer(value)) {
-        x = json_integer_value(value);
-    } else if (json_is_real(value)) {
+    enum status st = find(where, object, key, IS_NUMBER, "a whole number", &value);
+    if (!value) return st;
+    int64_t x = json_integer_value(value);
+    if (json_is_real(value)) {
         double real = json_real_value(value);
         // 2^63 and beyond have no int64_t
         if (real != floor(real) || real < -0x1p63 || real >= 0x1p63)
@@ -161,18 +145,16 @@ enum status json_get_int(const char *where, const json_t *object, const char *ke
                                "%s: \"%s\" is %g, which is not a whole number of 64 bits", where,
                                key, real);
         x = (int64_t)real;
-    } else {
-        return wrong_type(where, key, "a whole number", value);
     }
-    if (x < min || x > max) {
-        if (max == INT64_MAX)
-            return status_fail(ST_INVALID, "%s: \"%s\" is %lld; it must be at least %lld", where,
-                               key, (long long)x, (long long)min);
-        return status_fail(ST_INVALID, "%s: \"%s\" is %lld; it must lie between %lld and %lld",
-                           where, key, (long long)x, (long long)min, (long long)max);
+    if (x >= min && x <= max) {
+        *ret_x = x;
+        return ST_OK;
     }
-    *ret_x = x;
-    return ST_OK;
+    if (max == INT64_MAX)
+        return status_fail(ST_INVALID, "%s: \"%s\" is %lld; it must be at least %lld", where, key,
+                           (long long)x, (long long)min);
+    return status_fail(ST_INVALID, "%s: \"%s\" is %lld; it must lie between %lld and %lld", where,
+                       key, (long long)x, (long long)min, (long long)max);
 }
 
 enum status json_get_int32(const char *where, const json_t *object, const char *key, int min,
@@ -188,38 +170,35 @@ enum status json_get_double(const char *where, const json_t *object, const char 
                             double max, double *ret_x)
 {
     const json_t *value;
-    enum status st = find(where, object, key, &value);
-    if (st != ST_OK || !value) return st;
-    if (!json_is_number(value)) return wrong_type(where, key, "a number", value);
+    enum status st = find(where, object, key, IS_NUMBER, "a number", &value);
+    if (!value) return st;
     double x = json_number_value(value);
-    if (!(x >= min && x <= max)) {
-        if (isinf(max))
-            return status_fail(ST_INVALID, "%s: \"%s\" is %g; it must be at least %g", where, key,
-                               x, min);
-        return status_fail(ST_INVALID, "%s: \"%s\" is %g; it must lie between %g and %g", where,
-                           key, x, min, max);
+    if (x >= min && x <= max) {
+        *ret_x = x;
+        return ST_OK;
     }
-    *ret_x = x;
-    return ST_OK;
+    if (isinf(max))
+        return status_fail(ST_INVALID, "%s: \"%s\" is %g; it must be at least %g", where, key, x,
+                           min);
+    return status_fail(ST_INVALID, "%s: \"%s\" is %g; it must lie between %g and %g", where, key, x,
+                       min, max);
 }
 
 enum status json_get_bool(const char *where, const json_t *object, const char *key, bool *ret_x)
 {
     const json_t *value;
-    enum status st = find(where, object, key, &value);
-    if (st != ST_OK || !value) return st;
-    if (!json_is_boolean(value)) return wrong_type(where, key, "true or false", value);
-    *ret_x = json_is_true(value);
-    return ST_OK;
+    enum status st =
+        find(where, object, key, IS(JSON_TRUE) | IS(JSON_FALSE), "true or false", &value);
+    if (value) *ret_x = json_is_true(value);
+    return st;
 }
 
 enum status json_get_string(const char *where, const json_t *object, const char *key,
                             const char **ret_x)
 {
     const json_t *value;
-    enum status st = find(where, object, key, &value);
-    if (st != ST_OK || !value) return st;
-    if (!json_is_string(value)) return wrong_type(where, key, "a string", value);
+    enum status st = find(where, object, key, IS(JSON_STRING), "a string", &value);
+    if (!value) return st;
     const char *text = json_string_value(value);
     if (strlen(text) != json_string_length(value))
         return status_fail(ST_INVALID, "%s: \"%s\" holds the character U+0000, which is not taken",
@@ -232,4 +211,15 @@ bool json_has(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
     return value && !json_is_null(value);
+}
+
+enum status json_put_line(struct bytes *to, json_t *line, size_t flags)
+{
+    char *text = line ? json_dumps(line, JSON_COMPACT | flags) : NULL;
+    json_decref(line);
+    if (!text)
+        return status_fail(ST_NO_MEMORY, "no memory for a line of JSON, or its text is not UTF-8");
+    bytes_printf(to, "%s\n", text);
+    free(text);
+    return bytes_status(to);
 }

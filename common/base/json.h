@@ -3,7 +3,7 @@
 #ifndef COMMON_BASE_JSON_H
 #define COMMON_BASE_JSON_H
 
-#include "common/base/status.h"
+#include "common/base/bytes.h"
 #include <jansson.h>
 #include <stdint.h>
 
@@ -13,6 +13,9 @@ enum status json_read_file(const char *path, size_t max_bytes, json_t **ret); //
 enum status json_parse(const char *where, const char *text, size_t len, json_t **ret);
 enum status json_write_file(const char *path, unsigned mode,
                             const json_t *value); // atomic, indented
+// Appends it as one line, with jansson's flags beside JSON_COMPACT; takes the reference over (NULL:
+// there was no memory for it, or a text is not UTF-8).
+enum status json_put_line(struct bytes *to, json_t *line, size_t flags);
 
 // A field that is absent or null leaves *ret_x as it is (set the default before the call); one of
 // the wrong type or out of range is ST_INVALID. Integers accept 3.0 as 3.

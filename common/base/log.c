@@ -46,13 +46,6 @@ void log_open(const char *program, enum log_level level)
 
 const char *const log_level_names[] = {"error", "warn", "info", "debug", NULL};
 
-// There is nowhere to report that standard error cannot be written.
-static void emit(const struct bytes *text)
-{
-    ssize_t written = write(STDERR_FILENO, bytes_text(text), text->len);
-    (void)written;
-}
-
 static void put_head(struct bytes *text, enum log_level level)
 {
     static const char *const words[] = {"error: ", "warning: ", "", "debug: "};
@@ -71,17 +64,17 @@ static void put_head(struct bytes *text, enum log_level level)
     bytes_puts(text, words[level]);
 }
 
-static void put_formatted(struct bytes *text, const char *format, va_list arguments)
+// Writes the line with the body behind it, and gives the lock back. There is nowhere to report that
+// standard error cannot be written.
+static void end_line(struct bytes *line, struct bytes *body, const char *end)
 {
-    char small[1024];
-    char *large = NULL;
-    va_list again;
-    va_copy(again, arguments);
-    int n = vsnprintf(small, sizeof small, format, arguments);
-    if (n >= (int)sizeof small && vasprintf(&large, format, again) < 0) large = NULL;
-    va_end(again);
-    bytes_puts(text, large ? large : n < 0 ? format : small);
-    free(large);
+    bytes_append(line, bytes_text(body), body->len);
+    bytes_puts(line, end);
+    ssize_t written = write(STDERR_FILENO, bytes_text(line), line->len);
+    (void)written;
+    pthread_mutex_unlock(&logger.lock);
+    bytes_release(line);
+    bytes_release(body);
 }
 
 void log_line(enum log_level level, const char *format, ...)
@@ -90,19 +83,14 @@ void log_line(enum log_level level, const char *format, ...)
     struct bytes body = BYTES_INIT, line = BYTES_INIT;
     va_list arguments;
     va_start(arguments, format);
-    put_formatted(&body, format, arguments);
+    bytes_vprintf(&body, format, arguments);
     va_end(arguments);
 
     pthread_mutex_lock(&logger.lock);
     if (logger.live) bytes_puts(&line, "\r\033[K");
     logger.live = false;
     put_head(&line, level);
-    bytes_append(&line, bytes_text(&body), body.len);
-    bytes_puts(&line, "\n");
-    emit(&line);
-    pthread_mutex_unlock(&logger.lock);
-    bytes_release(&line);
-    bytes_release(&body);
+    end_line(&line, &body, "\n");
 }
 
 // Cuts to the terminal's width: a line that wraps cannot be rewritten with "\r".
@@ -125,36 +113,21 @@ void log_progress(const char *format, ...)
     struct bytes body = BYTES_INIT, line = BYTES_INIT;
     va_list arguments;
     va_start(arguments, format);
-    put_formatted(&body, format, arguments);
+    bytes_vprintf(&body, format, arguments);
     va_end(arguments);
 
     pthread_mutex_lock(&logger.lock);
-    if (logger.terminal) {
-        fit_terminal(&body);
-        bytes_puts(&line, "\r");
-        bytes_append(&line, bytes_text(&body), body.len);
-        bytes_puts(&line, "\033[K");
-        logger.live = true;
-    } else {
-        if (logger.journal) bytes_puts(&line, "<6>");
-        bytes_append(&line, bytes_text(&body), body.len);
-        bytes_puts(&line, "\n");
-    }
-    emit(&line);
-    pthread_mutex_unlock(&logger.lock);
-    bytes_release(&line);
-    bytes_release(&body);
+    if (logger.terminal) fit_terminal(&body);
+    if (logger.terminal) logger.live = true;
+    bytes_puts(&line, logger.terminal ? "\r" : logger.journal ? "<6>" : "");
+    end_line(&line, &body, logger.terminal ? "\033[K" : "\n");
 }
 
 void log_progress_end(void)
 {
+    struct bytes body = BYTES_INIT, line = BYTES_INIT;
     pthread_mutex_lock(&logger.lock);
-    if (logger.live) {
-        struct bytes line = BYTES_INIT;
-        bytes_puts(&line, "\n");
-        emit(&line);
-        bytes_release(&line);
-    }
+    const bool live = logger.live;
     logger.live = false;
-    pthread_mutex_unlock(&logger.lock);
+    end_line(&line, &body, live ? "\n" : "");
 }

@@ -1,9 +1,9 @@
 /* options.c: command line, JSON config file, --help and the resolved config, all from one table.
  * Main thread, once at start.
  *
- * The command line is read first into a list of (option, text), so that --config is known before
- * anything is stored; then defaults, file and list are applied in that order, each overwriting the
- * one before. All strings are copied into the set, so a config does not depend on who gave a value.
+ * The command line is gone over twice: first for its faults and for --config, then, once defaults
+ * and file are stored, for its values. A value is a text as on the command line, whoever gives it;
+ * strings are copied into the set, so a config does not depend on who gave a value.
  */
 #include "common/base/options.h"
 #include "common/base/json.h"
@@ -18,15 +18,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-struct assignment {
-    const struct option_spec *spec;
-    const char *text; // borrowed from argv, or "true"/"false"
-};
-
 struct option_set {
     const struct option_spec *table;
-    size_t count; // of the table
-    bool *given;  // one for each of the table: by flag or file
+    bool *given; // one for each of the table: by flag or file
     char **strings;
     size_t n_strings;
 };
@@ -34,13 +28,6 @@ struct option_set {
 static bool is_option(const struct option_spec *spec)
 {
     return spec->type != OPTION_HEADING;
-}
-
-static size_t table_count(const struct option_spec *table)
-{
-    size_t n = 0;
-    while (table[n].name) n++;
-    return n;
 }
 
 // Names that options had once: still read, in no list, and never suggested.
@@ -175,131 +162,96 @@ static enum status check_range(const struct option_spec *spec, struct source fro
                       spec->min, spec->max);
 }
 
-static void *field_of(const struct option_spec *spec, void *config)
-{
-    return (char *)config + spec->offset;
-}
-
-static enum status store_int(const struct option_spec *spec, struct source from, int64_t x,
-                             void *config)
-{
-    enum status st = check_range(spec, from, (double)x);
-    if (st == ST_OK) memcpy(field_of(spec, config), &x, sizeof x);
-    return st;
-}
-
-static enum status store_double(const struct option_spec *spec, struct source from, double x,
-                                void *config)
-{
-    enum status st = check_range(spec, from, x);
-    if (st == ST_OK) memcpy(field_of(spec, config), &x, sizeof x);
-    return st;
-}
-
-static enum status store_string(struct option_set *set, const struct option_spec *spec,
-                                const char *text, void *config)
-{
-    const char *copy = NULL;
-    enum status st = keep_string(set, text, &copy);
-    if (st == ST_OK) memcpy(field_of(spec, config), &copy, sizeof copy);
-    return st;
-}
-
-static enum status store_bool(const struct option_spec *spec, bool x, void *config)
-{
-    memcpy(field_of(spec, config), &x, sizeof x);
-    return ST_OK;
-}
-
-static enum status store_choice(const struct option_spec *spec, struct source from,
-                                const char *text, void *config)
-{
-    int value;
-    if (name_parse(spec->choices, text, &value) != ST_OK)
-        return value_fail(from, "%s", status_message());
-    memcpy(field_of(spec, config), &value, sizeof value);
-    return ST_OK;
-}
-
-// A value spelt as on the command line.
-static enum status store_text(struct option_set *set, const struct option_spec *spec,
-                              struct source from, const char *text, void *config)
+static enum status parse_int(struct source from, const char *text, int64_t *ret)
 {
     char *end;
     errno = 0;
+    *ret = strtoll(text, &end, 10);
+    if (end == text || *end || errno != 0)
+        return value_fail(from, "'%s' is not a whole number", text);
+    return ST_OK;
+}
+
+// Stores a value spelt as on the command line.
+static enum status store(struct option_set *set, const struct option_spec *spec, struct source from,
+                         const char *text, void *config)
+{
+    void *field = (char *)config + spec->offset;
+    enum status st = ST_OK;
+    char *end;
+    double x;
     switch (spec->type) {
     case OPTION_FLAG:
         if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
             return value_fail(from, "'%s' is neither true nor false", text);
-        return store_bool(spec, text[0] == 't', config);
-    case OPTION_INT: {
-        long long x = strtoll(text, &end, 10);
-        if (end == text || *end || errno != 0)
-            return value_fail(from, "'%s' is not a whole number", text);
-        return store_int(spec, from, x, config);
+        *(bool *)field = text[0] == 't';
+        break;
+    case OPTION_INT:
+    case OPTION_SIZE: {
+        int64_t n = 0;
+        if (spec->type == OPTION_INT)
+            st = parse_int(from, text, &n);
+        else if (options_size(text, &n) != ST_OK)
+            st = value_fail(from, "%s", status_message());
+        if (st == ST_OK) st = check_range(spec, from, (double)n);
+        if (st == ST_OK) *(int64_t *)field = n;
+        break;
     }
-    case OPTION_DOUBLE: {
-        double x = strtod(text, &end);
+    case OPTION_DOUBLE:
+        x = strtod(text, &end);
         if (end == text || *end || !isfinite(x))
             return value_fail(from, "'%s' is not a number", text);
-        return store_double(spec, from, x, config);
-    }
-    case OPTION_SIZE: {
-        int64_t bytes;
-        if (options_size(text, &bytes) != ST_OK) return value_fail(from, "%s", status_message());
-        return store_int(spec, from, bytes, config);
-    }
+        st = check_range(spec, from, x);
+        if (st == ST_OK) *(double *)field = x;
+        break;
     case OPTION_STRING:
     case OPTION_FILE:
-        return store_string(set, spec, text, config);
+        st = keep_string(set, text, field);
+        break;
     case OPTION_CHOICE:
-        return store_choice(spec, from, text, config);
+        if (name_parse(spec->choices, text, field) != ST_OK)
+            st = value_fail(from, "%s", status_message());
+        break;
     case OPTION_HEADING:
         break;
     }
-    return ST_OK;
+    return st;
 }
 
 // ---- the file -----------------------------------------------------------------------------------
 
+// The value of a key, as its text on the command line: numbers in `number`.
+static enum status text_of(const struct option_spec *spec, const char *path, const json_t *object,
+                           const char *key, char number[32], const char **ret)
+{
+    bool flag = false;
+    double x = 0;
+    int64_t n = 0, min = spec->type == OPTION_SIZE ? 0 : INT64_MIN;
+    enum status st = ST_OK;
+    *ret = number;
+    if (spec->type == OPTION_FLAG) {
+        st = json_get_bool(path, object, key, &flag);
+        *ret = flag ? "true" : "false";
+    } else if (spec->type == OPTION_DOUBLE) {
+        st = json_get_double(path, object, key, -INFINITY, INFINITY, &x);
+        snprintf(number, 32, "%.17g", x);
+    } else if (spec->type == OPTION_INT ||
+               (spec->type == OPTION_SIZE && !json_is_string(json_object_get(object, key)))) {
+        st = json_get_int(path, object, key, min, INT64_MAX, &n);
+        snprintf(number, 32, "%lld", (long long)n);
+    } else {
+        st = json_get_string(path, object, key, ret);
+    }
+    return st;
+}
+
 static enum status store_json(struct option_set *set, const struct option_spec *spec,
                               const char *path, const json_t *object, const char *key, void *config)
 {
-    struct source from = {path, key};
-    const json_t *value = json_object_get(object, key);
-    enum status st;
-    switch (spec->type) {
-    case OPTION_FLAG: {
-        bool x = false;
-        st = json_get_bool(path, object, key, &x);
-        return st != ST_OK ? st : store_bool(spec, x, config);
-    }
-    case OPTION_DOUBLE: {
-        double x = 0;
-        st = json_get_double(path, object, key, -INFINITY, INFINITY, &x);
-        return st != ST_OK ? st : store_double(spec, from, x, config);
-    }
-    case OPTION_SIZE:
-        if (json_is_string(value))
-            return store_text(set, spec, from, json_string_value(value), config);
-        // fall through
-    case OPTION_INT: {
-        int64_t x = 0;
-        int64_t min = spec->type == OPTION_SIZE ? 0 : INT64_MIN;
-        st = json_get_int(path, object, key, min, INT64_MAX, &x);
-        return st != ST_OK ? st : store_int(spec, from, x, config);
-    }
-    case OPTION_STRING:
-    case OPTION_CHOICE:
-    case OPTION_FILE: {
-        const char *text = NULL;
-        st = json_get_string(path, object, key, &text);
-        return st != ST_OK ? st : store_text(set, spec, from, text, config);
-    }
-    case OPTION_HEADING:
-        break;
-    }
-    return ST_OK;
+    char number[32];
+    const char *text;
+    enum status st = text_of(spec, path, object, key, number, &text);
+    return st == ST_OK ? store(set, spec, (struct source){path, key}, text, config) : st;
 }
 
 static void swap_letter(char *text, char from, char to)
@@ -342,10 +294,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
     const char *key;
     enum status st;
     CHECK(json_read_file(path, CONFIG_FILE_BYTES, &root));
-    if (!json_is_object(root)) {
-        st = status_fail(ST_INVALID, "%s: a config file holds one JSON object", path);
-        goto out;
-    }
+    if (!json_is_object(root)) FAIL(ST_INVALID, "%s: a config file holds one JSON object", path);
     json_object_foreach (root, key, value) {
         const struct option_spec *spec = find_key(set->table, key);
         if (!spec) {
@@ -353,10 +302,8 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
             goto out;
         }
         if (json_is_null(value)) continue;
-        if (spec->type == OPTION_FILE) {
-            st = status_fail(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
-            goto out;
-        }
+        if (spec->type == OPTION_FILE)
+            FAIL(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
         CHECK(store_json(set, spec, path, root, key, config));
         set->given[spec - set->table] = true;
     }
@@ -397,7 +344,7 @@ static enum status no_value(const struct option_spec *spec)
 
 // Reads argv[*at], and its value where that is the next word; advances *at past them.
 static enum status read_option(const struct option_spec *table, int argc, char **argv, int *at,
-                               struct assignment *ret)
+                               const struct option_spec **ret_spec, const char **ret_value)
 {
     const char *word = argv[*at], *name = word + 2;
     size_t len = strcspn(name, "=");
@@ -416,48 +363,56 @@ static enum status read_option(const struct option_spec *table, int argc, char *
         if (*at >= argc || strncmp(argv[*at], "--", 2) == 0) return no_value(spec);
         value = argv[(*at)++];
     }
-    *ret = (struct assignment){spec, value};
+    *ret_spec = spec;
+    *ret_value = value;
     return ST_OK;
 }
 
-// What the command line says, before any of it is stored.
 struct command_line {
-    struct assignment *assignments; // room for argc
-    const char **positional;        // room for max_positional
-    int n_assignments, n_positional;
+    int argc;
+    char **argv;
+    const char **positional; // room for max_positional
+    int n_positional, max_positional;
+    const char *file;   // of --config
     bool help, version; // stops at the first of them
 };
 
-static enum status read_command_line(const struct option_spec *table, int argc, char **argv,
-                                     int max_positional, struct command_line *line)
+// What the command line says; its values are stored where there is a set.
+static enum status read_command_line(const struct option_spec *table, struct command_line *line,
+                                     struct option_set *set, void *config)
 {
     bool options_end = false;
-    for (int at = 1; at < argc;) {
-        const char *word = argv[at];
-        if (!options_end && strcmp(word, "--") == 0) {
-            options_end = true;
-            at++;
-        } else if (!options_end && (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)) {
-            line->help = true;
-            return ST_OK;
-        } else if (!options_end && strcmp(word, "--version") == 0) {
-            line->version = true;
-            return ST_OK;
-        } else if (!options_end && strncmp(word, "--", 2) == 0) {
-            enum status st =
-                read_option(table, argc, argv, &at, &line->assignments[line->n_assignments]);
-            if (st != ST_OK) return st;
-            line->n_assignments++;
-        } else if (!options_end && word[0] == '-' && word[1]) {
-            return status_fail(ST_INVALID, "unknown option %s: options are long ones, as --help",
-                               word);
-        } else {
-            if (line->n_positional == max_positional)
+    line->n_positional = 0;
+    for (int at = 1; at < line->argc;) {
+        const char *word = line->argv[at], *value = NULL;
+        const struct option_spec *spec = NULL;
+        bool option = !options_end && word[0] == '-' && word[1];
+        if (!option) {
+            if (line->n_positional == line->max_positional)
                 return status_fail(ST_INVALID, "unexpected argument '%s' (--help shows the usage)",
                                    word);
             line->positional[line->n_positional++] = word;
             at++;
+            continue;
         }
+        options_end = strcmp(word, "--") == 0;
+        line->help = strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+        line->version = strcmp(word, "--version") == 0;
+        if (line->help || line->version) return ST_OK;
+        if (options_end) {
+            at++;
+            continue;
+        }
+        if (word[1] != '-')
+            return status_fail(ST_INVALID, "unknown option %s: options are long ones, as --help",
+                               word);
+        enum status st = read_option(table, line->argc, line->argv, &at, &spec, &value);
+        if (st == ST_OK && spec->type == OPTION_FILE) line->file = value;
+        if (st == ST_OK && set) {
+            st = store(set, spec, (struct source){NULL, spec->name}, value, config);
+            set->given[spec - table] = true;
+        }
+        if (st != ST_OK) return st;
     }
     return ST_OK;
 }
@@ -473,22 +428,20 @@ static int terminal_width(void)
     return size.ws_col < 100 ? size.ws_col : 100;
 }
 
-// Prints `text` wrapped at `width`, its first line at column `at`, further ones at HELP_COLUMN.
-static void print_wrapped(const char *text, int at, int width)
+// `left`, and `right` in the column beside it, wrapped at `width`.
+static void print_row(const char *left, const char *right, int width)
 {
-    while (*text) {
-        int len = (int)strcspn(text, " ");
-        if (at > HELP_COLUMN && at + 1 + len > width) {
-            printf("\n%*s", HELP_COLUMN, "");
-            at = HELP_COLUMN;
-        } else if (at > HELP_COLUMN) {
-            putchar(' ');
-            at++;
-        }
-        printf("%.*s", len, text);
-        at += len;
-        text += len;
-        text += strspn(text, " ");
+    int at = printf("%s", left);
+    printf("%s%*s", at > HELP_COLUMN - 2 ? "\n" : "",
+           at > HELP_COLUMN - 2 ? HELP_COLUMN : HELP_COLUMN - at, "");
+    at = HELP_COLUMN;
+    for (int len; *right; right += len + (int)strspn(right + len, " "), at += len) {
+        len = (int)strcspn(right, " ");
+        if (at > HELP_COLUMN && at + 1 + len > width)
+            at = printf("\n%*s", HELP_COLUMN, "") - 1;
+        else if (at > HELP_COLUMN)
+            at += printf(" ");
+        printf("%.*s", len, right);
     }
     putchar('\n');
 }
@@ -496,21 +449,11 @@ static void print_wrapped(const char *text, int at, int width)
 static void print_option(const struct option_spec *spec, int width)
 {
     struct bytes left = BYTES_INIT, right = BYTES_INIT;
-    if (spec->type == OPTION_FLAG) {
-        bytes_printf(&left, "  --[no-]%s", spec->name);
-    } else {
-        bytes_printf(&left, "  --%s ", spec->name);
-        put_values(spec, &left);
-    }
+    bytes_printf(&left, spec->type == OPTION_FLAG ? "  --[no-]%s" : "  --%s ", spec->name);
+    if (spec->type != OPTION_FLAG) put_values(spec, &left);
     bytes_puts(&right, spec->help ? spec->help : "");
     if (spec->fallback) bytes_printf(&right, " (default: %s)", spec->fallback);
-    int at = printf("%s", bytes_text(&left));
-    if (at > HELP_COLUMN - 2) {
-        putchar('\n');
-        at = 0;
-    }
-    printf("%*s", HELP_COLUMN - at, "");
-    print_wrapped(bytes_text(&right), HELP_COLUMN, width);
+    print_row(bytes_text(&left), bytes_text(&right), width);
     bytes_release(&left);
     bytes_release(&right);
 }
@@ -521,47 +464,26 @@ static void print_help(const struct option_spec *table, const char *program, con
     printf("usage: %s %s\n", program, usage);
     if (table->name && is_option(table)) printf("\noptions:\n");
     for (; table->name; table++) {
-        if (table->type == OPTION_HEADING)
-            printf("\n%s:\n", table->help);
-        else
+        if (is_option(table))
             print_option(table, width);
+        else
+            printf("\n%s:\n", table->help);
     }
     printf("\n");
-    static const struct option_spec own[] = {
-        {.name = "help", .help = "print this and exit"},
-        {.name = "version", .help = "print the version and exit"},
-    };
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        int at = printf("  --%s", own[i].name);
-        printf("%*s", HELP_COLUMN - at, "");
-        print_wrapped(own[i].help, HELP_COLUMN, width);
-    }
-    fflush(stdout);
+    print_row("  --help", "print this and exit", width);
+    print_row("  --version", "print the version and exit", width);
 }
 
 // ---- all together -------------------------------------------------------------------------------
 
-static enum status apply_all(struct option_set *set, const struct command_line *line, void *config)
+static enum status apply_all(struct option_set *set, struct command_line *line, void *config)
 {
     enum status st;
-    const struct option_spec *table = set->table;
-    for (size_t i = 0; i < set->count; i++)
-        if (is_option(&table[i]) && table[i].fallback)
-            CHECK(store_text(set, &table[i], (struct source){NULL, table[i].name},
-                             table[i].fallback, config));
-
-    const char *file = NULL;
-    for (int i = 0; i < line->n_assignments; i++)
-        if (line->assignments[i].spec->type == OPTION_FILE) file = line->assignments[i].text;
-    if (file) CHECK(apply_file(set, file, config));
-
-    for (int i = 0; i < line->n_assignments; i++) {
-        const struct option_spec *spec = line->assignments[i].spec;
-        CHECK(store_text(set, spec, (struct source){NULL, spec->name}, line->assignments[i].text,
-                         config));
-        set->given[spec - table] = true;
-    }
-    st = ST_OK;
+    for (const struct option_spec *spec = set->table; spec->name; spec++)
+        if (spec->fallback)
+            CHECK(store(set, spec, (struct source){NULL, spec->name}, spec->fallback, config));
+    if (line->file) CHECK(apply_file(set, line->file, config));
+    st = read_command_line(set->table, line, set, config);
 out:
     return st;
 }
@@ -572,7 +494,7 @@ static void drop_strings(const struct option_spec *table, void *config)
     const char *none = NULL;
     for (; table->name; table++)
         if (table->type == OPTION_STRING || table->type == OPTION_FILE)
-            memcpy(field_of(table, config), &none, sizeof none);
+            memcpy((char *)config + table->offset, &none, sizeof none);
 }
 
 enum option_result options_parse(const struct option_spec *table, const char *program,
@@ -581,22 +503,21 @@ enum option_result options_parse(const struct option_spec *table, const char *pr
                                  struct option_set **ret_set)
 {
     enum option_result result = OPTIONS_BAD;
-    size_t room = (size_t)(argc > 0 ? argc : 1);
+    size_t n_options = 0;
+    while (table[n_options].name) n_options++;
     struct command_line line = {
-        .assignments = calloc(room, sizeof *line.assignments),
+        .argc = argc,
+        .argv = argv,
         .positional = calloc((size_t)max_positional + 1, sizeof *line.positional),
+        .max_positional = max_positional,
     };
     struct option_set *set = calloc(1, sizeof *set);
-    if (set) {
-        set->table = table;
-        set->count = table_count(table);
-        set->given = calloc(set->count + 1, sizeof *set->given);
-    }
-    if (!set || !set->given || !line.assignments || !line.positional) {
+    if (set) *set = (struct option_set){.table = table, .given = calloc(n_options + 1, 1)};
+    if (!set || !set->given || !line.positional) {
         status_fail(ST_NO_MEMORY, "out of memory while reading options");
         goto out;
     }
-    if (read_command_line(table, argc, argv, max_positional, &line) != ST_OK) goto out;
+    if (read_command_line(table, &line, NULL, NULL) != ST_OK) goto out;
     if (line.help || line.version) {
         if (line.help)
             print_help(table, program, usage);
@@ -616,7 +537,6 @@ enum option_result options_parse(const struct option_spec *table, const char *pr
     result = OPTIONS_OK;
 out:
     options_free(set);
-    free(line.assignments);
     free(line.positional);
     return result;
 }

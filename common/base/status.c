@@ -13,62 +13,47 @@ static _Thread_local char message[MESSAGE_BYTES];
 
 const char *status_words(enum status code)
 {
-    switch (code) {
-#define X(name, words)                                                                             \
-    case name:                                                                                     \
-        return words;
+    static const char *const words[] = {
+#define X(name, text) [name] = text,
         STATUS_TABLE(X)
 #undef X
-    }
-    return "unknown error";
+    };
+    return (size_t)code < sizeof words / sizeof *words ? words[code] : "unknown error";
 }
 
-// Appends at `at`, cut to what fits without splitting a UTF-8 character (the sentence may end up in
-// a JSON answer). Returns the new length.
-static size_t put(char *buffer, size_t at, const char *text, size_t len)
+// Cuts a sentence that is too long without splitting a UTF-8 character: it may end up in a JSON
+// response.
+static void record(const char *sentence)
 {
-    if (len > MESSAGE_BYTES - 1 - at) {
-        len = MESSAGE_BYTES - 1 - at;
-        while (len > 0 && ((unsigned char)text[len] & 0xc0) == 0x80) len--;
-    }
-    memcpy(buffer + at, text, len);
-    buffer[at + len] = 0;
-    return at + len;
-}
-
-// Formats into a second buffer first: an argument may be status_message() itself. One byte longer
-// than a message, so that put() sees where a too long sentence has to be cut.
-static size_t format_words(char words[MESSAGE_BYTES + 1], const char *format, va_list arguments)
-{
-    words[0] = 0;
-    int n = vsnprintf(words, MESSAGE_BYTES + 1, format, arguments);
-    if (n < 0) return 0;
-    return (size_t)n < MESSAGE_BYTES ? (size_t)n : MESSAGE_BYTES;
+    size_t len = strnlen(sentence, MESSAGE_BYTES);
+    if (len == MESSAGE_BYTES) len--;
+    while (sentence[len] && len > 0 && ((unsigned char)sentence[len] & 0xc0) == 0x80) len--;
+    memcpy(message, sentence, len);
+    message[len] = 0;
 }
 
 enum status status_fail(enum status code, const char *format, ...)
 {
-    char words[MESSAGE_BYTES + 1];
+    char sentence[MESSAGE_BYTES + 1] = ""; // not `message`, which may be among the arguments
     va_list arguments;
     va_start(arguments, format);
-    size_t len = format_words(words, format, arguments);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    put(message, 0, words, len);
+    record(sentence);
     return code;
 }
 
 enum status status_context(enum status code, const char *format, ...)
 {
     if (code == ST_OK) return code;
-    char words[MESSAGE_BYTES + 1], whole[MESSAGE_BYTES];
+    char sentence[2 * MESSAGE_BYTES + 1] = "";
     va_list arguments;
     va_start(arguments, format);
-    size_t len = format_words(words, format, arguments);
+    vsnprintf(sentence, MESSAGE_BYTES + 1, format, arguments);
     va_end(arguments);
-    size_t at = put(whole, 0, words, len);
-    at = put(whole, at, ": ", 2);
-    at = put(whole, at, message, strlen(message));
-    memcpy(message, whole, at + 1);
+    size_t len = strlen(sentence);
+    snprintf(sentence + len, sizeof sentence - len, ": %s", message);
+    record(sentence);
     return code;
 }
 

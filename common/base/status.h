@@ -69,6 +69,8 @@ enum status status_recall(const struct status_kept *kept);    // records it here
         st = (expression);                                                                         \
         if (st != ST_OK) goto out;                                                                 \
     } while (0)
+// The same with a failure of this function's own: code, format, arguments.
+#define FAIL(...) CHECK(status_fail(__VA_ARGS__))
 
 #ifdef __cplusplus
 }

@@ -74,8 +74,7 @@ enum status http_client_new(const char *server, struct http_client **ret)
     if (!c || !(c->headers = headers) || !curl_slist_append(headers, "Expect:") ||
         !(c->server = strdup(server)) || !(c->multi = curl_multi_init())) {
         if (!c) curl_slist_free_all(headers);
-        st = status_fail(ST_NO_MEMORY, "no memory for an HTTP client");
-        goto out;
+        FAIL(ST_NO_MEMORY, "no memory for an HTTP client");
     }
     *ret = c;
     c = NULL;
@@ -386,24 +385,11 @@ enum status http_get(struct http_client *c, const char *path, int timeout_ms,
     return http_perform(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret_body);
 }
 
-static enum status perform_json(struct http_client *c, const struct http_call *call, json_t **ret)
-{
-    struct bytes body = BYTES_INIT;
-    enum status st = http_perform(c, call, &body);
-    if (st == ST_OK && ret) st = json_parse(call->path, bytes_text(&body), body.len, ret);
-    bytes_release(&body);
-    return st;
-}
-
 enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret)
 {
-    return perform_json(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret);
-}
-
-enum status http_post_json(struct http_client *c, const char *path, const json_t *body,
-                           int timeout_ms, json_t **ret)
-{
-    const struct http_call call = {
-        .path = path, .post = true, .body = body, .timeout_ms = timeout_ms};
-    return perform_json(c, &call, ret);
+    struct bytes body = BYTES_INIT;
+    enum status st = http_get(c, path, timeout_ms, &body);
+    if (st == ST_OK) st = json_parse(path, bytes_text(&body), body.len, ret);
+    bytes_release(&body);
+    return st;
 }

@@ -51,7 +51,5 @@ enum status http_perform(struct http_client *c, const struct http_call *call,
 enum status http_get(struct http_client *c, const char *path, int timeout_ms,
                      struct bytes *ret_body);
 enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret);
-enum status http_post_json(struct http_client *c, const char *path, const json_t *body,
-                           int timeout_ms, json_t **ret); // body NULL: {}; ret may be NULL
 
 #endif

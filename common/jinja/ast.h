@@ -16,7 +16,7 @@ enum node_kind {
     N_ITEM,      // a[b]
     N_SLICE,     // a[items[0]:items[1]:items[2]], each may be NULL
     N_CALL,      // a(call)
-    N_FILTER,    // a|value(call); a NULL: what the block around holds
+    N_FILTER,    // a|value(call)
     N_TEST,      // a is value(call)
     N_NOT,       // a
     N_SIGN,      // op a: T_ADD, T_SUB
@@ -26,22 +26,20 @@ enum node_kind {
     N_COMPARE,   // a, then items: N_OPERAND
     N_OPERAND,   // op a
     N_CONDITION, // b if a else c; c may be NULL
+    N_CAPTURE,   // the text of body
     // targets of assignments: N_NAME, N_TUPLE and
     N_NAMESPACE_NAME, // a (N_NAME).value
     // statements
-    N_DATA,         // value: the text
-    N_PRINT,        // items
-    N_IF,           // items: N_BRANCH
-    N_BRANCH,       // a: its test, NULL for else; body
-    N_FOR,          // for a in b if c; body, items: the else branch; op: recursive
-    N_SET,          // a = b
-    N_SET_BLOCK,    // a = body, through b (filters, NULL: none)
-    N_MACRO,        // value: its name; macro, body
-    N_CALL_BLOCK,   // a: the call; macro: of the body
-    N_FILTER_BLOCK, // a: filters, body
-    N_WITH,         // items = others, body
-    N_SCOPE,        // body: of `generation`
-    N_BLOCK,        // body, which sees the template's own variables only
+    N_DATA,       // value: the text
+    N_PRINT,      // items
+    N_IF,         // items: N_BRANCH
+    N_BRANCH,     // a: its test, NULL for else; body
+    N_FOR,        // for a in b if c; body, items: the else branch; op: recursive
+    N_SET,        // a = b
+    N_MACRO,      // value: its name; macro, body
+    N_CALL_BLOCK, // a: the call; macro: of the body
+    N_WITH,       // items = others, body; without items a scope alone
+    N_BLOCK,      // body, which sees the template's own variables only
     N_BREAK,
     N_CONTINUE,
     N_OTHER_TEMPLATE, // include, import, ...: an error where it is reached
@@ -52,24 +50,23 @@ struct node_list {
     size_t n, cap;
 };
 
-struct keyword {
+struct named_node {
     struct value name;
-    struct node *value;
+    struct node *value; // of a macro's parameter: its default, NULL: none
 };
+struct named_list { // no two have the same name
+    struct named_node *items;
+    size_t n, cap;
+};
+
 struct call_node {
     struct node_list positional;
-    struct keyword *keywords;
-    size_t n_keywords, cap_keywords;
+    struct named_list keywords;
     struct node *star, *star_star; // *a, **a; NULL: none
 };
 
-struct parameter {
-    struct value name;
-    struct node *otherwise; // NULL: none
-};
 struct macro_node {
-    struct parameter *parameters;
-    size_t n, cap;
+    struct named_list parameters;
     bool uses[3]; // which of MACRO_EXTRAS the body asks for that are not among its parameters
 };
 #define MACRO_EXTRAS "caller kwargs varargs"

@@ -16,18 +16,20 @@ static struct value macro_attribute(struct run *r, const struct macro *macro,
                                     const struct string *name)
 {
     const struct macro_node *m = macro->node->macro;
+    const struct named_list *parameters = &m->parameters;
     if (string_is(name, "name")) return macro->node->kind == N_MACRO ? macro->node->value : NONE;
     if (string_is(name, "caller")) return value_bool(m->uses[EXTRA_CALLER]);
     if (string_is(name, "catch_kwargs")) return value_bool(m->uses[EXTRA_KWARGS]);
     if (string_is(name, "catch_varargs")) return value_bool(m->uses[EXTRA_VARARGS]);
     if (!string_is(name, "arguments")) return MISSING;
-    struct value names = list_new(&r->arena, V_TUPLE, m->n);
-    for (size_t i = 0; i < m->n; i++) names.list->items[i] = m->parameters[i].name;
+    struct value names = list_new(&r->arena, V_TUPLE, parameters->n);
+    for (size_t i = 0; i < parameters->n; i++) names.list->items[i] = parameters->items[i].name;
     return names;
 }
 
 static struct value own_attribute(struct run *r, struct value of, const struct string *name)
 {
+    int part;
     switch (of.kind) {
     case V_LOOP:
         return loop_attribute(of.loop, name);
@@ -40,13 +42,11 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
         if (of.list->group && string_is(name, "list")) return of.list->items[1];
         return MISSING;
     case V_CYCLER:
-        if (string_is(name, "current")) return of.cycler->items.items[of.cycler->at];
+        if (string_is(name, "current")) return of.iterator->items.items[of.iterator->at];
         return MISSING;
     case V_RANGE:
-        if (string_is(name, "start")) return value_int(of.range->start);
-        if (string_is(name, "stop")) return value_int(of.range->stop);
-        if (string_is(name, "step")) return value_int(of.range->step);
-        return MISSING;
+        part = string_word(name, "start stop step");
+        return part < 0 ? MISSING : value_int(of.list->range[part]);
     default:
         return MISSING;
     }
@@ -55,12 +55,10 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
 // V_MISSING: Python's getattr would fail.
 static struct value python_attribute(struct run *r, struct value of, const struct string *name)
 {
-    const struct builtin *function = method_find(of, name);
+    const struct builtin *function = builtin_find(METHOD(of.kind), name);
     if (is_forbidden(of, name))
-        return undefined_because(
-            r, string_printf(&r->arena, "access to attribute '%.60s' of '%s' object is unsafe.",
-                             name->data, value_type(of))
-                   .string->data);
+        return undefined_because(r, "access to attribute '%.60s' of '%s' object is unsafe.",
+                                 name->data, value_type(of));
     if (!function) return own_attribute(r, of, name);
     struct method *method = arena_alloc(&r->arena, sizeof *method);
     *method = (struct method){of, function};
@@ -79,7 +77,7 @@ struct value get_attribute(struct run *r, struct value of, const struct string *
 
 static bool has_places(struct value v)
 {
-    return value_has_length(v) && v.kind != V_VIEW && v.kind != V_LOOP && v.kind != V_DICT;
+    return v.kind == V_STRING || v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_RANGE;
 }
 
 static struct value character_at(struct run *r, const struct string *s, size_t i)
@@ -96,8 +94,7 @@ static struct value item_at(struct run *r, struct value of, int64_t i)
     int64_t n = value_length(r, of);
     if (i < 0) i += n;
     if (i < 0 || i >= n) return MISSING;
-    if (of.kind == V_STRING) return character_at(r, of.string, (size_t)i);
-    return of.kind == V_RANGE ? range_at(of.range, (size_t)i) : of.list->items[i];
+    return of.kind == V_STRING ? character_at(r, of.string, (size_t)i) : of.list->items[i];
 }
 
 struct value get_item(struct run *r, struct value of, struct value index)
@@ -161,9 +158,10 @@ struct value get_slice(struct run *r, struct value of, const struct value part[3
     if (!has_places(of)) fail(r, "'%s' object is not subscriptable", value_type(of));
     struct bounds b = slice_bounds(r, part, value_length(r, of));
     if (of.kind == V_STRING) return slice_string(r, of.string, &b);
-    if (of.kind == V_RANGE)
-        return range_make(r, of.range->start + b.start * of.range->step,
-                          of.range->start + b.stop * of.range->step, of.range->step * b.step);
+    if (of.kind == V_RANGE) {
+        int64_t start = of.list->range[0], step = of.list->range[2];
+        return range_make(r, start + b.start * step, start + b.stop * step, step * b.step);
+    }
     run_steps(r, b.count);
     struct value v = list_new(&r->arena, of.kind, b.count);
     for (size_t i = 0; i < b.count; i++)

@@ -68,10 +68,16 @@ bool arg_given(const struct call *c, int i)
 
 // ---- functions of this program ------------------------------------------------------------------
 
-const struct builtin *builtin_find(const struct builtin *table, const struct string *name)
+const struct builtin *builtin_find(int of, const struct string *name)
 {
-    for (; table->name; table++)
-        if (string_is(name, table->name)) return table;
+    static const struct builtin *const tables[] = {
+        method_builtins, loop_builtins,  case_builtins,     search_builtins, split_builtins,
+        text_builtins,   value_builtins, function_builtins, list_builtins,   order_builtins,
+        number_builtins, repr_builtins,  percent_builtins,  braces_builtins, test_builtins,
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const struct builtin *b = tables[i]; b->name; b++)
+            if (b->of & of && string_word(name, b->name) >= 0) return b;
     return NULL;
 }
 
@@ -86,20 +92,22 @@ static void bind(struct run *r, const struct builtin *f, const struct arguments 
 {
     const char *params = param_names(f);
     size_t n = param_count(params);
-    if (a->n_positional > n)
-        fail(r, "%s() takes at most %zu arguments (%zu given)", f->name, n, a->n_positional);
-    if (has_sign(f, '/') && a->n_named > 0) fail(r, "%s() takes no keyword arguments", f->name);
-    for (size_t i = 0; i < a->n_positional; i++) v[i] = a->positional[i];
-    for (size_t i = 0; i < a->n_named; i++) {
-        const struct string *name = a->named[i].name;
+    if (a->positional.n > n)
+        fail(r, "%.*s() takes at most %zu arguments (%zu given)", NAME(f), n, a->positional.n);
+    if (has_sign(f, '/') && a->named.n > 0) fail(r, "%.*s() takes no keyword arguments", NAME(f));
+    for (size_t i = 0; i < a->positional.n; i++) v[i] = a->positional.items[i];
+    for (size_t i = 0; i < a->named.n; i++) {
+        const struct string *name = a->named.entries[i].key.string;
         int at = string_word(name, params);
-        if (at < 0) fail(r, "%s() got an unexpected keyword argument '%.*s'", f->name, SHOWN(name));
+        if (at < 0)
+            fail(r, "%.*s() got an unexpected keyword argument '%.*s'", NAME(f), SHOWN(name));
         if (given(v[at]))
-            fail(r, "%s() got multiple values for argument '%.*s'", f->name, SHOWN(name));
-        v[at] = a->named[i].value;
+            fail(r, "%.*s() got multiple values for argument '%.*s'", NAME(f), SHOWN(name));
+        v[at] = a->named.entries[i].value;
     }
     for (int i = 0; i < f->n_required; i++)
-        if (!given(v[i])) fail(r, "%s() is missing a required argument (\"%s\")", f->name, params);
+        if (!given(v[i]))
+            fail(r, "%.*s() is missing a required argument (\"%s\")", NAME(f), params);
 }
 
 struct generation {
@@ -110,7 +118,7 @@ struct generation {
 static void generate(void *context)
 {
     struct generation *g = context;
-    g->made = g->call->function->call(g->call);
+    g->made = g->call->function->call(g->call->run, g->call);
 }
 
 // A generator fails when somebody goes over it, not when it is made: its failure is kept for then.
@@ -139,23 +147,16 @@ struct value builtin_invoke(struct run *r, const struct builtin *f, struct value
     run_deeper(r);
     c.v[0] = has_sign(f, '$') ? value_str(r, self) : self;
     if (!has_sign(f, '*')) bind(r, f, arguments, c.v + 1);
-    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(&c);
+    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(r, &c);
     r->depth--;
     return v;
 }
 
 // ---- what can be called -------------------------------------------------------------------------
 
-// Nothing the first time, its separator from then on.
-static struct value call_joiner(struct run *r, struct cycler *joiner)
-{
-    if (joiner->at > 0) return joiner->items.items[0];
-    joiner->at = 1;
-    return string_of(&r->arena, "");
-}
-
 struct value call_value(struct run *r, struct value function, const struct arguments *arguments)
 {
+    struct iterator *joiner = function.iterator;
     switch (function.kind) {
     case V_UNDEFINED:
         undefined_fail(r, function);
@@ -168,7 +169,8 @@ struct value call_value(struct run *r, struct value function, const struct argum
     case V_LOOP:
         return loop_call(r, function.loop, arguments);
     case V_JOINER:
-        return call_joiner(r, function.cycler);
+        // nothing the first time, its separator from then on
+        return joiner->at++ > 0 ? joiner->items.items[0] : string_of(&r->arena, "");
     default:
         fail(r, "'%s' object is not callable", value_type(function));
     }

@@ -47,12 +47,6 @@ static bool dicts_equal(struct run *r, const struct dict *a, const struct dict *
     return equal;
 }
 
-static bool ranges_equal(const struct range *a, const struct range *b)
-{
-    if (a->n != b->n || a->n == 0) return a->n == b->n;
-    return a->start == b->start && (a->n == 1 || a->step == b->step);
-}
-
 static bool equal_in_kind(struct run *r, struct value a, struct value b)
 {
     switch (a.kind) {
@@ -64,11 +58,10 @@ static bool equal_in_kind(struct run *r, struct value a, struct value b)
         return string_equal(a.string, b.string);
     case V_LIST:
     case V_TUPLE:
+    case V_RANGE:
         return lists_equal(r, a.list, b.list);
     case V_DICT:
         return dicts_equal(r, a.dict, b.dict);
-    case V_RANGE:
-        return ranges_equal(a.range, b.range);
     default:
         return a.list == b.list; // the same object
     }
@@ -137,6 +130,13 @@ static bool compare_order(struct run *r, int op, struct value a, struct value b)
 
 // ---- membership ---------------------------------------------------------------------------------
 
+struct dict_entry *entry_named(const struct dict *d, const struct string *name)
+{
+    for (struct dict_entry *e = d->entries; e < d->entries + d->n; e++)
+        if (string_equal(e->key.string, name)) return e;
+    return NULL;
+}
+
 static struct dict_entry *find_entry(struct run *r, const struct dict *d, struct value key)
 {
     if (key.kind == V_LIST || key.kind == V_DICT) fail(r, "unhashable type: '%s'", value_type(key));
@@ -164,13 +164,6 @@ void dict_set(struct run *r, struct dict *d, struct value key, struct value valu
         dict_append(&r->arena, d, key, value);
 }
 
-struct value dict_view(struct run *r, const struct dict *d, enum view_of of)
-{
-    struct view *view = arena_alloc(&r->arena, sizeof *view);
-    *view = (struct view){of, d};
-    return value_of(.kind = V_VIEW, .view = view);
-}
-
 static bool in_string(struct run *r, struct value item, const struct string *s)
 {
     if (item.kind != V_STRING)
@@ -192,7 +185,6 @@ static bool value_in(struct run *r, struct value item, struct value in)
 {
     if (in.kind == V_STRING) return in_string(r, item, in.string);
     if (in.kind == V_DICT) return find_entry(r, in.dict, item);
-    if (in.kind == V_VIEW && in.view->of == VIEW_KEYS) return find_entry(r, in.view->dict, item);
     if (in.kind == V_ITERATOR) return in_iterator(r, item, in.iterator);
     if (!value_is_iterable(in)) fail(r, "argument of type '%s' is not iterable", value_type(in));
     struct list items = value_items(r, in);

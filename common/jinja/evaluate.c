@@ -11,18 +11,19 @@ static struct value evaluate_name(struct run *r, const struct scope *scope, stru
     for (; scope; scope = scope->outer)
         for (const struct variable *v = scope->variables; v; v = v->next)
             if (string_equal(v->name, name.string)) return v->value;
-    for (size_t i = 0; i < r->variables->n; i++)
-        if (string_equal(r->variables->entries[i].key.string, name.string))
-            return r->variables->entries[i].value;
-    const struct builtin *function = function_find(name.string);
-    return function ? value_of(.kind = V_FUNCTION, .function = function) : undefined_name(r, name);
+    const struct dict_entry *variable = entry_named(r->variables, name.string);
+    if (variable) return variable->value;
+    const struct builtin *function = builtin_find(FUNCTION, name.string);
+    return function ? value_of(.kind = V_FUNCTION, .function = function)
+                    : undefined_item(r, MISSING, name);
 }
 
-static struct value evaluate_list(struct run *r, struct scope *scope, const struct node *node)
+static struct value evaluate_nodes(struct run *r, struct scope *scope, enum value_kind kind,
+                                   const struct node_list *nodes)
 {
-    struct value v = list_new(&r->arena, node->kind == N_LIST ? V_LIST : V_TUPLE, node->items.n);
-    for (size_t i = 0; i < node->items.n; i++)
-        v.list->items[i] = jinja_evaluate(r, scope, node->items.nodes[i]);
+    struct value v = list_new(&r->arena, kind, nodes->n);
+    for (size_t i = 0; i < nodes->n; i++)
+        v.list->items[i] = jinja_evaluate(r, scope, nodes->nodes[i]);
     return v;
 }
 
@@ -83,12 +84,10 @@ static struct value evaluate_condition(struct run *r, struct scope *scope, const
 {
     bool truth = jinja_evaluate_truth(r, scope, node->a);
     if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c);
-    return undefined_because(
-        r, string_printf(&r->arena,
-                         "the inline if-expression on line %d evaluated to false and no else "
-                         "section was defined.",
-                         node->line)
-               .string->data);
+    return undefined_because(r,
+                             "the inline if-expression on line %d evaluated to false and no else "
+                             "section was defined.",
+                             node->line);
 }
 
 static struct value evaluate_slice(struct run *r, struct scope *scope, const struct node *node)
@@ -101,61 +100,44 @@ static struct value evaluate_slice(struct run *r, struct scope *scope, const str
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static void add_named(struct run *r, struct named_value *named, size_t *n,
-                      const struct string *name, struct value value)
+static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
 {
-    for (size_t i = 0; i < *n; i++)
-        if (string_equal(named[i].name, name))
-            fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name));
-    named[(*n)++] = (struct named_value){name, value};
+    if (entry_named(named, name.string))
+        fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
+    dict_append(&r->arena, named, name, value);
 }
 
 static void evaluate_named(struct run *r, struct scope *scope, const struct call_node *call,
-                           struct value caller, struct arguments *ret)
+                           struct value caller, struct dict *named)
 {
-    static const struct dict nothing;
-    const struct dict *more = &nothing;
-    if (call->star_star) {
-        struct value v = jinja_evaluate(r, scope, call->star_star);
-        if (v.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", v);
-        more = v.dict;
+    for (size_t i = 0; i < call->keywords.n; i++)
+        add_named(r, named, call->keywords.items[i].name,
+                  jinja_evaluate(r, scope, call->keywords.items[i].value));
+    if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
+    if (!call->star_star) return;
+    struct value more = jinja_evaluate(r, scope, call->star_star);
+    if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
+    for (size_t i = 0; i < more.dict->n; i++) {
+        if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
+        run_steps(r, named->n >> 3);
+        add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
     }
-    struct named_value *named =
-        arena_array(&r->arena, call->n_keywords + given(caller) + more->n, sizeof *named);
-    for (size_t i = 0; i < call->n_keywords; i++)
-        add_named(r, named, &ret->n_named, call->keywords[i].name.string,
-                  jinja_evaluate(r, scope, call->keywords[i].value));
-    if (given(caller))
-        add_named(r, named, &ret->n_named, string_of(&r->arena, "caller").string, caller);
-    for (size_t i = 0; i < more->n; i++) {
-        if (more->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
-        run_steps(r, ret->n_named >> 3);
-        add_named(r, named, &ret->n_named, more->entries[i].key.string, more->entries[i].value);
-    }
-    ret->named = named;
 }
 
 // `call` NULL: no arguments. `caller`: of a call block, V_MISSING: none.
 static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
                                            const struct call_node *call, struct value caller)
 {
-    struct arguments arguments = {.n_named = 0};
+    struct arguments arguments = {.named.n = 0};
     if (!call) return arguments;
-    size_t n = call->positional.n;
-    struct value *positional = arena_array(&r->arena, n, sizeof *positional);
-    for (size_t i = 0; i < n; i++)
-        positional[i] = jinja_evaluate(r, scope, call->positional.nodes[i]);
+    struct value given_ones = evaluate_nodes(r, scope, V_LIST, &call->positional);
+    arguments.positional = *given_ones.list;
     if (call->star) {
         struct list more = value_items(r, jinja_evaluate(r, scope, call->star));
-        struct value *all = arena_array(&r->arena, n + more.n, sizeof *all);
-        if (n > 0) memcpy(all, positional, n * sizeof *all);
-        if (more.n > 0) memcpy(all + n, more.items, more.n * sizeof *all);
-        positional = all;
-        n += more.n;
+        struct value rest = list_of(&r->arena, V_LIST, more);
+        arguments.positional = *arithmetic(r, T_ADD, given_ones, rest).list;
     }
-    evaluate_named(r, scope, call, caller, &arguments);
-    arguments.positional = positional;
-    arguments.n_positional = n;
+    evaluate_named(r, scope, call, caller, &arguments.named);
     return arguments;
 }
 
@@ -190,7 +172,7 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
         return evaluate_name(r, scope, node->value);
     case N_LIST:
     case N_TUPLE:
-        return evaluate_list(r, scope, node);
+        return evaluate_nodes(r, scope, node->kind == N_LIST ? V_LIST : V_TUPLE, &node->items);
     case N_DICT:
         return evaluate_dict(r, scope, node);
     case N_ATTRIBUTE:
@@ -203,8 +185,8 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     case N_CALL:
         return jinja_evaluate_call(r, scope, node, MISSING);
     case N_FILTER:
-        of = node->a ? jinja_evaluate(r, scope, node->a) : r->block;
-        return evaluate_builtin(r, scope, node, of);
+        of = jinja_evaluate(r, scope, node->a);
+        return r->flow == FLOW_ON ? evaluate_builtin(r, scope, node, of) : of;
     case N_TEST:
         return evaluate_builtin(r, scope, node, jinja_evaluate(r, scope, node->a));
     case N_NOT:
@@ -221,6 +203,8 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
         return value_bool(evaluate_compare(r, scope, node));
     case N_CONDITION:
         return evaluate_condition(r, scope, node);
+    case N_CAPTURE:
+        return jinja_render_captured(r, scope_new(r, scope), &node->body);
     default:
         fail(r, "a statement stands where a value is wanted");
     }

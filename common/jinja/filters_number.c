@@ -1,5 +1,5 @@
 /* filters_number.c: filters that make numbers, and change them. One thread. */
-#include "common/jinja/filters.h"
+#include "common/jinja/run.h"
 #include "common/jinja/text.h"
 #include <ctype.h>
 #include <errno.h>
@@ -58,29 +58,29 @@ static bool parse_int(const struct string *s, int64_t base, int64_t *ret, bool *
     return true;
 }
 
-static BUILTIN(integer)
+BUILTIN(integer)
 {
     struct value v = c->v[0];
     int64_t base = arg_int(c, 2, 10), x;
     double real;
     bool over = false;
-    if (v.kind == V_UNDEFINED) undefined_fail(c->run, v);
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
     if (value_as_int(v, &x)) return value_int(x);
     if (v.kind == V_STRING && (base == 0 || (base >= 2 && base <= 36)) &&
         parse_int(v.string, base, &x, &over) && !over)
         return value_int(x);
     if (!over && v.kind == V_STRING && parse_float(v.string, &real)) v = value_float(real);
     if (over || (v.kind == V_FLOAT && isfinite(v.real) && !(fabs(v.real) < 0x1p63)))
-        fail(c->run, "whole numbers beyond 64 bits are not supported");
+        fail(r, "whole numbers beyond 64 bits are not supported");
     if (v.kind == V_FLOAT && isfinite(v.real)) return value_int((int64_t)v.real);
     return given(c->v[1]) ? c->v[1] : value_int(0);
 }
 
-static BUILTIN(real)
+BUILTIN(real)
 {
     struct value v = c->v[0];
     double x;
-    if (v.kind == V_UNDEFINED) undefined_fail(c->run, v);
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
     if (value_is_number(v)) return value_float(value_as_double(v));
     if (v.kind == V_STRING && parse_float(v.string, &x)) return value_float(x);
     return given(c->v[1]) ? c->v[1] : value_float(0);
@@ -88,22 +88,22 @@ static BUILTIN(real)
 
 // ---- arithmetic ---------------------------------------------------------------------------------
 
-static BUILTIN(absolute)
+BUILTIN(absolute)
 {
     struct value v = c->v[0];
-    if (!value_is_number(v)) fail(c->run, "bad operand type for abs(): '%s'", value_type(v));
+    if (!value_is_number(v)) fail(r, "bad operand type for abs(): '%s'", value_type(v));
     bool negative = value_as_double(v) < 0 || (v.kind == V_FLOAT && signbit(v.real));
-    return arithmetic_sign(c->run, v, negative);
+    return arithmetic_sign(r, v, negative);
 }
 
-static BUILTIN(round_number)
+BUILTIN(round_number)
 {
     struct value v = c->v[0];
     int64_t digits = arg_int(c, 1, 0), x;
     bool common = !given(c->v[2]) || value_is(c->v[2], "common"), up = value_is(c->v[2], "ceil");
     if (!common && !up && !value_is(c->v[2], "floor"))
-        fail(c->run, "method must be common, ceil or floor");
-    if (!value_is_number(v)) fail(c->run, "type %s doesn't define __round__ method", value_type(v));
+        fail(r, "method must be common, ceil or floor");
+    if (!value_is_number(v)) fail(r, "type %s doesn't define __round__ method", value_type(v));
     if (!common) {
         double scale = pow(10, (double)digits), scaled = value_as_double(v) * scale;
         return value_float((up ? ceil(scaled) : floor(scaled)) / scale);
@@ -112,31 +112,34 @@ static BUILTIN(round_number)
     return value_int(digits >= 0 ? x : (int64_t)round_to((double)x, digits));
 }
 
-static BUILTIN(filesizeformat)
+BUILTIN(filesizeformat)
 {
     static const char units[] = "kMGTPEZY";
     struct value v = c->v[0];
     bool two = arg_truth(c, 1, false);
     double base = two ? 1024 : 1000, unit = base * base, size;
-    if (v.kind != V_STRING && !value_is_number(v))
-        type_fail(c->run, "filesizeformat wants a number", v);
+    if (v.kind != V_STRING && !value_is_number(v)) type_fail(r, "filesizeformat wants a number", v);
     if (v.kind != V_STRING)
         size = value_as_double(v);
     else if (!parse_float(v.string, &size))
-        fail(c->run, "could not convert string to float");
-    if (size == 1) return string_of(&c->run->arena, "1 Byte");
-    if (size < base) return string_printf(&c->run->arena, "%.0f Bytes", trunc(size) + 0.0); // no -0
+        fail(r, "could not convert string to float");
+    if (size == 1) return string_of(&r->arena, "1 Byte");
+    size_t text = text_begin(r);
     int i = 0;
     for (; i < 7 && size >= unit; i++) unit *= base;
-    return string_printf(&c->run->arena, "%.1f %c%sB", base * size / unit,
-                         two && i == 0 ? 'K' : units[i], two ? "i" : "");
+    if (size < base)
+        run_printf(r, "%.0f Bytes", trunc(size) + 0.0); // no -0
+    else
+        run_printf(r, "%.1f %c%sB", base * size / unit, two && i == 0 ? 'K' : units[i],
+                   two ? "i" : "");
+    return text_end(r, text, false);
 }
 
-const struct builtin number_filters[] = {
-    {"int", integer, 0, "default base", 0},
-    {"float", real, 0, "default", 0},
-    {"abs", absolute, 0, "", 0},
-    {"round", round_number, 0, "precision method", 0},
-    {"filesizeformat", filesizeformat, 0, "binary", 0},
+const struct builtin number_builtins[] = {
+    {FILTER, "int", integer, 0, "default base", 0},
+    {FILTER, "float", real, 0, "default", 0},
+    {FILTER, "abs", absolute, 0, "", 0},
+    {FILTER, "round", round_number, 0, "precision method", 0},
+    {FILTER, "filesizeformat", filesizeformat, 0, "binary", 0},
     {.name = NULL},
 };

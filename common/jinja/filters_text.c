@@ -1,12 +1,11 @@
-/* filters_text.c: filters that make a text of a text. One thread. */
-#include "common/jinja/filters.h"
-#include "common/jinja/strings.h"
+/* filters_text.c: filters that make a text of a text. And what is refused by
+ * name. One thread. */
+#include "common/jinja/run.h"
 #include "common/jinja/text.h"
 
 // Words begin behind white space, hyphens and opening brackets.
-static BUILTIN(title)
+BUILTIN(title)
 {
-    struct run *r = c->run;
     const struct string *s = c->v[0].string;
     size_t text = text_begin(r);
     bool inside = false;
@@ -30,17 +29,9 @@ static BUILTIN(title)
     return text_end(r, text, false);
 }
 
-static BUILTIN(replace)
-{
-    struct call plain = *c;
-    for (int i = 0; i < 3; i++) plain.v[i] = value_plain_str(c->run, c->v[i]);
-    return string_replace(&plain);
-}
-
-static BUILTIN(indent)
+BUILTIN(indent)
 {
     static const struct string blank = {" ", 1, 1, false}, newline = {"\n", 1, 1, false};
-    struct run *r = c->run;
     bool first = arg_truth(c, 2, false), empty = arg_truth(c, 3, false);
     if (c->v[0].kind != V_STRING) type_fail(r, "indent wants a text", c->v[0]);
     const struct string *spaces =
@@ -59,10 +50,9 @@ static BUILTIN(indent)
     return text_end(r, text, false);
 }
 
-static BUILTIN(truncate_text)
+BUILTIN(truncate_text)
 {
     static const struct string dots = {"...", 3, 3, false};
-    struct run *r = c->run;
     int64_t n = value_length(r, c->v[0]), length = arg_int(c, 1, 255), leeway = arg_int(c, 4, 5);
     const struct string *end = given(c->v[3]) ? arg_string(c, 3) : &dots;
     bool kill = arg_truth(c, 2, false);
@@ -78,12 +68,12 @@ static BUILTIN(truncate_text)
     return text_end(r, text, false);
 }
 
-static BUILTIN(wordcount)
+BUILTIN(wordcount)
 {
     const struct string *s = c->v[0].string;
     int64_t words = 0;
     bool inside = false;
-    run_steps(c->run, s->n_bytes >> 4);
+    run_steps(r, s->n_bytes >> 4);
     for (size_t at = 0; at < s->n_bytes;) {
         bool word = text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_WORD);
         words += word && !inside;
@@ -92,42 +82,18 @@ static BUILTIN(wordcount)
     return value_int(words);
 }
 
-static BUILTIN(format)
+BUILTIN(not_supported)
 {
-    struct run *r = c->run;
-    const struct arguments *all = c->all;
-    if (all->n_positional > 0 && all->n_named > 0)
-        fail(r, "can't handle positional and keyword arguments at the same time");
-    struct value values =
-        list_of(&r->arena, V_TUPLE,
-                (struct list){.items = (struct value *)all->positional, .n = all->n_positional});
-    if (all->n_named > 0) values = dict_new(&r->arena, all->n_named);
-    for (size_t i = 0; i < all->n_named; i++)
-        dict_append(&r->arena, values.dict, value_string(all->named[i].name), all->named[i].value);
-    return format_percent(r, c->v[0].string, values);
+    arena_fail(&r->arena, ST_UNSUPPORTED, "not supported: %s", c->function->name);
 }
 
-static BUILTIN(not_supported)
-{
-    arena_fail(&c->run->arena, ST_UNSUPPORTED,
-               "the filters pprint, random, urlize and wordwrap are not supported");
-}
-
-const struct builtin text_filters[] = {
-    {"upper", string_cased, CASE_UPPER, "$", 0},
-    {"lower", string_cased, CASE_LOWER, "$", 0},
-    {"capitalize", string_cased, CASE_CAPITALIZE, "$", 0},
-    {"title", title, 0, "$", 0},
-    {"trim", string_strip, STRIP_LEFT | STRIP_RIGHT, "$chars", 0},
-    {"center", string_pad, PAD_LEFT | PAD_RIGHT, "$width", 0},
-    {"replace", replace, 0, "old new count", 2},
-    {"indent", indent, 0, "width first blank", 0},
-    {"truncate", truncate_text, 0, "length killwords end leeway", 0},
-    {"wordcount", wordcount, 0, "$", 0},
-    {"format", format, 0, "$*", 0},
-    {"pprint", not_supported, 0, "*", 0},
-    {"random", not_supported, 0, "*", 0},
-    {"urlize", not_supported, 0, "*", 0},
-    {"wordwrap", not_supported, 0, "*", 0},
+const struct builtin text_builtins[] = {
+    {FILTER, "title", title, 0, "$", 0},
+    {FILTER, "indent", indent, 0, "width first blank", 0},
+    {FILTER, "truncate", truncate_text, 0, "length killwords end leeway", 0},
+    {FILTER, "wordcount", wordcount, 0, "$", 0},
+    {FILTER, "pprint random urlize wordwrap", not_supported, 0, "*", 0},
+    {FUNCTION, "lipsum", not_supported, 0, "*", 0},
+    {METHOD(V_STRING), "encode maketrans translate", not_supported, 0, "*", 0},
     {.name = NULL},
 };

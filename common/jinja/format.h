@@ -25,6 +25,8 @@ void put_text_field(struct run *r, const struct field *f, char otherwise, const 
 void put_integer_field(struct run *r, const struct field *f, int64_t x);
 void put_real_field(struct run *r, const struct field *f, double x);
 void put_character_field(struct run *r, const struct field *f, char otherwise, int64_t code);
+// One of a set of characters at *at, moved behind it; 0: none stands here.
+char read_one(const char **at, const char *end, const char *set);
 // The decimal digits at *at, moved behind them; no more than `max` or thereabouts.
 int64_t read_digits(const char **at, const char *end, int64_t max);
 void check_precision(struct run *r, int64_t precision);

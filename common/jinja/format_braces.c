@@ -13,34 +13,31 @@ struct braces {
 
 // ---- [[fill]align][sign][z][#][0][width][group][.precision][type] -------------------------------
 
-static bool one_of(const char *at, const char *end, const char *set)
-{
-    return at < end && *at && strchr(set, *at);
-}
-
 static struct field read_spec(struct run *r, const char *at, const char *end)
 {
     struct field f = {.precision = -1};
     int first = at < end ? utf8_sequence(at, (size_t)(end - at)) : 0;
-    if (first > 0 && one_of(at + first, end, "<>=^")) {
+    const char *behind = at + (first > 0 ? first : 0);
+    f.align = first > 0 ? read_one(&behind, end, "<>=^") : 0;
+    if (f.align) {
         memcpy(f.fill, at, (size_t)first);
         f.n_fill = first;
-        at += first;
+        at = behind;
+    } else {
+        f.align = read_one(&at, end, "<>=^");
     }
-    if (one_of(at, end, "<>=^")) f.align = *at++;
-    if (one_of(at, end, "+- ")) f.sign = *at++;
-    if (one_of(at, end, "z")) at++;
-    if (one_of(at, end, "#")) f.alternate = at++;
-    if (one_of(at, end, "0")) {
-        at++;
+    f.sign = read_one(&at, end, "+- ");
+    read_one(&at, end, "z");
+    f.alternate = read_one(&at, end, "#");
+    if (read_one(&at, end, "0")) {
         if (!f.n_fill) f.fill[0] = '0';
         if (!f.n_fill) f.n_fill = 1;
         if (!f.align) f.align = '=';
     }
     f.width = read_digits(&at, end, MAX_WIDTH - 1);
-    if (one_of(at, end, ",_")) f.group = *at++;
-    if (one_of(at, end, ".")) {
-        if (++at == end || !isdigit((unsigned char)*at))
+    f.group = read_one(&at, end, ",_");
+    if (read_one(&at, end, ".")) {
+        if (at == end || !isdigit((unsigned char)*at))
             fail(r, "Format specifier missing precision");
         f.precision = (int)read_digits(&at, end, MAX_PRECISION);
         check_precision(r, f.precision);
@@ -90,17 +87,17 @@ static struct value first_value(struct braces *b, const char *name, size_t n)
     size_t i = strtoul(name, &end, 10);
     if (n > 0 && (end != name + n || !isdigit((unsigned char)*name))) {
         struct string key = {name, n, n, false};
-        for (size_t k = 0; k < a->n_named; k++)
-            if (string_equal(a->named[k].name, &key)) return a->named[k].value;
+        const struct dict_entry *e = entry_named(&a->named, &key);
+        if (e) return e->value;
         fail(b->run, "KeyError: '%.*s'", SHOWN(&key));
     }
     if (n == 0 ? b->by_number : b->next > 0)
         fail(b->run, "numbered and unnumbered fields are mixed");
     b->by_number = n > 0;
     if (n == 0) i = b->next++;
-    if (i >= a->n_positional)
+    if (i >= a->positional.n)
         fail(b->run, "Replacement index %zu out of range for positional args tuple", i);
-    return a->positional[i];
+    return a->positional.items[i];
 }
 
 static struct value field_value(struct braces *b, const char *name, size_t n)
@@ -177,8 +174,8 @@ static size_t field_end(const char *s, size_t n)
     return n;
 }
 
-struct value format_braces(struct run *r, const struct string *format,
-                           const struct arguments *arguments)
+static struct value format_braces(struct run *r, const struct string *format,
+                                  const struct arguments *arguments)
 {
     struct braces b = {.run = r, .arguments = arguments, .markup = format->markup};
     const char *s = format->data;
@@ -200,3 +197,24 @@ struct value format_braces(struct run *r, const struct string *format,
     }
     return text_end(r, text, format->markup);
 }
+
+BUILTIN(format)
+{
+    return format_braces(r, c->v[0].string, c->all);
+}
+
+BUILTIN(format_map)
+{
+    if (c->v[1].kind != V_DICT) type_fail(r, "format_map() wants a mapping", c->v[1]);
+    struct arguments arguments = {.named.n = 0};
+    for (const struct dict_entry *e = c->v[1].dict->entries;
+         e < c->v[1].dict->entries + c->v[1].dict->n; e++)
+        if (e->key.kind == V_STRING) dict_append(&r->arena, &arguments.named, e->key, e->value);
+    return format_braces(r, c->v[0].string, &arguments);
+}
+
+const struct builtin braces_builtins[] = {
+    {METHOD(V_STRING), "format", format, 0, "*", 0},
+    {METHOD(V_STRING), "format_map", format_map, 0, "/mapping", 1},
+    {.name = NULL},
+};

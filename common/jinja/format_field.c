@@ -5,26 +5,20 @@
 #include <math.h>
 #include <stdio.h>
 
-static void put_fill(struct run *r, const struct field *f, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        run_put(r, f->n_fill ? f->fill : " ", f->n_fill ? (size_t)f->n_fill : 1);
-}
-
 // `lead` bytes of text (a sign, "0x") stay in front where the padding goes behind them ('=').
 static void put_aligned(struct run *r, const struct field *f, char otherwise, const char *text,
                         size_t len, size_t lead)
 {
-    char align = f->align ? f->align : otherwise;
+    const char align = f->align ? f->align : otherwise, *fill = f->n_fill ? f->fill : " ";
+    const size_t n_fill = f->n_fill ? (size_t)f->n_fill : 1;
     int64_t pad = f->width - (int64_t)utf8_count(text, len);
     if (pad < 0) pad = 0;
     int64_t left = align == '>' ? pad : align == '^' ? pad / 2 : 0;
-    run_steps(r, (size_t)pad >> 6);
-    put_fill(r, f, left);
+    run_fill(r, fill, n_fill, left);
     run_put(r, text, lead);
-    if (align == '=') put_fill(r, f, pad);
+    if (align == '=') run_fill(r, fill, n_fill, pad);
     run_put(r, text + lead, len - lead);
-    if (align != '=') put_fill(r, f, pad - left);
+    if (align != '=') run_fill(r, fill, n_fill, pad - left);
 }
 
 void put_text_field(struct run *r, const struct field *f, char otherwise, const struct string *s)
@@ -101,6 +95,11 @@ void put_character_field(struct run *r, const struct field *f, char otherwise, i
         fail(r, "%%c arg not in range(0x110000)");
     int n = utf8_encode((uint32_t)code, encoded);
     put_aligned(r, f, otherwise, encoded, (size_t)n, 0);
+}
+
+char read_one(const char **at, const char *end, const char *set)
+{
+    return *at < end && **at && strchr(set, **at) ? *(*at)++ : 0;
 }
 
 int64_t read_digits(const char **at, const char *end, int64_t max)

@@ -10,12 +10,6 @@ struct percent {
     bool markup, keyed;
 };
 
-// Skips one of a set of characters; 0: none stands here.
-static char skip(struct percent *p, const char *set)
-{
-    return p->at < p->end && *p->at && strchr(set, *p->at) ? *p->at++ : 0;
-}
-
 static struct value next_value(struct percent *p)
 {
     if (p->next >= p->n) fail(p->run, "not enough arguments for format string");
@@ -43,7 +37,7 @@ static struct value keyed_value(struct percent *p)
 static int64_t read_size(struct percent *p)
 {
     int64_t x;
-    if (!skip(p, "*")) return read_digits(&p->at, p->end, MAX_WIDTH - 1);
+    if (!read_one(&p->at, p->end, "*")) return read_digits(&p->at, p->end, MAX_WIDTH - 1);
     if (!value_as_int(next_value(p), &x)) fail(p->run, "* wants int");
     return x;
 }
@@ -51,7 +45,7 @@ static int64_t read_size(struct percent *p)
 static struct field read_field(struct percent *p)
 {
     struct field f = {.precision = -1};
-    for (char flag; (flag = skip(p, "-+ #0"));) {
+    for (char flag; (flag = read_one(&p->at, p->end, "-+ #0"));) {
         if (flag == '-') f.align = '<';
         if (flag == '+' || (flag == ' ' && f.sign != '+')) f.sign = flag;
         if (flag == '#') f.alternate = true;
@@ -62,12 +56,12 @@ static struct field read_field(struct percent *p)
         f.align = '<';
         f.width = f.width < -MAX_WIDTH ? MAX_WIDTH : -f.width;
     }
-    if (skip(p, ".")) {
+    if (read_one(&p->at, p->end, ".")) {
         int64_t precision = read_size(p);
         check_precision(p->run, precision);
         f.precision = precision < 0 ? 0 : (int)precision;
     }
-    while (skip(p, "hlL")) continue;
+    while (read_one(&p->at, p->end, "hlL")) continue;
     if (p->at == p->end) fail(p->run, "incomplete format");
     f.type = *p->at++;
     return f;
@@ -118,7 +112,7 @@ static void put_character(struct percent *p, const struct field *f, struct value
 
 static void put_percent(struct percent *p)
 {
-    struct value v = skip(p, "(") ? keyed_value(p) : MISSING;
+    struct value v = read_one(&p->at, p->end, "(") ? keyed_value(p) : MISSING;
     struct field f = read_field(p);
     if (f.type == '%') {
         run_puts(p->run, "%");
@@ -157,3 +151,21 @@ struct value format_percent(struct run *r, const struct string *format, struct v
         fail(r, "not all arguments converted during string formatting");
     return text_end(r, text, format->markup);
 }
+
+BUILTIN(format)
+{
+    const struct arguments *all = c->all;
+    if (all->positional.n > 0 && all->named.n > 0)
+        fail(r, "can't handle positional and keyword arguments at the same time");
+    struct value values = list_of(&r->arena, V_TUPLE, all->positional);
+    if (all->named.n > 0) {
+        values = dict_new(&r->arena, 0);
+        *values.dict = all->named;
+    }
+    return format_percent(r, c->v[0].string, values);
+}
+
+const struct builtin percent_builtins[] = {
+    {FILTER, "format", format, 0, "$*", 0},
+    {.name = NULL},
+};

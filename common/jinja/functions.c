@@ -1,27 +1,27 @@
 /* functions.c: the functions that a template finds without being given them. One thread. */
 #include "common/jinja/run.h"
 
-static BUILTIN(raise_exception)
+BUILTIN(raise_exception)
 {
-    const struct string *text = value_str(c->run, c->v[1]).string;
+    const struct string *text = value_str(r, c->v[1]).string;
     size_t n = text->n_bytes;
-    fail(c->run, "%.*s", (int)(n < 1500 ? n : 1500), text->data);
+    fail(r, "%.*s", (int)(n < 1500 ? n : 1500), text->data);
 }
 
-static BUILTIN(range)
+BUILTIN(range)
 {
     int64_t bound[3] = {0, 0, 1};
     for (int i = 0; i < 3; i++)
         if (given(c->v[i + 1]) && !value_as_int(c->v[i + 1], &bound[i]))
-            type_fail(c->run, "range() wants whole numbers", c->v[i + 1]);
-    if (!given(c->v[2])) return range_make(c->run, 0, bound[0], 1);
-    return range_make(c->run, bound[0], bound[1], bound[2]);
+            type_fail(r, "range() wants whole numbers", c->v[i + 1]);
+    if (!given(c->v[2])) return range_make(r, 0, bound[0], 1);
+    return range_make(r, bound[0], bound[1], bound[2]);
 }
 
 // What dict() takes first: a dict or pairs.
 static void add_pairs(struct run *r, struct value from, struct dict *d)
 {
-    if (from.kind == V_DICT) from = dict_view(r, from.dict, VIEW_ITEMS);
+    if (from.kind == V_DICT) from = dict_view(r, from.dict, V_ITEMS);
     struct list pairs = value_items(r, from);
     for (size_t i = 0; i < pairs.n; i++) {
         struct list pair = value_items(r, pairs.items[i]);
@@ -32,57 +32,47 @@ static void add_pairs(struct run *r, struct value from, struct dict *d)
     }
 }
 
-static BUILTIN(dict)
+BUILTIN(dict)
 {
     const struct arguments *all = c->all;
-    struct value d = dict_new(&c->run->arena, 4);
-    if (all->n_positional > 1)
-        fail(c->run, "dict expected at most 1 argument, got %zu", all->n_positional);
-    if (all->n_positional == 1) add_pairs(c->run, all->positional[0], d.dict);
-    for (size_t i = 0; i < all->n_named; i++)
-        dict_set(c->run, d.dict, value_string(all->named[i].name), all->named[i].value);
+    struct value d = dict_new(&r->arena, 4);
+    if (all->positional.n > 1)
+        fail(r, "dict expected at most 1 argument, got %zu", all->positional.n);
+    if (all->positional.n == 1) add_pairs(r, all->positional.items[0], d.dict);
+    for (size_t i = 0; i < all->named.n; i++)
+        dict_set(r, d.dict, all->named.entries[i].key, all->named.entries[i].value);
     return d;
 }
 
-static BUILTIN(namespace)
+BUILTIN(namespace)
 {
-    struct value space = dict(c);
+    struct value space = dict(r, c);
     for (size_t i = 0; i < space.dict->n; i++) {
         struct value key = space.dict->entries[i].key;
         if (key.kind == V_STRING && key.string->n_bytes > 0 && key.string->data[0] == '_')
-            fail(c->run,
-                 "Chat templates cannot store underscore-prefixed attributes on a namespace");
+            fail(r, "Chat templates cannot store underscore-prefixed attributes on a namespace");
     }
     space.kind = V_NAMESPACE;
     return space;
 }
 
-static struct value cycler_new(struct run *r, enum value_kind kind, struct list items)
-{
-    struct cycler *cycler = arena_alloc(&r->arena, sizeof *cycler);
-    cycler->items = items;
-    return value_of(.kind = kind, .cycler = cycler);
-}
-
-static BUILTIN(cycler)
+BUILTIN(cycler)
 {
     const struct arguments *all = c->all;
-    if (all->n_positional == 0) fail(c->run, "at least one item has to be provided");
-    if (all->n_named > 0) fail(c->run, "cycler() takes no keyword arguments");
-    struct list items = {.items = (struct value *)all->positional, .n = all->n_positional};
-    return cycler_new(c->run, V_CYCLER, items);
+    if (all->positional.n == 0) fail(r, "at least one item has to be provided");
+    if (all->named.n > 0) fail(r, "cycler() takes no keyword arguments");
+    struct value v = iterator_of(&r->arena, all->positional);
+    v.kind = V_CYCLER;
+    return v;
 }
 
-static BUILTIN(joiner)
+BUILTIN(joiner)
 {
-    struct value separator = list_new(&c->run->arena, V_LIST, 1);
-    separator.list->items[0] = given(c->v[1]) ? c->v[1] : string_of(&c->run->arena, ", ");
-    return cycler_new(c->run, V_JOINER, *separator.list);
-}
-
-static BUILTIN(lipsum)
-{
-    arena_fail(&c->run->arena, ST_UNSUPPORTED, "lipsum() is not supported");
+    struct value separator = list_new(&r->arena, V_LIST, 1);
+    separator.list->items[0] = given(c->v[1]) ? c->v[1] : string_of(&r->arena, ", ");
+    struct value v = iterator_of(&r->arena, *separator.list);
+    v.kind = V_JOINER;
+    return v;
 }
 
 // ---- the clock ----------------------------------------------------------------------------------
@@ -119,33 +109,27 @@ static void put_strftime(struct run *r, const struct string *format, const struc
     }
 }
 
-static BUILTIN(strftime_now)
+BUILTIN(strftime_now)
 {
     const struct string *format = arg_string(c, 1);
     struct timespec now = {0, 0};
     struct tm tm;
-    if (c->run->now)
-        tm = *c->run->now;
+    if (r->now)
+        tm = *r->now;
     else if (clock_gettime(CLOCK_REALTIME, &now) != 0 || !localtime_r(&now.tv_sec, &tm))
-        arena_fail(&c->run->arena, ST_IO, "the clock cannot be read");
-    size_t text = text_begin(c->run);
-    put_strftime(c->run, format, &tm, now.tv_nsec / 1000);
-    return text_end(c->run, text, false);
+        arena_fail(&r->arena, ST_IO, "the clock cannot be read");
+    size_t text = text_begin(r);
+    put_strftime(r, format, &tm, now.tv_nsec / 1000);
+    return text_end(r, text, false);
 }
 
-static const struct builtin functions[] = {
-    {"raise_exception", raise_exception, 0, "message", 1},
-    {"strftime_now", strftime_now, 0, "format", 1},
-    {"range", range, 0, "/start stop step", 1},
-    {"dict", dict, 0, "*", 0},
-    {"namespace", namespace, 0, "*", 0},
-    {"cycler", cycler, 0, "*", 0},
-    {"joiner", joiner, 0, "sep", 0},
-    {"lipsum", lipsum, 0, "*", 0},
+const struct builtin function_builtins[] = {
+    {FUNCTION, "raise_exception", raise_exception, 0, "message", 1},
+    {FUNCTION, "strftime_now", strftime_now, 0, "format", 1},
+    {FUNCTION, "range", range, 0, "/start stop step", 1},
+    {FUNCTION, "dict", dict, 0, "*", 0},
+    {FUNCTION, "namespace", namespace, 0, "*", 0},
+    {FUNCTION, "cycler", cycler, 0, "*", 0},
+    {FUNCTION, "joiner", joiner, 0, "sep", 0},
     {.name = NULL},
 };
-
-const struct builtin *function_find(const struct string *name)
-{
-    return builtin_find(functions, name);
-}

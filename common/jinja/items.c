@@ -1,13 +1,18 @@
 /* items.c: what can be gone over, how long it is, and its order. One thread. */
 #include "common/jinja/run.h"
-#include "common/jinja/text.h"
 
 #define MAX_RANGE 100000 // Jinja's sandbox allows no more
 
+bool value_is_list(struct value v)
+{
+    return v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_KEYS || v.kind == V_VALUES ||
+           v.kind == V_ITEMS || v.kind == V_RANGE;
+}
+
 bool value_has_length(struct value v)
 {
-    return v.kind == V_UNDEFINED || v.kind == V_STRING || v.kind == V_LIST || v.kind == V_TUPLE ||
-           v.kind == V_DICT || v.kind == V_VIEW || v.kind == V_RANGE || v.kind == V_LOOP;
+    return value_is_list(v) || v.kind == V_UNDEFINED || v.kind == V_STRING || v.kind == V_DICT ||
+           v.kind == V_LOOP;
 }
 
 bool value_is_iterable(struct value v)
@@ -17,34 +22,12 @@ bool value_is_iterable(struct value v)
 
 int64_t value_length(struct run *r, struct value v)
 {
-    switch (v.kind) {
-    case V_UNDEFINED:
-        return 0;
-    case V_STRING:
-        return (int64_t)v.string->n_chars;
-    case V_LIST:
-    case V_TUPLE:
-        return (int64_t)v.list->n;
-    case V_DICT:
-        return (int64_t)v.dict->n;
-    case V_VIEW:
-        return (int64_t)v.view->dict->n;
-    case V_RANGE:
-        return (int64_t)v.range->n;
-    case V_LOOP:
-        return loop_length(v.loop);
-    default:
-        fail(r, "object of type '%s' has no len()", value_type(v));
-    }
-}
-
-static struct value entry_as(struct run *r, const struct dict_entry *e, enum view_of of)
-{
-    if (of != VIEW_ITEMS) return of == VIEW_VALUES ? e->value : e->key;
-    struct value pair = list_new(&r->arena, V_TUPLE, 2);
-    pair.list->items[0] = e->key;
-    pair.list->items[1] = e->value;
-    return pair;
+    if (!value_has_length(v)) fail(r, "object of type '%s' has no len()", value_type(v));
+    return v.kind == V_UNDEFINED ? 0
+           : v.kind == V_STRING  ? (int64_t)v.string->n_chars
+           : v.kind == V_DICT    ? (int64_t)v.dict->n
+           : v.kind == V_LOOP    ? loop_length(v.loop)
+                                 : (int64_t)v.list->n;
 }
 
 // What an iterator has left; it is at its end then.
@@ -58,29 +41,37 @@ static struct list drain(struct run *r, struct iterator *i)
     return items;
 }
 
+static struct list characters(struct run *r, const struct string *s)
+{
+    struct list items = {.items = arena_array(&r->arena, s->n_chars, sizeof *items.items)};
+    for (size_t start = 0, at = 0; at < s->n_bytes; start = at) {
+        utf8_next(s->data, s->n_bytes, &at);
+        items.items[items.n++] = string_new(&r->arena, s->data + start, at - start, false);
+    }
+    return items;
+}
+
 struct list value_items(struct run *r, struct value v)
 {
     if (v.kind == V_ITERATOR) return drain(r, v.iterator);
     if (!value_has_length(v) || v.kind == V_LOOP)
         fail(r, "'%s' object is not iterable", value_type(v));
-    struct list items = {.n = (size_t)value_length(r, v)};
-    run_steps(r, items.n);
-    if (v.kind == V_LIST || v.kind == V_TUPLE) return *v.list;
-    items.items = arena_array(&r->arena, items.n, sizeof *items.items);
-    for (size_t i = 0, at = 0; i < items.n; i++) {
-        size_t start = at;
-        if (v.kind == V_STRING) {
-            utf8_next(v.string->data, v.string->n_bytes, &at);
-            items.items[i] = string_new(&r->arena, v.string->data + start, at - start, false);
-        } else if (v.kind == V_RANGE) {
-            items.items[i] = range_at(v.range, i);
-        } else if (v.kind == V_DICT) {
-            items.items[i] = v.dict->entries[i].key;
-        } else {
-            items.items[i] = entry_as(r, &v.view->dict->entries[i], v.view->of);
-        }
+    run_steps(r, (size_t)value_length(r, v));
+    if (v.kind == V_UNDEFINED) return (struct list){.n = 0};
+    if (v.kind == V_STRING) return characters(r, v.string);
+    return v.kind == V_DICT ? *dict_view(r, v.dict, V_KEYS).list : *v.list;
+}
+
+struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind)
+{
+    struct value view = list_new(&r->arena, kind, d->n);
+    for (size_t i = 0; i < d->n; i++) {
+        const struct dict_entry *e = &d->entries[i];
+        view.list->items[i] = kind == V_KEYS     ? e->key
+                              : kind == V_VALUES ? e->value
+                                                 : pair_of(&r->arena, e->key, e->value);
     }
-    return items;
+    return view;
 }
 
 struct list items_copy(struct run *r, struct value v)
@@ -115,57 +106,36 @@ struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step
     uint64_t n = range_count(start, stop, step);
     if (n > MAX_RANGE)
         fail(r, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", MAX_RANGE);
-    struct range *range = arena_alloc(&r->arena, sizeof *range);
-    *range = (struct range){start, stop, step, (size_t)n};
-    return value_of(.kind = V_RANGE, .range = range);
-}
-
-struct value range_at(const struct range *range, size_t i)
-{
-    return value_int((int64_t)((uint64_t)range->start + (uint64_t)range->step * i));
+    run_steps(r, n);
+    int64_t *range = arena_array(&r->arena, 3, sizeof *range);
+    memcpy(range, (int64_t[]){start, stop, step}, 3 * sizeof *range);
+    struct list list = {arena_array(&r->arena, n, sizeof *list.items), n, .range = range};
+    for (uint64_t i = 0; i < n; i++)
+        list.items[i] = value_int((int64_t)((uint64_t)start + (uint64_t)step * i));
+    return list_of(&r->arena, V_RANGE, list);
 }
 
 // ---- order --------------------------------------------------------------------------------------
 
-// A step of a merge sort: the sorted runs [start, middle) and [middle, end) of the places `from`.
-static void merge(struct run *r, const struct value *keys, bool reverse, const size_t *from,
-                  size_t start, size_t middle, size_t end, size_t *to)
+// Merges the sorted halves; `left` has room for the first.
+static void sort(struct run *r, struct dict_entry *e, size_t n, bool reverse,
+                 struct dict_entry *left)
 {
-    size_t left = start, right = middle;
-    for (size_t i = start; i < end; i++) {
-        bool take_right = left == middle;
-        if (left < middle && right < end) {
-            struct value a = keys[from[left]], b = keys[from[right]];
-            take_right = reverse ? value_compare(r, T_LT, a, b) : value_compare(r, T_LT, b, a);
-        }
-        to[i] = take_right ? from[right++] : from[left++];
+    if (n < 2) return;
+    size_t half = (n + 1) / 2, i = 0, k = half;
+    sort(r, e, half, reverse, left);
+    sort(r, e + half, n - half, reverse, left);
+    memcpy(left, e, half * sizeof *e);
+    for (size_t at = 0; i < half; at++) {
+        bool right = false;
+        if (k < n)
+            right = reverse ? value_compare(r, T_LT, left[i].key, e[k].key)
+                            : value_compare(r, T_LT, e[k].key, left[i].key);
+        e[at] = right ? e[k++] : left[i++];
     }
 }
 
-// values[i] becomes what values[order[i]] was.
-static void reorder(struct run *r, struct value *values, const size_t *order, size_t n)
+void entries_sort(struct run *r, struct dict *d, bool reverse)
 {
-    struct value *old = arena_array(&r->arena, n, sizeof *old);
-    if (n > 0) memcpy(old, values, n * sizeof *old);
-    for (size_t i = 0; i < n; i++) values[i] = old[order[i]];
-}
-
-void items_sort(struct run *r, struct list items, struct value *keys, bool reverse)
-{
-    size_t n = items.n;
-    size_t *order = arena_array(&r->arena, n, sizeof *order);
-    size_t *other = arena_array(&r->arena, n, sizeof *other);
-    for (size_t i = 0; i < n; i++) order[i] = i;
-    for (size_t width = 1; width < n; width *= 2) {
-        for (size_t at = 0; at < n; at += 2 * width) {
-            size_t middle = at + width < n ? at + width : n;
-            size_t end = at + 2 * width < n ? at + 2 * width : n;
-            merge(r, keys, reverse, order, at, middle, end, other);
-        }
-        size_t *swap = order;
-        order = other;
-        other = swap;
-    }
-    reorder(r, items.items, order, n);
-    reorder(r, keys, order, n);
+    sort(r, d->entries, d->n, reverse, arena_array(&r->arena, d->n, sizeof *d->entries));
 }

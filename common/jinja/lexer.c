@@ -55,11 +55,8 @@ static void place(struct lexer *l, size_t at)
     }
 }
 
-static _Noreturn void fail_at(struct lexer *l, size_t at, const char *message)
-{
-    place(l, at);
-    place_fail(l->arena, l->line, l->column, "%s", message);
-}
+#define fail_at(l, at, ...)                                                                        \
+    (place(l, at), place_fail((l)->arena, (l)->line, (l)->column, __VA_ARGS__))
 
 static void add(struct lexer *l, enum token_type type, size_t at, struct value value)
 {
@@ -127,34 +124,29 @@ static void skip_comment(struct lexer *l, size_t tag)
 {
     for (size_t at = l->at; at < l->len; at++) {
         size_t end = after_end(l, at, "#}", true, true);
-        if (!end) continue;
-        go(l, end);
-        return;
+        if (end) {
+            go(l, end);
+            return;
+        }
     }
     if (l->at < l->len) fail_at(l, tag, "Missing end of comment tag"); // as Jinja has it
 }
 
-// Behind "{% raw %}" at a "{%"; 0: it is another block.
-static size_t raw_begin(const struct lexer *l, size_t tag)
+// Behind a tag of that one word at a "{%"; 0: it is another.
+static size_t after_word(const struct lexer *l, size_t tag, const char *word, bool plus, bool trim)
 {
-    size_t at = tag + 2;
-    if (sign_at(l, at)) at++;
-    at = skip_spaces(l, at);
-    if (!here(l, at, "raw")) return 0;
-    return after_end(l, skip_spaces(l, at + 3), "%}", false, false);
+    size_t at = skip_spaces(l, tag + 2 + (sign_at(l, tag + 2) != 0));
+    if (!here(l, tag, "{%") || !here(l, at, word)) return 0;
+    return after_end(l, skip_spaces(l, at + strlen(word)), "%}", plus, trim);
 }
 
 static void read_raw(struct lexer *l, size_t tag)
 {
     size_t start = l->at;
     for (size_t at = start; at < l->len; at++) {
-        if (!here(l, at, "{%")) continue;
-        char sign = sign_at(l, at + 2);
-        size_t word = skip_spaces(l, at + 2 + (sign != 0));
-        if (!here(l, word, "endraw")) continue;
-        size_t end = after_end(l, skip_spaces(l, word + 6), "%}", true, true);
+        size_t end = after_word(l, at, "endraw", true, true);
         if (!end) continue;
-        add_text(l, T_DATA, start, cut_data(l, start, at, sign, true));
+        add_text(l, T_DATA, start, cut_data(l, start, at, sign_at(l, at + 2), true));
         go(l, end);
         return;
     }
@@ -185,21 +177,18 @@ static void read_operator(struct lexer *l, char *open, int *n_open)
 {
     size_t n, start = l->at;
     enum token_type type = operator_at(l, &n);
-    char message[80], c = l->text[start];
-    if (type == T_END) {
-        snprintf(message, sizeof message, "unexpected char '%.*s'",
-                 utf8_sequence(l->text + start, l->len - start), l->text + start);
-        fail_at(l, start, message);
-    }
+    char c = l->text[start];
+    if (type == T_END)
+        fail_at(l, start, "unexpected char '%.*s'", utf8_sequence(l->text + start, l->len - start),
+                l->text + start);
     if (type == T_LBRACE || type == T_LPAREN || type == T_LBRACKET) {
         if (*n_open == MAX_BRACKETS) fail_at(l, start, "brackets are nested too deeply");
         open[(*n_open)++] = type == T_LBRACE ? '}' : type == T_LPAREN ? ')' : ']';
     }
     if (type == T_RBRACE || type == T_RPAREN || type == T_RBRACKET) {
         char wanted = *n_open > 0 ? open[--*n_open] : 0;
-        snprintf(message, sizeof message,
-                 wanted ? "unexpected '%c', expected '%c'" : "unexpected '%c'", c, wanted);
-        if (wanted != c) fail_at(l, start, message);
+        if (!wanted) fail_at(l, start, "unexpected '%c'", c);
+        if (wanted != c) fail_at(l, start, "unexpected '%c', expected '%c'", c, wanted);
     }
     go(l, start + n);
     add(l, type, start, MISSING);
@@ -211,9 +200,9 @@ static void read_literal(struct lexer *l)
     const char *wrong = NULL;
     struct value value;
     bool number = isdigit((unsigned char)l->text[start]);
-    size_t end = number ? literal_number(l->text, l->len, start, &value, &wrong)
+    size_t end = number ? literal_number(l->text, start, &value, &wrong)
                         : literal_string(l->arena, l->text, l->len, start, &value, &wrong);
-    if (wrong) fail_at(l, start, wrong);
+    if (wrong) fail_at(l, start, "%s", wrong);
     go(l, end);
     add(l,
         value.kind == V_INT     ? T_INTEGER
@@ -273,7 +262,7 @@ static void read_piece(struct lexer *l)
     }
     char kind = l->text[tag + 1], sign = sign_at(l, tag + 2);
     add_text(l, T_DATA, start, cut_data(l, start, tag, sign, kind != '{'));
-    size_t raw = kind == '%' ? raw_begin(l, tag) : 0;
+    size_t raw = after_word(l, tag, "raw", false, false);
     go(l, raw ? raw : tag + 2 + (sign != 0));
     if (raw) {
         read_raw(l, tag);

@@ -69,10 +69,9 @@ _Noreturn void place_fail(struct arena *a, int line, int column, const char *for
 
 // ---- literal.c: numbers and strings -------------------------------------------------------------
 
-// A literal that begins at `at`: its value, and the place behind it; or in *ret_wrong what is wrong
-// with it.
-size_t literal_number(const char *s, size_t len, size_t at, struct value *ret,
-                      const char **ret_wrong);
+// A literal that begins at `at` in a text that a NUL ends: its value, and the place behind it; or
+// in *ret_wrong what is wrong with it.
+size_t literal_number(const char *s, size_t at, struct value *ret, const char **ret_wrong);
 size_t literal_string(struct arena *a, const char *s, size_t len, size_t at, struct value *ret,
                       const char **ret_wrong);
 

@@ -8,68 +8,47 @@
 
 // ---- numbers ------------------------------------------------------------------------------------
 
-#define DECIMAL "0123456789"
-
 // Behind digits of a set with single "_" between them, and before them where that is allowed.
-static size_t digits(const char *s, size_t len, size_t at, const char *set, bool leading_underscore)
+static size_t digits(const char *s, size_t at, const char *set, bool leading_underscore)
 {
-    size_t end = at;
-    for (;;) {
-        size_t next = end;
-        if ((end > at || leading_underscore) && next < len && s[next] == '_') next++;
-        if (next >= len || !s[next] || !strchr(set, s[next])) return end;
-        end = next + 1;
+    for (size_t end = at, next;; end = next + 1) {
+        next = end + (s[end] == '_' && (end > at || leading_underscore));
+        if (!s[next] || !strchr(set, s[next])) return end;
     }
 }
 
-// 0: it is no float.
-static size_t float_end(const char *s, size_t len, size_t at)
+// Behind an integer; *ret_real: a float, whose end it is then.
+static size_t number_end(const char *s, size_t at, int *ret_base, bool *ret_real)
 {
-    if (at > 0 && s[at - 1] == '.') return 0;
-    size_t end = digits(s, len, at, DECIMAL, false);
-    bool fraction = false;
-    if (end == at) return 0;
-    if (end < len && s[end] == '.') {
-        size_t more = digits(s, len, end + 1, DECIMAL, false);
-        fraction = more > end + 1;
-        if (fraction) end = more;
+    static const char decimal[] = "0123456789", hex[] = "0123456789abcdefABCDEF";
+    const char kind = s[at] == '0' ? (char)(s[at + 1] | 0x20) : 0;
+    *ret_base = kind == 'b' ? 2 : kind == 'o' ? 8 : kind == 'x' ? 16 : 10;
+    *ret_real = false;
+    if (*ret_base != 10) {
+        const char *set = *ret_base == 2 ? "01" : *ret_base == 8 ? "01234567" : hex;
+        size_t end = digits(s, at + 2, set, true);
+        if (end > at + 2) return end;
+        *ret_base = 10;
     }
-    if (end < len && (s[end] | 0x20) == 'e') {
-        size_t sign = end + 1;
-        if (sign < len && (s[sign] == '-' || s[sign] == '+')) sign++;
-        size_t more = digits(s, len, sign, DECIMAL, false);
-        if (more > sign) return more;
+    size_t end = digits(s, at, decimal, false), more = end;
+    bool after_dot = at > 0 && s[at - 1] == '.'; // of a.0.5, which is no float
+    if (!after_dot && s[end] == '.' && digits(s, end + 1, decimal, false) > end + 1)
+        more = digits(s, end + 1, decimal, false);
+    if (!after_dot && (s[more] | 0x20) == 'e') {
+        size_t sign = more + 1 + (s[more + 1] == '-' || s[more + 1] == '+');
+        if (digits(s, sign, decimal, false) > sign) more = digits(s, sign, decimal, false);
     }
-    return fraction ? end : 0;
+    *ret_real = more > end;
+    if (*ret_real) return more;
+    return s[at] == '0' ? digits(s, at, "0", false) : end;
 }
 
-static size_t integer_end(const char *s, size_t len, size_t at, int *ret_base)
-{
-    static const struct {
-        char letter;
-        int base;
-        const char *set;
-    } bases[] = {{'b', 2, "01"}, {'o', 8, "01234567"}, {'x', 16, "0123456789abcdefABCDEF"}};
-    *ret_base = 10;
-    if (s[at] != '0') return digits(s, len, at, DECIMAL, false);
-    for (size_t i = 0; at + 1 < len && i < 3; i++) {
-        if ((s[at + 1] | 0x20) != bases[i].letter) continue;
-        size_t end = digits(s, len, at + 2, bases[i].set, true);
-        if (end == at + 2) continue;
-        *ret_base = bases[i].base;
-        return end;
-    }
-    return digits(s, len, at, "0", false);
-}
-
-size_t literal_number(const char *s, size_t len, size_t at, struct value *ret,
-                      const char **ret_wrong)
+size_t literal_number(const char *s, size_t at, struct value *ret, const char **ret_wrong)
 {
     char plain[400];
-    int base = 10;
-    size_t n = 0, end = float_end(s, len, at);
-    bool real = end > 0;
-    if (!real) end = integer_end(s, len, at, &base);
+    int base;
+    bool real;
+    size_t n = 0, end = number_end(s, at, &base, &real);
     for (size_t i = at + (base != 10 ? 2 : 0); i < end && n + 1 < sizeof plain; i++)
         if (s[i] != '_') plain[n++] = s[i];
     plain[n] = 0;

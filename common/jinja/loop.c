@@ -71,11 +71,6 @@ int64_t loop_length(struct loop *l)
     return l->length;
 }
 
-int64_t loop_index(const struct loop *l)
-{
-    return l->index0 + 1;
-}
-
 // ---- loop.x -------------------------------------------------------------------------------------
 
 struct value loop_attribute(struct loop *l, const struct string *name)
@@ -100,28 +95,27 @@ struct value loop_attribute(struct loop *l, const struct string *name)
 BUILTIN(loop_changed)
 {
     struct loop *l = c->v[0].loop;
-    struct value now = list_new(&c->run->arena, V_TUPLE, c->all->n_positional);
-    for (size_t i = 0; i < now.list->n; i++) now.list->items[i] = c->all->positional[i];
-    bool same = given(l->last_changed) && value_equal(c->run, l->last_changed, now);
+    struct value now = list_of(&r->arena, V_TUPLE, c->all->positional);
+    bool same = given(l->last_changed) && value_equal(r, l->last_changed, now);
     l->last_changed = now;
     return value_bool(!same);
 }
 
 BUILTIN(loop_cycle)
 {
-    size_t n = c->all->n_positional;
-    if (n == 0) fail(c->run, "no items for cycling given");
-    return c->all->positional[(size_t)c->v[0].loop->index0 % n];
+    size_t n = c->all->positional.n;
+    if (n == 0) fail(r, "no items for cycling given");
+    return c->all->positional.items[(size_t)c->v[0].loop->index0 % n];
 }
 
 struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
 {
     if (!l->node->op)
         fail(r, "The loop must have the 'recursive' marker to be called recursively.");
-    if (arguments->n_positional != 1 || arguments->n_named > 0)
+    if (arguments->positional.n != 1 || arguments->named.n > 0)
         fail(r, "a recursive loop is called with one list");
     size_t text = text_begin(r);
-    loop_render(r, l->scope, l->node, arguments->positional[0], l->depth0 + 1);
+    loop_render(r, l->scope, l->node, arguments->positional.items[0], l->depth0 + 1);
     return text_end(r, text, false);
 }
 
@@ -157,3 +151,9 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
     if (!completed) jinja_render_body(r, scope_new(r, scope), &node->items);
     r->depth--;
 }
+
+const struct builtin loop_builtins[] = {
+    {METHOD(V_LOOP), "cycle", loop_cycle, 0, "*", 0},
+    {METHOD(V_LOOP), "changed", loop_changed, 0, "*", 0},
+    {.name = NULL},
+};

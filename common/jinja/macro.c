@@ -5,19 +5,18 @@
 struct macro_call {
     struct run *run;
     const struct macro *macro;
-    const struct arguments *arguments;
-    bool *used;          // of arguments->named
+    struct list positional;
+    struct dict named;   // those that nobody has taken yet
     struct scope *scope; // of the call; a macro defined in it may keep it
 };
 
 static struct value take_named(struct macro_call *c, const struct string *name)
 {
-    for (size_t i = 0; i < c->arguments->n_named; i++)
-        if (!c->used[i] && string_equal(c->arguments->named[i].name, name)) {
-            c->used[i] = true;
-            return c->arguments->named[i].value;
-        }
-    return MISSING;
+    struct dict_entry *e = entry_named(&c->named, name);
+    if (!e) return MISSING;
+    struct value value = e->value;
+    memmove(e, e + 1, (size_t)(c->named.entries + c->named.n-- - e - 1) * sizeof *e);
+    return value;
 }
 
 static void set(struct macro_call *c, const char *name, struct value value)
@@ -26,32 +25,24 @@ static void set(struct macro_call *c, const char *name, struct value value)
 }
 
 // What a parameter is where it was not given; a default may speak of the parameters before it.
-static struct value default_of(struct macro_call *c, const struct parameter *p)
+static struct value default_of(struct macro_call *c, const struct named_node *p)
 {
-    if (p->otherwise) return jinja_evaluate(c->run, c->scope, p->otherwise);
-    struct value hint =
-        string_printf(&c->run->arena, "parameter '%.*s' was not provided", SHOWN(p->name.string));
-    return undefined_because(c->run, hint.string->data);
+    if (p->value) return jinja_evaluate(c->run, c->scope, p->value);
+    return undefined_because(c->run, "parameter '%.*s' was not provided", SHOWN(p->name.string));
 }
 
-// Returns whether one of them is called "caller".
-static bool bind_parameters(struct macro_call *c)
+static void bind_parameters(struct macro_call *c)
 {
-    const struct macro_node *m = c->macro->node->macro;
-    const struct arguments *a = c->arguments;
-    struct value *bound = arena_array(&c->run->arena, m->n, sizeof *bound);
-    bool caller = false;
-    for (size_t i = 0; i < m->n; i++) {
-        const struct string *name = m->parameters[i].name.string;
-        bound[i] = i < a->n_positional ? a->positional[i] : take_named(c, name);
-        caller |= string_is(name, "caller");
-    }
-    for (size_t i = 0; i < m->n; i++) {
-        const struct parameter *p = &m->parameters[i];
+    const struct named_list *list = &c->macro->node->macro->parameters;
+    struct value *bound = arena_array(&c->run->arena, list->n, sizeof *bound);
+    for (size_t i = 0; i < list->n; i++)
+        bound[i] = i < c->positional.n ? c->positional.items[i]
+                                       : take_named(c, list->items[i].name.string);
+    for (size_t i = 0; i < list->n; i++) {
+        const struct named_node *p = &list->items[i];
         if (!given(bound[i])) bound[i] = default_of(c, p);
         scope_set(c->run, c->scope, p->name.string, bound[i]);
     }
-    return caller;
 }
 
 static void bind_caller(struct macro_call *c)
@@ -64,22 +55,19 @@ static void bind_caller(struct macro_call *c)
 
 static void bind_kwargs(struct macro_call *c)
 {
-    const struct arguments *a = c->arguments;
-    struct value kwargs = dict_new(&c->run->arena, a->n_named);
-    for (size_t i = 0; i < a->n_named; i++)
-        if (!c->used[i])
-            dict_append(&c->run->arena, kwargs.dict, value_string(a->named[i].name),
-                        a->named[i].value);
+    struct value kwargs = dict_new(&c->run->arena, 0);
+    *kwargs.dict = c->named;
+    c->named.n = 0;
     set(c, "kwargs", kwargs);
 }
 
 static void bind_varargs(struct macro_call *c)
 {
-    const struct arguments *a = c->arguments;
-    size_t n = c->macro->node->macro->n, more = a->n_positional > n ? a->n_positional - n : 0;
-    struct value varargs = list_new(&c->run->arena, V_TUPLE, more);
-    for (size_t i = 0; i < more; i++) varargs.list->items[i] = a->positional[n + i];
-    set(c, "varargs", varargs);
+    size_t n = c->macro->node->macro->parameters.n;
+    struct list more = {.n = 0};
+    if (c->positional.n > n)
+        more = (struct list){.items = c->positional.items + n, .n = c->positional.n - n};
+    set(c, "varargs", list_of(&c->run->arena, V_TUPLE, more));
 }
 
 // What was given and nobody took.
@@ -88,20 +76,18 @@ static void check_remaining(const struct macro_call *c)
     static const struct string anonymous = {"caller", 6, 6, false};
     const struct node *node = c->macro->node;
     const struct macro_node *m = node->macro;
-    const struct arguments *a = c->arguments;
     const struct string *name = node->kind == N_MACRO ? node->value.string : &anonymous;
-    for (size_t i = 0; !m->uses[EXTRA_KWARGS] && i < a->n_named; i++) {
-        if (c->used[i]) continue;
-        if (string_is(a->named[i].name, "caller"))
-            fail(c->run,
-                 "macro '%.*s' was invoked with two values for the special caller argument. This "
-                 "is most likely a bug.",
-                 SHOWN(name));
+    if (c->named.n > 0 && value_is(c->named.entries[0].key, "caller"))
+        fail(c->run,
+             "macro '%.*s' was invoked with two values for the special caller argument. This "
+             "is most likely a bug.",
+             SHOWN(name));
+    if (c->named.n > 0)
         fail(c->run, "macro '%.*s' takes no keyword argument '%.*s'", SHOWN(name),
-             SHOWN(a->named[i].name));
-    }
-    if (!m->uses[EXTRA_VARARGS] && a->n_positional > m->n)
-        fail(c->run, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name), m->n);
+             SHOWN(c->named.entries[0].key.string));
+    if (!m->uses[EXTRA_VARARGS] && c->positional.n > m->parameters.n)
+        fail(c->run, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name),
+             m->parameters.n);
 }
 
 struct value macro_call(struct run *r, const struct macro *macro, const struct arguments *arguments)
@@ -110,13 +96,13 @@ struct value macro_call(struct run *r, const struct macro *macro, const struct a
     struct macro_call c = {
         .run = r,
         .macro = macro,
-        .arguments = arguments,
+        .positional = arguments->positional,
+        .named = arguments->named, // of this call alone
         .scope = scope_new(r, macro->scope),
-        .used = arena_alloc(&r->arena, arguments->n_named),
     };
     run_deeper(r);
-    bool caller_bound = bind_parameters(&c);
-    if (m->uses[EXTRA_CALLER] && !caller_bound) bind_caller(&c);
+    bind_parameters(&c);
+    if (m->uses[EXTRA_CALLER]) bind_caller(&c);
     if (m->uses[EXTRA_KWARGS]) bind_kwargs(&c);
     check_remaining(&c);
     if (m->uses[EXTRA_VARARGS]) bind_varargs(&c);

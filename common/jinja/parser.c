@@ -80,6 +80,18 @@ void node_add(struct parser *p, struct node_list *list, struct node *node)
     list->nodes[list->n++] = node;
 }
 
+void named_add(struct parser *p, struct named_list *list)
+{
+    const struct token *name = parse_expect(p, T_NAME);
+    struct node *value = skip_token(p, T_ASSIGN) ? parse_expression(p) : NULL;
+    for (size_t i = 0; i < list->n; i++)
+        if (string_equal(list->items[i].name.string, name->value.string))
+            place_fail(p->arena, name->line, name->column, "the name '%.*s' is given twice",
+                       SHOWN(name->value.string));
+    list->items = arena_room(p->arena, list->items, list->n, &list->cap, sizeof *list->items);
+    list->items[list->n++] = (struct named_node){name->value, value};
+}
+
 // ---- bodies -------------------------------------------------------------------------------------
 
 static struct node *parse_statement(struct parser *p);
@@ -160,9 +172,9 @@ static void parse_set(struct parser *p, struct node *node)
         node->b = parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL);
         return;
     }
-    node->kind = N_SET_BLOCK;
-    node->b = parse_filters(p, NULL, false);
-    parse_whole_body(p, "endset", node);
+    struct node *text = node_new(p, N_CAPTURE);
+    node->b = parse_filters(p, text, false);
+    parse_whole_body(p, "endset", text);
 }
 
 static void parse_with(struct parser *p, struct node *node)
@@ -194,7 +206,7 @@ static void parse_if(struct parser *p, struct node *node)
 // x.content, x["content"] or content, filtered or not.
 static bool is_content(const struct node *node)
 {
-    while (node->kind == N_FILTER && node->a) node = node->a;
+    while (node->kind == N_FILTER) node = node->a;
     struct value name =
         node->kind == N_ITEM && node->b->kind == N_CONST ? node->b->value : node->value;
     bool names = node->kind == N_ITEM || node->kind == N_ATTRIBUTE || node->kind == N_NAME;
@@ -235,24 +247,18 @@ static void parse_loop_control(struct parser *p, struct node *node)
 
 // ---- macros -------------------------------------------------------------------------------------
 
-static void add_parameter(struct parser *p, struct macro_node *macro)
+static void add_parameter(struct parser *p, struct named_list *list)
 {
-    const struct token *name = parse_expect(p, T_NAME);
-    struct node *otherwise = skip_token(p, T_ASSIGN) ? parse_expression(p) : NULL;
-    if (!otherwise && macro->n > 0 && macro->parameters[macro->n - 1].otherwise)
+    named_add(p, list);
+    if (list->n > 1 && !list->items[list->n - 1].value && list->items[list->n - 2].value)
         parse_fail(p, "non-default argument follows default argument");
-    for (size_t i = 0; i < macro->n; i++)
-        if (string_equal(macro->parameters[i].name.string, name->value.string))
-            place_fail(p->arena, name->line, name->column, "two parameters have the same name");
-    macro->parameters =
-        arena_room(p->arena, macro->parameters, macro->n, &macro->cap, sizeof *macro->parameters);
-    macro->parameters[macro->n++] = (struct parameter){name->value, otherwise};
 }
 
 static void parse_parameters(struct parser *p, struct macro_node *macro)
 {
     parse_expect(p, T_LPAREN);
-    while (parse_more(p, T_RPAREN, macro->n == 0, false)) add_parameter(p, macro);
+    while (parse_more(p, T_RPAREN, macro->parameters.n == 0, false))
+        add_parameter(p, &macro->parameters);
     p->token++;
 }
 
@@ -267,8 +273,8 @@ static void parse_function_body(struct parser *p, const char *end, struct node *
     parse_whole_body(p, end, node);
     p->n_loops = n_loops;
     p->n_functions--;
-    for (size_t i = 0; i < node->macro->n; i++) {
-        int extra = string_word(node->macro->parameters[i].name.string, MACRO_EXTRAS);
+    for (size_t i = 0; i < node->macro->parameters.n; i++) {
+        int extra = string_word(node->macro->parameters.items[i].name.string, MACRO_EXTRAS);
         if (extra >= 0) node->macro->uses[extra] = false;
     }
 }
@@ -294,8 +300,9 @@ static void parse_call_block(struct parser *p, struct node *node)
 
 static void parse_filter_block(struct parser *p, struct node *node)
 {
-    node->a = parse_filters(p, NULL, true);
-    parse_whole_body(p, "endfilter", node);
+    struct node *text = node_new(p, N_CAPTURE);
+    node_add(p, &node->items, parse_filters(p, text, true));
+    parse_whole_body(p, "endfilter", text);
 }
 
 static void parse_print(struct parser *p, struct node *node)
@@ -341,10 +348,10 @@ static const struct statement {
     {"set", N_SET, parse_set},
     {"macro", N_MACRO, parse_macro},
     {"call", N_CALL_BLOCK, parse_call_block},
-    {"filter", N_FILTER_BLOCK, parse_filter_block},
+    {"filter", N_PRINT, parse_filter_block},
     {"with", N_WITH, parse_with},
     {"print", N_PRINT, parse_print},
-    {"generation", N_SCOPE, parse_generation},
+    {"generation", N_WITH, parse_generation},
     {"block", N_BLOCK, parse_block},
     {"break", N_BREAK, parse_loop_control},
     {"continue", N_CONTINUE, parse_loop_control},

@@ -42,6 +42,8 @@ struct node *node_new(struct parser *p, enum node_kind kind); // at the current 
 struct node *node_pair(struct parser *p, enum node_kind kind, int op, struct node *a,
                        struct node *b);
 void node_add(struct parser *p, struct node_list *list, struct node *node);
+// A name, at the current token, and behind a "=" its value.
+void named_add(struct parser *p, struct named_list *list);
 
 // ---- expression.c -------------------------------------------------------------------------------
 
@@ -63,7 +65,7 @@ struct node *parse_primary(struct parser *p);
 struct node *parse_target(struct parser *p, bool namespaces);              // of an assignment
 struct node *parse_postfix(struct parser *p, struct node *node);           // .a [b] (c)
 struct node *parse_filters_and_tests(struct parser *p, struct node *node); // |a(b), is c, (d)
-// Filters from here on, of `input` (NULL: the block around). `first`: at a name, not at its "|".
+// Filters from here on, of `input`. `first`: at a name, not at its "|".
 struct node *parse_filters(struct parser *p, struct node *input, bool first);
 
 #endif

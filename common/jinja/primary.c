@@ -5,19 +5,6 @@
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static void add_keyword(struct parser *p, struct call_node *call)
-{
-    struct value name = p->token->value;
-    p->token += 2;
-    struct node *value = parse_expression(p);
-    for (size_t i = 0; i < call->n_keywords; i++)
-        if (string_equal(call->keywords[i].name.string, name.string))
-            parse_fail(p, "keyword argument repeated: %.*s", SHOWN(name.string));
-    call->keywords = arena_room(p->arena, call->keywords, call->n_keywords, &call->cap_keywords,
-                                sizeof *call->keywords);
-    call->keywords[call->n_keywords++] = (struct keyword){name, value};
-}
-
 static void parse_argument(struct parser *p, struct call_node *call)
 {
     bool closed = call->star || call->star_star;
@@ -26,8 +13,8 @@ static void parse_argument(struct parser *p, struct call_node *call)
     else if (!call->star_star && skip_token(p, T_POW))
         call->star_star = parse_expression(p);
     else if (p->token->type == T_NAME && p->token[1].type == T_ASSIGN && !call->star_star)
-        add_keyword(p, call);
-    else if (closed || call->n_keywords > 0)
+        named_add(p, &call->keywords);
+    else if (closed || call->keywords.n > 0)
         parse_fail(p, "invalid syntax for function call expression");
     else
         node_add(p, &call->positional, parse_expression(p));
@@ -66,7 +53,7 @@ struct node *parse_filters(struct parser *p, struct node *input, bool first)
         struct node *node = node_new(p, N_FILTER);
         node->a = input;
         node->value = parse_filter_name(p);
-        node->function = filter_find(node->value.string);
+        node->function = builtin_find(FILTER, node->value.string);
         if (!node->function) p->unknown = node;
         if (p->token->type == T_LPAREN) node->call = parse_arguments(p);
         input = node;
@@ -77,18 +64,10 @@ struct node *parse_filters(struct parser *p, struct node *input, bool first)
 // An argument without parentheses: "x is divisibleby 3".
 static bool begins_argument(const struct parser *p)
 {
-    switch (p->token->type) {
-    case T_STRING:
-    case T_INTEGER:
-    case T_FLOAT:
-    case T_LBRACKET:
-    case T_LBRACE:
-        return true;
-    case T_NAME:
-        return !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
-    default:
-        return false;
-    }
+    enum token_type type = p->token->type;
+    if (type == T_NAME) return !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
+    return type == T_STRING || type == T_INTEGER || type == T_FLOAT || type == T_LBRACKET ||
+           type == T_LBRACE;
 }
 
 static struct node *parse_test(struct parser *p, struct node *tested)
@@ -98,7 +77,7 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     bool negated = skip_name(p, "not");
     node->a = tested;
     node->value = parse_filter_name(p);
-    node->function = test_find(node->value.string);
+    node->function = builtin_find(TEST, node->value.string);
     if (!node->function) p->unknown = node;
     if (p->token->type == T_LPAREN) {
         node->call = parse_arguments(p);
@@ -246,22 +225,13 @@ static struct node *parse_string(struct parser *p)
     return node;
 }
 
-static struct node *parse_list(struct parser *p)
+static struct node *parse_items(struct parser *p, enum node_kind kind, enum token_type end)
 {
-    struct node *node = node_new(p, N_LIST);
+    struct node *node = node_new(p, kind);
     p->token++;
-    while (parse_more(p, T_RBRACKET, node->items.n == 0, true))
+    while (parse_more(p, end, node->items.n == 0, true)) {
         node_add(p, &node->items, parse_expression(p));
-    p->token++;
-    return node;
-}
-
-static struct node *parse_dict(struct parser *p)
-{
-    struct node *node = node_new(p, N_DICT);
-    p->token++;
-    while (parse_more(p, T_RBRACE, node->items.n == 0, true)) {
-        node_add(p, &node->items, parse_expression(p));
+        if (kind != N_DICT) continue;
         parse_expect(p, T_COLON);
         node_add(p, &node->others, parse_expression(p));
     }
@@ -271,25 +241,15 @@ static struct node *parse_dict(struct parser *p)
 
 struct node *parse_primary(struct parser *p)
 {
-    struct node *node;
-    switch (p->token->type) {
-    case T_NAME:
-        return parse_name(p);
-    case T_STRING:
-        return parse_string(p);
-    case T_INTEGER:
-    case T_FLOAT:
-        return parse_constant(p);
-    case T_LPAREN:
-        p->token++;
-        node = parse_tuple(p, TUPLE_IN_PARENTHESES, NULL);
-        parse_expect(p, T_RPAREN);
-        return node;
-    case T_LBRACKET:
-        return parse_list(p);
-    case T_LBRACE:
-        return parse_dict(p);
-    default:
-        parse_unexpected(p, "an expression");
-    }
+    enum token_type type = p->token->type;
+    if (type == T_NAME) return parse_name(p);
+    if (type == T_STRING) return parse_string(p);
+    if (type == T_INTEGER || type == T_FLOAT) return parse_constant(p);
+    if (type == T_LBRACKET) return parse_items(p, N_LIST, T_RBRACKET);
+    if (type == T_LBRACE) return parse_items(p, N_DICT, T_RBRACE);
+    if (type != T_LPAREN) parse_unexpected(p, "an expression");
+    p->token++;
+    struct node *node = parse_tuple(p, TUPLE_IN_PARENTHESES, NULL);
+    parse_expect(p, T_RPAREN);
+    return node;
 }

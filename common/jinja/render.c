@@ -85,31 +85,6 @@ void scope_assign(struct run *r, struct scope *scope, const struct node *target,
     }
 }
 
-// The text of a body through filters, where there are any; a break or continue within leaves it.
-static struct value filtered(struct run *r, struct scope *outer, const struct node *node,
-                             const struct node *filters)
-{
-    struct scope *scope = scope_new(r, outer);
-    struct value text = jinja_render_captured(r, scope, &node->body), block = r->block;
-    if (!filters || r->flow != FLOW_ON) return text;
-    r->block = text;
-    text = jinja_evaluate(r, scope, filters);
-    r->block = block;
-    return text;
-}
-
-static void set_block(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value text = filtered(r, scope, node, node->b);
-    if (r->flow == FLOW_ON) scope_assign(r, scope, node->a, text);
-}
-
-static void filter_block(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value text = filtered(r, scope, node, node->a);
-    if (r->flow == FLOW_ON) print(r, text);
-}
-
 static void with(struct run *r, struct scope *outer, const struct node *node)
 {
     struct scope *scope = scope_new(r, outer);
@@ -140,13 +115,16 @@ static void render_if(struct run *r, struct scope *scope, const struct node *nod
 
 static void render_statement(struct run *r, struct scope *scope, const struct node *node)
 {
+    struct value value; // of an expression; a break or continue in a block of it drops it
     switch (node->kind) {
     case N_DATA:
         print(r, node->value);
         break;
     case N_PRINT:
-        for (size_t i = 0; i < node->items.n; i++)
-            print(r, jinja_evaluate(r, scope, node->items.nodes[i]));
+        for (size_t i = 0; i < node->items.n; i++) {
+            value = jinja_evaluate(r, scope, node->items.nodes[i]);
+            if (r->flow == FLOW_ON) print(r, value);
+        }
         break;
     case N_IF:
         render_if(r, scope, node);
@@ -155,10 +133,8 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         loop_render(r, scope, node, jinja_evaluate(r, scope, node->b), 0);
         break;
     case N_SET:
-        scope_assign(r, scope, node->a, jinja_evaluate(r, scope, node->b));
-        break;
-    case N_SET_BLOCK:
-        set_block(r, scope, node);
+        value = jinja_evaluate(r, scope, node->b);
+        if (r->flow == FLOW_ON) scope_assign(r, scope, node->a, value);
         break;
     case N_MACRO:
         scope_set(r, scope, node->value.string, make_macro(r, scope, node));
@@ -166,14 +142,8 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
     case N_CALL_BLOCK:
         print(r, jinja_evaluate_call(r, scope, node->a, make_macro(r, scope, node)));
         break;
-    case N_FILTER_BLOCK:
-        filter_block(r, scope, node);
-        break;
     case N_WITH:
         with(r, scope, node);
-        break;
-    case N_SCOPE:
-        jinja_render_body(r, scope_new(r, scope), &node->body);
         break;
     case N_BLOCK: // sees what is set in the template itself; `scoped` ones all around them
         jinja_render_body(r, scope_new(r, node->op ? scope : &r->top), &node->body);

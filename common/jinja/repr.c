@@ -1,4 +1,5 @@
-/* repr.c: str() and repr() of values, and HTML escapes. One thread. */
+/* repr.c: values as text: Python's str() and repr(), its json.dumps, and HTML escapes. One
+ * thread. */
 #include "common/jinja/run.h"
 #include "common/jinja/text.h"
 #include <math.h>
@@ -70,39 +71,79 @@ struct value value_escape(struct run *r, struct value v)
 
 // ---- containers ---------------------------------------------------------------------------------
 
-static void put_items(struct run *r, struct list items, const char *open, const char *close)
+// How a text of nested values is written: as repr() does, or as json.dumps.
+struct style {
+    bool json;
+    bool ensure_ascii, sort_keys, lines; // of JSON; lines: one an item, indented
+    const struct string *indent, *item_separator, *key_separator;
+};
+struct writer {
+    struct run *run;
+    const struct style *style;
+    int level;
+};
+
+static void put_value(struct writer *w, struct value v);
+
+static void new_line(struct writer *w)
 {
-    run_puts(r, open);
-    for (size_t i = 0; i < items.n; i++) {
-        if (i > 0) run_puts(r, ", ");
-        put_repr(r, items.items[i]);
-    }
-    run_puts(r, close);
+    if (!w->style->lines) return;
+    run_puts(w->run, "\n");
+    for (int i = 0; i < w->level; i++) run_put_string(w->run, w->style->indent);
 }
 
-static void put_dict(struct run *r, const struct dict *d)
+static void put_key(struct writer *w, struct value key)
 {
-    run_puts(r, "{");
-    for (size_t i = 0; i < d->n; i++) {
-        if (i > 0) run_puts(r, ", ");
-        put_repr(r, d->entries[i].key);
-        run_puts(r, ": ");
-        put_repr(r, d->entries[i].value);
-    }
-    run_puts(r, "}");
+    bool quoted = w->style->json && key.kind != V_STRING;
+    if (quoted && key.kind != V_NONE && !value_is_number(key))
+        fail(w->run, "keys must be str, int, float, bool or None, not %s", value_type(key));
+    run_puts(w->run, quoted ? "\"" : "");
+    put_value(w, key);
+    run_puts(w->run, quoted ? "\"" : "");
+    run_put_string(w->run, w->style->key_separator);
 }
 
-static void put_range(struct run *r, const struct range *range)
+// Between brackets: n values, or entries where there are any.
+static void put_items(struct writer *w, const char *open, const char *close,
+                      const struct value *items, const struct dict_entry *entries, size_t n)
 {
-    run_printf(r, "range(%lld, %lld", (long long)range->start, (long long)range->stop);
-    if (range->step != 1) run_printf(r, ", %lld", (long long)range->step);
+    run_puts(w->run, open);
+    w->level++;
+    for (size_t i = 0; i < n; i++) {
+        if (i > 0) run_put_string(w->run, w->style->item_separator);
+        new_line(w);
+        if (entries) put_key(w, entries[i].key);
+        put_value(w, entries ? entries[i].value : items[i]);
+    }
+    w->level--;
+    if (n > 0) new_line(w);
+    run_puts(w->run, close);
+}
+
+static void put_list(struct writer *w, const char *open, const char *close, const struct list *l)
+{
+    put_items(w, open, close, l->items, NULL, l->n);
+}
+
+static void put_dict(struct writer *w, const struct dict *d)
+{
+    struct dict sorted = {.n = d->n};
+    if (w->style->sort_keys) {
+        sorted.entries = arena_array(&w->run->arena, d->n, sizeof *sorted.entries);
+        if (d->n > 0) memcpy(sorted.entries, d->entries, d->n * sizeof *sorted.entries);
+        entries_sort(w->run, &sorted, false);
+        d = &sorted;
+    }
+    put_items(w, "{", "}", NULL, d->entries, d->n);
+}
+
+// ---- repr ---------------------------------------------------------------------------------------
+
+static void put_range(struct run *r, const int64_t *range)
+{
+    run_printf(r, "range(%lld, %lld", (long long)range[0], (long long)range[1]);
+    if (range[2] != 1) run_printf(r, ", %lld", (long long)range[2]);
     run_puts(r, ")");
-}
-
-static void put_loop(struct run *r, struct loop *loop)
-{
-    long long length = loop_length(loop);
-    run_printf(r, "<LoopContext %lld/%lld>", (long long)loop_index(loop), length);
 }
 
 static void put_macro(struct run *r, const struct node *node)
@@ -113,8 +154,9 @@ static void put_macro(struct run *r, const struct node *node)
     run_puts(r, named ? "'>" : ">");
 }
 
-static void put_kind(struct run *r, struct value v)
+static void put_python(struct writer *w, struct value v)
 {
+    struct run *r = w->run;
     if (v.kind == V_MISSING || v.kind == V_UNDEFINED) {
         run_puts(r, "Undefined");
     } else if (v.kind == V_NONE) {
@@ -128,22 +170,24 @@ static void put_kind(struct run *r, struct value v)
     } else if (v.kind == V_STRING) {
         put_string_repr(r, v.string);
     } else if (v.kind == V_LIST) {
-        put_items(r, *v.list, "[", "]");
+        put_list(w, "[", "]", v.list);
     } else if (v.kind == V_TUPLE) {
-        put_items(r, *v.list, "(", v.list->n == 1 ? ",)" : ")");
+        put_list(w, "(", v.list->n == 1 ? ",)" : ")", v.list);
     } else if (v.kind == V_DICT) {
-        put_dict(r, v.dict);
+        put_dict(w, v.dict);
     } else if (v.kind == V_NAMESPACE) {
         run_puts(r, "<Namespace ");
-        put_dict(r, v.dict);
+        put_dict(w, v.dict);
         run_puts(r, ">");
-    } else if (v.kind == V_VIEW) {
-        run_puts(r, value_type(v));
-        put_items(r, value_items(r, v), "([", "])");
     } else if (v.kind == V_RANGE) {
-        put_range(r, v.range);
+        put_range(r, v.list->range);
+    } else if (value_is_list(v)) {
+        run_puts(r, value_type(v));
+        put_list(w, "([", "])", v.list);
     } else if (v.kind == V_LOOP) {
-        put_loop(r, v.loop);
+        static const struct string index = {"index", 5, 5, false};
+        run_printf(r, "<LoopContext %lld/%lld>", (long long)loop_attribute(v.loop, &index).integer,
+                   (long long)loop_length(v.loop));
     } else if (v.kind == V_MACRO) {
         put_macro(r, v.macro->node);
     } else {
@@ -151,11 +195,100 @@ static void put_kind(struct run *r, struct value v)
     }
 }
 
+// ---- JSON ---------------------------------------------------------------------------------------
+
+static void put_json_string(struct run *r, const struct string *s, bool ascii)
+{
+    static const char from[] = "\"\\\n\r\t\b\f", names[] = "\"\\nrtbf";
+    run_steps(r, s->n_bytes >> 4);
+    run_puts(r, "\"");
+    for (size_t at = 0; at < s->n_bytes;) {
+        size_t start = at;
+        uint32_t c = utf8_next(s->data, s->n_bytes, &at);
+        const char *known = c < 0x80 && c != 0 ? strchr(from, (int)c) : NULL;
+        if (known)
+            run_printf(r, "\\%c", names[known - from]);
+        else if (c < 0x20 || (ascii && c > 0x7e && c < 0x10000))
+            run_printf(r, "\\u%04x", c);
+        else if (ascii && c > 0x7e)
+            run_printf(r, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
+                       0xdc00 + ((c - 0x10000) & 0x3ff));
+        else
+            run_put(r, s->data + start, at - start);
+    }
+    run_puts(r, "\"");
+}
+
+static void put_json(struct writer *w, struct value v)
+{
+    struct run *r = w->run;
+    if (v.kind == V_NONE)
+        run_puts(r, "null");
+    else if (v.kind == V_BOOL)
+        run_puts(r, v.truth ? "true" : "false");
+    else if (v.kind == V_FLOAT && !isfinite(v.real))
+        run_puts(r, isnan(v.real) ? "NaN" : v.real > 0 ? "Infinity" : "-Infinity");
+    else if (v.kind == V_INT || v.kind == V_FLOAT)
+        put_python(w, v);
+    else if (v.kind == V_STRING)
+        put_json_string(r, v.string, w->style->ensure_ascii);
+    else if (v.kind == V_LIST || v.kind == V_TUPLE)
+        put_list(w, "[", "]", v.list);
+    else if (v.kind == V_DICT)
+        put_dict(w, v.dict);
+    else
+        fail(r, "Object of type %s is not JSON serializable", value_type(v));
+}
+
+static void put_value(struct writer *w, struct value v)
+{
+    run_deeper(w->run);
+    (w->style->json ? put_json : put_python)(w, v);
+    w->run->depth--;
+}
+
+static const struct string comma = {", ", 2, 2, false}, colon = {": ", 2, 2, false};
+
+static void read_indent(const struct call *c, struct style *style)
+{
+    static const struct string bare = {",", 1, 1, false}, blank = {" ", 1, 1, false};
+    if (!arg_given(c, 2)) return;
+    style->lines = true;
+    style->item_separator = &bare;
+    if (c->v[2].kind == V_STRING) {
+        style->indent = c->v[2].string;
+        return;
+    }
+    int64_t width = arg_int(c, 2, 0);
+    if (width > 1000) fail(c->run, "an indent of more than 1000 is refused");
+    style->indent = value_repeat(c->run, value_string(&blank), width).string;
+}
+
+BUILTIN(tojson)
+{
+    struct style style = {.json = true,
+                          .ensure_ascii = arg_truth(c, 1, false),
+                          .sort_keys = arg_truth(c, 4, false),
+                          .item_separator = &comma,
+                          .key_separator = &colon};
+    read_indent(c, &style);
+    if (arg_given(c, 3)) {
+        struct list items = value_items(r, c->v[3]);
+        if (items.n != 2) fail(r, "separators: two texts are wanted, there are %zu", items.n);
+        style.item_separator = need_string(r, items.items[0], "separators");
+        style.key_separator = need_string(r, items.items[1], "separators");
+    }
+    size_t text = text_begin(r);
+    put_value(&(struct writer){r, &style, 0}, c->v[0]);
+    return text_end(r, text, false);
+}
+
+// ---- str ----------------------------------------------------------------------------------------
+
 void put_repr(struct run *r, struct value v)
 {
-    run_deeper(r);
-    put_kind(r, v);
-    r->depth--;
+    static const struct style style = {.item_separator = &comma, .key_separator = &colon};
+    put_value(&(struct writer){r, &style, 0}, v);
 }
 
 void put_str(struct run *r, struct value v)
@@ -186,3 +319,14 @@ struct value value_repr(struct run *r, struct value v)
     put_repr(r, v);
     return text_end(r, text, false);
 }
+
+BUILTIN(string)
+{
+    return c->v[0]; // made a str already
+}
+
+const struct builtin repr_builtins[] = {
+    {FILTER, "string", string, 0, "$", 0},
+    {FILTER, "tojson", tojson, 0, "ensure_ascii indent separators sort_keys", 0},
+    {.name = NULL},
+};

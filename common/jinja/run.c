@@ -33,6 +33,12 @@ void run_put(struct run *r, const char *data, size_t n)
     bytes_append(&r->text, data, n);
 }
 
+void run_fill(struct run *r, const char *data, size_t n, int64_t times)
+{
+    run_steps(r, (size_t)(times > 0 ? times : 0) >> 4);
+    for (int64_t i = 0; i < times; i++) run_put(r, data, n);
+}
+
 void run_puts(struct run *r, const char *text)
 {
     run_put(r, text, strlen(text));
@@ -79,38 +85,42 @@ struct value string_as(struct run *r, const struct string *s, bool markup)
 
 // ---- undefined ----------------------------------------------------------------------------------
 
-static struct value undefined(struct run *r, const char *hint, const char *object,
-                              struct value name)
+static struct value undefined(struct run *r, const char *hint, struct value of, struct value name)
 {
     struct undefined *u = arena_alloc(&r->arena, sizeof *u);
-    *u = (struct undefined){hint, object, name};
+    *u = (struct undefined){hint, of, name};
     return value_of(.kind = V_UNDEFINED, .undefined = u);
 }
 
-struct value undefined_because(struct run *r, const char *hint)
+struct value undefined_because(struct run *r, const char *format, ...)
 {
-    return undefined(r, hint, NULL, MISSING);
-}
-
-struct value undefined_name(struct run *r, struct value name)
-{
-    return undefined(r, NULL, NULL, name);
+    char hint[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(hint, sizeof hint, format, arguments);
+    va_end(arguments);
+    struct value kept = string_copy(&r->arena, hint, strlen(hint), false);
+    return undefined(r, kept.string->data, MISSING, MISSING);
 }
 
 struct value undefined_item(struct run *r, struct value of, struct value name)
 {
-    return undefined(r, NULL, value_object_type(of), name);
+    return undefined(r, NULL, of, name);
 }
 
 void undefined_fail(struct run *r, struct value v)
 {
     const struct undefined *u = v.undefined;
-    struct value name = u->name;
+    struct value name = u->name, of = u->of;
     if (u->hint) fail(r, "%s", u->hint);
-    if (name.kind == V_INT) fail(r, "%s has no element %lld", u->object, (long long)name.integer);
-    if (name.kind != V_STRING) fail(r, "%s has no element of type %s", u->object, value_type(name));
-    if (!u->object) fail(r, "'%.*s' is undefined", SHOWN(name.string));
-    fail(r, "'%s' has no attribute '%.*s'", u->object, SHOWN(name.string));
+    if (!given(of)) fail(r, "'%.*s' is undefined", SHOWN(name.string));
+    const char *type = of.kind == V_NONE ? "None" : value_type(of);
+    const char *object = of.kind >= V_BOOL && of.kind <= V_RANGE ? " object" : "";
+    if (name.kind == V_STRING)
+        fail(r, "'%s%s' has no attribute '%.*s'", type, object, SHOWN(name.string));
+    if (name.kind == V_INT)
+        fail(r, "%s%s has no element %lld", type, object, (long long)name.integer);
+    fail(r, "%s%s has no element of type %s", type, object, value_type(name));
 }
 
 void type_fail(struct run *r, const char *what, struct value v)

@@ -33,7 +33,6 @@ struct run {
     const struct dict *variables;
     struct scope top;
     struct bytes text;     // what is being built: the output, then texts within it
-    struct value block;    // what filters of a block are applied to
     enum flow flow;        // set by break and continue until their loop sees it
     const struct node *at; // being evaluated; NULL: not begun
 };
@@ -51,6 +50,7 @@ void run_deeper(struct run *r);          // the caller takes it back: r->depth--
 // Text at the end of what is being built.
 void run_put(struct run *r, const char *data, size_t n);
 void run_puts(struct run *r, const char *text);
+void run_fill(struct run *r, const char *data, size_t n, int64_t times);
 void run_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void run_put_string(struct run *r, const struct string *s);
 // A text of its own: from text_begin() to text_end(), which takes it off the buffer.
@@ -59,14 +59,15 @@ struct value text_end(struct run *r, size_t begin, bool markup);
 // Bytes [start, end) of a string, markup if it is.
 struct value string_part(struct run *r, const struct string *of, size_t start, size_t end);
 
-struct value undefined_because(struct run *r, const char *hint);
-struct value undefined_name(struct run *r, struct value name);
+struct value undefined_because(struct run *r, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+// `of` V_MISSING: a variable.
 struct value undefined_item(struct run *r, struct value of, struct value name);
 
 // ---- statements: render.c, loop.c ---------------------------------------------------------------
 
 void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
-// The text of a body, kept from the output.
+// The text of a body, kept from the output; a break or continue within leaves it.
 struct value jinja_render_captured(struct run *r, struct scope *scope,
                                    const struct node_list *body);
 struct scope *scope_new(struct run *r, const struct scope *outer); // a macro may keep it
@@ -78,7 +79,6 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
                  int64_t depth0);
 struct value loop_attribute(struct loop *loop, const struct string *name);
 int64_t loop_length(struct loop *loop);
-int64_t loop_index(const struct loop *loop);
 
 // ---- expressions: evaluate.c --------------------------------------------------------------------
 
@@ -90,15 +90,9 @@ struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struc
 
 // ---- calls: call.c, macro.c ---------------------------------------------------------------------
 
-struct named_value {
-    const struct string *name;
-    struct value value;
-};
 struct arguments {
-    const struct value *positional;
-    size_t n_positional;
-    const struct named_value *named;
-    size_t n_named;
+    struct list positional;
+    struct dict named; // its keys are strings
 };
 
 #define MAX_PARAMS 4
@@ -110,10 +104,11 @@ struct call {
     const struct arguments *all;    // as given, for those that take any number
 };
 
-// A filter, a test, a method or a function of this program. A table of them ends on a name NULL.
+// A filter, a test, a method or a function of this program.
 struct builtin {
-    const char *name;
-    struct value (*call)(const struct call *c);
+    int of;           // what it is: FILTER, TEST, FUNCTION, and METHOD of a kind of value
+    const char *name; // or several that mean the same, a blank between
+    struct value (*call)(struct run *r, const struct call *c);
     int which; // of several that one function does
     // The names of the parameters, a blank between. Signs may stand first:
     //   $  v[0] is made a str
@@ -123,9 +118,23 @@ struct builtin {
     const char *params;
     int n_required;
 };
-#define BUILTIN(name) struct value name(const struct call *c) // the definition of one
+// The definition of one.
+// For "%.*s": the first of its names.
+#define NAME(f)       (int)strcspn((f)->name, " "), (f)->name
+#define UNUSED        __attribute__((unused))
+#define BUILTIN(name) static struct value name(UNUSED struct run *r, UNUSED const struct call *c)
 
-const struct builtin *builtin_find(const struct builtin *table, const struct string *name);
+enum { FILTER = 1, TEST = 2, FUNCTION = 4 };
+#define METHOD(kind) (8 << (kind))
+
+// Each file that has some has a table of them, which ends on a name NULL.
+extern const struct builtin case_builtins[], search_builtins[], split_builtins[], text_builtins[],
+    percent_builtins[], braces_builtins[], order_builtins[], list_builtins[], number_builtins[],
+    value_builtins[], repr_builtins[], test_builtins[], function_builtins[], method_builtins[],
+    loop_builtins[];
+
+// NULL: there is none of that name.
+const struct builtin *builtin_find(int of, const struct string *name);
 struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
                             const struct arguments *arguments);
 struct value call_value(struct run *r, struct value function, const struct arguments *arguments);
@@ -148,19 +157,11 @@ struct value macro_call(struct run *r, const struct macro *macro,
                         const struct arguments *arguments);
 
 struct value loop_call(struct run *r, struct loop *loop, const struct arguments *arguments);
-BUILTIN(loop_cycle); // methods of `loop`
-BUILTIN(loop_changed);
 
 struct method {
     struct value self;
     const struct builtin *function;
 };
-
-// NULL: there is none of that name.
-const struct builtin *filter_find(const struct string *name);
-const struct builtin *test_find(const struct string *name);
-const struct builtin *function_find(const struct string *name);
-const struct builtin *method_find(struct value of, const struct string *name);
 
 // ---- values: attribute.c, compare.c, items.c ----------------------------------------------------
 
@@ -179,35 +180,35 @@ bool value_as_int(struct value v, int64_t *ret); // bool, int
 double value_as_double(struct value v);          // of a number
 
 struct value dict_find(struct run *r, const struct dict *d, struct value key); // V_MISSING: not
+// In a dict whose keys are strings; NULL: it is not there.
+struct dict_entry *entry_named(const struct dict *d, const struct string *name);
 void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
-struct value dict_view(struct run *r, const struct dict *d, enum view_of of);
+// Its keys, values or pairs of both: V_KEYS, V_VALUES, V_ITEMS.
+struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind);
 
 // What Python's list() gives; the items may be the value's own.
 struct list value_items(struct run *r, struct value v);
 struct list items_copy(struct run *r, struct value v); // to be changed
 void items_reverse(struct list items);
-// Stable. `keys`, one for each item, decide, and are sorted with them.
-void items_sort(struct run *r, struct list items, struct value *keys, bool reverse);
-int64_t value_length(struct run *r, struct value v); // len()
+void entries_sort(struct run *r, struct dict *d, bool reverse); // by key; stable
+int64_t value_length(struct run *r, struct value v);            // len()
 bool value_has_length(struct value v);
+bool value_is_list(struct value v); // its items lie in v.list
 bool value_is_iterable(struct value v);
 struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step);
-struct value range_at(const struct range *range, size_t i);
 // How many there are from start to before stop by step, which may be negative.
 uint64_t range_count(int64_t start, int64_t stop, int64_t step);
 
-// ---- arithmetic.c, format_percent.c, format_braces.c --------------------------------------------
+// ---- arithmetic.c, format_percent.c -------------------------------------------------------------
 
 struct value arithmetic(struct run *r, int op, struct value a, struct value b);
 struct value arithmetic_sign(struct run *r, struct value v, bool minus);
 struct value value_repeat(struct run *r, struct value v,
                           int64_t times); // a string or a list, times
 struct value format_percent(struct run *r, const struct string *format, struct value values);
-struct value format_braces(struct run *r, const struct string *format,
-                           const struct arguments *arguments);
 double round_to(double x, int64_t digits); // Python's round()
 
-// ---- repr.c, json.c -----------------------------------------------------------------------------
+// ---- repr.c -------------------------------------------------------------------------------------
 
 void put_str(struct run *r, struct value v);                 // str(v)
 void put_repr(struct run *r, struct value v);                // repr(v)
@@ -218,10 +219,14 @@ void put_float(struct run *r, double x);
 struct value value_escape(struct run *r, struct value v);                   // markup
 struct value string_as(struct run *r, const struct string *s, bool markup); // the same text
 
-struct json_style {
-    bool ensure_ascii, sort_keys, lines; // lines: one an item, indented
-    const struct string *indent, *item_separator, *key_separator;
-};
-void put_json(struct run *r, struct value v, const struct json_style *style);
+// ---- string_case.c, string_split.c, string_search.c ---------------------------------------------
+
+struct value string_lower(struct run *r, const struct string *s);
+// `by` NULL: at runs of white space; max -1: any number.
+struct list split_string(struct run *r, const struct string *s, const struct string *by,
+                         int64_t max);
+struct list split_lines(struct run *r, const struct string *s, bool keep_ends);
+// Its last occurrence in the first n bytes of s; NULL: none.
+const char *string_find_last(const char *s, size_t n, const struct string *what);
 
 #endif

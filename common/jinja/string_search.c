@@ -1,5 +1,6 @@
-/* string_search.c: str's methods that look for a text, and replace it. One thread. */
-#include "common/jinja/strings.h"
+/* string_search.c: str's methods that look for a text, and replace it, and the filter `replace`.
+ * One thread. */
+#include "common/jinja/run.h"
 #include "common/jinja/text.h"
 
 const char *string_find_last(const char *s, size_t n, const struct string *what)
@@ -23,7 +24,10 @@ static bool window(const struct call *c, size_t *ret_start, size_t *ret_end)
     return true;
 }
 
-BUILTIN(string_find)
+enum { FIND_LAST = 1, FIND_OR_FAIL = 2 };
+
+// sub, start, end
+BUILTIN(find)
 {
     const struct string *s = c->v[0].string, *what = arg_string(c, 1);
     const char *found = NULL;
@@ -32,11 +36,12 @@ BUILTIN(string_find)
         found = c->function->which & FIND_LAST
                     ? string_find_last(s->data + start, end - start, what)
                     : memmem(s->data + start, end - start, what->data, what->n_bytes);
-    if (!found && c->function->which & FIND_OR_FAIL) fail(c->run, "substring not found");
+    if (!found && c->function->which & FIND_OR_FAIL) fail(r, "substring not found");
     return value_int(found ? (int64_t)utf8_count(s->data, (size_t)(found - s->data)) : -1);
 }
 
-BUILTIN(string_count)
+// sub, start, end
+BUILTIN(count)
 {
     const struct string *s = c->v[0].string, *what = arg_string(c, 1);
     int64_t n = 0;
@@ -57,15 +62,18 @@ static bool has(const char *s, size_t n, const struct string *affix, bool at_end
     return n >= m && memcmp(at_end ? s + n - m : s, affix->data, m) == 0;
 }
 
-BUILTIN(string_remove)
+enum { AT_START, AT_END };
+
+BUILTIN(remove_affix)
 {
     const struct string *s = c->v[0].string, *affix = arg_string(c, 1);
     bool at_end = c->function->which == AT_END;
     size_t n = has(s->data, s->n_bytes, affix, at_end) ? affix->n_bytes : 0;
-    return string_part(c->run, s, at_end ? 0 : n, at_end ? s->n_bytes - n : s->n_bytes);
+    return string_part(r, s, at_end ? 0 : n, at_end ? s->n_bytes - n : s->n_bytes);
 }
 
-BUILTIN(string_affix)
+// prefix or a tuple of them, start, end
+BUILTIN(has_affix)
 {
     const char *s = c->v[0].string->data;
     bool at_end = c->function->which == AT_END, found = false;
@@ -76,7 +84,7 @@ BUILTIN(string_affix)
     for (size_t i = 0; i < affixes.n; i++) {
         struct value affix = affixes.items[i];
         if (affix.kind != V_STRING)
-            fail(c->run, "%s first arg must be str or a tuple of str, not %s", c->function->name,
+            fail(r, "%.*s first arg must be str or a tuple of str, not %s", NAME(c->function),
                  value_type(affix));
         found |= valid && has(s + start, end - start, affix.string, at_end);
     }
@@ -93,9 +101,9 @@ static size_t next_match(const struct string *s, size_t at, const struct string 
     return found ? (size_t)(found - s->data) : s->n_bytes + 1;
 }
 
-BUILTIN(string_replace)
+// old, new, count
+BUILTIN(replace)
 {
-    struct run *r = c->run;
     const struct string *s = c->v[0].string, *old = arg_string(c, 1), *with = arg_string(c, 2);
     int64_t max = arg_int(c, 3, -1);
     if (s->markup) with = value_escape(r, c->v[2]).string;
@@ -115,3 +123,28 @@ BUILTIN(string_replace)
     run_put(r, s->data + at, s->n_bytes - at);
     return text_end(r, text, s->markup);
 }
+
+// Jinja's filter takes any values for texts, and markup for plain ones.
+BUILTIN(replace_plain)
+{
+    struct call plain = *c;
+    for (int i = 0; i < 3; i++) plain.v[i] = value_plain_str(r, c->v[i]);
+    return replace(r, &plain);
+}
+
+#define STRING METHOD(V_STRING)
+
+const struct builtin search_builtins[] = {
+    {STRING, "count", count, 0, "/sub start end", 1},
+    {STRING, "find", find, 0, "/sub start end", 1},
+    {STRING, "rfind", find, FIND_LAST, "/sub start end", 1},
+    {STRING, "index", find, FIND_OR_FAIL, "/sub start end", 1},
+    {STRING, "rindex", find, FIND_LAST | FIND_OR_FAIL, "/sub start end", 1},
+    {STRING, "startswith", has_affix, AT_START, "/prefix start end", 1},
+    {STRING, "endswith", has_affix, AT_END, "/suffix start end", 1},
+    {STRING, "removeprefix", remove_affix, AT_START, "/prefix", 1},
+    {STRING, "removesuffix", remove_affix, AT_END, "/suffix", 1},
+    {STRING, "replace", replace, 0, "/old new count", 2},
+    {FILTER, "replace", replace_plain, 0, "old new count", 2},
+    {.name = NULL},
+};

@@ -1,6 +1,6 @@
 /* string_split.c: str's methods between one text and many (split, partition, join), and those that
  * fill up to a width. One thread. */
-#include "common/jinja/strings.h"
+#include "common/jinja/run.h"
 #include "common/jinja/text.h"
 
 // ---- split --------------------------------------------------------------------------------------
@@ -47,6 +47,7 @@ static void split_at_spaces(struct parts *p, int64_t max)
     }
 }
 
+// The parts from the last one backwards.
 static void split_from_end(struct parts *p, const struct string *by, int64_t max)
 {
     const struct string *s = p->of;
@@ -58,32 +59,38 @@ static void split_from_end(struct parts *p, const struct string *by, int64_t max
         end = (size_t)(found - s->data);
     }
     add_part(p, 0, end);
+    items_reverse(p->list);
 }
 
-static void split_spaces_from_end(struct parts *p, int64_t max)
+// Those before the last `max` are one, with the white space between and before them.
+static void join_first(struct parts *p, int64_t max)
 {
-    const struct string *s = p->of;
-    size_t first = text_leading_spaces(s->data, s->n_bytes);
-    size_t end = text_without_trailing_spaces(s->data, s->n_bytes);
-    while (end > first) {
-        size_t start = end, before = end;
-        if (max-- == 0) start = 0;
-        while (start > first && !text_is(utf8_before(s->data, &before), TEXT_SPACE)) start = before;
-        add_part(p, start, end);
-        end = text_without_trailing_spaces(s->data, start);
-    }
+    if (max < 0 || (size_t)max >= p->list.n) return;
+    size_t one = p->list.n - (size_t)max - 1;
+    const struct string *last = p->list.items[one].string;
+    size_t end = (size_t)(last->data - p->of->data) + last->n_bytes;
+    p->list.items[one] = string_part(p->run, p->of, 0, end);
+    p->list.items += one;
+    p->list.n -= one;
+}
+
+static struct list split_either(struct run *r, const struct string *s, const struct string *by,
+                                int64_t max, bool from_end)
+{
+    struct parts p = {.run = r, .of = s};
+    run_steps(r, s->n_bytes >> 6);
+    if (!by)
+        split_at_spaces(&p, from_end ? -1 : max);
+    else
+        (from_end ? split_from_end : split_at)(&p, by, max);
+    if (!by && from_end) join_first(&p, max);
+    return p.list;
 }
 
 struct list split_string(struct run *r, const struct string *s, const struct string *by,
                          int64_t max)
 {
-    struct parts p = {.run = r, .of = s};
-    run_steps(r, s->n_bytes >> 6);
-    if (by)
-        split_at(&p, by, max);
-    else
-        split_at_spaces(&p, max);
-    return p.list;
+    return split_either(r, s, by, max, false);
 }
 
 static const struct string *separator(const struct call *c)
@@ -93,21 +100,16 @@ static const struct string *separator(const struct call *c)
     return by;
 }
 
-BUILTIN(string_split)
+enum { AT_START, AT_END };
+
+// sep, maxsplit; which: AT_START or AT_END, where it begins
+BUILTIN(split)
 {
-    struct parts p = {.run = c->run, .of = c->v[0].string};
     const struct string *by = arg_given(c, 1) ? separator(c) : NULL;
     int64_t max = arg_int(c, 2, -1);
-    if (max < 0) max = -1;
-    if (c->function->which == AT_START)
-        return list_of(&c->run->arena, V_LIST, split_string(c->run, p.of, by, max));
-    run_steps(c->run, p.of->n_bytes >> 6);
-    if (by)
-        split_from_end(&p, by, max);
-    else
-        split_spaces_from_end(&p, max);
-    items_reverse(p.list);
-    return list_of(&c->run->arena, V_LIST, p.list);
+    return list_of(
+        &r->arena, V_LIST,
+        split_either(r, c->v[0].string, by, max < 0 ? -1 : max, c->function->which == AT_END));
 }
 
 struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
@@ -126,52 +128,45 @@ struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
     return p.list;
 }
 
-BUILTIN(string_splitlines)
+BUILTIN(splitlines)
 {
-    return list_of(&c->run->arena, V_LIST,
-                   split_lines(c->run, c->v[0].string, arg_truth(c, 1, false)));
+    return list_of(&r->arena, V_LIST, split_lines(r, c->v[0].string, arg_truth(c, 1, false)));
 }
 
-BUILTIN(string_partition)
+// sep; which: AT_START or AT_END
+BUILTIN(partition)
 {
     const struct string *s = c->v[0].string, *by = separator(c);
     bool last = c->function->which == AT_END;
-    run_steps(c->run, s->n_bytes >> 6);
+    run_steps(r, s->n_bytes >> 6);
     const char *found = last ? string_find_last(s->data, s->n_bytes, by)
                              : memmem(s->data, s->n_bytes, by->data, by->n_bytes);
     size_t at = found ? (size_t)(found - s->data) : last ? 0 : s->n_bytes;
     size_t after = found ? at + by->n_bytes : at;
-    struct value v = list_new(&c->run->arena, V_TUPLE, 3);
-    v.list->items[0] = string_part(c->run, s, 0, at);
-    v.list->items[1] = string_part(c->run, s, at, after);
-    v.list->items[2] = string_part(c->run, s, after, s->n_bytes);
+    struct value v = list_new(&r->arena, V_TUPLE, 3);
+    v.list->items[0] = string_part(r, s, 0, at);
+    v.list->items[1] = string_part(r, s, at, after);
+    v.list->items[2] = string_part(r, s, after, s->n_bytes);
     return v;
 }
 
-BUILTIN(string_join)
+BUILTIN(join)
 {
     const struct string *s = c->v[0].string;
-    struct list items = value_items(c->run, c->v[1]);
-    size_t text = text_begin(c->run);
+    struct list items = value_items(r, c->v[1]);
+    size_t text = text_begin(r);
     for (size_t i = 0; i < items.n; i++) {
         struct value item = items.items[i];
         if (item.kind != V_STRING)
-            fail(c->run, "sequence item %zu: expected str instance, %s found", i, value_type(item));
-        if (s->markup) item = value_escape(c->run, item);
-        if (i > 0) run_put_string(c->run, s);
-        run_put_string(c->run, item.string);
+            fail(r, "sequence item %zu: expected str instance, %s found", i, value_type(item));
+        if (s->markup) item = value_escape(r, item);
+        if (i > 0) run_put_string(r, s);
+        run_put_string(r, item.string);
     }
-    return text_end(c->run, text, s->markup);
+    return text_end(r, text, s->markup);
 }
 
 // ---- fill ---------------------------------------------------------------------------------------
-
-// `n` times a character.
-static void put_times(struct run *r, const char *character, size_t n_bytes, int64_t n)
-{
-    run_steps(r, (size_t)n >> 4);
-    for (int64_t i = 0; i < n; i++) run_put(r, character, n_bytes);
-}
 
 // Characters that are wanting to the width in parameter 1.
 static int64_t wanting(const struct call *c)
@@ -183,51 +178,72 @@ static int64_t wanting(const struct call *c)
     return width > n ? width - n : 0;
 }
 
-BUILTIN(string_pad)
+enum { PAD_LEFT = 1, PAD_RIGHT = 2 };
+
+// width, fillchar; which: PAD_LEFT, PAD_RIGHT or both
+BUILTIN(pad)
 {
     const struct string *s = c->v[0].string;
     static const struct string blank = {" ", 1, 1, false};
     const struct string *fill = given(c->v[2]) ? arg_string(c, 2) : &blank;
     int64_t n = wanting(c), left = c->function->which & PAD_LEFT ? n : 0;
-    if (fill->n_chars != 1) fail(c->run, "The fill character must be exactly one character long");
+    if (fill->n_chars != 1) fail(r, "The fill character must be exactly one character long");
     if (c->function->which == (PAD_LEFT | PAD_RIGHT))
         left = n / 2 + (n & (n + (int64_t)s->n_chars) & 1);
-    size_t text = text_begin(c->run);
-    put_times(c->run, fill->data, fill->n_bytes, left);
-    run_put_string(c->run, s);
-    put_times(c->run, fill->data, fill->n_bytes, n - left);
-    return text_end(c->run, text, s->markup);
+    size_t text = text_begin(r);
+    run_fill(r, fill->data, fill->n_bytes, left);
+    run_put_string(r, s);
+    run_fill(r, fill->data, fill->n_bytes, n - left);
+    return text_end(r, text, s->markup);
 }
 
-BUILTIN(string_zfill)
+BUILTIN(zfill)
 {
     const struct string *s = c->v[0].string;
     int64_t n = wanting(c);
     size_t sign = s->n_bytes > 0 && (s->data[0] == '-' || s->data[0] == '+');
-    size_t text = text_begin(c->run);
-    run_put(c->run, s->data, sign);
-    put_times(c->run, "0", 1, n);
-    run_put(c->run, s->data + sign, s->n_bytes - sign);
-    return text_end(c->run, text, s->markup);
+    size_t text = text_begin(r);
+    run_put(r, s->data, sign);
+    run_fill(r, "0", 1, n);
+    run_put(r, s->data + sign, s->n_bytes - sign);
+    return text_end(r, text, s->markup);
 }
 
-BUILTIN(string_expandtabs)
+BUILTIN(expandtabs)
 {
     const struct string *s = c->v[0].string;
     int64_t size = arg_int(c, 1, 8), column = 0;
-    size_t text = text_begin(c->run);
+    size_t text = text_begin(r);
     if (size > 1000) size = 1000;
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
         uint32_t character = utf8_next(s->data, s->n_bytes, &at);
         if (character == '\t') {
             int64_t spaces = size > 0 ? size - column % size : 0;
-            put_times(c->run, " ", 1, spaces);
+            run_fill(r, " ", 1, spaces);
             column += spaces;
         } else {
-            run_put(c->run, s->data + start, at - start);
+            run_put(r, s->data + start, at - start);
             column = character == '\n' || character == '\r' ? 0 : column + 1;
         }
     }
-    return text_end(c->run, text, s->markup);
+    return text_end(r, text, s->markup);
 }
+
+#define STRING METHOD(V_STRING)
+
+const struct builtin split_builtins[] = {
+    {STRING, "split", split, AT_START, "sep maxsplit", 0},
+    {STRING, "rsplit", split, AT_END, "sep maxsplit", 0},
+    {STRING, "splitlines", splitlines, 0, "keepends", 0},
+    {STRING, "partition", partition, AT_START, "/sep", 1},
+    {STRING, "rpartition", partition, AT_END, "/sep", 1},
+    {STRING, "join", join, 0, "/iterable", 1},
+    {STRING, "center", pad, PAD_LEFT | PAD_RIGHT, "/width fillchar", 1},
+    {FILTER, "center", pad, PAD_LEFT | PAD_RIGHT, "$width", 0},
+    {STRING, "ljust", pad, PAD_RIGHT, "/width fillchar", 1},
+    {STRING, "rjust", pad, PAD_LEFT, "/width fillchar", 1},
+    {STRING, "zfill", zfill, 0, "/width", 1},
+    {STRING, "expandtabs", expandtabs, 0, "tabsize", 0},
+    {.name = NULL},
+};

@@ -2,6 +2,7 @@
  * character's number of code points follow from its case folding ("ß" folds to "ss", so its upper
  * case is "SS"). No state; any thread. */
 #include "common/jinja/text.h"
+#include "common/model/unicode.h"
 #include <string.h>
 #include <utf8proc.h>
 
@@ -14,9 +15,7 @@ static utf8proc_category_t category(uint32_t c)
 
 static bool is_space(uint32_t c)
 {
-    if (c < 0x80) return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20);
-    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
-           c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+    return unicode_is_space(c) || (c >= 0x1c && c <= 0x1f);
 }
 
 static bool is_line_end(uint32_t c)
@@ -33,59 +32,43 @@ static bool is_small_digit(uint32_t c)
            (c >= 0x2474 && c <= 0x247c) || (c >= 0x2488 && c <= 0x2490);
 }
 
-static bool is_printable(utf8proc_category_t k)
-{
-    return k != UTF8PROC_CATEGORY_CN && k < UTF8PROC_CATEGORY_ZS; // no separator, no control
-}
-
 bool text_is(uint32_t c, enum text_class of)
 {
+    enum {
+        ALPHA = CATEGORY(LU) | CATEGORY(LL) | CATEGORY(LT) | CATEGORY(LM) | CATEGORY(LO),
+        NUMERIC = CATEGORY(ND) | CATEGORY(NL) | CATEGORY(NO),
+        NAME_START = ALPHA | CATEGORY(NL),
+        SEPARATORS_AND_CONTROLS = CATEGORY(CN) | CATEGORY(ZS) | CATEGORY(ZL) | CATEGORY(ZP) |
+                                  CATEGORY(CC) | CATEGORY(CF) | CATEGORY(CS) | CATEGORY(CO),
+    };
+    static const uint32_t classes[] = {
+        [TEXT_ALPHA] = ALPHA,
+        [TEXT_DECIMAL] = CATEGORY(ND),
+        [TEXT_DIGIT] = CATEGORY(ND),
+        [TEXT_NUMERIC] = NUMERIC,
+        [TEXT_ALNUM] = ALPHA | NUMERIC,
+        [TEXT_PRINTABLE] = ~SEPARATORS_AND_CONTROLS,
+        [TEXT_WORD] = ALPHA | NUMERIC,
+        [TEXT_NAME_START] = NAME_START,
+        [TEXT_NAME_PART] = NAME_START | CATEGORY(ND) | CATEGORY(MN) | CATEGORY(MC) | CATEGORY(PC),
+    };
     if (of == TEXT_SPACE) return is_space(c);
     if (of == TEXT_LINE_END) return is_line_end(c);
-    utf8proc_category_t k = category(c);
-    bool alpha = k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
-    bool decimal = k == UTF8PROC_CATEGORY_ND;
-    bool numeric = decimal || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
-    bool name_start = c == '_' || alpha || k == UTF8PROC_CATEGORY_NL;
-    switch (of) {
-    case TEXT_ALPHA:
-        return alpha;
-    case TEXT_DECIMAL:
-        return decimal;
-    case TEXT_DIGIT:
-        return decimal || is_small_digit(c);
-    case TEXT_NUMERIC:
-        return numeric;
-    case TEXT_ALNUM:
-        return numeric || alpha;
-    case TEXT_PRINTABLE:
-        return c == ' ' || is_printable(k);
-    case TEXT_ASCII:
-        return c < 0x80;
-    case TEXT_WORD:
-        return c == '_' || numeric || alpha;
-    case TEXT_NAME_START:
-        return name_start;
-    case TEXT_NAME_PART:
-        return name_start || decimal || k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC ||
-               k == UTF8PROC_CATEGORY_PC;
-    default:
-        return false;
-    }
+    if (of == TEXT_ASCII) return c < 0x80;
+    if (classes[of] >> category(c) & 1) return true;
+    return of == TEXT_DIGIT       ? is_small_digit(c)
+           : of == TEXT_PRINTABLE ? c == ' '
+                                  : c == '_' && of >= TEXT_WORD;
 }
 
 size_t text_leading_spaces(const char *s, size_t len)
 {
-    size_t at = 0, next = 0;
-    while (next < len && is_space(utf8_next(s, len, &next))) at = next;
-    return at;
+    return unicode_skip(s, 0, len, is_space);
 }
 
 size_t text_without_trailing_spaces(const char *s, size_t len)
 {
-    size_t start = len;
-    while (start > 0 && is_space(utf8_before(s, &start))) len = start;
-    return len;
+    return unicode_skip_back(s, 0, len, is_space);
 }
 
 // ---- case ---------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 /* value.c: making values, and their names. JSON becomes values once, at the start of a rendering;
  * its strings are borrowed. One thread at a time. */
 #include "common/jinja/value.h"
-#include <stdarg.h>
-#include <stdio.h>
 
 #define MAX_JSON_DEPTH 200
 
@@ -34,16 +32,6 @@ struct value string_of(struct arena *a, const char *text)
     return string_new(a, text, strlen(text), false);
 }
 
-struct value string_printf(struct arena *a, const char *format, ...)
-{
-    char text[400];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return string_copy(a, text, strlen(text), false);
-}
-
 struct value list_of(struct arena *a, enum value_kind kind, struct list items)
 {
     struct list *list = arena_alloc(a, sizeof *list);
@@ -55,6 +43,14 @@ struct value list_new(struct arena *a, enum value_kind kind, size_t n)
 {
     struct value *items = arena_array(a, n, sizeof *items);
     return list_of(a, kind, (struct list){.items = items, .n = n});
+}
+
+struct value pair_of(struct arena *a, struct value first, struct value second)
+{
+    struct value pair = list_new(a, V_TUPLE, 2);
+    pair.list->items[0] = first;
+    pair.list->items[1] = second;
+    return pair;
 }
 
 struct value iterator_of(struct arena *a, struct list items)
@@ -79,35 +75,24 @@ void dict_append(struct arena *a, struct dict *d, struct value key, struct value
 
 // ---- from JSON ----------------------------------------------------------------------------------
 
-static struct value from_json(struct arena *a, const json_t *json, int depth);
-
-static struct value from_object(struct arena *a, const json_t *json, int depth)
-{
-    struct value d = dict_new(a, json_object_size(json));
-    void *at = json_object_iter((json_t *)json); // only read
-    for (; at; at = json_object_iter_next((json_t *)json, at))
-        dict_append(a, d.dict, string_of(a, json_object_iter_key(at)),
-                    from_json(a, json_object_iter_value(at), depth + 1));
-    return d;
-}
-
-static struct value from_array(struct arena *a, const json_t *json, int depth)
-{
-    struct value list = list_new(a, V_LIST, json_array_size(json));
-    for (size_t i = 0; i < list.list->n; i++)
-        list.list->items[i] = from_json(a, json_array_get(json, i), depth + 1);
-    return list;
-}
-
 static struct value from_json(struct arena *a, const json_t *json, int depth)
 {
+    struct value v = NONE;
     if (depth > MAX_JSON_DEPTH)
         arena_fail(a, ST_INVALID, "the messages are nested deeper than %d levels", MAX_JSON_DEPTH);
     switch (json_typeof(json)) {
     case JSON_OBJECT:
-        return from_object(a, json, depth);
+        v = dict_new(a, json_object_size(json));
+        for (void *at = json_object_iter((json_t *)json); at; // only read
+             at = json_object_iter_next((json_t *)json, at))
+            dict_append(a, v.dict, string_of(a, json_object_iter_key(at)),
+                        from_json(a, json_object_iter_value(at), depth + 1));
+        break;
     case JSON_ARRAY:
-        return from_array(a, json, depth);
+        v = list_new(a, V_LIST, json_array_size(json));
+        for (size_t i = 0; i < v.list->n; i++)
+            v.list->items[i] = from_json(a, json_array_get(json, i), depth + 1);
+        break;
     case JSON_STRING:
         return string_new(a, json_string_value(json), json_string_length(json), false);
     case JSON_INTEGER:
@@ -120,7 +105,7 @@ static struct value from_json(struct arena *a, const json_t *json, int depth)
     case JSON_NULL:
         break;
     }
-    return NONE;
+    return v;
 }
 
 struct value value_from_json(struct arena *a, const json_t *json)
@@ -180,6 +165,9 @@ const char *value_type(struct value v)
         [V_LIST] = "list",
         [V_TUPLE] = "tuple",
         [V_DICT] = "dict",
+        [V_KEYS] = "dict_keys",
+        [V_VALUES] = "dict_values",
+        [V_ITEMS] = "dict_items",
         [V_RANGE] = "range",
         [V_ITERATOR] = "generator",
         [V_NAMESPACE] = "Namespace",
@@ -190,19 +178,6 @@ const char *value_type(struct value v)
         [V_CYCLER] = "Cycler",
         [V_JOINER] = "Joiner",
     };
-    static const char *const views[] = {"dict_keys", "dict_values", "dict_items"};
     if (v.kind == V_STRING) return v.string->markup ? "Markup" : "str";
-    if (v.kind == V_VIEW) return views[v.view->of];
     return names[v.kind];
-}
-
-const char *value_object_type(struct value v)
-{
-    static const char *const names[] = {
-        [V_NONE] = "None",          [V_BOOL] = "bool object",  [V_INT] = "int object",
-        [V_FLOAT] = "float object", [V_STRING] = "str object", [V_LIST] = "list object",
-        [V_TUPLE] = "tuple object", [V_DICT] = "dict object",  [V_RANGE] = "range object",
-    };
-    if (v.kind < sizeof names / sizeof *names && names[v.kind]) return names[v.kind];
-    return value_type(v);
 }

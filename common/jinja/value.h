@@ -20,7 +20,9 @@ enum value_kind {
     V_LIST,
     V_TUPLE,
     V_DICT,
-    V_VIEW, // keys, values or items of a dict
+    V_KEYS, // views of a dict: lists that it has made
+    V_VALUES,
+    V_ITEMS,
     V_RANGE,
     V_ITERATOR, // goes over its items once, as Python's generators do
     V_NAMESPACE,
@@ -45,24 +47,22 @@ struct value {
         int64_t integer;
         double real;
         const struct string *string;
-        const struct list *list; // V_LIST, V_TUPLE
-        struct dict *dict;       // V_DICT, V_NAMESPACE
-        const struct view *view;
-        const struct range *range;
-        struct iterator *iterator;
+        const struct list *list;   // V_LIST, V_TUPLE, V_KEYS, V_VALUES, V_ITEMS, V_RANGE
+        struct dict *dict;         // V_DICT, V_NAMESPACE
+        struct iterator *iterator; // V_ITERATOR, V_CYCLER, V_JOINER
         const struct undefined *undefined;
         const struct macro *macro;
         const struct builtin *function;
         const struct method *method;
         struct loop *loop;
-        struct cycler *cycler; // V_CYCLER, V_JOINER
     };
 };
 
 struct list {
     struct value *items; // written by whoever makes the list, and never after
     size_t n;
-    bool group; // of groupby: its two items are also called grouper and list
+    bool group;           // of groupby: its two items are also called grouper and list
+    const int64_t *range; // of V_RANGE: start, stop, step
 };
 
 struct dict_entry {
@@ -73,32 +73,15 @@ struct dict { // in the order of insertion; looked through from the front
     size_t n, cap;
 };
 
-enum view_of { VIEW_KEYS, VIEW_VALUES, VIEW_ITEMS };
-struct view {
-    enum view_of of;
-    const struct dict *dict;
-};
-
-struct range {
-    int64_t start, stop, step;
-    size_t n;
-};
-
-struct iterator {
+struct iterator { // a joiner has one item: its separator
     struct list items;
     size_t at;
     const char *failure; // what asking for more than the items ends in; NULL: they are all
 };
 
-struct undefined { // the first of these that is set says why it is undefined
-    const char *hint;
-    const char *object; // type of what has no such attribute or element
-    struct value name;
-};
-
-struct cycler { // a joiner has one item: its separator
-    struct list items;
-    size_t at;
+struct undefined {
+    const char *hint;      // why it is undefined; NULL: the others say it
+    struct value of, name; // what has no such attribute or element; V_MISSING: no such variable
 };
 
 // The field after `kind` is set by name: value_of(.kind = V_INT, .integer = 3).
@@ -136,11 +119,10 @@ static inline bool given(struct value v)
 // `data` must live as long as the arena.
 struct value string_new(struct arena *a, const char *data, size_t n_bytes, bool markup);
 struct value string_copy(struct arena *a, const char *data, size_t n_bytes, bool markup);
-struct value string_of(struct arena *a, const char *text); // borrows
-struct value string_printf(struct arena *a, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+struct value string_of(struct arena *a, const char *text);              // borrows
 struct value list_new(struct arena *a, enum value_kind kind, size_t n); // n times V_MISSING
 struct value list_of(struct arena *a, enum value_kind kind, struct list items);
+struct value pair_of(struct arena *a, struct value first, struct value second); // a tuple
 struct value iterator_of(struct arena *a, struct list items);
 struct value dict_new(struct arena *a, size_t cap);
 // Without looking for the key.
@@ -160,9 +142,6 @@ size_t utf8_count(const char *data, size_t n_bytes); // characters of valid UTF-
 // A string for "%.*s": its length, but no more than fits an error, and its text.
 #define SHOWN(s) (int)((s)->n_bytes < 200 ? (s)->n_bytes : 200), (s)->data
 
-// ---- what they are called -----------------------------------------------------------------------
-
-const char *value_type(struct value v);        // Python's type(v).__name__
-const char *value_object_type(struct value v); // Jinja's "dict object", "None"
+const char *value_type(struct value v); // Python's type(v).__name__
 
 #endif

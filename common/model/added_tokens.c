@@ -1,33 +1,35 @@
 /* added_tokens.c: added tokens and the search for them. At each position the longest token that
- * starts there is taken (leftmost-longest, as in the tokenizers library); a byte trie finds it.
- * There are two tries: of texts as they are, and of normalized texts. */
+ * starts there is taken (leftmost-longest, as in the tokenizers library): each length that some
+ * token has is looked up, the longest first. There are two searches: of texts as they are, and of
+ * normalized texts. */
 #include "common/model/added_tokens.h"
 #include "common/model/unicode.h"
 #include <stdlib.h>
 #include <string.h>
 
-struct node {
-    int child, sibling; // -1: none
-    int id;             // of the token that ends here, -1
-    unsigned char byte;
-};
-struct trie {
-    struct node *nodes; // nodes[0] .. nodes[255]: first bytes; empty while n == 0
-    int n, cap;
+struct search {
+    struct token_map map;
+    size_t *lengths; // that its texts have, from the longest
+    size_t n;
+    bool begins[256]; // a text begins with this byte
 };
 
 struct added_tokens {
     struct token_map map;
-    struct added_token *tokens;
-    int n, cap;
-    int *by_id; // index into tokens, -1; map.n_ids entries, after finish
-    struct trie tries[2];
+    struct added_token *tokens; // by id, -1 where there is none; n of them
+    int n;
+    struct search searches[2];
 };
+
+static enum status no_memory(void)
+{
+    return status_fail(ST_NO_MEMORY, "out of memory for added tokens");
+}
 
 enum status added_tokens_new(struct added_tokens **ret)
 {
     struct added_tokens *a = calloc(1, sizeof(*a));
-    if (!a) return status_fail(ST_NO_MEMORY, "out of memory for added tokens");
+    if (!a) return no_memory();
     *ret = a;
     return ST_OK;
 }
@@ -35,118 +37,73 @@ enum status added_tokens_new(struct added_tokens **ret)
 void added_tokens_free(struct added_tokens *a)
 {
     if (!a) return;
+    for (int i = 0; i < 2; i++) {
+        token_map_release(&a->searches[i].map);
+        free(a->searches[i].lengths);
+    }
     token_map_release(&a->map);
     free(a->tokens);
-    free(a->by_id);
-    free(a->tries[0].nodes);
-    free(a->tries[1].nodes);
     free(a);
-}
-
-// Index into tokens, -1: none. Linear until finish builds the table.
-static int find_index(const struct added_tokens *a, int id)
-{
-    if (id < 0 || id >= a->map.n_ids) return -1;
-    if (a->by_id) return a->by_id[id];
-    for (int i = 0; i < a->n; i++)
-        if (a->tokens[i].id == id) return i;
-    return -1;
 }
 
 enum status added_tokens_put(struct added_tokens *a, const char *text, size_t len,
                              const struct added_token *token)
 {
-    int there = token_map_id(&a->map, text, len);
-    if (there == token->id) {
-        a->tokens[find_index(a, there)] = *token;
-        return ST_OK;
-    }
     enum status st = token_map_add(&a->map, text, len, token->id);
     if (st != ST_OK) return st;
-    if (a->n == a->cap) {
-        int cap = a->cap ? 2 * a->cap : 32;
-        struct added_token *tokens = realloc(a->tokens, (size_t)cap * sizeof(*tokens));
-        if (!tokens) return status_fail(ST_NO_MEMORY, "out of memory for added tokens");
+    if (token->id >= a->n) {
+        int n = 2 * token->id + 32;
+        struct added_token *tokens = reallocarray(a->tokens, (size_t)n, sizeof(*tokens));
+        if (!tokens) return no_memory();
         a->tokens = tokens;
-        a->cap = cap;
+        for (; a->n < n; a->n++) tokens[a->n] = (struct added_token){.id = -1};
     }
-    a->tokens[a->n++] = *token;
+    a->tokens[token->id] = *token;
     return ST_OK;
 }
 
-static int trie_node(struct trie *t, unsigned char byte)
+static enum status search_add(struct search *s, const char *text, size_t len, int id)
 {
-    if (t->n == t->cap) {
-        int cap = t->cap ? 2 * t->cap : 512;
-        struct node *nodes = realloc(t->nodes, (size_t)cap * sizeof(*nodes));
-        if (!nodes) return -1;
-        t->nodes = nodes;
-        t->cap = cap;
+    // two may normalize alike: the first one counts
+    if (len == 0 || token_map_id(&s->map, text, len) >= 0) return ST_OK;
+    size_t at = 0, *lengths = array_room(s->lengths, s->n, sizeof(*lengths));
+    if (!lengths) return no_memory();
+    s->lengths = lengths;
+    while (at < s->n && lengths[at] > len) at++;
+    if (at == s->n || lengths[at] != len) {
+        memmove(lengths + at + 1, lengths + at, (s->n++ - at) * sizeof(*lengths));
+        lengths[at] = len;
     }
-    t->nodes[t->n] = (struct node){-1, -1, -1, byte};
-    return t->n++;
-}
-
-static bool trie_put(struct trie *t, const char *text, size_t len, int id)
-{
-    if (len == 0) return true;
-    while (t->n < 256)
-        if (trie_node(t, (unsigned char)t->n) < 0) return false;
-    int at = (unsigned char)text[0];
-    for (size_t i = 1; i < len; i++) {
-        int next = t->nodes[at].child;
-        while (next >= 0 && t->nodes[next].byte != (unsigned char)text[i])
-            next = t->nodes[next].sibling;
-        if (next < 0) {
-            next = trie_node(t, (unsigned char)text[i]);
-            if (next < 0) return false;
-            t->nodes[next].sibling = t->nodes[at].child;
-            t->nodes[at].child = next;
-        }
-        at = next;
-    }
-    if (t->nodes[at].id < 0) t->nodes[at].id = id; // two may normalize alike: the first one counts
-    return true;
+    s->begins[(unsigned char)text[0]] = true;
+    return token_map_add(&s->map, text, len, id);
 }
 
 // Length of the longest token at the start of text, 0 if none.
-static size_t trie_match(const struct trie *t, const char *text, size_t len, int *ret_id)
+static size_t search_match(const struct search *s, const char *text, size_t len, int *ret_id)
 {
-    size_t best = 0;
-    int at = (unsigned char)text[0];
-    for (size_t i = 1; at >= 0; i++) {
-        if (t->nodes[at].id >= 0) {
-            best = i;
-            *ret_id = t->nodes[at].id;
-        }
-        if (i == len) break;
-        at = t->nodes[at].child;
-        while (at >= 0 && t->nodes[at].byte != (unsigned char)text[i]) at = t->nodes[at].sibling;
+    if (!s->begins[(unsigned char)text[0]]) return 0;
+    for (size_t i = 0; i < s->n; i++) {
+        *ret_id = s->lengths[i] <= len ? token_map_id(&s->map, text, s->lengths[i]) : -1;
+        if (*ret_id >= 0) return s->lengths[i];
     }
-    return best;
+    return 0;
 }
 
 enum status added_tokens_finish(struct added_tokens *a, const struct normalizer *normalizer)
 {
     struct bytes text = BYTES_INIT;
     enum status st = ST_OK;
-    a->by_id = malloc(((size_t)a->map.n_ids + 1) * sizeof(*a->by_id));
-    if (!a->by_id) return status_fail(ST_NO_MEMORY, "out of memory for added tokens");
-    for (int i = 0; i < a->map.n_ids; i++) a->by_id[i] = -1;
-    for (int i = 0; i < a->n; i++) {
-        const struct added_token *token = &a->tokens[i];
-        a->by_id[token->id] = i;
+    for (int id = 0; id < a->n; id++) {
+        const struct added_token *token = &a->tokens[id];
         size_t len;
-        const char *raw = token_map_text(&a->map, token->id, &len);
+        const char *raw = token_map_text(&a->map, id, &len);
+        if (!raw) continue;
         if (token->normalized) {
             CHECK(normalizer_apply(normalizer, raw, len, false, &text));
             raw = bytes_text(&text);
             len = text.len;
         }
-        if (!trie_put(&a->tries[token->normalized], raw, len, token->id)) {
-            st = status_fail(ST_NO_MEMORY, "out of memory for added tokens");
-            goto out;
-        }
+        CHECK(search_add(&a->searches[token->normalized], raw, len, id));
     }
 out:
     bytes_release(&text);
@@ -155,8 +112,7 @@ out:
 
 const struct added_token *added_tokens_find(const struct added_tokens *a, int id)
 {
-    int index = find_index(a, id);
-    return index < 0 ? NULL : &a->tokens[index];
+    return id >= 0 && id < a->n && a->tokens[id].id >= 0 ? &a->tokens[id] : NULL;
 }
 
 const struct token_map *added_tokens_map(const struct added_tokens *a)
@@ -173,13 +129,13 @@ static bool touches_word(const char *text, size_t len, size_t start, size_t end)
 enum status added_tokens_split(const struct added_tokens *a, bool normalized, const char *text,
                                size_t len, struct piece_list *ret)
 {
-    const struct trie *trie = &a->tries[normalized];
+    const struct search *search = &a->searches[normalized];
     size_t done = 0; // everything before is in *ret
-    bool ok = true;
+    enum status st = ST_OK;
     ret->n = 0;
-    for (size_t at = 0; trie->n > 0 && at < len;) {
+    for (size_t at = 0; at < len;) {
         int id = -1;
-        size_t n = trie_match(trie, text + at, len - at, &id);
+        size_t n = search_match(search, text + at, len - at, &id);
         if (n == 0) {
             at++;
             continue;
@@ -188,14 +144,13 @@ enum status added_tokens_split(const struct added_tokens *a, bool normalized, co
         at = end;
         const struct added_token *token = added_tokens_find(a, id);
         if (token->single_word && touches_word(text, len, start, end)) continue;
-        for (size_t before = start; token->lstrip && start > done; start = before)
-            if (!unicode_is_space(utf8_before(text, &before))) break;
-        for (size_t next = end; token->rstrip && end < len; end = next)
-            if (!unicode_is_space(utf8_next(text, len, &next))) break;
-        if (done < start) ok &= piece_list_push(ret, done, start - done, -1);
-        ok &= piece_list_push(ret, start, end - start, id);
+        if (token->lstrip) start = unicode_skip_back(text, done, start, unicode_is_space);
+        if (token->rstrip) end = unicode_skip(text, end, len, unicode_is_space);
+        if (done < start) CHECK(piece_list_push(ret, done, start - done, -1));
+        CHECK(piece_list_push(ret, start, end - start, id));
         done = end;
     }
-    if (done < len) ok &= piece_list_push(ret, done, len - done, -1);
-    return ok ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory for pieces of text");
+    if (done < len) st = piece_list_push(ret, done, len - done, -1);
+out:
+    return st;
 }

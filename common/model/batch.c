@@ -11,6 +11,7 @@ enum list {
     LIST_TOKENS,
     LIST_POSITIONS,
     LIST_SEQ_OF,
+    LIST_ADAPTER,
     LIST_SLOTS,
     LIST_QUERY_START,
     LIST_CONTEXT_LEN,
@@ -30,6 +31,7 @@ struct batch {
     int max_tokens, max_seqs, max_blocks, max_rows;
     int n_tokens, n_seqs, n_rows, kind; // kind: 0 none yet, 1 paged, 2 packed
     int padded_rows;
+    int adapter; // of sequences that are appended
     int32_t *host[LIST_COUNT], *device[LIST_COUNT];
     int64_t *sort_keys; // (max of tokens and rows)
     size_t bytes;       // up to the block table
@@ -91,14 +93,12 @@ enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_
     b->max_seqs = max_seqs;
     b->max_blocks = max_blocks;
     b->max_rows = max_rows;
+    b->adapter = -1;
     total = lay_out(b, offset);
     b->bytes = offset[LIST_BLOCK_TABLE];
     int longest = max_tokens > max_rows ? max_tokens : max_rows;
     b->sort_keys = malloc((size_t)longest * sizeof *b->sort_keys);
-    if (!b->sort_keys) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a batch");
-        goto out;
-    }
+    if (!b->sort_keys) FAIL(ST_NO_MEMORY, "no memory for a batch");
     CHECK(device_host_alloc(dev, total, &host));
     b->host[0] = host;
     memset(host, 0, total);
@@ -150,6 +150,7 @@ static int append_rows(struct batch *b, const int32_t *tokens, int n, int first_
     for (int i = 0; i < n; i++) {
         b->host[LIST_POSITIONS][row + i] = first_position + i;
         b->host[LIST_SEQ_OF][row + i] = seq;
+        b->host[LIST_ADAPTER][row + i] = b->adapter;
     }
     b->n_tokens += n;
     b->host[LIST_QUERY_START][seq] = row;
@@ -206,6 +207,11 @@ enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int 
     return ST_OK;
 }
 
+void batch_use_adapter(struct batch *b, int adapter)
+{
+    b->adapter = adapter;
+}
+
 enum status batch_want_row(struct batch *b, int row)
 {
     if (row < 0 || row >= b->n_tokens || b->n_rows == b->max_rows)
@@ -242,6 +248,7 @@ static enum status pad(struct batch *b, int pad_to)
     for (int i = b->n_seqs; i < pad_to; i++) {
         b->host[LIST_TOKENS][i] = b->host[LIST_POSITIONS][i] = 0;
         b->host[LIST_SEQ_OF][i] = i;
+        b->host[LIST_ADAPTER][i] = -1;
         b->host[LIST_SLOTS][i] = -1;
         b->host[LIST_QUERY_START][i + 1] = i + 1;
         b->host[LIST_CONTEXT_LEN][i] = b->host[LIST_STORED][i] = 0;
@@ -273,6 +280,7 @@ enum status batch_commit(struct batch *b, int pad_to)
     b->view.tokens = b->device[LIST_TOKENS];
     b->view.positions = b->device[LIST_POSITIONS];
     b->view.seq_of = b->device[LIST_SEQ_OF];
+    b->view.adapter = b->device[LIST_ADAPTER];
     b->view.query_start = b->device[LIST_QUERY_START];
     b->view.slots = b->device[LIST_SLOTS];
     b->view.context_len = b->device[LIST_CONTEXT_LEN];

@@ -28,6 +28,9 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
 // another that shares it). Positions continue after the prefix. ret_seq may be NULL.
 enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix,
                              int *ret_seq);
+// Of the sequences added from now on, also after batch_clear(): whose adapter they are computed
+// with (model.h), -1: none, which a new batch begins with.
+void batch_use_adapter(struct batch *b, int adapter);
 // Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
 enum status batch_want_row(struct batch *b, int row);
 

@@ -197,20 +197,11 @@ enum status bpe_parse(const char *where, const json_t *model, struct bpe **ret)
     enum status st;
     const char *type = "BPE"; // older files leave it out
     struct bpe *b = calloc(1, sizeof(*b));
-    if (!b || !(b->where = strdup(where))) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        goto out;
-    }
-    if (!json_is_object(model)) {
-        st = status_fail(ST_FORMAT, "%s: model is not an object", where);
-        goto out;
-    }
+    if (!b || !(b->where = strdup(where))) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
+    if (!json_is_object(model)) FAIL(ST_FORMAT, "%s: model is not an object", where);
     CHECK(json_get_string(where, model, "type", &type));
-    if (strcmp(type, "BPE") != 0) {
-        st = status_fail(ST_UNSUPPORTED, "%s: model.type \"%s\" is not supported, only BPE is",
-                         where, type);
-        goto out;
-    }
+    if (strcmp(type, "BPE") != 0)
+        FAIL(ST_UNSUPPORTED, "%s: model.type \"%s\" is not supported, only BPE is", where, type);
     CHECK(load_vocab(b, where, model));
     CHECK(load_options(b, where, model));
     CHECK(load_merges(b, where, model));
@@ -362,17 +353,13 @@ enum status bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *w
     if (len == 0) return ST_OK;
     if (b->ignore_merges) {
         int id = token_map_id(&b->vocab, word, len);
-        if (id >= 0) {
-            if (token_list_push(ret, id)) return ST_OK;
-            return status_fail(ST_NO_MEMORY, "out of memory for %d tokens", ret->n);
-        }
+        if (id >= 0) return token_list_push(ret, id);
     }
     enum status st = scratch_reserve(s, len + 1);
     if (st == ST_OK) st = split_word(b, s, word, len);
     if (st != ST_OK) return st;
     merge_all(b, s);
-    for (int i = 0; i < s->n_symbols; i = s->symbols[i].next)
-        if (!token_list_push(ret, s->symbols[i].id))
-            return status_fail(ST_NO_MEMORY, "out of memory for %d tokens", ret->n);
-    return ST_OK;
+    for (int i = 0; st == ST_OK && i < s->n_symbols; i = s->symbols[i].next)
+        st = token_list_push(ret, s->symbols[i].id);
+    return st;
 }

@@ -208,28 +208,23 @@ static enum status set_source(struct chat_template *t, const char *path)
     return st;
 }
 
-// All templates there are, and in *ret_where the file that the default one is from.
-static enum status read_templates(struct chat_template *t, const char *folder, const char *file,
-                                  const char *config_path, const json_t *config, char **ret_where)
+// All templates there are, and which of them is meant.
+static enum status read_templates(struct chat_template *t, const char *folder,
+                                  const struct chat_template_choice *choice,
+                                  const char *config_path, const json_t *config)
 {
     char *jinja = path_join(folder, "chat_template.jinja");
     char *more = path_join(folder, "additional_chat_templates");
     enum status st = ST_OK;
-    if (!jinja || !more) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
-        goto out;
-    }
-    bool from_folder = !file && file_exists(jinja);
-    const char *where = file ? file : from_folder ? jinja : config_path;
+    if (!jinja || !more) FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
+    const char *file = choice->file ? choice->file : file_exists(jinja) ? jinja : NULL;
     if (file)
-        st = add_file(t, file, "default");
-    else if (from_folder)
-        st = add_file(t, jinja, "default");
+        CHECK(add_file(t, file, "default"));
     else
-        st = add_from_config(t, config_path, config);
-    if (st == ST_OK && !file) st = add_folder(t, more);
-    *ret_where = strdup(where);
-    if (st == ST_OK && !*ret_where) st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
+        CHECK(add_from_config(t, config_path, config));
+    if (!choice->file) CHECK(add_folder(t, more));
+    CHECK(choose(t, folder, choice->name));
+    st = set_source(t, file ? file : config_path);
 out:
     free(jinja);
     free(more);
@@ -241,22 +236,18 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
 {
     static const struct chat_template_choice none;
     json_t *config = NULL, *map = NULL;
-    char *config_path = path_join(folder, "tokenizer_config.json"), *where = NULL;
+    char *config_path = path_join(folder, "tokenizer_config.json");
     char *map_path = path_join(folder, "special_tokens_map.json");
     struct chat_template *t = calloc(1, sizeof *t);
     enum status st = ST_OK;
     if (!choice) choice = &none;
-    if (!config_path || !map_path || !t || !(t->special_tokens = json_object())) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
-        goto out;
-    }
+    if (!config_path || !map_path || !t || !(t->special_tokens = json_object()))
+        FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
     CHECK(read_optional(config_path, &config));
     CHECK(read_optional(map_path, &map));
-    CHECK(read_templates(t, folder, choice->file, config_path, config, &where));
-    CHECK(choose(t, folder, choice->name));
+    CHECK(read_templates(t, folder, choice, config_path, config));
     CHECK(add_tokens(t->special_tokens, config));
     CHECK(add_tokens(t->special_tokens, map));
-    CHECK(set_source(t, where));
     *ret = t;
     t = NULL;
 out:
@@ -264,7 +255,6 @@ out:
     json_decref(map);
     free(config_path);
     free(map_path);
-    free(where);
     chat_template_free(t);
     return st;
 }
@@ -274,10 +264,7 @@ enum status chat_template_parse(const char *where, const char *text, size_t len,
 {
     enum status st;
     struct chat_template *t = calloc(1, sizeof *t);
-    if (!t || !(t->special_tokens = json_object())) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        goto out;
-    }
+    if (!t || !(t->special_tokens = json_object())) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
     CHECK(add_template(t, where, "default", text, len));
     CHECK(choose(t, where, NULL));
     CHECK(add_tokens(t->special_tokens, special_tokens));
@@ -391,13 +378,11 @@ static enum status join_parts(const json_t *parts, size_t index, json_t **ret)
     json_array_foreach (parts, i, part) {
         const json_t *text = json_object_get(part, "text");
         const char *type = json_string_value(json_object_get(part, "type"));
-        if (!type || strcmp(type, "text") != 0 || !json_is_string(text)) {
-            st = status_fail(ST_UNSUPPORTED,
-                             "messages[%zu].content[%zu] is not {\"type\":\"text\",\"text\":...}; "
-                             "only text is understood",
-                             index, i);
-            goto out;
-        }
+        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
+            FAIL(ST_UNSUPPORTED,
+                 "messages[%zu].content[%zu] is not {\"type\":\"text\",\"text\":...}; "
+                 "only text is understood",
+                 index, i);
         bytes_append(&all, json_string_value(text), json_string_length(text));
     }
     CHECK(bytes_status(&all));

@@ -4,6 +4,7 @@
 #include "common/model/config.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 #include "common/model/family.h"
 #include "common/model/model_folder.h"
 #include <math.h>
@@ -17,18 +18,17 @@ static enum status read_activation(const char *where, const json_t *json, struct
     enum status st = json_get_string(where, json, "hidden_act", &name);
     if (st == ST_OK) st = json_get_string(where, json, "hidden_activation", &name); // Gemma
     if (st != ST_OK) return st;
-    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0)
-        c->act = ACT_SILU;
-    else if (strcmp(name, "gelu_pytorch_tanh") == 0 || strcmp(name, "gelu_new") == 0)
-        c->act = ACT_GELU_TANH;
-    else if (strcmp(name, "gelu") == 0)
-        c->act = ACT_GELU;
-    else
+    static const char *const names[] = {"silu",     "swish", "gelu_pytorch_tanh",
+                                        "gelu_new", "gelu",  NULL};
+    static const enum act_kind kinds[] = {ACT_SILU, ACT_SILU, ACT_GELU_TANH, ACT_GELU_TANH,
+                                          ACT_GELU};
+    int i = name_find(names, name);
+    if (i < 0)
         return status_fail(
             ST_UNSUPPORTED,
-            "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are "
-            "supported",
+            "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are supported",
             where, name);
+    c->act = kinds[i];
     return ST_OK;
 }
 
@@ -51,15 +51,13 @@ static enum status add_eos(const char *where, const json_t *value, struct model_
 
 static enum status read_eos(const char *where, const json_t *json, struct model_config *c)
 {
-    const json_t *eos = json_object_get(json, "eos_token_id"), *one;
-    size_t i;
-    if (!eos || json_is_null(eos)) return ST_OK;
-    if (!json_is_array(eos)) return add_eos(where, eos, c);
-    json_array_foreach (eos, i, one) {
-        enum status st = add_eos(where, one, c);
-        if (st != ST_OK) return st;
-    }
-    return ST_OK;
+    const json_t *eos = json_object_get(json, "eos_token_id");
+    const bool list = json_is_array(eos);
+    const size_t n = list ? json_array_size(eos) : json_has(json, "eos_token_id");
+    enum status st = ST_OK;
+    for (size_t i = 0; st == ST_OK && i < n; i++)
+        st = add_eos(where, list ? json_array_get(eos, i) : eos, c);
+    return st;
 }
 
 static enum status read_special_ids(const char *where, const json_t *json, struct model_config *c)
@@ -89,23 +87,18 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
     };
     enum status st = ST_OK;
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
-        if (!json_has(json, needed[i].key)) {
-            st = status_fail(ST_FORMAT, "%s: %s is missing", where, needed[i].key);
-            goto out;
-        }
+        if (!json_has(json, needed[i].key))
+            FAIL(ST_FORMAT, "%s: %s is missing", where, needed[i].key);
         CHECK(json_get_int32(where, json, needed[i].key, 1, needed[i].max, needed[i].field));
     }
     all->n_kv_heads = all->n_heads;
     CHECK(json_get_int32(where, json, "num_key_value_heads", 1, 1024, &all->n_kv_heads));
     all->head_dim = c->family->head_dim ? c->family->head_dim : c->hidden / all->n_heads;
-    if (!json_has(json, "head_dim") && !c->family->head_dim && c->hidden % all->n_heads != 0) {
-        st = status_fail(
-            ST_FORMAT,
-            "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
-            "no head_dim",
-            where, c->hidden, all->n_heads);
-        goto out;
-    }
+    if (!json_has(json, "head_dim") && !c->family->head_dim && c->hidden % all->n_heads != 0)
+        FAIL(ST_FORMAT,
+             "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
+             "no head_dim",
+             where, c->hidden, all->n_heads);
     CHECK(json_get_int32(where, json, "head_dim", 2, 256, &all->head_dim));
     if (all->n_heads % all->n_kv_heads != 0)
         st = status_fail(ST_FORMAT,
@@ -157,21 +150,15 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     if (json_is_string(json_array_get(list, 0)))
         architecture = json_string_value(json_array_get(list, 0));
     const struct family *f = c->family = family_find(type, architecture);
-    if (!f) {
-        st = status_fail(
-            ST_UNSUPPORTED,
-            "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s", where,
-            type, architecture, family_list());
-        goto out;
-    }
-    if (json_has(json, "quantization_config")) {
-        st = status_fail(
-            ST_UNSUPPORTED,
-            "%s: quantization_config: quantised weights are not supported; use the model's "
-            "bf16, f16 or f32 folder",
-            where);
-        goto out;
-    }
+    if (!f)
+        FAIL(ST_UNSUPPORTED,
+             "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s", where,
+             type, architecture, family_list());
+    if (json_has(json, "quantization_config"))
+        FAIL(ST_UNSUPPORTED,
+             "%s: quantization_config: quantised weights are not supported; use the model's "
+             "bf16, f16 or f32 folder",
+             where);
     if (f->norm_eps > 0) eps = f->norm_eps;
     snprintf(c->model_type, sizeof c->model_type, "%s", type);
     snprintf(c->architecture, sizeof c->architecture, "%s", f->architecture);
@@ -224,10 +211,7 @@ enum status model_config_load(const char *folder, struct model_config **ret)
     char *path = path_join(folder, "config.json");
     char *generation_path = path_join(folder, "generation_config.json");
     enum status st = ST_OK;
-    if (!path || !generation_path) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory for a path", folder);
-        goto out;
-    }
+    if (!path || !generation_path) FAIL(ST_NO_MEMORY, "%s: no memory for a path", folder);
     CHECK(model_folder_check(folder, "config.json"));
     CHECK(model_config_load_file(path, &c));
     if (file_exists(generation_path)) {

@@ -10,6 +10,7 @@
 #include "common/base/json.h"
 #include "common/model/pretokenize.h"
 #include "common/model/section.h"
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -227,19 +228,11 @@ static void end_byte_run(const struct decoder *d, struct decoding *state, struct
     bytes_clear(&state->pending);
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    return -1;
-}
-
 static int byte_of_token(const char *token, size_t len) // "<0xNN>", -1 for any other
 {
-    if (len != 6 || memcmp(token, "<0x", 3) != 0 || token[5] != '>') return -1;
-    int high = hex_digit(token[3]), low = hex_digit(token[4]);
-    return high < 0 || low < 0 ? -1 : 16 * high + low;
+    bool is = len == 6 && memcmp(token, "<0x", 3) == 0 && token[5] == '>' &&
+              isxdigit((unsigned char)token[3]) && isxdigit((unsigned char)token[4]);
+    return is ? (int)strtol(token + 3, NULL, 16) : -1;
 }
 
 static enum status push_chain(const struct decoder *d, struct decoding *state, const char *token,

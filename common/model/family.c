@@ -28,19 +28,13 @@ static enum status read_windows(const char *where, const json_t *json, int windo
         const char *type = json_string_value(json_array_get(types, (size_t)l));
         bool sliding = type ? strcmp(type, "sliding_attention") == 0
                             : l >= first_layer && (l - first_layer) % every == 0;
-        if (type && !sliding && strcmp(type, "full_attention") != 0) {
-            st = status_fail(
-                ST_UNSUPPORTED,
-                "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
-                "supported",
-                where, l, type);
-            goto out;
-        }
-        if (type && sliding && window == 0) {
-            st = status_fail(ST_FORMAT, "%s: layer_types[%d] slides, but sliding_window is not set",
-                             where, l);
-            goto out;
-        }
+        if (type && !sliding && strcmp(type, "full_attention") != 0)
+            FAIL(ST_UNSUPPORTED,
+                 "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
+                 "supported",
+                 where, l, type);
+        if (type && sliding && window == 0)
+            FAIL(ST_FORMAT, "%s: layer_types[%d] slides, but sliding_window is not set", where, l);
         c->layers[l].window = sliding ? window : 0;
     }
 out:
@@ -102,12 +96,10 @@ static enum status qwen_experts(const char *where, const json_t *json, struct mo
     const json_t *dense = json_object_get(json, "mlp_only_layers");
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "decoder_sparse_step", 1, 1024, &every));
-    if (every != 1 || json_array_size(dense) > 0) {
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s: %s: models with experts in some of their layers are not supported",
-                         where, every != 1 ? "decoder_sparse_step" : "mlp_only_layers");
-        goto out;
-    }
+    if (every != 1 || json_array_size(dense) > 0)
+        FAIL(ST_UNSUPPORTED,
+             "%s: %s: models with experts in some of their layers are not supported", where,
+             every != 1 ? "decoder_sparse_step" : "mlp_only_layers");
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts)); // transformers 5
     CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));

@@ -126,16 +126,11 @@ enum status model_new(struct device *dev, const struct model_config *config,
     m->max_tokens = max_tokens;
     m->max_rows = max_rows;
     m->max_context = max_context;
-    if (!device_computes_in(dev, w->dt)) {
-        st = status_fail(ST_UNSUPPORTED, "%s does not compute in %s; use --dtype f32",
-                         device_spec(dev), dtype_name(w->dt));
-        goto out;
-    }
+    if (!device_computes_in(dev, w->dt))
+        FAIL(ST_UNSUPPORTED, "%s does not compute in %s; use --dtype f32", device_spec(dev),
+             dtype_name(w->dt));
     m->attn = calloc((size_t)config->n_layers, sizeof *m->attn);
-    if (!m->attn) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a model");
-        goto out;
-    }
+    if (!m->attn) FAIL(ST_NO_MEMORY, "no memory for a model");
     for (int i = 0; i < config->n_layers; i++) {
         const struct layer_config *l = &config->layers[i];
         m->attn[i] = (struct attn_shape){.n_heads = l->n_heads,
@@ -165,6 +160,11 @@ void model_free(struct model *m)
     for (int i = 0; i < MAX_ROPES; i++) device_release(m->dev, m->ropes[i]);
     free(m->attn);
     free(m);
+}
+
+void model_use_adapters(struct model *m, const struct adapter_table *adapters)
+{
+    m->adapters = adapters;
 }
 
 // ---- shapes -------------------------------------------------------------------------------------
@@ -219,8 +219,11 @@ bool model_keeps_router_logits(const struct layer_config *l)
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
-// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y]
+// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y], and what the rows' adapters add to the block
+// of that role.
 struct linear {
+    enum tensor_role role;
+    int layer;
     const void *w, *bias;
     int n, k;
     bool add;
@@ -239,10 +242,19 @@ static struct matmul linear_shape(const struct model *m, int rows, const struct 
                            .early = true};
 }
 
+static bool is_adapted(const struct model *m, int rows, const struct linear *l,
+                       struct lora_args *ret)
+{
+    return m->adapters &&
+           adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, ret);
+}
+
 static void linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
 {
     const struct matmul shape = linear_shape(m, rows, l);
+    struct lora_args adapters;
     m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
+    if (is_adapted(m, rows, l, &adapters)) m->ops->lora(m->dev, y, x, &adapters);
 }
 
 // y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
@@ -251,6 +263,12 @@ static void linear_act(struct model *m, void *y, void *gate_up, const void *x, i
 {
     const struct matmul shape = linear_shape(m, rows, l);
     const struct act_shape act = model_act_shape(m, rows, inner);
+    struct lora_args adapters;
+    if (is_adapted(m, rows, l, &adapters)) {
+        linear(m, gate_up, x, rows, l);
+        m->ops->act(m->dev, y, gate_up, &act);
+        return;
+    }
     m->ops->matmul_act(m->dev, y, gate_up, x, l->w, l->bias, &shape, &act, keep);
 }
 
@@ -284,6 +302,8 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
 // post-norm. `proj` and `rstd` keep what is not yet normalised for the backward pass; NULL outside
 // training.
 struct branch {
+    enum tensor_role role;
+    int layer;
     const void *in, *w, *bias, *norm;
     int width;
     void *proj;
@@ -294,7 +314,7 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
                        void *x_to)
 {
     int hidden = m->config->hidden;
-    struct linear out = {b->w, b->bias, hidden, b->width, true, m->dt};
+    struct linear out = {b->role, b->layer, b->w, b->bias, hidden, b->width, true, m->dt};
     copy_rows(m, x_to, x_from, rows, hidden);
     if (!b->norm) {
         linear(m, x_to, b->in, rows, &out);
@@ -319,9 +339,9 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 static struct linear qkv_of(const struct model *m, int l)
 {
     const struct layer_weights *w = &m->weights->layers[l];
-    return (struct linear){
-        w->qkv, w->qkv_bias, layer_qkv_width(&m->config->layers[l]), m->config->hidden,
-        false,  m->dt};
+    const int width = layer_qkv_width(&m->config->layers[l]);
+    return (struct linear){ROLE_QKV,          l,     w->qkv, w->qkv_bias, width,
+                           m->config->hidden, false, m->dt};
 }
 
 // From m->normed to m->qkv, rotated, its keys and values in the pool.
@@ -338,7 +358,8 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                                      .layer = l,
                                      .batch = batch,
                                      .shape = &m->attn[l]};
-    if (rope >= 0 && !c->qk_norm) {
+    struct lora_args adapters;
+    if (rope >= 0 && !c->qk_norm && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
         m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, in.w, in.bias, &shape, &store);
         return;
     }
@@ -380,7 +401,9 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
                          &m->attn[l]);
     }
-    struct branch o = {out,
+    struct branch o = {ROLE_O,
+                       l,
+                       out,
                        w->o,
                        w->o_bias,
                        w->post_attn_norm,
@@ -407,7 +430,8 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct act_shape act = model_act_shape(m, a, inner);
 
     linear(m, logits, m->normed, rows,
-           &(struct linear){w->router, NULL, shape.n_experts, c->hidden, false, DT_F32});
+           &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden, false,
+                            DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed, routing->row, a, c->hidden, 1.0f, m->dt);
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
@@ -430,11 +454,11 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
     void *gate_up = tape ? tape->shared_gate_up : m->gate_up;
     void *out = tape ? tape->shared_out : m->expert_out;
     float *logits = tape ? tape->shared_logits : m->router_logits;
-    struct linear down = {w->shared_down, NULL, c->hidden, inner, true, m->dt};
+    struct linear down = {ROLE_SHARED_DOWN, l, w->shared_down, NULL, c->hidden, inner, true, m->dt};
 
     linear_act(m, m->act, gate_up, m->normed, rows,
-               &(struct linear){w->shared_gate_up, NULL, layer_shared_up_width(c, layer), c->hidden,
-                                false, m->dt},
+               &(struct linear){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, NULL,
+                                layer_shared_up_width(c, layer), c->hidden, false, m->dt},
                inner, tape != NULL);
     if (!layer->shared_gate) {
         linear(m, x_out, m->act, rows, &down);
@@ -442,8 +466,9 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
     }
     down.add = false;
     linear(m, out, m->act, rows, &down);
-    linear(m, logits, m->normed, rows,
-           &(struct linear){w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
+    linear(
+        m, logits, m->normed, rows,
+        &(struct linear){ROLE_SHARED_GATE, l, w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &one);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &one, true);
 }
@@ -469,10 +494,12 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
         return;
     }
     linear_act(m, m->act, gate_up, m->normed, rows,
-               &(struct linear){w->gate_up, w->gate_up_bias, layer_up_width(c, layer), c->hidden,
-                                false, m->dt},
+               &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
+                                layer_up_width(c, layer), c->hidden, false, m->dt},
                inner, tape != NULL);
-    struct branch down = {m->act,
+    struct branch down = {ROLE_DOWN,
+                          l,
+                          m->act,
                           w->down,
                           w->down_bias,
                           w->post_mlp_norm,
@@ -490,6 +517,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
     void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
     void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
+    m->row_adapter = batch->adapter;
     attention_block(m, l, batch, kv, lt, x, x_mid);
     mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
     if (tape) tape->held = l;
@@ -530,7 +558,8 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int n)
               &(struct norm_args){m->row_x, w->final_norm, w->final_norm_bias, m->row_rstd,
                                   c->norm == NORM_LAYER ? m->row_mean : NULL});
     linear(m, m->logits, m->row_normed, n,
-           &(struct linear){w->head, w->head_bias, c->vocab_size, c->hidden, false, DT_F32});
+           &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, c->vocab_size, c->hidden, false,
+                            DT_F32});
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, m->logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }
@@ -626,10 +655,7 @@ enum status tape_new(const struct model *m, int max_tokens, enum recompute recom
     enum status st = ST_OK;
     struct tape *tape = calloc(1, sizeof *tape);
     if (tape) tape->layers = calloc((size_t)m->config->n_layers, sizeof *tape->layers);
-    if (!tape || !tape->layers) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a tape");
-        goto out;
-    }
+    if (!tape || !tape->layers) FAIL(ST_NO_MEMORY, "no memory for a tape");
     tape->max_tokens = max_tokens;
     tape->recompute = recompute;
     tape->held = -1;

@@ -1,9 +1,10 @@
-/* model.h: a model on a device, and its one forward pass. The daemon calls it for prefill, decode
+/* model.h: a model on a device, and its one forward pass. The server calls it for prefill, decode
  * and verification, the trainer with a tape for the backward pass: a token's log-probability
  * means the same in both. One thread at a time. */
 #ifndef COMMON_MODEL_MODEL_H
 #define COMMON_MODEL_MODEL_H
 
+#include "common/model/adapter_table.h"
 #include "common/model/batch.h"
 #include "common/model/config.h"
 #include "common/model/weights.h"
@@ -52,8 +53,10 @@ struct tape {
 struct model {
     struct device *dev;
     const struct ops *ops;
-    const struct model_config *config; // borrowed
-    const struct weights *weights;     // borrowed, bound
+    const struct model_config *config;    // borrowed
+    const struct weights *weights;        // borrowed, bound
+    const struct adapter_table *adapters; // borrowed; NULL: none (model_use_adapters())
+    const int32_t *row_adapter;           // the batch's, in a forward pass
     enum dtype dt;
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
@@ -78,6 +81,8 @@ enum status model_new(struct device *dev, const struct model_config *config,
                       const struct weights *w, int max_tokens, int max_rows, int max_context,
                       struct model **ret);
 void model_free(struct model *m);
+// Forward passes from now on add what the table's adapters give to the rows that name them.
+void model_use_adapters(struct model *m, const struct adapter_table *adapters);
 
 // The forward pass: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the
 // residual stream after the last one (scratch, or the tape's x_final). kv for paged batches, tape

@@ -49,49 +49,43 @@ static enum status take_text(const char *where, const json_t *section, const cha
 static enum status parse_step(void *context, const char *where, const char *type,
                               const json_t *section)
 {
-    struct normalizer *n = context;
     static const struct {
         const char *type;
+        enum step_kind kind;
         utf8proc_option_t form;
-    } forms[] = {
-        {"NFC", UTF8PROC_STABLE | UTF8PROC_COMPOSE},
-        {"NFD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
-        {"NFKC", UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
-        {"NFKD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT},
+    } kinds[] = {
+        {"NFC", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_COMPOSE},
+        {"NFD", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
+        {"NFKC", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
+        {"NFKD", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT},
+        {"Lowercase", STEP_LOWERCASE, 0},
+        {"Prepend", STEP_PREPEND, 0},
+        {"Replace", STEP_REPLACE, 0},
+        {"Strip", STEP_STRIP, 0},
     };
-    enum status st;
-    struct step *steps = realloc(n->steps, (n->n + 1) * sizeof(*steps));
+    struct normalizer *n = context;
+    const size_t n_kinds = sizeof(kinds) / sizeof(kinds[0]);
+    size_t i = 0;
+    while (i < n_kinds && strcmp(type, kinds[i].type) != 0) i++;
+    if (i == n_kinds)
+        return status_fail(ST_UNSUPPORTED, "%s: normalizer.type \"%s\" is not supported", where,
+                           type);
+    struct step *steps = array_room(n->steps, n->n, sizeof(*steps));
     if (!steps) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
     n->steps = steps;
     struct step *step = &steps[n->n++];
-    *step = (struct step){.text = BYTES_INIT};
-    for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
-        if (strcmp(type, forms[i].type) != 0) continue;
-        step->kind = STEP_FORM;
-        step->form = forms[i].form;
-        return ST_OK;
-    }
-    if (strcmp(type, "Lowercase") == 0) {
-        step->kind = STEP_LOWERCASE;
-        return ST_OK;
-    }
-    if (strcmp(type, "Prepend") == 0) {
-        step->kind = STEP_PREPEND;
-        return take_text(where, section, "prepend", &step->text);
-    }
-    if (strcmp(type, "Replace") == 0) {
-        step->kind = STEP_REPLACE;
+    *step = (struct step){kinds[i].kind, kinds[i].form, NULL, BYTES_INIT, true, true};
+    enum status st = ST_OK;
+    if (step->kind == STEP_PREPEND) st = take_text(where, section, "prepend", &step->text);
+    if (step->kind == STEP_REPLACE) {
         CHECK(take_text(where, section, "content", &step->text));
-        return pattern_parse(where, "normalizer.pattern", json_object_get(section, "pattern"),
-                             &step->pattern);
+        CHECK(pattern_parse(where, "normalizer.pattern", json_object_get(section, "pattern"),
+                            &step->pattern));
     }
-    if (strcmp(type, "Strip") == 0) {
-        step->kind = STEP_STRIP;
-        step->left = step->right = true;
+    if (step->kind == STEP_STRIP) {
         CHECK(json_get_bool(where, section, "strip_left", &step->left));
-        return json_get_bool(where, section, "strip_right", &step->right);
+        CHECK(json_get_bool(where, section, "strip_right", &step->right));
     }
-    return status_fail(ST_UNSUPPORTED, "%s: normalizer.type \"%s\" is not supported", where, type);
 out:
     return st;
 }
@@ -170,11 +164,8 @@ static enum status apply_lowercase(const char *text, size_t len, struct bytes *r
 static enum status apply_strip(const struct step *step, const char *text, size_t len,
                                struct bytes *ret)
 {
-    size_t start = 0, end = len;
-    for (size_t next = 0; step->left && start < len; start = next)
-        if (!unicode_is_space(utf8_next(text, len, &next))) break;
-    for (size_t before = end; step->right && end > start; end = before)
-        if (!unicode_is_space(utf8_before(text, &before))) break;
+    size_t start = step->left ? unicode_skip(text, 0, len, unicode_is_space) : 0;
+    size_t end = step->right ? unicode_skip_back(text, start, len, unicode_is_space) : len;
     bytes_append(ret, text + start, end - start);
     return bytes_status(ret);
 }

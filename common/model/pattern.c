@@ -25,10 +25,9 @@
 #define MATCH_LIMIT 200000000u // backtracking steps of one match; far above any real text's
 
 struct pattern {
-    char *literal; // NULL for an expression
-    size_t literal_len;
-    pcre2_code *code;
-    char *name; // file and field, for errors while matching
+    struct bytes literal;
+    pcre2_code *code; // NULL for a literal
+    char *name;       // file and field, for errors while matching
 };
 
 struct translation {
@@ -42,57 +41,37 @@ static enum status refuse(const struct translation *t, const char *what)
                        t->where, t->field, t->expression, what);
 }
 
-static void put_set(struct translation *t, const char *set, bool in_set, bool negated)
-{
-    if (in_set)
-        bytes_puts(&t->out, set);
-    else
-        bytes_printf(&t->out, "[%s%s]", negated ? "^" : "", set);
-}
-
 // The escape at s[0] == '\\'; *used is its length.
 static enum status translate_escape(struct translation *t, const char *s, size_t len, bool in_set,
                                     size_t *used)
 {
+    static const struct {
+        char letter;              // of the set; its capital is the others
+        const char *set, *in_set; // in_set: what is refused
+    } sets[] = {{'s', SPACE_SET, "\\S within a set"},
+                {'w', WORD_SET, "\\W within a set"},
+                {'h', HEX_SET, "\\H within a set"}};
     if (len < 2)
         return status_fail(ST_FORMAT, "%s: %s: regular expression \"%.200s\" ends in a backslash",
                            t->where, t->field, t->expression);
     *used = 2;
-    switch (s[1]) {
-    case 's':
-        put_set(t, SPACE_SET, in_set, false);
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        bool negated = s[1] == sets[i].letter - 'a' + 'A';
+        if (s[1] != sets[i].letter && !negated) continue;
+        if (in_set && negated) return refuse(t, sets[i].in_set);
+        bytes_printf(&t->out, in_set ? "%s%s" : "[%s%s]", negated ? "^" : "", sets[i].set);
         return ST_OK;
-    case 'w':
-        put_set(t, WORD_SET, in_set, false);
-        return ST_OK;
-    case 'h':
-        put_set(t, HEX_SET, in_set, false);
-        return ST_OK;
-    case 'S':
-        if (in_set) return refuse(t, "\\S within a set");
-        put_set(t, SPACE_SET, false, true);
-        return ST_OK;
-    case 'W':
-        if (in_set) return refuse(t, "\\W within a set");
-        put_set(t, WORD_SET, false, true);
-        return ST_OK;
-    case 'H':
-        if (in_set) return refuse(t, "\\H within a set");
-        put_set(t, HEX_SET, false, true);
-        return ST_OK;
-    case 'u':
+    }
+    if (s[1] == 'u') {
         if (len < 6) return refuse(t, "a \\u without four digits");
         bytes_printf(&t->out, "\\x{%.4s}", s + 2);
         *used = 6;
-        return ST_OK;
-    case 'Q':
-    case 'E': // quoting in PCRE2, plain letters in Oniguruma
+    } else if (s[1] == 'Q' || s[1] == 'E') { // quoting in PCRE2, plain letters in Oniguruma
         bytes_append(&t->out, s + 1, 1);
-        return ST_OK;
-    default:
+    } else {
         bytes_append(&t->out, s, 2);
-        return ST_OK;
     }
+    return ST_OK;
 }
 
 // "(?imx-imx" up to ':' or ')': Ruby's m (dot matches newline) is PCRE2's s.
@@ -168,9 +147,8 @@ enum status pattern_regex(const char *where, const char *field, const char *expr
     if (!p->code) {
         unsigned char words[200] = "";
         pcre2_get_error_message(error, words, sizeof(words));
-        st = status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field,
-                         expression, (const char *)words);
-        goto out;
+        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field, expression,
+             (const char *)words);
     }
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
     *ret = p;
@@ -187,15 +165,13 @@ enum status pattern_literal(const char *where, const char *field, const char *te
     struct pattern *p;
     enum status st = pattern_alloc(where, field, &p);
     if (st != ST_OK) return st;
-    p->literal_len = len;
-    p->literal = malloc(len);
-    if (!p->literal) {
+    bytes_append(&p->literal, text, len);
+    st = status_context(bytes_status(&p->literal), "%s", p->name);
+    if (st == ST_OK)
+        *ret = p;
+    else
         pattern_free(p);
-        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
-    }
-    memcpy(p->literal, text, len);
-    *ret = p;
-    return ST_OK;
+    return st;
 }
 
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
@@ -219,7 +195,7 @@ void pattern_free(struct pattern *p)
 {
     if (!p) return;
     pcre2_code_free(p->code);
-    free(p->literal);
+    bytes_release(&p->literal);
     free(p->name);
     free(p);
 }
@@ -234,20 +210,20 @@ struct search {
 
 static enum status put_match(struct search *s, size_t start, size_t end)
 {
-    bool ok = start == s->done || piece_list_push(s->ret, s->done, start - s->done, 0);
-    ok = ok && piece_list_push(s->ret, start, end - start, 1);
+    enum status st = ST_OK;
+    if (start > s->done) st = piece_list_push(s->ret, s->done, start - s->done, 0);
     s->done = end;
-    return ok ? ST_OK : status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
+    return st == ST_OK ? piece_list_push(s->ret, start, end - start, 1) : st;
 }
 
 static enum status find_literal(struct search *s)
 {
     const struct pattern *p = s->pattern;
-    const char *hit;
+    const char *hit, *what = bytes_text(&p->literal);
+    const size_t n = p->literal.len;
     enum status st = ST_OK;
-    while (st == ST_OK &&
-           (hit = memmem(s->text + s->done, s->len - s->done, p->literal, p->literal_len)))
-        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + p->literal_len);
+    while (st == ST_OK && (hit = memmem(s->text + s->done, s->len - s->done, what, n)))
+        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + n);
     return st;
 }
 
@@ -263,10 +239,7 @@ static enum status find_regex(struct search *s)
     enum status st = ST_OK;
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     pcre2_match_context *context = pcre2_match_context_create(NULL);
-    if (!match || !context) {
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
-        goto out;
-    }
+    if (!match || !context) FAIL(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
     pcre2_set_match_limit(context, MATCH_LIMIT);
     for (size_t at = 0; at <= s->len;) {
         int rc = match_at(s, at, 0, match, context);
@@ -276,9 +249,8 @@ static enum status find_regex(struct search *s)
         if (rc < 0) {
             unsigned char words[200] = "";
             pcre2_get_error_message(rc, words, sizeof(words));
-            st = status_fail(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
-                             (const char *)words);
-            goto out;
+            FAIL(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
+                 (const char *)words);
         }
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
         if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it
@@ -301,9 +273,8 @@ enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
     struct search s = {p, text, len, 0, ret};
     ret->n = 0;
     if (len == 0) return ST_OK;
-    enum status st = p->literal ? find_literal(&s) : find_regex(&s);
-    if (st == ST_OK && s.done < len && !piece_list_push(ret, s.done, len - s.done, 0))
-        st = status_fail(ST_NO_MEMORY, "%s: out of memory", p->name);
+    enum status st = p->code ? find_regex(&s) : find_literal(&s);
+    if (st == ST_OK && s.done < len) st = piece_list_push(ret, s.done, len - s.done, 0);
     return st;
 }
 

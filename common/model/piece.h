@@ -3,8 +3,7 @@
 #ifndef COMMON_MODEL_PIECE_H
 #define COMMON_MODEL_PIECE_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "common/base/status.h"
 
 struct text_piece {
     size_t start, len; // bytes
@@ -19,6 +18,6 @@ struct piece_list {
         NULL, 0, 0                                                                                 \
     }
 void piece_list_release(struct piece_list *list);
-bool piece_list_push(struct piece_list *list, size_t start, size_t len, int id); // false: no memory
+enum status piece_list_push(struct piece_list *list, size_t start, size_t len, int id);
 
 #endif

@@ -216,9 +216,8 @@ static enum status put_word(struct words *out, const char *text, size_t len, boo
 {
     size_t start = out->text.len;
     bytes_append(&out->text, text, len);
-    if (!out->text.failed && (len == 0 || piece_list_push(&out->list, start, len, at_start)))
-        return ST_OK;
-    return status_fail(ST_NO_MEMORY, "out of memory for words");
+    enum status st = bytes_status(&out->text);
+    return st == ST_OK && len > 0 ? piece_list_push(&out->list, start, len, at_start) : st;
 }
 
 // Pieces of a word, joined, as words.
@@ -240,22 +239,21 @@ static enum status cut(const struct pattern *p, const char *text, size_t len,
 {
     if (p) return pattern_cut(p, text, len, pieces);
     pieces->n = 0;
-    return piece_list_push(pieces, 0, len, 0)
-               ? ST_OK
-               : status_fail(ST_NO_MEMORY, "out of memory for words");
+    return piece_list_push(pieces, 0, len, 0);
 }
 
 static enum status cut_digits(const char *text, size_t len, struct piece_list *pieces)
 {
+    enum status st = ST_OK;
     pieces->n = 0;
-    for (size_t start = 0, at = 0; at < len; start = at) {
+    for (size_t start = 0, at = 0; st == ST_OK && at < len; start = at) {
         bool digit = unicode_is_numeric(utf8_next(text, len, &at));
         if (!digit && pieces->n > 0 && !pieces->items[pieces->n - 1].id)
             pieces->items[pieces->n - 1].len += at - start;
-        else if (!piece_list_push(pieces, start, at - start, digit))
-            return status_fail(ST_NO_MEMORY, "out of memory for words");
+        else
+            st = piece_list_push(pieces, start, at - start, digit);
     }
-    return ST_OK;
+    return st;
 }
 
 // Cuts a word (with the expression, if there is one), and writes each part in the alphabet.
@@ -279,11 +277,10 @@ static enum status byte_level(const struct stage *s, const char *text, size_t le
             int n = byte_level_char((unsigned char)text[word->start + k], c);
             bytes_append(&out->text, c, (size_t)n);
         }
-        bool ok = !out->text.failed;
-        if (ok && word->len > 0)
-            ok = piece_list_push(&out->list, start, out->text.len - start,
+        st = bytes_status(&out->text);
+        if (st == ST_OK && word->len > 0)
+            st = piece_list_push(&out->list, start, out->text.len - start,
                                  at_start && word->start == 0);
-        if (!ok) st = status_fail(ST_NO_MEMORY, "out of memory for words");
     }
     return st;
 }

@@ -114,14 +114,12 @@ static enum status read_kind(const struct rope_source *s, int max_positions, str
     CHECK(json_get_string(s->where, s->object, "type", &name)); // the older spelling
     CHECK(json_get_string(s->where, s->object, "rope_type", &name));
     while (i < n && strcmp(kinds[i].name, name) != 0) i++;
-    if (i == n) {
-        st = status_fail(
+    if (i == n)
+        FAIL(
             ST_UNSUPPORTED,
             "%s: %s: rope type \"%s\" is not supported; default, linear, dynamic, llama3, yarn and "
             "longrope are",
             s->where, s->key, name);
-        goto out;
-    }
     r->kind = kinds[i].kind;
     CHECK(json_get_double(s->where, s->object, "rope_theta", 1.0, 1e12, &r->theta));
     CHECK(json_get_double(s->where, s->object, "factor", 1e-3, 1e6, &r->factor));
@@ -153,22 +151,18 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
         s.object = json_object_get(json, s.key);
     }
     if (s.object && json_is_null(s.object)) s.object = NULL;
-    if (s.object && !json_is_object(s.object)) {
-        st = status_fail(ST_FORMAT, "%s: %s must be an object", where, s.key);
-        goto out;
-    }
+    if (s.object && !json_is_object(s.object))
+        FAIL(ST_FORMAT, "%s: %s must be an object", where, s.key);
     CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
     CHECK(json_get_double(where, json, "partial_rotary_factor", 0.01, 1.0, &share));
     if (s.object)
         CHECK(json_get_double(where, s.object, "partial_rotary_factor", 0.01, 1.0, &share));
     r->dim = (int)(head_dim * share);
-    if (r->dim < 2 || r->dim % 2 != 0) {
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
-                         "number is needed",
-                         where, share, r->dim, head_dim);
-        goto out;
-    }
+    if (r->dim < 2 || r->dim % 2 != 0)
+        FAIL(ST_UNSUPPORTED,
+             "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
+             "number is needed",
+             where, share, r->dim, head_dim);
     if (s.object) st = read_kind(&s, c->max_positions, r);
 out:
     return st;

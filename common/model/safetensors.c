@@ -186,17 +186,17 @@ static enum status finish_set(const char *where, struct safetensors *set)
     return ST_OK;
 }
 
-static struct safetensors *new_set(int n_shards)
+static enum status new_set(const char *where, int n_shards, struct safetensors **ret)
 {
     struct safetensors *set = calloc(1, sizeof *set);
-    if (!set) return NULL;
-    set->shards = calloc((size_t)n_shards, sizeof *set->shards);
-    if (!set->shards) {
+    if (set) set->shards = calloc((size_t)n_shards + 1, sizeof *set->shards);
+    if (!set || !set->shards) {
         free(set);
-        return NULL;
+        return status_fail(ST_NO_MEMORY, "%s: no memory", where);
     }
     set->n_shards = n_shards;
-    return set;
+    *ret = set;
+    return ST_OK;
 }
 
 // `data` NULL: the file at `path` is mapped.
@@ -217,9 +217,9 @@ static enum status open_shard(struct safetensors *set, struct shard *shard, char
 static enum status open_single(const char *path, const void *data, size_t len,
                                struct safetensors **ret)
 {
-    struct safetensors *set = new_set(1);
+    struct safetensors *set = NULL;
     enum status st;
-    if (!set) return status_fail(ST_NO_MEMORY, "%s: no memory", path);
+    CHECK(new_set(path, 1, &set));
     CHECK(open_shard(set, &set->shards[0], strdup(path), data, len));
     CHECK(finish_set(path, set));
     *ret = set;
@@ -285,32 +285,24 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
 {
     struct safetensors *set = NULL;
     json_t *index = NULL;
-    const char **names = calloc(MAX_SHARDS, sizeof *names);
+    const char *names[MAX_SHARDS];
     char *single = path_join(folder, "model.safetensors");
     char *index_path = path_join(folder, "model.safetensors.index.json");
     int n = 0;
     enum status st = ST_OK;
-    if (!single || !index_path || !names) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", folder);
-        goto out;
-    }
+    if (!single || !index_path) FAIL(ST_NO_MEMORY, "%s: no memory", folder);
     if (!file_exists(index_path)) {
         st = safetensors_open_file(single, ret);
         if (st == ST_NOT_FOUND)
-            st = status_fail(
-                ST_NOT_FOUND,
-                "%s: neither model.safetensors nor model.safetensors.index.json is there; "
-                "other weight formats must be converted to safetensors first",
-                folder);
+            FAIL(ST_NOT_FOUND,
+                 "%s: neither model.safetensors nor model.safetensors.index.json is there; "
+                 "other weight formats must be converted to safetensors first",
+                 folder);
         goto out;
     }
     CHECK(json_read_file(index_path, MAX_HEADER, &index));
     CHECK(list_shards(index_path, index, names, &n));
-    set = new_set(n > 0 ? n : 1);
-    if (!set) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", folder);
-        goto out;
-    }
+    CHECK(new_set(folder, n, &set));
     for (int i = 0; i < n; i++)
         CHECK(open_shard(set, &set->shards[i], path_join(folder, names[i]), NULL, 0));
     CHECK(finish_set(index_path, set));
@@ -320,7 +312,6 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
 out:
     safetensors_free(set);
     json_decref(index);
-    free(names);
     free(single);
     free(index_path);
     return st;
@@ -402,10 +393,7 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
     CHECK(bytes_status(&temporary));
     CHECK(build_header(tensors, n, metadata, &header));
     fd = open(temporary.data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) {
-        st = status_fail(ST_IO, "%s: cannot create: %s", temporary.data, strerror(errno));
-        goto out;
-    }
+    if (fd < 0) FAIL(ST_IO, "%s: cannot create: %s", temporary.data, strerror(errno));
     CHECK(file_write_all(fd, path, header.data, header.len));
     for (int i = 0; i < n; i++) {
         size_t bytes = source_bytes(&tensors[i]);
@@ -422,10 +410,8 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
         CHECK(read(context, &tensors[i], bytes, buffer));
         CHECK(file_write_all(fd, path, buffer, bytes));
     }
-    if (fsync(fd) != 0 || rename(temporary.data, path) != 0) {
-        st = status_fail(ST_IO, "%s: cannot finish writing: %s", path, strerror(errno));
-        goto out;
-    }
+    if (fsync(fd) != 0 || rename(temporary.data, path) != 0)
+        FAIL(ST_IO, "%s: cannot finish writing: %s", path, strerror(errno));
 out:
     if (fd >= 0) close(fd);
     if (st != ST_OK && temporary.data) unlink(temporary.data);

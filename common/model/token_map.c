@@ -28,21 +28,14 @@ static int find_slot(const struct token_map *m, const char *text, size_t len)
 static bool grow_slots(struct token_map *m)
 {
     int n = m->n_slots ? 2 * m->n_slots : 1024;
-    int32_t *old = m->slots;
-    int n_old = m->n_slots;
+    free(m->slots);
     m->slots = calloc((size_t)n, sizeof(*m->slots));
-    if (!m->slots) {
-        m->slots = old;
-        return false;
-    }
-    m->n_slots = n;
-    for (int i = 0; i < n_old; i++) {
-        if (!old[i]) continue;
-        const struct token_text *t = &m->tokens[old[i] - 1];
-        m->slots[find_slot(m, m->texts.data + t->offset, (size_t)t->len)] = old[i];
-    }
-    free(old);
-    return true;
+    m->n_slots = m->slots ? n : 0;
+    for (int id = 0; m->slots && id < m->n_ids; id++)
+        if (m->tokens[id].len >= 0)
+            m->slots[find_slot(m, m->texts.data + m->tokens[id].offset,
+                               (size_t)m->tokens[id].len)] = id + 1;
+    return m->slots;
 }
 
 static bool grow_ids(struct token_map *m, int id)

@@ -30,7 +30,7 @@ struct tokenizer {
     struct pretokenizer *pretokenizer;
     struct decoder *decoder;
     struct token_list prefix, suffix; // what add_special puts around a text
-    int bos, eos, pad, n_ids;
+    int bos, eos, n_ids;
     size_t max_token_bytes;
 };
 
@@ -46,17 +46,17 @@ void token_list_release(struct token_list *list)
     *list = (struct token_list)TOKEN_LIST_INIT;
 }
 
-bool token_list_push(struct token_list *list, int32_t id)
+enum status token_list_push(struct token_list *list, int32_t id)
 {
     if (list->n == list->cap) {
         int cap = list->cap ? 2 * list->cap : 64;
         int32_t *ids = realloc(list->ids, (size_t)cap * sizeof(*ids));
-        if (!ids) return false;
+        if (!ids) return status_fail(ST_NO_MEMORY, "out of memory for %d tokens", list->n);
         list->ids = ids;
         list->cap = cap;
     }
     list->ids[list->n++] = id;
-    return true;
+    return ST_OK;
 }
 
 // ---- loading: added tokens ---------------------------------------------------------------------
@@ -65,8 +65,12 @@ bool token_list_push(struct token_list *list, int32_t id)
 struct source {
     const char *where; // tokenizer.json
     const json_t *json, *config, *map;
-    const char *class; // tokenizer_class without "Fast", "" if none
+    char class[64];         // tokenizer_class without "Fast", "" if none
+    const char *model_type; // NULL: unknown
 };
+
+static const char *const file_names[TOKENIZER_FILES] = {"tokenizer.json", "tokenizer_config.json",
+                                                        "special_tokens_map.json", "config.json"};
 
 static int id_of(const struct tokenizer *t, const char *text, size_t len)
 {
@@ -181,7 +185,7 @@ static enum status load_named(struct tokenizer *t, const struct source *s)
         const char *key;
         int *ret_id;
     } fields[] = {{"bos_token", &t->bos}, {"eos_token", &t->eos}, {"unk_token", NULL},
-                  {"sep_token", NULL},    {"pad_token", &t->pad}, {"cls_token", NULL},
+                  {"sep_token", NULL},    {"pad_token", NULL},    {"cls_token", NULL},
                   {"mask_token", NULL}};
     const char *const lists[] = {"additional_special_tokens", "extra_special_tokens"};
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
@@ -197,14 +201,12 @@ static enum status load_named(struct tokenizer *t, const struct source *s)
     }
     // the classes' own defaults, where the files name none
     static const struct {
-        const char *class, *bos, *eos, *pad;
-    } defaults[] = {{"LlamaTokenizer", "<s>", "</s>", NULL},
-                    {"Qwen2Tokenizer", NULL, "<|endoftext|>", "<|endoftext|>"}};
+        const char *class, *bos, *eos;
+    } defaults[] = {{"LlamaTokenizer", "<s>", "</s>"}, {"Qwen2Tokenizer", NULL, "<|endoftext|>"}};
     for (size_t i = 0; i < sizeof(defaults) / sizeof(defaults[0]); i++) {
         if (strcmp(s->class, defaults[i].class) != 0) continue;
         if (!named(s, "bos_token") && defaults[i].bos) t->bos = tokenizer_id(t, defaults[i].bos);
         if (!named(s, "eos_token") && defaults[i].eos) t->eos = tokenizer_id(t, defaults[i].eos);
-        if (!named(s, "pad_token") && defaults[i].pad) t->pad = tokenizer_id(t, defaults[i].pad);
     }
     return ST_OK;
 }
@@ -228,8 +230,8 @@ static enum status add_template_token(const char *where, const json_t *processor
             json_integer_value(id) > INT32_MAX)
             return status_fail(ST_FORMAT,
                                "%s: post_processor.special_tokens.ids is not a list of ids", where);
-        if (!token_list_push(list, (int32_t)json_integer_value(id)))
-            return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+        enum status st = token_list_push(list, (int32_t)json_integer_value(id));
+        if (st != ST_OK) return st;
     }
     return ST_OK;
 }
@@ -278,9 +280,8 @@ static enum status load_surroundings(struct tokenizer *t, const struct source *s
                             json_object_get(s->json, "post_processor"), load_processor, t);
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_bos_token", &add_bos));
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_eos_token", &add_eos));
-    if ((add_bos && t->bos >= 0 && !token_list_push(&t->prefix, t->bos)) ||
-        (add_eos && t->eos >= 0 && !token_list_push(&t->suffix, t->eos)))
-        return status_fail(ST_NO_MEMORY, "%s: out of memory", s->where);
+    if (add_bos && t->bos >= 0) CHECK(token_list_push(&t->prefix, t->bos));
+    if (add_eos && t->eos >= 0) CHECK(token_list_push(&t->suffix, t->eos));
 out:
     return st;
 }
@@ -292,7 +293,7 @@ out:
 // LlamaTokenizer unless it is told to be "legacy", put it at the start of the text alone, so that
 // "<|user|>Hi" holds "Hi" and not "_Hi". Model types known to name that class wrongly keep what the
 // file says.
-static enum status prefix_once(const struct source *s, const char *model_type, bool *ret_once)
+static enum status prefix_once(const struct source *s, bool *ret_once)
 {
     static const char *const misnamed[] = {
         "phi3",     "phi3_v", "phimoe",     "internlm2", "internlm3", "minicpm3",
@@ -302,17 +303,16 @@ static enum status prefix_once(const struct source *s, const char *model_type, b
     enum status st = json_get_bool("tokenizer_config.json", s->config, "legacy", &legacy);
     if (st != ST_OK) return st;
     *ret_once = strcmp(s->class, "LlamaTokenizer") == 0 && !legacy;
-    for (size_t i = 0; model_type && i < sizeof(misnamed) / sizeof(misnamed[0]); i++)
-        if (strcmp(model_type, misnamed[i]) == 0) *ret_once = false;
+    for (size_t i = 0; s->model_type && i < sizeof(misnamed) / sizeof(misnamed[0]); i++)
+        if (strcmp(s->model_type, misnamed[i]) == 0) *ret_once = false;
     return ST_OK;
 }
 
-static enum status load_text_processing(struct tokenizer *t, const struct source *s,
-                                        const char *model_type)
+static enum status load_text_processing(struct tokenizer *t, const struct source *s)
 {
     enum status st;
     bool once = false;
-    CHECK(prefix_once(s, model_type, &once));
+    CHECK(prefix_once(s, &once));
     CHECK(normalizer_parse(s->where, json_object_get(s->json, "normalizer"), &t->normalizer));
     if (once) normalizer_prepend_once(t->normalizer);
     CHECK(
@@ -334,13 +334,13 @@ static size_t max_token_bytes(const struct tokenizer *t, bool normalizes)
     return normalizes ? 4 * longest : longest;
 }
 
-static enum status load(struct tokenizer *t, const struct source *s, const char *model_type)
+static enum status load(struct tokenizer *t, const struct source *s)
 {
     enum status st;
     if (!json_is_object(s->json)) return status_fail(ST_FORMAT, "%s: not a JSON object", s->where);
     CHECK(bpe_parse(s->where, json_object_get(s->json, "model"), &t->bpe));
     CHECK(added_tokens_new(&t->added));
-    CHECK(load_text_processing(t, s, model_type));
+    CHECK(load_text_processing(t, s));
     CHECK(load_added(t, s));
     CHECK(load_named(t, s));
     CHECK(load_surroundings(t, s));
@@ -357,72 +357,57 @@ out:
     return st;
 }
 
-enum status tokenizer_parse(const char *where, const char *json, size_t len, const char *config,
-                            size_t config_len, const char *special_map, size_t special_map_len,
-                            const char *model_type, struct tokenizer **ret)
+enum status tokenizer_parse(const char *where, const struct tokenizer_text files[TOKENIZER_FILES],
+                            struct tokenizer **ret)
 {
-    json_t *roots[3] = {NULL, NULL, NULL};
-    char class[64] = "";
+    json_t *roots[TOKENIZER_FILES] = {NULL};
+    const char *class = "";
     struct tokenizer *t = calloc(1, sizeof(*t));
     enum status st = ST_OK;
     if (!t) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    t->bos = t->eos = t->pad = -1;
-    CHECK(json_parse(where, json, len, &roots[0]));
-    if (config) CHECK(json_parse("tokenizer_config.json", config, config_len, &roots[1]));
-    if (special_map)
-        CHECK(json_parse("special_tokens_map.json", special_map, special_map_len, &roots[2]));
-    const char *name = "";
-    CHECK(json_get_string("tokenizer_config.json", roots[1], "tokenizer_class", &name));
-    snprintf(class, sizeof(class), "%s", name);
+    t->bos = t->eos = -1;
+    for (int i = 0; i < TOKENIZER_FILES; i++)
+        if (files[i].data)
+            CHECK(
+                json_parse(i == 0 ? where : file_names[i], files[i].data, files[i].len, &roots[i]));
+    struct source s = {
+        where, roots[FILE_TOKENIZER], roots[FILE_CONFIG], roots[FILE_SPECIAL_TOKENS], "", NULL};
+    CHECK(json_get_string(file_names[FILE_CONFIG], s.config, "tokenizer_class", &class));
+    CHECK(json_get_string(file_names[FILE_MODEL_CONFIG], roots[FILE_MODEL_CONFIG], "model_type",
+                          &s.model_type));
     size_t n = strlen(class);
-    if (n > 4 && strcmp(class + n - 4, "Fast") == 0) class[n - 4] = '\0';
-    CHECK(load(t, &(struct source){where, roots[0], roots[1], roots[2], class}, model_type));
+    if (n > 4 && strcmp(class + n - 4, "Fast") == 0) n -= 4;
+    snprintf(s.class, sizeof(s.class), "%.*s", (int)(n < 64 ? n : 64), class);
+    CHECK(load(t, &s));
     *ret = t;
     t = NULL;
 out:
     if (st == ST_INVALID) st = ST_FORMAT; // a field of the wrong type, in a file
-    for (int i = 0; i < 3; i++) json_decref(roots[i]);
+    for (int i = 0; i < TOKENIZER_FILES; i++) json_decref(roots[i]);
     tokenizer_free(t);
-    return st;
-}
-
-// A file of the folder; none where it is not there and need not be.
-static enum status read_part(const char *folder, const char *name, bool needed, struct bytes *ret,
-                             bool *ret_there)
-{
-    char *path = path_join(folder, name);
-    if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
-    enum status st = ST_OK;
-    *ret_there = needed || file_exists(path);
-    if (*ret_there) st = file_read(path, MAX_FILE_BYTES, ret);
-    free(path);
     return st;
 }
 
 enum status tokenizer_load(const char *folder, struct tokenizer **ret)
 {
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
-                                        "special_tokens_map.json", "config.json"};
-    struct bytes text[4] = {BYTES_INIT, BYTES_INIT, BYTES_INIT, BYTES_INIT};
-    bool there[4];
-    json_t *config = NULL;
-    const char *model_type = NULL;
-    char *where = path_join(folder, names[0]);
-    enum status st =
-        where ? model_folder_check(folder, names[0]) : status_fail(ST_NO_MEMORY, "out of memory");
-    for (int i = 0; st == ST_OK && i < 4; i++)
-        st = read_part(folder, names[i], i == 0, &text[i], &there[i]);
-    if (st == ST_OK && there[3]) {
-        st = json_parse(names[3], bytes_text(&text[3]), text[3].len, &config);
-        if (st == ST_OK) st = json_get_string(names[3], config, "model_type", &model_type);
+    struct bytes text[TOKENIZER_FILES] = {BYTES_INIT, BYTES_INIT, BYTES_INIT, BYTES_INIT};
+    struct tokenizer_text files[TOKENIZER_FILES] = {{NULL, 0}};
+    char *paths[TOKENIZER_FILES] = {NULL};
+    enum status st;
+    CHECK(model_folder_check(folder, file_names[FILE_TOKENIZER]));
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        paths[i] = path_join(folder, file_names[i]);
+        if (!paths[i]) FAIL(ST_NO_MEMORY, "out of memory");
+        if (i != FILE_TOKENIZER && !file_exists(paths[i])) continue;
+        CHECK(file_read(paths[i], MAX_FILE_BYTES, &text[i]));
+        files[i] = (struct tokenizer_text){bytes_text(&text[i]), text[i].len};
     }
-    if (st == ST_OK)
-        st = tokenizer_parse(where, bytes_text(&text[0]), text[0].len,
-                             there[1] ? bytes_text(&text[1]) : NULL, text[1].len,
-                             there[2] ? bytes_text(&text[2]) : NULL, text[2].len, model_type, ret);
-    for (int i = 0; i < 4; i++) bytes_release(&text[i]);
-    json_decref(config);
-    free(where);
+    st = tokenizer_parse(paths[FILE_TOKENIZER], files, ret);
+out:
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        bytes_release(&text[i]);
+        free(paths[i]);
+    }
     return st;
 }
 
@@ -459,13 +444,6 @@ static enum status encode_words(const struct tokenizer *t, struct scratch *s, co
     return st;
 }
 
-static enum status push_id(struct token_list *ret, int id)
-{
-    return token_list_push(ret, id)
-               ? ST_OK
-               : status_fail(ST_NO_MEMORY, "out of memory for %d tokens", ret->n);
-}
-
 // A stretch between the added tokens of the raw text.
 static enum status encode_stretch(const struct tokenizer *t, struct scratch *s, const char *text,
                                   size_t len, bool at_start, struct token_list *ret)
@@ -477,7 +455,7 @@ static enum status encode_stretch(const struct tokenizer *t, struct scratch *s, 
     for (size_t i = 0; i < s->normal.n; i++) {
         const struct text_piece *piece = &s->normal.items[i];
         if (piece->id >= 0)
-            CHECK(push_id(ret, piece->id));
+            CHECK(token_list_push(ret, piece->id));
         else
             CHECK(encode_words(t, s, normal + piece->start, piece->len,
                                at_start && piece->start == 0, ret));
@@ -509,20 +487,19 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
     enum status st;
     CHECK(check_text(text, len));
     s.bpe = bpe_scratch_new();
-    if (!s.bpe) {
-        st = status_fail(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
-        goto out;
-    }
-    for (int i = 0; add_special && i < t->prefix.n; i++) CHECK(push_id(ret, t->prefix.ids[i]));
+    if (!s.bpe) FAIL(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
+    for (int i = 0; add_special && i < t->prefix.n; i++)
+        CHECK(token_list_push(ret, t->prefix.ids[i]));
     CHECK(added_tokens_split(t->added, false, text, len, &s.raw));
     for (size_t i = 0; i < s.raw.n; i++) {
         const struct text_piece *piece = &s.raw.items[i];
         if (piece->id >= 0)
-            CHECK(push_id(ret, piece->id));
+            CHECK(token_list_push(ret, piece->id));
         else
             CHECK(encode_stretch(t, &s, text + piece->start, piece->len, piece->start == 0, ret));
     }
-    for (int i = 0; add_special && i < t->suffix.n; i++) CHECK(push_id(ret, t->suffix.ids[i]));
+    for (int i = 0; add_special && i < t->suffix.n; i++)
+        CHECK(token_list_push(ret, t->suffix.ids[i]));
 out:
     if (st != ST_OK) ret->n = before;
     piece_list_release(&s.raw);
@@ -659,9 +636,4 @@ int tokenizer_bos(const struct tokenizer *t)
 int tokenizer_eos(const struct tokenizer *t)
 {
     return t->eos;
-}
-
-int tokenizer_pad(const struct tokenizer *t)
-{
-    return t->pad;
 }

@@ -25,14 +25,23 @@ struct token_list {
         NULL, 0, 0                                                                                 \
     }
 void token_list_release(struct token_list *list);
-bool token_list_push(struct token_list *list, int32_t id); // false: out of memory
+enum status token_list_push(struct token_list *list, int32_t id);
 
 enum status tokenizer_load(const char *folder, struct tokenizer **ret);
-// The same from the texts of the files; config and special_map may be NULL. `where` names the
-// tokenizer.json in errors, `model_type` is config.json's field (NULL: unknown).
-enum status tokenizer_parse(const char *where, const char *json, size_t len, const char *config,
-                            size_t config_len, const char *special_map, size_t special_map_len,
-                            const char *model_type, struct tokenizer **ret);
+// The same from the files' texts; `where` names the tokenizer.json in errors.
+enum tokenizer_file {
+    FILE_TOKENIZER,      // tokenizer.json, the one that must be there
+    FILE_CONFIG,         // tokenizer_config.json
+    FILE_SPECIAL_TOKENS, // special_tokens_map.json
+    FILE_MODEL_CONFIG,   // config.json
+    TOKENIZER_FILES
+};
+struct tokenizer_text {
+    const char *data; // NULL: there is none
+    size_t len;
+};
+enum status tokenizer_parse(const char *where, const struct tokenizer_text files[TOKENIZER_FILES],
+                            struct tokenizer **ret);
 void tokenizer_free(struct tokenizer *t);
 
 // Ids of a text (UTF-8, may hold NUL bytes; at most 256 MiB), appended to *ret. Added tokens such
@@ -61,7 +70,6 @@ const char *tokenizer_token(const struct tokenizer *t, int id); // NULL: no such
 bool tokenizer_is_special(const struct tokenizer *t, int id);
 int tokenizer_bos(const struct tokenizer *t); // -1: the config names none
 int tokenizer_eos(const struct tokenizer *t);
-int tokenizer_pad(const struct tokenizer *t);
 
 // Decoding as tokens arrive. The pieces given out, together with the flush, are exactly what
 // tokenizer_decode gives for all the ids, and each piece is whole UTF-8. Bytes of a character that

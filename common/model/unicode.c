@@ -1,5 +1,6 @@
 /* unicode.c: classes of characters, from utf8proc's categories. No state; any thread. */
 #include "common/model/unicode.h"
+#include "common/base/bytes.h"
 #include <stddef.h>
 #include <utf8proc.h>
 
@@ -10,33 +11,36 @@ bool unicode_is_space(uint32_t c)
            c == 0x205F || c == 0x3000;
 }
 
+static bool has_category(uint32_t c, uint32_t categories)
+{
+    return categories >> utf8proc_category((utf8proc_int32_t)c) & 1;
+}
+
 bool unicode_is_word(uint32_t c)
 {
-    switch (utf8proc_category((utf8proc_int32_t)c)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-        return true;
-    default:
-        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
-               (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
-               (c >= 0x1F170 && c <= 0x1F189);
-    }
+    return has_category(c, CATEGORY(LU) | CATEGORY(LL) | CATEGORY(LT) | CATEGORY(LM) |
+                               CATEGORY(LO) | CATEGORY(MN) | CATEGORY(MC) | CATEGORY(ME) |
+                               CATEGORY(ND) | CATEGORY(NL) | CATEGORY(PC)) ||
+           c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
+           (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+           (c >= 0x1F170 && c <= 0x1F189);
 }
 
 bool unicode_is_numeric(uint32_t c)
 {
-    utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)c);
-    return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
-           category == UTF8PROC_CATEGORY_NO;
+    return has_category(c, CATEGORY(ND) | CATEGORY(NL) | CATEGORY(NO));
+}
+
+size_t unicode_skip(const char *s, size_t start, size_t end, bool (*is)(uint32_t c))
+{
+    for (size_t next = start; start < end && is(utf8_next(s, end, &next));) start = next;
+    return start;
+}
+
+size_t unicode_skip_back(const char *s, size_t start, size_t end, bool (*is)(uint32_t c))
+{
+    for (size_t before = end; end > start && is(utf8_before(s, &before));) end = before;
+    return end;
 }
 
 bool unicode_normalizes_since_9(uint32_t c)

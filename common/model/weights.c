@@ -38,35 +38,21 @@ enum size {
 
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, enum size size)
 {
-    switch (size) {
-    case SIZE_HIDDEN:
-        return c->hidden;
-    case SIZE_VOCAB:
-        return c->vocab_size;
-    case SIZE_Q:
-        return layer_q_width(l);
-    case SIZE_KV:
-        return layer_kv_width(l);
-    case SIZE_QKV:
-        return layer_qkv_width(l);
-    case SIZE_HEAD:
-        return l->head_dim;
-    case SIZE_EXPERTS:
-        return l->moe.n_experts;
-    case SIZE_UP:
-        return layer_up_width(c, l);
-    case SIZE_INNER:
-        return l->intermediate;
-    case SIZE_SHARED_UP:
-        return layer_shared_up_width(c, l);
-    case SIZE_SHARED_INNER:
-        return l->shared_intermediate;
-    case SIZE_ONE:
-        return 1;
-    case SIZE_NONE:
-        break;
-    }
-    return 0;
+    const int64_t sizes[] = {
+        [SIZE_HIDDEN] = c->hidden,
+        [SIZE_VOCAB] = c->vocab_size,
+        [SIZE_Q] = layer_q_width(l),
+        [SIZE_KV] = layer_kv_width(l),
+        [SIZE_QKV] = layer_qkv_width(l),
+        [SIZE_HEAD] = l->head_dim,
+        [SIZE_EXPERTS] = l->moe.n_experts,
+        [SIZE_UP] = layer_up_width(c, l),
+        [SIZE_INNER] = l->intermediate,
+        [SIZE_SHARED_UP] = layer_shared_up_width(c, l),
+        [SIZE_SHARED_INNER] = l->shared_intermediate,
+        [SIZE_ONE] = 1,
+    };
+    return sizes[size];
 }
 
 // When a model, or a layer, has a role's block.
@@ -89,37 +75,24 @@ enum when {
 
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
-    switch (when) {
-    case ALWAYS:
-        break;
-    case IF_LAYER_NORM:
-        return c->norm == NORM_LAYER;
-    case IF_MLP_NORM:
-        return !c->parallel_block;
-    case IF_MLP_LAYER_NORM:
-        return c->norm == NORM_LAYER && !c->parallel_block;
-    case IF_POST_NORM:
-        return c->post_norm;
-    case IF_QK_NORM:
-        return c->qk_norm;
-    case IF_QKV_BIAS:
-        return c->qkv_bias;
-    case IF_O_BIAS:
-        return c->o_bias;
-    case IF_MLP_BIAS:
-        return c->mlp_bias;
-    case IF_EXPERTS:
-        return l->moe.n_experts > 0;
-    case IF_SHARED:
-        return l->shared_intermediate > 0;
-    case IF_SHARED_GATE:
-        return l->shared_gate;
-    case IF_UNTIED:
-        return !c->tie_embeddings;
-    case IF_HEAD_BIAS:
-        return c->head_bias;
-    }
-    return true;
+    const bool layer_norm = c->norm == NORM_LAYER;
+    const bool is[] = {
+        [ALWAYS] = true,
+        [IF_LAYER_NORM] = layer_norm,
+        [IF_MLP_NORM] = !c->parallel_block,
+        [IF_MLP_LAYER_NORM] = layer_norm && !c->parallel_block,
+        [IF_POST_NORM] = c->post_norm,
+        [IF_QK_NORM] = c->qk_norm,
+        [IF_QKV_BIAS] = c->qkv_bias,
+        [IF_O_BIAS] = c->o_bias,
+        [IF_MLP_BIAS] = c->mlp_bias,
+        [IF_EXPERTS] = l->moe.n_experts > 0,
+        [IF_SHARED] = l->shared_intermediate > 0,
+        [IF_SHARED_GATE] = l->shared_gate,
+        [IF_UNTIED] = !c->tie_embeddings,
+        [IF_HEAD_BIAS] = c->head_bias,
+    };
+    return is[when];
 }
 
 // A role's block: (rows, cols), or (rows) where cols is none; as many of them as there are experts
@@ -222,6 +195,19 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
     return cut;
 }
 
+static int64_t aligned(int64_t element)
+{
+    return (element + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+}
+
+// The tensors end at element `at`.
+static void finish_plan(struct weights *w, int64_t at)
+{
+    w->n_elements = aligned(at);
+    w->canary_offset = (size_t)w->n_elements * dtype_size(w->dt);
+    w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
+}
+
 static void count_role(struct weights *w, enum tensor_role role, int layer, int64_t *n)
 {
     struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
@@ -232,7 +218,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
 {
     const struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
     if (cut.experts == 0) return;
-    *at = (*at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    *at = aligned(*at);
     for (int p = 0; p < cut.experts * cut.n_parts; p++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
         int64_t rows = cut.rows[p % cut.n_parts];
@@ -276,17 +262,48 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
         return status_fail(ST_NO_MEMORY, "no memory for the weights table");
     }
     each_role(w, plan_role, &at);
-    w->n_elements = (at + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    w->canary_offset = (size_t)w->n_elements * dtype_size(dt);
-    w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
+    finish_plan(w, at);
     *ret = w;
     return ST_OK;
+}
+
+enum status weights_plan_list(const struct model_config *config, enum dtype dt,
+                              struct weight_tensor *tensors, int n, struct weights **ret)
+{
+    int64_t at = 0;
+    struct weights *w = calloc(1, sizeof *w);
+    if (!w) {
+        free(tensors);
+        return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    }
+    *w = (struct weights){.config = config, .dt = dt, .n_tensors = n, .tensors = tensors};
+    for (int i = 0; i < n; i++) {
+        struct weight_tensor *t = &tensors[i];
+        t->role = ROLE_COUNT;
+        t->n = t->shape[0] * (t->n_dims == 2 ? t->shape[1] : 1);
+        t->offset = aligned(at);
+        at = t->offset + t->n;
+        w->n_parameters += t->n;
+    }
+    finish_plan(w, at);
+    *ret = w;
+    return ST_OK;
+}
+
+enum status weights_plan_like(const struct weights *w, enum dtype dt, struct weights **ret)
+{
+    if (w->layers) return weights_plan(w->config, dt, ret);
+    const size_t bytes = (size_t)w->n_tensors * sizeof *w->tensors;
+    struct weight_tensor *tensors = malloc(bytes);
+    if (!tensors) return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    memcpy(tensors, w->tensors, bytes);
+    return weights_plan_list(w->config, dt, tensors, w->n_tensors, ret);
 }
 
 bool weights_begins_block(const struct weights *w, int i)
 {
     const struct weight_tensor *t = &w->tensors[i];
-    return i == 0 || t[-1].role != t->role || t[-1].layer != t->layer;
+    return i == 0 || t->role == ROLE_COUNT || t[-1].role != t->role || t[-1].layer != t->layer;
 }
 
 // Where the pointer to a role's block stands.
@@ -302,6 +319,7 @@ void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         if (!weights_begins_block(w, i) || t->offset < first || t->offset >= first + n) continue;
+        if (t->role == ROLE_COUNT) continue;
         *role_pointer(w, t->role, t->layer) =
             (char *)at + (size_t)(t->offset - first) * dtype_size(w->dt);
     }
@@ -373,21 +391,41 @@ static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtyp
     }
 }
 
-static enum status copy_tensor_in(const struct weights *w, struct device *dev,
-                                  const struct weight_tensor *t, const void *data, enum dtype dt,
-                                  void *staging)
+// n elements of type `dt` to element `at` on; `staging`, of STAGING_ELEMENTS, is used where the
+// arena has another type.
+static void copy_in(const struct weights *w, struct device *dev, int64_t at, const void *data,
+                    enum dtype dt, int64_t n, void *staging)
 {
-    if (dt == w->dt) {
-        device_copy_in(dev, device_address(w, t->offset), data, (size_t)t->n * dtype_size(dt));
-        return ST_OK;
+    for (int64_t n_now; n > 0; n -= n_now, at += n_now) {
+        n_now = n < STAGING_ELEMENTS ? n : STAGING_ELEMENTS;
+        if (dt != w->dt) convert_host(staging, w->dt, data, dt, n_now);
+        device_copy_in(dev, device_address(w, at), dt != w->dt ? staging : data,
+                       (size_t)n_now * dtype_size(w->dt));
+        data = (const char *)data + (size_t)n_now * dtype_size(dt);
     }
-    for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
-        int64_t n = t->n - at < STAGING_ELEMENTS ? t->n - at : STAGING_ELEMENTS;
-        convert_host(staging, w->dt, (const char *)data + (size_t)at * dtype_size(dt), dt, n);
-        device_copy_in(dev, device_address(w, t->offset + at), staging,
-                       (size_t)n * dtype_size(w->dt));
-    }
-    return ST_OK;
+}
+
+enum status weights_read(const struct weights *w, struct device *dev, int tensor, float *ret)
+{
+    const struct weight_tensor *t = &w->tensors[tensor];
+    const size_t bytes = (size_t)t->n * dtype_size(w->dt);
+    void *staging = malloc(bytes);
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to read tensor %s", t->name);
+    device_copy_out(dev, staging, device_address(w, t->offset), bytes);
+    enum status st = device_sync(dev);
+    if (st == ST_OK) convert_host(ret, DT_F32, staging, w->dt, t->n);
+    free(staging);
+    return st;
+}
+
+enum status weights_write(const struct weights *w, struct device *dev, int tensor, const float *x)
+{
+    void *staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
+    if (!staging) return status_fail(ST_NO_MEMORY, "no memory to write a tensor through");
+    copy_in(w, dev, w->tensors[tensor].offset, x, DT_F32, w->tensors[tensor].n, staging);
+    enum status st = device_sync(dev);
+    free(staging);
+    return st;
 }
 
 // ---- loading ------------------------------------------------------------------------------------
@@ -402,56 +440,48 @@ static bool ignorable(const struct weights *w, const char *name)
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
 }
 
+// "1024, 64": no two shapes have the same words.
+static void shape_words(const int64_t *shape, int n_dims, char ret[96])
+{
+    ret[0] = '\0';
+    for (int d = 0; d < n_dims && d < 4; d++)
+        snprintf(ret + strlen(ret), 96 - strlen(ret), "%s%lld", d ? ", " : "", (long long)shape[d]);
+}
+
 static enum status check_tensor(const struct weight_tensor *t, const struct safetensors *set,
                                 const char *folder)
 {
     const struct safetensors_entry *e = safetensors_find(set, t->name);
+    const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
     if (!e)
-        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; config.json calls for it",
-                           folder, t->name);
-    if (e->n_dims != t->n_dims || e->shape[0] != t->shape[0] ||
-        (t->n_dims == 2 && e->shape[1] != t->shape[1])) {
-        char have[96] = "", want[48];
-        for (int d = 0; d < e->n_dims && d < 4; d++)
-            snprintf(have + strlen(have), sizeof have - strlen(have), "%s%lld", d ? ", " : "",
-                     (long long)e->shape[d]);
-        if (t->n_dims == 2)
-            snprintf(want, sizeof want, "%lld, %lld", (long long)t->shape[0],
-                     (long long)t->shape[1]);
-        else
-            snprintf(want, sizeof want, "%lld", (long long)t->shape[0]);
-        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); config.json calls for (%s)",
-                           e->file, t->name, have, want);
-    }
+        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder,
+                           t->name, config);
+    char have[96], want[96];
+    shape_words(e->shape, e->n_dims, have);
+    shape_words(t->shape, t->n_dims, want);
+    if (strcmp(have, want) != 0)
+        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
+                           t->name, have, config, want);
     if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
         return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16",
                            e->file, t->name, dtype_safetensors_name(e->dt));
     return ST_OK;
 }
 
-static int compare_pointers(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
+// The table's tensors are all there: only where the folder has more is one of them none of ours.
 static enum status check_extra(const struct weights *w, const struct safetensors *set)
 {
-    const char **names = malloc((size_t)w->n_tensors * sizeof *names);
-    enum status st = ST_OK;
-    if (!names) return status_fail(ST_NO_MEMORY, "no memory for tensor names");
-    for (int i = 0; i < w->n_tensors; i++) names[i] = w->tensors[i].name;
-    qsort(names, (size_t)w->n_tensors, sizeof *names, compare_pointers);
-    for (int i = 0; i < safetensors_count(set) && st == ST_OK; i++) {
+    const int n = safetensors_count(set);
+    int more = n - w->n_tensors;
+    for (int i = 0; i < n; i++) more -= ignorable(w, safetensors_at(set, i)->name);
+    for (int i = 0; more > 0 && i < n; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
-        if (bsearch(&e->name, names, (size_t)w->n_tensors, sizeof *names, compare_pointers))
-            continue;
-        if (!ignorable(w, e->name))
-            st = status_fail(ST_MISMATCH,
-                             "%s: tensor %s is not part of a %s model as config.json describes it",
-                             e->file, e->name, w->config->architecture);
+        if (!ignorable(w, e->name) && !weights_find(w, e->name))
+            return status_fail(
+                ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
+                e->file, e->name, w->config->architecture);
     }
-    free(names);
-    return st;
+    return ST_OK;
 }
 
 // The folder's tensors, which are those of the table.
@@ -478,24 +508,30 @@ enum status weights_check(const struct weights *w, const char *folder)
     return st;
 }
 
-enum status weights_load(struct weights *w, struct device *dev, const char *folder)
+enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
+                             const char *where)
 {
-    struct safetensors *set = NULL;
-    void *staging = NULL;
     enum status st = ST_OK;
-    CHECK(open_tensors(w, folder, &set));
+    void *staging = NULL;
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
-    if (!staging) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory to load through", folder);
-        goto out;
-    }
+    if (!staging) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct safetensors_entry *e = safetensors_find(set, w->tensors[i].name);
-        CHECK(copy_tensor_in(w, dev, &w->tensors[i], e->data, e->dt, staging));
+        const struct weight_tensor *t = &w->tensors[i];
+        copy_in(w, dev, t->offset, e->data, e->dt, t->n, staging);
     }
     st = device_sync(dev);
 out:
     free(staging);
+    return st;
+}
+
+enum status weights_load(struct weights *w, struct device *dev, const char *folder)
+{
+    struct safetensors *set = NULL;
+    enum status st = open_tensors(w, folder, &set);
+    if (st == ST_OK) st = weights_load_set(w, dev, set, folder);
     safetensors_free(set);
     return st;
 }
@@ -507,10 +543,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
     float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
     void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
     enum status st = ST_OK;
-    if (!staging || !halves) {
-        st = status_fail(ST_NO_MEMORY, "no memory for random weights");
-        goto out;
-    }
+    if (!staging || !halves) FAIL(ST_NO_MEMORY, "no memory for random weights");
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
@@ -525,13 +558,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                                  : roles[t->role].is_norm ? norm_one
                                                           : 0.0f;
             }
-            const void *data = staging;
-            if (w->dt != DT_F32) {
-                convert_host(halves, w->dt, staging, DT_F32, n);
-                data = halves;
-            }
-            device_copy_in(dev, device_address(w, t->offset + at), data,
-                           (size_t)n * dtype_size(w->dt));
+            copy_in(w, dev, t->offset + at, staging, DT_F32, n, halves);
         }
     }
     st = device_sync(dev);
@@ -564,13 +591,13 @@ static enum status read_for_save(void *context, const struct safetensors_source 
     return st;
 }
 
-enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
-                         enum dtype as)
+enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
+                            const char *name, enum dtype as)
 {
     struct save save = {w, dev, NULL};
     struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
     json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
-    char *path = path_join(folder, "model.safetensors");
+    char *path = path_join(folder, name);
     int64_t largest = 0;
     enum status st = ST_OK;
     for (int i = 0; sources && i < w->n_tensors; i++) {
@@ -584,10 +611,8 @@ enum status weights_save(const struct weights *w, struct device *dev, const char
         if (t->n > largest) largest = t->n;
     }
     if (as != w->dt) save.staging = malloc((size_t)largest * dtype_size(w->dt));
-    if (!sources || !metadata || !path || (as != w->dt && !save.staging)) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory to save", folder);
-        goto out;
-    }
+    if (!sources || !metadata || !path || (as != w->dt && !save.staging))
+        FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
     CHECK(safetensors_write(path, sources, w->n_tensors, metadata, read_for_save, &save));
     st = file_sync_folder(folder);
 out:
@@ -596,4 +621,10 @@ out:
     json_decref(metadata);
     free(path);
     return st;
+}
+
+enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
+                         enum dtype as)
+{
+    return weights_save_as(w, dev, folder, "model.safetensors", as);
 }

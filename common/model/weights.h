@@ -1,6 +1,6 @@
 /* weights.h: where every tensor of a model lies in one allocation (the arena).
  *
- * A plan is made from the config alone, so daemon and trainer compute the same one and compare its
+ * A plan is made from the config alone, so server and trainer compute the same one and compare its
  * hash. Offsets are multiples of 128 elements, whatever the dtype (256 bytes in bf16), so that the
  * i-th element of the weights, of the gradients, of both moments and of the 16-bit residual belong
  * together and the optimizer is one pass over one range. Fused blocks (qkv, gate_up) lie together;
@@ -15,9 +15,9 @@
 #include "kernels/device.h"
 
 struct weight_tensor {
-    char name[160]; // Hugging Face name
-    enum tensor_role role;
-    int layer; // 0 outside of layers
+    char name[160];        // Hugging Face name
+    enum tensor_role role; // ROLE_COUNT: none (weights_plan_list)
+    int layer;             // 0 outside of layers
     int n_dims;
     int64_t shape[2];
     int64_t n;      // elements
@@ -59,6 +59,13 @@ struct weights {
 #define WEIGHTS_CANARY_BYTES 256
 
 enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret);
+// The same for tensors that are no model's (an adapter's): names, dimensions and layers are given,
+// n and offset are filled in; each is a block of its own, and none has a pointer. Takes `tensors`,
+// which is from malloc(), also on failure.
+enum status weights_plan_list(const struct model_config *config, enum dtype dt,
+                              struct weight_tensor *tensors, int n, struct weights **ret);
+// The same tensors at the same elements in another dtype, not bound.
+enum status weights_plan_like(const struct weights *w, enum dtype dt, struct weights **ret);
 void weights_bind(struct weights *w, void *base); // sets base and all pointers; borrows the memory
 // The same for the blocks of elements first to first + n alone, which lie at `at`; base, and the
 // pointers of other blocks (NULL in a new plan), stay as they are.
@@ -74,13 +81,24 @@ void weights_layout_hash(const struct weights *w, char ret[65]);
 // one, a wrong shape or an unusable dtype is an error naming file and tensor; on any such error
 // nothing was written. (lm_head.weight of a tied model may be there and is ignored.)
 enum status weights_load(struct weights *w, struct device *dev, const char *folder);
+// The tensors of an open set, which must all be there, with their shapes; others are not looked at.
+// `where` names the set in errors.
+struct safetensors;
+enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
+                             const char *where);
 // The same checks without reading the values: what passes, weights_load() takes. For those who must
 // know before they begin to write. `w` need not be bound.
 enum status weights_check(const struct weights *w, const char *folder);
+// One tensor's values, f32 in host memory, whatever the arena's dtype. Both wait.
+enum status weights_read(const struct weights *w, struct device *dev, int tensor, float *ret);
+enum status weights_write(const struct weights *w, struct device *dev, int tensor, const float *x);
 // Normal(0, 0.02) matrices, ones in norms, zeros in biases: a fresh model (sft --init, benchmarks).
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed);
 // Writes folder/model.safetensors in the family's own names, as dt `as`.
 enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
                          enum dtype as);
+// The same into a file of that folder with another name.
+enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
+                            const char *name, enum dtype as);
 
 #endif

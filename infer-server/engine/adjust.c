@@ -1,6 +1,4 @@
-/* adjust.c: owns the buffers that carry a step's adjusted rows to the device. They grow with the
- * longest step so far: a request without penalties never has any. The engine's thread, but for
- * logit_list_init() (the submitter's).
+/* adjust.c: see adjust.h. The engine's thread, but for logit_list_init() (the submitter's).
  *
  * A row's list goes to the device as a whole each time. It holds each token of prompt and
  * completion once: a few thousand entries of 16 bytes beside a pass over all weights. Drafts before
@@ -8,15 +6,6 @@
 #include "infer-server/engine/adjust.h"
 #include <stdlib.h>
 #include <string.h>
-
-struct adjuster {
-    struct device *dev;
-    int max_rows, vocab;
-    int n_rows, n_entries, cap_entries;
-    struct logit_row *rows, *host_rows;         // (max_rows), once wanted
-    struct logit_entry *entries, *host_entries; // (cap_entries)
-    float *saved;                               // (cap_entries)
-};
 
 // ---- lists -------------------------------------------------------------------------------------
 
@@ -102,17 +91,6 @@ void logit_list_count(struct logit_list *l, const struct sampling *s, const int3
 
 // ---- rows --------------------------------------------------------------------------------------
 
-enum status adjuster_new(struct device *dev, int max_rows, int vocab, struct adjuster **ret)
-{
-    struct adjuster *a = calloc(1, sizeof *a);
-    if (!a) return status_fail(ST_NO_MEMORY, "no memory for penalties");
-    a->dev = dev;
-    a->max_rows = max_rows;
-    a->vocab = vocab;
-    *ret = a;
-    return ST_OK;
-}
-
 static void release_entries(struct adjuster *a)
 {
     device_release(a->dev, a->entries);
@@ -123,18 +101,12 @@ static void release_entries(struct adjuster *a)
     a->cap_entries = 0;
 }
 
-void adjuster_free(struct adjuster *a)
+void adjuster_release(struct adjuster *a)
 {
-    if (!a) return;
+    if (!a->dev) return;
     release_entries(a);
     device_release(a->dev, a->rows);
     device_host_release(a->dev, a->host_rows);
-    free(a);
-}
-
-void adjuster_clear(struct adjuster *a)
-{
-    a->n_rows = a->n_entries = 0;
 }
 
 static enum status reserve(struct adjuster *a, int n)

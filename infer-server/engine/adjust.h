@@ -29,12 +29,20 @@ struct adjustment {                // of one row that is to be sampled
     int n_ahead;
 };
 
-struct adjuster; // buffers for max_rows rows
-enum status adjuster_new(struct device *dev, int max_rows, int vocab, struct adjuster **ret);
-void adjuster_free(struct adjuster *a);
+// Carries a step's adjusted rows to the device, in buffers that grow with the longest step so far:
+// a request without penalties never has any.
+struct adjuster { // but for the first line all zero at first
+    struct device *dev;
+    int max_rows, vocab;
+    int n_rows, n_entries;                      // of the present step: 0 begins a new one
+    struct logit_row *rows, *host_rows;         // (max_rows), once wanted
+    struct logit_entry *entries, *host_entries; // (cap_entries)
+    float *saved;                               // (cap_entries)
+    int cap_entries;
+};
+void adjuster_release(struct adjuster *a);
 
 // Row by row what is to be sampled next: adjuster_add() of those that are adjusted, then the whole.
-void adjuster_clear(struct adjuster *a);
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
                          const struct adjustment *adjustment); // ST_NO_MEMORY
 // Enqueues the adjustment of logits (max_rows, vocab), and its way back. Nothing where no row was

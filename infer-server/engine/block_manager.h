@@ -10,11 +10,22 @@
 #define INFER_SERVER_BLOCK_MANAGER_H
 
 #include "common/base/status.h"
-#include "infer-server/engine/block_hash.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 struct block_manager;
 
 #define BLOCK_SIZE_MAX 1024 // tokens
+
+// The keys and values of a block depend on all tokens up to its end: its hash is a function of the
+// hash before it and of its own tokens.
+struct block_hash {
+    uint64_t part[2];
+};
+// The hashes of n consecutive blocks of block_size tokens each, the first of which follows
+// `before`. False, with nothing of use in ret_hashes, for want of memory. Any thread.
+bool block_hash_chain(const struct block_hash *before, const int32_t *tokens, int block_size, int n,
+                      struct block_hash *ret_hashes);
 
 struct block_key { // what a full block holds
     struct block_hash hash;
@@ -25,7 +36,6 @@ struct block_key { // what a full block holds
 enum status block_manager_new(int n_blocks, int block_size, struct block_manager **ret);
 void block_manager_free(struct block_manager *m);
 
-int block_manager_blocks(const struct block_manager *m);    // all of them
 int block_manager_available(const struct block_manager *m); // free, cached or not
 int block_manager_used(const struct block_manager *m);      // a shared block counts once
 int block_manager_block_size(const struct block_manager *m);

@@ -1,13 +1,17 @@
-/* checks.c: see checks.h. */
-#include "infer-server/engine/checks.h"
-#include "infer-server/engine/block_manager.h"
-#include "infer-server/engine/request.h"
+/* checks.c: see engine_thread.h. No state. A draft of other tokens is not wrong, verification sees
+ * to that; it only never saves a step, and says nothing: so a draft model's folder is held against
+ * the policy's. */
+#include "infer-server/engine/engine_thread.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
 #include <math.h>
 
 #define DEFAULT_BATCH 64
 #define DEFAULT_CHUNK 512
 #define DEFAULT_BLOCK 16
 #define DEFAULT_QUEUE 1024
+
+// ---- what it is started with -------------------------------------------------------------------
 
 static enum status check_choice(const struct engine_options *o, struct speculative_choice choice,
                                 const char *where)
@@ -17,11 +21,10 @@ static enum status check_choice(const struct engine_options *o, struct speculati
             return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
                                SPECULATIVE_MOST);
     if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
-        return status_fail(
-            ST_INVALID,
-            "%s: draft_model needs a draft model, and the server was started without "
-            "one; start it with --draft DIR",
-            where);
+        return status_fail(ST_INVALID,
+                           "%s: draft_model needs a draft model, and the server was started "
+                           "without one; start it with --draft DIR",
+                           where);
     return ST_OK;
 }
 
@@ -32,13 +35,14 @@ enum status checks_options(struct engine_options *o)
     if (!o->block_size) o->block_size = DEFAULT_BLOCK;
     if (!o->max_queue) o->max_queue = DEFAULT_QUEUE;
     if (o->max_batch < 1 || o->max_batch > 4096)
-        return status_fail(ST_INVALID, "--max-batch %d: it must be 1 to 4096", o->max_batch);
+        return status_fail(ST_INVALID, "--max-batch %lld: it must be 1 to 4096",
+                           (long long)o->max_batch);
     if (o->prefill_chunk < 1 || o->prefill_chunk > 1 << 20)
-        return status_fail(ST_INVALID, "a prefill chunk of %d tokens: it must be 1 to %d",
-                           o->prefill_chunk, 1 << 20);
+        return status_fail(ST_INVALID, "a prefill chunk of %lld tokens: it must be 1 to %d",
+                           (long long)o->prefill_chunk, 1 << 20);
     if (o->block_size < 1 || o->block_size > BLOCK_SIZE_MAX)
-        return status_fail(ST_INVALID, "KV blocks of %d tokens: they must hold 1 to %d",
-                           o->block_size, BLOCK_SIZE_MAX);
+        return status_fail(ST_INVALID, "KV blocks of %lld tokens: they must hold 1 to %d",
+                           (long long)o->block_size, BLOCK_SIZE_MAX);
     if (o->max_context < 0 || o->max_queue < 0 || o->kv_bytes < 0)
         return status_fail(ST_INVALID,
                            "--max-context, the queue and --kv-memory cannot be negative");
@@ -52,6 +56,66 @@ enum status checks_options(struct engine_options *o)
         return status_fail(ST_INVALID, "--socket: a path is needed");
     return ST_OK;
 }
+
+static bool has_tokenizer(const char *folder)
+{
+    char path[PATH_ROOM];
+    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
+}
+
+// None in common, though both have some.
+static bool ends_differ(const struct model_config *a, const struct model_config *b)
+{
+    for (int i = 0; i < a->n_eos; i++)
+        for (int k = 0; k < b->n_eos; k++)
+            if (a->eos_ids[i] == b->eos_ids[k]) return false;
+    return a->n_eos > 0 && b->n_eos > 0;
+}
+
+static enum status check_sizes(const char *folder, const struct model_config *draft,
+                               const char *policy_folder, const struct model_config *policy)
+{
+    const char *bare = !has_tokenizer(folder)          ? folder
+                       : !has_tokenizer(policy_folder) ? policy_folder
+                                                       : NULL;
+    if (draft->vocab_size > policy->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: its vocabulary of %d tokens is larger than the %d of %s; a "
+                           "draft model must be of the same tokenizer",
+                           folder, draft->vocab_size, policy->vocab_size, policy_folder);
+    if (!bare) return ST_OK;
+    if (draft->vocab_size != policy->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: its vocabulary of %d tokens is not the %d of %s, and %s "
+                           "has no tokenizer.json to compare them by; a draft model must be of the "
+                           "same tokenizer: if it is, copy tokenizer.json there",
+                           folder, draft->vocab_size, policy->vocab_size, policy_folder, bare);
+    if (ends_differ(draft, policy))
+        return status_fail(ST_MISMATCH,
+                           "--draft %s: it ends texts with token %d, %s with %d, and %s has no "
+                           "tokenizer.json to compare them by; a draft model must be of the same "
+                           "tokenizer: if it is, copy tokenizer.json there",
+                           folder, draft->eos_ids[0], policy_folder, policy->eos_ids[0], bare);
+    log_info("%s has no tokenizer.json: draft model and policy are compared by the size of the "
+             "vocabulary (%d) and end tokens alone",
+             bare, draft->vocab_size);
+    return ST_OK;
+}
+
+enum status checks_draft_folder(const char *folder, const char *policy_folder,
+                                const struct model_config *policy, struct model_config **ret)
+{
+    struct model_config *draft = NULL;
+    enum status st = status_context(model_config_load(folder, &draft), "--draft");
+    if (st == ST_OK) st = check_sizes(folder, draft, policy_folder, policy);
+    if (st == ST_OK)
+        *ret = draft;
+    else
+        model_config_free(draft);
+    return st;
+}
+
+// ---- requests ----------------------------------------------------------------------------------
 
 static enum status check_ids(const struct model_config *config, const char *what,
                              const int32_t *ids, int n)
@@ -72,46 +136,45 @@ static enum status check_listed(const struct model_config *config, const char *w
     return status_fail(ST_INVALID, "%s is %d; at most %d can be listed", what, n, most);
 }
 
-static enum status check_adjustments(const struct model_config *config, const struct sampling *s)
-{
-    if (!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty))
-        return status_fail(ST_INVALID, "repetition_penalty is %g; it must be above 0 (1 is off)",
-                           s->repetition_penalty);
-    if (!isfinite(s->frequency_penalty) || !isfinite(s->presence_penalty))
-        return status_fail(ST_INVALID,
-                           "frequency_penalty is %g and presence_penalty %g; they must "
-                           "be finite",
-                           s->frequency_penalty, s->presence_penalty);
-    for (int i = 0; i < s->n_logit_bias; i++) {
-        const struct token_bias *bias = &s->logit_bias[i];
-        enum status st = check_ids(config, "logit_bias: token", &bias->token, 1);
-        if (st != ST_OK) return st;
-        if (!isfinite(bias->bias))
-            return status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
-                               (int)bias->token, bias->bias);
-    }
-    return check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
-}
-
 static enum status check_sampling(const struct model_config *config, const struct sampling *s)
 {
-    if (s->max_tokens < 0)
-        return status_fail(ST_INVALID, "max_tokens is %d; it cannot be negative", s->max_tokens);
-    if (!(s->temperature >= 0) || isinf(s->temperature))
-        return status_fail(ST_INVALID, "temperature is %g; it must be 0 or more", s->temperature);
-    if (!(s->top_p > 0 && s->top_p <= 1))
-        return status_fail(ST_INVALID, "top_p is %g; it must be above 0 and at most 1", s->top_p);
-    if (!(s->min_p >= 0 && s->min_p <= 1))
-        return status_fail(ST_INVALID, "min_p is %g; it must be 0 to 1", s->min_p);
-    if (s->top_k < 0)
-        return status_fail(ST_INVALID, "top_k is %d; it must be 0 (off) or more", s->top_k);
+    const struct {
+        bool bad;
+        const char *name;
+        double value;
+        const char *must;
+    } faults[] = {
+        {s->max_tokens < 0, "max_tokens", s->max_tokens, "cannot be negative"},
+        {!(s->temperature >= 0) || isinf(s->temperature), "temperature", s->temperature,
+         "must be 0 or more"},
+        {!(s->top_p > 0 && s->top_p <= 1), "top_p", s->top_p, "must be above 0 and at most 1"},
+        {!(s->min_p >= 0 && s->min_p <= 1), "min_p", s->min_p, "must be 0 to 1"},
+        {s->top_k < 0, "top_k", s->top_k, "must be 0 (off) or more"},
+        {!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty), "repetition_penalty",
+         s->repetition_penalty, "must be above 0 (1 is off)"},
+        {!isfinite(s->frequency_penalty), "frequency_penalty", s->frequency_penalty,
+         "must be finite"},
+        {!isfinite(s->presence_penalty), "presence_penalty", s->presence_penalty, "must be finite"},
+    };
     const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        if (faults[i].bad)
+            return status_fail(ST_INVALID, "%s is %g; it %s", faults[i].name, faults[i].value,
+                               faults[i].must);
     if (s->n_stop_ids < 0 || s->n_stop_ids > most)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
                            most);
     enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
     if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MAX_TOP);
-    return st == ST_OK ? check_adjustments(config, s) : st;
+    if (st == ST_OK) st = check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
+    for (int i = 0; i < s->n_logit_bias && st == ST_OK; i++) {
+        const struct token_bias *bias = &s->logit_bias[i];
+        st = check_ids(config, "logit_bias: token", &bias->token, 1);
+        if (st == ST_OK && !isfinite(bias->bias))
+            st = status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
+                             (int)bias->token, bias->bias);
+    }
+    return st;
 }
 
 enum status checks_request(const struct engine_options *options, const struct model_config *config,

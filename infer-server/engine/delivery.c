@@ -1,5 +1,5 @@
-/* delivery.c: see delivery.h. No state of its own. */
-#include "infer-server/engine/delivery.h"
+/* delivery.c: see executor.h. No state of its own. */
+#include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
 
 // A sibling that shares a prompt has waited for nothing but the one that computed it: both left the
@@ -15,7 +15,7 @@ void delivery_started(const struct step *step, int64_t now_ns)
     }
 }
 
-static const struct sample_telemetry *close_telemetry(const struct delivery *d,
+static const struct sample_telemetry *close_telemetry(const struct executor *x,
                                                       struct sample *sample)
 {
     struct sample_telemetry *t = &sample->telemetry;
@@ -26,12 +26,12 @@ static const struct sample_telemetry *close_telemetry(const struct delivery *d,
     t->latency_ms = (double)(end - sample->queued_ns) / 1e6;
     t->generated_tokens = sample->text.n_generated;
     t->cached_prompt_tokens = cached > 0 ? cached : 0;
-    t->kv_bytes_peak = sample->blocks.peak * d->block_bytes;
+    t->kv_bytes_peak = sample->blocks.peak * x->block_bytes;
     return t;
 }
 
 // What is all of a sample's events: the prompt's log-probabilities where they are due, and its end.
-static void deliver(const struct delivery *d, struct sample *sample, struct engine_event *event)
+static void deliver(const struct executor *x, struct sample *sample, struct engine_event *event)
 {
     struct request *r = sample->request;
     event->request = r;
@@ -42,53 +42,53 @@ static void deliver(const struct delivery *d, struct sample *sample, struct engi
         r->prompt_delivered = true;
     }
     if (event->finish != FINISH_NONE) {
-        event->telemetry = close_telemetry(d, sample);
-        scheduler_remove(d->scheduler, sample);
-        d->stats->requests_done[event->finish]++;
+        event->telemetry = close_telemetry(x, sample);
+        scheduler_remove(x->scheduler, sample);
+        x->stats->requests_done[event->finish]++;
         event->request_done = ++r->n_done == r->sampling.n;
     }
-    d->on_event(d->context, event);
+    x->on_event(x->context, event);
 }
 
-void deliver_end(const struct delivery *d, struct sample *sample, enum finish_reason finish,
+void deliver_end(const struct executor *x, struct sample *sample, enum finish_reason finish,
                  const char *error)
 {
     struct engine_event event = {.finish = finish, .error = error};
-    deliver(d, sample, &event);
+    deliver(x, sample, &event);
 }
 
-static void count_prompt(const struct delivery *d, const struct sample *sample)
+static void count_prompt(const struct executor *x, const struct sample *sample)
 {
-    if (sample->index == 0) d->stats->prompt_tokens += (uint64_t)sample->telemetry.prompt_tokens;
+    if (sample->index == 0) x->stats->prompt_tokens += (uint64_t)sample->telemetry.prompt_tokens;
 }
 
-void deliver_prompt(const struct delivery *d, struct sample *sample, uint64_t version,
+void deliver_prompt(const struct executor *x, struct sample *sample, uint64_t version,
                     int64_t now_ns)
 {
     struct sample_telemetry *t = &sample->telemetry;
     t->weight_version_first = t->weight_version_last = version;
     sample->last_token_ns = now_ns;
-    count_prompt(d, sample);
-    deliver_end(d, sample, FINISH_LENGTH, NULL);
+    count_prompt(x, sample);
+    deliver_end(x, sample, FINISH_LENGTH, NULL);
 }
 
-void deliver_token(const struct delivery *d, struct sample *sample, int n,
+void deliver_token(const struct executor *x, struct sample *sample, int n,
                    const struct token_record *token, const struct top_logprob *top,
                    enum finish_reason finish, int64_t now_ns)
 {
     struct sample_telemetry *t = &sample->telemetry;
-    d->stats->generated_tokens++;
+    x->stats->generated_tokens++;
     if (n == 1) {
         t->weight_version_first = token->weight_version;
         t->first_token_ms = (double)(now_ns - sample->queued_ns) / 1e6;
-        histogram_add(&d->stats->first_token, &bounds_first_token, t->first_token_ms / 1e3);
-        count_prompt(d, sample);
+        histogram_add(&x->stats->first_token, &bounds_first_token, t->first_token_ms / 1e3);
+        count_prompt(x, sample);
     } else {
-        histogram_add(&d->stats->next_token, &bounds_next_token,
+        histogram_add(&x->stats->next_token, &bounds_next_token,
                       (double)(now_ns - sample->last_token_ns) / 1e9);
     }
     t->weight_version_last = token->weight_version;
     sample->last_token_ns = now_ns;
     struct engine_event event = {.tokens = token, .n_tokens = 1, .top = top, .finish = finish};
-    deliver(d, sample, &event);
+    deliver(x, sample, &event);
 }

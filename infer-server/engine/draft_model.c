@@ -16,7 +16,6 @@
  * take the sample's own: like distributions then give like tokens. */
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/step_timing.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -58,10 +57,7 @@ enum status draft_model_new(struct runner *runner, const struct draft_model_limi
     d->limits = *limits;
     CHECK(device_alloc(runner->dev, rows * vocab * sizeof *d->logits, (void **)&d->logits));
     d->sampling = malloc((size_t)runner->limits.max_rows * sizeof *d->sampling);
-    if (!d->sampling) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
-        goto out;
-    }
+    if (!d->sampling) FAIL(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
     *ret = d;
     return ST_OK;
 out:
@@ -85,19 +81,18 @@ enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks)
     return runner_allocate_kv(d->runner, n_blocks);
 }
 
-enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes)
-{
-    return step_timing_measure(d->runner, d->runner->limits.max_rows, ret_passes);
-}
-
 struct sampler_drafts draft_model_logits(const struct draft_model *d)
 {
     return (struct sampler_drafts){.logits = d->logits, .vocab = d->runner->config->vocab_size};
 }
 
-int draft_model_room(const struct draft_model *d, const struct sample *sample)
+void draft_model_look(const struct draft_model *d, const struct sample *sample, int *ret_room,
+                      int *ret_lag)
 {
-    return d->runner->limits.max_context - sample_known(sample) + 1; // the last draft is never fed
+    const int known = sample_known(sample), max_context = d->runner->limits.max_context;
+    const int last = (known < max_context ? known : max_context) - 1;
+    *ret_room = known <= max_context ? max_context - known + 1 : 0; // the last draft is never fed
+    *ret_lag = last - sample->kv[RUNNER_DRAFT].computed;
 }
 
 // ---- keys and values ---------------------------------------------------------------------------
@@ -153,12 +148,6 @@ static enum status feed(struct draft_model *d, struct sample *sample, int end, i
     *computed_of(sample) = end;
     note_computed(d, sample, first);
     return ST_OK;
-}
-
-int draft_model_lag(const struct draft_model *d, const struct sample *sample)
-{
-    const int known = sample_known(sample), max_context = d->runner->limits.max_context;
-    return (known < max_context ? known : max_context) - 1 - sample->kv[RUNNER_DRAFT].computed;
 }
 
 static void copy_block(struct draft_model *d, const struct step_copy *copy)
@@ -316,7 +305,7 @@ static enum status run_pass(struct draft_model *d, struct sample *const *samples
     CHECK(build_pass(d, samples, n, pass));
     if (batch_tokens(r->batch) == 0) return ST_OK;
     CHECK(runner_step(r));
-    CHECK(runner_sample(r, NULL));
+    CHECK(runner_sample(r));
     if (r->n_rows > 0) take_drafts(d, pass);
     const double ms = clock_ms_since(start_ns);
     if (!pass->decodes) {

@@ -34,14 +34,10 @@ enum status draft_model_new(struct runner *runner, const struct draft_model_limi
 void draft_model_free(struct draft_model *d);
 enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks);
 
-// On an empty KV pool: what passes of up to max_batch samples take.
-enum status draft_model_measure(struct draft_model *d, struct step_cost *ret_passes);
-
-// Tokens that a sample of this length may draft at most: the model has a context of its own.
-int draft_model_room(const struct draft_model *d, const struct sample *sample);
-
-// Tokens of a decoding sample that the model has yet to compute, its last one not counted.
-int draft_model_lag(const struct draft_model *d, const struct sample *sample);
+// Of a decoding sample: tokens that it may draft at most, as the model has a context of its own;
+// and those that the model has yet to compute, its last one not counted.
+void draft_model_look(const struct draft_model *d, const struct sample *sample, int *ret_room,
+                      int *ret_lag);
 
 // The policy has computed a step's items. prompts: computes those that are not decoding as well, of
 // *ret_tokens tokens. ret_ms, where not NULL: what that took. Only then it waits, which costs time
@@ -61,7 +57,8 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
 enum status draft_model_sample(struct draft_model *d, struct sample *const *samples, int n,
                                struct step_cost *passes, struct step_report *report);
 
-// What the tokens of the last draft_model_sample() were sampled from, by draft.rows.
+// What the tokens of the last draft_model_sample() were sampled from, by draft.rows; the same
+// memory for all its life.
 struct sampler_drafts draft_model_logits(const struct draft_model *d);
 
 #endif

@@ -2,7 +2,6 @@
 #include "infer-server/engine/drafting.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "infer-server/engine/step_timing.h"
 #include <stdlib.h>
 
 #define ROWS_OFF     64 // of a step, where only single requests ask for drafts
@@ -48,16 +47,12 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     d->exact = options->exact;
     d->measures = speculative_most(d->choice) > 0 && !fixed;
     d->stats = stats;
-    stats->draft_positions = speculative_most(d->choice);
+    stats->drafts.draft_positions = speculative_most(d->choice);
     stats->speculative = d->choice;
     CHECK(speculative_new(fixed, drafting_rows(options), &d->speculative));
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
     d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
-    if (!d->drafts || !d->sampling) {
-        st =
-            status_fail(ST_NO_MEMORY, "no memory for the drafts of %d samples", options->max_batch);
-        goto out;
-    }
+    if (!d->drafts || !d->sampling) FAIL(ST_NO_MEMORY, "no memory for the drafts of a step");
     *ret = d;
     return ST_OK;
 out:
@@ -74,13 +69,13 @@ void drafting_free(struct drafting *d)
     free(d);
 }
 
-enum status drafting_measure(struct drafting *d, struct runner *policy)
+enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS])
 {
     enum status st = ST_OK;
     if (!d->measures) return ST_OK;
-    CHECK(step_timing_measure(policy, policy->limits.max_rows,
-                              speculative_step_cost(d->speculative)));
-    if (d->model) CHECK(draft_model_measure(d->model, speculative_pass_cost(d->speculative)));
+    CHECK(step_timing_measure(runners[RUNNER_POLICY], speculative_step_cost(d->speculative)));
+    if (d->model)
+        CHECK(step_timing_measure(runners[RUNNER_DRAFT], speculative_pass_cost(d->speculative)));
 out:
     return st;
 }
@@ -110,11 +105,11 @@ static void propose(struct drafting *d, struct sample *sample)
     const struct history history = history_of(sample);
     // The step gives one token more than it accepts.
     const int room = sample->request->sampling.max_tokens - sample->text.n_generated - 1;
-    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL];
-    const int within = *k > 0 ? draft_model_room(d->model, sample) : 0;
-    if (*k > within) *k = within > 0 ? within : 0;
+    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL], within = 0, lag = 0;
+    if (d->model) draft_model_look(d->model, sample, &within, &lag);
+    if (*k > within) *k = within;
     speculative_propose(d->speculative, choice, &history, room, draft);
-    draft->lag = d->model ? draft_model_lag(d->model, sample) : 0;
+    draft->lag = lag;
 }
 
 // Whether any sample may draft; counts the decoding ones.
@@ -201,11 +196,6 @@ struct sample_draft drafting_row(const struct drafting *d, const struct sample *
     return (struct sample_draft){.token = draft->tokens[k], .row = draft->rows[k]};
 }
 
-struct sampler_drafts drafting_logits(const struct drafting *d)
-{
-    return d->model ? draft_model_logits(d->model) : (struct sampler_drafts){0};
-}
-
 // ---- what came of it ---------------------------------------------------------------------------
 
 // A draft model of another tokenizer, or of no sense, is drafted with in vain: said once.
@@ -216,29 +206,9 @@ static void watch_draft_model(struct drafting *d, const struct verified *v)
     d->unaccepted.tokens += v->n_counted;
     d->unaccepted.over = v->n_accepted > 0 || d->unaccepted.drafts == UNACCEPTED;
     if (d->unaccepted.over && v->n_accepted == 0)
-        log_warn(
-            "engine: none of the first %d tokens that the draft model drafted was accepted: is "
-            "it of this model's tokenizer, and trained?",
-            d->unaccepted.tokens);
-}
-
-static void count_drafts(struct drafting *d, struct sample *sample, const struct verified *v)
-{
-    if (sample->draft.method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(d, v);
-    struct sample_telemetry *t = &sample->telemetry;
-    struct engine_stats *all = d->stats;
-    if (v->n_counted > t->draft_positions) t->draft_positions = v->n_counted;
-    if (v->n_counted > all->draft_positions) all->draft_positions = v->n_counted;
-    t->num_drafts++;
-    t->num_draft_tokens += v->n_counted;
-    t->num_accepted_tokens += v->n_accepted;
-    all->num_drafts++;
-    all->num_draft_tokens += (uint64_t)v->n_counted;
-    all->num_accepted_tokens += (uint64_t)v->n_accepted;
-    for (int i = 0; i < v->n_accepted; i++) {
-        t->num_accepted_tokens_per_pos[i]++;
-        all->num_accepted_tokens_per_pos[i]++;
-    }
+        log_warn("engine: none of the first %d tokens that the draft model drafted was accepted: "
+                 "is it of this model's tokenizer, and trained?",
+                 d->unaccepted.tokens);
 }
 
 void drafting_verified(struct drafting *d, struct sample *sample, const struct verified *v,
@@ -249,7 +219,11 @@ void drafting_verified(struct drafting *d, struct sample *sample, const struct v
         speculative_verified(d->speculative, draft, v->n_drafts,
                              v->n_drafts > 0 ? v->n_accepted : first == draft->tokens[0], v->n - 1);
     draft->n = 0;
-    if (v->n_counted > 0) count_drafts(d, sample, v);
+    if (v->n_counted > 0) {
+        if (draft->method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(d, v);
+        draft_counts_step(&sample->telemetry.drafts, v->n_counted, v->n_accepted);
+        draft_counts_step(&d->stats->drafts, v->n_counted, v->n_accepted);
+    }
     if (d->model) draft_model_truncate(d->model, sample, sample_known(sample) + v->n_accepted);
 }
 

@@ -22,16 +22,15 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
                          struct engine_stats *stats, struct drafting **ret);
 void drafting_free(struct drafting *d);
 // What steps take, where that decides how much is drafted. On empty KV pools.
-enum status drafting_measure(struct drafting *d, struct runner *policy);
+enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS]);
 
 // Looks for drafts of all decoding samples, and samples those of the draft model; sets
 // draft.n_verify of each.
 enum status drafting_propose(struct drafting *d, struct scheduler *scheduler);
 // The policy's part of a step is enqueued: the draft model computes its prompts too.
 enum status drafting_follow(struct drafting *d, const struct step *step);
-// The k-th draft of a sample as its row verifies it, and where its distribution lies.
+// The k-th draft of a sample as its row verifies it.
 struct sample_draft drafting_row(const struct drafting *d, const struct sample *sample, int k);
-struct sampler_drafts drafting_logits(const struct drafting *d);
 
 struct verified { // of a sample's rows in a step
     int n;        // tokens that are kept, the accepted drafts among them

@@ -2,12 +2,10 @@
  * is engine_thread.c.
  *
  * `lock` guards what both sides touch: the inbox, the command list, the snapshot of the statistics,
- * the wishes to pause and to stop, and what appears once the model is loaded. It is held for a few
- * instructions only; nobody waits for the device under it. */
+ * the requests to pause and to stop, and what appears once the model is loaded. It is held for a
+ * few instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/checks.h"
-#include "infer-server/engine/draft_folder.h"
 #include "infer-server/engine/engine_thread.h"
 #include <signal.h>
 #include <stdlib.h>
@@ -27,7 +25,7 @@ const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
 // Once for all who compute with these weights: the bridge file tells it to trainers.
 static void choose_rope(struct engine *e)
 {
-    const int context = executor_wished_context(e->config, e->options.max_context);
+    const int context = executor_requested_context(e->config, e->options.max_context);
     struct model_config *draft = e->draft_config;
     e->config->rope_context = context;
     if (draft)
@@ -77,8 +75,8 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     CHECK(checks_options(&e->options));
     CHECK(model_config_load(options->model_folder, &e->config));
     if (options->draft_folder)
-        CHECK(draft_folder_load(options->draft_folder, options->model_folder, e->config,
-                                &e->draft_config));
+        CHECK(checks_draft_folder(options->draft_folder, options->model_folder, e->config,
+                                  &e->draft_config));
     choose_rope(e);
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
@@ -137,21 +135,24 @@ void engine_stats(struct engine *e, struct engine_stats *ret)
 
 // ---- requests ----------------------------------------------------------------------------------
 
-// Under the lock.
-static enum status check_state(const struct engine *e, const struct request *r)
+// Whether it can be asked for anything. Under the lock.
+static enum status check_state(const struct engine *e)
 {
-    const char *detail = e->stats.state_detail;
     if (e->stopping) return status_fail(ST_BUSY, "the server is shutting down");
-    switch (e->stats.state) {
-    case ENGINE_LOADING:
+    if (e->stats.state == ENGINE_LOADING)
         return status_fail(ST_BUSY, "the model is still being loaded");
-    case ENGINE_TORN:
-        return status_fail(ST_TORN, "%s; try again in a moment", detail);
-    case ENGINE_FAILED:
-        return status_fail(ST_DEVICE, "the engine has failed: %s", detail);
-    default:
-        break;
-    }
+    if (e->stats.state == ENGINE_FAILED)
+        return status_fail(ST_DEVICE, "the engine has failed: %s", e->stats.state_detail);
+    return ST_OK;
+}
+
+// Under the lock.
+static enum status check_room(const struct engine *e, const struct request *r)
+{
+    enum status st = check_state(e);
+    if (st != ST_OK) return st;
+    if (e->stats.state == ENGINE_TORN)
+        return status_fail(ST_TORN, "%s; try again in a moment", e->stats.state_detail);
     // Fitting the context is fitting the KV pool: executor_new() saw to it that one longest
     // sequence fits.
     const struct sampling *s = &r->sampling;
@@ -165,8 +166,8 @@ static enum status check_state(const struct engine *e, const struct request *r)
         return status_fail(ST_INVALID, "n is %d; this server holds at most %d samples", s->n, most);
     if (e->n_inside + s->n > most)
         return status_fail(ST_BUSY,
-                           "the queue is full: %d samples are running or waiting, at most %d "
-                           "are taken; try again later",
+                           "the queue is full: %d samples are running or waiting, at most %d are "
+                           "taken; try again later",
                            e->n_inside, most);
     return ST_OK;
 }
@@ -177,14 +178,14 @@ enum status engine_submit(struct engine *e, struct request *r)
     if (st != ST_OK) return st;
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);
-    st = check_state(e, r);
+    st = check_room(e, r);
     pthread_mutex_unlock(&e->lock);
     const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : r->sampling.cache_salt;
     if (st == ST_OK) st = request_prepare(r, e->options.block_size, cache_salt);
     if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;
     pthread_mutex_lock(&e->lock);
-    CHECK(check_state(e, r)); // memory for thousands of samples takes a while
+    CHECK(check_room(e, r)); // memory for thousands of samples takes a while
     r->next = NULL;
     *e->inbox_end = r;
     e->inbox_end = &r->next;
@@ -251,18 +252,12 @@ bool engine_paused(struct engine *e)
 
 static enum status queue_command(struct engine *e, const struct command *wanted)
 {
-    enum status st = ST_OK;
     struct command *c = malloc(sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a command");
     *c = *wanted;
     c->next = NULL;
     pthread_mutex_lock(&e->lock);
-    if (e->stopping)
-        st = status_fail(ST_BUSY, "the server is shutting down");
-    else if (e->stats.state == ENGINE_LOADING)
-        st = status_fail(ST_BUSY, "the model is still being loaded");
-    else if (e->stats.state == ENGINE_FAILED)
-        st = status_fail(ST_DEVICE, "the engine has failed: %s", e->stats.state_detail);
+    enum status st = check_state(e);
     if (st == ST_OK) {
         *e->commands_end = c;
         e->commands_end = &c->next;
@@ -282,10 +277,8 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
     enum status st;
     c.folder = strdup(folder);
     if (draft_folder) c.draft_folder = strdup(draft_folder);
-    if (!c.folder || (draft_folder && !c.draft_folder)) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a command");
-        goto out;
-    }
+    if (!c.folder || (draft_folder && !c.draft_folder))
+        FAIL(ST_NO_MEMORY, "no memory for a command");
     CHECK(queue_command(e, &c));
     return ST_OK;
 out:

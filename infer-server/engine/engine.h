@@ -24,19 +24,19 @@ struct engine_options {
     const char *draft_folder; // of a draft model; NULL: none
     const char *device;       // "auto", "cpu", "cuda:N"
     int dtype;                // enum dtype or -1: the device's default
-    int max_batch;            // sequences decoded at once
-    int max_context;          // 0: the model's, bounded by what memory allows
+    int64_t max_batch;        // sequences decoded at once
+    int64_t max_context;      // 0: the model's, bounded by what memory allows
     int64_t kv_bytes;         // 0: kv_percent of what is free after the weights
     double kv_percent;
-    int block_size;          // tokens a KV block, 16
-    int prefill_chunk;       // most prompt tokens in one step
-    int max_queue;           // samples waiting beyond those running; more: ST_BUSY
+    int64_t block_size;      // tokens a KV block, 16
+    int64_t prefill_chunk;   // most prompt tokens in one step
+    int64_t max_queue;       // samples waiting beyond those running; more: ST_BUSY
     const char *bridge_path; // where to write the bridge file
     const char *socket_path; // stands in the bridge file
     enum kv_policy kv_policy;
-    bool prefix_cache_off; // a request finds no blocks of another; samples of one still share
+    int prefix_cache_off; // 1: a request finds no blocks of another; samples of one still share
     struct speculative_choice speculative; // of requests that do not choose
-    bool speculative_fixed;                // always as many drafts as there are, paying or not
+    int speculative_fixed;                 // 1: always as many drafts as there are, paying or not
     bool exact; // docs/numerics.md: the same bits whatever is drafted and batched
 };
 

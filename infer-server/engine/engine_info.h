@@ -21,7 +21,7 @@ struct sampling {
                     // context
     float temperature, top_p, min_p;
     int top_k;
-    uint64_t seed; // sample i draws from stream seed and i (sampler.h says how)
+    uint64_t seed; // sample i takes stream seed and i (sampler.h says how)
     int logprobs;  // -1: none; 0: of the sampled tokens; N: and the N most likely (<= 20)
     bool ignore_eos;
     int32_t stop_ids[16];
@@ -63,13 +63,21 @@ struct prompt_token { // of a prompt's token, given those before it; the first h
     int32_t rank;            // 1: it was the likeliest
     uint64_t weight_version; // that computed it
 };
+struct draft_counts { // of drafts that were verified
+    int64_t num_drafts, num_draft_tokens,
+        num_accepted_tokens; // num_drafts: steps that verified some
+    int64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
+    int draft_positions; // most drafts of one step
+};
+void draft_counts_step(struct draft_counts *c, int n_drafts, int n_accepted); // one more step
+void draft_counts_add(struct draft_counts *sum, const struct draft_counts *more);
+
 struct sample_telemetry { // docs/protocol.md, POST /v1/rollouts
     int prompt_tokens, cached_prompt_tokens, generated_tokens;
     double queue_ms, first_token_ms, latency_ms;
     int64_t kv_bytes_peak;
     uint64_t weight_version_first, weight_version_last;
-    int num_drafts, num_draft_tokens, num_accepted_tokens; // num_drafts: steps that verified some
-    int num_accepted_tokens_per_pos[SPECULATIVE_MOST], draft_positions; // most drafts of one step
+    struct draft_counts drafts;
     // kv_bytes_peak counts a block shared with siblings for each of them. cached_prompt_tokens were
     // found when the request's first sample began: of earlier requests, and the same for all
     // samples; a group's own sharing is not counted, or its first sample would look dearer.
@@ -110,11 +118,9 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     uint64_t prompt_tokens, generated_tokens, steps, preemptions, updates, restores;
     uint64_t cache_queries, cache_hits; // prompt tokens looked up in the prefix cache, and found
     double last_pause_ms, busy_seconds;
-    // drafts as the engine verified them, before stop strings cut the text
-    uint64_t num_drafts, num_draft_tokens, num_accepted_tokens;
-    uint64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
+    struct draft_counts drafts; // as the engine verified them, before stop strings cut the text;
+                                // draft_positions: the server's K, or the most that was drafted
     struct speculative_choice speculative;    // the server's
-    int draft_positions;                      // its K, or the most that a request has drafted
     struct histogram first_token, next_token; // seconds; the second: between tokens of a sample
     struct histogram step_tokens; // prompt tokens computed and tokens generated, by step
 };

@@ -30,7 +30,7 @@
 // Makes the live statistics what other threads see.
 void engine_publish(struct engine *e)
 {
-    if (e->executor) executor_stats(e->executor, &e->live);
+    if (e->executor) executor_note_state(e->executor);
     pthread_mutex_lock(&e->lock);
     e->stats = e->live;
     for (const struct request *r = e->inbox; r; r = r->next) e->stats.waiting += r->sampling.n;
@@ -215,14 +215,13 @@ static enum status open_device(struct engine *e)
     if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))
         return status_fail(
             ST_UNSUPPORTED,
-            "--exact: in %s on %s (%s) the last bits of a row depend on the batch it "
-            "is computed in; they do not in bf16 on a GPU of compute capability 9.0 "
-            "(Hopper) and on --device cpu: take one of these, or leave --exact away",
+            "--exact: in %s on %s (%s) the last bits of a row depend on the batch it is computed "
+            "in; they do not in bf16 on a GPU of compute capability 9.0 (Hopper) and on --device "
+            "cpu: take one of these, or leave --exact away",
             dtype_name((enum dtype)e->options.dtype), device_name(e->dev), device_spec(e->dev));
     if (e->options.exact && device_kind(e->dev) == DEVICE_CUDA)
-        log_warn("engine: --exact: on %s every operation's sums are in one order, with it and "
-                 "without; yet with drafts a few steps of a large model were seen to differ, and a "
-                 "trainer with --exact ends there (docs/numerics.md)",
+        log_info("engine: --exact: on %s every operation's sums are in one order, with it and "
+                 "without; it couples a draft model's drafts and drafts without looking at a clock",
                  device_name(e->dev));
     return ST_OK;
 }
@@ -246,13 +245,13 @@ static enum status load(struct engine *e)
     const struct weights *draft = weights_owner_weights(owner, WEIGHTS_DRAFT);
     e->live.weight_bytes = (int64_t)policy->bytes;
     e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
-    CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->executor));
+    CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->live, &e->executor));
     e->live.weight_version = control_version(weights_owner_control(owner));
-    executor_update(e->executor, e->live.weight_version, false);
+    scheduler_update(e->executor->scheduler, e->live.weight_version, false);
     CHECK(weights_owner_announce(owner, o->socket_path));
     pthread_mutex_lock(&e->lock);
     e->owner = owner;
-    e->max_context = executor_max_context(e->executor);
+    e->max_context = e->executor->max_context;
     pthread_mutex_unlock(&e->lock);
     engine_set_state(e, ENGINE_OK, "");
     log_info("engine: %s on %s in %.1f s: %.1f MB of weights (%s), context %d, %d KV blocks of %d "

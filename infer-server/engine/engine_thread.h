@@ -1,5 +1,5 @@
 /* engine_thread.h: the engine's state, as its files share it: engine.c, which other threads call,
- * engine_thread.c, the thread, and weight_updates.c. Private to these. */
+ * checks.c, engine_thread.c, the thread, and weight_updates.c. Private to these. */
 #ifndef INFER_SERVER_ENGINE_THREAD_H
 #define INFER_SERVER_ENGINE_THREAD_H
 
@@ -30,8 +30,9 @@ struct engine {
     pthread_t thread;
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; // opened, paused, failed; and the bell while there is no control page
-    bool opened;            // the device is open, or open_status says why not
+    pthread_cond_t
+        changed; // opened, paused, failed; and the doorbell while there is no control page
+    bool opened; // the device is open, or open_status says why not
     enum status open_status;
     char open_message[512];
     struct engine_stats stats; // snapshot
@@ -66,5 +67,19 @@ void engine_fail(struct engine *e, const char *message);
 // weight_updates.c: lets the trainer write if it asked, and looks after one that is gone.
 void engine_serve_writer(struct engine *e);
 void engine_reload_weights(struct engine *e, const struct command *c);
+
+// checks.c: what an engine is started with and asked for, before anything is done about it. Any
+// thread. Fills in the defaults. ST_INVALID names the option.
+enum status checks_options(struct engine_options *options);
+// Reads the draft's config (the caller's to free). A draft is a token id, which must mean the same
+// to both models. Where both folders have a tokenizer the tokens themselves are compared, by who
+// loads them (server.c), and the draft's vocabulary may be the smaller: larger models pad theirs
+// further. Where one has none, sizes must be equal and the end tokens, if both name some, must
+// share one; that no more could be compared is logged. ST_MISMATCH says what differs.
+enum status checks_draft_folder(const char *folder, const char *policy_folder,
+                                const struct model_config *policy, struct model_config **ret);
+// ST_INVALID names the field: what a model and an engine like these can never do.
+enum status checks_request(const struct engine_options *options, const struct model_config *config,
+                           const struct request *r);
 
 #endif

@@ -10,30 +10,16 @@
  * stream is still there, and the logits are not needed any more. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/delivery.h"
 #include "infer-server/engine/drafting.h"
-#include "infer-server/engine/prompt_logprobs.h"
+#include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_MAX_CONTEXT 32768
 
-struct executor {
-    int max_context;
-    struct runner *runners[RUNNERS]; // the draft's NULL where there is none
-    struct block_manager *manager;
-    struct scheduler *scheduler;
-    struct draft_model *draft_model; // NULL: none
-    struct drafting *drafting;
-    struct prompt_logprobs *prompt_logprobs;
-    struct delivery delivery;
-    int *item_end;             // (max_batch) of a step: the row behind each item's last
-    struct engine_stats stats; // the counters
-};
-
 // ---- life --------------------------------------------------------------------------------------
 
-int executor_wished_context(const struct model_config *config, int named)
+int executor_requested_context(const struct model_config *config, int named)
 {
     const int max_positions = config->max_positions;
     if (named > 0) return named;
@@ -60,15 +46,15 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                int context)
 {
     const struct runner *policy = x->runners[RUNNER_POLICY];
-    const struct kv_wish wish = {.bytes = options->kv_bytes,
-                                 .percent = options->kv_percent,
-                                 .block_size = options->block_size,
-                                 .max_batch = options->max_batch,
-                                 .max_context = context,
-                                 .context_is_firm = options->max_context > 0,
-                                 .block_bytes = x->delivery.block_bytes};
+    const struct kv_request request = {.bytes = options->kv_bytes,
+                                       .percent = options->kv_percent,
+                                       .block_size = options->block_size,
+                                       .max_batch = options->max_batch,
+                                       .max_context = context,
+                                       .context_is_firm = options->max_context > 0,
+                                       .block_bytes = x->block_bytes};
     int n_blocks;
-    enum status st = kv_memory_plan(policy->dev, &wish, &n_blocks, &x->max_context);
+    enum status st = kv_memory_plan(policy->dev, &request, &n_blocks, &x->max_context);
     if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks);
     if (st == ST_OK && x->draft_model) st = draft_model_allocate_kv(x->draft_model, n_blocks);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
@@ -77,41 +63,43 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
 
 enum status executor_new(struct device *dev, const struct weights *weights,
                          const struct weights *draft, const struct engine_options *options,
-                         engine_event_fn on_event, void *context, struct executor **ret)
+                         engine_event_fn on_event, void *context, struct engine_stats *stats,
+                         struct executor **ret)
 {
     enum status st = ST_OK;
     const struct model_config *config = weights->config;
     const int max_batch = options->max_batch, chunk = options->prefill_chunk;
-    const int wished = executor_wished_context(config, options->max_context);
+    const int requested = executor_requested_context(config, options->max_context);
     const int max_rows = max_batch + drafting_rows(options);
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
-    if (wished > config->max_positions) {
-        st = status_fail(ST_INVALID, "--max-context %d is over the model's %d positions", wished,
-                         config->max_positions);
-        goto out;
-    }
+    if (requested > config->max_positions)
+        FAIL(ST_INVALID, "--max-context %d is over the model's %d positions", requested,
+             config->max_positions);
     const struct runner_limits own = {.max_tokens = max_rows + chunk,
                                       .max_rows = max_rows,
-                                      .max_context = wished,
+                                      .max_context = requested,
                                       .block_size = options->block_size};
     CHECK(runner_new(dev, weights, &own, &x->runners[RUNNER_POLICY]));
     CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY]->model, &x->prompt_logprobs));
-    if (draft) CHECK(add_draft_model(x, draft, options, wished));
-    x->delivery = (struct delivery){.on_event = on_event, .context = context, .stats = &x->stats};
+    if (draft) {
+        CHECK(add_draft_model(x, draft, options, requested));
+        x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
+    }
+    x->stats = stats;
+    x->on_event = on_event;
+    x->context = context;
     for (int i = 0; i < RUNNERS; i++)
-        if (x->runners[i]) x->delivery.block_bytes += runner_block_bytes(x->runners[i]);
-    CHECK(drafting_new(options, x->draft_model, &x->stats, &x->drafting));
-    CHECK(allocate_kv(x, options, wished));
+        if (x->runners[i])
+            x->block_bytes += kv_memory_block_bytes(x->runners[i]->config, x->runners[i]->model->dt,
+                                                    options->block_size);
+    CHECK(drafting_new(options, x->draft_model, stats, &x->drafting));
+    CHECK(allocate_kv(x, options, requested));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
-    x->delivery.scheduler = x->scheduler;
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
-    if (!x->item_end) {
-        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
-        goto out;
-    }
-    CHECK(drafting_measure(x->drafting, x->runners[RUNNER_POLICY]));
+    if (!x->item_end) FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
+    CHECK(drafting_measure(x->drafting, x->runners));
     CHECK(device_sync(dev));
     *ret = x;
     return ST_OK;
@@ -133,73 +121,48 @@ void executor_free(struct executor *x)
     free(x);
 }
 
-int executor_max_context(const struct executor *x)
-{
-    return x->max_context;
-}
-int executor_in_flight(const struct executor *x)
-{
-    return scheduler_in_flight(x->scheduler);
-}
-
-int executor_samples(const struct executor *x)
-{
-    return scheduler_running(x->scheduler) + scheduler_waiting(x->scheduler);
-}
-
-void executor_stats(const struct executor *x, struct engine_stats *stats)
+void executor_note_state(struct executor *x)
 {
     const struct scheduler_counts *counts = scheduler_counts(x->scheduler);
-    struct engine_stats mine = x->stats;
-    mine.state = stats->state;
-    memcpy(mine.state_detail, stats->state_detail, sizeof mine.state_detail);
-    memcpy(mine.weights_warning, stats->weights_warning, sizeof mine.weights_warning);
-    mine.weight_version = stats->weight_version;
-    mine.updates = stats->updates;
-    mine.restores = stats->restores;
-    mine.last_pause_ms = stats->last_pause_ms;
-    mine.running = scheduler_running(x->scheduler);
-    mine.waiting = scheduler_waiting(x->scheduler);
-    mine.kv_blocks_total = block_manager_blocks(x->manager);
-    mine.kv_blocks_used = block_manager_used(x->manager);
-    mine.kv_block_tokens = block_manager_block_size(x->manager);
-    mine.kv_bytes_per_block = x->delivery.block_bytes;
-    mine.weight_bytes = stats->weight_bytes;
-    mine.draft_weight_bytes = stats->draft_weight_bytes;
-    mine.preemptions = counts->preemptions;
-    mine.cache_queries = counts->queried_tokens;
-    mine.cache_hits = counts->hit_tokens;
-    *stats = mine;
+    struct engine_stats *s = x->stats;
+    s->running = scheduler_running(x->scheduler);
+    s->waiting = scheduler_waiting(x->scheduler);
+    s->kv_blocks_total = x->runners[RUNNER_POLICY]->kv.view.n_blocks;
+    s->kv_blocks_used = block_manager_used(x->manager);
+    s->kv_block_tokens = block_manager_block_size(x->manager);
+    s->kv_bytes_per_block = x->block_bytes;
+    s->preemptions = counts->preemptions;
+    s->cache_queries = counts->queried_tokens;
+    s->cache_hits = counts->hit_tokens;
 }
 
 // ---- samples -----------------------------------------------------------------------------------
+
+static int n_samples(const struct executor *x)
+{
+    return scheduler_running(x->scheduler) + scheduler_waiting(x->scheduler);
+}
 
 void executor_add(struct executor *x, struct request *r)
 {
     if (scheduler_add(x->scheduler, r)) return;
     for (int i = 0, n = r->sampling.n; i < n; i++) {
         r->samples[i].queue.state = SAMPLE_DONE;
-        deliver_end(&x->delivery, &r->samples[i], FINISH_ERROR, "no memory to queue this request");
+        deliver_end(x, &r->samples[i], FINISH_ERROR, "no memory to queue this request");
     }
 }
 
 void executor_end_cancelled(struct executor *x)
 {
-    for (int i = executor_samples(x) - 1; i >= 0; i--) {
+    for (int i = n_samples(x) - 1; i >= 0; i--) {
         struct sample *sample = scheduler_at(x->scheduler, i);
-        if (sample->cancel) deliver_end(&x->delivery, sample, FINISH_CANCELLED, NULL);
+        if (sample->cancel) deliver_end(x, sample, FINISH_CANCELLED, NULL);
     }
 }
 
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
 {
-    while (executor_samples(x) > 0)
-        deliver_end(&x->delivery, scheduler_at(x->scheduler, 0), reason, error);
-}
-
-void executor_update(struct executor *x, uint64_t version, bool recompute)
-{
-    scheduler_update(x->scheduler, version, recompute);
+    while (n_samples(x) > 0) deliver_end(x, scheduler_at(x->scheduler, 0), reason, error);
 }
 
 // ---- a step ------------------------------------------------------------------------------------
@@ -303,7 +266,7 @@ static int take_tokens(struct executor *x, struct sample *sample, int row, int n
                                             .weight_version = version,
                                             .drafted = i == 0 ? (uint8_t)v.n_counted : 0,
                                             .accepted_at = i < v.n_accepted ? (uint8_t)(i + 1) : 0};
-        deliver_token(&x->delivery, sample, before + i + 1, &record, policy->top[row + i],
+        deliver_token(x, sample, before + i + 1, &record, policy->top[row + i],
                       i + 1 < v.n ? FINISH_NONE : v.finish, now_ns);
     }
     return v.n;
@@ -317,7 +280,7 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
         struct sample *sample = step->sampled[i].sample;
         const int n_drafts = step->items[step->sampled[i].item].n_drafts;
         if (sample->request->sampling.max_tokens == 0) {
-            deliver_prompt(&x->delivery, sample, version, now_ns);
+            deliver_prompt(x, sample, version, now_ns);
         } else {
             n_tokens += take_tokens(x, sample, row, n_drafts, version, now_ns);
         }
@@ -351,16 +314,15 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     for (int i = 0; i < step->n_copies; i++)
         kv_memory_copy_block(&policy->kv, step->copies[i].from, step->copies[i].to);
     CHECK(drafting_follow(x->drafting, step));
-    const struct sampler_drafts drafts = drafting_logits(x->drafting);
-    CHECK(runner_sample(policy, &drafts));
+    CHECK(runner_sample(policy));
     CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, version, now_ns);
-    histogram_add(&x->stats.step_tokens, &bounds_step_tokens, n_prompt + n_generated);
+    histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
     drafting_step_over(x->drafting, (double)(now_ns - drafted_ns) / 1e6, policy->warm);
-    x->stats.steps++;
-    x->stats.busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
+    x->stats->steps++;
+    x->stats->busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
 out:
     return st;
 }

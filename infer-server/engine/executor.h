@@ -7,23 +7,35 @@
 #define INFER_SERVER_EXECUTOR_H
 
 #include "infer-server/engine/engine.h"
-#include "infer-server/engine/request.h"
 #include "infer-server/engine/scheduler.h"
 
-struct executor;
+struct executor {    // read by the engine's own files, written by executor.c
+    int max_context; // the longest sequence: as requested, or what memory has room for
+    struct runner *runners[RUNNERS]; // the draft's NULL where there is none
+    struct block_manager *manager;
+    struct scheduler *scheduler;
+    struct draft_model *draft_model; // NULL: none
+    struct drafting *drafting;
+    struct prompt_logprobs *prompt_logprobs;
+    engine_event_fn on_event;
+    void *context;
+    int64_t block_bytes;        // of the KV cache, in all runners' pools
+    struct engine_stats *stats; // the engine's: tokens and ends are counted there
+    int *item_end;              // (max_batch) of a step: the row behind each item's last
+};
 
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
 // kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
 // and the speculative ones. draft: the draft model's weights, or NULL.
 enum status executor_new(struct device *dev, const struct weights *weights,
                          const struct weights *draft, const struct engine_options *options,
-                         engine_event_fn on_event, void *context, struct executor **ret);
+                         engine_event_fn on_event, void *context, struct engine_stats *stats,
+                         struct executor **ret);
 void executor_free(struct executor *x); // no samples in it
 
-// The longest sequence that is wished for, of which memory may leave less: the one that was named
-// (--max-context), or 0 and then the default for this model.
-int executor_wished_context(const struct model_config *config, int named);
-int executor_max_context(const struct executor *x);
+// The longest sequence that is asked for: the one that was named (--max-context), or 0 and then
+// the default for this model.
+int executor_requested_context(const struct model_config *config, int named);
 
 // Takes a request over, or ends all its samples with FINISH_ERROR where there is no memory for it.
 void executor_add(struct executor *x, struct request *r);
@@ -33,15 +45,23 @@ void executor_add(struct executor *x, struct request *r);
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped);
 
-// The weights changed (scheduler_update).
-void executor_update(struct executor *x, uint64_t version, bool recompute);
-
 void executor_end_cancelled(struct executor *x); // samples whose `cancel` is set
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error);
 
-int executor_samples(const struct executor *x);   // in it
-int executor_in_flight(const struct executor *x); // of these, started
-// Sets the fields that it knows: all but state, version, updates, restores, pause, weight bytes.
-void executor_stats(const struct executor *x, struct engine_stats *stats);
+void executor_note_state(struct executor *x); // what is queued and used now, into the statistics
+
+// delivery.c: tells submitters what became of their samples, and keeps each sample's times and
+// telemetry. The last event of a sample takes it out of the scheduler; after its request's last
+// event neither may be touched.
+void delivery_started(const struct step *step, int64_t now_ns);
+// The sample's last token, or one before it where several came at once: the n-th it has.
+void deliver_token(const struct executor *x, struct sample *sample, int n,
+                   const struct token_record *token, const struct top_logprob *top,
+                   enum finish_reason finish, int64_t now_ns);
+// A sample of max_tokens 0 ends with its prompt; what was sampled behind it is dropped.
+void deliver_prompt(const struct executor *x, struct sample *sample, uint64_t version,
+                    int64_t now_ns);
+void deliver_end(const struct executor *x, struct sample *sample, enum finish_reason finish,
+                 const char *error);
 
 #endif

@@ -13,46 +13,48 @@
 #define DEFAULT_PERCENT 30.0
 #define CPU_MOST_BYTES  ((int64_t)4 << 30)
 
-static enum status pool_bytes(struct device *dev, const struct kv_wish *wish, int64_t *ret)
+static enum status pool_bytes(struct device *dev, const struct kv_request *request, int64_t *ret)
 {
     size_t available, total;
     enum status st = device_memory(dev, &available, &total);
     if (st != ST_OK) return st;
-    if (wish->bytes > 0) {
-        if ((uint64_t)wish->bytes > available)
+    if (request->bytes > 0) {
+        if ((uint64_t)request->bytes > available)
             return status_fail(ST_NO_MEMORY,
                                "--kv-memory asks for %lld bytes, %s has %zu free; ask for less",
-                               (long long)wish->bytes, device_spec(dev), available);
-        *ret = wish->bytes;
+                               (long long)request->bytes, device_spec(dev), available);
+        *ret = request->bytes;
         return ST_OK;
     }
-    double percent = wish->percent > 0 ? wish->percent : DEFAULT_PERCENT;
+    double percent = request->percent > 0 ? request->percent : DEFAULT_PERCENT;
     int64_t bytes = (int64_t)((double)available * percent / 100.0);
-    if (wish->percent <= 0 && device_kind(dev) == DEVICE_CPU && bytes > CPU_MOST_BYTES)
+    if (request->percent <= 0 && device_kind(dev) == DEVICE_CPU && bytes > CPU_MOST_BYTES)
         bytes = CPU_MOST_BYTES;
     *ret = bytes;
     return ST_OK;
 }
 
-enum status kv_memory_plan(struct device *dev, const struct kv_wish *wish, int *ret_blocks,
+enum status kv_memory_plan(struct device *dev, const struct kv_request *request, int *ret_blocks,
                            int *ret_context)
 {
     int64_t bytes = 0;
-    enum status st = pool_bytes(dev, wish, &bytes);
+    enum status st = pool_bytes(dev, request, &bytes);
     if (st != ST_OK) return st;
-    const int64_t wished = (wish->max_context + wish->block_size - 1) / wish->block_size;
-    int64_t n_blocks = bytes / wish->block_bytes;
-    if (n_blocks > wished * wish->max_batch) n_blocks = wished * wish->max_batch;
-    if (n_blocks > INT32_MAX / wish->block_size) n_blocks = INT32_MAX / wish->block_size;
-    if (n_blocks < wished && (wish->context_is_firm || n_blocks < 1))
+    const int64_t requested =
+        (request->max_context + request->block_size - 1) / request->block_size;
+    int64_t n_blocks = bytes / request->block_bytes;
+    if (n_blocks > requested * request->max_batch) n_blocks = requested * request->max_batch;
+    if (n_blocks > INT32_MAX / request->block_size) n_blocks = INT32_MAX / request->block_size;
+    if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
             ST_INVALID,
-            "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of "
-            "--max-context %d; give --kv-memory %lld or more, or a smaller --max-context",
-            (long long)bytes, (long long)(n_blocks * wish->block_size), wish->max_context,
-            (long long)(wished * wish->block_bytes));
+            "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of --max-context "
+            "%d; give --kv-memory %lld or more, or a smaller --max-context",
+            (long long)bytes, (long long)(n_blocks * request->block_size), request->max_context,
+            (long long)(requested * request->block_bytes));
     *ret_blocks = (int)n_blocks;
-    *ret_context = n_blocks < wished ? (int)(n_blocks * wish->block_size) : wish->max_context;
+    *ret_context =
+        n_blocks < requested ? (int)(n_blocks * request->block_size) : request->max_context;
     return ST_OK;
 }
 
@@ -69,10 +71,7 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     int64_t elements = 0; // of the keys
     *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers};
     m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
-    if (!m->layers) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
-        goto out;
-    }
+    if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
     for (int l = 0; l < config->n_layers; l++) {
         m->layers[l] = (struct kv_layer){elements, layer_kv_width(&config->layers[l])};
         elements += (int64_t)n_blocks * block_size * m->layers[l].width;

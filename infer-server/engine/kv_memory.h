@@ -14,12 +14,12 @@ struct kv_memory {
     int n_layers;
 };
 
-struct kv_wish {
+struct kv_request {
     int64_t bytes;        // 0: percent of what the device has free
     double percent;       // 0: 30
     int block_size;       // tokens
     int max_batch;        // sequences
-    int max_context;      // tokens a sequence, wished
+    int max_context;      // tokens a sequence, requested
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
     int64_t block_bytes;  // of a block, in all runners' pools together
 };
@@ -27,7 +27,7 @@ struct kv_wish {
 // How many blocks each pool gets (never more than max_batch sequences of max_context can use).
 // *ret_context is the longest sequence that fits: max_context, or less where that is not firm.
 // ST_INVALID or ST_NO_MEMORY name what to change. Call it when all else is allocated.
-enum status kv_memory_plan(struct device *dev, const struct kv_wish *wish, int *ret_blocks,
+enum status kv_memory_plan(struct device *dev, const struct kv_request *request, int *ret_blocks,
                            int *ret_context);
 
 // Bytes of one block: keys and values of all layers.

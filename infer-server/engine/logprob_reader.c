@@ -1,38 +1,14 @@
-/* logprob_reader.c: owns the buffers that bring log-probabilities back from the device; none until
- * somebody asks for some. The engine's thread. */
-#include "infer-server/engine/logprob_reader.h"
-#include <stdlib.h>
+/* logprob_reader.c: see logprobs.h. The engine's thread. */
+#include "infer-server/engine/logprobs.h"
 
-struct logprob_reader {
-    struct device *dev;
-    int cap_rows, cap_entries;
-    int32_t *targets, *host_targets;              // (cap_rows)
-    struct token_logprob *entries, *host_entries; // (cap_entries)
-};
-
-enum status logprob_reader_new(struct device *dev, struct logprob_reader **ret)
+void logprob_reader_release(struct logprob_reader *r)
 {
-    struct logprob_reader *r = calloc(1, sizeof *r);
-    if (!r) return status_fail(ST_NO_MEMORY, "no memory for log-probabilities");
-    r->dev = dev;
-    *ret = r;
-    return ST_OK;
-}
-
-static void release_buffers(struct logprob_reader *r)
-{
+    if (!r->dev) return;
     device_release(r->dev, r->targets);
     device_release(r->dev, r->entries);
     device_host_release(r->dev, r->host_targets);
     device_host_release(r->dev, r->host_entries);
     *r = (struct logprob_reader){.dev = r->dev};
-}
-
-void logprob_reader_free(struct logprob_reader *r)
-{
-    if (!r) return;
-    release_buffers(r);
-    free(r);
 }
 
 // What came back is read before the next call: nothing has to outlive this.
@@ -44,7 +20,7 @@ static enum status reserve(struct logprob_reader *r, int n_rows, int n_entries)
     const int entries = n_entries > r->cap_entries ? n_entries : r->cap_entries;
     const size_t ids = (size_t)rows * sizeof *r->targets;
     const size_t bytes = (size_t)entries * sizeof *r->entries;
-    release_buffers(r);
+    logprob_reader_release(r);
     CHECK(device_alloc(r->dev, ids, (void **)&r->targets));
     CHECK(device_host_alloc(r->dev, ids, (void **)&r->host_targets));
     CHECK(device_alloc(r->dev, bytes, (void **)&r->entries));

@@ -5,8 +5,7 @@
  * say of the prompt. A request's rows are read from the front, each once (request.n_scored): what a
  * preempted sample computes again, or a sibling, is passed over, and no sample starts from cached
  * blocks whose rows were not read (scheduler.c). Each row notes the version that computed it. */
-#include "infer-server/engine/prompt_logprobs.h"
-#include "infer-server/engine/logprob_reader.h"
+#include "infer-server/engine/logprobs.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -17,7 +16,7 @@ struct prompt_row {
 
 struct prompt_logprobs {
     struct model *model;
-    struct logprob_reader *reader;
+    struct logprob_reader reader;
     int n;
     struct prompt_row *rows;         // (model->max_rows) of the chunk
     int32_t *targets;                // (max_rows)
@@ -31,15 +30,12 @@ enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **re
     struct prompt_logprobs *p = calloc(1, sizeof *p);
     if (!p) return status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
     p->model = model;
+    p->reader.dev = model->dev;
     p->rows = malloc(n * sizeof *p->rows);
     p->targets = malloc(n * sizeof *p->targets);
-    if (!p->rows || !p->targets) {
-        st = status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
-        goto out;
-    }
+    if (!p->rows || !p->targets) FAIL(ST_NO_MEMORY, "no memory for prompt log-probabilities");
     CHECK(device_alloc(model->dev, n * sizeof *p->numbers, (void **)&p->numbers));
     CHECK(device_host_alloc(model->dev, n * sizeof *p->host_numbers, (void **)&p->host_numbers));
-    CHECK(logprob_reader_new(model->dev, &p->reader));
     *ret = p;
     return ST_OK;
 out:
@@ -50,7 +46,7 @@ out:
 void prompt_logprobs_free(struct prompt_logprobs *p)
 {
     if (!p) return;
-    logprob_reader_free(p->reader);
+    logprob_reader_release(&p->reader);
     device_release(p->model->dev, p->numbers);
     device_host_release(p->model->dev, p->host_numbers);
     free(p->rows);
@@ -85,7 +81,7 @@ static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
                                       .n_top = sampling->prompt_top,
                                       .temperature = sampling->temperature};
     const struct token_logprob *read;
-    enum status st = logprob_reader_read(p->reader, &rows, &read);
+    enum status st = logprob_reader_read(&p->reader, &rows, &read);
     for (int i = 0; st == ST_OK && i < p->n; i++)
         note_row(&p->rows[i], read + (size_t)i * (size_t)(1 + rows.n_top), rows.n_top, version);
     p->n = 0;

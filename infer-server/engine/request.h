@@ -18,7 +18,7 @@
 #define INFER_SERVER_REQUEST_H
 
 #include "infer-server/engine/adjust.h"
-#include "infer-server/engine/block_hash.h"
+#include "infer-server/engine/block_manager.h"
 #include "infer-server/engine/engine_info.h"
 #include "infer-server/engine/runner.h"
 #include "infer-server/speculative/speculative.h"
@@ -74,7 +74,7 @@ struct request {
     struct sample *samples; // (sampling.n)
     int n_done;
     // Prompt log-probabilities, where wanted: of position p + 1 from row p of the model. Filled
-    // from the front (prompt_logprobs.h), each once, however often the prompt is computed.
+    // from the front (logprobs.h), each once, however often the prompt is computed.
     struct prompt_token *prompt_tokens; // (n_prompt)
     struct top_logprob *prompt_top;     // (n_prompt, sampling.prompt_top)
     int n_scored;                       // rows from the front that were read

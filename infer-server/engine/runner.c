@@ -32,10 +32,8 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->rows = malloc((size_t)max_rows * sizeof *r->rows);
     r->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
     if (device_kind(dev) == DEVICE_CUDA) r->graphs = decode_graphs_new(dev);
-    if (!r->tokens || !r->rows || !r->top || (device_kind(dev) == DEVICE_CUDA && !r->graphs)) {
-        st = status_fail(ST_NO_MEMORY, "no memory for steps of %d rows", max_rows);
-        goto out;
-    }
+    if (!r->tokens || !r->rows || !r->top || (device_kind(dev) == DEVICE_CUDA && !r->graphs))
+        FAIL(ST_NO_MEMORY, "no memory for steps of %d rows", max_rows);
     *ret = r;
     return ST_OK;
 out:
@@ -55,11 +53,6 @@ void runner_free(struct runner *r)
     batch_free(r->batch);
     model_free(r->model);
     free(r);
-}
-
-int64_t runner_block_bytes(const struct runner *r)
-{
-    return kv_memory_block_bytes(r->config, r->model->dt, r->limits.block_size);
 }
 
 enum status runner_allocate_kv(struct runner *r, int n_blocks)
@@ -137,9 +130,9 @@ enum status runner_step(struct runner *r)
     return ST_OK;
 }
 
-enum status runner_sample(struct runner *r, const struct sampler_drafts *drafts)
+enum status runner_sample(struct runner *r)
 {
     if (r->n_rows == 0) return device_sync(r->dev);
-    return sampler_sample(r->sampler, r->model->logits, r->rows, r->n_rows, drafts, &r->results,
+    return sampler_sample(r->sampler, r->model->logits, r->rows, r->n_rows, &r->drafts, &r->results,
                           r->top);
 }

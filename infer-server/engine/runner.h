@@ -12,6 +12,7 @@
 #include "common/model/model.h"
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/sampler.h"
+#include "infer-server/speculative/step_cost.h"
 
 enum runner_role { RUNNER_POLICY, RUNNER_DRAFT, RUNNERS };
 
@@ -29,6 +30,7 @@ struct runner {
     struct batch *batch;
     struct kv_memory kv; // empty until runner_allocate_kv()
     struct sampler *sampler;
+    struct sampler_drafts drafts; // what the drafts that its rows verify were sampled from
     struct decode_graphs *graphs; // CUDA, else NULL
     bool warm;                    // the last step took what steps of its shape always will
     int32_t *tokens;              // (max_tokens) for whoever feeds it
@@ -43,7 +45,6 @@ enum status runner_new(struct device *dev, const struct weights *weights,
                        const struct runner_limits *limits, struct runner **ret);
 void runner_free(struct runner *r);
 
-int64_t runner_block_bytes(const struct runner *r); // of its KV pool
 enum status runner_allocate_kv(struct runner *r, int n_blocks);
 
 void runner_clear(struct runner *r);
@@ -57,10 +58,15 @@ enum status runner_want(struct runner *r, int row, const struct sampler_row *sam
 // Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows that are all
 // sampled run as captured graphs on CUDA, padded to a few sizes.
 enum status runner_step(struct runner *r);
-// Samples the rows wanted, and waits. drafts NULL: no row has one.
-enum status runner_sample(struct runner *r, const struct sampler_drafts *drafts);
+// Samples the rows wanted, and waits.
+enum status runner_sample(struct runner *r);
 
 // Rows that a decode step of n rows computes, padding included.
 int runner_padded_rows(const struct runner *r, int n);
+
+// step_timing.c: what decoding steps of 1 row to max_rows take, sampling included; larger sizes
+// only within a second or so. Writes to the KV pool at will: nobody may have anything in it.
+// Captures the steps on CUDA. ST_DEVICE.
+enum status step_timing_measure(struct runner *r, struct step_cost *ret);
 
 #endif

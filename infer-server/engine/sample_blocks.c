@@ -2,7 +2,7 @@
  *
  * Prefix cache. An admitted sample begins with the longest run of cached blocks that hold what its
  * own would, short of its last token, which must be computed to sample the next, and of the first
- * prompt token whose row has still to give a log-probability (prompt_logprobs.h). A block's key has
+ * prompt token whose row has still to give a log-probability (logprobs.h). A block's key has
  * the version in it, and only samples all of whose blocks that version computed put blocks there:
  * after an update that keeps the running samples' keys and values, these serve nobody else. Where
  * requests are to share nothing, their hashes begin differently (request_prepare). */

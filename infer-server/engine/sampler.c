@@ -3,11 +3,11 @@
  *
  * What comes back each step is one sample_result a row; this copy's wait is the step's only one,
  * but for requests that asked for the most likely tokens or have penalties: their rows are read
- * once more (logprob_reader.h), when the tokens are known and the logits are as the model gave
+ * once more (logprobs.h), when the tokens are known and the logits are as the model gave
  * them. */
 #include "infer-server/engine/sampler.h"
 #include "common/base/rng.h"
-#include "infer-server/engine/logprob_reader.h"
+#include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
 
 #define LEAST_LOGIT (-1e30f) // finite, so that sums over a row stay numbers
@@ -21,8 +21,8 @@ struct sampler {
     struct sample_result *results, *host_results;
     struct top_logprob *top; // (max_rows, SAMPLER_MAX_TOP)
     int32_t *targets;        // (max_rows)
-    struct adjuster *adjuster;
-    struct logprob_reader *reader;
+    struct adjuster adjuster;
+    struct logprob_reader reader;
 };
 
 uint64_t sampler_stream(uint64_t seed, int sample)
@@ -45,6 +45,8 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     s->vocab = vocab;
     s->eos_ids = eos_ids;
     s->n_eos = n_eos;
+    s->adjuster = (struct adjuster){.dev = dev, .max_rows = max_rows, .vocab = vocab};
+    s->reader.dev = dev;
     const size_t n = (size_t)max_rows;
     CHECK(device_alloc(dev, n * sizeof *s->params, (void **)&s->params));
     CHECK(device_alloc(dev, n * sizeof *s->drafts, (void **)&s->drafts));
@@ -52,14 +54,9 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     CHECK(device_host_alloc(dev, n * sizeof *s->host_params, (void **)&s->host_params));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_drafts, (void **)&s->host_drafts));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_results, (void **)&s->host_results));
-    CHECK(adjuster_new(dev, max_rows, vocab, &s->adjuster));
-    CHECK(logprob_reader_new(dev, &s->reader));
     s->top = malloc(n * SAMPLER_MAX_TOP * sizeof *s->top);
     s->targets = malloc(n * sizeof *s->targets);
-    if (!s->top || !s->targets) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
-        goto out;
-    }
+    if (!s->top || !s->targets) FAIL(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
     *ret = s;
     return ST_OK;
 out:
@@ -76,8 +73,8 @@ void sampler_free(struct sampler *s)
     device_host_release(s->dev, s->host_params);
     device_host_release(s->dev, s->host_drafts);
     device_host_release(s->dev, s->host_results);
-    adjuster_free(s->adjuster);
-    logprob_reader_free(s->reader);
+    adjuster_release(&s->adjuster);
+    logprob_reader_release(&s->reader);
     free(s->top);
     free(s->targets);
     free(s);
@@ -129,7 +126,7 @@ static enum status read_rows(struct sampler *s, const float *logits, const struc
                                         .n_top = k,
                                         .temperature = rows[first].sampling->temperature};
     const struct token_logprob *read;
-    enum status st = logprob_reader_read(s->reader, &wanted, &read);
+    enum status st = logprob_reader_read(&s->reader, &wanted, &read);
     for (int i = 0; st == ST_OK && i < n; i++, read += 1 + k) {
         struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MAX_TOP;
         s->host_results[first + i].logprob = read[0].logprob;
@@ -162,7 +159,7 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
 {
     enum status st = ST_OK;
     *ret_drafted = false;
-    adjuster_clear(s->adjuster);
+    s->adjuster.n_rows = s->adjuster.n_entries = 0;
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;
         s->host_params[i] = (struct sample_params){.temperature = sampling->temperature,
@@ -175,7 +172,7 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
         *ret_drafted |= rows[i].draft.token >= 0;
         if (rows[i].no_stop) forbid_stops(s, logits + (size_t)i * (size_t)s->vocab, sampling);
         if (rows[i].adjustment.list)
-            CHECK(adjuster_add(s->adjuster, i, sampling, &rows[i].adjustment));
+            CHECK(adjuster_add(&s->adjuster, i, sampling, &rows[i].adjustment));
     }
 out:
     return st;
@@ -191,7 +188,7 @@ enum status sampler_sample(struct sampler *s, float *logits, const struct sample
     if (st != ST_OK) return st;
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
     if (drafted) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
-    adjuster_apply(s->adjuster, logits);
+    adjuster_apply(&s->adjuster, logits);
     struct sample_args args = {.logits = logits, .params = s->params, .n = n, .vocab = s->vocab};
     if (drafted) {
         args.drafts = s->drafts;
@@ -199,7 +196,7 @@ enum status sampler_sample(struct sampler *s, float *logits, const struct sample
         args.draft_vocab = drafts->vocab;
     }
     device_ops(s->dev)->sample(s->dev, s->results, &args);
-    adjuster_undo(s->adjuster, logits);
+    adjuster_undo(&s->adjuster, logits);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     st = device_sync(s->dev);
     if (st == ST_OK) st = read_again(s, logits, rows, n, ret_top);

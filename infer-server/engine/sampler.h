@@ -41,7 +41,7 @@ bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, i
 
 // Enqueues sampling from the first n rows of logits (max_rows, vocab) f32 on the device, whose stop
 // tokens' entries are overwritten where no_stop; then waits. *ret_results (n) and the pointers of
-// ret_top stay valid until the next call. drafts NULL: no row has one. Row i lists its
+// ret_top stay valid until the next call. Row i lists its
 // rows[i].n_top most likely tokens at ret_top[i], most likely first; NULL where it wants none. A
 // result's logprob, and those listed, are of the logits as they are, its processed_logprob and
 // retained_mass of the adjusted ones; with a list, they are all of one computation. ST_DEVICE:

@@ -1,6 +1,7 @@
-/* step_timing.c: see step_timing.h. Steps run as the executor's do, sampling included, since what
- * is sought is the time until the tokens are here. */
-#include "infer-server/engine/step_timing.h"
+/* step_timing.c: step_timing_measure(), of runner.h: a table of what a runner's steps take, by
+ * running some when the server starts. Steps run as the executor's do, sampling included, since
+ * what is sought is the time until the tokens are here. */
+#include "infer-server/engine/runner.h"
 #include "common/base/clock.h"
 
 #define MEASURE_MS    1000.0 // no larger size once this has gone by: the server is to start soon
@@ -29,7 +30,7 @@ static enum status run(struct runner *r, int rows, int context)
         CHECK(runner_want(r, i, &row));
     }
     CHECK(runner_step(r));
-    CHECK(runner_sample(r, NULL));
+    CHECK(runner_sample(r));
 out:
     return st;
 }
@@ -50,10 +51,10 @@ static enum status time_of(struct runner *r, int rows, int context, double *ret_
     return ST_OK;
 }
 
-enum status step_timing_measure(struct runner *r, int most_rows, struct step_cost *ret)
+enum status step_timing_measure(struct runner *r, struct step_cost *ret)
 {
     const int64_t start_ns = clock_now_ns();
-    const int max_context = r->limits.max_context;
+    const int max_context = r->limits.max_context, most_rows = r->limits.max_rows;
     const int longest = max_context < LONG_CONTEXT ? max_context : LONG_CONTEXT;
     const int context = longest < SHORT_CONTEXT ? longest : SHORT_CONTEXT;
     // Where steps are captured, they run at certain sizes alone.

@@ -9,19 +9,18 @@
 static void take_version(struct engine *e, bool recompute)
 {
     e->live.weight_version = control_version(weights_owner_control(e->owner));
-    executor_update(e->executor, e->live.weight_version, recompute);
+    scheduler_update(e->executor->scheduler, e->live.weight_version, recompute);
 }
 
 // What restored weights lack is told until somebody loads others or trains on from these.
 static void note_fallback(struct engine *e, const struct weights_restored *restored)
 {
     if (!restored->fault[0]) return;
-    snprintf(
-        e->live.weights_warning, sizeof e->live.weights_warning,
-        "what was trained is NOT served: the trainer's last snapshot cannot be used (%s); these "
-        "are the weights of %s; go on from a good checkpoint (cw-trainer train --resume) or load "
-        "one (POST /reload)",
-        restored->fault, restored->from);
+    snprintf(e->live.weights_warning, sizeof e->live.weights_warning,
+             "what was trained is NOT served: the trainer's last snapshot cannot be used (%s); "
+             "these are the weights of %s; go on from a good checkpoint (cw-trainer train "
+             "--resume) or load one (POST /reload)",
+             restored->fault, restored->from);
     log_error("engine: %s", e->live.weights_warning);
 }
 
@@ -71,8 +70,8 @@ void engine_serve_writer(struct engine *e)
 {
     struct control *control = weights_owner_control(e->owner);
     if (control_quiesce_requested(control)) {
-        e->draining =
-            e->options.kv_policy == KV_DRAIN && !e->paused && executor_in_flight(e->executor) > 0;
+        e->draining = e->options.kv_policy == KV_DRAIN && !e->paused &&
+                      scheduler_in_flight(e->executor->scheduler) > 0;
         if (e->draining) return;
         const int64_t start_ns = clock_now_ns();
         enum control_event event = control_grant_quiesce(control);

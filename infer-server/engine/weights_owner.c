@@ -1,11 +1,11 @@
 /* weights_owner.c: owns the arenas, the control page and the bridge file, in this order of birth:
  * page (version 1: nothing loaded), arenas, load (version 2), file. The engine's thread.
  *
- * The page is named after the bridge file's path. A daemon that was killed leaves it behind; the
+ * The page is named after the bridge file's path. A server that was killed leaves it behind; the
  * next one on the same path finds its owner dead and replaces it. A living owner is found in the
- * same way, and refused: two daemons cannot fight over one bridge file.
+ * same way, and refused: two servers cannot fight over one bridge file.
  *
- * The arena's name says which process made it. On the CPU a killed daemon leaves gigabytes in
+ * The arena's name says which process made it. On the CPU a killed server leaves gigabytes in
  * /dev/shm, so each new one first removes the arenas and pages of the dead, whatever bridge they
  * were for. */
 #include "infer-server/engine/weights_owner.h"
@@ -29,13 +29,13 @@ static const char *const role_names[WEIGHTS_ROLES] = {"policy", "draft"};
 
 struct arena {
     struct weights_source source;
+    char reloaded[PATH_MAX]; // folder of the last reload; "": none
     char layout_hash[65];
     struct weights *weights; // NULL: there is no such role
     struct shared_memory *memory;
 };
 struct weights_owner {
     struct device *dev;
-    char *reloaded[WEIGHTS_ROLES]; // folders of the last reload of each; NULL: none
     char bridge_path[512], path_hash[17], page_name[64];
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
@@ -109,15 +109,9 @@ static void sweep_dead_segments(void)
         char name[NAME_MAX + 2];
         snprintf(name, sizeof name, "/%s", entry->d_name);
         if (is_page(name) ? control_sweep(name) : sweep_arena(name))
-            log_info("removed %s, which a killed daemon left", name);
+            log_info("removed %s, which a killed server left", name);
     }
     if (dir) closedir(dir);
-}
-
-static void name_page(struct weights_owner *o)
-{
-    hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
-    snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, o->path_hash);
 }
 
 static enum status arena_load(struct weights_owner *o, enum weights_role role, const char *folder)
@@ -149,7 +143,8 @@ enum status weights_owner_new(struct device *dev,
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the owner of the weights");
     o->dev = dev;
     CHECK(absolute_path(bridge_path, o->bridge_path, sizeof o->bridge_path));
-    name_page(o);
+    hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
+    snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, o->path_hash);
     for (int i = 0; i < WEIGHTS_ROLES; i++) {
         struct arena *a = &o->arenas[i];
         a->source = sources[i];
@@ -232,7 +227,7 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
     snprintf(file.control_page, sizeof file.control_page, "%s", o->page_name);
     CHECK(absolute_path(socket_path, file.socket, sizeof file.socket));
     int left = file_sweep_temporaries(file.path);
-    if (left) log_info("removed %d halves of %s, which killed daemons left", left, file.path);
+    if (left) log_info("removed %d halves of %s, which killed servers left", left, file.path);
     CHECK(bridge_file_write(&file));
     o->announced = true;
 out:
@@ -243,14 +238,13 @@ out:
 void weights_owner_free(struct weights_owner *o)
 {
     if (!o) return;
-    if (o->announced) unlink(o->bridge_path); // ours: the control page keeps other daemons off it
+    if (o->announced) unlink(o->bridge_path); // ours: the control page keeps other servers off it
     if (o->control) control_end(o->control);
     control_free(o->control);
     for (int i = 0; i < WEIGHTS_ROLES; i++) {
         shared_memory_free(o->arenas[i].memory);
         weights_free(o->arenas[i].weights);
     }
-    for (int i = 0; i < WEIGHTS_ROLES; i++) free(o->reloaded[i]);
     free(o);
 }
 
@@ -263,18 +257,13 @@ struct control *weights_owner_control(const struct weights_owner *o)
     return o->control;
 }
 
-// The folder that the owner loaded last by its own choice; NULL: random weights.
-static const char *chosen_folder(const struct weights_owner *o, enum weights_role role)
-{
-    return o->reloaded[role] ? o->reloaded[role] : o->arenas[role].source.folder;
-}
-
 // From the snapshot's folder for this role ("": there is none), else from what was loaded. Where a
 // snapshot that is there cannot be used, its fault stands in ret->fault.
 static enum status arena_restore(struct weights_owner *o, enum weights_role role,
                                  const char *snapshot, struct weights_restored *ret)
 {
-    const char *chosen = chosen_folder(o, role);
+    const struct arena *a = &o->arenas[role];
+    const char *chosen = a->reloaded[0] ? a->reloaded : a->source.folder; // by its own choice
     if (snapshot[0]) {
         enum status st = arena_load(o, role, snapshot);
         if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%s", snapshot);
@@ -310,17 +299,6 @@ enum status weights_owner_restore(struct weights_owner *o, struct weights_restor
     return ST_OK;
 }
 
-// The folders that were asked for, kept as the ones to restore from.
-static void keep_reloaded(struct weights_owner *o, char *names[WEIGHTS_ROLES])
-{
-    for (int i = 0; i < WEIGHTS_ROLES; i++) {
-        if (!names[i]) continue;
-        free(o->reloaded[i]);
-        o->reloaded[i] = names[i];
-        names[i] = NULL;
-    }
-}
-
 static enum status check_reload(const struct weights_owner *o, const char *folder,
                                 const char *draft_folder)
 {
@@ -342,27 +320,18 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
                            "a trainer (pid %d) is attached to these weights; stop it before they "
                            "are reloaded from %s",
                            (int)facts.writer_pid, folder);
-    char *names[WEIGHTS_ROLES] = {strdup(folder), draft_folder ? strdup(draft_folder) : NULL};
-    enum status st;
-    if (!names[WEIGHTS_POLICY] || (draft_folder && !names[WEIGHTS_DRAFT])) {
-        st = status_fail(ST_NO_MEMORY, "no memory to reload from %s", folder);
-        goto out;
-    }
-    CHECK(check_reload(o, folder, draft_folder));
+    enum status st = check_reload(o, folder, draft_folder);
+    if (st != ST_OK) return st;
     control_owner_update_begin(o->control);
     st = arena_load(o, WEIGHTS_POLICY, folder);
     if (st == ST_OK && draft_folder) st = arena_load(o, WEIGHTS_DRAFT, draft_folder);
-    if (st != ST_OK) { // of checked folders: half old, half new
-        st = status_context(ST_TORN, "reload");
-        goto out;
-    }
-    control_forget_snapshot(o->control);
+    if (st != ST_OK)
+        return status_context(ST_TORN, "reload"); // checked folders: half old, half new
     control_owner_loaded(o->control, folder, true);
-    keep_reloaded(o, names);
+    snprintf(o->arenas[WEIGHTS_POLICY].reloaded, PATH_MAX, "%s", folder);
+    if (draft_folder) snprintf(o->arenas[WEIGHTS_DRAFT].reloaded, PATH_MAX, "%s", draft_folder);
     control_owner_update_end(o->control);
-out:
-    for (int i = 0; i < WEIGHTS_ROLES; i++) free(names[i]);
-    return st;
+    return ST_OK;
 }
 
 enum status weights_owner_canary(struct weights_owner *o, uint64_t *ret_word)

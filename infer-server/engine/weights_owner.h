@@ -1,4 +1,4 @@
-/* weights_owner.h: the daemon's side of the one copy of the weights: the shared arenas (the
+/* weights_owner.h: the server's side of the one copy of the weights: the shared arenas (the
  * policy's, and a draft model's where there is one), what fills them, the control page through
  * which a trainer writes them, and the bridge file that leads there. All arenas are of one version.
  *
@@ -20,7 +20,7 @@ struct weights_source {
 };
 
 // Plans the arenas, takes the control page, allocates, and loads the folders: version 2. ST_BUSY
-// where a living daemon uses the same bridge path. All pointers are borrowed for its life.
+// where a living server uses the same bridge path. All pointers are borrowed for its life.
 enum status weights_owner_new(struct device *dev,
                               const struct weights_source sources[WEIGHTS_ROLES], enum dtype dt,
                               const char *bridge_path, struct weights_owner **ret);

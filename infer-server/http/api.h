@@ -1,12 +1,11 @@
 /* api.h: what a request for text asks for, read from its JSON body and checked in full, and the
  * answers written from what was generated. Nothing here knows of sockets: the parsers take a body
  * and info about the model, the writers fill a byte buffer. The parsers run on any thread
- * (body_work.h), all else on the loop's. */
+ * (job.h), all else on the loop's. */
 #ifndef INFER_SERVER_API_H
 #define INFER_SERVER_API_H
 
 #include "infer-server/engine/engine.h"
-#include "infer-server/http/spec_window.h"
 #include "infer-server/http/json_out.h"
 #include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
@@ -19,6 +18,8 @@
 #define API_MAX_LOGPROBS   20
 #define API_MAX_PROMPT_TOP 128  // likeliest tokens with each prompt token
 #define API_MAX_BIASES     4096 // entries of logit_bias
+#define REQUEST_NAME_BYTES 129  // what a client may call its request
+#define REQUEST_ID_BYTES   144  // "chatcmpl-NAME"
 // Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
 #define API_MAX_PROMPT_LOGPROBS 4000000
 
@@ -92,8 +93,5 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
 // Ids of {"tokens"}, a body of /detokenize.
 enum status api_detokenize(const struct api_model *model, const json_t *object,
                            struct token_list *ret);
-
-// A seed nobody asked for: from the system's random numbers.
-uint64_t api_random_seed(void);
 
 #endif

@@ -1,9 +1,8 @@
 /* api_chat.c: messages as OpenAI's clients send them to what chat templates read. Contents in parts
  * become one text where the template wants one, and the arguments of earlier tool calls, which
- * travel as JSON in a string, become values again. Loop's thread. */
-#include "infer-server/http/api_chat.h"
+ * travel as JSON in a string, become values again. Any thread. */
+#include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
-#include "infer-server/http/api_messages.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,57 +12,50 @@ static enum status no_memory(void)
     return status_fail(ST_NO_MEMORY, "out of memory for a chat");
 }
 
-// One call of message `i`; others hold it too, so that it is copied before it changes.
-static enum status parse_arguments(json_t *calls, size_t i, size_t k)
+// A string of JSON becomes its value; an empty one, or none, stays.
+static enum status parse_arguments(json_t *call, size_t i, size_t k)
 {
-    const json_t *call = json_array_get(calls, k), *function = json_object_get(call, "function");
+    json_t *function = json_object_get(call, "function"), *value = NULL;
     const json_t *arguments = json_object_get(function, "arguments");
-    json_t *value = NULL, *new_function = NULL, *new_call = NULL;
     char where[100];
-    enum status st = ST_OK;
     if (!json_is_string(arguments) || json_string_length(arguments) == 0) return ST_OK;
     snprintf(where, sizeof where, "messages[%zu].tool_calls[%zu].function.arguments", i, k);
-    CHECK(json_parse(where, json_string_value(arguments), json_string_length(arguments), &value));
-    new_function = json_copy((json_t *)function);
-    new_call = json_copy((json_t *)call);
-    if (!new_function || !new_call || json_object_set(new_function, "arguments", value) != 0 ||
-        json_object_set(new_call, "function", new_function) != 0 ||
-        json_array_set(calls, k, new_call) != 0)
-        st = no_memory();
-out:
-    json_decref(value);
-    json_decref(new_function);
-    json_decref(new_call);
+    enum status st =
+        json_parse(where, json_string_value(arguments), json_string_length(arguments), &value);
+    if (st == ST_OK && json_object_set_new(function, "arguments", value) != 0) st = no_memory();
     return st;
 }
 
-// Messages with tool calls, in a copy of the list: *messages is replaced.
-static enum status parse_tool_calls(json_t **messages)
+static enum status parse_tool_calls(json_t *messages)
 {
-    json_t *list = json_copy(*messages);
-    enum status st = list ? ST_OK : no_memory();
-    for (size_t i = 0; st == ST_OK && i < json_array_size(list); i++) {
-        json_t *message = json_array_get(list, i);
-        json_t *calls = json_copy(json_object_get(message, "tool_calls")), *copy = NULL;
-        if (json_array_size(calls) > 0) {
-            for (size_t k = 0; st == ST_OK && k < json_array_size(calls); k++)
-                st = parse_arguments(calls, i, k);
-            copy = json_copy(message);
-            if (st == ST_OK && (!copy || json_object_set(copy, "tool_calls", calls) != 0 ||
-                                json_array_set(list, i, copy) != 0))
-                st = no_memory();
+    json_t *message, *call;
+    size_t i, k;
+    json_array_foreach (messages, i, message)
+        json_array_foreach (json_object_get(message, "tool_calls"), k, call) {
+            enum status st = parse_arguments(call, i, k);
+            if (st != ST_OK) return st;
         }
-        json_decref(calls);
-        json_decref(copy);
-    }
-    if (st == ST_OK) {
-        json_decref(*messages);
-        *messages = list;
-    } else {
-        json_decref(list);
-    }
-    return st;
+    return ST_OK;
 }
+
+enum status api_messages_plain(const json_t *messages, bool knows_developer, json_t **ret)
+{
+    json_t *list = json_deep_copy(messages), *message;
+    size_t i;
+    if (!list) return no_memory();
+    json_array_foreach (list, i, message) {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        const json_t *calls = json_object_get(message, "tool_calls");
+        if (!knows_developer && role && strcmp(role, "developer") == 0)
+            json_object_set_new(message, "role", json_string("system"));
+        if (json_is_array(calls) && json_array_size(calls) == 0)
+            json_object_del(message, "tool_calls");
+    }
+    *ret = list;
+    return ST_OK;
+}
+
+// ---- the whole ---------------------------------------------------------------------------------
 
 static enum status check_messages(const json_t *messages)
 {
@@ -94,8 +86,8 @@ enum status api_chat_render(const json_t *object, const struct api_model *model,
     enum status st;
     CHECK(check_messages(given));
     CHECK(api_messages_plain(given, chat_template_mentions(model->chat, "developer"), &plain));
+    CHECK(parse_tool_calls(plain));
     CHECK(chat_messages_join_parts(model->chat, plain, &messages));
-    CHECK(parse_tool_calls(&messages));
     struct chat_input input = {
         .messages = messages,
         .tools = json_is_array(tools) && json_array_size(tools) == 0 ? NULL : tools,
@@ -120,11 +112,10 @@ enum status api_chat_refuse_fields(const json_t *object)
                      (json_is_array(value) && json_array_size(value) == 0) ||
                      (json_is_object(value) && json_object_size(value) == 0);
         if (!empty)
-            return status_fail(
-                ST_INVALID,
-                "request: \"%s\" goes with messages and would do nothing here; leave "
-                "it out, or put it beside them",
-                fields[i]);
+            return status_fail(ST_INVALID,
+                               "request: \"%s\" goes with messages and would do nothing here; "
+                               "leave it out, or put it beside them",
+                               fields[i]);
     }
     return ST_OK;
 }

@@ -1,9 +1,8 @@
 /* api_prompt.c: what a request is generated from, in each way that a client may write it, to token
  * ids. Any thread: it reads the model, which nobody changes. */
-#include "infer-server/http/api_prompt.h"
+#include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
-#include "infer-server/http/api_chat.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -37,29 +36,26 @@ static enum status read_ids(const json_t *array, const char *field, const struct
     if (n == 0)
         return status_fail(ST_INVALID, "request: \"%s\" is empty: give one token at least", field);
     if (n > INT_MAX / 8) return status_fail(ST_INVALID, "request: \"%s\" is too long", field);
+    enum status st = ST_OK;
     int32_t *ids = malloc(n * sizeof *ids);
     if (!ids) return status_fail(ST_NO_MEMORY, "out of memory");
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_array_get(array, i);
-        json_int_t id = json_is_integer(x) ? json_integer_value(x) : -1;
-        if (!json_is_integer(x)) {
-            free(ids);
-            return status_fail(ST_INVALID, "request: \"%s\": entry %zu is not a whole number",
-                               field, i);
-        }
-        if (id < 0 || id >= model->vocab_size) {
-            free(ids);
-            return status_fail(
-                ST_INVALID,
-                "request: \"%s\": entry %zu is token id %lld; this model's go from 0 "
-                "to %d",
-                field, i, (long long)id, model->vocab_size - 1);
-        }
+        const json_int_t id = json_integer_value(x);
+        if (!json_is_integer(x))
+            FAIL(ST_INVALID, "request: \"%s\": entry %zu is not a whole number", field, i);
+        if (id < 0 || id >= model->vocab_size)
+            FAIL(ST_INVALID,
+                 "request: \"%s\": entry %zu is token id %lld; this model's go from 0 to %d", field,
+                 i, (long long)id, model->vocab_size - 1);
         ids[i] = (int32_t)id;
     }
     ret->ids = ids;
     ret->n_ids = (int)n;
-    return ST_OK;
+    ids = NULL;
+out:
+    free(ids);
+    return st;
 }
 
 static enum status encode_text(const char *text, size_t len, bool add_special, const char *field,
@@ -73,31 +69,28 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
     // a text that cannot fit is not worth the seconds that megabytes take
     size_t max = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
     if (max && len > max)
-        return status_fail(
-            ST_TOO_LONG,
-            "request: \"%s\" has %zu bytes. This model's maximum context length is %d "
-            "tokens, which hold %zu bytes at most: shorten the prompt",
-            field, len, model->max_context, max);
+        return status_fail(ST_TOO_LONG,
+                           "request: \"%s\" has %zu bytes. This model's maximum context length is "
+                           "%d tokens, which hold %zu bytes at most: shorten the prompt",
+                           field, len, model->max_context, max);
     struct token_list list = TOKEN_LIST_INIT;
-    enum status st = tokenizer_encode(model->tokenizer, text, len, add_special, &list);
-    if (st == ST_OK && list.n == 0)
-        st = status_fail(ST_INVALID, "request: \"%s\" has no tokens: give some text", field);
-    else if (st != ST_OK)
-        st = status_context(st, "request: \"%s\"", field);
-    for (int i = 0; st == ST_OK && i < list.n; i++)
+    enum status st;
+    CHECK(status_context(tokenizer_encode(model->tokenizer, text, len, add_special, &list),
+                         "request: \"%s\"", field));
+    if (list.n == 0) FAIL(ST_INVALID, "request: \"%s\" has no tokens: give some text", field);
+    for (int i = 0; i < list.n; i++)
         if (list.ids[i] >= model->vocab_size)
-            st = status_fail(ST_INVALID,
-                             "request: \"%s\" holds token id %d, which this model (%d embeddings) "
-                             "does not have",
-                             field, list.ids[i], model->vocab_size);
-    if (st != ST_OK) {
-        token_list_release(&list);
-        return st;
-    }
+            FAIL(
+                ST_INVALID,
+                "request: \"%s\" holds token id %d, which this model (%d embeddings) does not have",
+                field, list.ids[i], model->vocab_size);
     ret->ids = list.ids;
     ret->n_ids = list.n;
     ret->tokenised = true;
     return ST_OK;
+out:
+    token_list_release(&list);
+    return st;
 }
 
 static enum status read_messages(const json_t *object, const struct api_model *model,
@@ -108,18 +101,17 @@ static enum status read_messages(const json_t *object, const struct api_model *m
     bool generation_prompt = true, continue_final = false;
     const json_t *messages = json_object_get(object, "messages");
     if (!json_is_array(messages) || json_array_size(messages) == 0)
-        return status_fail(ST_INVALID, "request: \"messages\" must be an array of one message or "
-                                       "more");
+        return status_fail(ST_INVALID,
+                           "request: \"messages\" must be an array of one message or more");
     CHECK(json_get_bool(where, object, "add_generation_prompt", &generation_prompt));
     CHECK(json_get_bool(where, object, "continue_final_message", &continue_final));
     if (continue_final)
         return status_fail(ST_UNSUPPORTED, "request: \"continue_final_message\" is not supported");
     if (!model->tokenizer)
-        return status_fail(
-            ST_INVALID,
-            "request: \"messages\" are text, but %s has no tokenizer.json; send token "
-            "ids to /v1/completions or /v1/rollouts instead",
-            model->folder);
+        return status_fail(ST_INVALID,
+                           "request: \"messages\" are text, but %s has no tokenizer.json; send "
+                           "token ids to /v1/completions or /v1/rollouts instead",
+                           model->folder);
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
@@ -171,8 +163,9 @@ static enum status read_group_prompt(const json_t *object, const struct api_mode
     if (messages) return read_messages(object, model, ret);
     const json_t *value = json_object_get(object, "prompt");
     if (!json_is_string(value))
-        return status_fail(ST_INVALID, "request: \"prompt\" of a group must be a string (token ids "
-                                       "go into prompt_token_ids)");
+        return status_fail(
+            ST_INVALID,
+            "request: \"prompt\" of a group must be a string (token ids go into prompt_token_ids)");
     st = add_special_of(object, &add_special);
     if (st != ST_OK) return st;
     return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
@@ -230,9 +223,8 @@ static enum status read_generate_prompt(const struct api_request *r, const json_
     if (json_is_object(value)) value = json_object_get(value, "prompt");
     if (json_is_array(value)) return read_ids(value, "prompt", model, ret);
     if (json_is_string(value)) return read_text(r, value, add_special, "prompt", model, ret);
-    return status_fail(ST_INVALID,
-                       "request: \"prompt\" must be a string, an array of token ids, or "
-                       "an object with prompt_token_ids or prompt");
+    return status_fail(ST_INVALID, "request: \"prompt\" must be a string, an array of token ids, "
+                                   "or an object with prompt_token_ids or prompt");
 }
 
 enum status api_read_generate_prompts(struct api_request *r, const json_t *object,
@@ -306,9 +298,8 @@ enum status api_read_completion_prompts(struct api_request *r, const json_t *obj
         else
             return status_fail(
                 ST_INVALID,
-                "request: \"%s\": entry %d is neither a string nor an array of token "
-                "ids",
-                field, i);
+                "request: \"%s\": entry %d is neither a string nor an array of token ids", field,
+                i);
     }
 out:
     return st;

@@ -2,12 +2,9 @@
  * is known; the engine only sees token ids and numbers that make sense. Which fields there are, and
  * what becomes of those that are not read here, is in request_fields.c. Any thread: it reads the
  * model's facts, which nobody changes, and writes its own request. */
-#include "infer-server/http/api.h"
+#include "infer-server/http/api_impl.h"
 #include "common/base/hash.h"
 #include "common/base/json.h"
-#include "infer-server/http/api_logits.h"
-#include "infer-server/http/api_prompt.h"
-#include "infer-server/http/api_sampling.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -180,10 +177,10 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
         samples += r->prompts[i].n;
     }
     if (samples > API_MAX_SAMPLES)
-        return status_fail(ST_INVALID,
-                           "request: \"n\" over all prompts makes %lld samples; at most "
-                           "%d in one request",
-                           (long long)samples, API_MAX_SAMPLES);
+        return status_fail(
+            ST_INVALID,
+            "request: \"n\" over all prompts makes %lld samples; at most %d in one request",
+            (long long)samples, API_MAX_SAMPLES);
     r->n_samples = (int)samples;
     if (longest + (r->sampling.max_tokens != 0) > model->max_context)
         return status_fail(ST_TOO_LONG,
@@ -196,9 +193,8 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
     if (r->sampling.max_tokens > room)
         return status_fail(
             ST_TOO_LONG,
-            "request: \"max_tokens\" is %d after a prompt of %d tokens. This model's "
-            "maximum context length is %d tokens, prompt and completion together: ask "
-            "for at most %d",
+            "request: \"max_tokens\" is %d after a prompt of %d tokens. This model's maximum "
+            "context length is %d tokens, prompt and completion together: ask for at most %d",
             r->sampling.max_tokens, longest, model->max_context, room);
     return api_check_prompt_logprobs(r);
 }
@@ -245,10 +241,7 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
         .logprobs = -1,
     };
     CHECK(json_parse(where, body, len, &object));
-    if (!json_is_object(object)) {
-        st = status_fail(ST_INVALID, "request: the body must be a JSON object");
-        goto out;
-    }
+    if (!json_is_object(object)) FAIL(ST_INVALID, "request: the body must be a JSON object");
     CHECK(api_check_model_name(object, model));
     CHECK(read_fields(r, object, model));
     CHECK(check_lengths(r, model));

@@ -1,15 +1,18 @@
-/* api_sampling.c: how a request is sampled, and when it ends, as OpenAI and vLLM name it. Any
- * thread. */
-#include "infer-server/http/api_sampling.h"
+/* api_sampling.c: how a request is sampled, when it ends, and which log-probabilities of its prompt
+ * it wants, as OpenAI and vLLM name it. Any thread. */
+#include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
-#include "infer-server/http/api_logits.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <math.h>
+#include <stdlib.h>
 #include <sys/random.h>
 
 static const char where[] = "request";
 
-uint64_t api_random_seed(void)
+// A seed nobody asked for.
+static uint64_t random_seed(void)
 {
     uint64_t seed = 0;
     if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)(uintptr_t)&seed;
@@ -74,6 +77,57 @@ static enum status read_echo(struct api_request *r, const json_t *object)
     return st;
 }
 
+// An object from token id, in decimal digits, to bias.
+static enum status read_bias(struct api_request *r, const json_t *object, int vocab)
+{
+    json_t *biases = json_object_get(object, "logit_bias"), *value;
+    const char *key;
+    if (!biases || json_is_null(biases)) return ST_OK;
+    if (!json_is_object(biases) || json_object_size(biases) > API_MAX_BIASES)
+        return status_fail(
+            ST_INVALID,
+            "request: \"logit_bias\" must be an object of at most %d biases by token id",
+            API_MAX_BIASES);
+    r->logit_bias = calloc(json_object_size(biases) + 1, sizeof *r->logit_bias);
+    if (!r->logit_bias) return status_fail(ST_NO_MEMORY, "out of memory");
+    json_object_foreach (biases, key, value) {
+        char *end;
+        errno = 0;
+        const long id = strtol(key, &end, 10);
+        if (end == key || *end || errno || id < 0 || id >= vocab)
+            return status_fail(ST_INVALID,
+                               "request: \"logit_bias\": '%.40s' is not a token id from 0 to %d",
+                               key, vocab - 1);
+        const double bias = json_number_value(value);
+        if (!json_is_number(value) || !(fabs(bias) <= 100))
+            return status_fail(
+                ST_INVALID,
+                "request: \"logit_bias\" of token %ld must be a number from -100 to 100", id);
+        if (bias == 0) continue;
+        r->logit_bias[r->sampling.n_logit_bias++] =
+            (struct token_bias){.token = (int32_t)id, .bias = (float)bias};
+    }
+    r->sampling.logit_bias = r->logit_bias;
+    return ST_OK;
+}
+
+static enum status read_adjustments(struct api_request *r, const json_t *object,
+                                    const struct api_model *model)
+{
+    struct sampling *s = &r->sampling;
+    double frequency = 0, presence = 0, repetition = 1;
+    enum status st = ST_OK;
+    CHECK(json_get_double(where, object, "frequency_penalty", -2, 2, &frequency));
+    CHECK(json_get_double(where, object, "presence_penalty", -2, 2, &presence));
+    CHECK(json_get_double(where, object, "repetition_penalty", 0.01, 100, &repetition));
+    CHECK(read_bias(r, object, model->vocab_size));
+    s->frequency_penalty = (float)frequency;
+    s->presence_penalty = (float)presence;
+    s->repetition_penalty = (float)repetition;
+out:
+    return st;
+}
+
 enum status api_read_sampling(struct api_request *r, const json_t *object,
                               const struct api_model *model)
 {
@@ -96,7 +150,7 @@ enum status api_read_sampling(struct api_request *r, const json_t *object,
     CHECK(read_stop(object, &r->stop));
     CHECK(read_stop_ids(object, model, s));
     CHECK(read_speculative(object, &s->speculative));
-    CHECK(api_read_adjustments(r, object, model));
+    CHECK(read_adjustments(r, object, model));
     CHECK(read_echo(r, object));
     if (!(top_p > 0))
         return status_fail(ST_INVALID, "request: \"top_p\" is 0; it must be above 0 (1 is off)");
@@ -108,17 +162,51 @@ enum status api_read_sampling(struct api_request *r, const json_t *object,
     s->temperature = (float)temperature;
     s->top_p = (float)top_p;
     s->min_p = (float)min_p;
-    s->seed = json_has(object, "seed") ? (uint64_t)seed : api_random_seed();
+    s->seed = json_has(object, "seed") ? (uint64_t)seed : random_seed();
     r->filtered = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
     r->filtered |= sampling_adjusts(s);
     if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)
         return status_fail(ST_INVALID, "request: \"min_tokens\" is %d, above max_tokens, %d",
                            s->min_tokens, s->max_tokens);
     if (r->stop.n > 0 && !model->tokenizer)
-        return status_fail(ST_INVALID,
-                           "request: \"stop\" needs text, but %s has no tokenizer.json; use "
-                           "stop_token_ids",
-                           model->folder);
+        return status_fail(
+            ST_INVALID,
+            "request: \"stop\" needs text, but %s has no tokenizer.json; use stop_token_ids",
+            model->folder);
 out:
     return st;
+}
+
+enum status api_read_prompt_logprobs(struct api_request *r, const json_t *object)
+{
+    struct sampling *s = &r->sampling;
+    int n = -1;
+    const bool echoed = r->echo && r->want_logprobs;
+    enum status st = json_get_int32(where, object, "prompt_logprobs", 0, API_MAX_PROMPT_TOP, &n);
+    if (st != ST_OK) return st;
+    if (n >= 0 && r->stream && r->kind != API_ROLLOUTS)
+        return status_fail(
+            ST_UNSUPPORTED,
+            "request: \"prompt_logprobs\" are not given in a stream; leave \"stream\" out");
+    r->want_prompt_logprobs = n >= 0;
+    r->prompt_top = n > 0 ? n : 0;
+    s->prompt_logprobs = n >= 0 || echoed;
+    s->prompt_top = r->prompt_top;
+    if (echoed && s->logprobs > s->prompt_top) s->prompt_top = s->logprobs;
+    return ST_OK;
+}
+
+enum status api_check_prompt_logprobs(const struct api_request *r)
+{
+    int64_t n = 0;
+    if (!r->sampling.prompt_logprobs) return ST_OK;
+    for (int i = 0; i < r->n_prompts; i++) {
+        const int copies = r->kind == API_COMPLETIONS ? r->prompts[i].n : 1; // in every choice
+        n += (int64_t)r->prompts[i].n_ids * (1 + r->sampling.prompt_top) * copies;
+    }
+    if (n <= API_MAX_PROMPT_LOGPROBS) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "request: \"prompt_logprobs\" of all prompts makes %lld log-probabilities; "
+                       "at most %d in one request",
+                       (long long)n, API_MAX_PROMPT_LOGPROBS);
 }

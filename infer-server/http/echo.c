@@ -5,7 +5,7 @@
  * put there
  * (<s>) takes no room. A tokenizer that changes a text (normal forms, a space in front) may decode
  * to other text: places never lie behind the prompt's end. */
-#include "infer-server/http/echo.h"
+#include "infer-server/http/generation.h"
 
 #include <stdlib.h>
 #include <string.h>

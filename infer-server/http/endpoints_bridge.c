@@ -1,11 +1,10 @@
 /* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload, and the adapters'
  * paths.
  *
- * What has to wait for a step boundary runs elsewhere: pausing in libuv's thread pool (engine_pause
- * blocks), facts and reloading on the engine's thread, which calls back there. Each such job has a
- * struct of its own that comes back to the loop; the request may have gone by then, and has cut
- * the thread that led to it. Loop's thread but for run_pause(), reload_done() and facts_done(). */
-#include "infer-server/http/server_impl.h"
+ * What has to wait for a step boundary is a job (job.h): pausing in libuv's thread pool
+ * (engine_pause blocks), facts and reloading on the engine's thread, which calls back there. Loop's
+ * thread but for run_pause(), reload_done() and facts_done(). */
+#include "infer-server/http/job.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 
@@ -15,55 +14,28 @@
 
 #define PAUSE_MS 10000
 
-struct job {
-    struct inbox_message message; // first
-    struct server *server;
-    struct http_request *request; // NULL once it is gone
-    uv_work_t work;
-    struct status_kept status;
+struct bridge_job {
+    struct job job;
     uint64_t version, canary;
     int n_checksums;
     uint64_t *checksums;
     bool want_checksums;
 };
 
-static void on_close(void *attached, bool answered)
+// Answers with that, or with the failure that it came to, and ends.
+static void finish(struct bridge_job *b, json_t *answer)
 {
-    (void)answered;
-    ((struct job *)attached)->request = NULL;
-}
-
-static struct job *job_new(struct server *s, struct http_request *q)
-{
-    struct job *j = calloc(1, sizeof *j);
-    if (!j) {
-        http_fail(q, 500, "out of memory");
-        return NULL;
-    }
-    j->server = s;
-    j->request = q;
-    s->work++;
-    http_attach(q, j, on_close);
-    return j;
-}
-
-static void job_free(struct job *j)
-{
-    j->server->work--;
-    if (j->request) http_attach(j->request, NULL, NULL);
-    free(j->checksums);
-    free(j);
-}
-
-// A job that failed; its status and sentence came from another thread.
-static void reply_failure(struct job *j)
-{
-    const enum status st = status_recall(&j->status);
-    if (j->request && st == ST_BUSY) // a trainer holds the lease
-        http_fail(j->request, 409, "%s", status_message());
-    else if (j->request)
-        http_fail_status(j->request, st);
-    job_free(j);
+    struct http_request *q = b->job.request;
+    const enum status st = status_recall(&b->job.status);
+    if (q && st == ST_OK)
+        http_reply_json(q, 200, answer);
+    else if (q && st == ST_BUSY) // a trainer holds the lease
+        http_fail(q, 409, "%s", status_message());
+    else if (q)
+        http_fail_status(q, st);
+    if (!q || st != ST_OK) json_decref(answer);
+    free(b->checksums);
+    free(b);
 }
 
 // ---- facts -------------------------------------------------------------------------------------
@@ -72,23 +44,21 @@ static json_t *control_json(const struct engine_info *info)
 {
     const struct control_facts f = info->control;
     if (!info->loaded) return json_null();
-    json_t *json = json_pack(
-        "{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:o}",
-        "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes, "owner_pid",
-        (int)f.owner_pid, "writer_pid", (int)f.writer_pid, "owner_heartbeat_age_ms",
-        f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms", f.writer_heartbeat_age_ms,
-        "owner_alive", (int)f.owner_alive, "writer_alive", (int)f.writer_alive, "quiet_requested",
-        (int)f.quiesce_requested, "quiet_granted", (int)f.quiesce_granted, "torn", (int)f.torn,
-        "ended", (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
-        "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
-        json_clean_string(f.snapshot));
-    // What the weights are.
-    json_object_set_new(json, "loaded", json_clean_string(f.loaded));
-    json_object_set_new(json, "origin", json_clean_string(f.origin));
-    json_object_set_new(json, "run", json_clean_string(f.run));
-    json_object_set_new(json, "updates", json_integer((json_int_t)f.updates));
-    json_object_set_new(json, "run_updates", json_integer((json_int_t)f.run_updates));
-    return json;
+    return json_pack("{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, "
+                     "s:s, s:o, s:o, s:o, s:o, s:I, s:I}",
+                     "version", (json_int_t)f.version, "publishes", (json_int_t)f.publishes,
+                     "owner_pid", (int)f.owner_pid, "writer_pid", (int)f.writer_pid,
+                     "owner_heartbeat_age_ms", f.owner_heartbeat_age_ms, "writer_heartbeat_age_ms",
+                     f.writer_heartbeat_age_ms, "owner_alive", (int)f.owner_alive, "writer_alive",
+                     (int)f.writer_alive, "quiet_requested", (int)f.quiesce_requested,
+                     "quiet_granted", (int)f.quiesce_granted, "torn", (int)f.torn, "ended",
+                     (int)f.ended, "last_wait_ms", f.last_wait_ms, "last_write_ms", f.last_write_ms,
+                     "last_pause_ms", f.last_pause_ms, "layout_hash", f.layout_hash, "snapshot",
+                     json_clean_string(f.snapshot),
+                     // what the weights are
+                     "loaded", json_clean_string(f.loaded), "origin", json_clean_string(f.origin),
+                     "run", json_clean_string(f.run), "updates", (json_int_t)f.updates,
+                     "run_updates", (json_int_t)f.run_updates);
 }
 
 static json_t *info_json(struct server *s, uint64_t version)
@@ -103,7 +73,7 @@ static json_t *info_json(struct server *s, uint64_t version)
         "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status", state,
         "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
         "bridge", json_clean_string(info.bridge_path), "socket",
-        json_clean_string(s->options->socket_path), "weight_version",
+        json_clean_string(s->options->engine.socket_path), "weight_version",
         (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
         (int)s->options->engine.exact, "weight_bytes", (json_int_t)stats.weight_bytes,
         "num_tensors", info.n_tensors, "num_parameters", (json_int_t)info.n_parameters, "control",
@@ -117,45 +87,43 @@ static json_t *hex_json(uint64_t q)
     return json_string(text);
 }
 
-static void facts_deliver(struct inbox_message *message)
+static void facts_reply(struct job *job)
 {
-    struct job *j = (struct job *)message;
-    if (j->status.code != ST_OK) {
-        reply_failure(j);
-        return;
+    struct bridge_job *b = (struct bridge_job *)job;
+    json_t *info = info_json(job->server, b->version);
+    json_object_set_new(info, "canary", hex_json(b->canary));
+    if (b->want_checksums) {
+        json_t *sums = json_array();
+        for (int i = 0; i < b->n_checksums; i++)
+            json_array_append_new(sums, hex_json(b->checksums[i]));
+        json_object_set_new(info, "checksums", sums);
     }
-    if (j->request) {
-        json_t *info = info_json(j->server, j->version);
-        json_object_set_new(info, "canary", hex_json(j->canary));
-        if (j->want_checksums) {
-            json_t *sums = json_array();
-            for (int i = 0; i < j->n_checksums; i++)
-                json_array_append_new(sums, hex_json(j->checksums[i]));
-            json_object_set_new(info, "checksums", sums);
-        }
-        http_reply_json(j->request, 200, info);
-    }
-    job_free(j);
+    finish(b, info);
 }
 
 static void facts_done(void *context, const struct engine_bridge_facts *facts)
 {
-    struct job *j = context;
-    if (facts && facts->checksums) {
-        j->checksums = malloc((size_t)facts->n_tensors * sizeof *j->checksums);
-        if (j->checksums)
-            memcpy(j->checksums, facts->checksums, (size_t)facts->n_tensors * sizeof *j->checksums);
-        j->n_checksums = facts->n_tensors;
-    }
+    struct bridge_job *b = context;
+    enum status st =
+        facts ? ST_OK
+              : status_fail(
+                    ST_DEVICE,
+                    "the engine could not read its weights (it is stopping, or its device failed)");
     if (facts) {
-        j->version = facts->version;
-        j->canary = facts->canary;
+        b->version = facts->version;
+        b->canary = facts->canary;
     }
-    if (!facts || (facts->checksums && !j->checksums))
-        status_keep(&j->status,
-                    status_fail(ST_DEVICE, "the engine could not read its weights (it is stopping, "
-                                           "or its device failed)"));
-    inbox_post(j->server->host.inbox, &j->message);
+    if (facts && facts->checksums) {
+        const size_t bytes = (size_t)facts->n_tensors * sizeof *b->checksums;
+        b->checksums = malloc(bytes);
+        if (b->checksums)
+            memcpy(b->checksums, facts->checksums, bytes);
+        else
+            st = status_fail(ST_NO_MEMORY, "out of memory");
+        b->n_checksums = facts->n_tensors;
+    }
+    status_keep(&b->job.status, st);
+    job_post(&b->job);
 }
 
 static bool asked(const struct http_request *q, const char *name)
@@ -178,61 +146,46 @@ void handle_bridge_info(void *server, struct http_request *q)
         http_fail(q, 503, "the model is being loaded; try again later");
         return;
     }
-    struct job *j = job_new(s, q);
-    if (!j) return;
-    j->want_checksums = checksums;
-    j->message.deliver = facts_deliver;
-    enum status st = engine_bridge_facts(s->engine, checksums, facts_done, j);
+    struct bridge_job *b = job_new(s, q, sizeof *b, facts_reply);
+    if (!b) return;
+    b->want_checksums = checksums;
+    enum status st = engine_bridge_facts(s->engine, checksums, facts_done, b);
     if (st == ST_OK) return;
+    job_free(&b->job);
     http_fail_status(q, st);
-    job_free(j);
 }
 
 // ---- pause and resume --------------------------------------------------------------------------
 
-static void reply_state(struct server *s, struct http_request *q, const char *status)
+static json_t *state_json(struct server *s, const char *status)
 {
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
-    http_reply_json(q, 200,
-                    json_pack("{s:s, s:I}", "status", status, "weight_version",
-                              (json_int_t)stats.weight_version));
+    return json_pack("{s:s, s:I}", "status", status, "weight_version",
+                     (json_int_t)stats.weight_version);
 }
 
-static void run_pause(uv_work_t *work) // thread pool
+static enum status run_pause(struct job *job) // thread pool
 {
-    struct job *j = work->data;
-    status_keep(&j->status, engine_pause(j->server->engine, PAUSE_MS));
+    return engine_pause(job->server->engine, PAUSE_MS);
 }
 
-static void after_pause(uv_work_t *work, int cancelled)
+static void paused(struct job *job)
 {
-    struct job *j = work->data;
-    if (cancelled != 0)
-        status_keep(&j->status, status_fail(ST_CANCELLED, "the server is stopping"));
-    else if (j->status.code == ST_OK && !engine_paused(j->server->engine))
-        status_keep(&j->status,
+    struct server *s = job->server;
+    if (job->status.code == ST_OK && !engine_paused(s->engine))
+        status_keep(&job->status,
                     status_fail(ST_CANCELLED, "the engine was told to resume meanwhile"));
-    if (j->status.code != ST_OK) {
-        reply_failure(j);
-        return;
-    }
-    j->server->paused = true;
-    if (j->request) reply_state(j->server, j->request, "paused");
-    job_free(j);
+    s->paused |= job->status.code == ST_OK;
+    finish((struct bridge_job *)job, state_json(s, "paused"));
 }
 
 void handle_bridge_pause(void *server, struct http_request *q)
 {
     struct server *s = server;
     if (!server_is_open(s, q)) return;
-    struct job *j = job_new(s, q);
-    if (!j) return;
-    j->work.data = j;
-    int e = uv_queue_work(&s->loop, &j->work, run_pause, after_pause);
-    if (e == 0) return;
-    status_keep(&j->status, status_fail(ST_IO, "cannot start a job: %s", uv_strerror(e)));
-    reply_failure(j);
+    struct job *j = job_new(s, q, sizeof(struct bridge_job), paused);
+    if (j) job_block(j, run_pause);
 }
 
 void handle_bridge_resume(void *server, struct http_request *q)
@@ -244,7 +197,7 @@ void handle_bridge_resume(void *server, struct http_request *q)
         return;
     }
     s->paused = false;
-    reply_state(s, q, "resumed");
+    http_reply_json(q, 200, state_json(s, "resumed"));
 }
 
 // ---- reload ------------------------------------------------------------------------------------
@@ -254,34 +207,28 @@ void handle_bridge_resume(void *server, struct http_request *q)
 static void keep_content(struct job *j)
 {
     log_warn("/reload: %s", j->status.message);
-    status_keep(&j->status, status_fail(j->status.code,
-                                        "\"model\": the folder cannot be loaded: %s; the server's "
-                                        "log says what it is",
-                                        status_words(j->status.code)));
+    status_keep(
+        &j->status,
+        status_fail(j->status.code,
+                    "\"model\": the folder cannot be loaded: %s; the server's log says what it is",
+                    status_words(j->status.code)));
 }
 
-static void reload_deliver(struct inbox_message *message)
+static void reloaded(struct job *job)
 {
-    struct job *j = (struct job *)message;
-    if (j->status.code == ST_FORMAT || j->status.code == ST_UNSUPPORTED) keep_content(j);
-    if (j->status.code != ST_OK) {
-        reply_failure(j);
-        return;
-    }
-    if (j->request)
-        http_reply_json(j->request, 200,
-                        json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
-                                  (json_int_t)j->version));
-    job_free(j);
+    struct bridge_job *b = (struct bridge_job *)job;
+    if (job->status.code == ST_FORMAT || job->status.code == ST_UNSUPPORTED) keep_content(job);
+    finish(b,
+           json_pack("{s:s, s:I}", "status", "reloaded", "weight_version", (json_int_t)b->version));
 }
 
 static void reload_done(void *context, enum status st, const char *sentence, uint64_t version)
 {
-    struct job *j = context;
+    struct bridge_job *b = context;
     if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
-    status_keep(&j->status, st);
-    j->version = version;
-    inbox_post(j->server->host.inbox, &j->message);
+    status_keep(&b->job.status, st);
+    b->version = version;
+    job_post(&b->job);
 }
 
 // "draft": true is the folder of --draft, a string a folder; ret_folder stays where it is not asked
@@ -294,8 +241,9 @@ static enum status draft_to_reload(const struct server *s, const json_t *object,
     if (!draft || json_is_null(draft) || json_is_false(draft)) return ST_OK;
     if (json_is_string(draft)) return json_get_string("request", object, "draft", ret_folder);
     if (!json_is_true(draft))
-        return status_fail(ST_INVALID, "request: \"draft\" must be a model folder, or true for the "
-                                       "one of --draft");
+        return status_fail(
+            ST_INVALID,
+            "request: \"draft\" must be a model folder, or true for the one of --draft");
     if (!own)
         return status_fail(ST_INVALID,
                            "request: \"draft\": this server was started without --draft");
@@ -306,26 +254,24 @@ static enum status draft_to_reload(const struct server *s, const json_t *object,
 void handle_reload(void *server, struct http_request *q)
 {
     struct server *s = server;
-    size_t len;
-    const char *body = http_request_body(q, &len), *folder = s->model.folder, *draft = NULL;
+    const char *folder = s->model.folder, *draft = NULL;
     json_t *object = NULL;
-    struct job *j = NULL;
     enum status st = ST_OK;
     if (!server_is_open(s, q)) return;
-    if (len > 0) { // without a body: the folder it was started with
-        CHECK(json_parse("request", body, len, &object));
+    struct bridge_job *b = job_new(s, q, sizeof *b, reloaded);
+    if (!b) return;
+    const struct bytes *body = &b->job.body.bytes;
+    if (body->len > 0) { // without a body: the folder it was started with
+        CHECK(json_parse("request", bytes_text(body), body->len, &object));
         CHECK(json_get_string("request", object, "model", &folder));
         CHECK(draft_to_reload(s, object, &draft));
     }
-    j = job_new(s, q);
-    if (!j) goto out;
-    j->message.deliver = reload_deliver;
-    CHECK(engine_reload(s->engine, folder, draft, reload_done, j));
-    j = NULL;
+    CHECK(engine_reload(s->engine, folder, draft, reload_done, b));
 out:
-    if (st != ST_OK) http_fail_status(q, st);
-    if (j) job_free(j);
     json_decref(object);
+    if (st == ST_OK) return;
+    job_free(&b->job);
+    http_fail_status(q, st);
 }
 
 void handle_adapters(void *server, struct http_request *q)

@@ -108,60 +108,54 @@ void handle_metrics(void *server, struct http_request *q)
     http_reply(q, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
 }
 
-static void reply_request_drafts(const struct server *s, struct http_request *q, const char *id)
+static void put_samples(struct json_out *o, const struct server *s,
+                        const struct spec_window_entry *e)
 {
-    struct bytes body = BYTES_INIT;
-    struct json_out out = {&body, false}, *o = &out;
-    const struct spec_window_entry *e = spec_window_find(&s->finished, id, NULL);
-    if (!e) {
-        http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
-                  SPEC_WINDOW_SAMPLES, id);
-        return;
-    }
-    json_out_open(o, NULL, '{');
-    json_out_text(o, "id", e->request_id);
+    const char *id = e->request_id;
+    json_out_text(o, "id", id);
     json_out_open(o, "samples", '[');
-    for (; e; e = spec_window_find(&s->finished, id, e)) {
+    for (; e; e = spec_window_find(&s->metrics, id, e)) {
         json_out_open(o, NULL, '{');
         json_out_int(o, "index", e->choice);
         json_out_int(o, "generated_tokens", e->telemetry.generated_tokens);
-        put_draft_counts(o, &e->telemetry);
+        put_draft_counts(o, &e->telemetry.drafts);
         json_out_close(o, '}');
     }
     json_out_close(o, ']');
-    json_out_close(o, '}');
-    bytes_puts(&body, "\n");
-    http_reply(q, 200, "application/json", &body);
+}
+
+static void put_totals(struct json_out *o, const struct engine_stats *e)
+{
+    char method[64];
+    speculative_write(e->speculative, method);
+    json_out_text(o, "method", method);
+    json_out_int(o, "num_speculative_tokens", speculative_most(e->speculative));
+    put_draft_counts(o, &e->drafts);
+    json_out_uint(o, "generated_tokens", e->generated_tokens);
+    json_out_uint(o, "weight_version", e->weight_version);
 }
 
 // Totals since the start, as the engine verified them; with ?id= those of a finished request.
 void handle_spec_decode_stats(void *server, struct http_request *q)
 {
     struct server *s = server;
-    struct engine_stats e;
+    struct engine_stats stats;
+    struct bytes body = BYTES_INIT;
+    struct json_out out = {&body, false}, *o = &out;
     const char *id = http_query(q, "id");
-    if (id) {
-        reply_request_drafts(s, q, id);
+    const struct spec_window_entry *e = id ? spec_window_find(&s->metrics, id, NULL) : NULL;
+    if (id && !e) {
+        http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
+                  SPEC_WINDOW_SAMPLES, id);
         return;
     }
-    engine_stats(s->engine, &e);
-    json_t *per_pos = json_array();
-    for (int i = 0; i < e.draft_positions; i++)
-        json_array_append_new(per_pos, json_integer((json_int_t)e.num_accepted_tokens_per_pos[i]));
-    json_t *rate = json_null(), *length = json_null();
-    if (e.num_draft_tokens > 0)
-        rate = json_real((double)e.num_accepted_tokens / (double)e.num_draft_tokens);
-    if (e.num_drafts > 0)
-        length = json_real(1 + (double)e.num_accepted_tokens / (double)e.num_drafts);
-    char method[64];
-    speculative_write(e.speculative, method);
-    http_reply_json(q, 200,
-                    json_pack("{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "method",
-                              method, "num_speculative_tokens", speculative_most(e.speculative),
-                              "num_drafts", (json_int_t)e.num_drafts, "num_draft_tokens",
-                              (json_int_t)e.num_draft_tokens, "num_accepted_tokens",
-                              (json_int_t)e.num_accepted_tokens, "num_accepted_tokens_per_pos",
-                              per_pos, "accept_rate", rate, "mean_acceptance_length", length,
-                              "generated_tokens", (json_int_t)e.generated_tokens, "weight_version",
-                              (json_int_t)e.weight_version));
+    engine_stats(s->engine, &stats);
+    json_out_open(o, NULL, '{');
+    if (e)
+        put_samples(o, s, e);
+    else
+        put_totals(o, &stats);
+    json_out_close(o, '}');
+    bytes_puts(&body, "\n");
+    http_reply(q, 200, "application/json", &body);
 }

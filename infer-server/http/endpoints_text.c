@@ -1,31 +1,23 @@
 /* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
- * large one in another thread, body_work.h), then a generation; its answer is written when all is
+ * large one in another thread, job.h), then a generation; its answer is written when all is
  * there, or as a stream while the client reads. Loop's thread. */
-#include "infer-server/http/server_impl.h"
-#include "infer-server/http/body_work.h"
+#include "infer-server/http/job.h"
 #include "common/base/clock.h"
 
 #include <stdlib.h>
 
 struct text_request {
-    struct server *server;
-    struct http_request
-        *request; // NULL once it is gone, which happens only while its body is parsed
+    struct job job; // until its body is parsed
     struct response response;
-    // while its body is parsed: written by that thread
-    bool parsing;
     enum api_kind kind;
     struct api_model model; // a copy: the loop may learn more of its own
     struct api_request *parsed;
-    struct status_kept status;
 };
 
 static void on_close(void *attached, bool answered)
 {
     struct text_request *t = attached;
-    if (!answered) t->server->metrics.disconnects++;
-    t->request = NULL;
-    if (t->parsing) return; // on_parsed() comes
+    if (!answered) t->job.server->metrics.disconnects++;
     generation_release(t->response.generation);
     free(t);
 }
@@ -37,22 +29,22 @@ static void reply_whole(struct text_request *t)
         generate_response(&t->response, &body);
     else
         choices_response(&t->response, &body); // rollouts are always a stream
-    http_reply(t->request, 200, "application/json", &body);
+    http_reply(t->job.request, 200, "application/json", &body);
 }
 
 static void on_progress(void *context)
 {
     struct text_request *t = context;
-    const struct generation_sample *failure = generation_failure(t->response.generation);
+    const struct generation_sample *failure = t->response.generation->failure;
     const char *sentence;
     if (t->response.request->stream) {
-        http_wake(t->request);
-    } else if (http_replied(t->request)) {
+        http_wake(t->job.request);
+    } else if (http_replied(t->job.request)) {
         return;
     } else if (failure) {
         unsigned code = failure_code(failure, &sentence);
-        http_fail_as(t->request, code, "server_error", sentence);
-    } else if (generation_done(t->response.generation)) {
+        http_fail_as(t->job.request, code, NULL, "server_error", sentence);
+    } else if (t->response.generation->ended == t->response.request->n_samples) {
         reply_whole(t);
     }
 }
@@ -68,11 +60,10 @@ static enum status check_room(const struct server *s, const struct api_request *
 {
     int max = s->options->engine.max_batch + s->options->engine.max_queue;
     if (r->n_samples <= max) return ST_OK;
-    return status_fail(
-        ST_INVALID,
-        "request: \"n\" over all prompts makes %d samples; this server takes at most "
-        "%d at once (--max-queue)",
-        r->n_samples, max);
+    return status_fail(ST_INVALID,
+                       "request: \"n\" over all prompts makes %d samples; this server takes at "
+                       "most %d at once (--max-queue)",
+                       r->n_samples, max);
 }
 
 // The client's own name for it, where there is one, is a part of the id.
@@ -88,9 +79,9 @@ static void name_response(const struct http_request *q, struct api_request *r)
 // Takes the request over, also where it fails.
 static enum status begin(struct text_request *t, struct api_request *r)
 {
-    struct server *s = t->server;
+    struct server *s = t->job.server;
     const bool stream = r->stream;
-    name_response(t->request, r);
+    name_response(t->job.request, r);
     enum status st = check_room(s, r);
     if (st != ST_OK) {
         api_request_free(r);
@@ -100,93 +91,54 @@ static enum status begin(struct text_request *t, struct api_request *r)
         .model = &s->model, .created = clock_wall_s(), .unfinished = r->n_samples, .request = r};
     st = generation_start(&s->host, r, on_progress, t, &t->response.generation);
     if (st != ST_OK) return st;
-    t->response.samples = generation_samples(t->response.generation);
+    http_attach(t->job.request, t, on_close);
+    t->response.samples = t->response.generation->samples;
     for (int i = 0; i < r->n_prompts; i++)
         metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
     if (stream)
-        http_stream(t->request,
+        http_stream(t->job.request,
                     t->kind == API_ROLLOUTS ? "application/x-ndjson"
                                             : "text/event-stream; charset=utf-8",
                     produce);
     return ST_OK;
 }
 
-// Any thread (body_work.h).
-static void parse(void *context, const char *text, size_t len)
+static enum status parse(struct job *job)
 {
-    struct text_request *t = context;
-    status_keep(&t->status, api_request_parse(t->kind, &t->model, text, len, &t->parsed));
+    struct text_request *t = (struct text_request *)job;
+    return api_request_parse(t->kind, &t->model, bytes_text(&job->body.bytes), job->body.bytes.len,
+                             &t->parsed);
 }
 
-// Refuses the request, which has come to nothing.
-static void refuse(struct text_request *t, enum status st)
+static void on_parsed(struct job *job)
 {
-    struct http_request *q = t->request;
-    t->server->metrics.refused++;
-    http_attach(q, NULL, NULL);
-    free(t);
-    http_fail_status(q, st);
-}
-
-// The client may have left meanwhile.
-static void on_parsed(void *context)
-{
-    struct text_request *t = context;
-    t->server->work--;
-    t->parsing = false;
-    if (!t->request) {
+    struct text_request *t = (struct text_request *)job;
+    struct metrics *metrics = &job->server->metrics;
+    struct http_request *q = job->request;
+    enum status st = status_recall(&job->status);
+    if (!q) { // the client has left
+        metrics->disconnects++;
         api_request_free(t->parsed);
         free(t);
         return;
     }
-    enum status st = status_recall(&t->status);
     if (st == ST_OK) st = begin(t, t->parsed);
-    if (st != ST_OK) refuse(t, st);
+    if (st == ST_OK) return;
+    metrics->refused++;
+    free(t);
+    http_fail_status(q, st);
 }
 
-static void handle(struct server *s, struct http_request *q, enum api_kind kind)
+void handle_text(void *server, struct http_request *q)
 {
+    struct server *s = server;
     if (!server_is_open(s, q)) {
         s->metrics.refused++;
         return;
     }
-    struct text_request *t = calloc(1, sizeof *t);
-    if (!t) {
-        http_fail(q, 500, "out of memory");
-        return;
-    }
-    *t = (struct text_request){
-        .server = s, .request = q, .parsing = true, .kind = kind, .model = s->model};
-    http_attach(q, t, on_close);
-    s->work++;
-    const struct body_work work = {parse, on_parsed, t};
-    enum status st = body_work_start(&s->loop, q, &work);
-    if (st == ST_OK) return;
-    s->work--;
-    refuse(t, st);
-}
-
-void handle_completions(void *server, struct http_request *q)
-{
-    handle(server, q, API_COMPLETIONS);
-}
-
-void handle_chat(void *server, struct http_request *q)
-{
-    handle(server, q, API_CHAT);
-}
-
-void handle_rollouts(void *server, struct http_request *q)
-{
-    handle(server, q, API_ROLLOUTS);
-}
-
-void handle_generate(void *server, struct http_request *q)
-{
-    handle(server, q, API_GENERATE);
-}
-
-void handle_inference(void *server, struct http_request *q)
-{
-    handle(server, q, API_INFERENCE);
+    struct text_request *t = job_new(s, q, sizeof *t, on_parsed);
+    if (!t) return;
+    t->kind = (enum api_kind)http_which(q);
+    t->model = s->model;
+    job_parse(&t->job, parse);
 }

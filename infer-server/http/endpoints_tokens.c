@@ -1,8 +1,7 @@
 /* endpoints_tokens.c: /tokenize, /detokenize and /tokenizer_info, as vLLM has them: text to token
  * ids and back, by the tokenizer that the endpoints which generate use. Loop's
- * thread, but for run(), which may be another's where the body is large (body_work.h). */
-#include "infer-server/http/body_work.h"
-#include "infer-server/http/server_impl.h"
+ * thread, but for run(), which may be another's where the body is large (job.h). */
+#include "infer-server/http/job.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 
@@ -12,12 +11,10 @@
 #define CONFIG_BYTES (16 << 20)
 
 struct token_job {
-    struct server *server;
-    struct http_request *request; // NULL once it is gone
-    struct api_model model;       // a copy
+    struct job job;
+    struct api_model model; // a copy
     bool tokenize;
     struct bytes answer;
-    struct status_kept status;
 };
 
 static json_t *id_list(const struct token_list *ids)
@@ -67,15 +64,16 @@ out:
     return st;
 }
 
-static enum status work_out(struct token_job *j, const char *text, size_t len)
+static enum status run(struct job *job)
 {
+    struct token_job *j = (struct token_job *)job;
     json_t *object = NULL, *answer = NULL;
     char *written = NULL;
     enum status st;
     if (!j->model.tokenizer)
         return status_fail(ST_UNSUPPORTED, "%s has no tokenizer.json: there is no text here",
                            j->model.folder);
-    CHECK(json_parse("request", text, len, &object));
+    CHECK(json_parse("request", bytes_text(&job->body.bytes), job->body.bytes.len, &object));
     if (!json_is_object(object))
         st = status_fail(ST_INVALID, "request: the body must be a JSON object");
     else
@@ -94,60 +92,28 @@ out:
     return st;
 }
 
-static void run(void *context, const char *text, size_t len)
+static void done(struct job *job)
 {
-    struct token_job *j = context;
-    status_keep(&j->status, work_out(j, text, len));
-}
-
-static void on_close(void *attached, bool answered)
-{
-    (void)answered;
-    ((struct token_job *)attached)->request = NULL;
-}
-
-static void done(void *context)
-{
-    struct token_job *j = context;
-    struct http_request *q = j->request;
-    j->server->work--;
-    if (q) http_attach(q, NULL, NULL);
-    const enum status st = status_recall(&j->status);
-    if (q && st == ST_OK)
-        http_reply(q, 200, "application/json", &j->answer);
-    else if (q)
-        http_fail_status(q, st);
+    struct token_job *j = (struct token_job *)job;
+    const enum status st = status_recall(&job->status);
+    if (job->request && st == ST_OK)
+        http_reply(job->request, 200, "application/json", &j->answer);
+    else if (job->request)
+        http_fail_status(job->request, st);
     bytes_release(&j->answer);
     free(j);
 }
 
-static void handle(struct server *s, struct http_request *q, bool to_tokens)
+void handle_tokens(void *server, struct http_request *q)
 {
-    struct token_job *j = calloc(1, sizeof *j);
-    if (!j) {
-        http_fail(q, 500, "out of memory");
-        return;
-    }
-    *j = (struct token_job){.server = s, .request = q, .model = s->model, .tokenize = to_tokens};
-    const struct body_work work = {run, done, j};
-    http_attach(q, j, on_close);
-    s->work++;
-    enum status st = body_work_start(&s->loop, q, &work);
-    if (st == ST_OK) return;
-    s->work--;
-    http_attach(q, NULL, NULL);
-    free(j);
-    http_fail_status(q, st);
-}
-
-void handle_tokenize(void *server, struct http_request *q)
-{
-    if (server_is_open(server, q)) handle(server, q, true);
-}
-
-void handle_detokenize(void *server, struct http_request *q)
-{
-    handle(server, q, false);
+    struct server *s = server;
+    const bool tokenize = http_which(q) == TOKENIZE;
+    if (tokenize && !server_is_open(s, q)) return;
+    struct token_job *j = job_new(s, q, sizeof *j, done);
+    if (!j) return;
+    j->model = s->model;
+    j->tokenize = tokenize;
+    job_parse(&j->job, run);
 }
 
 // Special tokens are strings, or objects that have one.
@@ -157,43 +123,30 @@ static json_t *plain_token(json_t *value)
     return json_incref(json_is_string(content) ? content : value);
 }
 
-static enum status read_template(const char *folder, json_t *ret_info)
-{
-    struct bytes text = BYTES_INIT;
-    char *path = path_join(folder, "chat_template.jinja");
-    enum status st = path ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory");
-    if (st == ST_OK && file_exists(path)) {
-        st = file_read(path, CONFIG_BYTES, &text);
-        if (st == ST_OK)
-            json_object_set_new(ret_info, "chat_template",
-                                json_stringn(bytes_text(&text), text.len));
-    }
-    bytes_release(&text);
-    free(path);
-    return st;
-}
-
 // tokenizer_config.json, with special tokens as plain strings and the chat template of its own
 // file.
 static enum status read_info(const char *folder, json_t **ret)
 {
     json_t *config = NULL, *info = json_object(), *value;
-    char *path = path_join(folder, "tokenizer_config.json");
+    struct bytes text = BYTES_INIT;
+    char path[PATH_ROOM];
     const char *key;
-    enum status st = ST_OK;
-    if (!path || !info) {
-        st = status_fail(ST_NO_MEMORY, "out of memory");
-        goto out;
-    }
+    enum status st;
+    CHECK(path_put(path, folder, "tokenizer_config.json"));
+    if (!info) FAIL(ST_NO_MEMORY, "out of memory");
     if (file_exists(path)) CHECK(json_read_file(path, CONFIG_BYTES, &config));
     json_object_set_new(info, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
     json_object_foreach (config, key, value)
         if (strcmp(key, "vocab_file") != 0 && strcmp(key, "merges_file") != 0)
             json_object_set_new(info, key, plain_token(value));
-    CHECK(read_template(folder, info));
+    CHECK(path_put(path, folder, "chat_template.jinja"));
+    if (file_exists(path)) {
+        CHECK(file_read(path, CONFIG_BYTES, &text));
+        json_object_set_new(info, "chat_template", json_stringn(bytes_text(&text), text.len));
+    }
     *ret = json_incref(info);
 out:
-    free(path);
+    bytes_release(&text);
     json_decref(config);
     json_decref(info);
     return st;

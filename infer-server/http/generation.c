@@ -9,41 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct prompt_run { // tag of one engine request
-    struct generation *generation;
-    struct request *request; // NULL once it came back
-    int prompt, n_prompt, n_top, n_prompt_top;
-    struct generation_prompt report;
-};
-
-struct generation {
-    struct generation_host *host;
-    struct api_request *request;
-    struct prompt_run *runs;           // (n_prompts)
-    struct generation_sample *samples; // (n_samples), those of a prompt together
-    int *first_sample;                 // (n_prompts)
-    int outstanding;                   // requests the engine holds
-    int ended;                         // samples
-    struct generation_sample *ready, **ready_last;
-    const struct generation_sample *failure;
-    void (*notify)(void *context);
-    void *context;
-    bool released;
-};
-
 // ---- the engine's thread -----------------------------------------------------------------------
 
-struct event_message {
+struct event_message { // an event, and what it points to
     struct inbox_message message;
     struct generation_host *host;
     struct prompt_run *run;
-    int sample, n_tokens;
-    enum finish_reason finish;
-    bool request_done, has_telemetry;
+    struct engine_event event; // tokens and top lie behind this struct
     struct sample_telemetry telemetry;
     char error[256];
-    struct token_record *tokens; // both lie behind this struct
-    struct top_logprob *top;
     struct prompt_token *prompt; // with prompt_top behind it; owned until delivered; NULL: none
     struct top_logprob *prompt_top;
 };
@@ -68,34 +42,26 @@ void generation_on_event(void *host_, const struct engine_event *event)
     struct generation_host *host = host_;
     struct prompt_run *run = request_tag(event->request);
     size_t n = (size_t)event->n_tokens, n_top = event->top ? n * (size_t)run->n_top : 0;
-    struct event_message *m = calloc(1, sizeof *m + n * sizeof *m->tokens + n_top * sizeof *m->top);
-    if (!m) {
-        __atomic_store_n(&host->lost_event, true, __ATOMIC_RELAXED);
-        return;
-    }
-    m->run = run;
-    if (!take_prompt(m, event)) {
+    struct event_message *m =
+        calloc(1, sizeof *m + n * sizeof *event->tokens + n_top * sizeof *event->top);
+    if (m) m->run = run;
+    if (!m || !take_prompt(m, event)) {
         free(m);
         __atomic_store_n(&host->lost_event, true, __ATOMIC_RELAXED);
         return;
     }
+    struct token_record *tokens = (struct token_record *)(m + 1);
+    struct top_logprob *top = (struct top_logprob *)(tokens + n);
     m->message.deliver = deliver;
     m->host = host;
-    m->sample = event->sample;
-    m->n_tokens = event->n_tokens;
-    m->finish = event->finish;
-    m->request_done = event->request_done;
-    m->tokens = (struct token_record *)(m + 1);
-    m->top = (struct top_logprob *)(m->tokens + n);
-    if (n) memcpy(m->tokens, event->tokens, n * sizeof *m->tokens);
-    if (n_top) memcpy(m->top, event->top, n_top * sizeof *m->top);
-    if (!n_top) m->top = NULL;
-    if (event->telemetry) {
-        m->has_telemetry = true;
-        m->telemetry = *event->telemetry;
-    }
+    m->event = *event;
+    m->event.tokens = tokens;
+    m->event.top = n_top ? top : NULL;
+    if (n) memcpy(tokens, event->tokens, n * sizeof *tokens);
+    if (n_top) memcpy(top, event->top, n_top * sizeof *top);
+    if (event->telemetry) m->telemetry = *event->telemetry;
     if (event->error) snprintf(m->error, sizeof m->error, "%s", event->error);
-    inbox_post(host->inbox, &m->message);
+    inbox_post(&host->inbox, &m->message);
 }
 
 // ---- the loop's thread -------------------------------------------------------------------------
@@ -224,8 +190,8 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     detokenizer_free(s->detokenizer);
     s->detokenizer = NULL;
     s->safe = s->text.len;
-    if (m->has_telemetry) s->telemetry = m->telemetry;
-    if (s->finish == FINISH_NONE) s->finish = s->stopped ? FINISH_STOP : m->finish;
+    if (m->event.telemetry) s->telemetry = m->telemetry;
+    if (s->finish == FINISH_NONE) s->finish = s->stopped ? FINISH_STOP : m->event.finish;
     if (s->finish == FINISH_ERROR && !s->error)
         fail_sample(s, m->error[0] ? m->error : "generation failed");
     // the engine may have gone a step or two past a stop string
@@ -236,24 +202,24 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     if (s->n > 0) s->telemetry.weight_version_last = s->tokens[s->n - 1].weight_version;
     if ((s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED) && !g->failure) g->failure = s;
     g->ended++;
-    metrics_sample(g->host->metrics, s->finish, &s->telemetry);
-    spec_window_add(g->host->finished, g->request->id, s->choice, &s->telemetry);
+    metrics_sample(g->host->metrics, g->request->id, s->choice, s->finish, &s->telemetry);
 }
 
 static void take_tokens(struct generation *g, struct generation_sample *s,
                         const struct event_message *m)
 {
     int n_top = g->runs[s->prompt].n_top;
-    for (int i = 0; i < m->n_tokens && !s->stopped && s->finish == FINISH_NONE; i++) {
+    for (int i = 0; i < m->event.n_tokens && !s->stopped && s->finish == FINISH_NONE; i++) {
         // the token that stopped it is no part of the text
-        bool is_stop = m->finish == FINISH_STOP && i == m->n_tokens - 1;
-        const struct top_logprob *top = m->top ? m->top + (size_t)i * (size_t)n_top : NULL;
-        if (is_stop) s->stop_token = m->tokens[i].token;
-        enum status st = add_token(g, s, &m->tokens[i], top, !is_stop);
+        bool is_stop = m->event.finish == FINISH_STOP && i == m->event.n_tokens - 1;
+        const struct top_logprob *top =
+            m->event.top ? m->event.top + (size_t)i * (size_t)n_top : NULL;
+        if (is_stop) s->stop_token = m->event.tokens[i].token;
+        enum status st = add_token(g, s, &m->event.tokens[i], top, !is_stop);
         if (st != ST_OK) fail_sample(s, status_message());
     }
     bool over = s->stopped || s->finish != FINISH_NONE;
-    if (over && m->finish == FINISH_NONE)
+    if (over && m->event.finish == FINISH_NONE)
         engine_cancel(g->host->engine, g->runs[s->prompt].request, s->index);
 }
 
@@ -261,18 +227,18 @@ static void deliver(struct inbox_message *message)
 {
     struct event_message *m = (struct event_message *)message;
     struct generation *g = m->run->generation;
-    struct generation_sample *s = &g->samples[g->first_sample[m->run->prompt] + m->sample];
+    struct generation_sample *s = &g->samples[g->first_sample[m->run->prompt] + m->event.sample];
     bool was_over = s->stopped || s->finish != FINISH_NONE;
     if (m->prompt) {
         m->run->report.tokens = m->prompt;
         m->run->report.top = m->prompt_top;
     }
     if (!was_over) take_tokens(g, s, m);
-    if (m->finish != FINISH_NONE) end_sample(g, s, m);
-    bool ended = m->finish != FINISH_NONE;
+    if (m->event.finish != FINISH_NONE) end_sample(g, s, m);
+    bool ended = m->event.finish != FINISH_NONE;
     if (!g->released && (ended || (g->request->kind != API_ROLLOUTS && !was_over)))
         make_ready(g, s);
-    if (m->request_done) {
+    if (m->event.request_done) {
         request_free(m->run->request);
         m->run->request = NULL;
         if (--g->outstanding == 0) g->host->live--;
@@ -369,26 +335,6 @@ void generation_release(struct generation *g)
         if (g->runs[p].request) engine_cancel(g->host->engine, g->runs[p].request, -1);
 }
 
-const struct api_request *generation_request(const struct generation *g)
-{
-    return g->request;
-}
-
-bool generation_done(const struct generation *g)
-{
-    return g->ended == g->request->n_samples;
-}
-
-struct generation_sample *generation_samples(struct generation *g)
-{
-    return g->samples;
-}
-
-const struct generation_prompt *generation_prompt(const struct generation *g, int prompt)
-{
-    return &g->runs[prompt].report;
-}
-
 struct generation_sample *generation_next(struct generation *g)
 {
     struct generation_sample *s = g->ready;
@@ -397,9 +343,4 @@ struct generation_sample *generation_next(struct generation *g)
     if (!g->ready) g->ready_last = &g->ready;
     s->queued = false;
     return s;
-}
-
-const struct generation_sample *generation_failure(const struct generation *g)
-{
-    return g->failure;
 }

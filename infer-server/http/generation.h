@@ -8,9 +8,22 @@
 #define INFER_SERVER_GENERATION_H
 
 #include "infer-server/http/api.h"
-#include "infer-server/http/echo.h"
 #include "infer-server/http/inbox.h"
 #include "infer-server/http/metrics.h"
+
+// echo.c: a prompt as an answer gives it back ("echo").
+struct echo {
+    struct bytes text;
+    int *text_at; // (prompt's ids) characters of text before each token
+    int chars;    // of text
+};
+
+// The text as it was sent; of a prompt sent as ids, that of its tokens. tokenizer NULL: no text.
+enum status echo_init(const struct api_prompt *prompt, const struct tokenizer *tokenizer,
+                      bool skip_special, struct echo *ret);
+void echo_release(struct echo *e);
+
+int count_characters(const char *text, size_t len); // of UTF-8
 
 struct generation;
 
@@ -48,14 +61,36 @@ struct generation_prompt {
     struct echo echo;            // where it is echoed
 };
 
+struct prompt_run { // tag of one engine request
+    struct generation *generation;
+    struct request *request; // NULL once it came back
+    int prompt, n_prompt, n_top, n_prompt_top;
+    struct generation_prompt report;
+};
+
 struct generation_host { // what a generation needs of its server
     struct engine *engine;
-    struct inbox *inbox;
+    struct inbox inbox;
     struct metrics *metrics;
-    struct spec_window *finished;
     const struct tokenizer *tokenizer; // NULL: samples have no text
     int live;                          // generations that the engine still works for
     bool lost_event;                   // an event could not be kept for want of memory: fatal
+};
+
+struct generation { // written by generation.c
+    struct generation_host *host;
+    struct api_request *request;
+    struct prompt_run *runs;           // (n_prompts)
+    struct generation_sample *samples; // (n_samples), those of a prompt together
+    int *first_sample;                 // (n_prompts)
+    int outstanding;                   // requests the engine holds
+    int ended;                         // samples
+    struct generation_sample *ready, **ready_last;
+    const struct generation_sample *failure; // the first that ended with an error, or was cancelled
+                                             // by the engine; NULL: none
+    void (*notify)(void *context);
+    void *context;
+    bool released;
 };
 
 // Submits every prompt. Takes the request over, also where it fails. notify() is called on the
@@ -65,14 +100,8 @@ enum status generation_start(struct generation_host *host, struct api_request *r
 // Nobody waits for it any more: cancels what runs; it goes when the engine has given all back.
 void generation_release(struct generation *g);
 
-const struct api_request *generation_request(const struct generation *g);
-bool generation_done(const struct generation *g);                   // every sample has ended
-struct generation_sample *generation_samples(struct generation *g); // (request->n_samples)
-const struct generation_prompt *generation_prompt(const struct generation *g, int prompt);
 // Next sample with something new (rollouts: that has ended), or NULL. In order of events.
 struct generation_sample *generation_next(struct generation *g);
-// The first sample that ended with an error or was cancelled by the engine; NULL if none.
-const struct generation_sample *generation_failure(const struct generation *g);
 // Frees what a finished sample holds, once it was given out.
 void generation_sample_clear(struct generation_sample *s);
 

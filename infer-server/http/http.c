@@ -20,11 +20,6 @@
 #define CONNECTION_BYTES (64u << 10) // request line, headers and write buffer of one connection
 #define DRAIN_BYTES      (64u << 20) // of a refused body that are read so that the answer arrives
 
-struct http_body {
-    struct http *http;
-    struct bytes bytes;
-};
-
 // ---- running libmicrohttpd ---------------------------------------------------------------------
 
 static void on_timer(uv_timer_t *timer);
@@ -127,12 +122,11 @@ static struct http_request *http_request_new(struct listener *l, struct MHD_Conn
     q->connection = connection;
     q->socket = socket;
     q->since_ns = clock_now_ns();
-    q->deadline_ns = clock_deadline_ns(1000LL * h->options.request_timeout_s);
+    q->deadline_ns = clock_deadline_ns(1000 * h->options.request_timeout_s);
     h->n_requests++;
     return q;
 }
 
-// The request's body is needed no more.
 void http_drop_body(struct http_request *q)
 {
     q->listener->http->buffered -= q->buffered;
@@ -154,36 +148,26 @@ static void http_request_free(struct http_request *q, bool answered)
     free(q);
 }
 
-const char *http_request_body(const struct http_request *q, size_t *ret_len)
+void http_take_body(struct http_request *q, struct http_body *ret)
 {
-    *ret_len = q->body.len;
-    return bytes_text(&q->body);
-}
-
-struct http_body *http_take_body(struct http_request *q)
-{
-    struct http_body *body = malloc(sizeof *body);
-    if (!body) return NULL;
-    *body = (struct http_body){.http = q->listener->http, .bytes = q->body};
-    body->http->users++;
+    *ret = (struct http_body){.http = q->listener->http, .bytes = q->body};
+    ret->http->users++;
     q->body = (struct bytes)BYTES_INIT;
     q->buffered = 0;
-    return body;
 }
 
-const char *http_body_text(const struct http_body *body, size_t *ret_len)
+void http_body_release(struct http_body *body)
 {
-    *ret_len = body->bytes.len;
-    return bytes_text(&body->bytes);
-}
-
-void http_body_free(struct http_body *body)
-{
-    if (!body) return;
+    if (!body->http) return;
     body->http->buffered -= body->bytes.len;
     bytes_release(&body->bytes);
     http_unref(body->http);
-    free(body);
+    body->http = NULL;
+}
+
+int http_which(const struct http_request *q)
+{
+    return q->route->which;
 }
 
 const char *http_path_tail(const struct http_request *q)
@@ -218,8 +202,8 @@ bool http_expired(const struct http_request *q)
 static void fail_too_large(struct http_request *q)
 {
     q->close_after = true;
-    http_fail(q, 413, "the body is larger than %zu bytes (--max-body)",
-              q->listener->http->options.max_body);
+    http_fail(q, 413, "the body is larger than %lld bytes (--max-body)",
+              (long long)q->listener->http->options.max_body);
 }
 
 // Answers before the body has come where it would be refused anyway and the client waits for leave
@@ -228,31 +212,31 @@ static bool reply_early(struct http_request *q)
 {
     const char *expect = http_header_of(q, "Expect"), *length = http_header_of(q, "Content-Length");
     unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
-    if (!http_replied(q) && n > q->listener->http->options.max_body) fail_too_large(q);
+    if (!http_replied(q) && n > (size_t)q->listener->http->options.max_body) fail_too_large(q);
     return http_replied(q) && (expect || n > DRAIN_BYTES || q->code == 401 || q->code == 403);
 }
 
 static void fail_no_room(struct http_request *q)
 {
     http_fail(q, 429,
-              "the bodies of the requests under way are over %zu bytes together (--max-buffered); "
+              "the bodies of the requests under way are over %lld bytes together (--max-buffered); "
               "try again later",
-              q->listener->http->options.max_buffered);
+              (long long)q->listener->http->options.max_buffered);
 }
 
 static enum MHD_Result take_body(struct http_request *q, const char *data, size_t *size)
 {
     struct http *h = q->listener->http;
-    size_t n = *size;
+    const size_t n = *size, max_body = (size_t)h->options.max_body;
     *size = 0;
     q->body_seen += n;
     if (http_replied(q)) // refused already: read on, so that the client gets to its answer
-        return q->body_seen <= DRAIN_BYTES + h->options.max_body ? MHD_YES : MHD_NO;
-    if (q->body_seen > h->options.max_body) {
+        return q->body_seen <= DRAIN_BYTES + max_body ? MHD_YES : MHD_NO;
+    if (q->body_seen > max_body) {
         fail_too_large(q);
         return MHD_YES;
     }
-    if (h->buffered + n > h->options.max_buffered) {
+    if (h->buffered + n > (size_t)h->options.max_buffered) {
         fail_no_room(q);
         return MHD_YES;
     }
@@ -282,7 +266,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     q->received = true;
     if (q->state == READING) {
         q->state = WAITING;
-        q->deadline_ns = clock_deadline_ns(1000LL * l->http->options.request_timeout_s);
+        q->deadline_ns = clock_deadline_ns(1000 * l->http->options.request_timeout_s);
         q->route->handle(l->http->options.context, q);
     }
     if (q->state == REPLY_READY) return http_queue_reply(q);

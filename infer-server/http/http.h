@@ -28,17 +28,18 @@ struct http_route {
                                // below /a/ (http_path_tail)
     http_handler handle;
     enum http_access access;
+    int which; // of the requests that the handler serves
 };
 
-struct http_options {
+struct http_options { // all borrowed
     const struct http_route *routes;
     void *context;
     const char *api_key;              // for TCP; NULL: none
     const char *const *allowed_hosts; // beside loopback's, without a key; NULL-ended, or NULL
-    size_t max_body, max_buffered;    // bytes: of one request, of all under way
-    int max_connections;
-    int idle_timeout_s;    // no byte from or to the client (sweep.c: every phase has an end)
-    int request_timeout_s; // from the whole request to the end of its answer
+    int64_t max_body, max_buffered;   // bytes: of one request, of all under way
+    int64_t max_connections;
+    int64_t idle_timeout_s;    // no byte from or to the client (sweep.c: every phase has an end)
+    int64_t request_timeout_s; // from the whole request to the end of its answer
 };
 
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret);
@@ -49,13 +50,15 @@ void http_close(struct http *h); // ends every connection; memory goes when the 
                                  // more, and with the last body that was taken
 
 // ---- one request ------------------------------------------------------------------------------
-const char *http_request_body(const struct http_request *q, size_t *ret_len);
-// The body for work that may outlive the request, which has none any more; NULL: out of memory.
-// Its text may be read by another thread; it is freed on the loop's.
-struct http_body;
-struct http_body *http_take_body(struct http_request *q);
-const char *http_body_text(const struct http_body *body, size_t *ret_len);
-void http_body_free(struct http_body *body);                            // NULL is fine
+// The body, for work that may outlive the request, which has none any more. It may be read by
+// another thread; it is released on the loop's. All zero: none.
+struct http_body {
+    struct http *http;
+    struct bytes bytes;
+};
+void http_take_body(struct http_request *q, struct http_body *ret);
+void http_body_release(struct http_body *body);
+int http_which(const struct http_request *q);                           // its route's
 const char *http_query(const struct http_request *q, const char *name); // NULL: not given
 const char *http_path_tail(const struct http_request *q); // of the path, behind a route's "/a/"
 // X-Request-Id as the client sent it, or one made up; it stands in the response's header.
@@ -75,11 +78,14 @@ void http_reply_json(struct http_request *q, unsigned code, json_t *value); // t
 // the code: 404 is a "not_found_error"...
 void http_fail(struct http_request *q, unsigned code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void http_fail_as(struct http_request *q, unsigned code, const char *type, const char *sentence);
+// `name` is OpenAI's word for the fault, where clients look for one; NULL: "code" is the status.
+void http_fail_as(struct http_request *q, unsigned code, const char *name, const char *type,
+                  const char *sentence);
 // The last error of this thread (status.h) as the HTTP status that fits: ST_INVALID 400, ST_BUSY
 // 429...
 void http_fail_status(struct http_request *q, enum status st);
-void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence);
+void http_error_object(struct bytes *to, unsigned code, const char *name, const char *type,
+                       const char *sentence);
 
 enum stream_state { STREAM_MORE, STREAM_WAIT, STREAM_END };
 // Appends some text: more may follow at once, or later (http_wake), or never.

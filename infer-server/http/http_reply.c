@@ -57,9 +57,8 @@ static json_t *quoted_word(const char *sentence)
     return word ? word : json_null();
 }
 
-// `name` is OpenAI's word for the fault, where clients look for one; NULL: "code" is the status.
-static void error_object(struct bytes *to, unsigned code, const char *name, const char *type,
-                         const char *sentence)
+void http_error_object(struct bytes *to, unsigned code, const char *name, const char *type,
+                       const char *sentence)
 {
     json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
     json_t *object = json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message",
@@ -71,47 +70,28 @@ static void error_object(struct bytes *to, unsigned code, const char *name, cons
     json_decref(object);
 }
 
-void http_error_object(struct bytes *to, unsigned code, const char *type, const char *sentence)
-{
-    error_object(to, code, NULL, type, sentence);
-}
-
-static void fail_as(struct http_request *q, unsigned code, const char *name, const char *type,
-                    const char *sentence)
-{
-    struct bytes body = BYTES_INIT;
-    error_object(&body, code, name, type, sentence);
-    bytes_puts(&body, "\n");
-    if (code == 429 || code == 503) http_header(q, "Retry-After", "1");
-    http_reply(q, code, "application/json", &body);
-}
-
 static const char *error_type(unsigned code)
 {
-    switch (code) {
-    case 401:
-        return "authentication_error";
-    case 403:
-        return "permission_error";
-    case 404:
-        return "not_found_error";
-    case 409:
-        return "conflict_error";
-    case 429:
-        return "rate_limit_error";
-    case 501:
-        return "not_supported_error";
-    case 503:
-        return "unavailable_error";
-    case 504:
-        return "timeout_error";
-    }
+    static const struct {
+        unsigned code;
+        const char *type;
+    } types[] = {{401, "authentication_error"}, {403, "permission_error"},
+                 {404, "not_found_error"},      {409, "conflict_error"},
+                 {429, "rate_limit_error"},     {501, "not_supported_error"},
+                 {503, "unavailable_error"},    {504, "timeout_error"}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (types[i].code == code) return types[i].type;
     return code < 500 ? "invalid_request_error" : "server_error";
 }
 
-void http_fail_as(struct http_request *q, unsigned code, const char *type, const char *sentence)
+void http_fail_as(struct http_request *q, unsigned code, const char *name, const char *type,
+                  const char *sentence)
 {
-    fail_as(q, code, NULL, type, sentence);
+    struct bytes body = BYTES_INIT;
+    http_error_object(&body, code, name, type, sentence);
+    bytes_puts(&body, "\n");
+    if (code == 429 || code == 503) http_header(q, "Retry-After", "1");
+    http_reply(q, code, "application/json", &body);
 }
 
 void http_fail(struct http_request *q, unsigned code, const char *format, ...)
@@ -121,37 +101,23 @@ void http_fail(struct http_request *q, unsigned code, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    fail_as(q, code, NULL, error_type(code), sentence);
+    http_fail_as(q, code, NULL, error_type(code), sentence);
 }
 
 static unsigned code_of(enum status st)
 {
-    switch (st) {
-    case ST_INVALID:
-    case ST_FORMAT:
-    case ST_UNSUPPORTED:
-    case ST_MISMATCH:
-    case ST_TOO_LONG:
-        return 400;
-    case ST_NOT_FOUND:
-        return 404;
-    case ST_BUSY:
-        return 429;
-    case ST_TORN:
-    case ST_CANCELLED:
-        return 503;
-    case ST_TIMEOUT:
-        return 504;
-    default:
-        return 500;
-    }
+    static const unsigned codes[] = {
+        [ST_INVALID] = 400,   [ST_FORMAT] = 400, [ST_UNSUPPORTED] = 400, [ST_MISMATCH] = 400,
+        [ST_TOO_LONG] = 400,  [ST_BUSY] = 429,   [ST_NOT_FOUND] = 404,   [ST_TORN] = 503,
+        [ST_CANCELLED] = 503, [ST_TIMEOUT] = 504};
+    return st < sizeof codes / sizeof *codes && codes[st] ? codes[st] : 500;
 }
 
 void http_fail_status(struct http_request *q, enum status st)
 {
     const unsigned code = code_of(st);
-    fail_as(q, code, st == ST_TOO_LONG ? "context_length_exceeded" : NULL, error_type(code),
-            status_message());
+    http_fail_as(q, code, st == ST_TOO_LONG ? "context_length_exceeded" : NULL, error_type(code),
+                 status_message());
 }
 
 void http_stream(struct http_request *q, const char *content_type, stream_producer produce)

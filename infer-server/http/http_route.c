@@ -1,6 +1,5 @@
 /* http_route.c: which handler a request goes to, whether its client may ask for that, and what it
  * is called. Loop's thread. */
-#include "infer-server/http/hosts.h"
 #include "infer-server/http/http_impl.h"
 
 #include <openssl/crypto.h>
@@ -83,7 +82,6 @@ static bool path_is(const char *path, const char *url, const char **ret_tail)
     return n == len && memcmp(path, url, n) == 0;
 }
 
-// Finds the route; where there is none, or it may not be used, the request has its answer already.
 void http_find_route(struct http_request *q, const char *url, const char *method)
 {
     const struct http_options *o = &q->listener->http->options;

@@ -6,9 +6,8 @@
 #define INFER_SERVER_INBOX_H
 
 #include "common/base/status.h"
+#include <pthread.h>
 #include <uv.h>
-
-struct inbox;
 
 // One message; embed it first in a malloc'ed struct. deliver() runs on the loop's thread and owns
 // the memory from then on.
@@ -17,10 +16,15 @@ struct inbox_message {
     void (*deliver)(struct inbox_message *message);
 };
 
-enum status inbox_new(uv_loop_t *loop, struct inbox **ret);
+struct inbox {
+    uv_async_t async;
+    pthread_mutex_t lock;
+    struct inbox_message *first, **last;
+};
+enum status inbox_init(struct inbox *box, uv_loop_t *loop);
 void inbox_post(struct inbox *box, struct inbox_message *message); // any thread
-void inbox_drain(struct inbox *box);                               // loop's thread
-// Delivers what is left and closes the handle; the memory goes when the loop has run once more.
+// Delivers what is left and closes the handle, for which the loop has to run once more. One that
+// was never made is fine.
 void inbox_close(struct inbox *box);
 
 #endif

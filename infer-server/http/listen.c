@@ -53,7 +53,7 @@ static enum status take_lock(const char *path, int *ret_fd)
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             close(fd);
             return status_fail(ST_BUSY,
-                               "%s: another daemon already serves there; stop it, or give this one "
+                               "%s: another server already serves there; stop it, or give this one "
                                "its own --socket and --bridge",
                                path);
         }
@@ -83,10 +83,9 @@ static enum status bind_unix(const char *path, int *ret_fd)
     struct stat info;
     strcpy(address.sun_path, path); // its length was checked
     if (somebody_answers(&address))
-        return status_fail(ST_BUSY,
-                           "%s: another program already serves there; stop it or choose "
-                           "another --socket",
-                           path);
+        return status_fail(
+            ST_BUSY, "%s: another program already serves there; stop it or choose another --socket",
+            path);
     if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
         return status_fail(ST_INVALID, "%s exists and is not a socket; choose another --socket",
                            path);
@@ -144,7 +143,7 @@ static bool is_loopback(const struct sockaddr *address)
     return false;
 }
 
-enum status listen_split(const char *address, char host[256], char port[16])
+static enum status split_address(const char *address, char host[256], char port[16])
 {
     const char *colon = strrchr(address, ':');
     size_t n = colon ? (size_t)(colon - address) : 0;
@@ -172,31 +171,25 @@ static int port_of(int fd)
                                              : ((struct sockaddr_in *)&bound)->sin_port);
 }
 
-enum status tcp_listen(const char *address, bool may_be_public, int *ret_fd, int *ret_port)
+enum status tcp_listen(const char *address, bool may_be_public, char ret_host[256], int *ret_fd,
+                       int *ret_port)
 {
-    char host[256], port[16];
+    char port[16];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int fd = -1, yes = 1;
     enum status st;
-    CHECK(listen_split(address, host, port));
-    int e = getaddrinfo(host, port, &hints, &found);
-    if (e != 0) {
-        st = status_fail(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
-        goto out;
-    }
-    if (!is_loopback(found->ai_addr) && !may_be_public) {
-        st = status_fail(ST_INVALID,
-                         "--listen %s is open to other machines: that needs --api-key-file (or "
-                         "listen on 127.0.0.1)",
-                         address);
-        goto out;
-    }
+    CHECK(split_address(address, ret_host, port));
+    int e = getaddrinfo(ret_host, port, &hints, &found);
+    if (e != 0) FAIL(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
+    if (!is_loopback(found->ai_addr) && !may_be_public)
+        FAIL(ST_INVALID,
+             "--listen %s is open to other machines: that needs --api-key-file (or listen on "
+             "127.0.0.1)",
+             address);
     fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-        bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
-        st = status_fail(ST_IO, "--listen %s: %s", address, strerror(errno));
-        goto out;
-    }
+        bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0)
+        FAIL(ST_IO, "--listen %s: %s", address, strerror(errno));
     *ret_port = port_of(fd);
     *ret_fd = fd;
     fd = -1;

@@ -1,5 +1,5 @@
 /* listen.h: listening sockets. A Unix socket belongs to one process: a lock on PATH.lock is held as
- * long as it listens, so that two daemons started at once cannot both take it, and a socket file
+ * long as it listens, so that two servers started at once cannot both take it, and a socket file
  * left by a dead one is replaced. */
 #ifndef INFER_SERVER_LISTEN_H
 #define INFER_SERVER_LISTEN_H
@@ -17,10 +17,9 @@ enum status unix_listen(const char *path, struct unix_listener *ret);
 // (-1).
 void unix_listener_close(struct unix_listener *l);
 
-// Host, without brackets, and port of an address as tcp_listen() takes them.
-enum status listen_split(const char *address, char ret_host[256], char ret_port[16]);
-// "HOST:PORT", "[::1]:8000", ":8000" (loopback). Off loopback only where may_be_public. ret_port is
-// the real one where 0 was asked for.
-enum status tcp_listen(const char *address, bool may_be_public, int *ret_fd, int *ret_port);
+// "HOST:PORT", "[::1]:8000", ":8000" (loopback). Off loopback only where may_be_public. ret_host:
+// the host without brackets; ret_port is the real one where 0 was asked for.
+enum status tcp_listen(const char *address, bool may_be_public, char ret_host[256], int *ret_fd,
+                       int *ret_port);
 
 #endif

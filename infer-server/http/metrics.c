@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 void metrics_context(struct metrics *m, int max_context)
 {
@@ -31,9 +32,13 @@ static void count_times(struct metrics *m, const struct sample_telemetry *t)
     histogram_add(&m->per_token, &bounds_next_token, n > 1 ? decode / (n - 1) : 0);
 }
 
-void metrics_sample(struct metrics *m, enum finish_reason finish,
-                    const struct sample_telemetry *telemetry)
+void metrics_sample(struct metrics *m, const char *request_id, int choice,
+                    enum finish_reason finish, const struct sample_telemetry *telemetry)
 {
+    struct spec_window_entry *e = &m->ended.entries[m->ended.n++ % SPEC_WINDOW_SAMPLES];
+    snprintf(e->request_id, sizeof e->request_id, "%s", request_id);
+    e->choice = choice;
+    e->telemetry = *telemetry;
     m->finished[finish]++;
     if (finish != FINISH_STOP && finish != FINISH_LENGTH) return;
     count_times(m, telemetry);
@@ -42,6 +47,22 @@ void metrics_sample(struct metrics *m, enum finish_reason finish,
     histogram_add(&m->computed_tokens, &m->tokens,
                   telemetry->prompt_tokens - telemetry->cached_prompt_tokens);
 }
+
+const struct spec_window_entry *spec_window_find(const struct metrics *m, const char *request_id,
+                                                 const struct spec_window_entry *after)
+{
+    const struct spec_window *w = &m->ended;
+    const uint64_t oldest = w->n > SPEC_WINDOW_SAMPLES ? w->n - SPEC_WINDOW_SAMPLES : 0;
+    bool found = !after;
+    for (uint64_t i = oldest; i < w->n; i++) {
+        const struct spec_window_entry *e = &w->entries[i % SPEC_WINDOW_SAMPLES];
+        if (found && strcmp(e->request_id, request_id) == 0) return e;
+        found |= e == after;
+    }
+    return NULL;
+}
+
+// ---- the page ----------------------------------------------------------------------------------
 
 struct page {
     struct bytes *to;
@@ -73,12 +94,19 @@ static void put_row(struct page *p, const char *name, const char *labels, double
     bytes_printf(p->to, " %.17g\n", value);
 }
 
-static void put_number(struct page *p, const char *name, const char *type, const char *help,
-                       double value)
+struct number { // a metric of one row
+    const char *name, *type, *help;
+    double value;
+};
+
+static void put_numbers(struct page *p, const struct number *numbers, int n)
 {
-    put_head(p, name, type, help);
-    put_row(p, name, NULL, value);
+    for (const struct number *x = numbers; x < numbers + n; x++) {
+        put_head(p, x->name, x->type, x->help);
+        put_row(p, x->name, NULL, x->value);
+    }
 }
+#define PUT_NUMBERS(p, numbers) put_numbers(p, numbers, (int)(sizeof(numbers) / sizeof *(numbers)))
 
 static void put_histogram(struct page *p, const char *name, const char *help,
                           const struct histogram *h, const struct histogram_bounds *bounds)
@@ -115,44 +143,42 @@ static void put_finished(struct page *p, const struct metrics *m)
 }
 
 // Nothing where no drafts were ever asked for.
-static void put_drafts(struct page *p, const struct engine_stats *e)
+static void put_drafts(struct page *p, const struct draft_counts *c)
 {
     static const char *const per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-    if (e->draft_positions == 0) return;
-    put_number(p, "vllm:spec_decode_num_drafts_total", "counter",
-               "Times that drafts of a sample were verified.", (double)e->num_drafts);
-    put_number(p, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.",
-               (double)e->num_draft_tokens);
-    put_number(p, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.",
-               (double)e->num_accepted_tokens);
+    const struct number numbers[] = {
+        {"vllm:spec_decode_num_drafts_total", "counter",
+         "Times that drafts of a sample were verified.", (double)c->num_drafts},
+        {"vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.",
+         (double)c->num_draft_tokens},
+        {"vllm:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.",
+         (double)c->num_accepted_tokens},
+    };
+    if (c->draft_positions == 0) return;
+    PUT_NUMBERS(p, numbers);
     put_head(p, per_pos, "counter", "Draft tokens accepted, by place among a sample's drafts.");
-    for (int i = 0; i < e->draft_positions; i++) {
+    for (int i = 0; i < c->draft_positions; i++) {
         char position[32];
         snprintf(position, sizeof position, "position=\"%d\"", i);
-        put_row(p, per_pos, position, (double)e->num_accepted_tokens_per_pos[i]);
+        put_row(p, per_pos, position, (double)c->num_accepted_tokens_per_pos[i]);
     }
 }
 
-static void put_engine_histograms(struct page *p, const struct engine_stats *e)
-{
-    put_histogram(p, "vllm:time_to_first_token_seconds", "From queued to the first token.",
-                  &e->first_token, &bounds_first_token);
-    put_histogram(p, "vllm:time_per_output_token_seconds", "Between two tokens of a sample.",
-                  &e->next_token, &bounds_next_token);
-    put_histogram(p, "vllm:inter_token_latency_seconds", "Between two tokens of a sample.",
-                  &e->next_token, &bounds_next_token);
-    put_histogram(p, "vllm:iteration_tokens_total",
-                  "Prompt tokens computed and tokens generated, by step.", &e->step_tokens,
-                  &bounds_step_tokens);
-}
-
-static void put_request_histograms(struct page *p, const struct metrics *m)
+static void put_histograms(struct page *p, const struct metrics *m, const struct engine_stats *e)
 {
     const struct {
         const char *name, *help;
         const struct histogram *histogram;
         const struct histogram_bounds *bounds;
     } all[] = {
+        {"vllm:time_to_first_token_seconds", "From queued to the first token.", &e->first_token,
+         &bounds_first_token},
+        {"vllm:time_per_output_token_seconds", "Between two tokens of a sample.", &e->next_token,
+         &bounds_next_token},
+        {"vllm:inter_token_latency_seconds", "Between two tokens of a sample.", &e->next_token,
+         &bounds_next_token},
+        {"vllm:iteration_tokens_total", "Prompt tokens computed and tokens generated, by step.",
+         &e->step_tokens, &bounds_step_tokens},
         {"vllm:e2e_request_latency_seconds", "From queued to the last token.", &m->whole,
          &bounds_request},
         {"vllm:request_queue_time_seconds", "Time in the queue.", &m->queue, &bounds_request},
@@ -185,76 +211,70 @@ static void put_cache_config(struct page *p, const struct metrics_info *info)
     const char *name = "vllm:cache_config_info";
     char labels[256];
     snprintf(labels, sizeof labels,
-             "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\","
-             "engine=\"0\",kv_cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
+             "block_size=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\",kv_"
+             "cache_size_tokens=\"%" PRId64 "\",num_gpu_blocks=\"%d\"",
              e->kv_block_tokens, info->kv_dtype, info->prefix_cache ? "True" : "False",
              (int64_t)e->kv_blocks_total * e->kv_block_tokens, e->kv_blocks_total);
     put_head(p, name, "gauge", "How the KV cache is set up; always 1.");
     put_row(p, name, labels, 1);
 }
 
-// What vLLM has too, under its names.
-static void put_usual(struct page *p, const struct metrics *m, const struct engine_stats *e)
-{
-    double used = e->kv_blocks_total ? (double)e->kv_blocks_used / e->kv_blocks_total : 0;
-
-    put_number(p, "vllm:num_requests_running", "gauge", "Sequences being generated.", e->running);
-    put_number(p, "vllm:num_requests_waiting", "gauge", "Sequences waiting.", e->waiting);
-    put_number(p, "vllm:gpu_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).",
-               used);
-    put_number(p, "vllm:kv_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).",
-               used);
-    put_number(p, "vllm:num_preemptions_total", "counter",
-               "Sequences put back for want of KV blocks.", (double)e->preemptions);
-    put_number(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.",
-               (double)e->prompt_tokens);
-    put_number(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
-               (double)e->generated_tokens);
-    put_number(p, "vllm:prefix_cache_queries_total", "counter",
-               "Prompt tokens looked up in the prefix cache.", (double)e->cache_queries);
-    put_number(p, "vllm:prefix_cache_hits_total", "counter",
-               "Prompt tokens found in the prefix cache.", (double)e->cache_hits);
-    put_finished(p, m);
-    put_engine_histograms(p, e);
-    put_request_histograms(p, m);
-    put_drafts(p, e);
-}
-
 void metrics_write(const struct metrics *m, const struct metrics_info *info, struct bytes *ret)
 {
     const struct engine_stats *e = info->engine;
     struct page page = {ret, info->model}, *p = &page;
-    put_usual(p, m, e);
+    const double used = e->kv_blocks_total ? (double)e->kv_blocks_used / e->kv_blocks_total : 0;
+    const struct number usual[] = {
+        // what vLLM has too, under its names
+        {"vllm:num_requests_running", "gauge", "Sequences being generated.", e->running},
+        {"vllm:num_requests_waiting", "gauge", "Sequences waiting.", e->waiting},
+        {"vllm:gpu_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).", used},
+        {"vllm:kv_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).", used},
+        {"vllm:num_preemptions_total", "counter", "Sequences put back for want of KV blocks.",
+         (double)e->preemptions},
+        {"vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.",
+         (double)e->prompt_tokens},
+        {"vllm:generation_tokens_total", "counter", "Tokens generated.",
+         (double)e->generated_tokens},
+        {"vllm:prefix_cache_queries_total", "counter",
+         "Prompt tokens looked up in the prefix cache.", (double)e->cache_queries},
+        {"vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",
+         (double)e->cache_hits},
+    };
+    const struct number own[] = {
+        {"commonweight:weight_version", "gauge", "Even: whole; odd: being written or torn.",
+         (double)e->weight_version},
+        {"commonweight:updates_total", "counter", "Weight updates taken up by the engine.",
+         (double)e->updates},
+        {"commonweight:restores_total", "counter", "Torn weights restored.", (double)e->restores},
+        {"commonweight:last_pause_seconds", "gauge", "Pause of generation at the last update.",
+         e->last_pause_ms / 1e3},
+        {"commonweight:up", "gauge", "1 where requests are served.",
+         e->state == ENGINE_OK && !info->draining},
+        {"commonweight:torn", "gauge", "1 while the weights are torn.", e->state == ENGINE_TORN},
+        {"commonweight:paused", "gauge", "1 between /bridge/pause and /bridge/resume.",
+         info->paused},
+        {"commonweight:steps_total", "counter", "Forward passes.", (double)e->steps},
+        {"commonweight:engine_busy_seconds_total", "counter", "Time in forward passes.",
+         e->busy_seconds},
+        {"commonweight:weight_bytes", "gauge", "Bytes of the one copy of the weights.",
+         (double)e->weight_bytes},
+        {"commonweight:kv_blocks", "gauge", "KV blocks in the pool.", e->kv_blocks_total},
+        {"commonweight:kv_bytes_used", "gauge", "Bytes of KV blocks in use.",
+         (double)e->kv_blocks_used * (double)e->kv_bytes_per_block},
+        {"commonweight:open_requests", "gauge", "HTTP requests under way.", info->open_requests},
+        {"commonweight:requests_refused_total", "counter",
+         "Requests for text answered with an error before generation.", (double)m->refused},
+        {"commonweight:disconnects_total", "counter",
+         "Clients that left before their answer was whole.", (double)m->disconnects},
+    };
+    const struct number draft = {"commonweight:draft_weight_bytes", "gauge",
+                                 "Bytes of the draft model.", (double)e->draft_weight_bytes};
+    PUT_NUMBERS(p, usual);
+    put_finished(p, m);
+    put_histograms(p, m, e);
+    put_drafts(p, &e->drafts);
     put_cache_config(p, info);
-    put_number(p, "commonweight:weight_version", "gauge",
-               "Even: whole; odd: being written or torn.", (double)e->weight_version);
-    put_number(p, "commonweight:updates_total", "counter", "Weight updates taken up by the engine.",
-               (double)e->updates);
-    put_number(p, "commonweight:restores_total", "counter", "Torn weights restored.",
-               (double)e->restores);
-    put_number(p, "commonweight:last_pause_seconds", "gauge",
-               "Pause of generation at the last update.", e->last_pause_ms / 1e3);
-    put_number(p, "commonweight:up", "gauge", "1 where requests are served.",
-               e->state == ENGINE_OK && !info->draining);
-    put_number(p, "commonweight:torn", "gauge", "1 while the weights are torn.",
-               e->state == ENGINE_TORN);
-    put_number(p, "commonweight:paused", "gauge", "1 between /bridge/pause and /bridge/resume.",
-               info->paused);
-    put_number(p, "commonweight:steps_total", "counter", "Forward passes.", (double)e->steps);
-    put_number(p, "commonweight:engine_busy_seconds_total", "counter", "Time in forward passes.",
-               e->busy_seconds);
-    put_number(p, "commonweight:weight_bytes", "gauge", "Bytes of the one copy of the weights.",
-               (double)e->weight_bytes);
-    if (e->draft_weight_bytes)
-        put_number(p, "commonweight:draft_weight_bytes", "gauge", "Bytes of the draft model.",
-                   (double)e->draft_weight_bytes);
-    put_number(p, "commonweight:kv_blocks", "gauge", "KV blocks in the pool.", e->kv_blocks_total);
-    put_number(p, "commonweight:kv_bytes_used", "gauge", "Bytes of KV blocks in use.",
-               (double)e->kv_blocks_used * (double)e->kv_bytes_per_block);
-    put_number(p, "commonweight:open_requests", "gauge", "HTTP requests under way.",
-               info->open_requests);
-    put_number(p, "commonweight:requests_refused_total", "counter",
-               "Requests for text answered with an error before generation.", (double)m->refused);
-    put_number(p, "commonweight:disconnects_total", "counter",
-               "Clients that left before their answer was whole.", (double)m->disconnects);
+    PUT_NUMBERS(p, own);
+    if (e->draft_weight_bytes) put_numbers(p, &draft, 1);
 }

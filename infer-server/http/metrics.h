@@ -7,6 +7,22 @@
 
 #include "common/base/bytes.h"
 #include "infer-server/engine/engine.h"
+#include "infer-server/http/api.h"
+
+#define SPEC_WINDOW_SAMPLES 1024
+
+// What was drafted and accepted for the samples that ended last, for GET
+// /v1/spec_decode_stats?id=ID. The oldest gives its place to the next: nothing else is kept of a
+// finished request.
+struct spec_window_entry {
+    char request_id[REQUEST_ID_BYTES];
+    int choice; // over all prompts of the request
+    struct sample_telemetry telemetry;
+};
+struct spec_window { // all zero: empty
+    struct spec_window_entry entries[SPEC_WINDOW_SAMPLES];
+    uint64_t n; // ever added
+};
 
 struct metrics {
     struct histogram_bounds tokens; // of the context; set once it is known (metrics_context)
@@ -16,15 +32,20 @@ struct metrics {
     uint64_t finished[5]; // samples by enum finish_reason
     uint64_t refused;     // requests answered with 4xx or 5xx before generation
     uint64_t disconnects; // clients that left before their answer was whole
+    struct spec_window ended;
 };
 
 // Before the first sample: tokens of prompt and completion.
 void metrics_context(struct metrics *m, int max_context);
 // What a request asks for: samples of a prompt, and at most so many tokens of each.
 void metrics_request(struct metrics *m, int n, int max_tokens);
-// A sample that ended: `finish` is what the client was told.
-void metrics_sample(struct metrics *m, enum finish_reason finish,
-                    const struct sample_telemetry *telemetry);
+// A sample that ended, of the request of that id: `finish` is what the client was told.
+void metrics_sample(struct metrics *m, const char *request_id, int choice,
+                    enum finish_reason finish, const struct sample_telemetry *telemetry);
+// The next of the request's samples after `after` (NULL: the first), in the order they ended; NULL:
+// no more.
+const struct spec_window_entry *spec_window_find(const struct metrics *m, const char *request_id,
+                                                 const struct spec_window_entry *after);
 
 struct metrics_info { // what else stands in the text
     const char *model, *kv_dtype;

@@ -198,34 +198,21 @@ static enum status check_value(const struct field *f, const json_t *value)
 
 static const char *place_name(enum field_place place)
 {
-    switch (place) {
-    case PLACE_COMPLETIONS:
-        return "/v1/completions";
-    case PLACE_CHAT:
-        return "/v1/chat/completions";
-    case PLACE_GENERATE:
-        return "/generate";
-    case PLACE_INFERENCE:
-        return "/inference/v1/generate";
-    case PLACE_ROLLOUTS:
-        return "/v1/rollouts";
-    case PLACE_SAMPLING:
-        return "the sampling parameters";
-    case PLACE_GROUP:
-        return "a group of /v1/rollouts";
-    case PLACE_STREAM_OPTIONS:
-        return "\"stream_options\"";
-    case PLACE_TOKENIZE:
-        return "/tokenize";
-    case PLACE_DETOKENIZE:
-        return "/detokenize";
-    case PLACE_PROMPT:
-        return "a \"prompt\" object";
-    }
-    return "this request";
+    static const char *const names[] = {"/v1/completions",
+                                        "/v1/chat/completions",
+                                        "/generate",
+                                        "/inference/v1/generate",
+                                        "/v1/rollouts",
+                                        "the sampling parameters",
+                                        "a group of /v1/rollouts",
+                                        "\"stream_options\"",
+                                        "/tokenize",
+                                        "/detokenize",
+                                        "a \"prompt\" object"}; // by the number of its bit
+    return names[__builtin_ctz(place)];
 }
 
-// Large bodies are parsed by several threads at once (body_work.h).
+// Large bodies are parsed by several threads at once (job.h).
 static pthread_mutex_t logging = PTHREAD_MUTEX_INITIALIZER;
 
 // With the lock.

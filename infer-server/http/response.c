@@ -1,6 +1,8 @@
 /* response.c: what all responses share. Loop's thread. */
 #include "infer-server/http/response.h"
 
+#include <stdio.h>
+
 const char *const finish_reason_names[] = {[FINISH_NONE] = NULL,
                                            [FINISH_STOP] = "stop",
                                            [FINISH_LENGTH] = "length",
@@ -13,6 +15,34 @@ void token_text(const struct api_model *model, int32_t token, struct bytes *to)
         tokenizer_decode_inside(model->tokenizer, token, to);
     else
         bytes_printf(to, "token_id:%d", token);
+}
+
+void put_token_text(struct json_out *o, const char *key, const struct response *a, int32_t token,
+                    bool as_id)
+{
+    struct bytes text = BYTES_INIT;
+    if (as_id)
+        bytes_printf(&text, "token_id:%d", token);
+    else
+        token_text(a->model, token, &text);
+    json_out_string(o, key, bytes_text(&text), text.len);
+    bytes_release(&text);
+}
+
+void put_logprob(struct json_out *o, const struct response *a, struct top_logprob token, int rank,
+                 bool decoded)
+{
+    char key[16];
+    snprintf(key, sizeof key, "%d", token.token);
+    if (!decoded) {
+        json_out_logprob(o, key, token.logprob);
+        return;
+    }
+    json_out_open(o, key, '{');
+    json_out_logprob(o, "logprob", token.logprob);
+    if (rank > 0) json_out_int(o, "rank", rank);
+    put_token_text(o, "decoded_token", a, token.token, false);
+    json_out_close(o, '}');
 }
 
 unsigned failure_code(const struct generation_sample *s, const char **ret_sentence)
@@ -37,7 +67,7 @@ enum stream_state stream_next(struct response *a, bool overdue, const char *befo
         code = failure_code(s, &sentence);
     }
     bytes_puts(to, before);
-    http_error_object(to, code, code == 504 ? "timeout_error" : "server_error", sentence);
+    http_error_object(to, code, NULL, code == 504 ? "timeout_error" : "server_error", sentence);
     bytes_puts(to, after);
     return STREAM_END;
 }

@@ -35,6 +35,12 @@ extern const char *const finish_reason_names[];
 // The text of one token as it stands behind other text, appended ("token_id:N" where there is no
 // tokenizer).
 void token_text(const struct api_model *model, int32_t token, struct bytes *to);
+// That text as a value; as_id: "token_id:N" all the same.
+void put_token_text(struct json_out *o, const char *key, const struct response *a, int32_t token,
+                    bool as_id);
+// "ID": logprob, or decoded, as vLLM's Logprob: an object, with the rank where that is above 0.
+void put_logprob(struct json_out *o, const struct response *a, struct top_logprob token, int rank,
+                 bool decoded);
 // What to tell the client of a sample that failed (500) or was cancelled by the engine (503).
 unsigned failure_code(const struct generation_sample *s, const char **ret_sentence);
 void put_prompt_ids(struct json_out *o, const char *key, const struct api_prompt *prompt);
@@ -58,11 +64,11 @@ enum stream_state stream_next(struct response *a, bool overdue, const char *befo
 void put_choice_logprobs(struct json_out *o, const struct response *a,
                          const struct generation_sample *s, int from, bool with_prompt);
 
-// response_prompt.c: a prompt's log-probabilities, which the request has asked for. The key
-// "prompt_logprobs" with vLLM's list of {"ID": {"logprob", "rank", "decoded_token"}, ...}; a list
-// with entries [{"ID": logprob}, ...] (/generate); the keys of /v1/rollouts.
-void put_prompt_logprobs(struct json_out *o, const struct response *a, int prompt);
-void put_prompt_pairs(struct json_out *o, const struct response *a, int prompt);
+// response_prompt.c: a prompt's log-probabilities, which the request has asked for: vLLM's list of
+// {"ID": {"logprob", "rank", "decoded_token"}, ...}, or (not decoded) one with entries
+// [{"ID": logprob}, ...]; the keys of /v1/rollouts.
+void put_prompt_logprobs(struct json_out *o, const char *key, const struct response *a, int prompt,
+                         bool decoded);
 void put_prompt_lists(struct json_out *o, const struct response *a, int prompt);
 
 // response_usage.c: what a response says beside its choices.
@@ -71,13 +77,14 @@ void put_usage(struct json_out *o, const struct response *a);
 // That of a chunk, where it was asked for: of the choice s so far, or (NULL) of all in the end.
 void put_chunk_usage(struct json_out *o, const struct response *a,
                      const struct generation_sample *s);
+uint64_t response_version(const struct response *a); // of the newest last token; 0: none yet
 // "weight_version" of the last token and "spec_decode", of the whole response and of one choice.
 void put_extras(struct json_out *o, const struct response *a);
 void put_chunk_extras(struct json_out *o, const struct generation_sample *s);
 // The drafts of a sample: {"num_drafts", ..., "acceptance_histogram"}; null where nothing was
 // drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
-void put_spec_decode(struct json_out *o, const struct sample_telemetry *t);
-// The keys of that object that a rollout's telemetry has too, into an open object.
-void put_draft_counts(struct json_out *o, const struct sample_telemetry *t);
+void put_spec_decode(struct json_out *o, const struct draft_counts *c);
+// The keys of that object that others have too, into an open object.
+void put_draft_counts(struct json_out *o, const struct draft_counts *c);
 
 #endif

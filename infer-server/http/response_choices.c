@@ -19,7 +19,7 @@ static void put_text(struct json_out *o, const char *key, const struct response 
 {
     struct bytes whole = BYTES_INIT;
     if (with_prompt) {
-        const struct bytes *prompt = &generation_prompt(a->generation, s->prompt)->echo.text;
+        const struct bytes *prompt = &a->generation->runs[s->prompt].report.echo.text;
         bytes_append(&whole, bytes_text(prompt), prompt->len);
     }
     bytes_append(&whole, bytes_text(&s->text) + from, to - from);
@@ -50,7 +50,7 @@ static void put_choice(struct json_out *o, const struct response *a, struct gene
     }
     put_choice_logprobs(o, a, s, from, with_prompt);
     if (a->request->want_prompt_logprobs && kind == API_COMPLETIONS)
-        put_prompt_logprobs(o, a, s->prompt);
+        put_prompt_logprobs(o, "prompt_logprobs", a, s->prompt, true);
     put_finish(o, a, s);
     if (kind != API_INFERENCE) put_token_ids(o, "token_ids", s, from);
     if (kind == API_COMPLETIONS && first) put_asked_prompt_ids(o, a, s->prompt);
@@ -82,7 +82,7 @@ void choices_response(struct response *a, struct bytes *to)
                   put_choice(o, a, &a->samples[i], false));
     if (a->request->kind != API_COMPLETIONS) {
         put_asked_prompt_ids(o, a, 0);
-        if (a->request->want_prompt_logprobs) put_prompt_logprobs(o, a, 0);
+        if (a->request->want_prompt_logprobs) put_prompt_logprobs(o, "prompt_logprobs", a, 0, true);
     }
     put_usage(o, a);
     put_extras(o, a);

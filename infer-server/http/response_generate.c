@@ -3,27 +3,6 @@
  * Loop's thread. */
 #include "infer-server/http/response.h"
 
-#include <stdio.h>
-
-// "ID": logprob, or with decoded {"logprob", "decoded_token"}, vLLM's Logprob.
-static void put_logprob(struct json_out *o, const struct response *a, struct top_logprob token,
-                        bool decoded)
-{
-    char key[16];
-    snprintf(key, sizeof key, "%d", token.token);
-    if (!decoded) {
-        json_out_logprob(o, key, token.logprob);
-        return;
-    }
-    struct bytes text = BYTES_INIT;
-    token_text(a->model, token.token, &text);
-    json_out_open(o, key, '{');
-    json_out_logprob(o, "logprob", token.logprob);
-    json_out_string(o, "decoded_token", bytes_text(&text), text.len);
-    json_out_close(o, '}');
-    bytes_release(&text);
-}
-
 // One object a token: {"ID": ..., ...}, the sampled one first, then the likeliest that were asked
 // for.
 static void put_position(struct json_out *o, const struct response *a,
@@ -32,10 +11,10 @@ static void put_position(struct json_out *o, const struct response *a,
     const int n_top = a->request->sampling.logprobs;
     const struct top_logprob own = {s->tokens[i].token, s->tokens[i].logprob};
     json_out_open(o, NULL, '{');
-    put_logprob(o, a, own, decoded);
+    put_logprob(o, a, own, 0, decoded);
     for (int k = 0; s->top && k < n_top; k++) {
         const struct top_logprob top = s->top[(size_t)i * (size_t)n_top + (size_t)k];
-        if (top.token != own.token) put_logprob(o, a, top, decoded);
+        if (top.token != own.token) put_logprob(o, a, top, 0, decoded);
     }
     json_out_close(o, '}');
 }
@@ -70,7 +49,7 @@ static void put_output(struct json_out *o, const struct response *a,
     else
         json_out_null(o, "logprobs");
     put_finish(o, a, s);
-    put_spec_decode(o, &s->telemetry);
+    put_spec_decode(o, &s->telemetry.drafts);
     json_out_close(o, '}');
 }
 
@@ -109,10 +88,6 @@ void generate_response(struct response *a, struct bytes *to)
     const struct api_request *r = a->request;
     const struct generation_sample *s = a->samples;
     const int n = r->n_samples;
-    uint64_t version = 0;
-    for (int i = 0; i < n; i++)
-        if (s[i].telemetry.weight_version_last > version)
-            version = s[i].telemetry.weight_version_last;
     json_out_open(o, NULL, '{');
     JSON_OUT_LIST(o, "text", i, 0, n, put_sample_text(o, NULL, a, &s[i]));
     put_prompts(o, a);
@@ -124,12 +99,13 @@ void generate_response(struct response *a, struct bytes *to)
     else
         json_out_null(o, "logprobs");
     if (r->want_prompt_logprobs)
-        JSON_OUT_LIST(o, "prompt_logprobs", i, 0, r->n_prompts, put_prompt_pairs(o, a, i));
+        JSON_OUT_LIST(o, "prompt_logprobs", i, 0, r->n_prompts,
+                      put_prompt_logprobs(o, NULL, a, i, false));
     JSON_OUT_LIST(o, "prompt_ids", i, 0, r->n_prompts, put_prompt_ids(o, NULL, &r->prompts[i]));
     JSON_OUT_LIST(o, "completion_ids", i, 0, n, put_token_ids(o, NULL, &s[i], 0));
     JSON_OUT_LIST(o, "outputs", i, 0, n, put_output(o, a, &s[i]));
     json_out_bool(o, "finished", true);
-    json_out_uint(o, "weight_version", version);
+    json_out_uint(o, "weight_version", response_version(a));
     json_out_close(o, '}');
     bytes_puts(to, "\n");
 }

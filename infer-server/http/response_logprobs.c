@@ -13,15 +13,6 @@ static void name_token(const struct response *a, int32_t token, struct bytes *to
         token_text(a->model, token, to);
 }
 
-static void put_token_name(struct json_out *o, const char *key, const struct response *a,
-                           int32_t token)
-{
-    struct bytes name = BYTES_INIT;
-    name_token(a, token, &name);
-    json_out_string(o, key, bytes_text(&name), name.len);
-    bytes_release(&name);
-}
-
 // The likeliest tokens at position i of a sample, n_top of them; NULL where none were asked for.
 static const struct top_logprob *top_of(const struct generation_sample *s, int i, int n_top)
 {
@@ -72,13 +63,14 @@ static void put_lists(struct json_out *o, const struct response *a,
                       const struct generation_sample *s, int from, bool with_prompt)
 {
     const struct sampling *sampling = &a->request->sampling;
-    const struct generation_prompt *prompt = generation_prompt(a->generation, s->prompt);
+    const struct generation_prompt *prompt = &a->generation->runs[s->prompt].report;
     const int32_t *ids = a->request->prompts[s->prompt].ids;
     const int n_prompt = with_prompt ? a->request->prompts[s->prompt].n_ids : 0;
     const int n_top = sampling->logprobs, first = with_prompt ? 1 : 0;
+    const bool as_ids = a->request->tokens_as_ids;
     json_out_open(o, "tokens", '[');
-    for (int i = 0; i < n_prompt; i++) put_token_name(o, NULL, a, ids[i]);
-    for (int i = from; i < s->n; i++) put_token_name(o, NULL, a, s->tokens[i].token);
+    for (int i = 0; i < n_prompt; i++) put_token_text(o, NULL, a, ids[i], as_ids);
+    for (int i = from; i < s->n; i++) put_token_text(o, NULL, a, s->tokens[i].token, as_ids);
     json_out_close(o, ']');
     json_out_open(o, "token_logprobs", '[');
     if (with_prompt) json_out_null(o, NULL);
@@ -107,7 +99,7 @@ static void put_token(struct json_out *o, const struct response *a, int32_t toke
 {
     struct bytes text = BYTES_INIT;
     bool whole = false;
-    put_token_name(o, "token", a, token);
+    put_token_text(o, "token", a, token, a->request->tokens_as_ids);
     if (a->request->kind == API_CHAT) {
         json_out_int(o, "token_id", token);
         token_text(a->model, token, &text);

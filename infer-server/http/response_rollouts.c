@@ -12,7 +12,7 @@ static void put_telemetry(struct json_out *o, const struct sample_telemetry *t)
     json_out_real(o, "first_token_ms", t->first_token_ms);
     json_out_real(o, "latency_ms", t->latency_ms);
     json_out_int(o, "kv_bytes_peak", t->kv_bytes_peak);
-    put_draft_counts(o, t);
+    put_draft_counts(o, &t->drafts);
     json_out_uint(o, "weight_version_first", t->weight_version_first);
     json_out_uint(o, "weight_version_last", t->weight_version_last);
     json_out_close(o, '}');
@@ -30,7 +30,8 @@ static void put_tokens(struct json_out *o, const struct response *a,
                       json_out_logprob(o, NULL, t[i].processed_logprob));
         JSON_OUT_LIST(o, "kept_mass", i, 0, s->n, json_out_float(o, NULL, t[i].retained_mass));
     }
-    if (s->telemetry.num_drafts > 0) { // which were accepted drafts, and where each is in the text
+    if (s->telemetry.drafts.num_drafts >
+        0) { // which were accepted drafts, and where each is in the text
         JSON_OUT_LIST(o, "accepted", i, 0, s->n, json_out_int(o, NULL, t[i].accepted_at));
         if (a->model->tokenizer)
             JSON_OUT_LIST(o, "text_offset", i, 0, s->n, json_out_int(o, NULL, s->text_at[i]));

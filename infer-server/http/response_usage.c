@@ -39,30 +39,31 @@ void put_chunk_usage(struct json_out *o, const struct response *a,
     }
 }
 
-void put_draft_counts(struct json_out *o, const struct sample_telemetry *t)
+void put_draft_counts(struct json_out *o, const struct draft_counts *c)
 {
-    json_out_int(o, "num_drafts", t->num_drafts);
-    json_out_int(o, "num_draft_tokens", t->num_draft_tokens);
-    json_out_int(o, "num_accepted_tokens", t->num_accepted_tokens);
-    JSON_OUT_LIST(o, "num_accepted_tokens_per_pos", i, 0, t->draft_positions,
-                  json_out_int(o, NULL, t->num_accepted_tokens_per_pos[i]));
+    json_out_int(o, "num_drafts", c->num_drafts);
+    json_out_int(o, "num_draft_tokens", c->num_draft_tokens);
+    json_out_int(o, "num_accepted_tokens", c->num_accepted_tokens);
+    JSON_OUT_LIST(o, "num_accepted_tokens_per_pos", i, 0, c->draft_positions,
+                  json_out_int(o, NULL, c->num_accepted_tokens_per_pos[i]));
     // null where nothing was drafted: 0 / 0 is no number
-    json_out_real(o, "accept_rate", (double)t->num_accepted_tokens / t->num_draft_tokens);
-    json_out_real(o, "mean_acceptance_length", 1 + (double)t->num_accepted_tokens / t->num_drafts);
+    json_out_real(o, "accept_rate", (double)c->num_accepted_tokens / (double)c->num_draft_tokens);
+    json_out_real(o, "mean_acceptance_length",
+                  1 + (double)c->num_accepted_tokens / (double)c->num_drafts);
 }
 
-void put_spec_decode(struct json_out *o, const struct sample_telemetry *t)
+void put_spec_decode(struct json_out *o, const struct draft_counts *c)
 {
-    if (t->num_drafts == 0) {
+    if (c->num_drafts == 0) {
         json_out_null(o, "spec_decode");
         return;
     }
     json_out_open(o, "spec_decode", '{');
-    put_draft_counts(o, t);
+    put_draft_counts(o, c);
     json_out_open(o, "acceptance_histogram", '[');
-    int reached = t->num_drafts; // steps that accepted i drafts or more
-    for (int i = 0; i <= t->draft_positions; i++) {
-        const int further = i < t->draft_positions ? t->num_accepted_tokens_per_pos[i] : 0;
+    int64_t reached = c->num_drafts; // steps that accepted i drafts or more
+    for (int i = 0; i <= c->draft_positions; i++) {
+        const int64_t further = i < c->draft_positions ? c->num_accepted_tokens_per_pos[i] : 0;
         json_out_int(o, NULL, reached - further);
         reached = further;
     }
@@ -87,27 +88,22 @@ static void put_version(struct json_out *o, uint64_t version)
 void put_chunk_extras(struct json_out *o, const struct generation_sample *s)
 {
     put_version(o, last_version(s));
-    put_spec_decode(o, &s->telemetry);
+    put_spec_decode(o, &s->telemetry.drafts);
 }
 
-static void add_drafts(struct sample_telemetry *sum, const struct sample_telemetry *t)
+uint64_t response_version(const struct response *a)
 {
-    sum->num_drafts += t->num_drafts;
-    sum->num_draft_tokens += t->num_draft_tokens;
-    sum->num_accepted_tokens += t->num_accepted_tokens;
-    if (t->draft_positions > sum->draft_positions) sum->draft_positions = t->draft_positions;
-    for (int i = 0; i < SPECULATIVE_MOST; i++)
-        sum->num_accepted_tokens_per_pos[i] += t->num_accepted_tokens_per_pos[i];
+    uint64_t version = 0;
+    for (int i = 0; i < a->request->n_samples; i++)
+        if (last_version(&a->samples[i]) > version) version = last_version(&a->samples[i]);
+    return version;
 }
 
 void put_extras(struct json_out *o, const struct response *a)
 {
-    struct sample_telemetry drafts = {0}; // of all choices
-    uint64_t version = 0;
-    for (int i = 0; i < a->request->n_samples; i++) {
-        if (last_version(&a->samples[i]) > version) version = last_version(&a->samples[i]);
-        add_drafts(&drafts, &a->samples[i].telemetry);
-    }
-    put_version(o, version);
+    struct draft_counts drafts = {0}; // of all choices
+    for (int i = 0; i < a->request->n_samples; i++)
+        draft_counts_add(&drafts, &a->samples[i].telemetry.drafts);
+    put_version(o, response_version(a));
     put_spec_decode(o, &drafts);
 }

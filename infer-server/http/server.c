@@ -24,30 +24,30 @@
 #define STUCK_MIN_MS 30000
 
 static const struct http_route routes[] = {
-    {"GET", "/health", handle_health, HTTP_OPEN},
-    {"GET", "/version", handle_version, HTTP_NEEDS_KEY},
-    {"GET", "/v1/models", handle_models, HTTP_NEEDS_KEY},
-    {"GET", "/v1/models/*", handle_model, HTTP_NEEDS_KEY},
-    {"POST", "/v1/completions", handle_completions, HTTP_NEEDS_KEY},
-    {"POST", "/v1/chat/completions", handle_chat, HTTP_NEEDS_KEY},
-    {"POST", "/v1/rollouts", handle_rollouts, HTTP_NEEDS_KEY},
-    {"POST", "/generate", handle_generate, HTTP_NEEDS_KEY},
-    {"POST", "/inference/v1/generate", handle_inference, HTTP_NEEDS_KEY},
-    {"POST", "/tokenize", handle_tokenize, HTTP_NEEDS_KEY},
-    {"POST", "/detokenize", handle_detokenize, HTTP_NEEDS_KEY},
-    {"GET", "/tokenizer_info", handle_tokenizer_info, HTTP_NEEDS_KEY},
-    {"GET", "/metrics", handle_metrics, HTTP_NEEDS_KEY},
-    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, HTTP_NEEDS_KEY},
-    {"GET", "/bridge/info", handle_bridge_info, HTTP_ADMIN},
-    {"POST", "/bridge/pause", handle_bridge_pause, HTTP_ADMIN},
-    {"POST", "/bridge/resume", handle_bridge_resume, HTTP_ADMIN},
-    {"POST", "/reload", handle_reload, HTTP_ADMIN},
-    {"POST", "/v1/load_lora_adapter", handle_adapters, HTTP_ADMIN},
-    {"POST", "/v1/unload_lora_adapter", handle_adapters, HTTP_ADMIN},
-    {"POST", "/lora/load", handle_adapters, HTTP_ADMIN},
-    {"POST", "/lora/unload", handle_adapters, HTTP_ADMIN},
-    {"GET", "/lora/status", handle_adapters, HTTP_ADMIN},
-    {NULL, NULL, NULL, HTTP_NEEDS_KEY},
+    {"GET", "/health", handle_health, HTTP_OPEN, 0},
+    {"GET", "/version", handle_version, HTTP_NEEDS_KEY, 0},
+    {"GET", "/v1/models", handle_models, HTTP_NEEDS_KEY, 0},
+    {"GET", "/v1/models/*", handle_model, HTTP_NEEDS_KEY, 0},
+    {"POST", "/v1/completions", handle_text, HTTP_NEEDS_KEY, API_COMPLETIONS},
+    {"POST", "/v1/chat/completions", handle_text, HTTP_NEEDS_KEY, API_CHAT},
+    {"POST", "/v1/rollouts", handle_text, HTTP_NEEDS_KEY, API_ROLLOUTS},
+    {"POST", "/generate", handle_text, HTTP_NEEDS_KEY, API_GENERATE},
+    {"POST", "/inference/v1/generate", handle_text, HTTP_NEEDS_KEY, API_INFERENCE},
+    {"POST", "/tokenize", handle_tokens, HTTP_NEEDS_KEY, TOKENIZE},
+    {"POST", "/detokenize", handle_tokens, HTTP_NEEDS_KEY, DETOKENIZE},
+    {"GET", "/tokenizer_info", handle_tokenizer_info, HTTP_NEEDS_KEY, 0},
+    {"GET", "/metrics", handle_metrics, HTTP_NEEDS_KEY, 0},
+    {"GET", "/v1/spec_decode_stats", handle_spec_decode_stats, HTTP_NEEDS_KEY, 0},
+    {"GET", "/bridge/info", handle_bridge_info, HTTP_ADMIN, 0},
+    {"POST", "/bridge/pause", handle_bridge_pause, HTTP_ADMIN, 0},
+    {"POST", "/bridge/resume", handle_bridge_resume, HTTP_ADMIN, 0},
+    {"POST", "/reload", handle_reload, HTTP_ADMIN, 0},
+    {"POST", "/v1/load_lora_adapter", handle_adapters, HTTP_ADMIN, 0},
+    {"POST", "/v1/unload_lora_adapter", handle_adapters, HTTP_ADMIN, 0},
+    {"POST", "/lora/load", handle_adapters, HTTP_ADMIN, 0},
+    {"POST", "/lora/unload", handle_adapters, HTTP_ADMIN, 0},
+    {"GET", "/lora/status", handle_adapters, HTTP_ADMIN, 0},
+    {NULL, NULL, NULL, HTTP_NEEDS_KEY, 0},
 };
 
 // ---- the model's info --------------------------------------------------------------------------
@@ -55,10 +55,10 @@ static const struct http_route routes[] = {
 // Sampling defaults of the OpenAI endpoints.
 static enum status read_generation_config(struct server *s, const char *folder)
 {
-    char *path = path_join(folder, "generation_config.json");
+    char path[PATH_ROOM];
     json_t *object = NULL;
-    enum status st = ST_OK;
-    if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
+    enum status st;
+    CHECK(path_put(path, folder, "generation_config.json"));
     if (file_exists(path)) CHECK(json_read_file(path, 1 << 20, &object));
     CHECK(api_model_read_defaults(path, object, &s->model));
     double repetition = 1;
@@ -69,8 +69,13 @@ static enum status read_generation_config(struct server *s, const char *folder)
                  path, repetition);
 out:
     json_decref(object);
-    free(path);
     return st;
+}
+
+static bool has_tokenizer(const char *folder)
+{
+    char path[PATH_ROOM];
+    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
 }
 
 // A draft is a token id: it must mean the same to both models.
@@ -79,8 +84,7 @@ static enum status check_draft_tokenizer(const struct server *s)
     const char *folder = s->options->engine.draft_folder;
     struct tokenizer *draft = NULL;
     enum status st = ST_OK;
-    char *path = folder ? path_join(folder, "tokenizer.json") : NULL;
-    if (!path || !file_exists(path)) goto out;
+    if (!folder || !has_tokenizer(folder)) return ST_OK;
     CHECK(tokenizer_load(folder, &draft));
     for (int id = 0; id < tokenizer_vocab_size(draft) && st == ST_OK; id++) {
         const char *theirs = tokenizer_token(draft, id), *ours = tokenizer_token(s->tokenizer, id);
@@ -93,7 +97,6 @@ static enum status check_draft_tokenizer(const struct server *s)
     }
 out:
     tokenizer_free(draft);
-    free(path);
     return st;
 }
 
@@ -101,11 +104,7 @@ static enum status read_tokenizer(struct server *s, const char *folder)
 {
     enum status st = model_folder_check(folder, "config.json");
     if (st != ST_OK) return st;
-    char *path = path_join(folder, "tokenizer.json");
-    if (!path) return status_fail(ST_NO_MEMORY, "out of memory");
-    bool found = file_exists(path);
-    free(path);
-    if (!found) {
+    if (!has_tokenizer(folder)) {
         log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text",
                  folder);
         return ST_OK;
@@ -154,9 +153,9 @@ out:
 
 // ---- the tick ----------------------------------------------------------------------------------
 
-// The engine goes round: it beats between steps, idle or not, and while it waits for a trainer's
-// update. It does not beat while it loads weights itself, which may take minutes: by its state, or
-// with the version odd.
+// The engine goes round: it gives heartbeats between steps, idle or not, and while it waits for a
+// trainer's update. It gives none while it loads weights itself, which may take minutes: by its
+// state, or with the version odd.
 static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
 {
     struct engine_info info;
@@ -232,7 +231,7 @@ static void on_signal(uv_signal_t *handle, int number)
     log_info("%s: finishing %d requests, then stopping", strsignal(number),
              http_open_requests(s->http));
     sd_notify(0, "STOPPING=1\nSTATUS=draining");
-    begin_drain(s, 1000LL * s->options->drain_timeout_s);
+    begin_drain(s, 1000 * s->options->drain_timeout_s);
 }
 
 // ---- start and stop ----------------------------------------------------------------------------
@@ -241,15 +240,9 @@ static enum status start_http(struct server *s)
 {
     enum status st;
     const struct server_options *o = s->options;
-    const struct http_options options = {.routes = routes,
-                                         .context = s,
-                                         .api_key = o->api_key,
-                                         .allowed_hosts = o->allowed_hosts,
-                                         .max_body = (size_t)o->max_body,
-                                         .max_buffered = (size_t)o->max_buffered,
-                                         .max_connections = o->max_connections,
-                                         .idle_timeout_s = o->idle_timeout_s,
-                                         .request_timeout_s = o->request_timeout_s};
+    struct http_options options = o->http;
+    options.routes = routes;
+    options.context = s;
     CHECK(http_new(&s->loop, &options, &s->http));
     CHECK(http_listen(s->http, o->unix_fd, false));
     if (o->tcp_fd >= 0) CHECK(http_listen(s->http, o->tcp_fd, true));
@@ -291,7 +284,7 @@ static void stop(struct server *s)
     for (int i = 0; i < 2; i++)
         if (s->signals[i].data) uv_signal_stop(&s->signals[i]);
     engine_free(s->engine, 0);
-    inbox_close(s->host.inbox);
+    inbox_close(&s->host.inbox);
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
@@ -308,10 +301,9 @@ enum status server_run(const struct server_options *options)
     s->start_s = clock_wall_s();
     s->start_ns = clock_now_ns();
     s->host.metrics = &s->metrics;
-    s->host.finished = &s->finished;
     uv_loop_init(&s->loop);
     CHECK(read_model(s));
-    CHECK(inbox_new(&s->loop, &s->host.inbox));
+    CHECK(inbox_init(&s->host.inbox, &s->loop));
     CHECK(engine_new(&options->engine, generation_on_event, &s->host, &s->engine));
     s->host.engine = s->engine;
     struct engine_info info;

@@ -5,19 +5,16 @@
 
 #include "common/model/chat_template.h"
 #include "infer-server/engine/engine.h"
-#include <stdint.h>
+#include "infer-server/http/http.h"
 
 struct server_options { // all borrowed
     struct engine_options engine;
-    const char *model_name; // NULL: the folder's last part
+    struct http_options http; // but for its routes and context
+    const char *model_name;   // NULL: the folder's last part
     struct chat_template_choice chat_template;
-    const char *api_key; // for the TCP listener; NULL: none
-    const char *socket_path;
-    bool accept_unknown;              // fields that the protocol does not know: logged, not refused
-    int unix_fd, tcp_fd;              // listening; -1: none. Taken over
-    const char *const *allowed_hosts; // of requests over TCP without a key; NULL-ended, or NULL
-    int64_t max_body, max_buffered;   // bytes
-    int max_connections, idle_timeout_s, request_timeout_s, drain_timeout_s;
+    int accept_unknown;  // 1: fields that the protocol does not know are logged, not refused
+    int unix_fd, tcp_fd; // listening; -1: none. Taken over
+    int64_t drain_timeout_s;
 };
 
 // Serves until SIGTERM or SIGINT and everything in flight has ended (ST_OK), or the engine has

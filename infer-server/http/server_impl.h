@@ -12,7 +12,6 @@ struct server {
     struct engine *engine;
     struct generation_host host;
     struct metrics metrics;
-    struct spec_window finished;
     struct unknown_fields unknown;
     struct tokenizer *tokenizer;
     struct chat_template *chat;
@@ -39,14 +38,10 @@ void handle_model(void *server, struct http_request *q);
 void handle_metrics(void *server, struct http_request *q);
 void handle_spec_decode_stats(void *server, struct http_request *q);
 
-void handle_completions(void *server, struct http_request *q);
-void handle_chat(void *server, struct http_request *q);
-void handle_rollouts(void *server, struct http_request *q);
-void handle_generate(void *server, struct http_request *q);
-void handle_inference(void *server, struct http_request *q);
+void handle_text(void *server, struct http_request *q); // which: enum api_kind
 
-void handle_tokenize(void *server, struct http_request *q);
-void handle_detokenize(void *server, struct http_request *q);
+enum { TOKENIZE, DETOKENIZE };
+void handle_tokens(void *server, struct http_request *q); // which: one of these
 void handle_tokenizer_info(void *server, struct http_request *q);
 
 void handle_bridge_info(void *server, struct http_request *q);

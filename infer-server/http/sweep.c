@@ -21,11 +21,6 @@
 #define HEADERS_S 30
 #define BODY_RATE (64 << 10) // bytes a second
 
-static int min_int(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 static void expire(struct http_request *q)
 {
     q->expired = true;
@@ -39,7 +34,8 @@ static void expire(struct http_request *q)
 static bool is_overdue(const struct connection *c, int idle_s, int64_t now)
 {
     const struct http_request *q = c->request;
-    if (!q) return now - c->since_ns > (c->used ? idle_s : min_int(idle_s, HEADERS_S)) * NS_PER_S;
+    const int next_s = c->used || idle_s < HEADERS_S ? idle_s : HEADERS_S;
+    if (!q) return now - c->since_ns > next_s * NS_PER_S;
     if (!q->received) // a refused body is read on
         return now - q->since_ns > (idle_s + (int64_t)(q->body_seen / BODY_RATE)) * NS_PER_S;
     return now - q->deadline_ns > idle_s * NS_PER_S;

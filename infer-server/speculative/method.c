@@ -35,10 +35,10 @@ static enum status parse_method(const char *text, size_t n, struct speculative_c
         const bool digits =
             text[length] != ':' || (text[length + 1] >= '0' && text[length + 1] <= '9');
         if (!digits || end != text + n || k < 1 || k > SPECULATIVE_MOST)
-            return status_fail(ST_INVALID,
-                               "speculative method \"%.40s\": K, the most tokens drafted at once, "
-                               "must be 1 to %d",
-                               text, SPECULATIVE_MOST);
+            return status_fail(
+                ST_INVALID,
+                "speculative method \"%.40s\": K, the most tokens drafted at once, must be 1 to %d",
+                text, SPECULATIVE_MOST);
         if (choice->k[m])
             return status_fail(ST_INVALID, "speculative method \"%s\" is named twice", name);
         choice->k[m] = (int)k;

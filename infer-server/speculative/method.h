@@ -25,25 +25,6 @@ static inline int32_t history_token(const struct history *h, int i)
     return i < h->n_prompt ? h->prompt[i] : h->generated[i - h->n_prompt];
 }
 
-struct proposal {
-    int32_t tokens[SPECULATIVE_MOST];
-    int n;
-    int matched; // last tokens of the history that they stand on: the more, the surer
-};
-
-struct draft_method {
-    const char *name; // in --speculative and in requests
-    int k;            // most drafts of a step, where no K is given
-    double guess;     // acceptance rate of a draft before any was verified
-    // What it remembers while the engine lives; all three NULL: nothing.
-    enum status (*new_memory)(void **ret);
-    void (*free_memory)(void *memory);
-    void (*learn)(void *memory, const struct history *h); // the last token was just sampled
-    // 0 to max tokens that may follow. Deterministic: it names tokens, without probabilities. NULL:
-    // the engine's draft model samples them instead.
-    void (*propose)(void *memory, const struct history *h, int max, struct proposal *ret);
-};
-
 // The name of the enum's entry, and of the struct draft_method.
 #define DRAFT_METHODS(X)                                                                           \
     X(SPECULATIVE_NGRAM, method_ngram)                                                             \
@@ -56,6 +37,29 @@ enum speculative_method {
 #undef X
         SPECULATIVE_METHODS
 };
+struct draft {                      // a sample's in one step
+    enum speculative_method method; // that proposed them
+    int32_t tokens[SPECULATIVE_MOST];
+    int32_t rows[SPECULATIVE_MOST]; // draft_model: of its logits; the distributions of the tokens
+    int n;                          // proposed; of a draft model: may be drafted, tokens to come
+    int n_verify;                   // of these, wanted in the next step
+    int matched;                    // tokens of the context that the first stands on
+    int lag; // draft_model: tokens of the context not computed there, the last not counted
+};
+
+struct draft_method {
+    const char *name; // in --speculative and in requests
+    int k;            // most drafts of a step, where no K is given
+    double guess;     // acceptance rate of a draft before any was verified
+    // What it remembers while the engine lives; all three NULL: nothing.
+    enum status (*new_memory)(void **ret);
+    void (*free_memory)(void *memory);
+    void (*learn)(void *memory, const struct history *h); // the last token was just sampled
+    // Fills in tokens, 0 to max that may follow, with n and matched. Deterministic: it names
+    // tokens, without probabilities. NULL: the engine's draft model samples them instead.
+    void (*propose)(void *memory, const struct history *h, int max, struct draft *ret);
+};
+
 #define X(entry, method) extern const struct draft_method method;
 DRAFT_METHODS(X)
 #undef X

@@ -8,7 +8,7 @@
 
 // A match so late that fewer than max tokens follow goes on into the drafts themselves, as a
 // repetition would.
-static void propose(void *memory, const struct history *h, int max, struct proposal *ret)
+static void propose(void *memory, const struct history *h, int max, struct draft *ret)
 {
     (void)memory;
     const int length = h->n_prompt + h->n_generated, last = length - 1;

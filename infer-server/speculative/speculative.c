@@ -169,14 +169,10 @@ void speculative_propose(struct speculative *s, struct speculative_choice choice
         const int max = choice.k[m] < room ? choice.k[m] : room;
         if (max < 1 || rests(s, m) || (untested(s, m) && s->n_testing >= TEST_SAMPLES)) continue;
         struct draft other = {.method = (enum speculative_method)m, .n = max};
-        struct proposal proposal;
         s->by[m].asked++;
         if (draft_methods[m]->propose) {
-            proposal.n = proposal.matched = 0;
-            draft_methods[m]->propose(s->by[m].memory, history, max, &proposal);
-            other.n = proposal.n;
-            other.matched = proposal.matched;
-            memcpy(other.tokens, proposal.tokens, (size_t)proposal.n * sizeof *other.tokens);
+            other.n = 0;
+            draft_methods[m]->propose(s->by[m].memory, history, max, &other);
         }
         const double expected = expected_tokens(s, &other);
         if (expected <= best) continue;

@@ -61,16 +61,6 @@ int speculative_most(struct speculative_choice choice); // drafts a step by any 
 
 uint64_t speculative_prompt_key(const int32_t *prompt, int n);
 
-struct draft {                      // a sample's in one step
-    enum speculative_method method; // that proposed them
-    int32_t tokens[SPECULATIVE_MOST];
-    int32_t rows[SPECULATIVE_MOST]; // draft_model: of its logits; the distributions of the tokens
-    int n;                          // proposed; of a draft model: may be drafted, tokens to come
-    int n_verify;                   // of these, wanted in the next step
-    int matched;                    // tokens of the context that the first stands on
-    int lag; // draft_model: tokens of the context not computed there, the last not counted
-};
-
 struct speculative;
 // fixed: verifies all that is proposed, whether it pays or not (tests, measurements). max_rows: the
 // most drafts of one step.

@@ -19,9 +19,10 @@ extern const struct ops cpu_ops;
 
 // Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
 void *cpu_workspace(struct device *dev, size_t bytes);
-// What attention of packed batches, and the sum of squares, ask of it.
+// What attention of packed batches, the sum of squares, and an adapter ask of it.
 size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
 size_t cpu_squares_scratch(int64_t n);
+size_t cpu_lora_scratch(int rows, int max_rank);
 // True for DT_F32; else records that operation `name` does not compute in `dt` here.
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt);
 

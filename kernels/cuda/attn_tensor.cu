@@ -236,6 +236,53 @@ __device__ __forceinline__ void put_aside(waiting_sums<HD> *to, const row_sums<H
     to->top[1] = r.top[1];
 }
 
+// A block's tile of queries and the keys that it goes through.
+struct query_tile {
+    packed_rows rows;
+    int s, kv_head;
+    int lowest, highest; // positions of its first and its last row
+    int first;           // key of the first tile
+};
+
+// False where the block has nothing to do. The last rows see most and go first.
+template <bool PAGED, int KEYS>
+__device__ __forceinline__ bool query_tile_of(query_tile &t, const attn_args<bf16> &a)
+{
+    t.s = blockIdx.z;
+    t.kv_head = blockIdx.y;
+    t.rows = {a.query_start[t.s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, t.kv_head * a.group};
+    packed_rows &p = t.rows;
+    p.n = (a.query_start[t.s + 1] - p.start) * a.group;
+    if (p.base >= p.n || (PAGED && p.n <= FEW_ROWS)) return false;
+    t.lowest = row_position<PAGED>(a, t.s, place_of(a, p, 0).row);
+    t.highest = row_position<PAGED>(a, t.s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
+    t.first = a.window > 0 ? max(0, t.lowest - a.window + 1) / KEYS * KEYS : 0;
+    return true;
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_queries(bf16 *to, const attn_args<bf16> &a,
+                                             const query_tile &t)
+{
+    copy_tile<HD, ROWS>(to, a.head_dim, a.q, [&](int r, int64_t &at) {
+        at = query_at(a, place_of(a, t.rows, r));
+        return t.rows.in(r);
+    });
+}
+
+// Keys, or values, from `start` on; zeros behind the last that the tile sees.
+template <int HD, int KEYS, bool PAGED>
+__device__ __forceinline__ void copy_keys(bf16 *to, const bf16 *from, const attn_args<bf16> &a,
+                                          const query_tile &t, int start)
+{
+    copy_tile<HD, KEYS>(to, a.head_dim, from, [&](int r, int64_t &at) {
+        bool seen = start + r <= t.highest;
+        if (seen)
+            at = key_row<PAGED>(a, t.s, start + r) * a.kv_stride + (int64_t)t.kv_head * a.head_dim;
+        return seen;
+    });
+}
+
 template <int HD, bool PAGED>
 __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(attn_args<bf16> a)
 {
@@ -243,38 +290,19 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     constexpr int KEYS = TILE_KEYS;
     extern __shared__ __align__(16) bf16 tiles[];
     bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
-    int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // the last rows see most and go first
-    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
-                     kv_head * a.group};
-    p.n = (a.query_start[s + 1] - p.start) * a.group;
-    if (p.base >= p.n || (PAGED && p.n <= FEW_ROWS)) return;
-    int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
-    int highest = row_position<PAGED>(a, s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
-    int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
-
-    auto key_of = [&](int j, int64_t &at) {
-        if (j <= highest)
-            at = key_row<PAGED>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
-        return j <= highest;
-    };
-    auto query_of = [&](int r, int64_t &at) {
-        at = query_at(a, place_of(a, p, r));
-        return p.in(r);
-    };
-    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, query_of);
-    auto copy_keys = [&](bf16 *tile, const bf16 *from, int start) {
-        copy_tile<HD, KEYS>(tile, a.head_dim, from,
-                            [&](int r, int64_t &at) { return key_of(start + r, at); });
-    };
-    copy_keys(keys, a.k, first);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    query_tile t;
+    if (!query_tile_of<PAGED, KEYS>(t, a)) return;
+    const packed_rows &p = t.rows;
+    copy_queries<HD>(queries, a, t);
+    copy_keys<HD, KEYS, PAGED>(keys, a.k, a, t, t.first);
     copies_commit();
 
     int position[2], hidden[2]; // keys after position and up to hidden are not seen
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = warp * 16 + lane / 4 + h * 8;
-        position[h] = p.in(r) ? row_position<PAGED>(a, s, place_of(a, p, r).row) : -1;
+        position[h] = p.in(r) ? row_position<PAGED>(a, t.s, place_of(a, p, r).row) : -1;
         hidden[h] = a.window > 0 ? position[h] - a.window : -1;
     }
     row_sums<HD> r;
@@ -282,25 +310,25 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
     bool first_chunk = true;
     clear(r);
-    for (int tile = first; tile <= highest; tile += KEYS) {
-        if (tile % CHUNK_KEYS == 0 && tile > first) {
+    for (int tile = t.first; tile <= t.highest; tile += KEYS) {
+        if (tile % CHUNK_KEYS == 0 && tile > t.first) {
             join_chunk(r, before, first_chunk);
             put_aside(before, r);
             clear(r);
             first_chunk = false;
         }
-        copy_keys(values, a.v, tile);
+        copy_keys<HD, KEYS, PAGED>(values, a.v, a, t, tile);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
         float w[KEYS / 8][4];
         product_rows<HD, KEYS>(w, queries, keys);
         __syncthreads(); // all are done with these keys
-        if (tile + KEYS <= highest) copy_keys(keys, a.k, tile + KEYS);
+        if (tile + KEYS <= t.highest) copy_keys<HD, KEYS, PAGED>(keys, a.k, a, t, tile + KEYS);
         copies_commit();
 
-        bool all_visible = tile + KEYS - 1 <= lowest &&
-                           (a.window <= 0 || tile > highest - a.window) && p.in(ROWS - 1);
+        bool all_visible = tile + KEYS - 1 <= t.lowest &&
+                           (a.window <= 0 || tile > t.highest - a.window) && p.in(ROWS - 1);
         float factor = to_scores<KEYS>(a, w);
         if (!all_visible)
 #pragma unroll
@@ -400,37 +428,21 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     extern __shared__ __align__(16) bf16 tiles[];
     bf16 *queries = tiles, *grads = queries + ROWS * (HD + PAD);
     bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
-    int s = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    packed_rows p = {a.query_start[s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0,
-                     kv_head * a.group};
-    p.n = (a.query_start[s + 1] - p.start) * a.group;
-    if (p.base >= p.n) return;
-    int lowest = row_position<false>(a, s, place_of(a, p, 0).row);
-    int highest = row_position<false>(a, s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
-    int first = a.window > 0 ? max(0, lowest - a.window + 1) / KEYS * KEYS : 0;
-
-    auto key_of = [&](int j, int64_t &at) {
-        if (j <= highest)
-            at = key_row<false>(a, s, j) * a.kv_stride + (int64_t)kv_head * a.head_dim;
-        return j <= highest;
-    };
-    auto query_of = [&](int r, int64_t &at) {
-        at = query_at(a, place_of(a, p, r));
-        return p.in(r);
-    };
-    auto grad_of = [&](int r, int64_t &at) {
-        at = index_of(a, place_of(a, p, r)) * a.head_dim;
-        return p.in(r);
-    };
-    auto copy_keys = [&](bf16 *tile, const bf16 *from, int start) {
-        copy_tile<HD, KEYS>(tile, a.head_dim, from,
-                            [&](int r, int64_t &at) { return key_of(start + r, at); });
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    query_tile t;
+    if (!query_tile_of<false, KEYS>(t, a)) return;
+    const packed_rows &p = t.rows;
+    auto copy = [&](bf16 *tile, const bf16 *from, int start) {
+        copy_keys<HD, KEYS, false>(tile, from, a, t, start);
         copies_commit();
     };
-    copy_tile<HD, ROWS>(queries, a.head_dim, a.q, query_of);
-    copy_tile<HD, ROWS>(grads, a.head_dim, dout, grad_of);
-    copy_keys(keys, a.k, first);
-    copy_keys(values, a.v, first);
+    copy_queries<HD>(queries, a, t);
+    copy_tile<HD, ROWS>(grads, a.head_dim, dout, [&](int r, int64_t &at) {
+        at = index_of(a, place_of(a, p, r)) * a.head_dim;
+        return p.in(r);
+    });
+    copy(keys, a.k, t.first);
+    copy(values, a.v, t.first);
 
     int position[2], hidden[2];
     float lse[2], inner[2], dq[HD / 8][4] = {};
@@ -439,21 +451,21 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
         int r = warp * 16 + lane / 4 + h * 8;
         bool in = p.in(r);
         place at = place_of(a, p, r);
-        position[h] = in ? row_position<false>(a, s, at.row) : -1;
+        position[h] = in ? row_position<false>(a, t.s, at.row) : -1;
         hidden[h] = a.window > 0 ? position[h] - a.window : -1;
         lse[h] = in ? a.lse[index_of(a, at)] * LOG2E : 0.f;
         inner[h] = in ? delta[index_of(a, at)] : 0.f;
     }
-    for (int tile = first; tile <= highest; tile += KEYS) {
+    for (int tile = t.first; tile <= t.highest; tile += KEYS) {
         copies_wait<0>();
         __syncthreads();
         float w[KEYS / 8][4], dp[KEYS / 8][4];
         product_rows<HD, KEYS>(w, queries, keys);
         product_rows<HD, KEYS>(dp, grads, values);
         __syncthreads(); // all are done with these values
-        if (tile + KEYS <= highest) copy_keys(values, a.v, tile + KEYS);
-        bool all_visible = tile + KEYS - 1 <= lowest &&
-                           (a.window <= 0 || tile > highest - a.window) && p.in(ROWS - 1);
+        if (tile + KEYS <= t.highest) copy(values, a.v, tile + KEYS);
+        bool all_visible = tile + KEYS - 1 <= t.lowest &&
+                           (a.window <= 0 || tile > t.highest - a.window) && p.in(ROWS - 1);
         float scale = to_scores<KEYS>(a, w);
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
@@ -475,7 +487,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
                 }
         add_weighted<HD, KEYS>(dq, w, keys);
         __syncthreads();
-        if (tile + KEYS <= highest) copy_keys(keys, a.k, tile + KEYS);
+        if (tile + KEYS <= t.highest) copy(keys, a.k, tile + KEYS);
     }
     copies_wait<0>();
     scale_rows<HD>(dq, a.scale);

@@ -6,8 +6,8 @@
  * begun, which hides most of the launch latency of a decode step. Order is kept because every
  * kernel begins with grid_begin(), which waits until the one before it is complete and its writes
  * are visible. What may be read before that wait is for the call to say (`early`, ops.h): the
- * weights of a matmul of few rows (matmul_small.cu), the lists of a decode batch (attn_decode.cu).
- * What stands between two such matmuls (norm, activation) lets the second one begin
+ * weights of a matmul of few rows (matmul_small.cu), a batch's lists and earlier keys
+ * (attn_few.cu). What stands between two such matmuls (norm, activation) lets the second begin
  * before it waits itself (grid_begin_early()), so that a block of the second takes the place of one
  * of the first as soon as that ends, and reads its weights while all others work.
  */
@@ -279,6 +279,7 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
 size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of one added to bf16
+size_t cuda_lora_scratch(int rows, int max_rank);        // lora.cu
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
 void matmul_state_free(struct matmul_state *state);

@@ -1,9 +1,58 @@
 /* distill.cu: the divergence of a teacher's distribution from a student's, and its gradient. A
- * block owns a row and reads it twice: for both maxima and sums (softmax.cuh), and then for what
- * depends on both distributions. A row's result does not depend on the others. */
-#include "kernels/cuda/softmax.cuh"
+ * block owns a row and reads it twice: for both maxima and sums (an online softmax), and then for
+ * what depends on both distributions. A row's result does not depend on the others. */
+#include "kernels/cuda/cuda.cuh"
 
 #define THREADS 1024
+
+// ---- the online softmax of a row ---------------------------------------------------------------
+
+// The largest logit and the sum of e^(z - max); of nothing: -INFINITY, 0. Each thread keeps one,
+// and they are joined in a fixed order (Milakov and Gimelshein 2018).
+struct running {
+    float max, sum;
+};
+
+__device__ __forceinline__ running join(running a, running b)
+{
+    float max = fmaxf(a.max, b.max);
+    if (max == -INFINITY) return a;
+    return {max, a.sum * expf(a.max - max) + b.sum * expf(b.max - max)};
+}
+
+// Takes in the logits t .. t + V - 1 of a row, times `scale`.
+template <int V>
+__device__ __forceinline__ void take(running &r, const float *row, int t, float scale)
+{
+    float z[V];
+    load<float, V>(z, row + t);
+    running own = {-INFINITY, 0};
+#pragma unroll
+    for (int i = 0; i < V; i++) own.max = fmaxf(own.max, z[i] *= scale);
+    if (own.max > r.max) r = join(r, own);
+    if (r.max == -INFINITY) return;
+#pragma unroll
+    for (int i = 0; i < V; i++) r.sum += expf(z[i] - r.max);
+}
+
+// Joins each warp's into `shared`, one a warp, for shared_join(); the block meets.
+__device__ __forceinline__ void lanes_join(running r, running *shared)
+{
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        r = join(r, {__shfl_xor_sync(~0u, r.max, o), __shfl_xor_sync(~0u, r.sum, o)});
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = r;
+    __syncthreads();
+}
+
+__device__ __forceinline__ running shared_join(const running *shared)
+{
+    running r = shared[0];
+    for (int i = 1; i < (int)blockDim.x / 32; i++) r = join(r, shared[i]);
+    return r;
+}
+
+// ---- the kernel --------------------------------------------------------------------------------
 
 template <typename T, int V>
 __global__ void __launch_bounds__(THREADS)
@@ -11,11 +60,11 @@ __global__ void __launch_bounds__(THREADS)
                    const float *teacher, int vocab, int teacher_vocab, float inverse, float slope)
 {
     grid_begin();
-    __shared__ running<false> shared_p[THREADS / 32], shared_q[THREADS / 32];
+    __shared__ running shared_p[THREADS / 32], shared_q[THREADS / 32];
     __shared__ float shared[32];
     const float *row_p = teacher + (int64_t)blockIdx.x * teacher_vocab;
     const float *row_q = student + (int64_t)blockIdx.x * vocab;
-    running<false> p = {-INFINITY, 0, 0}, q = p;
+    running p = {-INFINITY, 0}, q = p;
 #pragma unroll 2
     for (int t = threadIdx.x * V; t < vocab; t += THREADS * V) {
         take<V>(p, row_p, t, inverse);

@@ -188,11 +188,12 @@ __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J
 #define ENDS_AT_ONCE 4
 
 template <few_end END, int J> struct few_ending {
+    using U = std::conditional_t<END == WIDE, float, bf16>; // of c
     static constexpr bool PAIRS = in_pairs<END>;
     static constexpr int ACROSS = PAIRS ? 2 * J : 4 * J; // of these in a row of the tile
     int row, column, at; // of the tile; of B's rows, or n where there is nothing; in the tile's row
     bf16 bias[PAIRS + 1][2]; // as they lie in memory: not waited for before they are used
-    float old[2];
+    U old[2];
     float2 angle[2];
     int slot;
 
@@ -208,8 +209,7 @@ template <few_end END, int J> struct few_ending {
             if (column + k >= p.n) continue;
             if (p.bias) bias[0][k] = p.bias[column + k];
             if (PAIRS && p.bias) bias[PAIRS][k] = p.bias[column + k + p.apart];
-            if (END == STORED && p.add) old[k] = to_f32(((const bf16 *)p.c)[to + k]);
-            if (END == WIDE && p.add) old[k] = ((const float *)p.c)[to + k];
+            if (!PAIRS && p.add) old[k] = ((const U *)p.c)[to + k];
         }
         if (END != ROTATED || column >= p.n) return;
         slot = p.rope.slots[rows.first + row];
@@ -238,18 +238,15 @@ template <few_end END, int J> struct few_ending {
                        activate(x[0][0], p.act) * x[1][0], activate(x[0][1], p.act) * x[1][1]);
         else if constexpr (END == ROTATED)
             store_rotated(p, row_at, x[0], x[1]);
-        else if constexpr (END == WIDE)
-            store_sums((float *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
         else
-            store_sums((bf16 *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
+            store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
     }
 
-    template <typename U>
     __device__ __forceinline__ void store_sums(U *to, const few_args &p, float (&x)[2]) const
     {
         if (p.add)
 #pragma unroll
-            for (int k = 0; k < 2; k++) x[k] += old[k];
+            for (int k = 0; k < 2; k++) x[k] += to_f32(old[k]);
         if (p.n % 2 == 0) {
             store_pair(to, x[0], x[1]);
             return;

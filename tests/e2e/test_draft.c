@@ -251,7 +251,7 @@ static void resumes_to_the_bit(void **state)
     // With it again, there is none to go on from.
     assert_int_equal(train(&s, "halves", OPTIONS("--resume", "--train-draft", "--max-steps", "6")),
                      0);
-    assert_log(&s, "it starts as the daemon serves it");
+    assert_log(&s, "it starts as the server serves it");
     assert_true(file_exists(test_path(latest(&s, "halves"), "draft/config.json")));
     daemon_kill(&s.daemon);
 }

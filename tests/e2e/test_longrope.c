@@ -155,7 +155,7 @@ static void bridge_without_the_choice(void **state)
                    OPTIONS("--reward", "constant"), NULL, argv);
     assert_int_equal(test_command(log, LIMIT_MS, argv), 1);
     char *text = test_read(log);
-    assert_contains(text, "has no \"rope_context\", by which the daemon chose the factors");
+    assert_contains(text, "has no \"rope_context\", by which the server chose the factors");
     free(text);
     daemon_kill(&d);
 }

@@ -174,30 +174,34 @@ static void sampler_is_corrected(void **state)
     struct update_stats off = update(&s, TIS_OFF, 1, 0);
     struct update_stats on = update(&s, TIS_SEQUENCE_MASK, 1, 0);
     assert_true(off.grad_norm > 1e-3 && near(on.grad_norm, off.grad_norm));
-    assert_true(near(on.tis_mean, 1) && on.tis_cut == 0);
+    assert_true(near(range_mean(&on.all.tis), 1) && range_share(&on.all.tis, on.all.tis_cut) == 0);
 
     // All tokens likelier there by a half: weights of exp(-1/2), and the gradient with them.
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
     struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 1, 0);
-    assert_true(u.ratio_min == 1 && u.ratio_max == 1); // the policy has not moved
-    assert_true(near(u.tis_mean, exp(-0.5)) && near(u.mismatch_mean, 0.5));
+    assert_true(u.all.ratio.min == 1 && u.all.ratio.max == 1); // the policy has not moved
+    assert_true(near(range_mean(&u.all.tis), exp(-0.5)) && near(u.mismatch_mean, 0.5));
     assert_true(near(u.grad_norm, exp(-0.5) * off.grad_norm));
     u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0); // the product over five tokens
     assert_true(near(u.grad_norm, exp(-2.5) * off.grad_norm));
     u = update(&s, TIS_OFF, 1, 0);
-    assert_true(near(u.grad_norm, off.grad_norm) && u.tis_mean == 0);
+    assert_true(near(u.grad_norm, off.grad_norm) && range_mean(&u.all.tis) == 0);
 
     // And less likely: beyond the cap of 3 for the sequence, not for a token.
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, -1);
     u = update(&s, TIS_TOKEN_MASK, 1, 0);
-    assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) && u.tis_cut == 0);
+    assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) &&
+                range_share(&u.all.tis, u.all.tis_cut) == 0);
     u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0);
-    assert_true(near(u.grad_norm, 3 * off.grad_norm) && u.tis_cut == 1);
+    assert_true(near(u.grad_norm, 3 * off.grad_norm) &&
+                range_share(&u.all.tis, u.all.tis_cut) == 1);
     u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
-    assert_true(u.grad_norm == 0 && u.tis_max == 0 && u.tis_cut == 1);
+    assert_true(u.grad_norm == 0 && u.all.tis.max == 0 &&
+                range_share(&u.all.tis, u.all.tis_cut) == 1);
     disagree(&s, 2, 0.5f); // one sample of four agrees again
     u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
-    assert_true(near(u.tis_mean, 0.25) && u.tis_cut == 0.75 && u.grad_norm > 0);
+    assert_true(near(range_mean(&u.all.tis), 0.25) &&
+                range_share(&u.all.tis, u.all.tis_cut) == 0.75 && u.grad_norm > 0);
     scene_close(&s);
 }
 
@@ -208,13 +212,14 @@ static void ratio_is_to_the_first_iteration(void **state)
     scene_open(&s, false);
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
     struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 3, 0);
-    assert_true(near(u.ratio_min, 1) && near(u.ratio_max, 1)); // three times the same policy
-    assert_true(u.clip_low == 0 && u.clip_high == 0);
+    assert_true(near(u.all.ratio.min, 1) &&
+                near(u.all.ratio.max, 1)); // three times the same policy
+    assert_true(u.all.clip_low == 0 && u.all.clip_high == 0);
     u = update(&s, TIS_TOKEN_TRUNCATE, 3, 1e-2);
     // what is better than its group became likelier, what is worse less so, past the bounds
-    assert_true(u.ratio_max > 1.2 && u.ratio_min < 0.8);
-    assert_true(u.clip_low > 0 && u.clip_high > 0 && u.clip_high_max > 0);
-    assert_true(near(u.tis_mean, exp(-0.5))); // the same in all three
+    assert_true(u.all.ratio.max > 1.2 && u.all.ratio.min < 0.8);
+    assert_true(u.all.clip_low > 0 && u.all.clip_high > 0 && u.all.seq_clip_high.max > 0);
+    assert_true(near(range_mean(&u.all.tis), exp(-0.5))); // the same in all three
     scene_close(&s);
 }
 

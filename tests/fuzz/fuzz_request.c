@@ -18,9 +18,9 @@ static void make_tokenizer(void)
     if (tiny_tokenizer_json(&json, &config) != ST_OK) abort();
     char *text = json_dumps(json, 0), *config_text = json_dumps(config, 0);
     const char *template_text = json_string_value(json_object_get(config, "chat_template"));
-    if (tokenizer_parse("tokenizer.json", text, strlen(text), config_text, strlen(config_text),
-                        NULL, 0, NULL, &tokenizer) != ST_OK)
-        abort();
+    const struct tokenizer_text files[TOKENIZER_FILES] = {{text, strlen(text)},
+                                                          {config_text, strlen(config_text)}};
+    if (tokenizer_parse("tokenizer.json", files, &tokenizer) != ST_OK) abort();
     if (chat_template_parse("tokenizer_config.json", template_text, strlen(template_text), NULL,
                             &chat) != ST_OK)
         abort();

@@ -42,8 +42,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         len[i + 1] = (size_t)(end - part[i + 1]);
     }
     struct tokenizer *t = NULL;
-    if (tokenizer_parse("tokenizer.json", part[0], len[0], part[1], len[1], NULL, 0, NULL, &t) ==
-        ST_OK) {
+    const struct tokenizer_text files[TOKENIZER_FILES] = {{part[0], len[0]}, {part[1], len[1]}};
+    if (tokenizer_parse("tokenizer.json", files, &t) == ST_OK) {
         encode_and_back(t, part[2] ? part[2] : "", len[2]);
         encode_and_back(t, "Hello  hello's 123 \xe4\xb8\xad\xf0\x9f\x98\x80\n\n x", 27);
     }

@@ -2,8 +2,10 @@
  * backward pass and the optimizer: the code that trains and serves, called as the daemon and the
  * trainer do.
  *
- * With a folder (make golden GOLDEN_DIR=DIR): one line for every model folder in it.
- * Without: the folders of tests/golden as tests.
+ * With a folder (make golden GOLDEN_DIR=DIR): one line for every model folder in it, or every
+ * adapter's (make golden-lora), whose golden.json names its base in DIR/../golden: there the
+ * adapter is what is trained, on the dapo loss. Without: the folders of tests/golden and
+ * tests/golden-lora as tests.
  *
  * Tolerances, f32: logits and gradients 1e-4 of the largest entry (sums of some hundred f32
  * products in another order); losses 1e-5; parameters after three AdamW steps 2e-6 rms and at most
@@ -35,18 +37,22 @@ struct result {
     int bf16_rows, bf16_flips; // flips: tokens that went to other experts than in f32
     double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off,
         adamw_losses;
+    double merged; // logits of base and adapter as one model; -1: there is no adapter
     bool greedy;
     bool recompute; // gradients with layers run again are the same bits
 };
 
 struct golden { // one folder, opened
     struct device *dev;
-    char *folder;
-    json_t *facts;
-    struct safetensors *values;
+    char *folder, *model_folder; // an adapter's, and its base's; or one folder
+    json_t *facts, *base_facts;  // base_*: NULL where there is no adapter
+    struct safetensors *values, *base_values;
     struct model_config *config;
-    struct weights *weights;
+    struct weights *weights, *frozen; // frozen: with an adapter, the base's gradients: none
     void *arena;
+    struct adapter *adapter; // NULL: none
+    void *adapter_arena;
+    struct adapter_table *table;
     struct model *model;
     struct batch *batch;
     struct tape *tape;
@@ -59,6 +65,7 @@ struct golden { // one folder, opened
 static const void *value(const struct golden *g, const char *name)
 {
     const struct safetensors_entry *e = safetensors_find(g->values, name);
+    if (!e && g->base_values) e = safetensors_find(g->base_values, name);
     return e ? e->data : NULL;
 }
 
@@ -85,24 +92,44 @@ static const float *tensor_value(const struct golden *g, const char *prefix,
 
 static double fact(const struct golden *g, const char *key)
 {
-    return json_number_value(json_object_get(g->facts, key));
+    const json_t *x = json_object_get(g->facts, key);
+    return json_number_value(x ? x : json_object_get(g->base_facts, key));
 }
 
 // ---- opening ------------------------------------------------------------------------------------
+static enum status open_values(const char *folder, json_t **ret_facts,
+                               struct safetensors **ret_values)
+{
+    char *json = path_join(folder, "golden.json"),
+         *tensors = path_join(folder, "golden.safetensors");
+    enum status st;
+    CHECK(json_read_file(json, 1 << 20, ret_facts));
+    CHECK(safetensors_open_file(tensors, ret_values));
+out:
+    free(json);
+    free(tensors);
+    return st;
+}
+
 static enum status open_files(struct golden *g)
 {
-    char *json = path_join(g->folder, "golden.json"),
-         *tensors = path_join(g->folder, "golden.safetensors");
     enum status st;
-    CHECK(json_read_file(json, 1 << 20, &g->facts));
-    CHECK(safetensors_open_file(tensors, &g->values));
-    CHECK(model_config_load(g->folder, &g->config));
+    const char *base;
+    CHECK(open_values(g->folder, &g->facts, &g->values));
+    base = json_string_value(json_object_get(g->facts, "base"));
+    if (base) {
+        char beside[64];
+        snprintf(beside, sizeof beside, "../../golden/%s", base);
+        g->model_folder = path_join(g->folder, beside);
+        CHECK(open_values(g->model_folder, &g->base_facts, &g->base_values));
+    } else {
+        g->model_folder = path_join(g->folder, "");
+    }
+    CHECK(model_config_load(g->model_folder, &g->config));
     g->n_seqs = (int)fact(g, "batch");
     g->prompt = (int)fact(g, "prompt_len");
     g->completion = (int)fact(g, "completion_len");
 out:
-    free(json);
-    free(tensors);
     return st;
 }
 
@@ -136,26 +163,71 @@ static int longest_sequence(const struct golden *g)
     return greedy && greedy->shape[0] > n ? (int)greedy->shape[0] : n;
 }
 
-static enum status open_golden(struct golden *g)
+// The folder's model, or its base's, in an arena of that dtype.
+static enum status load_weights(struct golden *g, enum dtype dt, struct weights **ret,
+                                void **ret_arena)
+{
+    enum status st;
+    CHECK(weights_plan(g->config, dt, ret));
+    CHECK(device_alloc(g->dev, (*ret)->bytes, ret_arena));
+    device_fill(g->dev, *ret_arena, 0, (*ret)->bytes);
+    weights_bind(*ret, *ret_arena);
+    CHECK(weights_load(*ret, g->dev, g->model_folder));
+out:
+    return st;
+}
+
+// The folder's adapter likewise, and a table with it alone.
+static enum status load_adapter(struct golden *g, const struct weights *base, struct adapter **ret,
+                                void **ret_arena, struct adapter_table **ret_table)
+{
+    struct adapter_config *config;
+    enum status st;
+    CHECK(adapter_config_load(g->folder, &config));
+    CHECK(adapter_new(config, base, base->dt, ret));
+    CHECK(device_alloc(g->dev, (*ret)->weights->bytes, ret_arena));
+    device_fill(g->dev, *ret_arena, 0, (*ret)->weights->bytes);
+    weights_bind((*ret)->weights, *ret_arena);
+    CHECK(adapter_load(*ret, g->dev, g->folder));
+    CHECK(adapter_table_new(g->dev, base, 1, (*ret)->max_rank, ret_table));
+    CHECK(adapter_table_set(*ret_table, 0, *ret));
+out:
+    return st;
+}
+
+// What is trained, and its optimizer: all of the model, or the adapter.
+static enum status open_training(struct golden *g, int max_tokens)
 {
     struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+    enum status st;
+    CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
+    CHECK(optimizer_new_whole(g->dev, g->adapter ? g->adapter->weights : g->weights, &adamw,
+                              &g->optimizer));
+    if (g->adapter) CHECK(weights_plan(g->config, DT_F32, &g->frozen));
+    CHECK(backward_new(g->model, g->adapter ? g->frozen : optimizer_grads(g->optimizer, 0),
+                       max_tokens, max_tokens, &g->backward));
+    if (g->adapter) backward_use_adapter(g->backward, g->adapter, optimizer_grads(g->optimizer, 0));
+out:
+    return st;
+}
+
+static enum status open_golden(struct golden *g)
+{
     int max_tokens;
     enum status st;
     CHECK(open_files(g));
     max_tokens = g->n_seqs * (g->prompt + g->completion);
-    CHECK(weights_plan(g->config, DT_F32, &g->weights));
-    CHECK(device_alloc(g->dev, g->weights->bytes, &g->arena));
-    device_fill(g->dev, g->arena, 0, g->weights->bytes);
-    weights_bind(g->weights, g->arena);
-    CHECK(weights_load(g->weights, g->dev, g->folder));
+    CHECK(load_weights(g, DT_F32, &g->weights, &g->arena));
     // logits of 16 rows at a time, so that the chunked head is what is tested
     // as many positions as are used: some rope kinds choose by that
     CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, longest_sequence(g), &g->model));
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
-    CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
-    CHECK(optimizer_new_whole(g->dev, g->weights, &adamw, &g->optimizer));
-    CHECK(backward_new(g->model, optimizer_grads(g->optimizer, 0), max_tokens, max_tokens,
-                       &g->backward));
+    if (g->base_facts) {
+        CHECK(load_adapter(g, g->weights, &g->adapter, &g->adapter_arena, &g->table));
+        model_use_adapters(g->model, g->table);
+        batch_use_adapter(g->batch, 0);
+    }
+    CHECK(open_training(g, max_tokens));
     CHECK(fill_batch(g));
 out:
     return st;
@@ -168,11 +240,18 @@ static void close_golden(struct golden *g)
     tape_free(g->dev, g->tape);
     batch_free(g->batch);
     model_free(g->model);
+    adapter_table_free(g->table);
+    adapter_free(g->adapter);
+    device_release(g->dev, g->adapter_arena);
+    weights_free(g->frozen);
     weights_free(g->weights);
     device_release(g->dev, g->arena);
     model_config_free(g->config);
     safetensors_free(g->values);
+    safetensors_free(g->base_values);
     json_decref(g->facts);
+    json_decref(g->base_facts);
+    free(g->model_folder);
 }
 
 // ---- comparing ----------------------------------------------------------------------------------
@@ -181,11 +260,11 @@ static void widen(double *worst, double x)
     if (!(x <= *worst)) *worst = x; // NaN counts as worst
 }
 
-// Over all rows, or those of use_row (T).
-static enum status check_logits(struct golden *g, struct model *model, const bool *use_row,
-                                double *ret)
+// Against those of that name, over all rows, or those of use_row (T).
+static enum status check_logits(struct golden *g, struct model *model, const char *name,
+                                const bool *use_row, double *ret)
 {
-    const float *want = value(g, "logits");
+    const float *want = value(g, name);
     int vocab = g->config->vocab_size, width = g->prompt + g->completion;
     float *row = malloc((size_t)vocab * sizeof *row);
     int32_t *device_row = NULL;
@@ -257,28 +336,32 @@ out:
 static enum status check_bf16(struct golden *g, struct result *r)
 {
     struct weights *weights = NULL;
+    struct adapter *adapter = NULL;
+    struct adapter_table *table = NULL;
     struct model *model = NULL;
     struct tape *tape = NULL;
-    void *arena = NULL, *x;
+    void *arena = NULL, *adapter_arena = NULL, *x;
     int rows = batch_tokens(g->batch);
     bool *same = malloc((size_t)rows * sizeof *same);
     enum status st = ST_OK;
     if (!device_computes_in(g->dev, DT_BF16)) goto out;
-    CHECK(weights_plan(g->config, DT_BF16, &weights));
-    CHECK(device_alloc(g->dev, weights->bytes, &arena));
-    weights_bind(weights, arena);
-    CHECK(weights_load(weights, g->dev, g->folder));
+    CHECK(load_weights(g, DT_BF16, &weights, &arena));
     CHECK(model_new(g->dev, g->config, weights, g->model->max_tokens, 16, longest_sequence(g),
                     &model));
+    if (g->adapter) CHECK(load_adapter(g, weights, &adapter, &adapter_arena, &table));
+    model_use_adapters(model, table);
     CHECK(tape_new(model, g->model->max_tokens, RECOMPUTE_NONE, &tape));
     model_forward(g->model, batch_view(g->batch), NULL, g->tape, &x);
     model_forward(model, batch_view(g->batch), NULL, tape, &x);
     CHECK(mark_same_experts(g, g->tape, tape, same, &r->bf16_flips));
     for (int i = 0; i < rows; i++) r->bf16_rows += same[i];
-    st = check_logits(g, model, same, &r->bf16_logits);
+    st = check_logits(g, model, "logits", same, &r->bf16_logits);
 out:
     tape_free(g->dev, tape);
     model_free(model);
+    adapter_table_free(table);
+    adapter_free(adapter);
+    device_release(g->dev, adapter_arena);
     device_release(g->dev, arena);
     weights_free(weights);
     free(same);
@@ -362,6 +445,18 @@ out:
     return st;
 }
 
+// The only loss of an adapter's folder, and its gradients.
+static enum status check_adapter_loss(struct golden *g, struct result *r)
+{
+    double loss, want = fact(g, "loss_dapo");
+    enum status st;
+    CHECK(run_loss(g, "dapo", &loss));
+    r->losses[0] = fabs(loss - want) / fmax(fabs(want), 1.0);
+    CHECK(compare_arena(g, optimizer_grads(g->optimizer, 0), "grad.", &r->grads, NULL, NULL));
+out:
+    return st;
+}
+
 static enum status check_losses(struct golden *g, struct result *r)
 {
     const json_t *want = json_object_get(g->facts, "losses");
@@ -385,6 +480,11 @@ out:
     return st;
 }
 
+static const char *trained_loss(const struct golden *g)
+{
+    return g->adapter ? "dapo" : "grpo";
+}
+
 // The gradients of a loss once more, from a tape that keeps no more than each layer's input.
 static enum status check_recompute(struct golden *g, bool *ret_same)
 {
@@ -393,11 +493,11 @@ static enum status check_recompute(struct golden *g, bool *ret_same)
     char *want = malloc(grads->bytes), *have = malloc(grads->bytes);
     double loss, again;
     enum status st;
-    CHECK(run_loss(g, "grpo", &loss));
+    CHECK(run_loss(g, trained_loss(g), &loss));
     device_copy_out(g->dev, want, grads->base, grads->bytes);
     CHECK(tape_new(g->model, whole->max_tokens, RECOMPUTE_LAYER, &inputs));
     g->tape = inputs;
-    CHECK(run_loss(g, "grpo", &again));
+    CHECK(run_loss(g, trained_loss(g), &again));
     device_copy_out(g->dev, have, grads->base, grads->bytes);
     CHECK(device_sync(g->dev));
     *ret_same = loss == again && memcmp(want, have, grads->bytes) == 0 && inputs->held == 0 &&
@@ -412,18 +512,39 @@ out:
 
 static enum status check_adamw(struct golden *g, struct result *r)
 {
-    const json_t *want = json_object_get(g->facts, "adamw_losses");
+    const json_t *want = json_object_get(g->facts, "adamw_losses"),
+                 *norms = json_object_get(g->facts, "adamw_grad_norms");
+    double reference_norm;
     enum status st = ST_OK;
     r->adamw_losses = 0;
     for (int step = 0; step < 3; step++) {
         double loss, norm, reference = json_number_value(json_array_get(want, (size_t)step));
-        CHECK(run_loss(g, "grpo", &loss));
+        CHECK(run_loss(g, trained_loss(g), &loss));
         CHECK(optimizer_prepare(g->optimizer, &norm));
+        if (g->adapter) {
+            reference_norm = json_number_value(json_array_get(norms, (size_t)step));
+            // a step whose tokens are all clipped has none
+            widen(&r->norms[0],
+                  fabs(norm - reference_norm) / (reference_norm > 0 ? reference_norm : 1));
+        }
         CHECK(optimizer_apply(g->optimizer, fact(g, "lr")));
         widen(&r->adamw_losses, fabs(loss - reference) / fmax(fabs(reference), 1.0));
     }
     CHECK(device_sync(g->dev));
-    st = compare_arena(g, g->weights, "after3.", NULL, &r->after3_rms, &r->after3_share_off);
+    st = compare_arena(g, g->adapter ? g->adapter->weights : g->weights, "after3.", NULL,
+                       &r->after3_rms, &r->after3_share_off);
+out:
+    return st;
+}
+
+// The logits of base and adapter made one model. The last check: the base is changed by it.
+static enum status check_merged(struct golden *g, double *ret)
+{
+    enum status st;
+    CHECK(adapter_load(g->adapter, g->dev, g->folder));
+    CHECK(adapter_merge(g->adapter, g->weights, g->dev));
+    model_use_adapters(g->model, NULL);
+    CHECK(check_logits(g, g->model, "merged_logits", NULL, ret));
 out:
     return st;
 }
@@ -443,7 +564,7 @@ static bool passed(const struct result *r)
 {
     bool ok = r->logits <= 1e-4 && r->bf16_logits <= 2e-2 && r->grads <= 1e-4 && r->greedy &&
               r->recompute && r->after3_rms < 2e-6 && r->after3_share_off <= 1e-3 &&
-              r->adamw_losses <= 1e-5;
+              r->adamw_losses <= 1e-5 && r->merged <= 1e-4;
     for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;
     return ok;
 }
@@ -453,25 +574,29 @@ static bool run_folder(struct device *dev, const char *folder)
 {
     const char *name = strrchr(folder, '/') ? strrchr(folder, '/') + 1 : folder;
     struct golden *g = calloc(1, sizeof *g);
-    struct result r = {.bf16_logits = -1};
+    struct result r = {.bf16_logits = -1, .merged = -1};
     enum status st;
     g->dev = dev;
     g->folder = (char *)folder;
     CHECK(open_golden(g));
-    CHECK(check_logits(g, g->model, NULL, &r.logits));
+    CHECK(check_logits(g, g->model, "logits", NULL, &r.logits));
     CHECK(check_bf16(g, &r));
-    CHECK(check_losses(g, &r));
+    CHECK(g->adapter ? check_adapter_loss(g, &r) : check_losses(g, &r));
     CHECK(check_recompute(g, &r.recompute));
     CHECK(check_greedy(g, &r.greedy));
     CHECK(fill_batch(g));
     CHECK(check_adamw(g, &r));
+    if (g->adapter) CHECK(check_merged(g, &r.merged));
 out:
     if (st != ST_OK) {
         printf("%s error=\"%s\" FAIL\n", name, status_message());
     } else {
+        const char *const one[] = {"dapo"}, *const *names = g->adapter ? one : loss_names;
+        const int n = g->adapter ? 1 : N_LOSSES;
         printf("%s logits_max_rel=%.2e greedy=%s", name, r.logits, r.greedy ? "match" : "mismatch");
-        for (int i = 0; i < N_LOSSES; i++) printf(" loss_%s_rel=%.2e", loss_names[i], r.losses[i]);
-        for (int i = 0; i < N_LOSSES; i++) printf(" norm_%s_rel=%.2e", loss_names[i], r.norms[i]);
+        for (int i = 0; i < n; i++) printf(" loss_%s_rel=%.2e", names[i], r.losses[i]);
+        for (int i = 0; i < n; i++) printf(" norm_%s_rel=%.2e", names[i], r.norms[i]);
+        if (g->adapter) printf(" merged_max_rel=%.2e", r.merged);
         printf(" recompute=%s", r.recompute ? "same" : "differs");
         if (r.bf16_logits >= 0) printf(" bf16_logits_max_rel=%.2e", r.bf16_logits);
         if (r.bf16_flips > 0)
@@ -519,20 +644,22 @@ static void test_folder_matches(void **state)
 
 int main(int argc, char **argv)
 {
-    char *folders[256], *root = (char *)test_path(test_root(), "tests/golden");
+    char *folders[256];
     const char *spec = "auto";
     struct device *dev;
-    int failed = 0;
+    int failed = 0, n = 0;
     if (argc == 4 && strcmp(argv[1], "--device") == 0) {
         spec = argv[2];
-        root = argv[3];
-    } else if (argc != 1) {
+        n = list_folders(argv[3], folders, 256);
+    } else if (argc == 1) {
+        n = list_folders(test_path(test_root(), "tests/golden"), folders, 128);
+        n += list_folders(test_path(test_root(), "tests/golden-lora"), folders + n, 128);
+    } else {
         fprintf(stderr, "usage: %s [--device auto|cpu|cuda:N DIR]\n", argv[0]);
         return 2;
     }
-    int n = list_folders(root, folders, 256);
     if (n == 0) {
-        fprintf(stderr, "%s: no folder with a golden.json\n", root);
+        fprintf(stderr, "%s: no folder with a golden.json\n", argc == 1 ? "tests" : argv[3]);
         return 1;
     }
     if (argc == 1) {

@@ -340,7 +340,8 @@ static void time_packed(int seqs, int len)
     int32_t *host = calloc((size_t)T + seqs + 1, sizeof *host);
     if (!host) exit(1);
     struct packed p = {.shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0, DT_BF16, false}};
-    p.batch = (struct batch_view){T, seqs, len, len, true, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    p.batch = (struct batch_view){
+        .n_tokens = T, .n_seqs = seqs, .max_query = len, .max_context = len, .packed = true};
     for (int i = 0; i < T; i++) host[i] = i % len;
     p.batch.positions = ints(host, T);
     for (int i = 0; i < T; i++) host[i] = i / len;

@@ -24,7 +24,8 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
 void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, int n_new,
                       int32_t *ret);
 
-// The greedy part of the above, by a runner with the weights of a model that is open.
+// The greedy part of the above, by a runner with the weights of a model that is open, and its
+// first adapter where it has any.
 enum status greedy_decode(const struct model *like, const int32_t *prompt, int n_prompt, int n_new,
                           int32_t *ret);
 

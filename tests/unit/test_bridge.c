@@ -317,7 +317,7 @@ static void test_checker(void **state)
     assert_int_equal(run_checker(bridge_names.file, &out), 0);
     print_message("%s", bytes_text(&out));
     check_output(&out, "ok    canary");
-    check_output(&out, "400 tensors equal the daemon's at version 2");
+    check_output(&out, "400 tensors equal the server's at version 2");
     check_output(&out, "\nhealthy in ");
 
     assert_int_equal(run_checker(json_arguments, &out), 0);
@@ -345,7 +345,7 @@ static void test_checker(void **state)
     assert_int_equal(run_checker("--what", &out), 2);
     stop_daemon(pid);
     assert_int_equal(run_checker(bridge_names.file, &out), 1);
-    check_output(&out, "FAIL  daemon");
+    check_output(&out, "FAIL  server");
     check_output(&out, "is dead; start cw-infer-server again");
     assert_int_equal(run_checker("/nowhere/bridge.json", &out), 1);
     check_output(&out, "/nowhere/bridge.json");

@@ -1,5 +1,5 @@
 /* test_chat_fields.c: messages, tools and chat_template_kwargs on their way into a prompt: of a
- * request (infer-server/http/api_chat.h), and of a line of data (trainer/rollout/data.h). */
+ * request (infer-server/http/api_chat.c), and of a line of data (trainer/rollout/data.h). */
 #include "common/base/json.h"
 #include "common/model/chat_template.h"
 #include "infer-server/http/api.h"

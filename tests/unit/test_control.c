@@ -62,7 +62,7 @@ static void test_one_owner(void **state)
     (void)state;
     struct control *c = control_test_owner(), *second = NULL;
     assert_int_equal(control_create(control_test_page, CONTROL_TEST_HASH, &second), ST_BUSY);
-    assert_says("another daemon uses this bridge");
+    assert_says("another server uses this bridge");
     assert_null(second);
     control_test_end(c);
 

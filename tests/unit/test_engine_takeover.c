@@ -42,7 +42,7 @@ static void second_daemon_is_refused(void **state)
     start_self(&child, "--daemon", model_a, "0", false);
     assert_int_equal(test_wait(&child, WAIT_MS), 1);
     char *log = test_read(child.log);
-    assert_contains(log, "another daemon uses this bridge");
+    assert_contains(log, "another server uses this bridge");
     free(log);
     assert_true(file_exists(options.bridge_path));
     start_writer(&child, model_b, "1", false); // and the first one's bridge works

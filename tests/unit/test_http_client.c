@@ -1,5 +1,6 @@
 /* test_http_client.c: one request at a time against a server of canned responses. */
 #include "common/base/clock.h"
+#include "common/base/json.h"
 #include "common/http/http_client.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"
@@ -9,6 +10,18 @@
 #include <unistd.h>
 
 static struct canned_server server;
+
+static enum status post_json(struct http_client *c, const char *path, const json_t *body,
+                             json_t **ret)
+{
+    struct bytes text = BYTES_INIT;
+    enum status st = http_perform(
+        c, &(struct http_call){.path = path, .post = true, .body = body, .timeout_ms = 2000},
+        &text);
+    if (st == ST_OK && ret) st = json_parse(path, bytes_text(&text), text.len, ret);
+    bytes_release(&text);
+    return st;
+}
 
 static void serve(int fd)
 {
@@ -80,13 +93,13 @@ static void test_json(void **state)
         assert_int_equal(json_integer_value(json_object_get(answer, "n")), n);
         json_decref(answer);
     }
-    assert_int_equal(http_post_json(c, "/echo", body, 2000, &answer), ST_OK);
+    assert_int_equal(post_json(c, "/echo", body, &answer), ST_OK);
     assert_true(json_equal(answer, body));
     json_decref(answer);
-    assert_int_equal(http_post_json(c, "/echo", NULL, 2000, &answer), ST_OK);
+    assert_int_equal(post_json(c, "/echo", NULL, &answer), ST_OK);
     assert_true(json_is_object(answer) && json_object_size(answer) == 0);
     json_decref(answer);
-    assert_int_equal(http_post_json(c, "/echo", body, 2000, NULL), ST_OK);
+    assert_int_equal(post_json(c, "/echo", body, NULL), ST_OK);
     struct bytes text = BYTES_INIT;
     assert_int_equal(http_get(c, "/count", 2000, &text), ST_OK);
     assert_string_equal(bytes_text(&text), "{\"n\": 7}");
@@ -104,7 +117,7 @@ static void test_refusals(void **state)
     assert_message("GET /busy: 429: queue full");
     assert_int_equal(http_get_json(c, "/torn", 2000, &answer), ST_BUSY);
     assert_message("503: torn");
-    assert_int_equal(http_post_json(c, "/bad", NULL, 2000, &answer), ST_INVALID);
+    assert_int_equal(post_json(c, "/bad", NULL, &answer), ST_INVALID);
     assert_message("POST /bad: 400: n is -1");
     assert_int_equal(http_get_json(c, "/broken", 2000, &answer), ST_IO);
     assert_message("500: it broke");

@@ -504,7 +504,7 @@ static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[
     *ret_accepted = 0;
     for (int i = 0; i < N_PENALTIES; i++)
         for (int k = 0; k < 2; k++) {
-            *ret_accepted += b[i]->sample[k].telemetry.num_accepted_tokens;
+            *ret_accepted += b[i]->sample[k].telemetry.drafts.num_accepted_tokens;
             assert_int_equal(a[i]->sample[k].n, b[i]->sample[k].n);
             for (int t = 0; t < a[i]->sample[k].n; t++)
                 assert_same_token(&a[i]->sample[k].tokens[t], &b[i]->sample[k].tokens[t]);

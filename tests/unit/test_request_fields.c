@@ -1,7 +1,7 @@
 /* test_request_fields.c: infer-server/http/request_fields.h: which values are taken, that nothing
  * is ignored unsaid, and that docs/protocol.md names every field of the table. */
 #include "infer-server/http/request_fields.h"
-#include "infer-server/http/api_messages.h"
+#include "infer-server/http/api_impl.h"
 #include "tests/support/support.h"
 
 #include <stdio.h>

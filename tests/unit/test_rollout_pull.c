@@ -151,6 +151,39 @@ static void one_server_s_fault_is_the_pull_s(void **state)
     assert_refused(3, STALLED, 1, ST_TIMEOUT, "nothing arrived for 400 ms");
 }
 
+// A group is as old as its oldest token; one too old is pulled again, alone and with its own seed.
+static void what_is_too_old_is_pulled_again(void **state)
+{
+    (void)state;
+    struct rollout_source source = source_of(1);
+    struct example examples[GROUPS];
+    int32_t fine[] = {FINE}, missing[] = {MISSING};
+    struct rollout *r = NULL;
+    assert_ok(pull(&source, FINE, 0, &r));
+    for (int i = 0; i < GROUPS * SAMPLES; i++)
+        for (int t = 0; t < 2; t++) r->completions[i].versions[t] = 6;
+    struct completion *old = &r->completions[3 * SAMPLES + 1];
+    old->versions[1] = 4;
+    assert_int_equal(rollout_oldest(r, 3), 4);
+    assert_int_equal(rollout_oldest(r, 2), 6);
+    const int32_t first_id = old->ids[0];
+    assert_int_equal(rollout_drop_older(r, 4), 0);
+    assert_int_equal(rollout_drop_older(r, 6), 1);
+    assert_int_equal(r->n_tokens, 2 * (GROUPS - 1) * SAMPLES);
+    assert_null(old->text);
+    for (int g = 0; g < GROUPS; g++) { // of the others nothing comes, so it would be missed
+        examples[g] = (struct example){.prompt_ids = {g == 3 ? fine : missing, 1, 1}};
+        r->examples[g] = &examples[g];
+    }
+    assert_ok(rollout_pull(&source, &sampling, r));
+    assert_int_equal(r->n_tokens, 2 * GROUPS * SAMPLES);
+    assert_int_equal(old->ids[0], first_id);
+    assert_int_equal(rollout_oldest(r, 3), 2); // as this server has it
+    assert_int_equal(rollout_oldest(r, 2), 6);
+    rollout_free(r);
+    http_client_free(source.http);
+}
+
 static void a_server_that_is_gone_is_named(void **state)
 {
     (void)state;
@@ -213,6 +246,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_split_changes_nothing),
         cmocka_unit_test(one_server_s_fault_is_the_pull_s),
+        cmocka_unit_test(what_is_too_old_is_pulled_again),
         cmocka_unit_test(a_server_that_is_gone_is_named),
         cmocka_unit_test(it_can_be_cancelled),
     };

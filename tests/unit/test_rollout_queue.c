@@ -137,6 +137,29 @@ static void a_failure_keeps_its_place(void **state)
     }
 }
 
+// A step that is put back is worked on anew, and comes before those that were behind it and are
+// done.
+static void what_is_put_back_is_first(void **state)
+{
+    (void)state;
+    for (int length = 1; length <= 3; length += 2) {
+        struct work w = {.fail_at = -1};
+        struct rollout_queue *q = queue_of(length, &w);
+        struct rollout_step *s = NULL;
+        for (int step = 0; step < length; step++) put(q, step);
+        assert_ok(rollout_queue_take(q, &s));
+        if (length > 1) wait_for(&w.done, length);
+        const int done = w.done;
+        assert_ok(rollout_queue_put_back(q, s));
+        assert_int_equal(rollout_queue_count(q), length);
+        assert_takes(q, 0);
+        assert_int_equal(w.done, done + 1);
+        for (int step = 1; step < length; step++) assert_takes(q, step);
+        assert_int_equal(w.done, done + 1);
+        rollout_queue_free(q);
+    }
+}
+
 static void a_pause_waits_for_the_step_under_way(void **state)
 {
     (void)state;
@@ -183,6 +206,7 @@ int main(void)
         cmocka_unit_test(of_length_one_nothing_runs_ahead),
         cmocka_unit_test(the_length_bounds_what_runs_ahead),
         cmocka_unit_test(a_failure_keeps_its_place),
+        cmocka_unit_test(what_is_put_back_is_first),
         cmocka_unit_test(a_pause_waits_for_the_step_under_way),
         cmocka_unit_test(it_ends_while_it_is_full),
     };

@@ -161,25 +161,28 @@ static void check_telemetry(const struct take *take)
     struct sample_telemetry again = {0};
     int sum = 0;
     assert_int_equal(t->generated_tokens, take->n);
-    assert_true(t->num_accepted_tokens <= t->generated_tokens);
-    assert_true(t->num_accepted_tokens <= t->num_draft_tokens && t->num_drafts <= take->n);
+    assert_true(t->drafts.num_accepted_tokens <= t->generated_tokens);
+    assert_true(t->drafts.num_accepted_tokens <= t->drafts.num_draft_tokens &&
+                t->drafts.num_drafts <= take->n);
     for (int i = 0; i < SPECULATIVE_MOST; i++) {
-        sum += t->num_accepted_tokens_per_pos[i];
+        sum += t->drafts.num_accepted_tokens_per_pos[i];
         if (i)
-            assert_true(t->num_accepted_tokens_per_pos[i] <= t->num_accepted_tokens_per_pos[i - 1]);
+            assert_true(t->drafts.num_accepted_tokens_per_pos[i] <=
+                        t->drafts.num_accepted_tokens_per_pos[i - 1]);
     }
-    assert_int_equal(sum, t->num_accepted_tokens);
+    assert_int_equal(sum, t->drafts.num_accepted_tokens);
     telemetry_count_drafts(&again, take->tokens, take->n); // what the server counts from tokens
-    assert_int_equal(again.num_drafts, t->num_drafts);
-    assert_int_equal(again.num_draft_tokens, t->num_draft_tokens);
-    assert_int_equal(again.num_accepted_tokens, t->num_accepted_tokens);
-    assert_memory_equal(again.num_accepted_tokens_per_pos, t->num_accepted_tokens_per_pos,
-                        sizeof again.num_accepted_tokens_per_pos);
+    assert_int_equal(again.drafts.num_drafts, t->drafts.num_drafts);
+    assert_int_equal(again.drafts.num_draft_tokens, t->drafts.num_draft_tokens);
+    assert_int_equal(again.drafts.num_accepted_tokens, t->drafts.num_accepted_tokens);
+    assert_memory_equal(again.drafts.num_accepted_tokens_per_pos,
+                        t->drafts.num_accepted_tokens_per_pos,
+                        sizeof again.drafts.num_accepted_tokens_per_pos);
     for (int n = 0; n < take->n; n++) { // cut anywhere, as by a stop string
         telemetry_count_drafts(&again, take->tokens, n);
-        assert_true(again.num_accepted_tokens <= n && again.num_drafts <= n);
-        assert_true(again.num_accepted_tokens <= again.num_draft_tokens);
-        assert_true(again.num_draft_tokens <= t->num_draft_tokens);
+        assert_true(again.drafts.num_accepted_tokens <= n && again.drafts.num_drafts <= n);
+        assert_true(again.drafts.num_accepted_tokens <= again.drafts.num_draft_tokens);
+        assert_true(again.drafts.num_draft_tokens <= t->drafts.num_draft_tokens);
     }
 }
 
@@ -211,10 +214,10 @@ static uint64_t compare_as(const struct sampling *sampling, int n, int kv_kib, b
                 assert_memory_equal(&x->retained_mass, &y->retained_mass, sizeof x->logprob);
             }
             check_telemetry(&takes[i]);
-            drafted += takes[i].telemetry.num_draft_tokens;
-            accepted += takes[i].telemetry.num_accepted_tokens;
+            drafted += takes[i].telemetry.drafts.num_draft_tokens;
+            accepted += takes[i].telemetry.drafts.num_accepted_tokens;
             tokens += takes[i].n;
-            assert_int_equal(plain[i].telemetry.num_drafts, 0);
+            assert_int_equal(plain[i].telemetry.drafts.num_drafts, 0);
         }
         printf("%s, %s: %lld tokens equal, %lld of %lld drafts accepted\n", what, methods[m],
                (long long)tokens, (long long)accepted, (long long)drafted);
@@ -333,7 +336,7 @@ static void on_draw(void *context, const struct engine_event *event)
         g->prefix[i] = prefix * TINY_VOCAB + token;
     }
     if (event->finish == FINISH_NONE) return;
-    g->tally->accepted += event->telemetry->num_accepted_tokens;
+    g->tally->accepted += event->telemetry->drafts.num_accepted_tokens;
     if (event->request_done) request_ended(context);
 }
 
@@ -451,8 +454,8 @@ static void the_same_model_is_always_accepted(void **state)
     await_all(&b);
     for (int i = 0; i < 64; i++) {
         for (int k = 0; k < 4; k++) {
-            drafted += takes[i][k].telemetry.num_draft_tokens;
-            accepted += takes[i][k].telemetry.num_accepted_tokens;
+            drafted += takes[i][k].telemetry.drafts.num_draft_tokens;
+            accepted += takes[i][k].telemetry.drafts.num_accepted_tokens;
             check_telemetry(&takes[i][k]);
         }
         request_free(takes[i][0].request);
@@ -486,7 +489,7 @@ static void adaptive_is_the_same(void **state)
         assert_int_equal(takes[i].n, plain[i].n);
         for (int k = 0; k < takes[i].n; k++)
             assert_int_equal(takes[i].tokens[k].token, plain[i].tokens[k].token);
-        drafted += takes[i].telemetry.num_draft_tokens;
+        drafted += takes[i].telemetry.drafts.num_draft_tokens;
     }
     printf("%lld drafts\n", (long long)drafted);
     free(takes);
@@ -517,8 +520,8 @@ static void drafts_end_with_the_sample(void **state)
     await_all(&b);
     int64_t steps = 0, drafted = 0;
     for (int i = 0; i < REQUESTS; i++) {
-        steps += takes[i].telemetry.num_drafts;
-        drafted += takes[i].telemetry.num_draft_tokens;
+        steps += takes[i].telemetry.drafts.num_drafts;
+        drafted += takes[i].telemetry.drafts.num_draft_tokens;
         check_telemetry(&takes[i]);
         request_free(takes[i].request);
     }

@@ -11,7 +11,7 @@ static const struct step_signs healthy = {.reward = 0.4,
                                           .grad_norm = 0.5,
                                           .kl = NAN,
                                           .entropy = 1.5,
-                                          .most_entropy = 10};
+                                          .max_entropy = 10};
 
 // How often `part` is said in n such steps. Nothing else may be.
 static int times_said(struct symptoms *s, const struct step_signs *signs, int n, const char *part)

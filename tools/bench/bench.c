@@ -1,5 +1,6 @@
 /* bench.c: opens what the benchmarks run on, and prints what they report. */
 #include "tools/bench/bench.h"
+#include "common/base/clock.h"
 #include "common/base/json.h"
 #include "infer-server/engine/weights_owner.h"
 #include <stdarg.h>
@@ -78,38 +79,45 @@ void bench_close(struct bench *b)
     device_free(b->dev);
 }
 
-json_t *bench_report(const struct bench *b, const char *what)
+enum status bench_time(int64_t warmup, int64_t repeats, enum status (*pass)(void *context),
+                       void *context, double *ret_ms)
 {
-    json_t *report =
-        json_pack("{s:s, s:s, s:s, s:I}", "benchmark", what, "device", device_name(b->dev), "dtype",
-                  dtype_name(b->dt), "parameters", (json_int_t)b->weights->n_parameters);
-    if (b->bandwidth > 0) {
-        json_object_set_new(report, "bandwidth_gb_s", json_real(b->bandwidth / 1e9));
-        json_object_set_new(report, "read_gb_s", json_real(b->read_bandwidth / 1e9));
+    double *ms = calloc((size_t)repeats, sizeof *ms);
+    enum status st = ST_OK;
+    if (!ms) return status_fail(ST_NO_MEMORY, "no memory for %lld times", (long long)repeats);
+    for (int64_t i = -warmup; i < repeats; i++) {
+        int64_t start = clock_now_ns();
+        CHECK(pass(context));
+        if (i >= 0) ms[i] = clock_ms_since(start);
     }
-    return report;
+    *ret_ms = median(ms, (int)repeats);
+out:
+    free(ms);
+    return st;
 }
 
-void bench_print_json(json_t *report)
-{
-    json_dumpf(report, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    putchar('\n');
-    fflush(stdout);
-    json_decref(report);
-}
-
-void bench_print(const struct bench *b, json_t *report, const char *format, ...)
+void bench_print(const struct bench *b, const char *what, json_t *figures, const char *format, ...)
 {
     if (b->o.json) {
-        bench_print_json(report);
-        return;
+        json_t *report = json_pack("{s:s, s:s, s:s, s:I}", "benchmark", what, "device",
+                                   device_name(b->dev), "dtype", dtype_name(b->dt), "parameters",
+                                   (json_int_t)b->weights->n_parameters);
+        if (b->bandwidth > 0) {
+            json_object_set_new(report, "bandwidth_gb_s", json_real(b->bandwidth / 1e9));
+            json_object_set_new(report, "read_gb_s", json_real(b->read_bandwidth / 1e9));
+        }
+        json_object_update(report, figures);
+        json_dumpf(report, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
+        putchar('\n');
+        json_decref(report);
+    } else {
+        va_list args;
+        va_start(args, format);
+        printf("%s, %.1f M parameters, %s: ", device_name(b->dev),
+               (double)b->weights->n_parameters / 1e6, dtype_name(b->dt));
+        vprintf(format, args);
+        va_end(args);
     }
-    va_list args;
-    va_start(args, format);
-    printf("%s, %.1f M parameters, %s: ", device_name(b->dev),
-           (double)b->weights->n_parameters / 1e6, dtype_name(b->dt));
-    vprintf(format, args);
-    va_end(args);
     fflush(stdout);
-    json_decref(report);
+    json_decref(figures);
 }

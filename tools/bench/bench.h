@@ -38,7 +38,7 @@ struct bench {
 };
 
 // Opens the device and the weights; defaults that depend on the device are set in b->o. With a
-// bridge path the weights are shared as the daemon shares them. Release with bench_close(),
+// bridge path the weights are shared as the server shares them. Release with bench_close(),
 // whatever became of it.
 enum status bench_open(struct bench *b, const struct bench_options *o, const char *bridge_path);
 void bench_close(struct bench *b);
@@ -58,13 +58,14 @@ enum status limits_matmul(struct bench *b, double *ret_flops);
 
 double median(double *x, int n); // sorts x; n >= 1
 
-// The fields that every report begins with.
-json_t *bench_report(const struct bench *b, const char *what);
-void bench_print_json(json_t *report); // takes it over
-// The report with --json, else a line of text behind the device's and the model's names. Takes the
-// report over.
-void bench_print(const struct bench *b, json_t *report, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+// Median time of a pass, of `repeats` after `warmup`.
+enum status bench_time(int64_t warmup, int64_t repeats, enum status (*pass)(void *context),
+                       void *context, double *ret_ms);
+
+// With --json one object, of what was measured on what and the figures, else a line of text behind
+// the device's and the model's names. Takes the figures over.
+void bench_print(const struct bench *b, const char *what, json_t *figures, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
 enum status bench_decode(struct bench *b);
 enum status bench_train(struct bench *b);

@@ -1,7 +1,6 @@
 /* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: the
  * engine's runner, without the engine. */
 #include "tools/bench/decode.h"
-#include "common/base/clock.h"
 #include "common/base/rng.h"
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,7 @@
 
 static enum status decoder_prefill(struct decoder *d)
 {
-    const int context = (int)d->b->o.context, most = d->runner->limits.max_tokens;
+    const int context = (int)d->b->o.context, max = d->runner->limits.max_tokens;
     int32_t *prompt = malloc((size_t)context * sizeof *prompt);
     struct rng r;
     enum status st = ST_OK;
@@ -19,8 +18,8 @@ static enum status decoder_prefill(struct decoder *d)
     for (int s = 0; s < d->n; s++) {
         for (int i = 0; i < context; i++)
             prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
-        for (int at = 0; at < context; at += most) {
-            int n = context - at < most ? context - at : most;
+        for (int at = 0; at < context; at += max) {
+            int n = context - at < max ? context - at : max;
             runner_clear(d->runner);
             CHECK(runner_feed(d->runner, prompt + at, n, at, d->blocks + s * d->blocks_each,
                               d->blocks_each));
@@ -66,8 +65,9 @@ out:
     return st;
 }
 
-enum status decoder_step(struct decoder *d)
+enum status decoder_step(void *decoder)
 {
+    struct decoder *d = decoder;
     static const struct sampling sampling = {
         .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
     const int at = (int)d->b->o.context;
@@ -83,7 +83,7 @@ enum status decoder_step(struct decoder *d)
         CHECK(runner_want(d->runner, s, &row));
     }
     CHECK(runner_step(d->runner));
-    CHECK(runner_sample(d->runner, NULL));
+    CHECK(runner_sample(d->runner));
     for (int s = 0; s < d->n; s++) d->tokens[s] = d->runner->results[s].token;
 out:
     return st;
@@ -92,39 +92,27 @@ out:
 enum status bench_decode(struct bench *b)
 {
     struct decoder d = {0};
-    int steps = (int)b->o.steps;
-    double *ms = calloc((size_t)steps, sizeof *ms);
     const struct model_config *c = b->config;
+    double step_ms;
     enum status st;
-    if (!ms) return status_fail(ST_NO_MEMORY, "no memory for %d times", steps);
     CHECK(limits_bandwidth(b));
     CHECK(decoder_open(&d, b));
-    for (int i = -(int)b->o.warmup; i < steps; i++) {
-        int64_t start = clock_now_ns();
-        CHECK(decoder_step(&d));
-        if (i >= 0) ms[i] = clock_ms_since(start);
-    }
-    double step_ms = median(ms, steps);
+    CHECK(bench_time(b->o.warmup, b->o.steps, decoder_step, &d, &step_ms));
     // an untied input embedding is looked up, not read through
     double read = (double)b->weights->n_parameters -
                   (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
     read += (double)d.n * (double)b->o.context * (double)config_kv_elements(c);
-    double floor_ms = 1e3 * read * (double)dtype_size(b->dt) / b->read_bandwidth;
-    json_t *report = bench_report(b, "decode");
-    json_object_set_new(report, "batch", json_integer(d.n));
-    json_object_set_new(report, "context", json_integer(b->o.context));
-    json_object_set_new(report, "ms_per_step", json_real(step_ms));
-    json_object_set_new(report, "tokens_per_s", json_real(d.n * 1e3 / step_ms));
-    json_object_set_new(report, "limit_ms", json_real(floor_ms));
-    json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / step_ms));
-    bench_print(b, report,
+    double limit_ms = 1e3 * read * (double)dtype_size(b->dt) / b->read_bandwidth;
+    bench_print(b, "decode",
+                json_pack("{s:i, s:I, s:f, s:f, s:f, s:f}", "batch", d.n, "context",
+                          (json_int_t)b->o.context, "ms_per_step", step_ms, "tokens_per_s",
+                          d.n * 1e3 / step_ms, "limit_ms", limit_ms, "ratio_to_limit",
+                          limit_ms / step_ms),
                 "decode, batch %d, context %lld: %.3f ms a step, %.0f tokens/s; limit %.3f ms at "
-                "%.1f GB/s, "
-                "reached %.0f%%\n",
-                d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, floor_ms,
-                b->read_bandwidth / 1e9, 100 * floor_ms / step_ms);
+                "%.1f GB/s, reached %.0f%%\n",
+                d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, limit_ms,
+                b->read_bandwidth / 1e9, 100 * limit_ms / step_ms);
 out:
     decoder_close(&d);
-    free(ms);
     return st;
 }

@@ -19,6 +19,6 @@ enum status decoder_open(struct decoder *d, struct bench *b);
 void decoder_close(struct decoder *d);
 // One step of the whole batch at position `context`; the same position every time, so that every
 // step does the same work. Waits.
-enum status decoder_step(struct decoder *d);
+enum status decoder_step(void *decoder);
 
 #endif

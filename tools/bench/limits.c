@@ -17,7 +17,7 @@ double median(double *x, int n)
     return x[n / 2];
 }
 
-static double least(const double *x, int n)
+static double minimum(const double *x, int n)
 {
     double min = x[0];
     for (int i = 1; i < n; i++) min = x[i] < min ? x[i] : min;
@@ -27,11 +27,11 @@ static double least(const double *x, int n)
 // A pass that only reads host memory; the sum keeps the compiler from leaving it out.
 static float read_through(const float *x, int64_t n)
 {
-    enum { PIECE = 1 << 15 };
+    enum { CHUNK = 1 << 15 };
     float total = 0;
 #pragma omp parallel for reduction(+ : total)
-    for (int64_t at = 0; at < n; at += PIECE) {
-        int64_t end = n - at < PIECE ? n : at + PIECE;
+    for (int64_t at = 0; at < n; at += CHUNK) {
+        int64_t end = n - at < CHUNK ? n : at + CHUNK;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = at; i < end; i++) sum += x[i];
@@ -70,8 +70,8 @@ enum status limits_bandwidth(struct bench *b)
     CHECK(device_sync(b->dev));
     (void)kept;
     b->bandwidth =
-        1e3 * (double)bytes * fmax(2 / least(copy_ms, REPEAT), 3 / least(add_ms, REPEAT));
-    b->read_bandwidth = cuda ? b->bandwidth : 1e3 * (double)bytes / least(read_ms, REPEAT);
+        1e3 * (double)bytes * fmax(2 / minimum(copy_ms, REPEAT), 3 / minimum(add_ms, REPEAT));
+    b->read_bandwidth = cuda ? b->bandwidth : 1e3 * (double)bytes / minimum(read_ms, REPEAT);
 out:
     device_release(b->dev, to);
     device_release(b->dev, from);
@@ -115,7 +115,7 @@ enum status limits_matmul(struct bench *b, double *ret_flops)
         if (i >= 0) ms[i] = took;
     }
     CHECK(device_sync(b->dev));
-    *ret_flops = 2e3 * (double)size * (double)size * (double)size / least(ms, 2 * REPEAT);
+    *ret_flops = 2e3 * (double)size * (double)size * (double)size / minimum(ms, 2 * REPEAT);
 out:
     device_release(b->dev, x);
     device_release(b->dev, y);

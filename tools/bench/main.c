@@ -20,8 +20,7 @@
  * Times are medians of --steps after --warmup, limits the best of their repetitions; random weights
  * unless --model is given.
  */
-#include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "tools/bench/bench.h"
 #include <string.h>
 
@@ -60,7 +59,7 @@ static const struct option_spec table[] = {
     OPT_TEXT("draft-config", draft_config, NULL, "FILE",
              "a draft model's config.json; random weights"),
     OPT_TEXT("methods", methods, NULL, "LIST",
-             "as --speculative of the daemon, separated by commas, joined by + where one is "
+             "as --speculative of the server, separated by commas, joined by + where one is "
              "several at once, with fixed- before one that drafts its K always; off is always "
              "measured. Default: ngram:5,suffix:8, and draft_model:5 where there is a draft model"),
     OPT_TEXT("batches", batches, "1,2,4,8,16,32,64", "LIST", "samples in flight"),
@@ -83,51 +82,55 @@ static const struct option_spec table[] = {
     OPT_END,
 };
 
-static const struct {
+static const struct mode {
     const char *name;
     enum status (*run)(struct bench *b);
     enum status (*run_alone)(const struct bench_options *o); // opens the device itself
 } modes[] = {{"decode", bench_decode, NULL}, {"train", bench_train, NULL},
              {"sync", NULL, bench_sync},     {"step", NULL, bench_step},
              {"serve", NULL, bench_serve},   {"speculative", bench_speculative, NULL}};
-#define N_MODES (sizeof modes / sizeof modes[0])
+
+struct choice {
+    struct bench_options o;
+    const char *what;
+    const struct mode *mode;
+};
+
+static enum status find_mode(void *context, struct option_set *set)
+{
+    struct choice *c = context;
+    (void)set;
+    for (size_t i = 0; c->what && i < sizeof modes / sizeof *modes; i++)
+        if (strcmp(c->what, modes[i].name) == 0) c->mode = &modes[i];
+    if (c->mode) return ST_OK;
+    return status_fail(ST_INVALID, "say what to measure: decode, train, sync, step, serve or "
+                                   "speculative (--help lists the options)");
+}
+
+static enum status run(void *context)
+{
+    const struct choice *c = context;
+    struct bench b = {0};
+    if (c->mode->run_alone) return c->mode->run_alone(&c->o);
+    enum status st = bench_open(&b, &c->o, NULL);
+    if (st == ST_OK) st = c->mode->run(&b);
+    bench_close(&b);
+    return st;
+}
 
 int main(int argc, char **argv)
 {
-    struct bench_options o = {0};
-    struct bench b = {0};
-    const char *what = NULL;
-    struct option_set *set = NULL;
-    enum status st;
-    size_t mode = 0;
+    struct choice c = {0};
+    const struct program program = {
+        .name = "cw-bench",
+        .usage = "decode|train|sync|step|serve|speculative [options]",
+        .options = table,
+        .config = &c.o,
+        .word = &c.what,
+        .check = find_mode,
+        .run = run,
+        .context = &c,
+    };
     device_prepare_process(argv);
-    log_open("cw-bench", LOG_INFO);
-    switch (options_parse(table, "cw-bench", "decode|train|sync|step|serve|speculative [options]",
-                          argc, argv, 1, &o, &what, &set)) {
-    case OPTIONS_DONE:
-        return 0;
-    case OPTIONS_BAD:
-        log_error("%s", status_message());
-        return 2;
-    case OPTIONS_OK:
-        break;
-    }
-    while (what && mode < N_MODES && strcmp(what, modes[mode].name) != 0) mode++;
-    if (!what || mode == N_MODES) {
-        log_error("say what to measure: decode, train, sync, step, serve or speculative (--help "
-                  "lists the "
-                  "options)");
-        options_free(set);
-        return 2;
-    }
-    if (modes[mode].run_alone) {
-        st = modes[mode].run_alone(&o);
-    } else {
-        st = bench_open(&b, &o, NULL);
-        if (st == ST_OK) st = modes[mode].run(&b);
-        bench_close(&b);
-    }
-    if (st != ST_OK) log_error("%s", status_message());
-    options_free(set);
-    return st == ST_OK ? 0 : 1;
+    return program_main(&program, argc, argv);
 }

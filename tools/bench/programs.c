@@ -5,7 +5,6 @@
 #include "common/http/http_client.h"
 #include "trainer/run/model_folder_write.h"
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -26,7 +25,7 @@ enum status programs_open(struct programs *p)
         p->folder[0] = 0;
         return status_fail(ST_IO, "cannot make a folder in /tmp: %m");
     }
-    snprintf(p->model_path, sizeof p->model_path, "%s/model", p->folder);
+    snprintf(p->model, sizeof p->model, "%s/model", p->folder);
     snprintf(p->bridge, sizeof p->bridge, "%s/bridge.json", p->folder);
     snprintf(p->socket, sizeof p->socket, "%s/server.sock", p->folder);
     snprintf(p->log, sizeof p->log, "%s/log", p->folder);
@@ -35,44 +34,52 @@ enum status programs_open(struct programs *p)
 
 enum status programs_take_model(struct programs *p, struct bench *b)
 {
-    p->model = b->o.model;
-    if (!p->model) {
-        p->model = p->model_path;
-        enum status st = model_folder_write(p->model_path, b->dev, b->weights, b->dt,
-                                            b->o.tokenizer, NULL, NULL);
-        if (st != ST_OK) return st;
-    }
+    char target[PATH_ROOM];
+    enum status st = ST_OK;
+    if (!b->o.model)
+        CHECK(model_folder_write(p->model, b->dev, b->weights, b->dt, b->o.tokenizer, NULL, NULL));
+    else if (!realpath(b->o.model, target) || symlink(target, p->model) != 0)
+        FAIL(ST_IO, "%s: %m", b->o.model);
     // what describes the model stays
     device_release(b->dev, b->arena);
     b->arena = NULL;
-    return ST_OK;
+out:
+    return st;
 }
 
-// A program of this build. Its output goes to the log.
-static enum status start(const struct programs *p, const char *const argv[], pid_t *ret)
+#define MAX_WORDS 64
+
+// A program of this build: words with blanks between them. Its output goes to the log.
+static enum status start(const struct programs *p, const char *command, pid_t *ret)
 {
-    char path[PATH_MAX];
+    char path[PATH_ROOM], words[PATH_ROOM], *argv[MAX_WORDS + 1] = {0}, *rest = NULL;
+    int n = 0;
     posix_spawn_file_actions_t actions;
-    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (n < 0) return status_fail(ST_IO, "the folder of this program cannot be found: %m");
-    path[n] = 0;
+    ssize_t len = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (len < 0) return status_fail(ST_IO, "the folder of this program cannot be found: %m");
+    path[len] = 0;
+    snprintf(words, sizeof words, "%s", command);
+    for (char *w = strtok_r(words, " ", &rest); w && n < MAX_WORDS; w = strtok_r(NULL, " ", &rest))
+        argv[n++] = w;
     char *name = strrchr(path, '/') + 1;
     snprintf(name, sizeof path - (size_t)(name - path), "%s", argv[0]);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 1, p->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    int error = posix_spawn(ret, path, &actions, NULL, (char *const *)argv, environ);
+    int error = posix_spawn(ret, path, &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     if (error) return status_fail(ST_NOT_FOUND, "%s cannot be started: %s", path, strerror(error));
     return ST_OK;
 }
 
-static enum status program_failed(const struct programs *p, const char *name)
+// Of the program that the command begins with.
+static enum status program_failed(const struct programs *p, const char *command)
 {
     struct bytes log = BYTES_INIT;
     if (file_read(p->log, 16 << 20, &log) == ST_OK) fputs(bytes_text(&log), stderr);
     bytes_release(&log);
-    return status_fail(ST_PEER_GONE, "%s failed; its output stands above", name);
+    return status_fail(ST_PEER_GONE, "%.*s failed; its output stands above",
+                       (int)strcspn(command, " "), command);
 }
 
 // Kills it where the deadline passes. False: it failed, or was killed.
@@ -89,39 +96,25 @@ static bool await_end(pid_t pid, int64_t seconds)
 
 enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch)
 {
-    char batch[16];
-    snprintf(batch, sizeof batch, "%d", max_batch);
-    const char *const argv[] = {"cw-infer-server",
-                                "--model",
-                                p->model,
-                                "--device",
-                                o->device,
-                                "--dtype",
-                                dtype_option_names[o->dtype],
-                                "--socket",
-                                p->socket,
-                                "--bridge",
-                                p->bridge,
-                                "--max-batch",
-                                batch,
-                                NULL};
+    char command[PATH_ROOM];
+    snprintf(command, sizeof command,
+             "cw-infer-server --model %s --device %s --dtype %s --socket %s --bridge %s "
+             "--max-batch %d",
+             p->model, o->device, dtype_option_names[o->dtype], p->socket, p->bridge, max_batch);
     const int64_t deadline = clock_deadline_ns(LOADING_S * 1000);
     struct http_client *http = NULL;
     struct bytes body = BYTES_INIT;
-    enum status st = start(p, argv, &p->server);
+    enum status st = start(p, command, &p->server);
     if (st != ST_OK) return st;
     CHECK(http_client_new(p->socket, &http));
     while (http_get(http, "/health", 1000, &body) != ST_OK) {
         if (waitpid(p->server, NULL, WNOHANG) != 0) {
             p->server = 0;
-            st = program_failed(p, argv[0]);
+            st = program_failed(p, command);
             goto out;
         }
-        if (clock_now_ns() >= deadline) {
-            st = status_fail(ST_TIMEOUT, "cw-infer-server has not loaded %s in %d s", p->model,
-                             LOADING_S);
-            goto out;
-        }
+        if (clock_now_ns() >= deadline)
+            FAIL(ST_TIMEOUT, "cw-infer-server has not loaded %s in %d s", p->model, LOADING_S);
         clock_sleep_ms(20);
     }
 out:
@@ -138,12 +131,12 @@ static void stop_server(struct programs *p)
     p->server = 0;
 }
 
-enum status programs_run(const struct programs *p, const char *const argv[], int64_t seconds)
+enum status programs_run(const struct programs *p, const char *command, int64_t seconds)
 {
     pid_t pid;
-    enum status st = start(p, argv, &pid);
+    enum status st = start(p, command, &pid);
     if (st != ST_OK) return st;
-    return await_end(pid, seconds) ? ST_OK : program_failed(p, argv[0]);
+    return await_end(pid, seconds) ? ST_OK : program_failed(p, command);
 }
 
 void programs_close(struct programs *p)

@@ -7,9 +7,9 @@
 #include <sys/types.h>
 
 struct programs {
-    char folder[64];   // temporary
-    const char *model; // --model, or inside the folder
-    char model_path[96], bridge[96], socket[96], log[96];
+    char folder[64]; // temporary
+    char model[96];  // inside it: written, or a link to --model
+    char bridge[96], socket[96], log[96];
     pid_t server;
 };
 
@@ -20,7 +20,7 @@ void programs_close(struct programs *p);
 enum status programs_take_model(struct programs *p, struct bench *b);
 // Returns when it serves. max_batch: of the server.
 enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch);
-// Runs another program of this build to its end.
-enum status programs_run(const struct programs *p, const char *const argv[], int64_t seconds);
+// Runs another program of this build to its end: words with blanks between them.
+enum status programs_run(const struct programs *p, const char *command, int64_t seconds);
 
 #endif

@@ -31,9 +31,9 @@ struct serve_bench {
     double limit_ms, tokens;
 };
 
-static int between(struct rng *r, int64_t least, int64_t most)
+static int between(struct rng *r, int64_t min, int64_t max)
 {
-    return (int)least + (int)rng_below(r, (uint32_t)(most - least + 1));
+    return (int)min + (int)rng_below(r, (uint32_t)(max - min + 1));
 }
 
 static json_t *random_request(const struct serve_bench *s, struct rng *r, const struct load *load)
@@ -117,12 +117,12 @@ out:
     return st;
 }
 
-// All of them once; *ret_ms from the first sent to the last answered.
-static enum status round_of_requests(struct serve_bench *s, double *ret_ms)
+// All of them once.
+static enum status round_of_requests(void *context)
 {
+    struct serve_bench *s = context;
     int sent = 0, done = 0;
     enum status st = ST_OK;
-    const int64_t start = clock_now_ns();
     while (done < s->n) {
         for (; sent < s->n && sent - done < s->in_flight; sent++)
             CHECK(send_load(s, &s->loads[sent]));
@@ -133,7 +133,6 @@ static enum status round_of_requests(struct serve_bench *s, double *ret_ms)
             done++;
         }
     }
-    *ret_ms = clock_ms_since(start);
 out:
     return st;
 }
@@ -141,35 +140,24 @@ out:
 static enum status report_serving(struct serve_bench *s)
 {
     const struct bench_options *o = &s->b.o;
-    double *ms = calloc((size_t)o->repeats, sizeof *ms), *each = calloc((size_t)s->n, sizeof *each);
+    double *each = calloc((size_t)s->n, sizeof *each), ms;
     enum status st = ST_OK;
-    if (!ms || !each) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %lld times", (long long)o->repeats);
-        goto out;
-    }
-    for (int64_t i = -o->warmup_rounds; i < o->repeats; i++)
-        CHECK(round_of_requests(s, &ms[i < 0 ? 0 : i]));
+    if (!each) return status_fail(ST_NO_MEMORY, "no memory for %d times", s->n);
+    CHECK(bench_time(o->warmup_rounds, o->repeats, round_of_requests, s, &ms));
     for (int i = 0; i < s->n; i++) each[i] = s->loads[i].ms / s->loads[i].tokens;
-    const double whole = median(ms, (int)o->repeats), token_ms = median(each, s->n);
-    json_t *report = bench_report(&s->b, "serve");
-    json_object_set_new(report, "requests", json_integer(s->n));
-    json_object_set_new(report, "in_flight", json_integer(s->in_flight));
-    json_object_set_new(report, "shortest", json_integer(o->shortest));
-    json_object_set_new(report, "longest", json_integer(o->longest));
-    json_object_set_new(report, "tokens", json_real(s->tokens));
-    json_object_set_new(report, "ms", json_real(whole));
-    json_object_set_new(report, "tokens_per_s", json_real(s->tokens * 1e3 / whole));
-    json_object_set_new(report, "ms_per_token_of_request", json_real(token_ms));
-    json_object_set_new(report, "limit_ms", json_real(s->limit_ms));
-    json_object_set_new(report, "ratio_to_limit", json_real(s->limit_ms / whole));
-    bench_print(&s->b, report,
+    const double token_ms = median(each, s->n);
+    bench_print(&s->b, "serve",
+                json_pack("{s:i, s:i, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "requests", s->n,
+                          "in_flight", s->in_flight, "shortest", (json_int_t)o->shortest, "longest",
+                          (json_int_t)o->longest, "tokens", s->tokens, "ms", ms, "tokens_per_s",
+                          s->tokens * 1e3 / ms, "ms_per_token_of_request", token_ms, "limit_ms",
+                          s->limit_ms, "ratio_to_limit", s->limit_ms / ms),
                 "serve, %d requests of %lld to %lld tokens in and out, %d in flight: %.0f ms, %.0f "
                 "tokens/s, %.3f ms for a token of a request; limit %.0f ms, reached %.0f%%\n",
-                s->n, (long long)o->shortest, (long long)o->longest, s->in_flight, whole,
-                s->tokens * 1e3 / whole, token_ms, s->limit_ms, 100 * s->limit_ms / whole);
+                s->n, (long long)o->shortest, (long long)o->longest, s->in_flight, ms,
+                s->tokens * 1e3 / ms, token_ms, s->limit_ms, 100 * s->limit_ms / ms);
 out:
     free(each);
-    free(ms);
     return st;
 }
 

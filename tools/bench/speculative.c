@@ -3,7 +3,7 @@
  *
  * Each method has an executor of its own (the engine without its thread and bridge: every
  * difference between methods is in there), all on one copy of the weights, and keeps it over a
- * batch size's rounds, so that it learns costs and acceptance as a daemon's does. A round gives
+ * batch size's rounds, so that it learns costs and acceptance as a server's does. A round gives
  * every method the same rollouts: --waves times the batch, in groups as GRPO asks for them, all
  * queued at the start, timed from there to the last one's end. Prompts and seeds change from round
  * to round: what a method remembers of a prompt is of the same round's siblings, or of earlier
@@ -15,9 +15,9 @@
  *
  * The methods of a round run one after another, beginning with another one each round, and a
  * method's time is compared with that of "off" in the same round: a machine that drifts or is
- * shared hurts all alike. Reported are the median of these ratios and their quartiles. One-hot
- * methods draw the tokens that "off" draws; a draft model's samples are others, of the same
- * distribution, so the ratio is of tokens a second. */
+ * shared hurts all alike. Reported are the median of these ratios and their quartiles.
+ * Deterministic drafts give the tokens that "off" gives; a draft model's samples are others, of the
+ * same distribution, so the ratio is of tokens a second. */
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/executor.h"
@@ -28,27 +28,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_ARMS    24
-#define MOST_BATCHES 16
-#define NAME_BYTES   64
-#define BLOCK        16  // tokens
-#define CHUNK        512 // prompt tokens of a step
-#define FIXED        "fixed-"
+#define MAX_ARMS    24
+#define MAX_BATCHES 16
+#define NAME_BYTES  64
+#define BLOCK       16  // tokens
+#define CHUNK       512 // prompt tokens of a step
+#define FIXED       "fixed-"
 
 struct arm { // a method under measurement
     char name[NAME_BYTES];
     struct speculative_choice choice;
     bool fixed;
     struct executor *executor;
-    struct engine_stats before;             // the executor's, at its first measured round
+    struct engine_stats stats, before;      // the executor's, at its first measured round
     double steps, times, drafted, accepted; // in the measured rounds at this batch size
     double *tokens_per_s;                   // (repeats * rounds)
 };
 struct comparison {
     struct bench *b;
     int n_arms, n_batches;
-    struct arm arms[MOST_ARMS]; // "off" is the first
-    int batches[MOST_BATCHES];
+    struct arm arms[MAX_ARMS]; // "off" is the first
+    int batches[MAX_BATCHES];
     struct model_config *draft_config;
     struct weights *draft; // NULL: none
     void *draft_arena;
@@ -67,8 +67,8 @@ struct comparison {
 static enum status add_arm(struct comparison *c, const char *text, size_t n)
 {
     char choice[NAME_BYTES];
-    if (c->n_arms == MOST_ARMS)
-        return status_fail(ST_INVALID, "--methods: at most %d are taken", MOST_ARMS - 1);
+    if (c->n_arms == MAX_ARMS)
+        return status_fail(ST_INVALID, "--methods: at most %d are taken", MAX_ARMS - 1);
     if (n >= NAME_BYTES)
         return status_fail(ST_INVALID, "--methods: \"%.*s\" is no method", (int)n, text);
     struct arm *arm = &c->arms[c->n_arms];
@@ -118,8 +118,8 @@ static enum status read_batches(struct comparison *c)
                                "--batches %s: they must be 1 to 4096, with commas between "
                                "them",
                                c->b->o.batches);
-        if (c->n_batches == MOST_BATCHES)
-            return status_fail(ST_INVALID, "--batches: at most %d are taken", MOST_BATCHES);
+        if (c->n_batches == MAX_BATCHES)
+            return status_fail(ST_INVALID, "--batches: at most %d are taken", MAX_BATCHES);
         c->batches[c->n_batches++] = (int)batch;
         if (!*end) return ST_OK;
         at = end;
@@ -135,13 +135,11 @@ static enum status load_draft(struct comparison *c)
         CHECK(model_config_load(o->draft, &c->draft_config));
     else
         CHECK(model_config_load_file(o->draft_config, &c->draft_config));
-    if (c->draft_config->vocab_size > c->b->config->vocab_size) {
-        st = status_fail(ST_MISMATCH,
-                         "the draft model's vocabulary of %d tokens is larger than the %d of the "
-                         "model; it must be of the same tokenizer",
-                         c->draft_config->vocab_size, c->b->config->vocab_size);
-        goto out;
-    }
+    if (c->draft_config->vocab_size > c->b->config->vocab_size)
+        FAIL(ST_MISMATCH,
+             "the draft model's vocabulary of %d tokens is larger than the %d of the "
+             "model; it must be of the same tokenizer",
+             c->draft_config->vocab_size, c->b->config->vocab_size);
     st = bench_load_weights(c->b->dev, c->draft_config, c->b->dt, o->draft, (uint64_t)o->seed + 1,
                             &c->draft, &c->draft_arena);
 out:
@@ -216,10 +214,9 @@ static enum status run_round(struct comparison *c, struct arm *arm, int batch, i
 {
     const int group = c->b->o.group < batch ? (int)c->b->o.group : batch;
     const int n_groups = (int)((c->b->o.waves * batch + group - 1) / group);
-    struct engine_stats before = {0}, after = {0};
     enum status st = ST_OK;
     bool stepped = true;
-    executor_stats(arm->executor, &before);
+    const struct engine_stats before = arm->stats;
     c->requests_done = 0;
     for (int i = 0; i < n_groups; i++) {
         struct request *r;
@@ -234,7 +231,7 @@ static enum status run_round(struct comparison *c, struct arm *arm, int batch, i
         st = status_fail(ST_DEVICE, "a sample failed: %s", c->error);
     else if (!stepped)
         st = status_fail(ST_NO_MEMORY, "the engine cannot go on with its samples");
-    executor_stats(arm->executor, &after);
+    const struct engine_stats after = arm->stats;
     *ret_tokens_per_s = 1e3 * (double)(after.generated_tokens - before.generated_tokens) / ms;
 out:
     executor_end_all(arm->executor, FINISH_CANCELLED, NULL);
@@ -250,8 +247,8 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
     // Room for drafts and for the block a running sample that admission keeps back: the batch is to
     // be what is asked for.
     const int wanted = c->longest_prompt + c->tokens, roomy = wanted + 4 * BLOCK;
-    const int most = b->config->max_positions;
-    const int context = wanted > most || roomy < most ? roomy : most;
+    const int positions = b->config->max_positions;
+    const int context = wanted > positions || roomy < positions ? roomy : positions;
     const int64_t n_blocks = (int64_t)batch * ((context + BLOCK - 1) / BLOCK);
     int64_t block_bytes = kv_memory_block_bytes(b->config, b->dt, BLOCK);
     for (int i = 0; i < c->n_arms; i++) {
@@ -267,10 +264,10 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
                                                .prefill_chunk = CHUNK,
                                                .speculative = arm->choice,
                                                .speculative_fixed = arm->fixed};
-        enum status st =
-            executor_new(b->dev, b->weights, draft, &options, on_event, c, &arm->executor);
+        enum status st = executor_new(b->dev, b->weights, draft, &options, on_event, c, &arm->stats,
+                                      &arm->executor);
         if (st != ST_OK) return st;
-        executor_update(arm->executor, 2, false);
+        scheduler_update(arm->executor->scheduler, 2, false);
     }
     return ST_OK;
 }
@@ -285,12 +282,12 @@ static void close_executors(struct comparison *c)
 
 static void count_arm(struct arm *arm)
 {
-    struct engine_stats now = {0};
-    executor_stats(arm->executor, &now);
+    const struct engine_stats now = arm->stats;
     arm->steps += (double)(now.steps - arm->before.steps);
-    arm->times += (double)(now.num_drafts - arm->before.num_drafts);
-    arm->drafted += (double)(now.num_draft_tokens - arm->before.num_draft_tokens);
-    arm->accepted += (double)(now.num_accepted_tokens - arm->before.num_accepted_tokens);
+    arm->times += (double)(now.drafts.num_drafts - arm->before.drafts.num_drafts);
+    arm->drafted += (double)(now.drafts.num_draft_tokens - arm->before.drafts.num_draft_tokens);
+    arm->accepted +=
+        (double)(now.drafts.num_accepted_tokens - arm->before.drafts.num_accepted_tokens);
 }
 
 // Sorts `ratios` and `rates`, both (repeats * rounds).
@@ -332,7 +329,7 @@ static enum status repeat_at(struct comparison *c, int batch, int repeat)
             struct arm *arm = &c->arms[(i + round) % c->n_arms];
             const int number = repeat * (warmup + rounds) + round;
             double rate;
-            if (round == warmup) executor_stats(arm->executor, &arm->before);
+            if (round == warmup) arm->before = arm->stats;
             CHECK(run_round(c, arm, batch, number, &rate));
             if (round >= warmup) arm->tokens_per_s[repeat * rounds + round - warmup] = rate;
         }
@@ -368,10 +365,7 @@ enum status bench_speculative(struct bench *b)
     CHECK(load_prompts(&c));
     figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
     c.results = json_array();
-    if (!figures || !c.results) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
-        goto out;
-    }
+    if (!figures || !c.results) FAIL(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
     for (int i = 0; i < c.n_arms; i++) c.arms[i].tokens_per_s = figures + (size_t)(i + 2) * rounds;
     if (!b->o.json)
         printf(
@@ -384,16 +378,13 @@ enum status bench_speculative(struct bench *b)
             "length", "drafts/step");
     for (int i = 0; i < c.n_batches; i++)
         CHECK(compare_at(&c, c.batches[i], figures, figures + rounds));
-    if (b->o.json) {
-        json_t *report = bench_report(b, "speculative");
-        json_object_set_new(report, "tokens", json_integer(c.tokens));
-        json_object_set_new(report, "prompt_tokens", json_integer(c.longest_prompt));
-        json_object_set_new(report, "group", json_integer(b->o.group));
-        json_object_set_new(report, "temperature", json_real(b->o.temperature));
-        json_object_set_new(report, "rounds", json_integer(b->o.rounds));
-        json_object_set(report, "results", c.results);
-        bench_print_json(report);
-    }
+    if (b->o.json)
+        bench_print(b, "speculative",
+                    json_pack("{s:i, s:i, s:I, s:f, s:I, s:O}", "tokens", c.tokens, "prompt_tokens",
+                              c.longest_prompt, "group", (json_int_t)b->o.group, "temperature",
+                              b->o.temperature, "rounds", (json_int_t)b->o.rounds, "results",
+                              c.results),
+                    " ");
 out:
     json_decref(c.results);
     free(figures);

@@ -40,13 +40,10 @@ static enum status write_prompts(const struct step_bench *s, int n)
                 ids[k] = (int32_t)rng_below(&rng, (uint32_t)tokenizer_vocab_size(tokenizer));
             while (tokenizer_is_special(tokenizer, ids[k]));
         st = tokenizer_decode(tokenizer, ids, (int)s->b.o.prompt_tokens, true, &text);
-        json_t *line =
-            json_pack("{s:s%, s:s}", "prompt", bytes_text(&text), text.len, "answer", "0");
-        char *dump = line ? json_dumps(line, JSON_COMPACT) : NULL;
-        if (st == ST_OK && !dump) st = status_fail(ST_NO_MEMORY, "no memory for prompts");
-        if (st == ST_OK) bytes_printf(&lines, "%s\n", dump);
-        free(dump);
-        json_decref(line);
+        if (st == ST_OK)
+            st = json_put_line(
+                &lines,
+                json_pack("{s:s%, s:s}", "prompt", bytes_text(&text), text.len, "answer", "0"), 0);
         bytes_release(&text);
         if (st != ST_OK) goto out;
     }
@@ -89,11 +86,9 @@ static enum status prepare(struct step_bench *s, const struct bench_options *o)
     if (o->batch == 0) b->o.batch = cuda ? 64 : 16;
     if (b->o.group > b->o.batch) b->o.group = b->o.batch;
     if (b->o.tokens == 0) b->o.tokens = cuda ? 256 : 32;
-    if (b->o.batch % b->o.group) {
-        st = status_fail(ST_INVALID, "--batch %lld is no multiple of --group %lld",
-                         (long long)b->o.batch, (long long)b->o.group);
-        goto out;
-    }
+    if (b->o.batch % b->o.group)
+        FAIL(ST_INVALID, "--batch %lld is no multiple of --group %lld", (long long)b->o.batch,
+             (long long)b->o.group);
     CHECK(measure_limit(s));
     CHECK(programs_take_model(&s->programs, b));
     CHECK(write_prompts(s, (int)(b->o.batch / b->o.group)));
@@ -106,42 +101,17 @@ out:
 static enum status run_trainer(const struct step_bench *s)
 {
     const struct bench_options *o = &s->b.o;
-    char prompts[16], group[16], tokens[16], steps[16];
-    snprintf(prompts, sizeof prompts, "%d", (int)(o->batch / o->group));
-    snprintf(group, sizeof group, "%d", (int)o->group);
-    snprintf(tokens, sizeof tokens, "%d", (int)o->tokens);
-    snprintf(steps, sizeof steps, "%d", (int)(o->steps + o->warmup));
+    char command[1024];
     // So hot that texts are random, of which every second has an even number of characters: groups
     // without a spread would have no gradient to compute.
-    const char *const argv[] = {"cw-trainer",
-                                "train",
-                                "--bridge",
-                                s->programs.bridge,
-                                "--data",
-                                s->data,
-                                "--run-dir",
-                                s->run,
-                                "--reward",
-                                "regex",
-                                "--reward-pattern",
-                                "(?s)^(?:..)*+$",
-                                "--prompts-per-step",
-                                prompts,
-                                "--num-generations",
-                                group,
-                                "--max-completion-length",
-                                tokens,
-                                "--ignore-eos",
-                                "--temperature",
-                                "100",
-                                "--max-steps",
-                                steps,
-                                "--save-steps",
-                                "0",
-                                "--learning-rate",
-                                "1e-9",
-                                NULL};
-    return programs_run(&s->programs, argv, TRAINING_S);
+    snprintf(command, sizeof command,
+             "cw-trainer train --bridge %s --data %s --run-dir %s --reward regex "
+             "--reward-pattern (?s)^(?:..)*+$ --prompts-per-step %d --num-generations %d "
+             "--max-completion-length %d --ignore-eos --temperature 100 --max-steps %d "
+             "--save-steps 0 --learning-rate 1e-9",
+             s->programs.bridge, s->data, s->run, (int)(o->batch / o->group), (int)o->group,
+             (int)o->tokens, (int)(o->steps + o->warmup));
+    return programs_run(&s->programs, command, TRAINING_S);
 }
 
 // ---- the report ---------------------------------------------------------------------------------
@@ -157,29 +127,22 @@ static const struct {
     {"publish/total_ms", 1},
     {"frac_reward_zero_std", 1}};
 
-static enum status read_times(const struct step_bench *s, double *columns[N_TIMES])
+struct times { // read so far
+    const struct bench_options *o;
+    double *columns[N_TIMES]; // (steps) each
+    int64_t n;                // warm-up included
+};
+
+static enum status take_line(void *context, const char *line, size_t len)
 {
-    struct bytes text = BYTES_INIT;
-    char path[128], *save = NULL;
-    int64_t line = 0, n = 0;
-    enum status st;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", s->run);
-    CHECK(file_read(path, 64 << 20, &text));
-    for (char *at = strtok_r(text.data, "\n", &save); at;
-         at = strtok_r(NULL, "\n", &save), line++) {
-        json_t *metrics = NULL;
-        CHECK(json_parse(path, at, strlen(at), &metrics));
-        for (int i = 0; i < N_TIMES && line >= s->b.o.warmup && n < s->b.o.steps; i++)
-            columns[i][n] =
-                times[i].scale * json_number_value(json_object_get(metrics, times[i].key));
-        n += line >= s->b.o.warmup;
-        json_decref(metrics);
-    }
-    if (n != s->b.o.steps)
-        st = status_fail(ST_FORMAT, "%s: %lld steps instead of %lld", path, (long long)n,
-                         (long long)s->b.o.steps);
-out:
-    bytes_release(&text);
+    struct times *t = context;
+    const int64_t at = t->n++ - t->o->warmup;
+    json_t *metrics = NULL;
+    enum status st = json_parse("metrics.jsonl", line, len, &metrics);
+    for (int i = 0; st == ST_OK && i < N_TIMES && at >= 0 && at < t->o->steps; i++)
+        t->columns[i][at] =
+            times[i].scale * json_number_value(json_object_get(metrics, times[i].key));
+    json_decref(metrics);
     return st;
 }
 
@@ -187,32 +150,31 @@ static enum status report_steps(struct step_bench *s)
 {
     const struct bench_options *o = &s->b.o;
     const int n = (int)o->steps;
-    double *all = calloc((size_t)n * N_TIMES, sizeof *all), *columns[N_TIMES], m[N_TIMES];
+    struct times t = {.o = o};
+    char path[PATH_ROOM];
+    double *all = calloc((size_t)n * N_TIMES, sizeof *all), m[N_TIMES];
     enum status st;
     if (!all) return status_fail(ST_NO_MEMORY, "no memory for %d times", n);
-    for (int i = 0; i < N_TIMES; i++) columns[i] = all + (size_t)i * (size_t)n;
-    CHECK(read_times(s, columns));
-    for (int i = 0; i < N_TIMES; i++) m[i] = median(columns[i], n);
+    for (int i = 0; i < N_TIMES; i++) t.columns[i] = all + (size_t)i * (size_t)n;
+    CHECK(path_put(path, s->run, "metrics.jsonl"));
+    CHECK(file_each_line(path, take_line, &t));
+    if (t.n - o->warmup < n)
+        FAIL(ST_FORMAT, "%s: %lld steps instead of %d", path, (long long)(t.n - o->warmup), n);
+    for (int i = 0; i < N_TIMES; i++) m[i] = median(t.columns[i], n);
     const double tokens = (double)o->batch * (double)o->tokens;
-    json_t *report = bench_report(&s->b, "step");
-    json_object_set_new(report, "samples", json_integer(o->batch));
-    json_object_set_new(report, "group", json_integer(o->group));
-    json_object_set_new(report, "tokens", json_integer(o->tokens));
-    json_object_set_new(report, "ms_per_step", json_real(m[STEP_MS]));
-    json_object_set_new(report, "rollout_ms", json_real(m[ROLLOUT_MS]));
-    json_object_set_new(report, "train_ms", json_real(m[TRAIN_MS]));
-    json_object_set_new(report, "publish_ms", json_real(m[PUBLISH_MS]));
-    json_object_set_new(report, "frac_reward_zero_std", json_real(m[NO_SPREAD]));
-    json_object_set_new(report, "tokens_per_s", json_real(tokens * 1e3 / m[STEP_MS]));
-    json_object_set_new(report, "limit_ms", json_real(s->limit_ms));
-    json_object_set_new(report, "ratio_to_limit", json_real(s->limit_ms / m[STEP_MS]));
-    bench_print(&s->b, report,
-                "step, %lld samples of %lld tokens in groups of %lld: %.1f ms, of which rollouts "
-                "%.1f and training "
-                "%.1f (publishing %.2f); %.0f tokens/s; limit %.1f ms, reached %.0f%%\n",
-                (long long)o->batch, (long long)o->tokens, (long long)o->group, m[STEP_MS],
-                m[ROLLOUT_MS], m[TRAIN_MS], m[PUBLISH_MS], tokens * 1e3 / m[STEP_MS], s->limit_ms,
-                100 * s->limit_ms / m[STEP_MS]);
+    bench_print(
+        &s->b, "step",
+        json_pack("{s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "samples",
+                  (json_int_t)o->batch, "group", (json_int_t)o->group, "tokens",
+                  (json_int_t)o->tokens, "ms_per_step", m[STEP_MS], "rollout_ms", m[ROLLOUT_MS],
+                  "train_ms", m[TRAIN_MS], "publish_ms", m[PUBLISH_MS], "frac_reward_zero_std",
+                  m[NO_SPREAD], "tokens_per_s", tokens * 1e3 / m[STEP_MS], "limit_ms", s->limit_ms,
+                  "ratio_to_limit", s->limit_ms / m[STEP_MS]),
+        "step, %lld samples of %lld tokens in groups of %lld: %.1f ms, of which rollouts %.1f and "
+        "training %.1f (publishing %.2f); %.0f tokens/s; limit %.1f ms, reached %.0f%%\n",
+        (long long)o->batch, (long long)o->tokens, (long long)o->group, m[STEP_MS], m[ROLLOUT_MS],
+        m[TRAIN_MS], m[PUBLISH_MS], tokens * 1e3 / m[STEP_MS], s->limit_ms,
+        100 * s->limit_ms / m[STEP_MS]);
 out:
     free(all);
     return st;

@@ -28,13 +28,12 @@ static enum status publisher_update(void *context)
     return st;
 }
 
-struct publish_record {
-    double total_ms, wait_ms, write_ms, adamw_ms, pause_ms;
-};
+enum { TOTAL_MS, WAIT_MS, WRITE_MS, ADAMW_MS, PAUSE_MS, N_TIMES };
+typedef double publish_times_ms[N_TIMES];
 
 // The trainer's part: maps the weights through the bridge file and publishes. ret_records: (steps).
 static enum status publish_all(const struct bench_options *o, const char *bridge_path,
-                               struct publish_record *ret_records)
+                               publish_times_ms *ret_records)
 {
     struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0, MOMENTS_F32};
     struct bridge *bridge = NULL;
@@ -63,9 +62,13 @@ static enum status publish_all(const struct bench_options *o, const char *bridge
         clock_sleep_ms(
             20); // generation goes on between updates; the engine notes the pause meanwhile
         control_facts(bridge_control(bridge), &facts);
-        if (i >= o->warmup)
-            ret_records[i - o->warmup] = (struct publish_record){
-                times.total_ms, times.wait_ms, times.write_ms, p.adamw_ms, facts.last_pause_ms};
+        if (i < o->warmup) continue;
+        double *ms = ret_records[i - o->warmup];
+        ms[TOTAL_MS] = times.total_ms;
+        ms[WAIT_MS] = times.wait_ms;
+        ms[WRITE_MS] = times.write_ms;
+        ms[ADAMW_MS] = p.adamw_ms;
+        ms[PAUSE_MS] = facts.last_pause_ms;
     }
 out:
     optimizer_free(p.optimizer);
@@ -87,10 +90,8 @@ static enum status decode_until_done(struct bench *b, struct control *control, p
            ended.si_pid == 0) {
         CHECK(decoder_step(&d));
         control_heartbeat(control);
-        if (control_quiesce_requested(control) && control_grant_quiesce(control) == CONTROL_TORN) {
-            st = status_fail(ST_TORN, "the publishing process died in an update");
-            goto out;
-        }
+        if (control_quiesce_requested(control) && control_grant_quiesce(control) == CONTROL_TORN)
+            FAIL(ST_TORN, "the publishing process died in an update");
     }
     if (ended.si_code != CLD_EXITED || ended.si_status != 0)
         st = status_fail(ST_PEER_GONE, "the publishing process failed (its error stands above)");
@@ -100,47 +101,35 @@ out:
 }
 
 static enum status sync_owner(const struct bench_options *o, const char *bridge_path, pid_t child,
-                              const struct publish_record *records)
+                              const publish_times_ms *records)
 {
     struct bench b = {0};
     int n = (int)o->steps;
-    double *column = calloc((size_t)n, sizeof *column), medians[5];
+    double *column = calloc((size_t)n, sizeof *column), m[N_TIMES];
     enum status st;
     if (!column) return status_fail(ST_NO_MEMORY, "no memory for %d times", n);
     CHECK(bench_open(&b, o, bridge_path));
     CHECK(limits_bandwidth(&b));
     CHECK(weights_owner_announce(b.owner, "/nonexistent")); // nobody asks for rollouts
     CHECK(decode_until_done(&b, weights_owner_control(b.owner), child));
-    for (int i = 0; i < 5; i++) {
-        for (int k = 0; k < n; k++) {
-            const struct publish_record *r = &records[k];
-            const double values[5] = {r->total_ms, r->wait_ms, r->write_ms, r->adamw_ms,
-                                      r->pause_ms};
-            column[k] = values[i];
-        }
-        medians[i] = median(column, n);
+    for (int i = 0; i < N_TIMES; i++) {
+        for (int k = 0; k < n; k++) column[k] = records[k][i];
+        m[i] = median(column, n);
     }
     // gradient, both moments and the master read, all but the gradient written
     double each = 4 + 2 * (8 + 4); // a master is 4 bytes: f32, or bf16 and its residual
-    double floor_ms = 1e3 * each * (double)b.weights->n_elements / b.bandwidth;
-    json_t *report = bench_report(&b, "sync");
-    json_object_set_new(report, "publishes", json_integer(n));
-    json_object_set_new(report, "pause_ms", json_real(medians[4]));
-    json_object_set_new(report, "adamw_ms", json_real(medians[3]));
-    json_object_set_new(report, "overhead_ms", json_real(medians[4] - medians[3]));
-    json_object_set_new(report, "wait_ms", json_real(medians[1]));
-    json_object_set_new(report, "write_ms", json_real(medians[2]));
-    json_object_set_new(report, "total_ms", json_real(medians[0]));
-    json_object_set_new(report, "bytes_copied", json_integer(0));
-    json_object_set_new(report, "limit_ms", json_real(floor_ms));
-    json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / medians[4]));
-    bench_print(&b, report,
+    double limit_ms = 1e3 * each * (double)b.weights->n_elements / b.bandwidth;
+    bench_print(&b, "sync",
+                json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:f, s:f}", "publishes", n,
+                          "pause_ms", m[PAUSE_MS], "adamw_ms", m[ADAMW_MS], "overhead_ms",
+                          m[PAUSE_MS] - m[ADAMW_MS], "wait_ms", m[WAIT_MS], "write_ms", m[WRITE_MS],
+                          "total_ms", m[TOTAL_MS], "bytes_copied", 0, "limit_ms", limit_ms,
+                          "ratio_to_limit", limit_ms / m[PAUSE_MS]),
                 "sync, %d publishes under full generation: pause %.3f ms, of which AdamW %.3f ms "
-                "and the rest %.3f ms; "
-                "wait for the step in flight %.3f ms; limit %.3f ms at %.1f GB/s, reached %.0f%%; "
-                "bytes copied 0\n",
-                n, medians[4], medians[3], medians[4] - medians[3], medians[1], floor_ms,
-                b.bandwidth / 1e9, 100 * floor_ms / medians[4]);
+                "and the rest %.3f ms; wait for the step in flight %.3f ms; limit %.3f ms at %.1f "
+                "GB/s, reached %.0f%%; bytes copied 0\n",
+                n, m[PAUSE_MS], m[ADAMW_MS], m[PAUSE_MS] - m[ADAMW_MS], m[WAIT_MS], limit_ms,
+                b.bandwidth / 1e9, 100 * limit_ms / m[PAUSE_MS]);
 out:
     bench_close(&b);
     free(column);
@@ -150,16 +139,13 @@ out:
 enum status bench_sync(const struct bench_options *o)
 {
     char folder[] = "/tmp/commonweight-bench-XXXXXX", path[64];
-    size_t bytes = (size_t)o->steps * sizeof(struct publish_record);
+    size_t bytes = (size_t)o->steps * sizeof(publish_times_ms);
     enum status st;
-    struct publish_record *records = // both processes' memory
+    publish_times_ms *records = // both processes' memory
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (records == MAP_FAILED)
         return status_fail(ST_NO_MEMORY, "no memory for %zu bytes of times", bytes);
-    if (!mkdtemp(folder)) {
-        st = status_fail(ST_IO, "cannot make a folder in /tmp: %m");
-        goto out;
-    }
+    if (!mkdtemp(folder)) FAIL(ST_IO, "cannot make a folder in /tmp: %m");
     snprintf(path, sizeof path, "%s/bridge.json", folder);
     // the second process starts before either opens a device: a GPU does not survive a fork
     pid_t child = fork();

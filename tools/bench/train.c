@@ -1,6 +1,5 @@
 /* train.c: the train benchmark: the learner's own passes (trainer/learn) over random sequences, in
  * one micro-batch. */
-#include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"
@@ -56,62 +55,61 @@ static enum status open_learner(struct bench *b, struct learner **ret)
     return st == ST_OK ? learner_prepare(*ret) : st;
 }
 
+struct passes {
+    struct learner *learner;
+    struct sequences sequences;
+    int n_tokens;
+};
+
 // The mean of all targets' log-probabilities, downwards.
 static void mean_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
-    const int *n_tokens = context;
+    const struct passes *p = context;
     const struct micro_batch *mb = rows->mb;
-    for (int i = 0; i < mb->first[mb->n_seqs]; i++) ret_dlogprobs[i] = -1.0f / (float)*n_tokens;
+    for (int i = 0; i < mb->first[mb->n_seqs]; i++) ret_dlogprobs[i] = -1.0f / (float)p->n_tokens;
+}
+
+static enum status pass(void *context)
+{
+    struct passes *p = context;
+    return learner_gradients(p->learner, p->sequences.groups, p->sequences.n, mean_loss, p);
 }
 
 enum status bench_train(struct bench *b)
 {
-    struct learner *l = NULL;
-    struct sequences s = {0};
-    int steps = (int)b->o.steps;
+    struct passes p = {0};
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
     const struct model_config *c = b->config;
-    double *ms = calloc((size_t)steps, sizeof *ms), flops = 0;
+    double flops = 0, pass_ms;
     enum status st;
-    if (!ms) return status_fail(ST_NO_MEMORY, "no memory for %d times", steps);
     if (b->o.tokens == 0) b->o.tokens = cuda ? 8192 : 512;
     if (b->o.sequence == 0) b->o.sequence = cuda ? 512 : 128;
     if (b->o.sequence > b->o.tokens) b->o.sequence = b->o.tokens;
     CHECK(limits_bandwidth(b));
     CHECK(limits_matmul(b, &flops));
-    CHECK(open_learner(b, &l));
-    CHECK(sequences_new(b, &s));
-    int n_tokens = s.n * (int)b->o.sequence;
-    for (int i = -(int)b->o.warmup; i < steps; i++) {
-        int64_t start = clock_now_ns();
-        CHECK(learner_gradients(l, s.groups, s.n, mean_loss, &n_tokens));
-        if (i >= 0) ms[i] = clock_ms_since(start);
-    }
-    double pass_ms = median(ms, steps), n = n_tokens;
+    CHECK(open_learner(b, &p.learner));
+    CHECK(sequences_new(b, &p.sequences));
+    p.n_tokens = p.sequences.n * (int)b->o.sequence;
+    CHECK(bench_time(b->o.warmup, b->o.steps, pass, &p, &pass_ms));
     // 6 operations a parameter and token, and the attention scores and sums of causal sequences
-    double work = 6 * (double)b->weights->n_parameters * n +
+    double n = p.n_tokens,
+           work = 6 * (double)b->weights->n_parameters * n +
                   6.0 * c->n_layers * n * (double)b->o.sequence * layer_q_width(c->layers);
     if (!c->tie_embeddings)
         work -= 6 * (double)c->vocab_size * c->hidden * n; // looked up, not multiplied
-    double floor_ms = 1e3 * work / flops;
-    json_t *report = bench_report(b, "train");
-    json_object_set_new(report, "tokens", json_integer(n_tokens));
-    json_object_set_new(report, "sequence", json_integer(b->o.sequence));
-    json_object_set_new(report, "ms_per_pass", json_real(pass_ms));
-    json_object_set_new(report, "tokens_per_s", json_real(n * 1e3 / pass_ms));
-    json_object_set_new(report, "tflops", json_real(work / pass_ms / 1e9));
-    json_object_set_new(report, "product_tflops", json_real(flops / 1e12));
-    json_object_set_new(report, "limit_ms", json_real(floor_ms));
-    json_object_set_new(report, "ratio_to_limit", json_real(floor_ms / pass_ms));
-    bench_print(b, report,
+    double limit_ms = 1e3 * work / flops;
+    bench_print(b, "train",
+                json_pack("{s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "tokens", p.n_tokens,
+                          "sequence", (json_int_t)b->o.sequence, "ms_per_pass", pass_ms,
+                          "tokens_per_s", n * 1e3 / pass_ms, "tflops", work / pass_ms / 1e9,
+                          "product_tflops", flops / 1e12, "limit_ms", limit_ms, "ratio_to_limit",
+                          limit_ms / pass_ms),
                 "train, %d tokens in sequences of %lld: %.1f ms forward and backward, %.0f "
-                "tokens/s, %.2f TFLOP/s; "
-                "limit %.1f ms at %.2f TFLOP/s, reached %.0f%%\n",
-                n_tokens, (long long)b->o.sequence, pass_ms, n * 1e3 / pass_ms,
-                work / pass_ms / 1e9, floor_ms, flops / 1e12, 100 * floor_ms / pass_ms);
+                "tokens/s, %.2f TFLOP/s; limit %.1f ms at %.2f TFLOP/s, reached %.0f%%\n",
+                p.n_tokens, (long long)b->o.sequence, pass_ms, n * 1e3 / pass_ms,
+                work / pass_ms / 1e9, limit_ms, flops / 1e12, 100 * limit_ms / pass_ms);
 out:
-    sequences_release(&s);
-    learner_free(l);
-    free(ms);
+    sequences_release(&p.sequences);
+    learner_free(p.learner);
     return st;
 }

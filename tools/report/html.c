@@ -7,38 +7,41 @@
 
 void html_text(struct bytes *to, const char *text, size_t len)
 {
+    static const struct {
+        char c;
+        const char *entity;
+    } entities[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
     char picture[4];
     for (size_t i = 0; i < len;) {
         unsigned char c = (unsigned char)text[i];
         int n = utf8_sequence(text + i, len - i);
-        if (n <= 0) {
+        size_t e = 0;
+        while (e < 5 && entities[e].c != text[i]) e++;
+        if (n <= 0)
             bytes_puts(to, "\xef\xbf\xbd");
-            n = 1;
-        } else if (n > 1) {
-            bytes_append(to, text + i, (size_t)n);
-        } else if (c == '&') {
-            bytes_puts(to, "&amp;");
-        } else if (c == '<') {
-            bytes_puts(to, "&lt;");
-        } else if (c == '>') {
-            bytes_puts(to, "&gt;");
-        } else if (c == '"') {
-            bytes_puts(to, "&quot;");
-        } else if (c == '\'') {
-            bytes_puts(to, "&#39;");
-        } else if ((c < 0x20 && c != '\t' && c != '\n') || c == 0x7f) {
+        else if (n == 1 && e < 5)
+            bytes_puts(to, entities[e].entity);
+        else if ((c < 0x20 && c != '\t' && c != '\n') || c == 0x7f)
             bytes_append(to, picture,
                          (size_t)utf8_encode(c == 0x7f ? 0x2421 : 0x2400u + c, picture));
-        } else {
-            bytes_append(to, text + i, 1);
-        }
-        i += (size_t)n;
+        else
+            bytes_append(to, text + i, (size_t)n);
+        i += (size_t)(n > 0 ? n : 1);
     }
 }
 
 void html_puts(struct bytes *to, const char *text)
 {
     html_text(to, text, strlen(text));
+}
+
+void html_fact(struct bytes *to, const char *key, const char *text)
+{
+    bytes_puts(to, "<div><dt>");
+    html_puts(to, key);
+    bytes_puts(to, "</dt><dd>");
+    html_puts(to, text);
+    bytes_puts(to, "</dd></div>");
 }
 
 // "1234567" -> "1,234,567", in place

@@ -14,135 +14,116 @@
 
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define REPORTS_SHOWN 20        // cluster reports
 #define REPORT_MAX    (1 << 16) // bytes of one
-#define MAX_PATTERNS  6
 
 // ---- charts -------------------------------------------------------------------------------------
 
 struct chart_spec {
-    const char *section; // a new one begins here, if not NULL
-    const char *title;   // NULL: each key has a chart of its own, named by it
+    const char *title; // NULL: each key has a chart of its own, named by it
     const char *unit;
-    const char *keys[MAX_PATTERNS]; // fnmatch patterns; '*' matches '/' too
-    const char *errors;             // "KEY=KEY": the second has the half-widths of the first
+    const char *keys;    // patterns (fnmatch; '*' matches '/' too); KEY=ERRORS: with error bars
+    const char *section; // a new one begins, and this is no chart
 };
 static const struct chart_spec specs[] = {
-    {"Reward",
-     "Reward",
-     "mean over the step's samples",
-     {"reward", "eval/reward", "rewards/task", "rewards/cost"},
-     "eval/reward=eval/reward_standard_error"},
-    {NULL, "Terms of the task's reward", "mean, unweighted", {"rewards/*/mean"}, NULL},
-    {NULL, "Accuracy", "%", {"accuracy", "eval/accuracy"}, "eval/accuracy=eval/standard_error"},
-    {NULL,
-     "Spread of rewards",
-     "standard deviation",
-     {"reward_std", "reward_group_std", "rewards/*/std"},
-     NULL},
-    {NULL, "What inference adds to the reward", "weighted mean", {"rewards/cost/*"}, NULL},
-    {NULL, "Groups whose rewards are all the same", "%", {"frac_reward_zero_std"}, NULL},
-    {NULL, "Advantages", "", {"advantage_mean", "advantage_std"}, NULL},
-
-    {"Curriculum",
-     "Reward of an example",
-     "moving averages, and the buckets' boundaries",
-     {"curriculum/reward_*", "curriculum/boundary_*"},
-     NULL},
-    {NULL,
-     "Samples of a prompt",
-     "",
-     {"curriculum/rollouts", "curriculum/bucket_*/rollouts"},
-     NULL},
-    {NULL, "Mean reward of a bucket", "", {"curriculum/bucket_*/mean"}, NULL},
-    {NULL, "Standard deviation in a bucket", "", {"curriculum/bucket_*/std"}, NULL},
-    {NULL, "Examples in a bucket", "", {"curriculum/bucket_*/count"}, NULL},
-    {NULL, "Share of a bucket", "%", {"curriculum/bucket_*/share"}, NULL},
-    {NULL, "Spread of a bucket", "", {"curriculum/bucket_*/spread"}, NULL},
-    {NULL, "Balance of a bucket", "", {"curriculum/bucket_*/balance"}, NULL},
-    {NULL, NULL, "", {"curriculum/*"}, NULL},
-
-    {"Inference",
-     "Acceptance rate of drafts",
-     "%",
-     {"spec_decode/acceptance_rate", "eval/acceptance_rate", "inference/accept_rate"},
-     NULL},
-    {NULL, "Acceptance rate by position", "%", {"spec_decode/acceptance_rate_pos_*"}, NULL},
-    {NULL,
-     "Acceptance length",
-     "tokens a verification",
-     {"spec_decode/acceptance_length", "eval/acceptance_length"},
-     NULL},
-    {NULL, "Drafts", "a step", {"spec_decode/num_*"}, NULL},
-    {NULL, "Draft model's loss", "nats", {"draft_loss"}, NULL},
-    {NULL, "Draft model's overlap with the policy", "%", {"draft_overlap"}, NULL},
-    {NULL, "Latency of a sample", "ms", {"inference/latency_ms"}, NULL},
-    {NULL,
-     "Tokens per answer",
-     "tokens",
-     {"completions/*_length", "eval/mean_length", "inference/generated_tokens"},
-     NULL},
-    {NULL, "Answers cut off at the token limit", "%", {"completions/clipped_ratio"}, NULL},
-    {NULL, "KV cache of a sample", "MB", {"inference/kv_memory_mb"}, NULL},
-    {NULL, "Prompt tokens found in the cache", "%", {"inference/cache_reuse_ratio"}, NULL},
-    {NULL, "Samples that nothing was drafted for", "%", {"inference/undrafted"}, NULL},
-    {NULL, NULL, "", {"inference/*", "latency_model/*"}, NULL},
-
-    {"Update", "Loss", "", {"loss"}, NULL},
-    {NULL, "KL divergence from the starting model", "nats", {"kl"}, NULL},
-    {NULL, "Entropy", "nats", {"entropy"}, NULL},
-    {NULL, "Tokens whose ratio was clipped", "%", {"clip_ratio/*", "cispo_clip_ratio"}, NULL},
-    {NULL, "Importance ratio", "", {"importance_ratio/*"}, NULL},
-    {NULL,
-     "Tokens whose importance sampling weight was truncated",
-     "%",
-     {"sampling/importance_sampling_ratio/cut"},
-     NULL},
-    {NULL, "Importance sampling weight", "ratio", {"sampling/importance_sampling_ratio/*"}, NULL},
-    {NULL, "Gradient norm", "", {"grad_norm", "draft_grad_norm"}, NULL},
-    {NULL, "Learning rate", "", {"learning_rate", "draft_learning_rate"}, NULL},
-    {NULL, "Train-inference mismatch", "nats", {"sampler_mismatch/*"}, NULL},
-
-    {"Time", "Time of a step", "s", {"step_s", "rollout_s", "train_s"}, NULL},
-    {NULL, "Pause per publish", "ms", {"publish/*_ms"}, NULL},
-    {NULL, "Generated tokens", "tokens/s", {"tokens_per_s"}, NULL},
-
-    {"Other", NULL, "", {"*"}, NULL},
+    {.section = "Reward"},
+    {"Reward", "mean over the step's samples",
+     "reward eval/reward=eval/reward_standard_error rewards/task rewards/cost", NULL},
+    {"Terms of the task's reward", "mean, unweighted", "rewards/*/mean", NULL},
+    {"Accuracy", "%", "accuracy eval/accuracy=eval/standard_error", NULL},
+    {"Spread of rewards", "standard deviation", "reward_std reward_group_std rewards/*/std", NULL},
+    {"What inference adds to the reward", "weighted mean", "rewards/cost/*", NULL},
+    {"Groups whose rewards are all the same", "%", "frac_reward_zero_std", NULL},
+    {"Advantages", "", "advantage_mean advantage_std", NULL},
+    {.section = "Curriculum"},
+    {"Reward of an example", "moving averages, and the buckets' boundaries",
+     "curriculum/reward_* curriculum/boundary_*", NULL},
+    {"Samples of a prompt", "", "curriculum/rollouts curriculum/bucket_*/rollouts", NULL},
+    {"Mean reward of a bucket", "", "curriculum/bucket_*/mean", NULL},
+    {"Standard deviation in a bucket", "", "curriculum/bucket_*/std", NULL},
+    {"Examples in a bucket", "", "curriculum/bucket_*/count", NULL},
+    {"Share of a bucket", "%", "curriculum/bucket_*/share", NULL},
+    {"Spread of a bucket", "", "curriculum/bucket_*/spread", NULL},
+    {"Balance of a bucket", "", "curriculum/bucket_*/balance", NULL},
+    {NULL, "", "curriculum/*", NULL},
+    {.section = "Inference"},
+    {"Acceptance rate of drafts", "%",
+     "spec_decode/acceptance_rate eval/acceptance_rate inference/accept_rate", NULL},
+    {"Acceptance rate by position", "%", "spec_decode/acceptance_rate_pos_*", NULL},
+    {"Acceptance length", "tokens a verification",
+     "spec_decode/acceptance_length eval/acceptance_length", NULL},
+    {"Drafts", "a step", "spec_decode/num_*", NULL},
+    {"Draft model's loss", "nats", "draft_loss", NULL},
+    {"Draft model's overlap with the policy", "%", "draft_overlap", NULL},
+    {"Latency of a sample", "ms", "inference/latency_ms", NULL},
+    {"Tokens per answer", "tokens",
+     "completions/*_length eval/mean_length inference/generated_tokens", NULL},
+    {"Answers cut off at the token limit", "%", "completions/clipped_ratio", NULL},
+    {"KV cache of a sample", "MB", "inference/kv_memory_mb", NULL},
+    {"Prompt tokens found in the cache", "%", "inference/cache_reuse_ratio", NULL},
+    {"Samples that nothing was drafted for", "%", "inference/undrafted", NULL},
+    {NULL, "", "inference/* latency_model/*", NULL},
+    {.section = "Update"},
+    {"Loss", "", "loss", NULL},
+    {"KL divergence from the starting model", "nats", "kl", NULL},
+    {"Entropy", "nats", "entropy", NULL},
+    {"Tokens whose ratio was clipped", "%", "clip_ratio/* cispo_clip_ratio", NULL},
+    {"Importance ratio", "", "importance_ratio/*", NULL},
+    {"Tokens whose importance sampling weight was truncated", "%",
+     "sampling/importance_sampling_ratio/cut", NULL},
+    {"Importance sampling weight", "ratio", "sampling/importance_sampling_ratio/*", NULL},
+    {"Gradient norm", "", "grad_norm draft_grad_norm", NULL},
+    {"Learning rate", "", "learning_rate draft_learning_rate", NULL},
+    {"Train-inference mismatch", "nats", "sampler_mismatch/*", NULL},
+    {"Staleness of samples", "updates", "rollout/staleness_mean rollout/staleness_max", NULL},
+    {"Groups by staleness in updates", "groups", "rollout/staleness_groups/*", NULL},
+    {"Groups generated again", "%", "rollout/generated_again", NULL},
+    {.section = "Time"},
+    {"Time of a step", "s", "step_s rollout_s train_s", NULL},
+    {"Time that each waited for the other", "s", "rollout/*_wait_s", NULL},
+    {"Pause per publish", "ms", "publish/*_ms", NULL},
+    {"Generated tokens", "tokens/s", "tokens_per_s", NULL},
+    {.section = "Other"},
+    {NULL, "", "*", NULL},
 };
 
-// The series that `errors` names for `key`; claims it.
-static struct series *error_of(struct metrics *m, const char *errors, const char *key)
+// Adds what one pattern of the spec names and no chart has yet; draws what is full.
+static enum status take_pattern(struct metrics *m, const char *pattern, struct chart *c,
+                                const char *title, struct bytes *to)
 {
-    size_t len = strlen(key);
-    if (!errors || strncmp(errors, key, len) != 0 || errors[len] != '=') return NULL;
-    struct series *s = (struct series *)metrics_find(m, errors + len + 1);
-    if (s) s->claimed = true;
-    return s;
+    enum status st = ST_OK;
+    char key[128];
+    const size_t len = strcspn(pattern, "=");
+    snprintf(key, sizeof key, "%.*s", (int)len, pattern);
+    for (int i = 0; i < m->n; i++) {
+        struct series *s = &m->series[i];
+        if (s->claimed || fnmatch(key, s->key, 0) != 0) continue;
+        struct series *error = pattern[len] ? metrics_find(m, pattern + len + 1) : NULL;
+        s->claimed = true;
+        if (error) error->claimed = true;
+        c->lines[c->n_lines++] = (struct chart_line){s, error};
+        c->title = title ? title : s->key;
+        if (title && c->n_lines < CHART_MAX_LINES) continue;
+        CHECK(chart_draw(c, to)); // another of this title follows where there are more lines
+        c->n_lines = 0;
+    }
+out:
+    return st;
 }
 
 static enum status draw_spec(struct metrics *m, const struct chart_spec *spec, struct bytes *to)
 {
     enum status st = ST_OK;
-    struct chart c = {.title = spec->title,
-                      .unit = spec->unit,
-                      .first_step = m->first_step,
-                      .last_step = m->last_step};
-    for (int k = 0; k < MAX_PATTERNS && spec->keys[k]; k++)
-        for (int i = 0; i < m->n; i++) {
-            struct series *s = &m->series[i];
-            if (s->claimed || fnmatch(spec->keys[k], s->key, 0) != 0) continue;
-            s->claimed = true;
-            c.lines[c.n_lines++] = (struct chart_line){s, error_of(m, spec->errors, s->key)};
-            if (spec->title && c.n_lines < CHART_MAX_LINES) continue;
-            if (!spec->title) c.title = s->key;
-            CHECK(chart_draw(&c, to)); // another of this title follows where there are more lines
-            c.n_lines = 0;
-        }
+    struct chart c = {.unit = spec->unit, .first_step = m->first_step, .last_step = m->last_step};
+    char patterns[256], *rest = NULL;
+    snprintf(patterns, sizeof patterns, "%s", spec->keys);
+    for (char *p = strtok_r(patterns, " ", &rest); p; p = strtok_r(NULL, " ", &rest))
+        CHECK(take_pattern(m, p, &c, spec->title, to));
     if (c.n_lines) CHECK(chart_draw(&c, to));
 out:
     return st;
@@ -154,10 +135,9 @@ static enum status draw_charts(struct metrics *m, struct bytes *to)
     const size_t n = sizeof specs / sizeof *specs;
     struct bytes section = BYTES_INIT;
     for (size_t i = 0; i < n;) {
-        const char *title = specs[i].section;
+        const char *title = specs[i++].section;
         bytes_clear(&section);
-        do CHECK(draw_spec(m, &specs[i++], &section));
-        while (i < n && !specs[i].section);
+        while (i < n && !specs[i].section) CHECK(draw_spec(m, &specs[i++], &section));
         CHECK(bytes_status(&section));
         if (!section.len) continue;
         bytes_printf(to, "<section><h2>%s</h2>\n<div class=\"charts\">\n", title);
@@ -334,13 +314,7 @@ static void draw_main_options(const json_t *config, struct bytes *to)
     for (size_t i = 0; i < sizeof main_options / sizeof *main_options; i++) {
         const json_t *value = json_object_get(config, main_options[i]);
         char *text = value ? option_text(value) : NULL;
-        if (text && text[0]) {
-            bytes_puts(to, "<div><dt>");
-            html_puts(to, main_options[i]);
-            bytes_puts(to, "</dt><dd>");
-            html_puts(to, text);
-            bytes_puts(to, "</dd></div>");
-        }
+        if (text && text[0]) html_fact(to, main_options[i], text);
         free(text);
     }
     bytes_puts(to, "</dl>\n");

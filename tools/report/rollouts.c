@@ -2,9 +2,9 @@
  * prompt, which GRPO compares with each other. A group whose rewards differ shows more than one
  * without, so the first such is taken. */
 #include "tools/report/rollouts.h"
+#include "common/base/file.h"
 #include "tools/report/html.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,14 +95,13 @@ static double number_of(const json_t *object, const char *key)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-// "<div><dt>key</dt><dd>1.5 unit</dd></div>"; nothing where there is no such number.
+// A number and its unit; nothing where there is no such number.
 static void put_fact(const char *key, double value, const char *unit, struct bytes *to)
 {
-    char text[NUMBER_ROOM];
+    char number[NUMBER_ROOM], text[NUMBER_ROOM + 8];
     if (!isfinite(value)) return;
-    bytes_puts(to, "<div><dt>");
-    html_puts(to, key);
-    bytes_printf(to, "</dt><dd>%s%s</dd></div>", number_text(value, text), unit);
+    snprintf(text, sizeof text, "%s%s", number_text(value, number), unit);
+    html_fact(to, key, text);
 }
 
 static void draw_sample(const json_t *sample, struct bytes *to)
@@ -119,7 +118,7 @@ static void draw_sample(const json_t *sample, struct bytes *to)
     put_fact("latency", number_of(telemetry, "latency_ms"), " ms", to);
     put_fact("drafts accepted", number_of(telemetry, "accept_rate") * 100, "%", to);
     if (json_is_true(json_object_get(sample, "truncated")))
-        bytes_puts(to, "<div><dt>truncated</dt><dd>at the token limit</dd></div>");
+        html_fact(to, "truncated", "at the token limit");
     bytes_puts(to, "</dl><pre>");
     completion_draw(json_string_value(text), json_string_length(text),
                     json_object_get(sample, "accepted"), json_object_get(sample, "text_offset"),
@@ -148,38 +147,29 @@ static void end_group(struct pick *p)
     p->group = json_array();
 }
 
+static enum status take_line(void *context, const char *line, size_t len)
+{
+    struct pick *p = context;
+    enum status st = ST_OK;
+    if (p->differing) return ST_OK;
+    json_t *sample = json_loadb(line, len, JSON_ALLOW_NUL, NULL);
+    const json_t *number = json_object_get(sample, "sample");
+    bool good = json_is_string(json_object_get(sample, "completion")) && json_is_integer(number);
+    if (good && json_integer_value(number) == 0) end_group(p);
+    if (good && json_array_append(p->group, sample) != 0)
+        st = status_fail(ST_NO_MEMORY, "no memory for the samples of a rollout");
+    json_decref(sample);
+    return st;
+}
+
 static enum status pick_group(const char *path, json_t **ret)
 {
-    enum status st = ST_OK;
     struct pick p = {.group = json_array()};
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t len;
-    FILE *file = fopen(path, "re");
-    if (!file) {
-        st = status_fail(ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
+    enum status st = file_each_line(path, take_line, &p);
+    if (st == ST_OK) {
+        end_group(&p);
+        *ret = json_incref(p.differing ? p.differing : p.first);
     }
-    while (!p.differing && (len = getline(&line, &room, file)) > 0) {
-        json_t *sample = json_loadb(line, (size_t)len, JSON_ALLOW_NUL, NULL);
-        const json_t *number = json_object_get(sample, "sample");
-        bool good =
-            json_is_string(json_object_get(sample, "completion")) && json_is_integer(number);
-        if (good && json_integer_value(number) == 0) end_group(&p);
-        if (good && json_array_append(p.group, sample) != 0)
-            st = status_fail(ST_NO_MEMORY, "no memory for the samples of %s", path);
-        json_decref(sample);
-        if (st != ST_OK) goto out;
-    }
-    if (ferror(file)) {
-        st = status_fail(ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
-    end_group(&p);
-    *ret = json_incref(p.differing ? p.differing : p.first);
-out:
-    if (file) fclose(file);
-    free(line);
     json_decref(p.group);
     json_decref(p.first);
     json_decref(p.differing);
@@ -189,13 +179,13 @@ out:
 // Fewer than all, but with the least and the largest reward among them.
 static bool is_shown(const json_t *group, size_t i)
 {
-    size_t n = json_array_size(group), least = 0, most = 0;
+    size_t n = json_array_size(group), min = 0, max = 0;
     for (size_t k = 1; k < n; k++) {
         double reward = number_of(json_array_get(group, k), "reward");
-        if (reward < number_of(json_array_get(group, least), "reward")) least = k;
-        if (reward > number_of(json_array_get(group, most), "reward")) most = k;
+        if (reward < number_of(json_array_get(group, min), "reward")) min = k;
+        if (reward > number_of(json_array_get(group, max), "reward")) max = k;
     }
-    return i == least || i == most || i < SAMPLES_SHOWN - 2;
+    return i == min || i == max || i < SAMPLES_SHOWN - 2;
 }
 
 static enum status draw_step(const struct numbered_file *file, struct bytes *to)

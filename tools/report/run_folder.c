@@ -1,6 +1,5 @@
 /* run_folder.c: finds the files of a run. */
 #include "tools/report/run_folder.h"
-#include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 
@@ -19,43 +18,31 @@ static void file_list_release(struct file_list *list)
     *list = (struct file_list){0};
 }
 
-static int by_number(const void *a, const void *b)
-{
-    const struct numbered_file *x = a, *y = b;
-    return (x->number > y->number) - (x->number < y->number);
-}
-
-static enum status list_add(struct file_list *list, const char *folder, const char *name,
-                            int64_t number)
-{
-    struct numbered_file *grown = array_room(list->files, (size_t)list->n, sizeof *grown);
-    if (grown) list->files = grown;
-    char *path = grown ? path_join(folder, name) : NULL;
-    if (!path) return status_fail(ST_NO_MEMORY, "no memory for the names of %s", folder);
-    list->files[list->n++] = (struct numbered_file){number, path};
-    return ST_OK;
-}
-
-// The files "<prefix>N<suffix>" of a folder; a folder that is not there has none.
+// The files "<prefix>N<suffix>" of a folder, by number; a folder that is not there has none.
 static enum status list_numbered(const char *folder, const char *prefix, const char *suffix,
                                  struct file_list *ret)
 {
     enum status st = ST_OK;
+    struct dirent **entries = NULL;
     struct file_list list = {0};
-    DIR *dir = opendir(folder);
-    if (!dir && errno != ENOENT) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        const char *digits = entry->d_name + strlen(prefix);
+    int n = scandir(folder, &entries, NULL, versionsort);
+    if (n < 0 && errno != ENOENT) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
+    if (!(list.files = calloc((size_t)(n > 0 ? n : 1), sizeof *list.files)))
+        FAIL(ST_NO_MEMORY, "no memory for the names of %s", folder);
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name, *digits = name + strlen(prefix);
         char *end;
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0) continue;
+        if (strncmp(name, prefix, strlen(prefix)) != 0) continue;
         long long number = strtoll(digits, &end, 10);
         if (end == digits || number < 0 || strcmp(end, suffix) != 0) continue;
-        CHECK(list_add(&list, folder, entry->d_name, number));
+        struct numbered_file *file = &list.files[list.n++];
+        *file = (struct numbered_file){number, path_join(folder, name)};
+        if (!file->path) FAIL(ST_NO_MEMORY, "no memory for the names of %s", folder);
     }
-    if (list.n) qsort(list.files, (size_t)list.n, sizeof *list.files, by_number);
     *ret = list;
 out:
-    if (dir) closedir(dir);
+    for (int i = 0; i < n; i++) free(entries[i]);
+    free(entries);
     if (st != ST_OK) file_list_release(&list);
     return st;
 }
@@ -72,31 +59,23 @@ static char *own_name(const char *path)
 
 static enum status read_files(struct run_folder *run)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct stat info;
-    char *metrics = path_join(run->path, "metrics.jsonl");
-    char *config = path_join(run->path, "config.json");
-    char *rollouts = path_join(run->path, "rollouts");
-    if (!metrics || !config || !rollouts) {
-        st = status_fail(ST_NO_MEMORY, "no memory to read %s", run->path);
-        goto out;
-    }
-    if (stat(metrics, &info) != 0 && errno == ENOENT) {
-        st = status_fail(ST_NOT_FOUND,
-                         "%s: there is no metrics.jsonl in it; name the folder that cw-trainer "
-                         "train wrote (its --run-dir)",
-                         run->path);
-        goto out;
-    }
+    char metrics[PATH_ROOM], config[PATH_ROOM], rollouts[PATH_ROOM];
+    CHECK(path_put(metrics, run->path, "metrics.jsonl"));
+    CHECK(path_put(config, run->path, "config.json"));
+    CHECK(path_put(rollouts, run->path, "rollouts"));
+    if (stat(metrics, &info) != 0 && errno == ENOENT)
+        FAIL(ST_NOT_FOUND,
+             "%s: there is no metrics.jsonl in it; name the folder that cw-trainer "
+             "train wrote (its --run-dir)",
+             run->path);
     CHECK(metrics_read(metrics, &run->metrics));
     run->written_s = (int64_t)info.st_mtime;
     if (file_exists(config)) CHECK(json_read_file(config, CONFIG_MAX, &run->config));
     CHECK(list_numbered(run->path, "cluster-report-epoch-", ".txt", &run->cluster_reports));
-    CHECK(list_numbered(rollouts, "step-", ".jsonl", &run->rollouts));
+    st = list_numbered(rollouts, "step-", ".jsonl", &run->rollouts);
 out:
-    free(metrics);
-    free(config);
-    free(rollouts);
     return st;
 }
 
@@ -105,19 +84,11 @@ enum status run_folder_read(const char *path, struct run_folder *ret)
     enum status st;
     struct run_folder run = {.path = strdup(path), .name = own_name(path)};
     struct stat info;
-    if (!run.path || !run.name) {
-        st = status_fail(ST_NO_MEMORY, "no memory to read %s", path);
-        goto out;
-    }
-    if (stat(path, &info) != 0) {
-        st = status_fail(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
-    if (!S_ISDIR(info.st_mode)) {
-        st = status_fail(ST_INVALID, "%s is no folder; name the one that cw-trainer train wrote",
-                         path);
-        goto out;
-    }
+    if (!run.path || !run.name) FAIL(ST_NO_MEMORY, "no memory to read %s", path);
+    if (stat(path, &info) != 0)
+        FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        FAIL(ST_INVALID, "%s is no folder; name the one that cw-trainer train wrote", path);
     CHECK(read_files(&run));
     *ret = run;
 out:

@@ -1,11 +1,9 @@
 /* series.c: metrics.jsonl into memory, 16 bytes a number: 100,000 steps of 80 keys are 128 MB, and
  * the file itself is never held whole. */
 #include "tools/report/series.h"
-#include "common/base/bytes.h"
+#include "common/base/file.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,8 +34,9 @@ static bool series_push(struct series *s, int64_t step, double value)
     return true;
 }
 
-static enum status take_line(struct metrics *m, const char *text, size_t len)
+static enum status take_line(void *context, const char *text, size_t len)
 {
+    struct metrics *m = context;
     enum status st = ST_OK;
     const char *key;
     const json_t *value;
@@ -53,11 +52,8 @@ static enum status take_line(struct metrics *m, const char *text, size_t len)
         double number = json_number_value(value);
         if (!json_is_number(value) || fabs(number) > LARGEST || value == step) continue;
         struct series *s = series_of(m, key);
-        if (!s || !series_push(s, m->last_step, number)) {
-            st = status_fail(ST_NO_MEMORY, "no memory for %lld lines of metrics",
-                             (long long)m->n_lines);
-            goto out;
-        }
+        if (!s || !series_push(s, m->last_step, number))
+            FAIL(ST_NO_MEMORY, "no memory for %lld lines of metrics", (long long)m->n_lines);
     }
 out:
     json_decref(line);
@@ -66,34 +62,16 @@ out:
 
 enum status metrics_read(const char *path, struct metrics *ret)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct metrics m = {.index = json_object(), .first_step = -1, .last_step = -1};
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t len;
-    FILE *file = fopen(path, "re");
-    if (!file) {
-        st = status_fail(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
-    while ((len = getline(&line, &room, file)) > 0)
-        if (line[len - 1] == '\n') CHECK(take_line(&m, line, (size_t)len));
-    if (ferror(file)) {
-        st = status_fail(ST_IO, "%s: %s", path, strerror(errno));
-        goto out;
-    }
-    if (m.n_lines == 0 && m.n_bad > 0) {
-        st =
-            status_fail(ST_FORMAT,
-                        "%s: no line is an object with a \"step\": it is not what cw-trainer train "
-                        "writes",
-                        path);
-        goto out;
-    }
+    CHECK(file_each_line(path, take_line, &m));
+    if (m.n_lines == 0 && m.n_bad > 0)
+        FAIL(ST_FORMAT,
+             "%s: no line is an object with a \"step\": it is not what cw-trainer train "
+             "writes",
+             path);
     *ret = m;
 out:
-    free(line);
-    if (file) fclose(file);
     if (st != ST_OK) metrics_release(&m);
     return st;
 }
@@ -109,7 +87,7 @@ void metrics_release(struct metrics *m)
     *m = (struct metrics){0};
 }
 
-const struct series *metrics_find(const struct metrics *m, const char *key)
+struct series *metrics_find(const struct metrics *m, const char *key)
 {
     const json_t *place = json_object_get(m->index, key);
     return place ? &m->series[json_integer_value(place)] : NULL;

@@ -29,7 +29,7 @@ struct metrics {
 // others that cannot be read are counted. ST_FORMAT where no line could be.
 enum status metrics_read(const char *path, struct metrics *ret);
 void metrics_release(struct metrics *m);
-const struct series *metrics_find(const struct metrics *m, const char *key); // NULL: none
+struct series *metrics_find(const struct metrics *m, const char *key); // NULL: none
 
 struct curve_point { // a run of neighbouring points of a series
     double step;     // their mean

@@ -1,15 +1,14 @@
 /* main.c: cw-word-problems, grade-school word problems of GSM8K's form, as many as asked for. One
  * thread.
  *
- * Problem i is drawn from its own random stream (seed, i) and the training problems come last, so a
- * larger --count begins with the problems of a smaller one. No question is given out twice, over
+ * Problem i is sampled from its own random stream (seed, i) and the training problems come last, so
+ * a larger --count begins with the problems of a smaller one. No question is given out twice, over
  * all files.
  */
 #include "common/base/hash.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "tools/word-problems/problem.h"
 #include "tools/word-problems/tokenizer.h"
 
@@ -51,7 +50,7 @@ static bool seen_before(struct seen *s, uint64_t hash) // and adds it
 struct source {
     const struct config *config;
     struct seen seen;
-    uint64_t next; // problem to draw
+    uint64_t next; // problem to sample
     struct problem problem;
 };
 
@@ -89,50 +88,36 @@ static json_t *line_of(const struct source *s, bool warm_start, bool careless)
 
 static enum status write_file(struct source *s, const char *name, int64_t count, bool warm_start)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct bytes text = BYTES_INIT;
     struct rng teacher;
-    char *path = path_join(s->config->out, name);
+    char path[PATH_ROOM];
     rng_init(&teacher, (uint64_t)s->config->seed, UINT64_MAX);
+    CHECK(path_put(path, s->config->out, "%s", name));
     for (int64_t i = 0; i < count; i++) {
         CHECK(next_problem(s));
         bool careless = rng_uniform(&teacher) < (float)s->config->careless;
-        json_t *line = line_of(s, warm_start, careless);
-        char *dumped = line ? json_dumps(line, JSON_COMPACT) : NULL;
-        if (dumped) bytes_puts(&text, dumped);
-        bytes_puts(&text, "\n");
-        free(dumped);
-        json_decref(line);
-        if (!dumped || text.failed) {
-            st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
-            goto out;
-        }
-    }
-    if (!path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
-        goto out;
+        CHECK(json_put_line(&text, line_of(s, warm_start, careless), 0));
     }
     CHECK(file_write_atomic(path, 0644, bytes_text(&text), text.len));
     printf("%s: %" PRId64 " problems\n", path, count);
 out:
     bytes_release(&text);
-    free(path);
     return st;
 }
 
-static enum status write_all(const struct config *c)
+static enum status write_all(void *context)
 {
-    enum status st = ST_OK;
+    const struct config *c = context;
+    enum status st;
     struct source s = {.config = c};
-    char *tokenizer = path_join(c->out, "tokenizer");
+    char tokenizer[PATH_ROOM];
     size_t slots = 16;
     while (slots < 2 * (size_t)(c->count + c->heldout + c->sft)) slots *= 2;
     s.seen.mask = slots - 1;
     s.seen.slots = calloc(slots, sizeof *s.seen.slots);
-    if (!tokenizer || !s.seen.slots) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %zu problems", slots / 2);
-        goto out;
-    }
+    if (!s.seen.slots) FAIL(ST_NO_MEMORY, "no memory for %zu problems", slots / 2);
+    CHECK(path_put(tokenizer, c->out, "tokenizer"));
     CHECK(file_make_folders(tokenizer));
     CHECK(word_tokenizer_write(tokenizer));
     CHECK(write_file(&s, "heldout.jsonl", c->heldout, false));
@@ -141,7 +126,6 @@ static enum status write_all(const struct config *c)
 out:
     problem_release(&s.problem);
     free(s.seen.slots);
-    free(tokenizer);
     return st;
 }
 
@@ -163,40 +147,36 @@ static const struct option_spec options[] = {
             "largest number in a problem; results go up to five times that"),
     OPT_DOUBLE("asides", problem.asides, "0.2", "SHARE", 0, 1,
                "of the steps that have a sentence before them which does not matter"),
-    OPT_INT("seed", seed, "1", "N", 0, 1e15, "of all that is drawn"),
+    OPT_INT("seed", seed, "1", "N", 0, 1e15, "of all that is random"),
     OPT_END,
 };
+
+static enum status check(void *context, struct option_set *set)
+{
+    const struct config *c = context;
+    (void)set;
+    if (!c->out) return status_fail(ST_INVALID, "--out is missing: the folder to write into");
+    if (c->problem.min_steps > c->problem.max_steps)
+        return status_fail(ST_INVALID, "--min-steps %" PRId64 " is above --max-steps %" PRId64,
+                           c->problem.min_steps, c->problem.max_steps);
+    return ST_OK;
+}
 
 int main(int argc, char **argv)
 {
     struct config config = {0};
-    struct option_set *set = NULL;
-    int exit_status = 0;
-    log_open("cw-word-problems", LOG_INFO);
-    enum option_result parsed = options_parse(
-        options, "cw-word-problems",
-        "--out DIR [options]\n\n"
-        "Writes word problems: train.jsonl and heldout.jsonl as GSM8K has them ({\"question\", "
-        "\"answer\"},\nthe answer worked out and ending on \"#### N\"), sft.jsonl for a warm start "
-        "({\"prompt\",\n\"completion\"}), no problem in two of them, and tokenizer/ for their "
-        "words.",
-        argc, argv, 0, &config, NULL, &set);
-    if (parsed == OPTIONS_DONE) return 0;
-    if (parsed == OPTIONS_OK && !config.out) {
-        status_fail(ST_INVALID, "--out is missing: the folder to write into");
-        parsed = OPTIONS_BAD;
-    } else if (parsed == OPTIONS_OK && config.problem.min_steps > config.problem.max_steps) {
-        status_fail(ST_INVALID, "--min-steps %" PRId64 " is above --max-steps %" PRId64,
-                    config.problem.min_steps, config.problem.max_steps);
-        parsed = OPTIONS_BAD;
-    }
-    if (parsed == OPTIONS_BAD) {
-        log_error("%s", status_message());
-        exit_status = 2;
-    } else if (write_all(&config) != ST_OK) {
-        log_error("%s", status_message());
-        exit_status = 1;
-    }
-    options_free(set);
-    return exit_status;
+    const struct program program = {
+        .name = "cw-word-problems",
+        .usage = "--out DIR [options]\n\n"
+                 "Writes word problems: train.jsonl and heldout.jsonl as GSM8K has them "
+                 "({\"question\", \"answer\"},\nthe answer worked out and ending on \"#### N\"), "
+                 "sft.jsonl for a warm start ({\"prompt\",\n\"completion\"}), no problem in two "
+                 "of them, and tokenizer/ for their words.",
+        .options = options,
+        .config = &config,
+        .check = check,
+        .run = write_all,
+        .context = &config,
+    };
+    return program_main(&program, argc, argv);
 }

@@ -1,6 +1,6 @@
 /* problem.c: tells a problem and works it out. Stateless but for the caller's random stream.
  *
- * A problem is a chain of steps on one quantity: each step has an operator, a drawn operand, a
+ * A problem is a chain of steps on one quantity: each step has an operator, a random operand, a
  * sentence that tells it and one that works it out. What the quantity counts (things, things in
  * each box, dollars) decides which steps may follow and how the question is put. Sentences that
  * have nothing to do with it are strewn in. Words come from short lists, so that a tokenizer can
@@ -8,10 +8,11 @@
  */
 #include "tools/word-problems/problem.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define COUNT_OF(array) ((int)(sizeof(array) / sizeof *(array)))
-#define MAX_TELL        4
 
 // ---- words --------------------------------------------------------------------------------------
 
@@ -43,152 +44,83 @@ static const char *const goods[] = {"lunch", "a hat", "a lamp", "paint", "a tick
 // %N the person asked about, %F another one, %p %P %g he, He, his (the name, once there was an
 // aside); %O the things, %D other things; %C %c boxes, box; %G something bought; %x the quantity
 // before the step, %b the operand, %y the quantity after it, %n a number that does not matter.
+// Several ways to say a thing stand in one text, with | between them.
 
 enum counts { NOTHING, THINGS, IN_EACH, DOLLARS }; // what the quantity is; NOTHING: not told yet
 
 static const struct step {
     enum counts from, to;
-    char sign;       // '=' starts: y = b
-    int least, most; // of the operand; most 0: --max-number
-    bool passes_on;  // %F is the person asked about from here on
-    int weight;      // how often it is drawn
-    const char *tell[MAX_TELL], *work[2];
+    char sign;      // '=' starts: y = b
+    int min, max;   // of the operand; max 0: --max-number
+    bool passes_on; // %F is the person asked about from here on
+    int weight;     // how often it is sampled
+    const char *tell, *work;
 } steps[] = {
-    {NOTHING,
-     THINGS,
-     '*',
-     2,
-     12,
-     false,
-     2,
-     {"%N buys %x %C of %O. Each %c holds %b %O.",
-      "There are %x %C with %b %O each in the room of %N.", "%N fills %x %C with %b %O each."},
-     {"%N has %x * %b = %y %O.", "In all there are %x * %b = %y %O."}},
-    {THINGS,
-     THINGS,
-     '+',
-     2,
-     0,
-     false,
-     4,
-     {"%F gives %N %b more %O.", "Then %p finds another %b %O.", "The next day %p buys %b more %O.",
-      "Later %p gets %b %O as a present."},
-     {"Then %N has %x + %b = %y %O.", "With these it is %x + %b = %y %O."}},
-    {THINGS,
-     THINGS,
-     '-',
-     2,
-     0,
-     false,
-     5,
-     {"%P gives %b of them to %F.", "On the way home %p loses %b %O.",
-      "At school %p hands out %b of the %O.", "After that %b of the %O break."},
-     {"%P keeps %x - %b = %y %O.", "That leaves %x - %b = %y %O."}},
-    {THINGS,
-     THINGS,
-     '*',
-     2,
-     6,
-     false,
-     1,
-     {"By the end of the month %p has %b times as many %O.",
-      "A year later %p has %b times as many %O."},
-     {"That makes %x * %b = %y %O."}},
-    {THINGS,
-     THINGS,
-     '/',
-     2,
-     2,
-     false,
-     1,
-     {"%P gives half of the %O to %F.", "Half of the %O get lost.", "%P keeps only half of them."},
-     {"Half of them is %x / %b = %y %O."}},
-    {THINGS,
-     THINGS,
-     '+',
-     2,
-     0,
-     true,
-     2,
-     {"%F has %b more %O than %N."},
-     {"%F has %x + %b = %y %O."}},
-    {THINGS,
-     THINGS,
-     '-',
-     2,
-     0,
-     true,
-     2,
-     {"%F has %b fewer %O than %N."},
-     {"%F has %x - %b = %y %O."}},
-    {THINGS,
-     THINGS,
-     '*',
-     2,
-     6,
-     true,
-     2,
-     {"%F has %b times as many %O as %N."},
-     {"%F has %x * %b = %y %O."}},
-    {THINGS,
-     IN_EACH,
-     '/',
-     2,
-     12,
-     false,
-     3,
-     {
-         "%P shares all the %O equally among %b %C.",
-         "%P puts the %O into %b %C, as many in each.",
-     },
-     {"Each %c gets %x / %b = %y %O."}},
-    {THINGS,
-     DOLLARS,
-     '*',
-     2,
-     12,
-     false,
-     3,
-     {"%P sells all of the %O for $%b each.", "%F buys all of the %O for $%b each."},
-     {"%P gets %x * %b = %y dollars."}},
-    {DOLLARS,
-     DOLLARS,
-     '-',
-     2,
-     0,
-     false,
-     2,
-     {"%P spends $%b on %G.", "Then %p pays $%b for %G."},
-     {"That leaves %x - %b = %y dollars."}},
-    {DOLLARS,
-     DOLLARS,
-     '+',
-     2,
-     0,
-     false,
-     2,
-     {"%F gives %N another $%b.", "%P finds $%b in %g coat."},
-     {"Then %p has %x + %b = %y dollars."}},
+    {NOTHING, THINGS, '*', 2, 12, false, 2,
+     "%N buys %x %C of %O. Each %c holds %b %O.|"
+     "There are %x %C with %b %O each in the room of %N.|"
+     "%N fills %x %C with %b %O each.",
+     "%N has %x * %b = %y %O.|"
+     "In all there are %x * %b = %y %O."},
+    {THINGS, THINGS, '+', 2, 0, false, 4,
+     "%F gives %N %b more %O.|"
+     "Then %p finds another %b %O.|"
+     "The next day %p buys %b more %O.|"
+     "Later %p gets %b %O as a present.",
+     "Then %N has %x + %b = %y %O.|"
+     "With these it is %x + %b = %y %O."},
+    {THINGS, THINGS, '-', 2, 0, false, 5,
+     "%P gives %b of them to %F.|"
+     "On the way home %p loses %b %O.|"
+     "At school %p hands out %b of the %O.|"
+     "After that %b of the %O break.",
+     "%P keeps %x - %b = %y %O.|"
+     "That leaves %x - %b = %y %O."},
+    {THINGS, THINGS, '*', 2, 6, false, 1,
+     "By the end of the month %p has %b times as many %O.|"
+     "A year later %p has %b times as many %O.",
+     "That makes %x * %b = %y %O."},
+    {THINGS, THINGS, '/', 2, 2, false, 1,
+     "%P gives half of the %O to %F.|"
+     "Half of the %O get lost.|"
+     "%P keeps only half of them.",
+     "Half of them is %x / %b = %y %O."},
+    {THINGS, THINGS, '+', 2, 0, true, 2, "%F has %b more %O than %N.", "%F has %x + %b = %y %O."},
+    {THINGS, THINGS, '-', 2, 0, true, 2, "%F has %b fewer %O than %N.", "%F has %x - %b = %y %O."},
+    {THINGS, THINGS, '*', 2, 6, true, 2, "%F has %b times as many %O as %N.",
+     "%F has %x * %b = %y %O."},
+    {THINGS, IN_EACH, '/', 2, 12, false, 3,
+     "%P shares all the %O equally among %b %C.|"
+     "%P puts the %O into %b %C, as many in each.",
+     "Each %c gets %x / %b = %y %O."},
+    {THINGS, DOLLARS, '*', 2, 12, false, 3,
+     "%P sells all of the %O for $%b each.|"
+     "%F buys all of the %O for $%b each.",
+     "%P gets %x * %b = %y dollars."},
+    {DOLLARS, DOLLARS, '-', 2, 0, false, 2,
+     "%P spends $%b on %G.|"
+     "Then %p pays $%b for %G.",
+     "That leaves %x - %b = %y dollars."},
+    {DOLLARS, DOLLARS, '+', 2, 0, false, 2,
+     "%F gives %N another $%b.|"
+     "%P finds $%b in %g coat.",
+     "Then %p has %x + %b = %y dollars."},
 };
-static const char *const openings[] = {
-    "%N has %x %O.",
-    "In the morning %N picks %x %O.",
-    "%N has a box with %x %O in it.",
-    "At the market %N buys %x %O.",
-    "%N gets %x %O from %F.",
-};
-static const char *const asides[] = {
-    "%F has %n %D.",
-    "%N is %n years old.",
-    "There are %n children in the class of %N.",
-    "The shop is %n miles away.",
-    "%F has walked for %n minutes.",
-    "Last year %N had %n %D.",
-};
-static const char *const questions[][2] = {
-    [THINGS] = {"How many %O does %N have now?", "How many %O does %N have in the end?"},
-    [IN_EACH] = {"How many %O are in each %c?", "How many %O does each %c hold?"},
-    [DOLLARS] = {"How many dollars does %N have now?", "How much money does %N have, in dollars?"},
+static const char openings[] = "%N has %x %O.|"
+                               "In the morning %N picks %x %O.|"
+                               "%N has a box with %x %O in it.|"
+                               "At the market %N buys %x %O.|"
+                               "%N gets %x %O from %F.";
+static const char asides[] = "%F has %n %D.|"
+                             "%N is %n years old.|"
+                             "There are %n children in the class of %N.|"
+                             "The shop is %n miles away.|"
+                             "%F has walked for %n minutes.|"
+                             "Last year %N had %n %D.";
+static const char *const questions[] = {
+    [THINGS] = "How many %O does %N have now?|How many %O does %N have in the end?",
+    [IN_EACH] = "How many %O are in each %c?|How many %O does each %c hold?",
+    [DOLLARS] = "How many dollars does %N have now?|How much money does %N have, in dollars?",
 };
 
 struct story {
@@ -200,94 +132,88 @@ struct story {
     bool by_name; // a pronoun might be another person's
 };
 
-static void say(struct bytes *to, const struct story *s, const char *sentence)
-{
-    if (to->len && to->data[to->len - 1] != '\n') bytes_puts(to, " ");
-    for (const char *c = sentence; *c; c++) {
-        if (*c != '%') {
-            bytes_append(to, c, 1);
-            continue;
-        }
-        switch (*++c) {
-        case 'N':
-            bytes_puts(to, s->who->name);
-            break;
-        case 'F':
-            bytes_puts(to, s->other->name);
-            break;
-        case 'p':
-            bytes_puts(to, s->by_name ? s->who->name : s->who->they);
-            break;
-        case 'P':
-            bytes_puts(to, s->by_name ? s->who->name : s->who->They);
-            break;
-        case 'g':
-            bytes_puts(to, s->who->their);
-            break;
-        case 'O':
-            bytes_puts(to, s->thing);
-            break;
-        case 'D':
-            bytes_puts(to, s->other_thing);
-            break;
-        case 'C':
-            bytes_puts(to, s->container->many);
-            break;
-        case 'c':
-            bytes_puts(to, s->container->one);
-            break;
-        case 'G':
-            bytes_puts(to, s->good);
-            break;
-        case 'x':
-            bytes_printf(to, "%ld", s->x);
-            break;
-        case 'b':
-            bytes_printf(to, "%ld", s->b);
-            break;
-        case 'y':
-            bytes_printf(to, "%ld", s->y);
-            break;
-        default:
-            bytes_printf(to, "%ld", s->n);
-        }
-    }
-}
-
-// ---- a problem ----------------------------------------------------------------------------------
-
-static int draw(struct rng *rng, int n)
+static int pick(struct rng *rng, int n)
 {
     return (int)rng_below(rng, (uint32_t)n);
 }
 
-static long between(struct rng *rng, long least, long most)
+// What stands for a sign; numbers are written into `number`.
+static const char *word_of(const struct story *s, char sign, char number[24])
 {
-    return least + draw(rng, (int)(most - least + 1));
+    switch (sign) {
+    case 'N':
+        return s->who->name;
+    case 'F':
+        return s->other->name;
+    case 'p':
+        return s->by_name ? s->who->name : s->who->they;
+    case 'P':
+        return s->by_name ? s->who->name : s->who->They;
+    case 'g':
+        return s->who->their;
+    case 'O':
+        return s->thing;
+    case 'D':
+        return s->other_thing;
+    case 'C':
+        return s->container->many;
+    case 'c':
+        return s->container->one;
+    case 'G':
+        return s->good;
+    }
+    snprintf(number, 24, "%ld",
+             sign == 'x'   ? s->x
+             : sign == 'b' ? s->b
+             : sign == 'y' ? s->y
+                           : s->n);
+    return number;
 }
 
-static const struct person *draw_person(struct rng *rng, const struct person *not_this)
+// The next way to say it, behind this one; NULL: there is none.
+static const char *next_way(const char *text)
+{
+    const char *bar = strchr(text, '|');
+    return bar ? bar + 1 : NULL;
+}
+
+// Appends one of the ways.
+static void say(struct bytes *to, const struct story *s, const char *ways)
+{
+    char number[24];
+    int n = 0;
+    for (const char *way = ways; way; way = next_way(way)) n++;
+    for (int skip = pick(s->rng, n); skip > 0; skip--) ways = next_way(ways);
+    if (to->len && to->data[to->len - 1] != '\n') bytes_puts(to, " ");
+    for (const char *c = ways; *c && *c != '|'; c++)
+        if (*c == '%')
+            bytes_puts(to, word_of(s, *++c, number));
+        else
+            bytes_append(to, c, 1);
+}
+
+// ---- a problem ----------------------------------------------------------------------------------
+
+static long between(struct rng *rng, long min, long max)
+{
+    return min + pick(rng, (int)(max - min + 1));
+}
+
+static const struct person *pick_person(struct rng *rng, const struct person *not_this)
 {
     const struct person *p;
-    do p = &people[draw(rng, COUNT_OF(people))];
+    do p = &people[pick(rng, COUNT_OF(people))];
     while (p == not_this);
     return p;
 }
 
-static int n_sentences(const char *const *list, int most)
-{
-    int n = 0;
-    while (n < most && list[n]) n++;
-    return n;
-}
-
-// Draws the operand and fills y. False: the step does not fit this quantity.
+// Samples the operand and fills y. False: the step does not fit this quantity.
 static bool take_step(struct story *s, const struct step *step, const struct problem_options *c)
 {
-    long most = step->most ? step->most : c->max_number, limit = 5 * c->max_number;
-    if (step->sign == '-' && most >= s->x) most = s->x - 1;
-    if (most < step->least) return false;
-    s->b = between(s->rng, step->least, most);
+    long max = step->max ? step->max : c->max_number, limit = 5 * c->max_number;
+    if (step->sign == '-' && max >= s->x) max = s->x - 1;
+    if (max < step->min) return false;
+    s->b = between(s->rng, step->min, max);
     switch (step->sign) {
     case '+':
         s->y = s->x + s->b;
@@ -305,16 +231,16 @@ static bool take_step(struct story *s, const struct step *step, const struct pro
     return s->y <= limit;
 }
 
-// The next step from a quantity that counts `from`; NULL: none fits, draw the problem anew. A step
+// The next step from a quantity that counts `from`; NULL: none fits, begin the problem anew. A step
 // that nothing may follow is kept for the last.
-static const struct step *draw_step(struct story *s, enum counts from, bool last,
+static const struct step *pick_step(struct story *s, enum counts from, bool last,
                                     const struct problem_options *c)
 {
     for (int attempt = 0; attempt < 50; attempt++) {
         int total = 0, at;
         for (int i = 0; i < COUNT_OF(steps); i++)
             if (steps[i].from == from && (last || steps[i].to != IN_EACH)) total += steps[i].weight;
-        at = draw(s->rng, total);
+        at = pick(s->rng, total);
         for (int i = 0; i < COUNT_OF(steps); i++) {
             if (steps[i].from != from || (!last && steps[i].to == IN_EACH)) continue;
             if ((at -= steps[i].weight) >= 0) continue;
@@ -330,7 +256,7 @@ static void aside(struct problem *p, struct story *s, const struct problem_optio
     if (rng_uniform(s->rng) >= (float)c->asides) return;
     s->by_name = true;
     s->n = between(s->rng, 2, c->max_number);
-    say(&p->question, s, asides[draw(s->rng, COUNT_OF(asides))]);
+    say(&p->question, s, asides);
 }
 
 bool problem_tell(struct problem *p, struct rng *rng, const struct problem_options *c)
@@ -343,38 +269,38 @@ bool problem_tell(struct problem *p, struct rng *rng, const struct problem_optio
     bytes_clear(&p->careless);
     p->n_steps = n;
     s->by_name = false;
-    s->who = draw_person(s->rng, NULL);
-    s->thing = things[draw(s->rng, COUNT_OF(things))];
-    do s->other_thing = things[draw(s->rng, COUNT_OF(things))];
+    s->who = pick_person(s->rng, NULL);
+    s->thing = things[pick(s->rng, COUNT_OF(things))];
+    do s->other_thing = things[pick(s->rng, COUNT_OF(things))];
     while (s->other_thing == s->thing);
-    s->container = &containers[draw(s->rng, COUNT_OF(containers))];
-    s->good = goods[draw(s->rng, COUNT_OF(goods))];
-    s->other = draw_person(s->rng, s->who);
-    s->x = between(s->rng, 2, draw(s->rng, 4) ? c->max_number : 12);
-    if (s->x > 12 || draw(s->rng, 3)) { // told as it is; else by a first step of its own
-        say(&p->question, s, openings[draw(s->rng, COUNT_OF(openings))]);
+    s->container = &containers[pick(s->rng, COUNT_OF(containers))];
+    s->good = goods[pick(s->rng, COUNT_OF(goods))];
+    s->other = pick_person(s->rng, s->who);
+    s->x = between(s->rng, 2, pick(s->rng, 4) ? c->max_number : 12);
+    if (s->x > 12 || pick(s->rng, 3)) { // told as it is; else by a first step of its own
+        say(&p->question, s, openings);
         counts = THINGS;
     }
     for (int i = 0; i < n; i++) {
-        const struct step *step = draw_step(s, counts, i + 1 == n, c);
+        const struct step *step = pick_step(s, counts, i + 1 == n, c);
         if (!step) return false;
         if (counts != NOTHING) aside(p, s, c);
-        s->other = draw_person(s->rng, s->who);
-        say(&p->question, s, step->tell[draw(s->rng, n_sentences(step->tell, MAX_TELL))]);
+        s->other = pick_person(s->rng, s->who);
+        say(&p->question, s, step->tell);
         if (i + 1 == n && n > 1) {
             bytes_append(&p->careless, p->answer.data, p->answer.len);
             bytes_printf(&p->careless, "#### %ld", s->x);
         }
-        say(&p->answer, s, step->work[draw(s->rng, n_sentences(step->work, 2))]);
+        say(&p->answer, s, step->work);
         bytes_puts(&p->answer, "\n");
         if (step->passes_on) s->who = s->other;
-        s->other = draw_person(s->rng, s->who);
+        s->other = pick_person(s->rng, s->who);
         s->x = s->y;
         counts = step->to;
     }
     bytes_printf(&p->answer, "#### %ld", s->x);
     if (n == 1) bytes_append(&p->careless, p->answer.data, p->answer.len);
-    say(&p->question, s, questions[counts][draw(s->rng, 2)]);
+    say(&p->question, s, questions[counts]);
     return true;
 }
 
@@ -385,7 +311,14 @@ void problem_release(struct problem *p)
     bytes_release(&p->careless);
 }
 
-void problem_texts(bool line_starts, void (*take)(void *context, const char *text), void *context)
+typedef void (*text_fn)(void *context, const char *text);
+
+static void each_way(const char *ways, text_fn take, void *context)
+{
+    for (; ways; ways = next_way(ways)) take(context, ways);
+}
+
+void problem_texts(bool line_starts, text_fn take, void *context)
 {
     for (int i = 0; i < COUNT_OF(people); i++) {
         take(context, people[i].name);
@@ -401,11 +334,11 @@ void problem_texts(bool line_starts, void (*take)(void *context, const char *tex
     }
     for (int i = 0; !line_starts && i < COUNT_OF(goods); i++) take(context, goods[i]);
     for (int i = 0; i < COUNT_OF(steps); i++) {
-        for (int k = 0; k < MAX_TELL && steps[i].tell[k]; k++) take(context, steps[i].tell[k]);
-        for (int k = 0; k < 2 && steps[i].work[k]; k++) take(context, steps[i].work[k]);
+        each_way(steps[i].tell, take, context);
+        each_way(steps[i].work, take, context);
     }
-    for (int i = 0; i < COUNT_OF(openings); i++) take(context, openings[i]);
-    for (int i = 0; !line_starts && i < COUNT_OF(asides); i++) take(context, asides[i]);
-    for (int i = THINGS; !line_starts && i <= DOLLARS; i++)
-        for (int k = 0; k < 2; k++) take(context, questions[i][k]);
+    each_way(openings, take, context);
+    if (line_starts) return;
+    each_way(asides, take, context);
+    for (int i = THINGS; i <= DOLLARS; i++) each_way(questions[i], take, context);
 }

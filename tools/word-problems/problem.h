@@ -18,11 +18,12 @@ struct problem { // all zero: empty; bytes_status() of the three tells of want o
     struct bytes careless;         // the same by one who leaves out the last of several steps
     int n_steps;
 };
-// A new problem in place of the one there. False: no step fitted; draw on.
+// A new problem in place of the one there. False: no step fitted; ask again.
 bool problem_tell(struct problem *p, struct rng *rng, const struct problem_options *options);
 void problem_release(struct problem *p);
 
-// Gives out every text whose words problems use, with %-signs for what is put in; line_starts: only
+// Gives out every text whose words problems use, to its end or a |, with %-signs for what is put
+// in; line_starts: only
 // those that may begin a line, of which the first word then does.
 void problem_texts(bool line_starts, void (*take)(void *context, const char *text), void *context);
 

@@ -11,7 +11,6 @@
 
 #include <ctype.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 struct words {
     json_t *vocab, *merges;
@@ -51,7 +50,7 @@ static void add_word(struct words *w, const char *word, size_t len)
 static void add_words(void *context, const char *text)
 {
     struct words *w = context;
-    for (const char *c = text; *c && (c == text || !w->line_starts);) {
+    for (const char *c = text; *c && *c != '|' && (c == text || !w->line_starts);) {
         size_t n = 0;
         while (isalpha((unsigned char)c[n])) n++;
         if (n) add_word(w, c, n);
@@ -75,9 +74,10 @@ enum status word_tokenizer_write(const char *folder)
 {
     enum status st;
     struct words w = {.vocab = json_object(), .merges = json_array()};
-    char *tokenizer_path = path_join(folder, "tokenizer.json");
-    char *config_path = path_join(folder, "tokenizer_config.json");
+    char tokenizer_path[PATH_ROOM], config_path[PATH_ROOM];
     json_t *tokenizer = NULL, *config = NULL;
+    CHECK(path_put(tokenizer_path, folder, "tokenizer.json"));
+    CHECK(path_put(config_path, folder, "tokenizer_config.json"));
     add_bytes(&w);
     int end = w.next_id++;
     problem_texts(false, add_words, &w); // first: " Tom" must not become " " and "Tom"
@@ -98,10 +98,7 @@ enum status word_tokenizer_write(const char *folder)
         w.merges);
     config = json_pack("{s:s, s:s, s:s}", "tokenizer_class", "PreTrainedTokenizerFast", "eos_token",
                        END_OF_TEXT, "pad_token", END_OF_TEXT);
-    if (w.failed || !tokenizer || !config || !tokenizer_path || !config_path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a tokenizer");
-        goto out;
-    }
+    if (w.failed || !tokenizer || !config) FAIL(ST_NO_MEMORY, "no memory for a tokenizer");
     CHECK(json_write_file(tokenizer_path, 0644, tokenizer));
     CHECK(json_write_file(config_path, 0644, config));
     printf("%s: %d tokens\n", folder, w.next_id);
@@ -110,7 +107,5 @@ out:
     json_decref(config);
     json_decref(w.vocab);
     json_decref(w.merges);
-    free(tokenizer_path);
-    free(config_path);
     return st;
 }

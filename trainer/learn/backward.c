@@ -14,6 +14,8 @@
 struct backward {
     struct model *m;
     const struct weights *grads;
+    const struct adapter *adapter; // that is trained; NULL: none
+    const struct weights *adapter_grads;
     int lowest; // layer that is trained, or has something below it that is
     int max_tokens, max_targets;
     // device scratch
@@ -124,6 +126,13 @@ out:
     return st;
 }
 
+void backward_use_adapter(struct backward *b, const struct adapter *a, const struct weights *grads)
+{
+    b->adapter = a;
+    b->adapter_grads = grads;
+    if (a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
+}
+
 void backward_free(struct backward *b)
 {
     struct device_part parts[N_PARTS];
@@ -134,11 +143,10 @@ void backward_free(struct backward *b)
 }
 
 // ---- the head -----------------------------------------------------------------------------------
-enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
-                              const int32_t *targets, float temperature, float *ret_logprobs,
-                              float *ret_entropy)
+static enum status logprobs_by(struct backward *b, struct model *m, const struct batch *batch,
+                               const void *x, const int32_t *targets, float temperature,
+                               float *ret_logprobs, float *ret_entropy)
 {
-    struct model *m = b->m;
     int n = batch_rows(batch);
     if (n > b->max_targets)
         return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n,
@@ -151,10 +159,24 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
                         &head);
     }
-    b->logits_kept = n <= m->max_rows;
+    b->logits_kept = m == b->m && n <= m->max_rows;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
     if (ret_entropy) device_copy_out(m->dev, ret_entropy, b->entropy, (size_t)n * sizeof(float));
     return device_sync(m->dev);
+}
+
+enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
+                              const int32_t *targets, float temperature, float *ret_logprobs,
+                              float *ret_entropy)
+{
+    return logprobs_by(b, b->m, batch, x, targets, temperature, ret_logprobs, ret_entropy);
+}
+
+enum status backward_other_logprobs(struct backward *b, struct model *other,
+                                    const struct batch *batch, const void *x,
+                                    const int32_t *targets, float temperature, float *ret_logprobs)
+{
+    return logprobs_by(b, other, batch, x, targets, temperature, ret_logprobs, NULL);
 }
 
 // dx (rows, k) = (add ? dx : 0) + dy (rows, n) . w (n, k)
@@ -181,6 +203,31 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
         .m = n, .n = k, .k = rows, .trans_a = true, .beta = 1, .in = m->dt, .out = DT_F32};
     if (dw) m->ops->matmul(m->dev, dw, dy, x, NULL, &shape);
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
+}
+
+// A matmul of a layer, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
+struct matrix {
+    enum tensor_role role;
+    int layer;
+    const void *w;
+    void *dw, *db; // NULL: not trained
+    int n, k;
+    bool add;
+};
+
+// dx (rows, k) = (add ? dx : 0) + the gradient, through the adapter too where there is one.
+static void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                        const struct matrix *w)
+{
+    struct model *m = b->m;
+    struct lora_args args;
+    struct lora_grads grads[LORA_PARTS];
+    back_to_weight(m, w->dw, w->db, dy, x, rows, w->n, w->k);
+    input_back(m, dx, dy, w->w, rows, w->n, w->k, w->add);
+    if (!b->adapter || !adapter_table_args(m->adapters, w->role, w->layer, rows, NULL, &args))
+        return;
+    adapter_grads(b->adapter, b->adapter_grads, w->role, w->layer, grads);
+    m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
 }
 
 // Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
@@ -328,11 +375,13 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
         dout = b->dexpert;
     }
     m->ops->act(m->dev, m->act, tape->shared_gate_up, &act);
-    back_to_weight(m, g->shared_down, NULL, dout, m->act, rows, hidden, inner);
-    back_to_input(m, b->dact, dout, w->shared_down, rows, hidden, inner);
+    matrix_back(b, b->dact, dout, m->act, rows,
+                &(struct matrix){ROLE_SHARED_DOWN, l, w->shared_down, g->shared_down, NULL, hidden,
+                                 inner, false});
     m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->shared_gate_up, &act);
-    back_to_weight(m, g->shared_gate_up, NULL, b->dgate_up, m->normed, rows, up, hidden);
-    input_back(m, b->dnormed, b->dgate_up, w->shared_gate_up, rows, up, hidden, true);
+    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows,
+                &(struct matrix){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, g->shared_gate_up, NULL,
+                                 up, hidden, true});
 }
 
 // From m->normed and dx, the plain MLP's gradients; leaves the gradient of m->normed in dnormed.
@@ -349,11 +398,13 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
     const void *dout = residual_back(b, rows, &post_norm, g->post_mlp_norm);
 
     m->ops->act(m->dev, m->act, tape->gate_up, &act);
-    back_to_weight(m, g->down, g->down_bias, dout, m->act, rows, hidden, inner);
-    back_to_input(m, b->dact, dout, w->down, rows, hidden, inner);
+    matrix_back(
+        b, b->dact, dout, m->act, rows,
+        &(struct matrix){ROLE_DOWN, l, w->down, g->down, g->down_bias, hidden, inner, false});
     m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, &act);
-    back_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->normed, rows, up, hidden);
-    back_to_input(m, b->dnormed, b->dgate_up, w->gate_up, rows, up, hidden);
+    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows,
+                &(struct matrix){ROLE_GATE_UP, l, w->gate_up, g->gate_up, g->gate_up_bias, up,
+                                 hidden, false});
 }
 
 // dx is the gradient of the layer's output on entry, of x_mid on return. A parallel block's MLP
@@ -416,15 +467,16 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
         .x = tape->attn_proj, .w = w->post_attn_norm, .rstd = tape->rstd_post1};
     const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
 
-    back_to_weight(m, g->o, g->o_bias, dout, tape->attn, rows, c->hidden, q_width);
-    back_to_input(m, b->dattn, dout, w->o, rows, c->hidden, q_width);
+    matrix_back(b, b->dattn, dout, tape->attn, rows,
+                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden, q_width, false});
     m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
                              &m->attn[l]);
     model_rotate(m, l, b->dqkv, batch, -1.0f);
     if (c->qk_norm) heads_norm_back(b, l, rows, tape);
     m->ops->norm(m->dev, m->normed, &norm, &shape);
-    back_to_weight(m, g->qkv, g->qkv_bias, b->dqkv, m->normed, rows, width, c->hidden);
-    back_to_input(m, b->dnormed, b->dqkv, w->qkv, rows, width, c->hidden);
+    matrix_back(
+        b, b->dnormed, b->dqkv, m->normed, rows,
+        &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
     m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
                       true);
     if (c->parallel_block)

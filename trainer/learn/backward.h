@@ -12,6 +12,9 @@ struct backward; // scratch and the chunked head
 // it are what is not trained; nothing is computed for them, nor below the lowest that is.
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
                          int max_targets, struct backward **ret);
+// Also adds the gradients of an adapter to `grads`, its plan in DT_F32, bound and cleared. It is
+// the first of the model's table (model_use_adapters()), and every row of a batch names it.
+void backward_use_adapter(struct backward *b, const struct adapter *a, const struct weights *grads);
 void backward_free(struct backward *b);
 size_t backward_bytes(const struct model *m, int max_tokens,
                       int max_targets); // for the memory plan
@@ -22,6 +25,10 @@ size_t backward_bytes(const struct model *m, int max_tokens,
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy);
+// The same by another model of the same shape, whose forward pass gave x, in this one's scratch.
+enum status backward_other_logprobs(struct backward *b, struct model *other,
+                                    const struct batch *batch, const void *x,
+                                    const int32_t *targets, float temperature, float *ret_logprobs);
 // Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause. The tape must
 // hold the batch's forward pass (layers that it does not keep are run again), and backward_logprobs
 // must have run on it last.

@@ -6,8 +6,7 @@
  * is to imitate is then still on the policy's tape.
  *
  * All device memory is taken once, in learner_prepare(): a step that worked once does not fail for
- * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time, for the policy
- * within backward_logprobs() and for the reference here.
+ * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time (backward.h).
  */
 #include "trainer/learn/learner.h"
 
@@ -18,8 +17,6 @@ struct reference { // frozen weights and a model of their own
     struct weights *weights;
     void *memory;
     struct model *model;
-    int32_t *targets;      // (max_targets), device
-    float *logprobs, *lse; // (max_targets), device
 };
 
 struct learner {
@@ -52,9 +49,6 @@ struct learner {
 static void reference_release(struct device *dev, struct reference *ref)
 {
     model_free(ref->model);
-    device_release(dev, ref->targets);
-    device_release(dev, ref->logprobs);
-    device_release(dev, ref->lse);
     device_release(dev, ref->memory);
     weights_free(ref->weights);
     *ref = (struct reference){0};
@@ -94,9 +88,7 @@ static void plan_arrays(struct learner *l, size_t free_before)
     plan->gradients = o.grads;
     plan->activations =
         tape_bytes(l->config, l->policy->dt, l->options.token_budget, l->options.recompute);
-    if (l->has_reference)
-        plan->reference =
-            l->policy->bytes + (size_t)l->max_targets * (sizeof(int32_t) + 2 * sizeof(float));
+    if (l->has_reference) plan->reference = l->policy->bytes;
     plan->total =
         plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
 }
@@ -146,9 +138,9 @@ static enum status check_room(const struct memory_plan *plan, const struct devic
     return status_fail(ST_NO_MEMORY, "training needs %.2f GiB on %s, where %.2f GiB are free: %s",
                        (double)plan->total * gib, device_spec(dev), (double)plan->free * gib,
                        by_rows
-                           ? "lower --token-budget or --logits-chunk, or give the daemon a smaller "
+                           ? "lower --token-budget or --logits-chunk, or give the server a smaller "
                              "--kv-memory"
-                           : "give the daemon a smaller --kv-memory or take a smaller model");
+                           : "give the server a smaller --kv-memory or take a smaller model");
 }
 
 static enum status new_learner(struct device *dev, const struct model_config *config,
@@ -256,17 +248,13 @@ static enum status reference_new(struct learner *l)
 {
     struct reference *ref = &l->ref;
     enum status st;
-    size_t n = (size_t)l->max_targets;
     CHECK(weights_plan(l->config, l->policy->dt, &ref->weights));
     CHECK(device_alloc(l->dev, ref->weights->bytes, &ref->memory));
     device_fill(l->dev, ref->memory, 0, ref->weights->bytes);
     weights_bind(ref->weights, ref->memory);
     CHECK(learner_set_reference(l, NULL));
-    CHECK(model_new(l->dev, l->config, ref->weights, l->options.token_budget,
-                    l->options.logits_chunk, l->options.max_context, &ref->model));
-    CHECK(device_alloc(l->dev, n * sizeof *ref->targets, (void **)&ref->targets));
-    CHECK(device_alloc(l->dev, n * sizeof *ref->logprobs, (void **)&ref->logprobs));
-    CHECK(device_alloc(l->dev, n * sizeof *ref->lse, (void **)&ref->lse));
+    st = model_new(l->dev, l->config, ref->weights, l->options.token_budget,
+                   l->options.logits_chunk, l->options.max_context, &ref->model);
 out:
     return status_context(st, "the KL term's reference model");
 }
@@ -311,23 +299,12 @@ out:
     return st;
 }
 
-static enum status reference_logprobs(struct learner *l, int n)
+static enum status reference_logprobs(struct learner *l)
 {
-    struct reference *ref = &l->ref;
-    struct model *m = ref->model;
-    const int32_t *rows = batch_rows_device(l->batch);
     void *x;
-    model_forward(m, batch_view(l->batch), NULL, NULL, &x);
-    device_copy_in(l->dev, ref->targets, l->targets, (size_t)n * sizeof *ref->targets);
-    for (int i = 0; i < n; i += l->options.logits_chunk) {
-        int chunk = n - i < l->options.logits_chunk ? n - i : l->options.logits_chunk;
-        model_head(m, x, rows + i, chunk);
-        const struct head_args head =
-            model_head_args(m, ref->targets + i, chunk, l->options.temperature);
-        m->ops->logprob(l->dev, ref->logprobs + i, ref->lse + i, NULL, &head);
-    }
-    device_copy_out(l->dev, l->ref_logprobs, ref->logprobs, (size_t)n * sizeof *ref->logprobs);
-    return device_sync(l->dev);
+    model_forward(l->ref.model, batch_view(l->batch), NULL, NULL, &x);
+    return backward_other_logprobs(l->backward, l->ref.model, l->batch, x, l->targets,
+                                   l->options.temperature, l->ref_logprobs);
 }
 
 static bool all_zero(const float *x, int n)
@@ -396,7 +373,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
         CHECK(batch_commit(l->batch, 0));
-        if (l->ref.model) CHECK(reference_logprobs(l, n));
+        if (l->ref.model) CHECK(reference_logprobs(l));
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,
                                 l->logprobs, l->entropy));

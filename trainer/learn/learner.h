@@ -1,5 +1,5 @@
 /* learner.h: the computing half of training: everything between a step's packed sequences and its
- * gradients, and the optimizer that uses them. Knows nothing of rewards, daemon or bridge: GRPO
+ * gradients, and the optimizer that uses them. Knows nothing of rewards, server or bridge: GRPO
  * (update.h) and supervised training (sft.h) both drive it. One thread. */
 #ifndef TRAINER_LEARNER_H
 #define TRAINER_LEARNER_H
@@ -22,7 +22,7 @@ struct learner_config {
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
 struct memory_plan {
-    size_t weights_shared; // in the daemon's arena (or sft's own)
+    size_t weights_shared; // in the server's arena (or sft's own)
     size_t residual, moments, gradients;
     size_t activations; // tape
     size_t workspace;   // forward scratch, backward pass, batch, the operations' own scratch

@@ -39,6 +39,11 @@ double range_mean(const struct range_stats *r)
     return r->n > 0 ? r->sum / (double)r->n : 0;
 }
 
+double range_share(const struct range_stats *r, double count)
+{
+    return r->n > 0 ? count / (double)r->n : 0;
+}
+
 // Share of one token of a sequence of n in the mean over the step.
 static double token_weight(const struct loss_config *config, const struct loss_batch *batch, int n)
 {

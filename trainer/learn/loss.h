@@ -26,7 +26,8 @@ enum tis_mode {
 
 struct loss_config {
     enum loss_type type;
-    bool sequence_level; // importance ratio of the whole sequence (GSPO) instead of each token
+    int sequence_level;  // 0 or 1: importance ratio of the whole sequence (GSPO) instead of each
+                         // token
     double epsilon;      // ratio kept in [1 - epsilon, 1 + epsilon_high];
     double epsilon_high; // LOSS_CISPO: cap of the ratio itself
     double delta;        // dual clip: cap of the unclipped ratio too; 0: off. Not LOSS_CISPO's.
@@ -75,6 +76,8 @@ struct loss_stats { // sums, so that micro-batches add up; divide by tokens or s
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
                   struct loss_stats *stats, float *ret_dlogprobs);
 double range_mean(const struct range_stats *r); // 0 where it has no entry
+// What a count of its entries is of them: 0 where there are none.
+double range_share(const struct range_stats *r, double count);
 
 extern const char *const loss_type_names[], *const kl_estimator_names[], *const tis_mode_names[];
 

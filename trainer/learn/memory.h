@@ -5,7 +5,7 @@
 #include "trainer/learn/learner.h"
 
 // The line before the first step: where every byte will go (learner_memory). weights: whose they
-// are, "shared with the daemon (0 extra)". freeze: what is not trained, NULL: nothing; there is
+// are, "shared with the server (0 extra)". freeze: what is not trained, NULL: nothing; there is
 // then a line before about what is.
 void memory_say(const struct learner *l, const char *weights, const char *freeze);
 // The line after it: what was taken, beside what was planned, and on a GPU by how much the device's

@@ -9,9 +9,10 @@
  * before the engine is asked to quiesce.
  *
  * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"; of 8-bit
- * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block of the tensor):
- * readable by any safetensors loader, independent of padding, and bounded in host memory by the
- * largest tensor. Tensors begin at multiples of the block, so no scale belongs to two.
+ * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block that the tensor
+ * has elements in): readable by any safetensors loader, independent of padding, and bounded in host
+ * memory by the largest tensor. Tensors that lie within one block of memory (q, k and v) may share
+ * a scale, which then stands with both.
  */
 #include "trainer/learn/optimizer.h"
 #include "common/model/safetensors.h"
@@ -20,6 +21,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,31 +59,6 @@ static size_t blocks(int64_t n)
     return ((size_t)n + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
 }
 
-static enum status alloc_zeroed(struct device *dev, size_t bytes, const char *what, void **ret)
-{
-    void *memory;
-    enum status st = device_alloc(dev, bytes, &memory);
-    if (st != ST_OK) return status_context(st, "%zu bytes for %s", bytes, what);
-    device_fill(dev, memory, 0, bytes);
-    *ret = memory;
-    return ST_OK;
-}
-
-static enum status moments_new(struct device *dev, enum moments_kind kind, int64_t n,
-                               struct moments *m)
-{
-    enum status st;
-    size_t bytes = (size_t)n * dtype_size(moment_dtypes[kind]), scales = blocks(n) * sizeof(float);
-    m->kind = kind;
-    CHECK(alloc_zeroed(dev, bytes, "first moments", &m->m));
-    CHECK(alloc_zeroed(dev, bytes, "second moments", &m->v));
-    if (kind != MOMENTS_8BIT) goto out;
-    CHECK(alloc_zeroed(dev, scales, "their scales", (void **)&m->m_scale));
-    CHECK(alloc_zeroed(dev, scales, "their scales", (void **)&m->v_scale));
-out:
-    return st;
-}
-
 // Elements of all ranges, and of those in bf16.
 static void count_elements(const struct param_ranges *trained, int64_t *ret_n, int64_t *ret_low)
 {
@@ -102,47 +79,72 @@ static enum status check_range(const struct param_range *r)
                        r->n, r->first, r->weights->n_elements, MOMENT_BLOCK);
 }
 
-// Places the next range after those before it, its gradients in its arena's view.
-static enum status add_range(struct optimizer *o, const struct param_range *r)
+#define N_PARTS 8
+#define PART(name, size)                                                                           \
+    {                                                                                              \
+        offsetof(struct optimizer, name), (size)                                                   \
+    }
+enum { RESIDUAL = 0, MOMENTS = 1, GRADIENTS = 5 }; // the first part of each
+
+// What n elements take, of which n_low are in bf16.
+static void list_parts(int64_t n, int64_t n_low, enum moments_kind kind,
+                       struct device_part ret[N_PARTS])
 {
+    const size_t moments = (size_t)n * dtype_size(moment_dtypes[kind]);
+    const size_t scales = kind == MOMENTS_8BIT ? blocks(n) * sizeof(float) : 0;
+    const struct device_part parts[N_PARTS] = {
+        [RESIDUAL] = PART(low, (size_t)n_low * sizeof(uint16_t)),
+        [MOMENTS] = PART(moments.m, moments),
+        PART(moments.v, moments),
+        PART(moments.m_scale, scales),
+        PART(moments.v_scale, scales),
+        [GRADIENTS] = PART(gradients, (size_t)n * sizeof(float)),
+        PART(sum, sizeof(double)),
+        PART(grad_scale, sizeof(float)),
+    };
+    memcpy(ret, parts, sizeof parts);
+}
+
+static enum status alloc_state(struct optimizer *o)
+{
+    struct device_part parts[N_PARTS];
     enum status st;
-    const bool new_arena =
-        o->n_ranges == 0 || r->weights != o->trained[o->n_ranges - 1].range.weights;
-    float *gradients = o->gradients + o->n;
-    CHECK(check_range(r));
-    if (new_arena) {
-        CHECK(weights_plan(r->weights->config, DT_F32, &o->grads[o->n_arenas]));
-        o->n_arenas++;
-    }
-    struct weights *view = o->grads[o->n_arenas - 1];
-    if (view->n_elements != r->weights->n_elements) {
-        st = status_fail(ST_MISMATCH,
-                         "gradients would have %" PRId64 " elements, the weights have %" PRId64,
-                         view->n_elements, r->weights->n_elements);
-        goto out;
-    }
-    view->base = r->n == view->n_elements ? gradients : NULL;
-    view->bytes = view->base ? (size_t)r->n * sizeof *gradients : 0;
-    weights_bind_range(view, r->first, r->n, gradients);
-    o->trained[o->n_ranges++] = (struct trained){*r, o->n, o->n_low};
-    o->n += r->n;
-    if (r->weights->dt == DT_BF16) o->n_low += r->n;
+    o->moments.kind = o->config.moments;
+    list_parts(o->n, o->n_low, o->moments.kind, parts);
+    CHECK(status_context(device_alloc_parts(o->dev, o, parts, N_PARTS),
+                         "gradients and AdamW's state of %" PRId64 " elements", o->n));
+    for (int i = 0; i < N_PARTS; i++)
+        if (parts[i].bytes)
+            device_fill(o->dev, *device_part_pointer(o, &parts[i]), 0, parts[i].bytes);
+    st = device_sync(o->dev);
 out:
     return st;
 }
 
-static enum status alloc_state(struct optimizer *o, int64_t n, int64_t n_low)
+// Places a range after those before it, its gradients in its arena's view.
+static enum status add_range(struct optimizer *o, const struct param_range *r)
 {
     enum status st;
-    const size_t gradients = (size_t)n * sizeof *o->gradients,
-                 residual = (size_t)n_low * sizeof *o->low;
-    CHECK(alloc_zeroed(o->dev, gradients, "gradients", (void **)&o->gradients));
-    CHECK(moments_new(o->dev, o->config.moments, n, &o->moments));
-    if (n_low) CHECK(alloc_zeroed(o->dev, residual, "the master's residual", (void **)&o->low));
-    CHECK(alloc_zeroed(o->dev, sizeof *o->sum, "the gradient norm", (void **)&o->sum));
-    CHECK(alloc_zeroed(o->dev, sizeof *o->grad_scale, "the clipping factor",
-                       (void **)&o->grad_scale));
-    st = device_sync(o->dev);
+    const struct trained *before = o->n_ranges ? &o->trained[o->n_ranges - 1] : NULL;
+    struct trained t = {.range = *r};
+    CHECK(check_range(r));
+    if (before) {
+        t.at = before->at + before->range.n;
+        t.low_at = before->low_at + (before->range.weights->dt == DT_BF16 ? before->range.n : 0);
+    }
+    if (!before || r->weights != before->range.weights) {
+        CHECK(weights_plan_like(r->weights, DT_F32, &o->grads[o->n_arenas]));
+        o->n_arenas++;
+    }
+    struct weights *view = o->grads[o->n_arenas - 1];
+    float *gradients = o->gradients + t.at;
+    if (view->n_elements != r->weights->n_elements)
+        FAIL(ST_MISMATCH, "gradients would have %" PRId64 " elements, the weights have %" PRId64,
+             view->n_elements, r->weights->n_elements);
+    view->base = r->n == view->n_elements ? gradients : NULL;
+    view->bytes = view->base ? (size_t)r->n * sizeof *gradients : 0;
+    weights_bind_range(view, r->first, r->n, gradients);
+    o->trained[o->n_ranges++] = t;
 out:
     return st;
 }
@@ -151,7 +153,6 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
                           const struct optimizer_config *config, struct optimizer **ret)
 {
     enum status st = ST_OK;
-    int64_t n, n_low;
     struct optimizer *o = calloc(1, sizeof *o);
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the optimizer");
     o->dev = dev;
@@ -159,12 +160,9 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     o->config = *config;
     o->trained = calloc((size_t)trained->n, sizeof *o->trained);
     o->grads = calloc((size_t)trained->n, sizeof *o->grads);
-    if (!o->trained || !o->grads) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the optimizer");
-        goto out;
-    }
-    count_elements(trained, &n, &n_low);
-    CHECK(alloc_state(o, n, n_low));
+    if (!o->trained || !o->grads) FAIL(ST_NO_MEMORY, "no memory for the optimizer");
+    count_elements(trained, &o->n, &o->n_low);
+    CHECK(alloc_state(o));
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
     *ret = o;
 out:
@@ -182,15 +180,10 @@ enum status optimizer_new_whole(struct device *dev, const struct weights *weight
 
 void optimizer_free(struct optimizer *o)
 {
+    struct device_part parts[N_PARTS];
     if (!o) return;
-    device_release(o->dev, o->grad_scale);
-    device_release(o->dev, o->sum);
-    device_release(o->dev, o->low);
-    device_release(o->dev, o->moments.v_scale);
-    device_release(o->dev, o->moments.m_scale);
-    device_release(o->dev, o->moments.v);
-    device_release(o->dev, o->moments.m);
-    device_release(o->dev, o->gradients);
+    list_parts(o->n, o->n_low, o->config.moments, parts);
+    device_release_parts(o->dev, o, parts, N_PARTS);
     for (int i = 0; i < o->n_arenas; i++) weights_free(o->grads[i]);
     free(o->grads);
     free(o->trained);
@@ -279,13 +272,14 @@ int64_t optimizer_steps(const struct optimizer *o)
 void optimizer_memory(const struct param_ranges *trained, enum moments_kind moments,
                       struct optimizer_memory *ret)
 {
+    struct device_part parts[N_PARTS];
     int64_t n, n_low;
     count_elements(trained, &n, &n_low);
-    const size_t scales = moments == MOMENTS_8BIT ? blocks(n) * sizeof(float) : 0;
+    list_parts(n, n_low, moments, parts);
     *ret = (struct optimizer_memory){
-        .residual = (size_t)n_low * sizeof(uint16_t),
-        .moments = 2 * ((size_t)n * dtype_size(moment_dtypes[moments]) + scales),
-        .grads = (size_t)n * sizeof(float) + sizeof(double) + sizeof(float),
+        .residual = device_parts_bytes(parts + RESIDUAL, MOMENTS - RESIDUAL),
+        .moments = device_parts_bytes(parts + MOMENTS, GRADIENTS - MOMENTS),
+        .grads = device_parts_bytes(parts + GRADIENTS, N_PARTS - GRADIENTS),
     };
 }
 
@@ -328,11 +322,12 @@ static enum status state_part(const struct state_array *array, const struct trai
         return status_fail(ST_UNSUPPORTED, "tensor name \"%s\" is too long for optimizer state",
                            tensor->name);
     int64_t at = tensor->offset - t->range.first + (array->of_bf16 ? t->low_at : t->at);
+    const int64_t last_block = (at + tensor->n - 1) / MOMENT_BLOCK;
     if (array->per_block) at /= MOMENT_BLOCK;
     ret->dt = array->dt;
     ret->tag = array->base + (size_t)at * dtype_size(array->dt);
     ret->n_dims = array->per_block ? 1 : tensor->n_dims;
-    if (array->per_block) ret->shape[0] = (int64_t)blocks(tensor->n);
+    if (array->per_block) ret->shape[0] = last_block - at + 1;
     for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = tensor->shape[d];
     return ST_OK;
 }
@@ -384,10 +379,7 @@ enum status optimizer_save(struct optimizer *o, const char *path)
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
                          moments_kind_names[o->moments.kind]);
-    if (!metadata) {
-        st = status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
-        goto out;
-    }
+    if (!metadata) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
     CHECK(safetensors_write(path, state, n, metadata, read_state, o));
 out:
     json_decref(metadata);
@@ -454,12 +446,9 @@ enum status optimizer_load(struct optimizer *o, const char *path)
     // Everything is checked before anything is written.
     for (int i = 0; i < n; i++)
         CHECK(state_check(path, safetensors_find(set, state[i].name), &state[i]));
-    if (n != safetensors_count(set)) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: holds %d tensors, the state of what is trained here has %d", path,
-                         safetensors_count(set), n);
-        goto out;
-    }
+    if (n != safetensors_count(set))
+        FAIL(ST_MISMATCH, "%s: holds %d tensors, the state of what is trained here has %d", path,
+             safetensors_count(set), n);
     for (int i = 0; i < n; i++) {
         const struct safetensors_entry *entry = safetensors_find(set, state[i].name);
         device_copy_in(o->dev, (void *)state[i].tag, entry->data, entry->bytes);

@@ -1,6 +1,6 @@
 /* param_range.c: from names to ranges. No state; any thread.
  *
- * What can be frozen is a block of the arena (weights.h), because its gradient is one product: the
+ * What can be frozen is a block of the arena (weights.h), because its gradient is one matmul: the
  * q, k and v projections of a layer are one, as are gate and up.
  */
 #include "trainer/learn/param_range.h"
@@ -65,10 +65,7 @@ enum status param_ranges_of(const struct weights *w, const char *freeze, struct 
     enum status st = ST_OK;
     bool *frozen = calloc((size_t)w->n_tensors, sizeof *frozen);
     struct param_ranges ranges = {calloc((size_t)w->n_tensors, sizeof *ranges.list), 0};
-    if (!frozen || !ranges.list) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the list of what is trained");
-        goto out;
-    }
+    if (!frozen || !ranges.list) FAIL(ST_NO_MEMORY, "no memory for the list of what is trained");
     if (freeze) CHECK(apply_patterns(w, freeze, frozen));
     CHECK(check_blocks(w, frozen));
     join(w, frozen, &ranges);

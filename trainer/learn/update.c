@@ -2,7 +2,7 @@
  *
  * The first iteration's log-probabilities, before any update, are kept: the importance ratio of all
  * iterations is taken against them, so it is exactly 1 in the first and moves with the updates
- * only. What lies between them and the daemon's (rounding of another batch shape, weights that
+ * only. What lies between them and the server's (rounding of another batch shape, weights that
  * changed while a sample was in flight) is a weight of its own in the loss (loss.h, tis).
  * Tokens that the present weights sampled show the error of one of the two, which is reported every
  * step.
@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct difference { // of the daemon's and the trainer's log-probability of a token
+struct difference { // of the server's and the trainer's log-probability of a token
     int sample, token;
-    float daemon, trainer;
+    float server, trainer;
     uint64_t version; // that sampled it
 };
 
@@ -33,7 +33,7 @@ struct update { // what the loss function works on
     struct loss_stats loss;
     double entropy, first_loss, first_kl;
     double delta_sum, delta_max, k3;
-    long differing;        // log-probabilities that are not the daemon's to the bit
+    long differing;        // log-probabilities that are not the server's to the bit
     struct difference far; // the first of the farthest
 };
 
@@ -48,7 +48,7 @@ static void compare_with_daemon(struct update *u, int sample, const float *logpr
     for (int t = 0; t < s->n; t++) {
         double delta = (double)logprobs[t] - s->logprobs[t];
         if (logprobs[t] != s->logprobs[t]) {
-            double before = (double)u->far.trainer - u->far.daemon;
+            double before = (double)u->far.trainer - u->far.server;
             if (u->differing++ == 0 || fabs(delta) > fabs(before))
                 u->far =
                     (struct difference){sample, t, s->logprobs[t], logprobs[t], s->versions[t]};
@@ -163,24 +163,10 @@ static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 static void fill_stats(const struct update *u, struct update_stats *stats)
 {
     double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
-    const struct loss_stats *loss = &u->loss; // over all iterations
-    double ratios = loss->ratio.n > 0 ? (double)loss->ratio.n : 1;
-    double weights = loss->tis.n > 0 ? (double)loss->tis.n : 1;
     stats->loss = u->first_loss;
     stats->kl = u->first_kl;
     stats->entropy = u->entropy / all;
-    stats->ratio_mean = range_mean(&loss->ratio);
-    stats->ratio_min = loss->ratio.min;
-    stats->ratio_max = loss->ratio.max;
-    stats->clip_low = loss->clip_low / ratios;
-    stats->clip_high = loss->clip_high / ratios;
-    stats->clip_delta = loss->clip_delta / ratios;
-    stats->clip_low_min = loss->seq_clip_low.min;
-    stats->clip_high_max = loss->seq_clip_high.max;
-    stats->tis_mean = range_mean(&loss->tis);
-    stats->tis_min = loss->tis.min;
-    stats->tis_max = loss->tis.max;
-    stats->tis_cut = loss->tis_cut / weights;
+    stats->all = u->loss;
     stats->mismatch_mean = u->delta_sum / all;
     stats->mismatch_max = u->delta_max;
     stats->mismatch_k3 = u->k3 / all;
@@ -193,12 +179,12 @@ static enum status check_exact(const struct update *u)
     if (!u->config->exact || u->differing == 0) return ST_OK;
     return status_fail(ST_MISMATCH,
                        "--exact: %ld of %ld log-probabilities of this step differ from the "
-                       "daemon's, most that of line %d, sample %d, token %d: %.9g there (weight "
+                       "server's, most that of line %d, sample %d, token %d: %.9g there (weight "
                        "version %" PRIu64 "), %.9g here (version %" PRIu64
                        "); are both programs of one build, on one kind of processor?",
                        u->differing, u->rollout->n_tokens,
                        u->rollout->examples[far->sample / u->rollout->n_per_group]->line,
-                       far->sample % u->rollout->n_per_group, far->token, (double)far->daemon,
+                       far->sample % u->rollout->n_per_group, far->token, (double)far->server,
                        far->version, (double)far->trainer, u->version);
 }
 

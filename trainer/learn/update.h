@@ -14,22 +14,16 @@ struct update_config {
     struct loss_config loss;
     int num_iterations;
     bool mask_truncated; // samples that hit the token limit do not count
-    bool exact;          // a log-probability that differs from the daemon's by a bit is ST_MISMATCH
+    bool exact;          // a log-probability that differs from the server's by a bit is ST_MISMATCH
     int64_t quiesce_timeout_ms; // longest wait for the engine's step boundary
     double draft_lr;            // of a draft model, where the learner has one
 };
 
 struct update_stats {
     double loss, kl, entropy; // of the first iteration; kl and entropy: token means
-    // The policy's probabilities over those before the step's first update; over all iterations:
-    // mean, smallest and largest ratio, and the share that each bound clips.
-    double ratio_mean, ratio_min, ratio_max, clip_low, clip_high, clip_delta;
-    double clip_low_min, clip_high_max; // share of the sequence with the least, the most of it
-    // The weights of truncated importance sampling, as used, and the share truncated or masked;
-    // all 0 with TIS_OFF.
-    double tis_mean, tis_min, tis_max, tis_cut;
-    double grad_norm; // of the last iteration that was applied, before clipping
-    // The daemon's log-probabilities against the trainer's of the same weights (first iteration).
+    struct loss_stats all;    // sums over all iterations: ratios, clipping, importance weights
+    double grad_norm;         // of the last iteration that was applied, before clipping
+    // The server's log-probabilities against the trainer's of the same weights (first iteration).
     // The largest counts tokens of the current weight version only.
     double mismatch_mean, mismatch_max, mismatch_k3;
     long tokens;                  // that count for the loss

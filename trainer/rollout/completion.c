@@ -43,11 +43,9 @@ static enum status read_tokens(const char *where, const struct completion_bounds
     enum status st;
     const json_t *ids = NULL, *logprobs = NULL, *versions = NULL;
     CHECK(read_list(where, line, "token_ids", -1, &ids));
-    if (json_array_size(ids) > (size_t)bounds->max_tokens) {
-        st = status_fail(ST_MISMATCH, "%s: %zu tokens where at most %d were asked for", where,
-                         json_array_size(ids), bounds->max_tokens);
-        goto out;
-    }
+    if (json_array_size(ids) > (size_t)bounds->max_tokens)
+        FAIL(ST_MISMATCH, "%s: %zu tokens where at most %d were asked for", where,
+             json_array_size(ids), bounds->max_tokens);
     s->n = (int)json_array_size(ids);
     CHECK(read_list(where, line, "logprobs", s->n, &logprobs));
     CHECK(read_list(where, line, "weight_versions", s->n, &versions));
@@ -55,10 +53,7 @@ static enum status read_tokens(const char *where, const struct completion_bounds
     s->ids = malloc(room * sizeof *s->ids);
     s->logprobs = malloc(room * sizeof *s->logprobs);
     s->versions = malloc(room * sizeof *s->versions);
-    if (!s->ids || !s->logprobs || !s->versions) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
-        goto out;
-    }
+    if (!s->ids || !s->logprobs || !s->versions) FAIL(ST_NO_MEMORY, "%s: no memory", where);
     for (int t = 0; t < s->n; t++) {
         const json_t *id = json_array_get(ids, (size_t)t);
         const json_t *logprob = json_array_get(logprobs, (size_t)t);
@@ -66,23 +61,18 @@ static enum status read_tokens(const char *where, const struct completion_bounds
         json_int_t i = json_is_integer(id) ? json_integer_value(id) : -1;
         json_int_t v = json_is_integer(version) ? json_integer_value(version) : -1;
         double p = json_is_number(logprob) ? json_number_value(logprob) : NAN;
-        if (i < 0 || i >= bounds->vocab_size) {
-            st = status_fail(ST_MISMATCH, "%s: token %d is not an id below the vocabulary's %d",
-                             where, t, bounds->vocab_size);
-            goto out;
-        }
+        if (i < 0 || i >= bounds->vocab_size)
+            FAIL(ST_MISMATCH, "%s: token %d is not an id below the vocabulary's %d", where, t,
+                 bounds->vocab_size);
         if (!(p <= 1e-3) || !isfinite(p)) { // rounding may lift a certainty a little above 0
             st = status_fail(ST_FORMAT, "%s: log-probability of token %d is %g", where, t, p);
             goto out;
         }
-        if (v < 2 || v % 2 || (uint64_t)v > bounds->newest || (uint64_t)v < bounds->oldest) {
-            st = status_fail(ST_MISMATCH,
-                             "%s: token %d claims weight version %" JSON_INTEGER_FORMAT
-                             ", the weights are at %" PRIu64 " and were at %" PRIu64
-                             " when it was asked for",
-                             where, t, v, bounds->newest, bounds->oldest);
-            goto out;
-        }
+        if (v < 2 || v % 2 || (uint64_t)v > bounds->newest || (uint64_t)v < bounds->oldest)
+            FAIL(ST_MISMATCH,
+                 "%s: token %d claims weight version %" JSON_INTEGER_FORMAT
+                 ", the weights are at %" PRIu64 " and were at %" PRIu64 " when it was asked for",
+                 where, t, v, bounds->newest, bounds->oldest);
         s->ids[t] = (int32_t)i;
         s->logprobs[t] = (float)p;
         s->versions[t] = (uint64_t)v;
@@ -116,10 +106,8 @@ static enum status read_accepted(const char *where, const json_t *line, struct c
     if (json_has(line, "accepted")) CHECK(read_list(where, line, "accepted", s->n, &accepted));
     if (json_has(line, "text_offset")) CHECK(read_list(where, line, "text_offset", s->n, &offsets));
     if ((accepted && !(s->accepted = malloc(room * sizeof *s->accepted))) ||
-        (offsets && !(s->text_offset = malloc(room * sizeof *s->text_offset)))) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
-        goto out;
-    }
+        (offsets && !(s->text_offset = malloc(room * sizeof *s->text_offset))))
+        FAIL(ST_NO_MEMORY, "%s: no memory", where);
     for (int t = 0; accepted && t < s->n; t++) {
         CHECK(read_count(where, accepted, "accepted", t, UINT8_MAX, &count));
         s->accepted[t] = (uint8_t)count;
@@ -157,21 +145,16 @@ enum status completion_read(const char *where, const json_t *line,
     const char *finish = "";
     enum status st;
     CHECK(json_get_string(where, line, "finish_reason", &finish));
-    if (strcmp(finish, "stop") != 0 && strcmp(finish, "length") != 0) {
-        st = status_fail(ST_FORMAT,
-                         "%s: field \"finish_reason\" is \"%s\", not \"stop\" or "
-                         "\"length\"",
-                         where, finish);
-        goto out;
-    }
+    if (strcmp(finish, "stop") != 0 && strcmp(finish, "length") != 0)
+        FAIL(ST_FORMAT,
+             "%s: field \"finish_reason\" is \"%s\", not \"stop\" or "
+             "\"length\"",
+             where, finish);
     s.truncated = strcmp(finish, "length") == 0;
     CHECK(read_tokens(where, bounds, line, &s));
     CHECK(read_accepted(where, line, &s));
     s.text = text_of(json_object_get(line, "text"));
-    if (!s.text) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
-        goto out;
-    }
+    if (!s.text) FAIL(ST_NO_MEMORY, "%s: no memory", where);
     s.telemetry = json_incref(json_object_get(line, "telemetry"));
     *ret = s;
 out:

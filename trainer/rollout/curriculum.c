@@ -82,16 +82,15 @@ enum status curriculum_new(const struct curriculum_options *options, int n_examp
     struct curriculum *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the curriculum");
     c->options = *options;
+    if (c->options.min_bucket_size == 0) c->options.min_bucket_size = options->prompts_per_step;
     c->n = n_examples;
-    CHECK(epoch_plan_init(&c->plan, options->seed, n_examples, options->prompts_per_step));
+    CHECK(epoch_plan_init(&c->plan, options->seed, n_examples, (int)options->prompts_per_step));
     c->examples = calloc((size_t)options->prompts_per_step, sizeof *c->examples);
     c->ema = calloc(n, sizeof *c->ema);
     c->seen = calloc(n, sizeof *c->seen);
     c->bucket = malloc(n);
-    if (!c->examples || !c->ema || !c->seen || !c->bucket) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a curriculum of %d examples", n_examples);
-        goto out;
-    }
+    if (!c->examples || !c->ema || !c->seen || !c->bucket)
+        FAIL(ST_NO_MEMORY, "no memory for a curriculum of %d examples", n_examples);
     memset(c->bucket, UNSEEN, n);
     if (options->mode != CURRICULUM_OFF) plan_epoch(c);
     *ret = c;
@@ -136,10 +135,7 @@ static enum status sort_into_buckets(struct curriculum *c)
     int n = 0;
     double *rewards = malloc((size_t)c->n * sizeof *rewards);
     int8_t *of = malloc((size_t)c->n);
-    if (!rewards || !of) {
-        st = status_fail(ST_NO_MEMORY, "no memory to sort %d examples into buckets", c->n);
-        goto out;
-    }
+    if (!rewards || !of) FAIL(ST_NO_MEMORY, "no memory to sort %d examples into buckets", c->n);
     for (int i = 0; i < c->n; i++)
         if (c->seen[i]) rewards[n++] = c->ema[i];
     CHECK(
@@ -241,10 +237,10 @@ json_t *curriculum_to_json(const struct curriculum *c)
         return NULL;
     }
     return json_pack(
-        "{s:s, s:i, s:I, s:o, s:o, s:o, s:o}", "mode", curriculum_mode_names[c->options.mode],
-        "prompts_per_step", c->options.prompts_per_step, "samples", (json_int_t)c->samples,
-        "levels", levels, "ema", array_to_json(c->ema, n * sizeof *c->ema), "seen",
-        array_to_json(c->seen, n * sizeof *c->seen), "bucket", array_to_json(c->bucket, n));
+        "{s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "mode", curriculum_mode_names[c->options.mode],
+        "prompts_per_step", (json_int_t)c->options.prompts_per_step, "samples",
+        (json_int_t)c->samples, "levels", levels, "ema", array_to_json(c->ema, n * sizeof *c->ema),
+        "seen", array_to_json(c->seen, n * sizeof *c->seen), "bucket", array_to_json(c->bucket, n));
 }
 
 static enum status check_options(const struct curriculum *c, const json_t *json)

@@ -25,13 +25,13 @@ extern const char *const curriculum_mode_names[];
 struct curriculum_options {
     enum curriculum_mode mode;
     uint64_t seed;
-    int prompts_per_step; // at most, with buckets
-    int num_generations;  // samples of a prompt, with CURRICULUM_OFF
+    int64_t prompts_per_step; // at most, with buckets
+    int64_t num_generations;  // samples of a prompt, with CURRICULUM_OFF
     // the others
-    int n_buckets, min_bucket_size;
-    int base;     // samples of a prompt of the highest bucket
-    double alpha; // how much more the lowest gets
-    double ema;   // weight of the old value in an example's average
+    int64_t n_buckets, min_bucket_size; // 0: as prompts_per_step
+    int64_t base;                       // samples of a prompt of the highest bucket
+    double alpha;                       // how much more the lowest gets
+    double ema;                         // weight of the old value in an example's average
 };
 
 // Samples of a prompt whose bucket has that level, and the largest number that any can get.

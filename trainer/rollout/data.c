@@ -140,10 +140,7 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
     if (!larger) return status_fail(ST_NO_MEMORY, "%s: no memory", where);
     d->examples = larger;
     CHECK(json_parse(where, text, len, &e.row));
-    if (!json_is_object(e.row)) {
-        st = status_fail(ST_FORMAT, "%s: not a JSON object", where);
-        goto out;
-    }
+    if (!json_is_object(e.row)) FAIL(ST_FORMAT, "%s: not a JSON object", where);
     CHECK(read_prompt(where, options->prompt_field, &e));
     CHECK(read_answer(where, options->answer_field, &e));
     d->examples[d->n++] = e;
@@ -166,10 +163,7 @@ enum status dataset_parse(const char *where, const char *text, size_t len,
     size_t read = 0;
     struct bytes copy = BYTES_INIT; // a line with a NUL behind it
     struct dataset *d = calloc(1, sizeof *d);
-    if (!d || !(d->path = strdup(where))) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", where);
-        goto out;
-    }
+    if (!d || !(d->path = strdup(where))) FAIL(ST_NO_MEMORY, "%s: no memory", where);
     CHECK(data_file_check(where, text, len));
     d->byte_order_mark = data_file_has_mark(text, len);
     if (d->byte_order_mark) read = 3;
@@ -185,10 +179,7 @@ enum status dataset_parse(const char *where, const char *text, size_t len,
         read += n + 1;
     }
     d->digest = hash_fnv1a(text, read < len ? read : len);
-    if (d->n == 0) {
-        st = status_fail(ST_FORMAT, "%s: holds no example", where);
-        goto out;
-    }
+    if (d->n == 0) FAIL(ST_FORMAT, "%s: holds no example", where);
     *ret = d;
 out:
     bytes_release(&copy);

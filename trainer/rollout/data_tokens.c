@@ -268,7 +268,7 @@ static enum status tokenize_text_completion(const struct tokenizing *t, int end_
     if (!text)
         return at_line(t, status_fail(ST_FORMAT, "no field \"completion\" or \"answer\" to learn"));
     enum status st = encode(t, text, strlen(text), false, ids);
-    if (st == ST_OK && end_id >= 0 && !token_list_push(ids, end_id)) st = no_memory(t);
+    if (st == ST_OK && end_id >= 0) st = at_line(t, token_list_push(ids, end_id));
     return st;
 }
 

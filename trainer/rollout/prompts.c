@@ -78,10 +78,8 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     }
     data->asks = format.wrap_questions;
     bool used = chat && (options->chat || data->asks || dataset_has_messages(data));
-    if (used && !(data->chat_source = strdup(chat_template_source(chat)))) {
-        st = status_fail(ST_NO_MEMORY, "%s: no memory", path);
-        goto out;
-    }
+    if (used && !(data->chat_source = strdup(chat_template_source(chat))))
+        FAIL(ST_NO_MEMORY, "%s: no memory", path);
     *ret = data;
     *ret_left_out = left_out;
 out:

@@ -55,6 +55,7 @@ static void become_child(const char *shell_line, int in, int out, pid_t parent)
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() == parent && dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0)
@@ -69,21 +70,17 @@ enum status child_start(struct child *c, const char *line)
     pid_t pid, parent = getpid();
     struct bytes shell_line = BYTES_INIT;
     *c = (struct child){.line = line, .started_ns = clock_now_ns()};
+    signal(SIGPIPE, SIG_IGN); // of the whole process: a child that has gone is an error of write(2)
     bytes_printf(&shell_line, "exec %s", line);
     CHECK(bytes_status(&shell_line));
-    if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) {
-        st = status_fail(ST_IO, "command \"%s\": pipe: %s", line, strerror(errno));
-        goto out;
-    }
+    if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0)
+        FAIL(ST_IO, "command \"%s\": pipe: %s", line, strerror(errno));
     // Ours do not block; the flag is the open pipe end's, so the child's stay as they are.
     fcntl(in[1], F_SETFL, O_NONBLOCK);
     fcntl(out[0], F_SETFL, O_NONBLOCK);
     pid = fork();
     if (pid == 0) become_child(shell_line.data, in[0], out[1], parent);
-    if (pid < 0) {
-        st = status_fail(ST_IO, "command \"%s\": fork: %s", line, strerror(errno));
-        goto out;
-    }
+    if (pid < 0) FAIL(ST_IO, "command \"%s\": fork: %s", line, strerror(errno));
     setpgid(pid, pid); // whichever of the two comes first
     c->pid = pid;
     c->to = in[1];
@@ -129,32 +126,12 @@ enum status child_check(struct child *c, int ms)
     return ended(c);
 }
 
-// ---- what is written
-// -------------------------------------------------------------------------------
-
-// write(2) without the SIGPIPE of a reader that has gone.
-static ssize_t write_quietly(int fd, const void *data, size_t len)
-{
-    sigset_t pipe_signal, before, pending;
-    sigemptyset(&pipe_signal);
-    sigaddset(&pipe_signal, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    ssize_t n = write(fd, data, len);
-    int error = errno;
-    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
-        const struct timespec now = {0};
-        while (sigtimedwait(&pipe_signal, NULL, &now) < 0 && errno == EINTR) continue;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = error;
-    return n;
-}
+// ---- what is written ----------------------------------------------------------------------------
 
 static enum status write_some(struct child *c)
 {
     if (c->out.len == c->written) return ST_OK;
-    ssize_t n = write_quietly(c->to, c->out.data + c->written, c->out.len - c->written);
+    ssize_t n = write(c->to, c->out.data + c->written, c->out.len - c->written);
     if (n < 0 && errno == EPIPE) return ended(c);
     if (n < 0 && errno != EAGAIN && errno != EINTR)
         return status_fail(ST_IO, "command \"%s\": %s", c->line, strerror(errno));

@@ -125,21 +125,13 @@ static enum status command_open(const struct reward_options *options, const char
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
     c->timeout_ms = (int)(options->timeout_s * 1e3);
     c->n_workers = options->processes > 1 ? (int)options->processes : 1;
-    if (strspn(argument, " ") == strlen(argument)) {
-        st = status_fail(ST_INVALID, "reward \"command:\" names no program");
-        goto out;
-    }
-    if (c->n_workers > MAX_PROCESSES) {
-        st = status_fail(ST_INVALID, "--reward-processes %d: at most %d", c->n_workers,
-                         MAX_PROCESSES);
-        goto out;
-    }
+    if (strspn(argument, " ") == strlen(argument))
+        FAIL(ST_INVALID, "reward \"command:\" names no program");
+    if (c->n_workers > MAX_PROCESSES)
+        FAIL(ST_INVALID, "--reward-processes %d: at most %d", c->n_workers, MAX_PROCESSES);
     c->line = strdup(argument);
     c->workers = calloc((size_t)c->n_workers, sizeof *c->workers);
-    if (!c->line || !c->workers) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
-        goto out;
-    }
+    if (!c->line || !c->workers) FAIL(ST_NO_MEMORY, "no memory for the reward \"command\"");
     for (int k = 0; k < c->n_workers; k++) CHECK(child_start(&c->workers[k].child, c->line));
     *ret_state = c;
 out:

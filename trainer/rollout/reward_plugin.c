@@ -63,10 +63,8 @@ static enum status plugin_open(const struct reward_options *options, const char 
     char error[ERROR_SIZE] = "", *path = NULL;
     struct plugin *p = calloc(1, sizeof *p);
     (void)options;
-    if (!p || !(p->path = strdup(argument))) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the plug-in %s", argument);
-        goto out;
-    }
+    if (!p || !(p->path = strdup(argument)))
+        FAIL(ST_NO_MEMORY, "no memory for the plug-in %s", argument);
     // A name without a slash would be looked for on the library path: it means the file here.
     if (asprintf(&path, "%s%s", strchr(argument, '/') ? "" : "./", argument) < 0) path = NULL;
     p->object = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
@@ -77,10 +75,8 @@ static enum status plugin_open(const struct reward_options *options, const char 
     }
     p->interface = dlsym(p->object, REWARD_PLUGIN_SYMBOL);
     CHECK(check_interface(p));
-    if (p->interface->open && p->interface->open(&p->state, error, sizeof error) != 0) {
-        st = status_fail(ST_INVALID, "%s: %s", p->path, *error ? error : "it gives no reason");
-        goto out;
-    }
+    if (p->interface->open && p->interface->open(&p->state, error, sizeof error) != 0)
+        FAIL(ST_INVALID, "%s: %s", p->path, *error ? error : "it gives no reason");
     p->opened = true;
     *ret_state = p;
 out:
@@ -106,10 +102,8 @@ static enum status plugin_score(void *state, const struct reward_input *input, d
     char *row = input->row ? json_dumps(input->row, JSON_COMPACT) : NULL;
     char *telemetry = input->telemetry ? json_dumps(input->telemetry, JSON_COMPACT) : NULL;
     if ((prompt && !json_is_string(prompt) && !prompt_text) || (input->row && !row) ||
-        (input->telemetry && !telemetry)) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a plug-in's sample");
-        goto out;
-    }
+        (input->telemetry && !telemetry))
+        FAIL(ST_NO_MEMORY, "no memory for a plug-in's sample");
     struct reward_plugin_sample sample = {
         .prompt = prompt_text ? prompt_text
                   : prompt    ? json_string_value(prompt)

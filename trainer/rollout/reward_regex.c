@@ -64,10 +64,8 @@ static enum status regex_open(const struct reward_options *options, const char *
     (void)argument;
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for the reward \"regex\"");
     x->match = pcre2_match_data_create(1, NULL);
-    if (!x->match || (options->pattern && !(x->fallback = strdup(options->pattern)))) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the reward \"regex\"");
-        goto out;
-    }
+    if (!x->match || (options->pattern && !(x->fallback = strdup(options->pattern))))
+        FAIL(ST_NO_MEMORY, "no memory for the reward \"regex\"");
     if (x->fallback && (st = compile(x, x->fallback)) != ST_OK) {
         status_context(st, "--reward-pattern");
         goto out;

@@ -4,6 +4,7 @@
  * ended is started once more in its life, and asked again for the samples it owes. */
 #include "trainer/rollout/reward_worker.h"
 #include "common/base/clock.h"
+#include "common/base/json.h"
 #include "common/base/log.h"
 
 #include <math.h>
@@ -24,13 +25,7 @@ static enum status put_request(struct child *child, const struct score_batch *b,
                   input->prompt, "completion", input->text, "answer", input->answer, "tokens",
                   input->n_tokens, "truncated", input->truncated, "telemetry", input->telemetry,
                   "example", input->row);
-    char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
-    json_decref(request);
-    if (!text) return status_fail(ST_NO_MEMORY, "no memory for a sample, or its text is not UTF-8");
-    bytes_puts(&child->out, text);
-    bytes_puts(&child->out, "\n");
-    free(text);
-    return bytes_status(&child->out);
+    return json_put_line(&child->out, request, 0);
 }
 
 bool worker_has_room(const struct worker *w)

@@ -23,12 +23,25 @@ struct part { // the groups that one server samples
     const struct rollout_server *server;
     struct rollout *rollout;
     struct completion_bounds bounds;
-    int first, n_groups, n_taken; // n_taken: completions
+    int first, n_groups, n_wanted, n_taken; // the latter: completions
     json_t *body;
     struct http_request *request; // NULL: not in flight
     int64_t again_ns;             // when a busy server is asked again
     bool done;
 };
+
+struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
+                                        int vocab_size, double timeout_s)
+{
+    return (struct rollout_source){
+        .http = http,
+        .servers = {{.control = control}},
+        .n_servers = 1,
+        .vocab_size = vocab_size,
+        .timeout_ms = (int)(timeout_s * 1e3),
+        .idle_timeout_ms = (int)(timeout_s * 1e3),
+    };
+}
 
 enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret)
 {
@@ -56,6 +69,30 @@ void rollout_free(struct rollout *r)
     free(r);
 }
 
+uint64_t rollout_oldest(const struct rollout *r, int group)
+{
+    const struct completion *completions = &r->completions[group * r->n_per_group];
+    uint64_t oldest = UINT64_MAX;
+    for (int i = 0; i < r->n_per_group; i++)
+        for (int t = 0; t < completions[i].n; t++)
+            if (completions[i].versions[t] < oldest) oldest = completions[i].versions[t];
+    return oldest;
+}
+
+int rollout_drop_older(struct rollout *r, uint64_t oldest)
+{
+    int n = 0;
+    for (int g = 0; g < r->n_groups; g++) {
+        if (rollout_oldest(r, g) >= oldest) continue;
+        n++;
+        for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++) {
+            r->n_tokens -= r->completions[i].n;
+            completion_release(&r->completions[i]);
+        }
+    }
+    return n;
+}
+
 // ---- request ------------------------------------------------------------------------------------
 
 static json_t *request_group(const struct example *e, int id, int n, uint64_t seed)
@@ -76,14 +113,18 @@ static enum status build_request(struct part *p, const struct sampling_options *
     const struct rollout *r = p->rollout;
     json_t *groups = json_array();
     bool failed = !groups;
-    for (int g = p->first; !failed && g < p->first + p->n_groups; g++)
+    for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
+        if (r->completions[g * r->n_per_group].text) continue; // it has its completions
         failed = json_array_append_new(
             groups, request_group(r->examples[g], g, r->n_per_group, s->seed & INT64_MAX));
-    p->body = failed ? NULL
-                     : json_pack("{s:O, s:{s:f, s:f, s:f, s:i, s:i, s:b, s:s*}}", "groups", groups,
-                                 "sampling", "temperature", s->temperature, "top_p", s->top_p,
-                                 "min_p", s->min_p, "top_k", s->top_k, "max_tokens", s->max_tokens,
-                                 "ignore_eos", s->ignore_eos, "stop", s->stop);
+        p->n_wanted += r->n_per_group;
+    }
+    p->body =
+        failed ? NULL
+               : json_pack("{s:O, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
+                           "sampling", "temperature", s->temperature, "top_p", s->top_p, "min_p",
+                           s->min_p, "top_k", (json_int_t)s->top_k, "max_tokens",
+                           (json_int_t)s->max_tokens, "ignore_eos", s->ignore_eos, "stop", s->stop);
     json_decref(groups);
     return p->body ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a rollout request");
 }
@@ -109,16 +150,11 @@ static enum status take_line(void *context, const char *text, size_t len)
     }
     CHECK(json_get_int32(where, line, "group_id", p->first, p->first + p->n_groups - 1, &group));
     CHECK(json_get_int32(where, line, "sample", 0, r->n_per_group - 1, &sample));
-    if (group < 0 || sample < 0) {
-        st = status_fail(ST_FORMAT, "%s: a line without \"group_id\" or \"sample\"", where);
-        goto out;
-    }
+    if (group < 0 || sample < 0)
+        FAIL(ST_FORMAT, "%s: a line without \"group_id\" or \"sample\"", where);
     snprintf(where, sizeof where, "response to /v1/rollouts, group %d sample %d", group, sample);
     struct completion *completion = &r->completions[group * r->n_per_group + sample];
-    if (completion->text) {
-        st = status_fail(ST_MISMATCH, "%s: came twice", where);
-        goto out;
-    }
+    if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
     CHECK(completion_read(where, line, &p->bounds, completion));
     p->n_taken++;
     r->n_tokens += completion->n;
@@ -156,7 +192,6 @@ static enum status submit(struct part *p)
 // Submits it, takes its end, or does nothing where it is in flight.
 static enum status advance(struct part *p, int64_t deadline)
 {
-    const int wanted = p->n_groups * p->rollout->n_per_group;
     if (p->done) return ST_OK;
     if (!p->request) return clock_now_ns() >= p->again_ns ? submit(p) : check_alive(p);
     if (!http_ended(p->request)) return ST_OK;
@@ -170,9 +205,9 @@ static enum status advance(struct part *p, int64_t deadline)
     }
     if (st != ST_OK) return st;
     p->done = true;
-    if (p->n_taken != wanted)
+    if (p->n_taken != p->n_wanted)
         st = status_fail(ST_FORMAT, "response to /v1/rollouts: %d samples of the %d asked for",
-                         p->n_taken, wanted);
+                         p->n_taken, p->n_wanted);
     return st;
 }
 
@@ -211,9 +246,9 @@ static enum status plan_parts(const struct rollout_source *source, struct rollou
                        .max_tokens = sampling->max_tokens,
                        .oldest = control_version(server->control) & ~(uint64_t)1},
         };
-        p->done = p->n_groups == 0;
-        enum status st = p->done ? ST_OK : build_request(p, sampling);
+        enum status st = build_request(p, sampling);
         if (st != ST_OK) return st;
+        p->done = p->n_wanted == 0;
     }
     return ST_OK;
 }
@@ -226,7 +261,7 @@ enum status rollout_pull(const struct rollout_source *source,
     const int64_t start = clock_now_ns();
     CHECK(plan_parts(source, r, sampling, parts));
     CHECK(pull_parts(parts, source->n_servers));
-    r->seconds = clock_ms_since(start) / 1e3;
+    r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,
               r->n_per_group, r->n_tokens, r->seconds);
 out:

@@ -19,7 +19,7 @@ struct rollout {
 
 struct sampling_options {
     double temperature, top_p, min_p; // temperature 0: greedy
-    int top_k, max_tokens;
+    int64_t top_k, max_tokens;
     uint64_t seed;
     bool ignore_eos;
     const char *stop; // NULL: none
@@ -40,14 +40,22 @@ struct rollout_source { // borrowed parts, filled by the caller
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
 };
 
+// Of one server, the client's own.
+struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
+                                        int vocab_size, double timeout_s);
 // Without completions yet; the caller fills in its examples.
 enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
-// Pulls the completions of all its groups. A server that is busy (429, 503) is asked again until
-// the time-out; one that died is ST_PEER_GONE within a second; a response that is not what was
-// asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled does not
-// depend on the number of servers. After a failure the rollout is good for rollout_free() only.
+// Pulls the completions of all its groups that have none. A server that is busy (429, 503) is asked
+// again until the time-out; one that died is ST_PEER_GONE within a second; a response that is not
+// what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled
+// does not depend on the number of servers. After a failure the rollout is good for rollout_free()
+// only.
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r);
+// The oldest weights that sampled a token of a group; UINT64_MAX: it has no token.
+uint64_t rollout_oldest(const struct rollout *r, int group);
+// Takes the completions of groups with a token of weights before `oldest` away. How many groups.
+int rollout_drop_older(struct rollout *r, uint64_t oldest);
 void rollout_free(struct rollout *r);
 
 // ST_INVALID where a prompt with that many new tokens is over the context that the server serves

@@ -1,7 +1,8 @@
-/* rollout_queue.c: a ring of steps under one mutex. Those from `first` on are put and not taken; of
- * these the first n_done are filled, and the next is the one being worked on. A step that is worked
- * on is the worker's alone, without the mutex. */
+/* rollout_queue.c: a ring of steps under one mutex. Those from `first` on are put and not taken;
+ * the first of these that is not filled is the next to be worked on. A step that is worked on is
+ * the worker's alone, without the mutex. */
 #include "trainer/rollout/rollout_queue.h"
+#include "common/base/clock.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,9 +18,10 @@ struct rollout_queue {
     pthread_mutex_t lock; // guards the rest
     pthread_cond_t changed;
     struct rollout_step **steps; // (length)
-    int first, n, n_done;
+    int first, n;
     bool working, paused;
-    enum status status; // of the step behind those that are done
+    int64_t idle_ns;    // when the last work ended; 0: there was none
+    enum status status; // of the first step that is not filled
     char *sentence;     // of that failure
 };
 
@@ -36,20 +38,27 @@ static struct rollout_step *step_at(const struct rollout_queue *q, int i)
     return q->steps[(q->first + i) % q->length];
 }
 
-// Fills the first step that is not, with the mutex held but for the work itself.
-static void work(struct rollout_queue *q)
+// The first that is not filled; NULL: all are.
+static struct rollout_step *to_fill(const struct rollout_queue *q)
 {
-    struct rollout_step *step = step_at(q, q->n_done);
+    for (int i = 0; i < q->n; i++)
+        if (!step_at(q, i)->filled) return step_at(q, i);
+    return NULL;
+}
+
+// Fills a step, with the mutex held but for the work itself.
+static void work(struct rollout_queue *q, struct rollout_step *step)
+{
+    if (q->idle_ns) step->idle_s += clock_ms_since(q->idle_ns) / 1e3;
     q->working = true;
     pthread_mutex_unlock(&q->lock);
     enum status st = q->work(q->context, step);
     pthread_mutex_lock(&q->lock);
     q->working = false;
+    q->idle_ns = clock_now_ns();
     q->status = st;
-    if (st == ST_OK)
-        q->n_done++;
-    else
-        q->sentence = strdup(status_message());
+    step->filled = st == ST_OK;
+    if (st != ST_OK) q->sentence = strdup(status_message());
     pthread_cond_broadcast(&q->changed);
 }
 
@@ -58,8 +67,9 @@ static void *work_ahead(void *context)
     struct rollout_queue *q = context;
     pthread_mutex_lock(&q->lock);
     while (!q->cancelled && q->status == ST_OK) {
-        if (q->n_done < q->n && !q->paused)
-            work(q);
+        struct rollout_step *step = q->paused ? NULL : to_fill(q);
+        if (step)
+            work(q, step);
         else
             pthread_cond_wait(&q->changed, &q->lock);
     }
@@ -110,16 +120,29 @@ const _Atomic bool *rollout_queue_cancelled(const struct rollout_queue *q)
     return &q->cancelled;
 }
 
-enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step)
+static enum status put(struct rollout_queue *q, struct rollout_step *step, bool first)
 {
     if (q->n == q->length)
         return status_fail(ST_BUSY, "%d steps are ordered and not taken, which is all that fit",
                            q->n);
     pthread_mutex_lock(&q->lock);
-    q->steps[(q->first + q->n++) % q->length] = step;
+    q->n++;
+    if (first) q->first = (q->first + q->length - 1) % q->length;
+    q->steps[(q->first + (first ? 0 : q->n - 1)) % q->length] = step;
+    step->filled = false;
     pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->lock);
     return ST_OK;
+}
+
+enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step)
+{
+    return put(q, step, false);
+}
+
+enum status rollout_queue_put_back(struct rollout_queue *q, struct rollout_step *step)
+{
+    return put(q, step, true);
 }
 
 int rollout_queue_count(const struct rollout_queue *q)
@@ -131,18 +154,18 @@ enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **re
 {
     if (q->n == 0) return status_fail(ST_INVALID, "no step of rollouts was ordered");
     pthread_mutex_lock(&q->lock);
-    while (q->n_done == 0 && q->status == ST_OK) {
+    struct rollout_step *step = step_at(q, 0);
+    while (!step->filled && q->status == ST_OK) {
         if (q->started)
             pthread_cond_wait(&q->changed, &q->lock);
         else
-            work(q);
+            work(q, step);
     }
-    enum status st = q->n_done > 0 ? ST_OK : q->status;
+    enum status st = step->filled ? ST_OK : q->status;
     if (st == ST_OK) {
-        *ret = step_at(q, 0);
+        *ret = step;
         q->first = (q->first + 1) % q->length;
         q->n--;
-        q->n_done--;
     } else {
         status_fail(st, "%s", q->sentence ? q->sentence : status_words(st));
     }

@@ -18,11 +18,15 @@ struct rollout_step {
     int64_t step;
     struct sampling_options sampling;
     struct rollout *rollout; // its examples; the completions are the work's
+    int n_again;             // groups whose completions were too old, and are generated again
     // filled by the work
-    uint64_t version; // of the weights when it was begun: no token is of older ones
+    uint64_t version; // of the weights when it was begun last
     struct scores scores;
     struct latency_model latency; // as it is with these completions
     struct spec_counters spec;    // what was drafted meanwhile
+    // the queue's
+    bool filled;
+    double idle_s; // before the work on it, in which there was none
 };
 void rollout_step_free(struct rollout_step *step);
 
@@ -39,6 +43,8 @@ const _Atomic bool *rollout_queue_cancelled(const struct rollout_queue *q);
 
 // The queue owns the step from here on. ST_BUSY, and nothing is taken over, where it is full.
 enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step);
+// The same for one just taken: it is the first again, and is worked on before all others.
+enum status rollout_queue_put_back(struct rollout_queue *q, struct rollout_step *step);
 int rollout_queue_count(const struct rollout_queue *q); // put and not taken
 // The oldest, once it is filled. A step whose work failed is that failure, now and ever after:
 // nothing behind it is worked on. ST_INVALID where nothing was put.

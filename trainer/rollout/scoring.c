@@ -94,10 +94,7 @@ static enum status read_costs(const struct scoring *how, const struct rollout *r
     size_t n = (size_t)s->n;
     struct completion_cost *costs = malloc(n * sizeof *costs);
     s->costs = malloc(n * COST_TERMS * sizeof *s->costs);
-    if (!costs || !s->costs) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the costs of %d samples", s->n);
-        goto out;
-    }
+    if (!costs || !s->costs) FAIL(ST_NO_MEMORY, "no memory for the costs of %d samples", s->n);
     for (int i = 0; i < s->n; i++) {
         CHECK(at_sample(cost_read(r->completions[i].telemetry, &costs[i]), how->data, r, i));
         s->n_undrafted += !costs[i].drafted;
@@ -178,10 +175,8 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
     s.rewards = malloc(n * sizeof *s.rewards);
     s.terms = malloc(n * (size_t)s.n_terms * sizeof *s.terms);
     s.advantages = malloc(n * sizeof *s.advantages);
-    if (!s.rewards || !s.terms || !s.advantages) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %d rewards", s.n);
-        goto out;
-    }
+    if (!s.rewards || !s.terms || !s.advantages)
+        FAIL(ST_NO_MEMORY, "no memory for %d rewards", s.n);
     CHECK(scoring_task(how->reward, how->data, r, s.terms, s.rewards));
     if (how->cost) CHECK(read_costs(how, r, &s));
     advantage_compute(s.rewards, r->n_groups, r->n_per_group, how->scale, &s.stats, s.advantages);

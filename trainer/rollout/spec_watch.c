@@ -48,10 +48,8 @@ enum status spec_watch_new(const struct bridge_file *trained, struct http_client
     char *paths = strdup(more ? more : ""), *remaining = paths, *path;
     struct spec_watch *w = calloc(1, sizeof *w);
     if (w) w->servers = calloc(max, sizeof *w->servers);
-    if (!paths || !w || !w->servers) {
-        st = status_fail(ST_NO_MEMORY, "no memory for counters of %zu servers", max);
-        goto out;
-    }
+    if (!paths || !w || !w->servers)
+        FAIL(ST_NO_MEMORY, "no memory for counters of %zu servers", max);
     w->http = http;
     w->servers[w->n++] = (struct watched){.path = trained->path, .socket = trained->socket};
     while (more && (path = strsep(&remaining, ","))) {

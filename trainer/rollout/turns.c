@@ -67,14 +67,11 @@ enum status turns_find(const char *where, const json_t *messages, bool all, turn
         st = find_turn(&t.text, messages, i, render, context, &t.turns[t.n], &found);
         if (st == ST_NO_MEMORY || (st != ST_OK && i == n - 1)) goto out;
         found = found && (t.n == 0 || t.turns[t.n].start >= t.turns[t.n - 1].end);
-        if (!found && i == n - 1) {
-            st = status_fail(
-                ST_UNSUPPORTED,
-                "%s: in this chat template an answered conversation does not begin with "
-                "its prompt",
-                where);
-            goto out;
-        }
+        if (!found && i == n - 1)
+            FAIL(ST_UNSUPPORTED,
+                 "%s: in this chat template an answered conversation does not begin with "
+                 "its prompt",
+                 where);
         if (found)
             t.n++;
         else

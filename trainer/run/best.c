@@ -36,10 +36,8 @@ enum status best_from_json(const char *where, const json_t *json, struct best *r
     CHECK(json_get_int(where, json, "step", 0, INT64_MAX, &b.step));
     CHECK(json_get_double(where, json, "score", -DBL_MAX, DBL_MAX, &score));
     CHECK(json_get_int(where, json, "waited", 0, INT64_MAX, &b.waited));
-    if (b.step < 0 || isnan(score)) {
-        st = status_fail(ST_FORMAT, "%s: field \"best\" has no \"step\" or no \"score\"", where);
-        goto out;
-    }
+    if (b.step < 0 || isnan(score))
+        FAIL(ST_FORMAT, "%s: field \"best\" has no \"step\" or no \"score\"", where);
     b.score = score;
     *ret = b;
 out:

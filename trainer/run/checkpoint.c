@@ -5,15 +5,14 @@
  * back.
  */
 #include "trainer/run/checkpoint.h"
-#include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "trainer/run/model_folder_write.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,40 +20,44 @@
 
 #define MAX_STATE ((size_t)1 << 26)
 
-static enum status no_memory(void)
-{
-    return status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
-}
-
 #define POLICY_STEPS "optimizer_steps" // in trainer_state.json
 #define DRAFT_STEPS  "draft_optimizer_steps"
 
 #define STATE_FILE     "trainer_state.json"
 #define OPTIMIZER_FILE "optimizer.safetensors"
+#define STEP_NAME      "step-%" PRId64
+
+// The absolute path behind links, the caller's to free; NULL where there is nothing.
+static enum status resolve(const char *path, char **ret_folder)
+{
+    char *folder = realpath(path, NULL);
+    if (!folder && errno != ENOENT) return status_fail(ST_IO, "%s: %s", path, strerror(errno));
+    *ret_folder = folder;
+    return ST_OK;
+}
 
 // FOLDER/trainer/NAME, its folder made.
-static enum status new_trainer_file(const char *folder, const char *name, char **ret_path)
+static enum status new_trainer_file(const char *folder, const char *name, char ret[PATH_ROOM])
 {
-    char *inside = path_join(folder, CHECKPOINT_TRAINER);
-    char *path = inside ? path_join(inside, name) : NULL;
-    enum status st = path ? file_make_folders(inside) : no_memory();
-    if (st == ST_OK)
-        *ret_path = path;
-    else
-        free(path);
-    free(inside);
+    char inside[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(inside, folder, CHECKPOINT_TRAINER));
+    CHECK(file_make_folders(inside));
+    st = path_put(ret, inside, "%s", name);
+out:
     return st;
 }
 
-// The same for reading, or FOLDER/NAME where an older checkpoint has it there; NULL: no memory.
-static char *find_trainer_file(const char *folder, const char *name)
+// The same for reading, or FOLDER/NAME where an older checkpoint has it there.
+static enum status find_trainer_file(const char *folder, const char *name, char ret[PATH_ROOM])
 {
-    char *inside = path_join(folder, CHECKPOINT_TRAINER);
-    char *path = inside ? path_join(inside, name) : NULL, *older = path_join(folder, name);
-    bool is_older = path && older && !file_exists(path) && file_exists(older);
-    free(inside);
-    free(is_older ? path : older);
-    return is_older ? older : path;
+    char older[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(older, folder, "%s", name));
+    CHECK(path_put(ret, folder, CHECKPOINT_TRAINER "/%s", name));
+    if (!file_exists(ret) && file_exists(older)) strcpy(ret, older);
+out:
+    return st;
 }
 
 struct trainer_files {
@@ -67,26 +70,25 @@ struct trainer_files {
 static enum status write_optimizer(void *context, const char *folder)
 {
     struct optimizer *optimizer = context;
-    char *path;
+    char path[PATH_ROOM];
+    enum status st = ST_OK;
     if (optimizer_steps(optimizer) == 0) return ST_OK;
-    enum status st = new_trainer_file(folder, OPTIMIZER_FILE, &path);
-    if (st != ST_OK) return st;
-    st = optimizer_save(optimizer, path);
-    if (st == ST_OK) st = path_sync_parent(path);
-    free(path);
+    CHECK(new_trainer_file(folder, OPTIMIZER_FILE, path));
+    CHECK(optimizer_save(optimizer, path));
+    st = file_sync_parent(path);
+out:
     return st;
 }
 
 static enum status write_draft(const struct trainer_files *files, const char *folder)
 {
     const struct checkpoint_model *draft = files->draft;
-    char *path = path_join(folder, CHECKPOINT_DRAFT);
-    enum status st =
-        path ? model_folder_write(path, files->dev, draft->weights, draft->weights->dt,
-                                  draft->source_folder, write_optimizer, draft->optimizer)
-             : no_memory();
-    free(path);
-    return st;
+    char path[PATH_ROOM];
+    enum status st = path_put(path, folder, CHECKPOINT_DRAFT);
+    return st != ST_OK
+               ? st
+               : model_folder_write(path, files->dev, draft->weights, draft->weights->dt,
+                                    draft->source_folder, write_optimizer, draft->optimizer);
 }
 
 static enum status write_trainer_files(void *context, const char *folder)
@@ -94,7 +96,7 @@ static enum status write_trainer_files(void *context, const char *folder)
     const struct trainer_files *files = context;
     const struct checkpoint *c = files->checkpoint;
     enum status st = ST_OK;
-    char *state_path = NULL;
+    char path[PATH_ROOM];
     json_t *state = c->state ? json_copy(c->state) : json_object();
     if (!state || json_object_set_new(state, "step", json_integer(c->step)) ||
         json_object_set_new(state, "data_index", json_integer(c->data_index)) ||
@@ -102,72 +104,61 @@ static enum status write_trainer_files(void *context, const char *folder)
                             json_integer(optimizer_steps(files->policy->optimizer))) ||
         (files->draft &&
          json_object_set_new(state, DRAFT_STEPS,
-                             json_integer(optimizer_steps(files->draft->optimizer))))) {
-        st = no_memory();
-        goto out;
-    }
+                             json_integer(optimizer_steps(files->draft->optimizer)))))
+        FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     CHECK(write_optimizer(files->policy->optimizer, folder));
-    CHECK(new_trainer_file(folder, STATE_FILE, &state_path));
-    CHECK(json_write_file(state_path, 0644, state));
+    CHECK(new_trainer_file(folder, STATE_FILE, path));
+    CHECK(json_write_file(path, 0644, state));
     if (files->draft) CHECK(write_draft(files, folder));
 out:
     json_decref(state);
-    free(state_path);
     return st;
 }
 
-static enum status swap_link(const char *checkpoints, const char *link_name, const char *name)
+static enum status swap_link(const char *checkpoints, const char *link_name, int64_t step)
 {
-    enum status st = ST_OK;
-    char *link = path_join(checkpoints, link_name);
-    char *temporary = link ? path_beside(link) : NULL;
-    if (!link || !temporary) {
-        st = no_memory();
-        goto out;
-    }
+    char link[PATH_ROOM], temporary[PATH_ROOM], name[32];
+    enum status st;
+    CHECK(path_put(link, checkpoints, "%s", link_name));
+    CHECK(path_beside(link, temporary));
+    snprintf(name, sizeof name, STEP_NAME, step);
     unlink(temporary);
     if (symlink(name, temporary) != 0 || rename(temporary, link) != 0)
-        st = status_fail(ST_IO, "%s: %s", link, strerror(errno));
-    else
-        st = file_sync_folder(checkpoints);
+        FAIL(ST_IO, "%s: %s", link, strerror(errno));
+    st = file_sync_folder(checkpoints);
 out:
-    free(link);
-    free(temporary);
     return st;
 }
 
-static bool step_of(const char *name, int64_t *ret_step)
+static int64_t step_of(const struct dirent *entry) // -1: it is no checkpoint
 {
     char *end;
-    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return false;
-    *ret_step = strtoll(name + 5, &end, 10);
-    return *end == '\0';
+    if (strncmp(entry->d_name, "step-", 5) != 0 || !isdigit((unsigned char)entry->d_name[5]))
+        return -1;
+    int64_t step = strtoll(entry->d_name + 5, &end, 10);
+    return *end ? -1 : step;
 }
 
-static int by_step(const void *a, const void *b)
+static int is_checkpoint(const struct dirent *entry)
 {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? -1 : x > y;
+    return step_of(entry) >= 0;
 }
 
-#define STEP_NAME 32 // bytes of a folder's name
-
-static void step_name(int64_t step, char ret[STEP_NAME])
+// Half-written folders, and links (".latest.PID.new"), of processes that were killed: a run folder
+// has one writer.
+static int is_leftover(const struct dirent *entry)
 {
-    snprintf(ret, STEP_NAME, "step-%" PRId64, step);
+    size_t len = strlen(entry->d_name);
+    return entry->d_name[0] == '.' && len >= 4 && strcmp(entry->d_name + len - 4, ".new") == 0;
 }
 
 // Said anew at each checkpoint, so that a crash between a folder and its link mends itself. A best
 // checkpoint that somebody removed is no error.
 static enum status link_best(const char *checkpoints, int64_t step)
 {
-    char name[STEP_NAME];
-    step_name(step, name);
-    char *folder = path_join(checkpoints, name);
-    if (!folder) return no_memory();
-    enum status st = file_exists(folder) ? swap_link(checkpoints, "best", name) : ST_OK;
-    free(folder);
-    return st;
+    char folder[PATH_ROOM];
+    enum status st = path_put(folder, checkpoints, STEP_NAME, step);
+    return st == ST_OK && file_exists(folder) ? swap_link(checkpoints, "best", step) : st;
 }
 
 static bool is_kept(const struct checkpoint *c, int64_t step)
@@ -176,59 +167,29 @@ static bool is_kept(const struct checkpoint *c, int64_t step)
            (c->keep_start && step == 0);
 }
 
-static enum status remove_step(const char *checkpoints, int64_t step)
+static enum status remove_entry(const char *checkpoints, const char *name)
 {
-    char name[STEP_NAME];
-    step_name(step, name);
-    char *path = path_join(checkpoints, name);
-    enum status st = path ? file_remove_tree(path) : no_memory();
-    free(path);
-    return st;
+    char path[PATH_ROOM];
+    enum status st = path_put(path, checkpoints, "%s", name);
+    return st == ST_OK ? file_remove_tree(path) : st;
 }
 
-// Removes all but the step just written, the keep - 1 highest of the others, and what is_kept().
-static enum status remove_old(const char *checkpoints, const struct checkpoint *c, int keep)
+// Removes what `chosen` chooses, but for the `keep` last checkpoints of these and what is_kept().
+static enum status remove_all(const char *checkpoints, int (*chosen)(const struct dirent *),
+                              const struct checkpoint *c, int keep)
 {
+    struct dirent **entries = NULL;
     enum status st = ST_OK;
-    int64_t *steps = NULL, step;
-    int n = 0;
-    DIR *dir = opendir(checkpoints);
-    if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
-    for (struct dirent *entry; (entry = readdir(dir));) {
-        if (!step_of(entry->d_name, &step) || step == c->step) continue;
-        int64_t *larger = array_room(steps, (size_t)n, sizeof *steps);
-        if (!larger) {
-            st = no_memory();
-            goto out;
-        }
-        steps = larger;
-        steps[n++] = step;
+    int n = scandir(checkpoints, &entries, chosen, versionsort);
+    if (n < 0) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
+    while (n-- > 0) {
+        const int64_t step = step_of(entries[n]);
+        const bool stays = step >= 0 && step != c->step && keep-- > 0;
+        if (st == ST_OK && !stays && !is_kept(c, step))
+            st = remove_entry(checkpoints, entries[n]->d_name);
+        free(entries[n]);
     }
-    if (n > 1) qsort(steps, (size_t)n, sizeof *steps, by_step);
-    for (int i = 0; i < n - (keep - 1); i++)
-        if (!is_kept(c, steps[i])) CHECK(remove_step(checkpoints, steps[i]));
-out:
-    free(steps);
-    closedir(dir);
-    return st;
-}
-
-// Half-written folders, and links (".latest.PID.new"), of processes that were killed: a run folder
-// has one writer.
-static enum status remove_leftovers(const char *checkpoints)
-{
-    enum status st = ST_OK;
-    DIR *dir = opendir(checkpoints);
-    if (!dir) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
-    for (struct dirent *entry; st == ST_OK && (entry = readdir(dir));) {
-        size_t len = strlen(entry->d_name);
-        if (entry->d_name[0] != '.' || len < 4 || strcmp(entry->d_name + len - 4, ".new") != 0)
-            continue;
-        char *path = path_join(checkpoints, entry->d_name);
-        st = path ? file_remove_tree(path) : no_memory();
-        free(path);
-    }
-    closedir(dir);
+    free(entries);
     return st;
 }
 
@@ -236,97 +197,70 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct trainer_files files = {c, dev, policy, draft};
-    char name[STEP_NAME], absolute[PATH_MAX];
-    char *checkpoints = path_join(run_folder, "checkpoints"), *folder = NULL;
-    step_name(c->step, name);
-    if (!checkpoints || !(folder = path_join(checkpoints, name))) {
-        st = no_memory();
-        goto out;
-    }
+    char checkpoints[PATH_ROOM], folder[PATH_ROOM], replaced[32];
+    CHECK(path_put(checkpoints, run_folder, "checkpoints"));
+    CHECK(path_put(folder, checkpoints, STEP_NAME, c->step));
     CHECK(file_make_folders(checkpoints));
-    CHECK(remove_leftovers(checkpoints));
+    CHECK(remove_all(checkpoints, is_leftover, c, 0));
     CHECK(model_folder_write(folder, dev, policy->weights, policy->weights->dt,
                              policy->source_folder, write_trainer_files, &files));
     if (c->best_step) CHECK(link_best(checkpoints, *c->best_step));
-    CHECK(swap_link(checkpoints, "latest", name));
-    if (c->replaced_step && !is_kept(c, *c->replaced_step))
-        CHECK(remove_step(checkpoints, *c->replaced_step));
-    if (keep > 0) CHECK(remove_old(checkpoints, c, keep));
-    if (ret_folder) {
-        if (!realpath(folder, absolute)) {
-            st = status_fail(ST_IO, "%s: %s", folder, strerror(errno));
-            goto out;
-        }
-        if (!(*ret_folder = strdup(absolute))) st = no_memory();
+    CHECK(swap_link(checkpoints, "latest", c->step));
+    if (c->replaced_step && !is_kept(c, *c->replaced_step)) {
+        snprintf(replaced, sizeof replaced, STEP_NAME, *c->replaced_step);
+        CHECK(remove_entry(checkpoints, replaced));
     }
+    if (keep > 0) CHECK(remove_all(checkpoints, is_checkpoint, c, keep - 1));
+    if (ret_folder) st = resolve(folder, ret_folder);
 out:
-    free(checkpoints);
-    free(folder);
     return st;
 }
 
 static enum status follow_link(const char *run_folder, const char *name, char **ret_folder)
 {
-    char absolute[PATH_MAX];
-    char *link = path_join(run_folder, name), *folder = NULL;
-    if (!link) return no_memory();
-    bool found = realpath(link, absolute) != NULL;
-    int error = errno;
-    enum status st = ST_OK;
-    if (found && !(folder = strdup(absolute)))
-        st = no_memory();
-    else if (!found && error != ENOENT)
-        st = status_fail(ST_IO, "%s: %s", link, strerror(error));
-    else
-        *ret_folder = folder;
-    free(link);
-    return st;
+    char link[PATH_ROOM];
+    enum status st = path_put(link, run_folder, "checkpoints/%s", name);
+    return st == ST_OK ? resolve(link, ret_folder) : st;
 }
 
 // A run whose last checkpoint was taken away would otherwise start over, on top of its records.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder)
 {
-    char target[PATH_MAX], *folder = NULL;
-    enum status st = follow_link(run_folder, "checkpoints/latest", &folder);
-    if (st != ST_OK) return st;
-    char *link = folder ? NULL : path_join(run_folder, "checkpoints/latest");
-    if (!folder && !link) return no_memory();
-    ssize_t len = folder ? -1 : readlink(link, target, sizeof target);
+    char target[PATH_ROOM], link[PATH_ROOM];
+    enum status st;
+    CHECK(follow_link(run_folder, "latest", ret_folder));
+    CHECK(path_put(link, run_folder, "checkpoints/latest"));
+    ssize_t len = *ret_folder ? -1 : readlink(link, target, sizeof target);
     if (len > 0)
-        st = status_fail(ST_NOT_FOUND,
-                         "%s: it names %.*s, which is not there any more; let it name another "
-                         "(ln -sfn step-N %s), or remove it to start over",
-                         link, (int)len, target, link);
-    else
-        *ret_folder = folder;
-    free(link);
+        FAIL(ST_NOT_FOUND,
+             "%s: it names %.*s, which is not there any more; let it name another "
+             "(ln -sfn step-N %s), or remove it to start over",
+             link, (int)len, target, link);
+out:
     return st;
 }
 
 enum status checkpoint_best(const char *run_folder, char **ret_folder)
 {
-    return follow_link(run_folder, "checkpoints/best", ret_folder);
+    return follow_link(run_folder, "best", ret_folder);
 }
 
 enum status checkpoint_read(const char *folder, struct checkpoint *ret)
 {
     enum status st = ST_OK;
     struct checkpoint c = {.step = -1, .data_index = -1};
-    char *path = find_trainer_file(folder, STATE_FILE);
-    if (!path) return no_memory();
+    char path[PATH_ROOM];
+    CHECK(find_trainer_file(folder, STATE_FILE, path));
     CHECK(json_read_file(path, MAX_STATE, &c.state));
     CHECK(json_get_int(path, c.state, "step", 0, INT64_MAX, &c.step));
     CHECK(json_get_int(path, c.state, "data_index", 0, INT64_MAX, &c.data_index));
-    if (c.step < 0 || c.data_index < 0) {
-        st = status_fail(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
-        goto out;
-    }
+    if (c.step < 0 || c.data_index < 0)
+        FAIL(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
     *ret = c;
 out:
     if (st != ST_OK) json_decref(c.state);
-    free(path);
     return st;
 }
 
@@ -334,11 +268,9 @@ static enum status load_optimizer(const char *folder, const struct checkpoint *c
                                   struct optimizer *optimizer)
 {
     if (json_integer_value(json_object_get(c->state, steps)) == 0) return ST_OK;
-    char *path = find_trainer_file(folder, OPTIMIZER_FILE);
-    if (!path) return no_memory();
-    enum status st = optimizer_load(optimizer, path);
-    free(path);
-    return st;
+    char path[PATH_ROOM];
+    enum status st = find_trainer_file(folder, OPTIMIZER_FILE, path);
+    return st == ST_OK ? optimizer_load(optimizer, path) : st;
 }
 
 enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
@@ -355,9 +287,7 @@ bool checkpoint_has_draft(const struct checkpoint *c)
 enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
                                             struct optimizer *optimizer)
 {
-    char *draft = path_join(folder, CHECKPOINT_DRAFT);
-    if (!draft) return no_memory();
-    enum status st = load_optimizer(draft, c, DRAFT_STEPS, optimizer);
-    free(draft);
-    return st;
+    char draft[PATH_ROOM];
+    enum status st = path_put(draft, folder, CHECKPOINT_DRAFT);
+    return st == ST_OK ? load_optimizer(draft, c, DRAFT_STEPS, optimizer) : st;
 }

@@ -163,9 +163,7 @@ void cluster_report_metrics(const struct cluster_report *r, json_t *metrics)
     metrics_put(metrics, "curriculum/contrast", buckets_contrast(b));
     metrics_put(metrics, "curriculum/buckets", b->n);
     for (int k = 0; k + 1 < b->n; k++) {
-        char key[64];
-        snprintf(key, sizeof key, "curriculum/boundary_%d", k + 1);
-        metrics_put(metrics, key, b->boundary[k].at);
+        metrics_putf(metrics, b->boundary[k].at, "curriculum/boundary_%d", k + 1);
         valleys += b->boundary[k].origin == BOUNDARY_VALLEY;
     }
     metrics_put(metrics, "curriculum/valleys", valleys);
@@ -183,9 +181,8 @@ void cluster_report_metrics(const struct cluster_report *r, json_t *metrics)
             {"balance", balance},
         };
         for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
-            char key[64];
-            snprintf(key, sizeof key, "curriculum/bucket_%d/%s", k + 1, values[i].name);
-            metrics_put(metrics, key, values[i].value);
+            metrics_putf(metrics, values[i].value, "curriculum/bucket_%d/%s", k + 1,
+                         values[i].name);
         }
     }
 }

@@ -7,12 +7,13 @@
 #include <string.h>
 
 #define OPTIONS_OF struct train_config
+#define MAX_AHEAD  64
 
 static const char *const latency_words[] = {"measured", "modelled", NULL};
 
 const struct option_spec train_options[] = {
     OPT_HEADING("What is trained, on what"),
-    OPT_TEXT("bridge", bridge, NULL, "PATH", "the daemon's bridge file (default: searched)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "training prompts, JSONL"),
     MAX_SAMPLES_OPTION,
     OPT_TEXT("run-dir", run_dir, NULL, "DIR", "run folder (default: runs/DATE-TIME)"),
@@ -20,7 +21,7 @@ const struct option_spec train_options[] = {
              "go on from the run folder's last checkpoint, if it has one, with the options in its "
              "config.json where they are not given here"),
     OPT_TEXT("start-from", start_from, "loaded", "loaded|current|DIR",
-             "weights that a new run starts from: those of the folder the daemon loaded, as they "
+             "weights that a new run starts from: those of the folder the server loaded, as they "
              "are now, or those of a model folder; also the reference of --beta"),
     OPT_CONFIG,
     PROMPT_OPTIONS,
@@ -48,62 +49,69 @@ const struct option_spec train_options[] = {
                "modelled: from the sample's own tokens, by a fit to all latencies of this run"),
 
     OPT_HEADING("Rollouts"),
-    OPT_INT("prompts-per-step", prompts_per_step, "8", "N", 1, 1e6, "groups in one step"),
-    OPT_INT("num-generations", num_generations, "8", "N", 1, 4096,
+    OPT_INT("prompts-per-step", curriculum.prompts_per_step, "8", "N", 1, 1e6,
+            "groups in one step"),
+    OPT_INT("num-generations", curriculum.num_generations, "8", "N", 1, 4096,
             "samples of each prompt, without a curriculum"),
-    OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, 64,
-            "sample so many steps ahead of the one that is learned from, meanwhile and by older "
-            "weights; 0: one after the other"),
-    OPT_INT("max-completion-length", max_completion_length, "512", "TOKENS", 1, 1e7,
-            "of one sample"),
-    OPT_DOUBLE("temperature", temperature, "1", "T", 1e-3, 100, "of sampling and of the loss"),
-    OPT_DOUBLE("top-p", top_p, "1", "P", 1e-6, 1, "nucleus sampling; 1: off"),
-    OPT_INT("top-k", top_k, "0", "K", 0, 1e9, "sample among the K likeliest; 0: off"),
-    OPT_DOUBLE("min-p", min_p, "0", "P", 0, 1, "least share of the likeliest; 0: off"),
-    OPT_TEXT("stop", stop, NULL, "TEXT", "text that ends a sample"),
-    OPT_FLAG("ignore-eos", ignore_eos, NULL, "sample on past the end token"),
+    OPT_FLAG("async", async, NULL,
+             "sample the next steps while learning from one, by weights of up to --max-staleness "
+             "updates before"),
+    OPT_INT("max-staleness", max_staleness, "1", "UPDATES", 0, MAX_AHEAD,
+            "a sample that would be learned from later than this is generated again; 0: the plain "
+            "loop"),
+    OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, MAX_AHEAD,
+            "the same counted in steps: --async --max-staleness STEPS x --num-iterations"),
+    OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one sample"),
+    OPT_DOUBLE("temperature", sampling.temperature, "1", "T", 1e-3, 100,
+               "of sampling and of the loss"),
+    OPT_DOUBLE("top-p", sampling.top_p, "1", "P", 1e-6, 1, "nucleus sampling; 1: off"),
+    OPT_INT("top-k", sampling.top_k, "0", "K", 0, 1e9, "sample among the K likeliest; 0: off"),
+    OPT_DOUBLE("min-p", sampling.min_p, "0", "P", 0, 1, "least share of the likeliest; 0: off"),
+    OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends a sample"),
+    OPT_FLAG("ignore-eos", sampling.ignore_eos, NULL, "sample on past the end token"),
 
     OPT_HEADING("Curriculum"),
-    OPT_CHOICE("curriculum", curriculum, "off", curriculum_mode_names,
+    OPT_CHOICE("curriculum", curriculum.mode, "off", curriculum_mode_names,
                "kde: more samples of prompts whose rewards are low, by valleys in their density; "
                "uniform: its control, as many samples spread evenly"),
-    OPT_INT("n-buckets", n_buckets, "3", "N", 1, BUCKETS_MAX,
+    OPT_INT("n-buckets", curriculum.n_buckets, "3", "N", 1, BUCKETS_MAX,
             "into which prompts are sorted, at most"),
-    OPT_INT("min-bucket-size", min_bucket_size, "0", "N", 0, 1e9,
+    OPT_INT("min-bucket-size", curriculum.min_bucket_size, "0", "N", 0, 1e9,
             "prompts; a smaller bucket goes to a neighbour; 0: as --prompts-per-step"),
-    OPT_INT("rollout-base", rollout_base, "4", "N", 2, 4096,
+    OPT_INT("rollout-base", curriculum.base, "4", "N", 2, 4096,
             "samples of a prompt of the highest rewards; in place of --num-generations"),
-    OPT_DOUBLE("rollout-alpha", rollout_alpha, "1.5", "A", 0, 1000,
+    OPT_DOUBLE("rollout-alpha", curriculum.alpha, "1.5", "A", 0, 1000,
                "the lowest get 1 + A times as many"),
-    OPT_DOUBLE("curriculum-ema", curriculum_ema, "0.7", "W", 0, 0.999999,
+    OPT_DOUBLE("curriculum-ema", curriculum.ema, "0.7", "W", 0, 0.999999,
                "weight of a prompt's average reward so far beside its new one"),
 
     OPT_HEADING("Loss"),
-    OPT_CHOICE("loss-type", loss_type, "dapo", loss_type_names, "how tokens are averaged"),
-    OPT_CHOICE("importance-sampling-level", sequence_level, "token",
+    OPT_CHOICE("loss-type", loss.type, "dapo", loss_type_names, "how tokens are averaged"),
+    OPT_CHOICE("importance-sampling-level", loss.sequence_level, "token",
                OPTION_WORDS("token", "sequence"), "sequence: GSPO"),
-    OPT_DOUBLE("epsilon", epsilon, "0.2", "E", 0, 1, "clip the ratio below 1 - E"),
-    OPT_DOUBLE("epsilon-high", epsilon_high, "-1", "E", -1, 1e9,
+    OPT_DOUBLE("epsilon", loss.epsilon, "0.2", "E", 0, 1, "clip the ratio below 1 - E"),
+    OPT_DOUBLE("epsilon-high", loss.epsilon_high, "-1", "E", -1, 1e9,
                "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5"),
-    OPT_DOUBLE("delta", delta, "0", "D", 0, 1e9,
+    OPT_DOUBLE("delta", loss.delta, "0", "D", 0, 1e9,
                "dual clip: cap the ratio at D where the advantage is negative too; 0: off"),
-    OPT_DOUBLE("beta", beta, "0", "B", 0, 1e6,
+    OPT_DOUBLE("beta", loss.beta, "0", "B", 0, 1e6,
                "weight of the KL divergence from the weights the run started from (--start-from), "
                "of which it then keeps a copy in memory"),
-    OPT_CHOICE("kl-estimator", kl_estimator, "k3", kl_estimator_names, "how that is estimated"),
-    OPT_FLAG("use-bias-correction-kl", use_bias_correction_kl, "true",
+    OPT_CHOICE("kl-estimator", loss.kl_estimator, "k3", kl_estimator_names,
+               "how that is estimated"),
+    OPT_FLAG("use-bias-correction-kl", loss.bias_correction_kl, "true",
              "multiply it by the ratio, for an unbiased gradient"),
     OPT_CHOICE("scale-rewards", scale_rewards, "group", advantage_scale_names,
                "what advantages are divided by"),
     OPT_INT("num-iterations", num_iterations, "1", "N", 1, 1000, "updates on each rollout"),
     OPT_FLAG("importance-sampling-correction", importance_sampling_correction, "true",
-             "weigh the loss by the trainer's over the daemon's probabilities"),
+             "weigh the loss by the trainer's over the server's probabilities"),
     OPT_CHOICE("importance-sampling-mode", importance_sampling_mode, "sequence_mask",
                tis_mode_names + 1,
                "weights of tokens or whole sequences; beyond the bounds they are cut, or 0"),
-    OPT_DOUBLE("importance-sampling-clip-max", importance_sampling_clip_max, "3", "C", 0, 1e9,
+    OPT_DOUBLE("importance-sampling-clip-max", loss.tis_max, "3", "C", 0, 1e9,
                "upper bound of these weights; 0: none"),
-    OPT_DOUBLE("importance-sampling-clip-min", importance_sampling_clip_min, "0", "C", 0, 1e9,
+    OPT_DOUBLE("importance-sampling-clip-min", loss.tis_min, "0", "C", 0, 1e9,
                "lower bound of these weights; 0: none"),
     OPT_FLAG("mask-truncated-completions", mask_truncated_completions, NULL,
              "samples cut off at the token limit do not count"),
@@ -117,7 +125,7 @@ const struct option_spec train_options[] = {
 
     OPT_HEADING("Draft model"),
     OPT_FLAG("train-draft", train_draft, NULL,
-             "train the daemon's draft model (cw-infer-server --draft) to answer as the policy "
+             "train the server's draft model (cw-infer-server --draft) to answer as the policy "
              "does, on the same rollouts"),
     OPT_DOUBLE("draft-learning-rate", draft_learning_rate, "2e-5", "LR", 0, 10,
                "at its peak; schedule and AdamW as above"),
@@ -136,7 +144,7 @@ const struct option_spec train_options[] = {
     OPT_INT("save-total-limit", save_total_limit, "0", "N", 0, 1e9, "checkpoints kept; 0: all"),
     OPT_TEXT(
         "also-count", also_count, NULL, "BRIDGE,...",
-        "bridge files of further daemons, whose speculative decoding is added to spec_decode/*"),
+        "bridge files of further servers, whose speculative decoding is added to spec_decode/*"),
     OPT_FLAG("log-completions", log_completions, NULL,
              "write the sampled text of each step into rollouts/"),
     OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out prompts, JSONL"),
@@ -159,7 +167,7 @@ const struct option_spec train_options[] = {
              "its log-probabilities differs from the trainer's"),
     MEMORY_OPTIONS,
     OPT_DOUBLE("quiesce-timeout", quiesce_timeout, "30", "SECONDS", 0.01, 1e6,
-               "longest wait for the daemon's step boundary"),
+               "longest wait for the server's step boundary"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
                "longest wait for a step's rollouts"),
     OPT_END,
@@ -184,24 +192,12 @@ const char *train_config_idle_cost(const struct train_config *config)
 static enum status resolve_loss(const struct train_config *config, struct loss_config *ret)
 {
     enum status st = ST_OK;
-    struct loss_config loss = {
-        .sequence_level = config->sequence_level,
-        .type = config->loss_type,
-        .kl_estimator = config->kl_estimator,
-        .tis = config->importance_sampling_correction
-                   ? (enum tis_mode)(config->importance_sampling_mode + 1)
-                   : TIS_OFF,
-        .epsilon = config->epsilon,
-        .epsilon_high = config->epsilon_high,
-        .delta = config->delta,
-        .beta = config->beta,
-        .bias_correction_kl = config->use_bias_correction_kl,
-        .max_completion_length = (int)config->max_completion_length,
-        .tis_min = config->importance_sampling_clip_min,
-        .tis_max = config->importance_sampling_clip_max,
-    };
-    if (config->epsilon_high < 0)
-        loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : config->epsilon;
+    struct loss_config loss = config->loss;
+    loss.max_completion_length = (int)config->sampling.max_tokens;
+    if (config->importance_sampling_correction)
+        loss.tis = (enum tis_mode)(config->importance_sampling_mode + 1);
+    if (loss.epsilon_high < 0)
+        loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : loss.epsilon;
     if (loss.delta > 0 && loss.delta <= 1) {
         st = status_fail(ST_INVALID,
                          "--delta %g would cut the ratio of an unchanged policy, which is 1; take "
@@ -209,29 +205,40 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
                          loss.delta);
         goto out;
     }
-    if (loss.tis_max > 0 && loss.tis_min >= loss.tis_max) {
-        st = status_fail(ST_INVALID,
-                         "--importance-sampling-clip-min %g is not below "
-                         "--importance-sampling-clip-max %g",
-                         loss.tis_min, loss.tis_max);
-        goto out;
-    }
+    if (loss.tis_max > 0 && loss.tis_min >= loss.tis_max)
+        FAIL(ST_INVALID,
+             "--importance-sampling-clip-min %g is not below "
+             "--importance-sampling-clip-max %g",
+             loss.tis_min, loss.tis_max);
     bool truncates = loss.tis == TIS_TOKEN_TRUNCATE || loss.tis == TIS_SEQUENCE_TRUNCATE;
-    if (truncates && loss.tis_min == 0 && loss.tis_max == 0) {
-        st = status_fail(ST_INVALID,
-                         "--importance-sampling-mode %s has no bound to truncate at: give "
-                         "--importance-sampling-clip-max or --importance-sampling-clip-min",
-                         tis_mode_names[loss.tis]);
-        goto out;
-    }
+    if (truncates && loss.tis_min == 0 && loss.tis_max == 0)
+        FAIL(ST_INVALID,
+             "--importance-sampling-mode %s has no bound to truncate at: give "
+             "--importance-sampling-clip-max or --importance-sampling-clip-min",
+             tis_mode_names[loss.tis]);
     *ret = loss;
 out:
     return st;
 }
 
+static enum status resolve_staleness(const struct train_config *config, struct train_resolved *ret)
+{
+    const int64_t ahead = config->rollout_ahead;
+    if (config->async && ahead > 0)
+        return status_fail(ST_INVALID,
+                           "--async with --rollout-ahead %" PRId64
+                           ", which is --async --max-staleness %" PRId64 "; give one of the two",
+                           ahead, ahead * config->num_iterations);
+    ret->async = config->async || ahead > 0;
+    if (!ret->async) return ST_OK;
+    ret->max_staleness = config->async ? config->max_staleness : ahead * config->num_iterations;
+    ret->steps_ahead = (int)(ret->max_staleness / config->num_iterations);
+    return ST_OK;
+}
+
 // What a reward under --exact may not hold: all of it but the tokens follows the clock, or what
 // else is served, or was served before.
-static enum status check_exact(const struct train_config *config)
+static enum status check_exact(const struct train_config *config, int64_t max_staleness)
 {
     const struct {
         const char *option;
@@ -245,12 +252,13 @@ static enum status check_exact(const struct train_config *config)
         {"gain-cache", config->cost_weights.cache,
          "the prefix cache depends on what was served before"},
     };
-    if (config->exact && config->rollout_ahead > 0)
+    if (config->exact && max_staleness > 0)
         return status_fail(ST_INVALID,
-                           "--exact with --rollout-ahead %" PRId64
-                           ": which weights sample a token then depends on the clock; give "
-                           "--rollout-ahead 0",
-                           config->rollout_ahead);
+                           "--exact with --%s %" PRId64
+                           ": which weights sample a token then depends on the clock; give --%s 0",
+                           config->async ? "max-staleness" : "rollout-ahead",
+                           config->async ? config->max_staleness : config->rollout_ahead,
+                           config->async ? "max-staleness" : "rollout-ahead");
     if (!config->exact || !config->cost) return ST_OK;
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
         if (costs[i].weight != 0)
@@ -270,22 +278,13 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                    ? config->learning.adamw.max_grad_norm
                                    : config->draft_max_grad_norm,
     };
-    if (!config->data) {
-        st = status_fail(ST_INVALID, "--data is missing: a JSONL file of prompts");
-        goto out;
-    }
+    if (!config->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&config->prompts));
-    if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end)) {
-        st = status_fail(
-            ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
-            config->early_stop_patience ? "early-stop-patience" : "load-best-model-at-end");
-        goto out;
-    }
-    if (config->resume && !config->run_dir) {
-        st = status_fail(ST_INVALID,
-                         "--resume needs --run-dir, the folder of the run to go on with");
-        goto out;
-    }
+    if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end))
+        FAIL(ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
+             config->early_stop_patience ? "early-stop-patience" : "load-best-model-at-end");
+    if (config->resume && !config->run_dir)
+        FAIL(ST_INVALID, "--resume needs --run-dir, the folder of the run to go on with");
     if (config->run_dir && !config->run_dir[0]) {
         st = status_fail(ST_INVALID, "--run-dir is empty; name a folder, or leave it out for "
                                      "runs/DATE-TIME");
@@ -296,12 +295,11 @@ enum status train_config_resolve(const struct train_config *config, struct train
                          "--start-from is empty; take loaded, current or a model folder");
         goto out;
     }
-    if (config->num_generations < 2) {
-        st = status_fail(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
-                                     "which needs 2 samples or more");
-        goto out;
-    }
-    CHECK(check_exact(config));
+    if (config->curriculum.num_generations < 2)
+        FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
+                         "which needs 2 samples or more");
+    CHECK(resolve_staleness(config, &r));
+    CHECK(check_exact(config, r.max_staleness));
     CHECK(resolve_loss(config, &r.loss));
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;

@@ -12,6 +12,7 @@
 #include "trainer/learn/loss.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/rollout/reward.h"
+#include "trainer/rollout/rollout.h"
 #include "trainer/run/learning.h"
 
 struct train_config {
@@ -28,25 +29,16 @@ struct train_config {
     struct cost_weights cost_weights;
     int latency_modelled, normalise_terms; // 0 or 1
     // rollouts
-    int64_t prompts_per_step, num_generations, max_completion_length, top_k, rollout_ahead;
-    double temperature, top_p, min_p;
-    const char *stop;
-    bool ignore_eos;
-    // curriculum
-    enum curriculum_mode curriculum;
-    int64_t n_buckets, min_bucket_size, rollout_base;
-    double rollout_alpha, curriculum_ema;
-    // loss
-    enum loss_type loss_type;
-    int sequence_level; // 0 or 1
+    bool async;
+    int64_t max_staleness, rollout_ahead;
+    struct sampling_options sampling;     // without its seed, which is each step's
+    struct curriculum_options curriculum; // likewise without the run's
+    // loss; as it is meant: train_resolved
+    struct loss_config loss;
     enum advantage_scale scale_rewards;
-    double epsilon, epsilon_high, delta, beta;
-    enum kl_estimator kl_estimator;
-    bool use_bias_correction_kl;
     int64_t num_iterations;
     bool importance_sampling_correction;
     int importance_sampling_mode; // tis_mode without off: from 0 on
-    double importance_sampling_clip_min, importance_sampling_clip_max;
     bool mask_truncated_completions;
     // optimizer
     struct learning_options learning;
@@ -75,6 +67,10 @@ struct train_resolved {
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
+    // --async or --rollout-ahead; without, both numbers are 0
+    bool async;
+    int64_t max_staleness; // updates
+    int steps_ahead;       // that may be sampled before the one that is learned from is
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
 // An option of the cost formula that was changed where --cost is not given; NULL: none was.

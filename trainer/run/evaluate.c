@@ -6,8 +6,10 @@
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "trainer/rollout/scoring.h"
+#include "trainer/run/runlog.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define EVAL_GROUPS 64
@@ -47,13 +49,7 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
                   e->prompt_json, "answer", e->answer, "completion", s->text, "reward", sum,
                   "terms", parts, "finish_reason", s->truncated ? "length" : "stop", "tokens", s->n,
                   "telemetry", s->telemetry);
-    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(line);
-    if (!text) return status_fail(ST_NO_MEMORY, "no memory for the lines of --output");
-    bytes_puts(ret, text);
-    bytes_puts(ret, "\n");
-    free(text);
-    return bytes_status(ret);
+    return json_put_line(ret, line, JSON_REAL_PRECISION(9));
 }
 
 static void count_sample(struct tally *t, const struct completion *s, double reward, double correct)
@@ -114,4 +110,26 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
         .spec = tally.spec,
     };
     return ST_OK;
+}
+
+void eval_result_put(const struct eval_result *r, const char *prefix, json_t *metrics)
+{
+    const bool binary = r->accuracy >= 0, drafted = r->spec.num_draft_tokens > 0;
+    const struct {
+        const char *name;
+        double value;
+        bool given;
+    } figures[] = {
+        {"reward", r->reward, true},
+        {"reward_standard_error", r->reward_standard_error, true},
+        {"mean_length", r->mean_length, true},
+        {"accuracy", r->accuracy, binary},
+        {"standard_error", r->standard_error, binary},
+        {"acceptance_rate", spec_acceptance_rate(&r->spec), drafted},
+        {"acceptance_length", spec_acceptance_length(&r->spec), drafted},
+    };
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
+        if (figures[i].given)
+            metrics_putf(metrics, figures[i].value, "%s%s", prefix, figures[i].name);
+    }
 }

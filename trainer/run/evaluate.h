@@ -21,5 +21,7 @@ struct eval_result {
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
                      struct reward *reward, const struct sampling_options *sampling,
                      struct bytes *ret_lines, struct eval_result *ret);
+// Its figures as metrics, behind a prefix ("eval/"): those that the reward and the drafts have.
+void eval_result_put(const struct eval_result *r, const char *prefix, json_t *metrics);
 
 #endif

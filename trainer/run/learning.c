@@ -3,6 +3,8 @@
 
 #include <inttypes.h>
 
+#define MAX_SKIPPED 3 // steps in a row
+
 enum status learning_config(const struct learning_options *options,
                             const struct learning_shape *shape, double temperature,
                             struct learner_config *ret)
@@ -25,4 +27,12 @@ enum status learning_config(const struct learning_options *options,
         .recompute = options->recompute,
     };
     return ST_OK;
+}
+
+enum status learning_skipped(int *in_a_row, bool skipped, const char *whose, const char *way_out)
+{
+    *in_a_row = skipped ? *in_a_row + 1 : 0;
+    if (*in_a_row < MAX_SKIPPED) return ST_OK;
+    return status_fail(ST_INVALID, "%s gradient was not finite in %d steps in a row; %s", whose,
+                       MAX_SKIPPED, way_out);
 }

@@ -6,8 +6,6 @@
 #include "trainer/learn/learner.h"
 #include "trainer/learn/schedule.h"
 
-#define MAX_SKIPPED 3 // steps in a row whose gradient was not finite
-
 struct learning_options { // called `learning` where options_shared.h's rows are used
     const char *freeze;
     struct optimizer_config adamw;
@@ -21,6 +19,10 @@ struct learning_shape { // of a run's steps, at most
     int64_t tokens;     // of a step's prompts and completions
     int64_t seqs;       // prompts and completions
 };
+// Counts a step by whether its gradient was not finite: ST_INVALID at the third in a row. whose:
+// "the"; way_out: "lower --learning-rate".
+enum status learning_skipped(int *in_a_row, bool skipped, const char *whose, const char *way_out);
+
 // ST_INVALID where a sequence is longer than --token-budget.
 enum status learning_config(const struct learning_options *options,
                             const struct learning_shape *shape, double temperature,

@@ -15,27 +15,18 @@
 
 #define MAX_COPIED ((size_t)1 << 30)
 
-static enum status no_memory(void)
-{
-    return status_fail(ST_NO_MEMORY, "no memory to write a model folder");
-}
-
 static enum status copy_file(const char *from, const char *to, const char *name)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct bytes content = BYTES_INIT;
-    char *source = path_join(from, name), *target = path_join(to, name);
-    if (!source || !target) {
-        st = no_memory();
-        goto out;
-    }
+    char source[PATH_ROOM], target[PATH_ROOM];
+    CHECK(path_put(source, from, "%s", name));
+    CHECK(path_put(target, to, "%s", name));
     if (!file_exists(source)) goto out;
     CHECK(file_read(source, MAX_COPIED, &content));
     CHECK(file_write_atomic(target, 0644, bytes_text(&content), content.len));
 out:
     bytes_release(&content);
-    free(source);
-    free(target);
     return st;
 }
 
@@ -49,18 +40,18 @@ static enum status copy_chat_templates(const char *from, const char *to)
 {
     static const char subfolder[] = "additional_chat_templates";
     struct dirent **entries = NULL;
-    char *source = path_join(from, subfolder), *target = path_join(to, subfolder);
-    enum status st = source && target ? ST_OK : no_memory();
-    int n = st == ST_OK ? scandir(source, &entries, is_visible, alphasort) : 0;
-    if (n > 0) st = file_make_folders(target);
-    for (int i = 0; i < n; i++) {
-        if (st == ST_OK) st = copy_file(source, target, entries[i]->d_name);
-        free(entries[i]);
-    }
-    if (n > 0 && st == ST_OK) st = file_sync_folder(target);
+    char source[PATH_ROOM], target[PATH_ROOM];
+    enum status st;
+    int n = 0;
+    CHECK(path_put(source, from, subfolder));
+    CHECK(path_put(target, to, subfolder));
+    if ((n = scandir(source, &entries, is_visible, alphasort)) <= 0) goto out;
+    CHECK(file_make_folders(target));
+    for (int i = 0; i < n; i++) CHECK(copy_file(source, target, entries[i]->d_name));
+    st = file_sync_folder(target);
+out:
+    for (int i = 0; i < n; i++) free(entries[i]);
     free(entries);
-    free(source);
-    free(target);
     return st;
 }
 
@@ -68,21 +59,18 @@ static enum status copy_chat_templates(const char *from, const char *to)
 static enum status write_config(const char *folder, const struct model_config *config,
                                 enum dtype as)
 {
-    enum status st = ST_OK;
+    enum status st;
+    char path[PATH_ROOM];
     const char *dtype = dtype_torch_name(as);
     const char *dot = strrchr(dtype, '.');
     json_t *copy = json_copy(config->source);
-    char *path = path_join(folder, "config.json");
-    if (!copy || !path ||
-        json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
-                            json_string(dot ? dot + 1 : dtype)) != 0) {
-        st = no_memory();
-        goto out;
-    }
+    CHECK(path_put(path, folder, "config.json"));
+    if (!copy || json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
+                                     json_string(dot ? dot + 1 : dtype)) != 0)
+        FAIL(ST_NO_MEMORY, "no memory to write a model folder");
     CHECK(json_write_file(path, 0644, copy));
 out:
     json_decref(copy);
-    free(path);
     return st;
 }
 
@@ -108,25 +96,12 @@ out:
 }
 
 // "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
-char *path_beside(const char *path)
+enum status path_beside(const char *path, char ret[PATH_ROOM])
 {
-    const char *slash = strrchr(path, '/');
-    int folder = slash ? (int)(slash - path) + 1 : 0;
-    char *name;
-    if (asprintf(&name, "%.*s.%s.%d.new", folder, path, path + folder, (int)getpid()) < 0)
-        return NULL;
-    return name;
-}
-
-enum status path_sync_parent(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    if (!slash) return file_sync_folder(".");
-    char *parent = strndup(path, slash == path ? 1 : (size_t)(slash - path));
-    if (!parent) return no_memory();
-    enum status st = file_sync_folder(parent);
-    free(parent);
-    return st;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char folder[PATH_ROOM];
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+    return path_put(ret, folder, ".%s.%d.new", name, (int)getpid());
 }
 
 // A folder cannot be renamed over one that has content: the two then change places, in one step.
@@ -138,7 +113,7 @@ static enum status move_into_place(const char *temporary, const char *folder)
         if (!replaces || renameat2(AT_FDCWD, temporary, AT_FDCWD, folder, RENAME_EXCHANGE) != 0)
             return status_fail(ST_IO, "%s: cannot be put in place: %s", folder, strerror(errno));
     }
-    enum status st = path_sync_parent(folder);
+    enum status st = file_sync_parent(folder);
     return st == ST_OK && replaces ? file_remove_tree(temporary) : st;
 }
 
@@ -148,19 +123,15 @@ enum status model_folder_write(const char *folder, struct device *dev,
                                enum status (*extra)(void *context, const char *temporary),
                                void *context)
 {
-    enum status st = ST_OK;
+    enum status st;
+    char path[PATH_ROOM], temporary[PATH_ROOM] = "";
     size_t len = strlen(folder);
-    char *path = strdup(folder), *temporary = NULL;
-    while (path && len > 1 && path[len - 1] == '/') path[--len] = '\0';
-    if (!path || !(temporary = path_beside(path))) {
-        st = no_memory();
-        goto out;
-    }
+    while (len > 1 && folder[len - 1] == '/') len--;
+    CHECK(path_put(path, "", "%.*s", (int)len, folder));
+    CHECK(path_beside(path, temporary));
     CHECK(fill_folder(temporary, dev, weights, as, source_folder, extra, context));
     CHECK(move_into_place(temporary, path));
 out:
-    if (st != ST_OK && temporary) file_remove_tree(temporary);
-    free(path);
-    free(temporary);
+    if (st != ST_OK && temporary[0]) file_remove_tree(temporary);
     return st;
 }

@@ -3,6 +3,7 @@
 #ifndef TRAINER_MODEL_FOLDER_WRITE_H
 #define TRAINER_MODEL_FOLDER_WRITE_H
 
+#include "common/base/file.h"
 #include "common/model/weights.h"
 
 // Writes a Hugging Face folder at `folder`, replacing one that is there. Tokenizer and generation
@@ -14,9 +15,7 @@ enum status model_folder_write(const char *folder, struct device *dev,
                                enum status (*extra)(void *context, const char *temporary),
                                void *context);
 
-// "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system. The caller's
-// to free; NULL: no memory.
-char *path_beside(const char *path);
-enum status path_sync_parent(const char *path); // so that its name is durable
+// "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
+enum status path_beside(const char *path, char ret[PATH_ROOM]);
 
 #endif

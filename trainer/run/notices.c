@@ -20,9 +20,9 @@ void notice_router(const struct model_config *model)
 void notice_filtering(const struct train_config *c)
 {
     struct bytes options = BYTES_INIT;
-    if (c->top_k > 0) bytes_printf(&options, ", --top-k %" PRId64, c->top_k);
-    if (c->top_p < 1) bytes_printf(&options, ", --top-p %g", c->top_p);
-    if (c->min_p > 0) bytes_printf(&options, ", --min-p %g", c->min_p);
+    if (c->sampling.top_k > 0) bytes_printf(&options, ", --top-k %" PRId64, c->sampling.top_k);
+    if (c->sampling.top_p < 1) bytes_printf(&options, ", --top-p %g", c->sampling.top_p);
+    if (c->sampling.min_p > 0) bytes_printf(&options, ", --min-p %g", c->sampling.min_p);
     if (options.len)
         log_warn("%s: samples come from the filtered distribution, but are trained on with the "
                  "log-probabilities of the whole one, before filtering",
@@ -44,20 +44,31 @@ void notice_data(const struct dataset *data, int left_out)
     notice_left_out(data, left_out);
 }
 
-void notice_roles(const struct bridge_file *file)
+enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy)
 {
+    const struct bridge_role *policy = bridge_file_role(file, "policy");
     if (file->ignored[0])
         log_warn("%s: its server shares roles that are not known here, and left alone: %s",
                  file->path, file->ignored);
+    if (!policy)
+        return status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
+    *ret_policy = policy;
+    return ST_OK;
 }
 
-void notice_ahead(const struct train_config *c)
+void notice_async(const struct train_config *c, const struct train_resolved *r)
 {
-    if (c->rollout_ahead == 0) return;
-    log_info("--rollout-ahead %" PRId64 ": samples come from weights of up to %" PRId64
+    if (!r->async) return;
+    if (r->steps_ahead == 0) {
+        log_info("--async --max-staleness %" PRId64 " with --num-iterations %" PRId64
+                 ": no step is sampled ahead, which is the run without --async",
+                 r->max_staleness, c->num_iterations);
+        return;
+    }
+    log_info("--async: up to %d steps are sampled ahead, by weights of up to %" PRId64
              " updates before those that learn from them (metric rollout/staleness_max)",
-             c->rollout_ahead, c->rollout_ahead * c->num_iterations);
+             r->steps_ahead, r->steps_ahead * c->num_iterations);
     if (!c->importance_sampling_correction)
-        log_warn("--rollout-ahead without --importance-sampling-correction: nothing corrects for "
-                 "the age of the samples");
+        log_warn("--async without --importance-sampling-correction: nothing corrects for the age "
+                 "of the samples");
 }

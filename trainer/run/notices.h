@@ -14,9 +14,9 @@ void notice_filtering(const struct train_config *config);
 // How a data set was read: its chat template, what of it was ignored, and left out for its length.
 void notice_data(const struct dataset *data, int left_out);
 void notice_left_out(const struct dataset *data, int left_out); // the last alone
-// Roles of a newer server.
-void notice_roles(const struct bridge_file *file);
-// --rollout-ahead: samples come from older weights than those that learn.
-void notice_ahead(const struct train_config *config);
+// Roles of a newer server; then the policy's. ST_NOT_FOUND where there is none.
+enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy);
+// --async: samples come from older weights than those that learn.
+void notice_async(const struct train_config *config, const struct train_resolved *resolved);
 
 #endif

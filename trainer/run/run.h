@@ -61,12 +61,12 @@ struct run {
     int64_t skipped;           // updates whose gradient was not finite
     int skipped_in_a_row;      // steps
     int draft_skips_in_a_row;  // the same of the draft model
-    struct spec_watch *watch;  // the daemons that count drafts
+    struct spec_watch *watch;  // the servers that count drafts
     struct symptoms symptoms;  // of this process's steps
     bool said_undrafted, said_memory;
 };
 
-// run_open.c: config, resolved and reward are set. Attaches to the daemon, reads the data, prints
+// run_open.c: config, resolved and reward are set. Attaches to the server, reads the data, prints
 // the memory plan, takes the memory, takes the writer's lease, and goes on from a checkpoint where
 // one is there and wanted. run_close() takes half-opened runs too.
 enum status run_open(struct run *run);
@@ -87,12 +87,12 @@ enum status run_folder_describe(const struct run *run, bool resumed);
 enum status run_start(struct run *run);
 // The KL term's reference of a run that goes on: what it started from. Nothing without --beta.
 enum status run_resume_reference(struct run *run);
-// What the daemon's weights are: folder, updates since, by which run. New reference; NULL: no
+// What the server's weights are: folder, updates since, by which run. New reference; NULL: no
 // memory.
 json_t *run_weights(const struct run *run);
 
 // run_checkpoint.c: a checkpoint of the present step, unless there is one; it becomes the snapshot
-// that the daemon restores should this process die in the middle of an update. interim: the next
+// that the server restores should this process die in the middle of an update. interim: the next
 // one replaces it.
 enum status run_save(struct run *run, bool interim);
 // The last checkpoint of a run that ends by an error: of what was learned since the one before, as
@@ -102,15 +102,14 @@ void run_save_remains(struct run *run, enum status why);
 // into the shared arena and takes over its step. On failure the arena is as it was.
 enum status run_resume(struct run *run, const char *folder);
 // Writes a model folder's weights into the shared arena under the publish protocol; draft_folder:
-// NULL where the draft stays as it is. The folders are checked before the daemon is asked for
+// NULL where the draft stays as it is. The folders are checked before the server is asked for
 // to quiesce.
 enum status run_load_weights(struct run *run, const char *folder, const char *draft_folder);
 // Writes the weights of the best checkpoint into the shared arena, where it is not the present one.
 enum status run_serve_best(struct run *run);
 
-// run_curriculum.c: the order of the data and the number of samples, as the options say.
-struct curriculum_options run_curriculum_options(const struct train_config *config);
-// Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.
+// run_curriculum.c: sets total_steps, which an epoch's buckets may move a little where the run goes
+// by epochs.
 void run_plan_steps(struct run *run);
 // Records the step's rewards in the curriculum, and in `metrics` where it is; at an epoch's end
 // also writes and logs the cluster report.
@@ -118,12 +117,16 @@ enum status run_record(struct run *run, const struct rollout_step *s, json_t *me
 
 // run_rollouts.c: the queue of rollouts, once the run is where it starts.
 enum status run_open_rollouts(struct run *run);
-// Orders the next step and those that --rollout-ahead allows beyond it, where they are not yet, and
+// Orders the next step and those that --max-staleness allows beyond it, where they are not yet, and
 // as far as the curriculum knows them before the rewards in between.
 enum status run_order_steps(struct run *run);
+// The next step, once it is sampled and scored; no token is older than --max-staleness updates:
+// groups that are have been generated again.
+enum status run_take_step(struct run *run, struct rollout_step **ret);
 // Of a step learned from by the weights of run->step_version: how many updates older those were
-// that sampled it. Nothing without --rollout-ahead.
-void run_put_staleness(const struct run *run, const struct rollout *rollout, json_t *metrics);
+// that sampled it, and how long each side waited for the other. Nothing without --async.
+void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
+                       json_t *metrics);
 
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
 enum status run_learn(struct run *run, const struct rollout_step *s, double lr,

@@ -2,7 +2,7 @@
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
  * the seed, the curriculum, the best evaluation and what it was of, what the run started from, and
- * a digest of the data. A step whose evaluation did not come to its end (the daemon was gone) keeps
+ * a digest of the data. A step whose evaluation did not come to its end (the server was gone) keeps
  * its line there, and it is evaluated first when the run goes on.
  * Taking it up with another data set, seed or --freeze would silently be another run, and is
  * refused. Evaluations of other prompts or by another reward cannot be compared: there the best is
@@ -36,7 +36,7 @@ static json_t *evaluation_of(const struct run *run)
                      digest_text(run->eval_data, digest), "limit", (json_int_t)c->eval_limit,
                      "reward", c->reward.names, "reward_weights", c->reward.weights,
                      "reward_pattern", c->reward.pattern, "length_target", c->reward.length_target,
-                     "max_completion_length", (json_int_t)c->max_completion_length);
+                     "max_completion_length", (json_int_t)c->sampling.max_tokens);
 }
 
 // What trainer_state.json holds of a run. New reference; NULL: no memory.
@@ -84,11 +84,8 @@ enum status run_save(struct run *run, bool interim)
                            .state = state_of(run, interim),
                            .best_step = run->best.step >= 0 ? &run->best.step : NULL,
                            .replaced_step = run->interim_step >= 0 ? &run->interim_step : NULL,
-                           .keep_start = run->config->beta > 0};
-    if (!c.state) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
-        goto out;
-    }
+                           .keep_start = run->config->loss.beta > 0};
+    if (!c.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     struct checkpoint_model policy = {run->policy, learner_optimizer(run->learner),
                                       run->model_folder};
     struct checkpoint_model draft = {.weights = run->draft, .source_folder = run->draft_folder};
@@ -101,7 +98,7 @@ enum status run_save(struct run *run, bool interim)
     run->saved_ns = clock_now_ns();
     log_debug("step %" PRId64 ": checkpoint %s written in %.2f s", run->step, folder,
               clock_ms_since(start_ns) / 1e3);
-    // What the daemon restores should this process die in the middle of an update.
+    // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
 out:
     run->save_failed = st != ST_OK;
@@ -181,30 +178,25 @@ out:
     return st;
 }
 
-// The draft's part of resuming: its optimizer, and where its weights lie (the caller's to free;
-// NULL: it starts as the daemon serves it).
+// The draft's part of resuming: its optimizer, and where its weights lie ("": it starts as the
+// server serves it).
 static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
-                                char **ret_draft_folder)
+                                char ret_draft_folder[PATH_ROOM])
 {
-    char *draft_folder;
     if (!checkpoint_has_draft(c)) {
         if (run->draft)
-            log_info("%s holds no draft model: it starts as the daemon serves it", folder);
+            log_info("%s holds no draft model: it starts as the server serves it", folder);
         return ST_OK;
     }
     if (!run->draft) {
-        log_warn("%s holds a trained draft model, and the daemon keeps the one it serves; "
+        log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
                  "--train-draft goes on with it",
                  folder);
         return ST_OK;
     }
     enum status st =
         checkpoint_load_draft_optimizer(folder, c, learner_optimizer(learner_draft(run->learner)));
-    if (st != ST_OK) return st;
-    if (!(draft_folder = path_join(folder, CHECKPOINT_DRAFT)))
-        return status_fail(ST_NO_MEMORY, "no memory to load the draft model");
-    *ret_draft_folder = draft_folder;
-    return ST_OK;
+    return st == ST_OK ? path_put(ret_draft_folder, folder, CHECKPOINT_DRAFT) : st;
 }
 
 static enum status check_same_run(const struct run *run, const char *folder,
@@ -262,7 +254,7 @@ enum status run_resume(struct run *run, const char *folder)
 {
     enum status st;
     struct checkpoint c = {0};
-    char *draft_folder = NULL;
+    char draft_folder[PATH_ROOM] = "";
     CHECK(checkpoint_read(folder, &c));
     CHECK(check_same_run(run, folder, &c));
     if (run->scoring.latency && json_has(c.state, "latency_model"))
@@ -272,10 +264,10 @@ enum status run_resume(struct run *run, const char *folder)
         "%s", folder));
     CHECK(resume_best(run, folder, &c));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
-    CHECK(resume_draft(run, folder, &c, &draft_folder));
+    CHECK(resume_draft(run, folder, &c, draft_folder));
     run->start = json_incref(json_object_get(c.state, "start"));
     CHECK(run_resume_reference(run));
-    CHECK(run_load_weights(run, folder, draft_folder));
+    CHECK(run_load_weights(run, folder, draft_folder[0] ? draft_folder : NULL));
     run->step = run->saved_step = c.step;
     if (json_is_true(json_object_get(c.state, "interim"))) run->interim_step = c.step;
     run->line = json_incref(json_object_get(c.state, "line"));
@@ -285,30 +277,23 @@ enum status run_resume(struct run *run, const char *folder)
              run->step, folder, control_version(bridge_control(run->bridge)));
 out:
     json_decref(c.state);
-    free(draft_folder);
     return status_context(st, "resuming");
 }
 
 enum status run_serve_best(struct run *run)
 {
     enum status st;
-    char *folder = NULL, *draft_folder = NULL;
+    char *folder = NULL, draft_folder[PATH_ROOM];
     if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
     CHECK(checkpoint_best(run->folder, &folder));
-    if (!folder) {
-        st = status_fail(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
-                         run->folder);
-        goto out;
-    }
-    if (run->draft && !(draft_folder = path_join(folder, CHECKPOINT_DRAFT))) {
-        st = status_fail(ST_NO_MEMORY, "no memory to load the draft model");
-        goto out;
-    }
+    if (!folder)
+        FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
+             run->folder);
+    CHECK(path_put(draft_folder, folder, CHECKPOINT_DRAFT));
     CHECK(run_load_weights(run, folder,
-                           draft_folder && file_exists(draft_folder) ? draft_folder : NULL));
+                           run->draft && file_exists(draft_folder) ? draft_folder : NULL));
     log_info("serving the weights of step %" PRId64 ", the best", run->best.step);
 out:
     free(folder);
-    free(draft_folder);
     return status_context(st, "--load-best-model-at-end");
 }

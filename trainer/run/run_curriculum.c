@@ -6,23 +6,8 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-
-struct curriculum_options run_curriculum_options(const struct train_config *c)
-{
-    return (struct curriculum_options){
-        .mode = c->curriculum,
-        .seed = (uint64_t)c->seed,
-        .prompts_per_step = (int)c->prompts_per_step,
-        .num_generations = (int)c->num_generations,
-        .n_buckets = (int)c->n_buckets,
-        .min_bucket_size = (int)(c->min_bucket_size ? c->min_bucket_size : c->prompts_per_step),
-        .base = (int)c->rollout_base,
-        .alpha = c->rollout_alpha,
-        .ema = c->curriculum_ema,
-    };
-}
+#include <string.h>
 
 void run_plan_steps(struct run *run)
 {
@@ -40,10 +25,9 @@ static enum status report(struct run *run, const struct buckets *buckets, json_t
 {
     enum status st;
     struct bytes text = BYTES_INIT, line = BYTES_INIT;
-    char name[64];
-    char *path = NULL;
+    char path[PATH_ROOM];
     struct cluster_report r = {
-        .mode = curriculum_mode_names[run->config->curriculum],
+        .mode = curriculum_mode_names[run->config->curriculum.mode],
         .epoch = curriculum_taken(run->curriculum) / run->data->n,
         .buckets = buckets,
     };
@@ -53,17 +37,11 @@ static enum status report(struct run *run, const struct buckets *buckets, json_t
     cluster_report_text(&r, &text);
     cluster_report_line(&r, &line);
     CHECK(bytes_status(&text));
-    snprintf(name, sizeof name, "cluster-report-epoch-%" PRId64 ".txt", r.epoch);
-    path = path_join(run->folder, name);
-    if (!path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for %s", name);
-        goto out;
-    }
+    CHECK(path_put(path, run->folder, "cluster-report-epoch-%" PRId64 ".txt", r.epoch));
     CHECK(file_write_atomic(path, 0644, text.data, text.len));
     log_progress_end();
-    log_info("%s (%s)", bytes_text(&line), name);
+    log_info("%s (%s)", bytes_text(&line), strrchr(path, '/') + 1);
 out:
-    free(path);
     bytes_release(&text);
     bytes_release(&line);
     return st;
@@ -84,7 +62,7 @@ enum status run_record(struct run *run, const struct rollout_step *s, json_t *me
     free(means);
     if (st != ST_OK) return st;
     metrics_put(metrics, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
-    if (run->config->curriculum == CURRICULUM_OFF) return ST_OK;
+    if (run->config->curriculum.mode == CURRICULUM_OFF) return ST_OK;
     metrics_put(metrics, "curriculum/bucket", batch.bucket + 1); // 0: not in one yet
     metrics_put(metrics, "curriculum/rollouts", batch.rollouts);
     metrics_put(metrics, "curriculum/samples", (double)curriculum_samples(run->curriculum));

@@ -1,6 +1,6 @@
 /* run_folder.c: the run's folder: its lock, whether it may be used, and the two files that say what
  * the run is: config.json, its options, and run.json, one entry for each start of a process: which
- * model, weights, daemon, machine and program. The main thread.
+ * model, weights, server, machine and program. The main thread.
  */
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -19,7 +19,7 @@
 #define MAX_CONFIG ((size_t)1 << 20)
 #define MAX_STARTS ((size_t)64 << 20)
 
-// Trainers of other daemons are kept out of the folder too. The lock ends with the process; a file
+// Trainers of other servers are kept out of the folder too. The lock ends with the process; a file
 // system without locks has none.
 static enum status lock_run_folder(struct run *run)
 {
@@ -47,12 +47,12 @@ static bool learned_nothing(const char *folder, const char *latest)
 
 static enum status begin_anew(const struct run *run)
 {
-    char *checkpoints = path_join(run->folder, "checkpoints");
-    if (!checkpoints) return status_fail(ST_NO_MEMORY, "no memory for a path");
-    enum status st = file_remove_tree(checkpoints);
-    free(checkpoints);
-    if (st == ST_OK)
-        log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
+    char checkpoints[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
+    CHECK(file_remove_tree(checkpoints));
+    log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
+out:
     return st;
 }
 
@@ -77,13 +77,11 @@ enum status run_folder_open(struct run *run, char **ret_latest)
         free(latest);
         latest = NULL;
     }
-    if (latest && !run->config->resume) {
-        st = status_fail(ST_INVALID,
-                         "%s holds a run already: go on with it (--resume), or take "
-                         "another --run-dir",
-                         run->folder);
-        goto out;
-    }
+    if (latest && !run->config->resume)
+        FAIL(ST_INVALID,
+             "%s holds a run already: go on with it (--resume), or take "
+             "another --run-dir",
+             run->folder);
     *ret_latest = latest;
     latest = NULL;
 out:
@@ -96,8 +94,10 @@ enum status run_folder_options(struct option_set *set, struct train_config *conf
     enum status st = ST_OK;
     json_t *recorded = NULL;
     struct bytes taken = BYTES_INIT;
-    char *path = config->run_dir ? path_join(config->run_dir, "config.json") : NULL;
-    if (!path || !config->resume || !file_exists(path)) goto out;
+    char path[PATH_ROOM];
+    if (!config->run_dir || !config->resume) return ST_OK;
+    CHECK(path_put(path, config->run_dir, "config.json"));
+    if (!file_exists(path)) goto out;
     CHECK(json_read_file(path, MAX_CONFIG, &recorded));
     CHECK(options_fill(set, path, recorded, config, &taken));
     if (taken.len) log_info("options as recorded in %s: %s", path, bytes_text(&taken));
@@ -107,7 +107,6 @@ out:
                     status_message());
     json_decref(recorded);
     bytes_release(&taken);
-    free(path);
     return st;
 }
 
@@ -144,20 +143,17 @@ static void say_changes(const json_t *old, json_t *now)
 
 static enum status write_config(const struct run *run, bool resumed)
 {
-    enum status st = ST_OK;
-    char *path = path_join(run->folder, "config.json");
+    enum status st;
+    char path[PATH_ROOM];
     json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
-    if (!path || !resolved) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the run's config.json");
-        goto out;
-    }
+    CHECK(path_put(path, run->folder, "config.json"));
+    if (!resolved) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
     // One that cannot be read is replaced.
     if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
     CHECK(json_write_file(path, 0644, resolved));
 out:
     json_decref(old);
     json_decref(resolved);
-    free(path);
     return st;
 }
 
@@ -193,10 +189,11 @@ static json_t *describe_start(const struct run *run)
 // Adds this start to run.json.
 static enum status write_start(const struct run *run, bool resumed)
 {
-    enum status st = ST_OK;
+    enum status st;
     json_t *all = NULL, *starts = NULL;
-    char *path = path_join(run->folder, "run.json");
-    if (path && resumed && file_exists(path) && json_read_file(path, MAX_STARTS, &all) != ST_OK)
+    char path[PATH_ROOM];
+    CHECK(path_put(path, run->folder, "run.json"));
+    if (resumed && file_exists(path) && json_read_file(path, MAX_STARTS, &all) != ST_OK)
         log_warn("%s; it is written anew", status_message());
     starts = json_incref(json_object_get(all, "starts"));
     json_decref(all);
@@ -205,15 +202,12 @@ static enum status write_start(const struct run *run, bool resumed)
         starts = json_array();
     }
     all = json_pack("{s:O}", "starts", starts);
-    if (!path || !all || json_array_append_new(starts, describe_start(run)) != 0) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the run's run.json");
-        goto out;
-    }
+    if (!all || json_array_append_new(starts, describe_start(run)) != 0)
+        FAIL(ST_NO_MEMORY, "no memory for the run's run.json");
     CHECK(json_write_file(path, 0644, all));
 out:
     json_decref(all);
     json_decref(starts);
-    free(path);
     return st;
 }
 

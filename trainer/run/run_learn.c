@@ -10,17 +10,12 @@
 // A draft whose gradient is not finite is left as it is; the policy goes on.
 static enum status note_draft(struct run *run, const struct update_stats *update)
 {
-    run->draft_skips_in_a_row = update->draft_skipped ? run->draft_skips_in_a_row + 1 : 0;
     if (update->draft_skipped)
         log_warn("step %" PRId64
                  ": the draft model's gradient is not finite; its update is skipped",
                  run->step + 1);
-    if (run->draft_skips_in_a_row == MAX_SKIPPED)
-        return status_fail(ST_INVALID,
-                           "the draft model's gradient was not finite in %d steps in a row; lower "
-                           "--draft-learning-rate or go back to a checkpoint",
-                           MAX_SKIPPED);
-    return ST_OK;
+    return learning_skipped(&run->draft_skips_in_a_row, update->draft_skipped, "the draft model's",
+                            "lower --draft-learning-rate or go back to a checkpoint");
 }
 
 enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
@@ -41,15 +36,10 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
     if (!run->said_memory) memory_say_taken(run->learner);
     run->said_memory = true;
     run->skipped += ret->skipped;
-    run->skipped_in_a_row = ret->applied ? 0 : run->skipped_in_a_row + 1;
     if (ret->skipped)
         log_warn("step %" PRId64 ": the gradient is not finite; %d of %d updates skipped",
                  run->step + 1, ret->skipped, config.num_iterations);
-    if (run->skipped_in_a_row == MAX_SKIPPED)
-        return status_fail(
-            ST_INVALID,
-            "the gradient was not finite in %d steps in a row; lower --learning-rate "
-            "or go back to a checkpoint",
-            MAX_SKIPPED);
-    return note_draft(run, ret);
+    st = learning_skipped(&run->skipped_in_a_row, !ret->applied, "the",
+                          "lower --learning-rate or go back to a checkpoint");
+    return st == ST_OK ? note_draft(run, ret) : st;
 }

@@ -1,6 +1,7 @@
 /* run_metrics.c: what a run measures of itself: the line of metrics.jsonl, evaluations, sampled
  * text. The main thread. Keys are TRL's where TRL logs the same.
  */
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/run/run.h"
@@ -13,19 +14,11 @@
 
 struct sampling_options run_sampling(const struct run *run, int64_t step)
 {
-    const struct train_config *c = run->config;
+    struct sampling_options sampling = run->config->sampling;
     struct rng rng;
-    rng_init(&rng, (uint64_t)c->seed, ROLLOUT_STREAM + (uint64_t)step);
-    return (struct sampling_options){
-        .temperature = c->temperature,
-        .top_p = c->top_p,
-        .min_p = c->min_p,
-        .top_k = (int)c->top_k,
-        .max_tokens = (int)c->max_completion_length,
-        .seed = rng_u64(&rng) >> 1,
-        .ignore_eos = c->ignore_eos,
-        .stop = c->stop,
-    };
+    rng_init(&rng, (uint64_t)run->config->seed, ROLLOUT_STREAM + (uint64_t)step);
+    sampling.seed = rng_u64(&rng) >> 1;
+    return sampling;
 }
 
 double run_accuracy(const struct run *run, const struct scores *s)
@@ -69,13 +62,10 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
     metrics_put(metrics, "advantage_mean", s->stats.mean);
     metrics_put(metrics, "advantage_std", s->stats.std);
     for (int k = 0; k < s->n_terms; k++) {
-        char key[64];
         double mean, std;
         mean_std(s->terms + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        snprintf(key, sizeof key, "rewards/%s/mean", reward_term_name(run->reward, k));
-        metrics_put(metrics, key, mean);
-        snprintf(key, sizeof key, "rewards/%s/std", reward_term_name(run->reward, k));
-        metrics_put(metrics, key, std);
+        metrics_putf(metrics, mean, "rewards/%s/mean", reward_term_name(run->reward, k));
+        metrics_putf(metrics, std, "rewards/%s/std", reward_term_name(run->reward, k));
     }
     if (run_accuracy(run, s) >= 0) metrics_put(metrics, "accuracy", run_accuracy(run, s));
 }
@@ -86,15 +76,11 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     double costs = 0;
     if (!s->costs) return;
     for (int k = 0; k < COST_TERMS; k++) {
-        char key[64];
         double mean, std, weight = cost_signed_weight(&run->scoring.weights, k);
         mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(k));
-        metrics_put(metrics, key, mean);
-        snprintf(key, sizeof key, "rewards/cost/%s", cost_term_name(k));
-        metrics_put(metrics, key, weight * mean);
-        snprintf(key, sizeof key, "rewards/cost/%s/std", cost_term_name(k));
-        metrics_put(metrics, key, fabs(weight) * std);
+        metrics_putf(metrics, mean, "inference/%s", cost_quantity_name(k));
+        metrics_putf(metrics, weight * mean, "rewards/cost/%s", cost_term_name(k));
+        metrics_putf(metrics, fabs(weight) * std, "rewards/cost/%s/std", cost_term_name(k));
         costs += weight * mean;
     }
     metrics_put(metrics, "rewards/cost", costs);
@@ -110,7 +96,7 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
     metrics_put(metrics, "latency_model/r2", m->r2);
 }
 
-// What serving took, as the daemon measured it. With --cost, put_costs() says it; tokens and
+// What serving took, as the server measured it. With --cost, put_costs() says it; tokens and
 // acceptance have keys of their own.
 static void put_inference(json_t *metrics, const struct rollout *r, const struct scores *s)
 {
@@ -126,30 +112,36 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
         for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
     }
     for (size_t k = 0; k < sizeof told / sizeof *told; k++) {
-        char key[64];
-        snprintf(key, sizeof key, "inference/%s", cost_quantity_name(told[k]));
-        metrics_put(metrics, key, means[told[k]]);
+        metrics_putf(metrics, means[told[k]], "inference/%s", cost_quantity_name(told[k]));
     }
 }
 
-static void put_ratios(json_t *metrics, const struct run *run, const struct update_stats *u)
+// name/mean, /min and /max
+static void put_range(json_t *metrics, const char *name, const struct range_stats *r)
+{
+    metrics_putf(metrics, range_mean(r), "%s/mean", name);
+    metrics_putf(metrics, r->min, "%s/min", name);
+    metrics_putf(metrics, r->max, "%s/max", name);
+}
+
+static void put_ratios(json_t *metrics, const struct run *run, const struct loss_stats *all)
 {
     const struct loss_config *loss = &run->resolved.loss;
-    metrics_put(metrics, "clip_ratio/low_mean", u->clip_low);
-    metrics_put(metrics, "clip_ratio/low_min", u->clip_low_min);
-    metrics_put(metrics, "clip_ratio/high_mean", u->clip_high);
-    metrics_put(metrics, "clip_ratio/high_max", u->clip_high_max);
-    metrics_put(metrics, "clip_ratio/region_mean", u->clip_low + u->clip_high);
-    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", u->clip_high);
-    if (loss->delta > 0) metrics_put(metrics, "clip_ratio/delta_mean", u->clip_delta);
-    metrics_put(metrics, "importance_ratio/mean", u->ratio_mean);
-    metrics_put(metrics, "importance_ratio/min", u->ratio_min);
-    metrics_put(metrics, "importance_ratio/max", u->ratio_max);
+    const double low = range_share(&all->ratio, all->clip_low),
+                 high = range_share(&all->ratio, all->clip_high);
+    metrics_put(metrics, "clip_ratio/low_mean", low);
+    metrics_put(metrics, "clip_ratio/low_min", all->seq_clip_low.min);
+    metrics_put(metrics, "clip_ratio/high_mean", high);
+    metrics_put(metrics, "clip_ratio/high_max", all->seq_clip_high.max);
+    metrics_put(metrics, "clip_ratio/region_mean", low + high);
+    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", high);
+    if (loss->delta > 0)
+        metrics_put(metrics, "clip_ratio/delta_mean", range_share(&all->ratio, all->clip_delta));
+    put_range(metrics, "importance_ratio", &all->ratio);
     if (loss->tis == TIS_OFF) return;
-    metrics_put(metrics, "sampling/importance_sampling_ratio/mean", u->tis_mean);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/min", u->tis_min);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/max", u->tis_max);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/cut", u->tis_cut);
+    put_range(metrics, "sampling/importance_sampling_ratio", &all->tis);
+    metrics_put(metrics, "sampling/importance_sampling_ratio/cut",
+                range_share(&all->tis, all->tis_cut));
 }
 
 static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
@@ -165,9 +157,9 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
                        double lr)
 {
     metrics_put(metrics, "loss", u->loss);
-    if (run->config->beta > 0) metrics_put(metrics, "kl", u->kl);
+    if (run->config->loss.beta > 0) metrics_put(metrics, "kl", u->kl);
     metrics_put(metrics, "entropy", u->entropy);
-    put_ratios(metrics, run, u);
+    put_ratios(metrics, run, &u->all);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", lr);
     metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
@@ -198,7 +190,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     put_update(metrics, run, update, lr);
     if (run->draft)
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
-    run_put_staleness(run, rollout, metrics);
+    run_put_staleness(run, s, wait_s, metrics);
     metrics_put(metrics, "rollout_s", rollout->seconds);
     metrics_put(metrics, "train_s", train_s);
     metrics_put(metrics, "step_s", step_s);
@@ -228,17 +220,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);
-    metrics_put(metrics, "eval/reward", r.reward);
-    metrics_put(metrics, "eval/reward_standard_error", r.reward_standard_error);
-    metrics_put(metrics, "eval/mean_length", r.mean_length);
-    if (r.accuracy >= 0) {
-        metrics_put(metrics, "eval/accuracy", r.accuracy);
-        metrics_put(metrics, "eval/standard_error", r.standard_error);
-    }
-    if (r.spec.num_draft_tokens > 0) {
-        metrics_put(metrics, "eval/acceptance_rate", spec_acceptance_rate(&r.spec));
-        metrics_put(metrics, "eval/acceptance_length", spec_acceptance_length(&r.spec));
-    }
+    eval_result_put(&r, "eval/", metrics);
     log_progress_end();
     if (r.accuracy >= 0)
         log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
@@ -275,11 +257,10 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
         metrics_put(parts, reward_term_name(run->reward, k),
                     s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
     for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
-        char key[64];
-        snprintf(key, sizeof key, "cost/%s", cost_term_name(k));
-        metrics_put(parts, key,
-                    cost_signed_weight(&run->scoring.weights, k) *
-                        s->costs[(size_t)k * (size_t)s->n + (size_t)i]);
+        metrics_putf(parts,
+                     cost_signed_weight(&run->scoring.weights, k) *
+                         s->costs[(size_t)k * (size_t)s->n + (size_t)i],
+                     "cost/%s", cost_term_name(k));
     }
     return parts;
 }
@@ -327,12 +308,11 @@ enum status run_log_rollout(struct run *run, const struct rollout_step *step)
 {
     const struct rollout *r = step->rollout;
     const struct scores *s = &step->scores;
-    json_t *samples = json_array();
-    bool ok = samples != NULL;
-    for (int i = 0; ok && i < s->n; i++)
-        ok = json_array_append_new(samples, rollout_line(run, r, s, i)) == 0;
-    enum status st = ok ? runlog_rollouts(run->log, run->step, samples)
-                        : status_fail(ST_NO_MEMORY, "no memory to log rollouts");
-    json_decref(samples);
+    struct bytes lines = BYTES_INIT;
+    enum status st = ST_OK;
+    for (int i = 0; i < s->n; i++) CHECK(json_put_line(&lines, rollout_line(run, r, s, i), 0));
+    st = runlog_rollouts(run->log, run->step, &lines);
+out:
+    bytes_release(&lines);
     return st;
 }

@@ -24,10 +24,10 @@ static enum status take_rope(const struct bridge *bridge, const struct bridge_ro
     if (!rope_describe(model, words, sizeof words)) return ST_OK;
     if (role->rope_context == 0)
         return status_fail(ST_MISMATCH,
-                           "%s: role %s has no \"rope_context\", by which the daemon chose the "
-                           "factors of longrope; daemon and trainer must be of one version",
+                           "%s: role %s has no \"rope_context\", by which the server chose the "
+                           "factors of longrope; server and trainer must be of one version",
                            bridge_file_of(bridge)->path, role->role);
-    log_info("%s: %s, as the daemon chose", role->model, words);
+    log_info("%s: %s, as the server chose", role->model, words);
     return ST_OK;
 }
 
@@ -43,8 +43,8 @@ static enum status open_role(struct bridge *bridge, const struct bridge_role *ro
     weights_layout_hash(*ret_weights, hash);
     if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
         st = status_fail(ST_MISMATCH,
-                         "%s: the daemon's layout of the weights differs from what %s gives here; "
-                         "daemon and trainer must be of one version, and the folder unchanged",
+                         "%s: the server's layout of the weights differs from what %s gives here; "
+                         "server and trainer must be of one version, and the folder unchanged",
                          bridge_file_of(bridge)->path, role->model);
         goto out;
     }
@@ -60,7 +60,7 @@ static enum status open_draft(struct run *run)
     if (!run->config->train_draft) return ST_OK;
     if (!role)
         return status_fail(ST_NOT_FOUND,
-                           "--train-draft: %s shares no draft model; start the daemon with one: "
+                           "--train-draft: %s shares no draft model; start the server with one: "
                            "cw-infer-server --draft DIR --speculative draft_model:5",
                            file->path);
     run->draft_folder = role->model;
@@ -79,29 +79,19 @@ static enum status open_policy(struct run *run)
     enum status st;
     CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
-    const struct bridge_role *role = bridge_file_role(file, "policy");
-    notice_roles(file);
-    if (!role) {
-        st = status_fail(ST_NOT_FOUND, "%s: shares no tensors of role \"policy\"", file->path);
-        goto out;
-    }
+    const struct bridge_role *role;
+    CHECK(notice_roles(file, &role));
     run->model_folder = role->model;
     CHECK(open_role(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
     CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
-    run->source = (struct rollout_source){
-        .http = run->http,
-        .servers = {{.control = bridge_control(run->bridge)}},
-        .n_servers = 1,
-        .vocab_size = run->model->vocab_size,
-        .timeout_ms = (int)(run->config->rollout_timeout * 1e3),
-        .idle_timeout_ms = (int)(run->config->rollout_timeout * 1e3),
-    };
+    run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
+                                    run->config->rollout_timeout);
 out:
     return st;
 }
 
-// The daemon must be in exact mode for --exact.
+// The server must be in exact mode for --exact.
 static enum status check_exact(const struct run *run)
 {
     json_t *info;
@@ -110,7 +100,7 @@ static enum status check_exact(const struct run *run)
     if (st != ST_OK) return status_context(st, "--exact");
     if (!json_is_true(json_object_get(info, "exact")))
         st = status_fail(ST_MISMATCH,
-                         "--exact: the daemon of %s was not started with it; start it as "
+                         "--exact: the server of %s was not started with it; start it as "
                          "cw-infer-server --exact",
                          bridge_file_of(run->bridge)->path);
     json_decref(info);
@@ -120,7 +110,7 @@ static enum status check_exact(const struct run *run)
 static enum status check_context(const struct run *run, const struct model_config *model,
                                  const char *which)
 {
-    int64_t completion = run->config->max_completion_length;
+    int64_t completion = run->config->sampling.max_tokens;
     if (run->data->max_prompt + completion <= model->max_positions) return ST_OK;
     return status_fail(ST_INVALID,
                        "the longest prompt (%d tokens) and --max-completion-length %" PRId64
@@ -142,7 +132,8 @@ static enum status open_data(struct run *run)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options.question_template);
     CHECK(scoring_check(run->reward, run->data));
-    struct curriculum_options order = run_curriculum_options(c);
+    struct curriculum_options order = c->curriculum;
+    order.seed = (uint64_t)c->seed;
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
@@ -152,10 +143,10 @@ static enum status open_data(struct run *run)
         CHECK(scoring_check(run->reward, run->eval_data));
     }
     CHECK(check_context(run, run->model, "model"));
-    CHECK(rollout_check_context(&run->source, run->data, 0, c->max_completion_length));
+    CHECK(rollout_check_context(&run->source, run->data, 0, c->sampling.max_tokens));
     if (run->eval_data)
         CHECK(rollout_check_context(&run->source, run->eval_data, c->eval_limit,
-                                    c->max_completion_length));
+                                    c->sampling.max_tokens));
     if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
 out:
     return st;
@@ -180,12 +171,12 @@ static enum status open_learner(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     struct learner_config options;
-    struct curriculum_options order = run_curriculum_options(c);
-    int64_t samples = c->prompts_per_step * curriculum_max_rollouts(&order);
+    int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
     struct learning_shape shape = {
-        .longest = run->data->max_prompt + c->max_completion_length,
-        .tokens = c->prompts_per_step * run->data->max_prompt + samples * c->max_completion_length,
-        .seqs = samples + c->prompts_per_step,
+        .longest = run->data->max_prompt + c->sampling.max_tokens,
+        .tokens = c->curriculum.prompts_per_step * run->data->max_prompt +
+                  samples * c->sampling.max_tokens,
+        .seqs = samples + c->curriculum.prompts_per_step,
     };
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
@@ -193,15 +184,15 @@ static enum status open_learner(struct run *run)
                            "--rollout-base x (1 + --rollout-alpha)) is %" PRId64
                            ", over 1048576 samples a step",
                            samples);
-    CHECK(learning_config(&c->learning, &shape, c->temperature, &options));
-    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->beta > 0, &options,
-                      &run->learner));
+    CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
+    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->loss.beta > 0,
+                      &options, &run->learner));
     if (run->draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    memory_say(run->learner, "shared with the daemon (0 extra)", c->learning.freeze);
+    memory_say(run->learner, "shared with the server (0 extra)", c->learning.freeze);
     CHECK(learner_prepare(run->learner));
 out:
     return st;
@@ -222,7 +213,7 @@ enum status run_open(struct run *run)
     plan_scoring(run);
     notice_router(run->model);
     notice_filtering(run->config);
-    notice_ahead(run->config);
+    notice_async(run->config, &run->resolved);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_folder_open(run, &latest));

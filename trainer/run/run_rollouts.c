@@ -1,12 +1,22 @@
-/* run_rollouts.c: what a run orders of its rollout queue, and how a step is filled. The main thread
- * orders; with --rollout-ahead the queue's own thread fills, and until it is paused run->source,
- * watch, scoring and scored_latency are its own, with the client and the scorers they borrow. */
+/* run_rollouts.c: what a run orders of its rollout queue, how a step is filled, and what may be
+ * learned from. The main thread orders; with --async the queue's own thread fills, and until it is
+ * paused run->source, watch, scoring and scored_latency are its own, with the client and the
+ * scorers they borrow.
+ *
+ * A group's staleness is the number of updates between the weights that sampled its oldest token
+ * and those that learn from it. What may be ordered follows from its bound: of samples
+ *     (max_staleness + version + 1) x batch - (accepted + running)
+ * with the version in updates; each step being one batch for --num-iterations of these, that is the
+ * next step and max_staleness / num_iterations behind it. Steps are learned from in the order in
+ * which they were ordered, so that a checkpoint needs to know of no step that is in the queue: all
+ * that was learned from comes before all that was not. */
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static enum status fill_step(void *context, struct rollout_step *s)
@@ -18,6 +28,7 @@ static enum status fill_step(void *context, struct rollout_step *s)
     CHECK(rollout_pull(&run->source, &s->sampling, s->rollout));
     CHECK(spec_watch_end(run->watch, &s->spec));
     const int64_t start = clock_now_ns();
+    scores_release(&s->scores); // where it is filled again
     CHECK(scoring_rollout(&run->scoring, s->rollout, &s->scores));
     s->latency = run->scored_latency;
     log_debug("step %" PRId64 ": rollouts by weight version %" PRIu64
@@ -30,8 +41,7 @@ out:
 enum status run_open_rollouts(struct run *run)
 {
     run->scored_latency = run->latency;
-    enum status st =
-        rollout_queue_new((int)run->config->rollout_ahead + 1, fill_step, run, &run->queue);
+    enum status st = rollout_queue_new(run->resolved.steps_ahead + 1, fill_step, run, &run->queue);
     if (st == ST_OK) run->source.cancelled = rollout_queue_cancelled(run->queue);
     return st;
 }
@@ -58,24 +68,71 @@ enum status run_order_steps(struct run *run)
     enum status st = ST_OK;
     struct curriculum_batch batch;
     for (int ahead = rollout_queue_count(run->queue);
-         st == ST_OK && ahead <= run->config->rollout_ahead &&
+         st == ST_OK && ahead <= run->resolved.steps_ahead &&
          run->step + ahead < run->total_steps && curriculum_next(run->curriculum, ahead, &batch);
          ahead++)
         st = order_step(run, run->step + ahead, &batch);
     return st;
 }
 
-void run_put_staleness(const struct run *run, const struct rollout *r, json_t *metrics)
+enum status run_take_step(struct run *run, struct rollout_step **ret)
 {
-    const double now = (double)run->step_version;
+    enum status st;
+    const uint64_t version = control_version(bridge_control(run->bridge)) & ~(uint64_t)1;
+    const uint64_t behind = 2 * (uint64_t)run->resolved.max_staleness; // an update adds 2
+    for (;;) {
+        struct rollout_step *s = NULL;
+        CHECK(rollout_queue_take(run->queue, &s));
+        const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
+        if (n == 0) {
+            *ret = s;
+            return ST_OK;
+        }
+        log_debug("step %" PRId64 ": %d of %d groups are more than %" PRId64
+                  " updates old, and generated again",
+                  s->step + 1, n, s->rollout->n_groups, run->resolved.max_staleness);
+        s->n_again += n;
+        CHECK(rollout_queue_put_back(run->queue, s)); // there is room where it was taken from
+    }
+out:
+    return st;
+}
+
+static double updates_since(const struct run *run, uint64_t version)
+{
+    return ((double)run->step_version - (double)version) / 2; // both are even
+}
+
+static void put_groups(const struct run *run, const struct rollout *r, json_t *metrics)
+{
+    for (int64_t age = 0; age <= run->resolved.max_staleness; age++) {
+        char key[64];
+        int n = 0;
+        for (int g = 0; g < r->n_groups; g++) {
+            const uint64_t oldest = rollout_oldest(r, g);
+            n += (oldest == UINT64_MAX ? 0 : updates_since(run, oldest)) == (double)age;
+        }
+        snprintf(key, sizeof key, "rollout/staleness_groups/%" PRId64, age);
+        metrics_put(metrics, key, n);
+    }
+}
+
+void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
+                       json_t *metrics)
+{
+    const struct rollout *r = s->rollout;
     double sum = 0, max = 0;
-    if (run->config->rollout_ahead == 0) return;
+    if (!run->resolved.async) return;
     for (int i = 0; i < r->n_groups * r->n_per_group; i++)
         for (int t = 0; t < r->completions[i].n; t++) {
-            double updates = (now - (double)r->completions[i].versions[t]) / 2; // both are even
+            const double updates = updates_since(run, r->completions[i].versions[t]);
             sum += updates;
             max = fmax(max, updates);
         }
     metrics_put(metrics, "rollout/staleness_mean", r->n_tokens ? sum / (double)r->n_tokens : 0);
     metrics_put(metrics, "rollout/staleness_max", max);
+    put_groups(run, r, metrics);
+    metrics_put(metrics, "rollout/generated_again", (double)s->n_again / r->n_groups);
+    metrics_put(metrics, "rollout/trainer_wait_s", wait_s);
+    metrics_put(metrics, "rollout/sampler_wait_s", s->idle_s);
 }

@@ -18,9 +18,9 @@ static void say_symptoms(struct run *run, const struct scores *s, const struct u
         .accuracy = run_accuracy(run, s),
         .zero_spread = s->stats.frac_zero_std,
         .grad_norm = u->applied ? u->grad_norm : NAN,
-        .kl = run->config->beta > 0 ? u->kl : NAN,
+        .kl = run->config->loss.beta > 0 ? u->kl : NAN,
         .entropy = u->entropy,
-        .most_entropy = log(run->model->vocab_size),
+        .max_entropy = log(run->model->vocab_size),
     };
     symptoms_look(&run->symptoms, &signs, &text);
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
@@ -40,9 +40,12 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
         .accuracy = run_accuracy(run, scores),
         .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
         .zero_spread = scores->stats.frac_zero_std,
-        .kl = run->config->beta > 0 ? update->kl : NAN,
+        .kl = run->config->loss.beta > 0 ? update->kl : NAN,
         .grad_norm = update->grad_norm,
-        .clipped = run->config->num_iterations > 1 ? update->clip_low + update->clip_high : -1,
+        .clipped =
+            run->config->num_iterations > 1
+                ? range_share(&update->all.ratio, update->all.clip_low + update->all.clip_high)
+                : -1,
         .cut_off = run_cut_off(rollout),
         .mean_length = (double)rollout->n_tokens / scores->n,
         .tokens_per_s = (double)rollout->n_tokens / step_s,
@@ -57,6 +60,11 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
               update->publish.wait_ms, update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
     say_symptoms(run, scores, update);
+}
+
+static double metric_of(const struct run *run, const char *key)
+{
+    return json_number_value(json_object_get(run->line, key));
 }
 
 void run_say_inference(struct run *run, const struct rollout_step *step,
@@ -80,6 +88,16 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
         log_progress_end();
         log_info("%s", bytes_text(&line));
         bytes_release(&line);
+    }
+    if (run->resolved.async) {
+        log_progress_end();
+        log_info("async: samples of %.2f updates ago on average and %.0f at most, %.1f%% of the "
+                 "groups generated again; the trainer waited %.2f s for them, the sampler %.2f s "
+                 "for the trainer",
+                 metric_of(run, "rollout/staleness_mean"), metric_of(run, "rollout/staleness_max"),
+                 100 * metric_of(run, "rollout/generated_again"),
+                 metric_of(run, "rollout/trainer_wait_s"),
+                 metric_of(run, "rollout/sampler_wait_s"));
     }
     if (run->draft) {
         log_progress_end();

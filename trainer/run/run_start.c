@@ -1,7 +1,7 @@
 /* run_start.c: the weights that a run starts from. The main thread.
  *
- * The daemon outlives runs, so a new run finds the weights that the last one left. TRL's users
- * expect a run to start from the model they named: the default is the folder that the daemon
+ * The server outlives runs, so a new run finds the weights that the last one left. TRL's users
+ * expect a run to start from the model they named: the default is the folder that the server
  * loaded, and what that replaces is said. Whatever the weights are then is the run's start: step 0,
  * and the KL term's reference.
  *
@@ -13,9 +13,7 @@
 #include "common/base/log.h"
 #include "trainer/run/run.h"
 
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 json_t *run_weights(const struct run *run)
@@ -31,7 +29,7 @@ json_t *run_weights(const struct run *run)
 
 // --start-from as a folder; "": the weights as they are.
 static enum status folder_to_start_from(const struct run *run, const struct control_facts *f,
-                                        char ret[PATH_MAX])
+                                        char ret[PATH_ROOM])
 {
     const char *from = run->config->start_from;
     // A draft model may have been left behind by a reload of the policy alone.
@@ -40,56 +38,56 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
     ret[0] = 0;
     if (strcmp(from, "current") == 0) return ST_OK;
     if (strcmp(from, "loaded") != 0) {
-        snprintf(ret, PATH_MAX, "%s", from);
+        snprintf(ret, PATH_ROOM, "%s", from);
         return ST_OK;
     }
     if (as_loaded) return ST_OK;
     if (f->loaded[0] != '/')
         return status_fail(ST_INVALID,
-                           "--start-from loaded: the daemon loaded no folder (%s); "
+                           "--start-from loaded: the server loaded no folder (%s); "
                            "take --start-from current or a model folder",
                            f->loaded);
-    snprintf(ret, PATH_MAX, "%s", f->loaded);
+    snprintf(ret, PATH_ROOM, "%s", f->loaded);
     return ST_OK;
 }
 
 // Where the draft that is trained starts; NULL: as it is served. A folder that is trained further
-// may hold its draft, as a checkpoint does.
-static char *draft_to_start_from(const struct run *run, const char *folder)
+// may hold its draft, as a checkpoint does: `within`.
+static const char *draft_to_start_from(const struct run *run, const char *folder,
+                                       const char *within)
 {
     if (!run->draft) return NULL;
-    if (strcmp(run->config->start_from, "loaded") == 0) return strdup(run->draft_folder);
-    char *draft = path_join(folder, CHECKPOINT_DRAFT);
-    if (draft && file_exists(draft)) return draft;
-    log_info("%s holds no draft model: it starts as the daemon serves it", folder);
-    free(draft);
+    if (strcmp(run->config->start_from, "loaded") == 0) return run->draft_folder;
+    if (file_exists(within)) return within;
+    log_info("%s holds no draft model: it starts as the server serves it", folder);
     return NULL;
 }
 
 static enum status load_start(struct run *run, const struct control_facts *before,
                               const char *folder)
 {
-    char *draft = draft_to_start_from(run, folder);
+    char within[PATH_ROOM];
     struct bytes was = BYTES_INIT;
-    enum status st = run_load_weights(run, folder, draft);
+    enum status st;
+    CHECK(path_put(within, folder, CHECKPOINT_DRAFT));
+    const char *draft = draft_to_start_from(run, folder, within);
     control_origin_words(before, &was);
-    if (st == ST_OK && before->updates && before->snapshot[0])
+    if (before->updates && before->snapshot[0])
         bytes_printf(&was, ", last saved as %s", before->snapshot);
-    if (st == ST_OK)
-        log_line(before->updates ? LOG_WARN : LOG_INFO,
-                 "the run starts from %s%s%s: its weights replace what was served (%s); "
-                 "--start-from current would go on from those",
-                 folder, draft ? ", the draft model from " : "", draft ? draft : "",
-                 bytes_text(&was));
+    CHECK(run_load_weights(run, folder, draft));
+    log_line(before->updates ? LOG_WARN : LOG_INFO,
+             "the run starts from %s%s%s: its weights replace what was served (%s); "
+             "--start-from current would go on from those",
+             folder, draft ? ", the draft model from " : "", draft ? draft : "", bytes_text(&was));
+out:
     bytes_release(&was);
-    free(draft);
     return status_context(st, "--start-from %s", run->config->start_from);
 }
 
 enum status run_start(struct run *run)
 {
     enum status st;
-    char folder[PATH_MAX];
+    char folder[PATH_ROOM];
     struct control_facts f;
     struct bytes now = BYTES_INIT;
     control_facts(bridge_control(run->bridge), &f);
@@ -98,8 +96,8 @@ enum status run_start(struct run *run)
     control_facts(bridge_control(run->bridge), &f);
     control_origin_words(&f, &now);
     log_info("weights at the start: %s%s", bytes_text(&now),
-             run->config->beta > 0 ? "; a copy of them is the reference of --beta" : "");
-    if (run->config->beta > 0) CHECK(learner_set_reference(run->learner, NULL));
+             run->config->loss.beta > 0 ? "; a copy of them is the reference of --beta" : "");
+    if (run->config->loss.beta > 0) CHECK(learner_set_reference(run->learner, NULL));
     if (!(run->start = run_weights(run)))
         st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
 out:
@@ -107,32 +105,31 @@ out:
     return st;
 }
 
-// Where the start's weights can be read; NULL: nowhere, or no memory.
-static char *start_folder(const struct run *run)
+// Where the start's weights can be read, given the checkpoint of step 0; NULL: nowhere.
+static const char *start_folder(const struct run *run, const char *step_0)
 {
-    char *step_0 = path_join(run->folder, "checkpoints/step-0");
     const char *folder = json_string_value(json_object_get(run->start, "folder"));
-    if (step_0 && file_exists(step_0)) return step_0;
-    free(step_0);
+    if (file_exists(step_0)) return step_0;
     bool exactly = json_integer_value(json_object_get(run->start, "updates")) == 0;
-    return folder && folder[0] == '/' && exactly ? strdup(folder) : NULL;
+    return folder && folder[0] == '/' && exactly ? folder : NULL;
 }
 
 enum status run_resume_reference(struct run *run)
 {
     enum status st;
-    if (run->config->beta <= 0) return ST_OK;
-    char *folder = start_folder(run);
+    char step_0[PATH_ROOM];
+    if (run->config->loss.beta <= 0) return ST_OK;
+    CHECK(path_put(step_0, run->folder, "checkpoints/step-0"));
+    const char *folder = start_folder(run, step_0);
     if (!folder)
-        return status_fail(ST_NOT_FOUND,
-                           "--beta %g: its reference, the weights this run started from, is gone: "
-                           "%s/checkpoints/step-0 was removed (it is kept where a run begins with "
-                           "--beta); go on with --beta 0, or begin a run with --start-from of a "
-                           "checkpoint",
-                           run->config->beta, run->folder);
+        FAIL(ST_NOT_FOUND,
+             "--beta %g: its reference, the weights this run started from, is gone: "
+             "%s/checkpoints/step-0 was removed (it is kept where a run begins with "
+             "--beta); go on with --beta 0, or begin a run with --start-from of a "
+             "checkpoint",
+             run->config->loss.beta, run->folder);
     CHECK(learner_set_reference(run->learner, folder));
     log_info("the reference of --beta: %s, the weights this run started from", folder);
 out:
-    free(folder);
     return st;
 }

@@ -7,6 +7,7 @@
 #include "trainer/run/runlog.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/run/tensorboard.h"
 
@@ -20,48 +21,58 @@
 #include <unistd.h>
 
 struct runlog {
-    char *folder, *path;
+    char *folder, path[PATH_ROOM]; // path: of metrics.jsonl
     int fd;
     struct tensorboard *tensorboard;
     int64_t first_step, total_steps, logging_steps, start_ns;
 };
 
-// Keeps the whole lines whose "step" is at most `step`; of a run that starts over, none: the line
-// of step 0 is written again.
+static int64_t step_of(const char *line, size_t len) // -1: it has none
+{
+    json_t *json = json_loadb(line, len, 0, NULL);
+    const json_t *number = json_object_get(json, "step");
+    int64_t step = json_is_integer(number) ? json_integer_value(number) : -1;
+    json_decref(json);
+    return step;
+}
+
+struct kept { // the lines of steps up to the last; of a run that starts over, none: the line of
+              // step 0 is written again
+    int64_t last;
+    struct bytes lines;
+};
+
+static enum status keep_line(void *context, const char *line, size_t len)
+{
+    struct kept *kept = context;
+    const int64_t step = step_of(line, len);
+    if (kept->last > 0 && step >= 0 && step <= kept->last) bytes_append(&kept->lines, line, len);
+    return bytes_status(&kept->lines);
+}
+
 static enum status drop_later(const char *path, int64_t step)
 {
-    struct bytes old = BYTES_INIT, kept = BYTES_INIT;
+    struct kept kept = {step, BYTES_INIT};
     enum status st;
-    CHECK(file_read(path, (size_t)1 << 32, &old));
-    for (char *line = old.data, *end; line && (end = strchr(line, '\n')); line = end + 1) {
-        json_t *json = json_loadb(line, (size_t)(end - line), 0, NULL);
-        const json_t *number = json_object_get(json, "step");
-        if (step > 0 && json_is_integer(number) && json_integer_value(number) <= step)
-            bytes_append(&kept, line, (size_t)(end - line) + 1);
-        json_decref(json);
-    }
-    CHECK(bytes_status(&kept));
-    CHECK(file_write_atomic(path, 0644, bytes_text(&kept), kept.len));
+    CHECK(file_each_line(path, keep_line, &kept));
+    CHECK(file_write_atomic(path, 0644, bytes_text(&kept.lines), kept.lines.len));
 out:
-    bytes_release(&old);
-    bytes_release(&kept);
+    bytes_release(&kept.lines);
     return st;
+}
+
+static enum status find_step(void *context, const char *line, size_t len)
+{
+    bool *found = context;
+    *found = *found || step_of(line, len) > 0;
+    return ST_OK;
 }
 
 bool runlog_has_steps(const char *folder)
 {
     bool found = false;
-    struct bytes text = BYTES_INIT;
-    char *path = path_join(folder, "metrics.jsonl");
-    if (path && file_read(path, (size_t)1 << 32, &text) == ST_OK)
-        for (char *line = text.data, *end; !found && line && (end = strchr(line, '\n'));
-             line = end + 1) {
-            json_t *json = json_loadb(line, (size_t)(end - line), 0, NULL);
-            found = json_integer_value(json_object_get(json, "step")) > 0;
-            json_decref(json);
-        }
-    bytes_release(&text);
-    free(path);
+    char path[PATH_ROOM];
+    if (path_put(path, folder, "metrics.jsonl") == ST_OK) file_each_line(path, find_step, &found);
     return found;
 }
 
@@ -76,18 +87,11 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
     log->total_steps = total_steps;
     log->logging_steps = logging_steps;
     log->start_ns = clock_now_ns();
-    log->folder = strdup(folder);
-    log->path = path_join(folder, "metrics.jsonl");
-    if (!log->folder || !log->path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for the run's log");
-        goto out;
-    }
+    CHECK(path_put(log->path, folder, "metrics.jsonl"));
+    if (!(log->folder = strdup(folder))) FAIL(ST_NO_MEMORY, "no memory for the run's log");
     if (file_exists(log->path)) CHECK(drop_later(log->path, step));
     log->fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (log->fd < 0) {
-        st = status_fail(ST_IO, "%s: %s", log->path, strerror(errno));
-        goto out;
-    }
+    if (log->fd < 0) FAIL(ST_IO, "%s: %s", log->path, strerror(errno));
     CHECK(tensorboard_new(folder, step, &log->tensorboard));
     *ret = log;
 out:
@@ -101,7 +105,6 @@ void runlog_free(struct runlog *log)
     if (log->fd >= 0) close(log->fd);
     tensorboard_free(log->tensorboard);
     free(log->folder);
-    free(log->path);
     free(log);
 }
 
@@ -115,58 +118,38 @@ void metrics_put(json_t *metrics, const char *key, double value)
     json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
 }
 
+void metrics_putf(json_t *metrics, double value, const char *key, ...)
+{
+    char text[64];
+    va_list args;
+    va_start(args, key);
+    vsnprintf(text, sizeof text, key, args);
+    va_end(args);
+    metrics_put(metrics, text, value);
+}
+
 enum status runlog_write(struct runlog *log, json_t *metrics)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct bytes line = BYTES_INIT;
-    char *text =
-        metrics ? json_dumps(metrics, JSON_COMPACT | JSON_REAL_PRECISION(METRICS_DIGITS)) : NULL;
-    if (!text) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a line of %s", log->path);
-        goto out;
-    }
-    bytes_puts(&line, text);
-    bytes_puts(&line, "\n");
-    CHECK(bytes_status(&line));
+    CHECK(json_put_line(&line, json_incref(metrics), JSON_REAL_PRECISION(METRICS_DIGITS)));
     CHECK(file_write_all(log->fd, log->path, line.data, line.len));
     st = tensorboard_write(log->tensorboard, metrics);
 out:
     json_decref(metrics);
-    free(text);
     bytes_release(&line);
     return st;
 }
 
-enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samples)
+enum status runlog_rollouts(struct runlog *log, int64_t step, const struct bytes *lines)
 {
-    enum status st = ST_OK;
-    struct bytes text = BYTES_INIT;
-    char name[48];
-    size_t i;
-    const json_t *sample;
-    char *folder = path_join(log->folder, "rollouts"), *path = NULL;
-    snprintf(name, sizeof name, "step-%" PRId64 ".jsonl", step);
-    if (!folder || !(path = path_join(folder, name))) {
-        st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
-        goto out;
-    }
+    enum status st;
+    char folder[PATH_ROOM], path[PATH_ROOM];
+    CHECK(path_put(folder, log->folder, "rollouts"));
+    CHECK(path_put(path, folder, "step-%" PRId64 ".jsonl", step));
     CHECK(file_make_folders(folder));
-    json_array_foreach (samples, i, sample) {
-        char *line = json_dumps(sample, JSON_COMPACT);
-        if (!line) {
-            st = status_fail(ST_NO_MEMORY, "no memory to log rollouts");
-            goto out;
-        }
-        bytes_puts(&text, line);
-        bytes_puts(&text, "\n");
-        free(line);
-    }
-    CHECK(bytes_status(&text));
-    CHECK(file_write_atomic(path, 0644, bytes_text(&text), text.len));
+    st = file_write_atomic(path, 0644, bytes_text(lines), lines->len);
 out:
-    bytes_release(&text);
-    free(folder);
-    free(path);
     return st;
 }
 

@@ -20,11 +20,13 @@ void runlog_set_total(struct runlog *log, int64_t total_steps);
 
 // A number of such a line; null where it is not finite, which JSON cannot say.
 void metrics_put(json_t *metrics, const char *key, double value);
+void metrics_putf(json_t *metrics, double value, const char *key, ...) // the key by a format
+    __attribute__((format(printf, 3, 4)));
 // Appends one line and one event and flushes them to their files; takes the reference to `metrics`,
 // on failure too.
 enum status runlog_write(struct runlog *log, json_t *metrics);
-// rollouts/step-N.jsonl, atomically: an array of samples, one object a line.
-enum status runlog_rollouts(struct runlog *log, int64_t step, const json_t *samples);
+// rollouts/step-N.jsonl, atomically: lines of samples.
+enum status runlog_rollouts(struct runlog *log, int64_t step, const struct bytes *lines);
 
 struct progress {
     int64_t step;                // steps done

@@ -71,10 +71,9 @@ static enum status check_out(const struct sft_config *c)
                            "--out %s is there already; take another folder, or say --overwrite to "
                            "replace it whole",
                            c->out);
-    char *config = path_join(c->out, "config.json");
-    bool is_model = config && file_exists(config);
-    free(config);
-    if (is_model) return ST_OK;
+    char config[PATH_ROOM];
+    enum status st = path_put(config, c->out, "config.json");
+    if (st != ST_OK || file_exists(config)) return st;
     return status_fail(
         ST_INVALID,
         "--out %s is no model folder (it has no config.json), so --overwrite does not "

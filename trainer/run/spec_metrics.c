@@ -14,9 +14,7 @@ void spec_counters_put(const struct spec_counters *c, json_t *metrics)
     metrics_put(metrics, "spec_decode/acceptance_rate", spec_acceptance_rate(c));
     metrics_put(metrics, "spec_decode/acceptance_length", spec_acceptance_length(c));
     for (int i = 0; i < c->n_positions; i++) {
-        char key[64];
-        snprintf(key, sizeof key, "spec_decode/acceptance_rate_pos_%d", i);
-        metrics_put(metrics, key, spec_acceptance_at(c, i));
+        metrics_putf(metrics, spec_acceptance_at(c, i), "spec_decode/acceptance_rate_pos_%d", i);
     }
 }
 

@@ -4,7 +4,7 @@
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
  * thread holds from the request to quiesce to the even version, before it ends the process. A
  * request that is not granted yet, which may take as long as --quiesce-timeout, it revokes
- * instead. A dead daemon has no weights to tear: there the main thread, which maps the last whole
+ * instead. A dead server has no weights to tear: there the main thread, which maps the last whole
  * ones, gets GONE_MS to come to the end of what it computes, write its checkpoint, and end with its
  * own sentence.
  */
@@ -65,7 +65,7 @@ static void end_at_once(struct stop *s)
     pthread_mutex_unlock(&s->publish_lock);
 }
 
-// Whether the daemon is gone, and for how long, is looked at; said once.
+// Whether the server is gone, and for how long, is looked at; said once.
 struct gone {
     int64_t since_ns; // 0: it lives
     bool said;

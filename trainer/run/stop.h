@@ -1,8 +1,8 @@
-/* stop.h: how a training process ends when it is told to, or when its daemon is gone.
+/* stop.h: how a training process ends when it is told to, or when its server is gone.
  *
  * The first SIGINT or SIGTERM asks for an end after the current step; the second ends the process
  * within a fifth of a second, though never while an update is being published (a request to quiesce
- * that is not granted yet is revoked). A watching thread does the latter. When the daemon has died
+ * that is not granted yet is revoked). A watching thread does the latter. When the server has died
  * it says so while the main thread, deep in a computation, has not noticed; and ends the process if
  * that takes ten minutes. */
 #ifndef TRAINER_STOP_H

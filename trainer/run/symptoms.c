@@ -84,14 +84,14 @@ void symptoms_look(struct symptoms *s, const struct step_signs *now, struct byte
                      "the KL divergence from the start is %.3g a token: the run may be diverging; "
                      "raise --beta, lower --learning-rate or go back to a checkpoint\n",
                      now->kl);
-    bool uniform = now->entropy > ENTROPY_UNIFORM * now->most_entropy &&
-                   s->first_entropy < ENTROPY_SOUND * now->most_entropy;
+    bool uniform = now->entropy > ENTROPY_UNIFORM * now->max_entropy &&
+                   s->first_entropy < ENTROPY_SOUND * now->max_entropy;
     if (is_news(s, uniform, &s->said_entropy))
         bytes_printf(
             ret,
             "the entropy is %.2f a token of %.2f that are possible (%.2f at first): the "
             "policy is close to noise; go back to a checkpoint and lower --learning-rate\n",
-            now->entropy, now->most_entropy, s->first_entropy);
+            now->entropy, now->max_entropy, s->first_entropy);
 }
 
 void symptoms_sum_up(const struct symptoms *s, struct bytes *ret)

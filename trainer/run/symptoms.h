@@ -8,14 +8,14 @@
 
 #define SYMPTOM_STEPS 10 // in a row before it is said that nothing can be learnt
 
-struct step_signs {      // of one step
-    double reward;       // mean
-    double accuracy;     // share of samples; < 0: no term is 0 or 1
-    double zero_spread;  // share of groups whose samples all have the same reward
-    double grad_norm;    // NAN: nothing was applied
-    double kl;           // mean a token; NAN: there is no KL term
-    double entropy;      // mean a token, nats
-    double most_entropy; // of a uniform distribution over the vocabulary
+struct step_signs {     // of one step
+    double reward;      // mean
+    double accuracy;    // share of samples; < 0: no term is 0 or 1
+    double zero_spread; // share of groups whose samples all have the same reward
+    double grad_norm;   // NAN: nothing was applied
+    double kl;          // mean a token; NAN: there is no KL term
+    double entropy;     // mean a token, nats
+    double max_entropy; // of a uniform distribution over the vocabulary
 };
 
 struct symptoms {           // zero-initialised

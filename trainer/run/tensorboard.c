@@ -27,7 +27,7 @@
 #define PREFIX "events.out.tfevents."
 
 struct tensorboard {
-    char *path;
+    char path[PATH_ROOM];
     int fd;
 };
 
@@ -182,7 +182,7 @@ static enum status pick_stamp(const char *folder, int64_t *ret)
 enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard **ret)
 {
     enum status st;
-    char host[64] = "", name[160];
+    char host[64] = "";
     int64_t stamp = 0;
     struct tensorboard *tb = calloc(1, sizeof *tb);
     if (!tb) return status_fail(ST_NO_MEMORY, "no memory for an event file");
@@ -190,16 +190,9 @@ enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard
     CHECK(pick_stamp(folder, &stamp));
     if (gethostname(host, sizeof host - 1) != 0 || !host[0] || strchr(host, '/'))
         snprintf(host, sizeof host, "localhost");
-    snprintf(name, sizeof name, PREFIX "%010" PRId64 ".%s.%d", stamp, host, (int)getpid());
-    if (!(tb->path = path_join(folder, name))) {
-        st = status_fail(ST_NO_MEMORY, "no memory for an event file");
-        goto out;
-    }
+    CHECK(path_put(tb->path, folder, PREFIX "%010" PRId64 ".%s.%d", stamp, host, (int)getpid()));
     tb->fd = open(tb->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-    if (tb->fd < 0) {
-        st = status_fail(ST_IO, "%s: %s", tb->path, strerror(errno));
-        goto out;
-    }
+    if (tb->fd < 0) FAIL(ST_IO, "%s: %s", tb->path, strerror(errno));
     CHECK(write_opening(tb, step));
     *ret = tb;
 out:
@@ -211,7 +204,6 @@ void tensorboard_free(struct tensorboard *tb)
 {
     if (!tb) return;
     if (tb->fd >= 0) close(tb->fd);
-    free(tb->path);
     free(tb);
 }
 

@@ -1,0 +1,22 @@
+/* program.c: what all mains have in common. No state. */
+#include "common/base/program.h"
+#include "common/base/log.h"
+
+#include <stdio.h>
+
+int program_main(const struct program *p, int argc, char **argv)
+{
+    struct option_set *set = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "%s%s%s", p->name, p->command ? " " : "",
+             p->command ? p->command : "");
+    log_open(p->name, LOG_INFO);
+    enum option_result parsed = options_parse(p->options, name, p->usage, argc, argv,
+                                              p->word != NULL, p->config, p->word, &set);
+    if (parsed == OPTIONS_DONE) return 0;
+    const bool usable = parsed == OPTIONS_OK && (!p->check || p->check(p->context, set) == ST_OK);
+    const enum status st = usable ? p->run(p->context) : ST_INVALID;
+    if (st != ST_OK && st != ST_CANCELLED) log_error("%s", status_message());
+    options_free(set);
+    return usable ? st != ST_OK : 2;
+}

@@ -1,0 +1,236 @@
+/* adapter.c: plans an adapter's arena over the base's table of tensors, reads and writes PEFT's
+ * folder, merges. One thread. */
+#include "common/model/adapter.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/rng.h"
+#include "common/model/safetensors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TENSORS_FILE "adapter_model.safetensors"
+#define PREFIX       "base_model.model."
+
+// ---- the plan -----------------------------------------------------------------------------------
+bool adapter_takes(const struct weights *base, int tensor)
+{
+    const struct weight_tensor *t = &base->tensors[tensor];
+    switch (t->role) {
+    case ROLE_QKV:
+    case ROLE_O:
+    case ROLE_SHARED_GATE_UP:
+    case ROLE_SHARED_DOWN:
+        return true;
+    case ROLE_GATE_UP:
+    case ROLE_DOWN:
+        return base->config->layers[t->layer].moe.n_experts == 0;
+    default:
+        return false;
+    }
+}
+
+// The name without ".weight".
+static void module_of(const struct weight_tensor *t, char ret[sizeof t->name])
+{
+    snprintf(ret, sizeof t->name, "%s", t->name);
+    char *end = strrchr(ret, '.');
+    if (end) *end = '\0';
+}
+
+static enum status name_factor(struct weight_tensor *t, const char *module, const char *factor)
+{
+    const int n = snprintf(t->name, sizeof t->name, PREFIX "%s.lora_%s.weight", module, factor);
+    if (n > 0 && (size_t)n < sizeof t->name) return ST_OK;
+    return status_fail(ST_UNSUPPORTED, "%s: the name is too long for an adapter", module);
+}
+
+// Adds tensor i of the base and its two factors, where it is adapted.
+static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *factors)
+{
+    const struct weight_tensor *t = &a->base->tensors[i];
+    struct adapted m = {.role = t->role, .layer = t->layer, .base = i};
+    struct weight_tensor *fa = &factors[2 * a->n], *fb = fa + 1;
+    char module[sizeof t->name];
+    enum status st = ST_OK;
+    if (!adapter_takes(a->base, i)) goto out;
+    module_of(t, module);
+    CHECK(adapter_config_match(a->config, module, &m.rank, &m.scale));
+    if (m.rank == 0) goto out;
+    while (!weights_begins_block(a->base, i - m.part)) m.part++;
+    m.a = 2 * a->n;
+    m.b = m.a + 1;
+    *fa = (struct weight_tensor){.layer = t->layer, .n_dims = 2, .shape = {m.rank, t->shape[1]}};
+    *fb = (struct weight_tensor){.layer = t->layer, .n_dims = 2, .shape = {t->shape[0], m.rank}};
+    CHECK(name_factor(fa, module, "A"));
+    CHECK(name_factor(fb, module, "B"));
+    a->list[a->n++] = m;
+    if (m.rank > a->max_rank) a->max_rank = m.rank;
+out:
+    return st;
+}
+
+static enum status nothing_matches(const struct adapter *a)
+{
+    char *targets = json_dumps(json_object_get(a->config->source, "target_modules"),
+                               JSON_ENCODE_ANY | JSON_COMPACT);
+    char module[sizeof a->base->tensors->name] = "";
+    for (int i = 0; i < a->base->n_tensors && !module[0]; i++)
+        if (adapter_takes(a->base, i)) module_of(&a->base->tensors[i], module);
+    enum status st = status_fail(ST_INVALID,
+                                 "target_modules %.300s names no matrix that can be adapted: these "
+                                 "are attention's and the plain MLP's, like %s",
+                                 targets ? targets : "", module);
+    free(targets);
+    return st;
+}
+
+enum status adapter_new(struct adapter_config *config, const struct weights *base, enum dtype dt,
+                        struct adapter **ret)
+{
+    enum status st = ST_OK;
+    struct weight_tensor *factors = NULL;
+    struct adapter *a = calloc(1, sizeof *a);
+    if (!a) {
+        adapter_config_free(config);
+        return status_fail(ST_NO_MEMORY, "no memory for an adapter");
+    }
+    a->config = config;
+    a->base = base;
+    a->list = calloc((size_t)base->n_tensors, sizeof *a->list);
+    factors = calloc(2 * (size_t)base->n_tensors, sizeof *factors);
+    if (!a->list || !factors) FAIL(ST_NO_MEMORY, "no memory for an adapter");
+    for (int i = 0; i < base->n_tensors; i++) CHECK(add_matrix(a, i, factors));
+    if (a->n == 0) {
+        st = nothing_matches(a);
+        goto out;
+    }
+    st = weights_plan_list(base->config, dt, factors, 2 * a->n, &a->weights);
+    factors = NULL;
+    if (st != ST_OK) goto out;
+    *ret = a;
+    a = NULL;
+out:
+    free(factors);
+    adapter_free(a);
+    return st;
+}
+
+void adapter_free(struct adapter *a)
+{
+    if (!a) return;
+    weights_free(a->weights);
+    adapter_config_free(a->config);
+    free(a->list);
+    free(a);
+}
+
+// ---- PEFT's folder ------------------------------------------------------------------------------
+static enum status check_extra(const struct adapter *a, const struct safetensors *set)
+{
+    for (int i = 0; i < safetensors_count(set); i++) {
+        const struct safetensors_entry *e = safetensors_at(set, i);
+        if (weights_find(a->weights, e->name)) continue;
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: tensor %s is none that target_modules calls for, or of a module "
+                           "that cannot be adapted (embeddings, head, router, experts)",
+                           e->file, e->name);
+    }
+    return ST_OK;
+}
+
+enum status adapter_load(const struct adapter *a, struct device *dev, const char *folder)
+{
+    enum status st;
+    struct safetensors *set = NULL;
+    char *path = path_join(folder, TENSORS_FILE);
+    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    CHECK(safetensors_open_file(path, &set));
+    CHECK(check_extra(a, set));
+    CHECK(weights_load_set(a->weights, dev, set, path));
+out:
+    safetensors_free(set);
+    free(path);
+    return st;
+}
+
+enum status adapter_save(const struct adapter *a, struct device *dev, const char *folder,
+                         enum dtype as)
+{
+    enum status st = ST_OK;
+    char *path = path_join(folder, ADAPTER_CONFIG_FILE);
+    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    CHECK(weights_save_as(a->weights, dev, folder, TENSORS_FILE, as));
+    CHECK(json_write_file(path, 0644, a->config->source));
+out:
+    free(path);
+    return st;
+}
+
+// ---- values -------------------------------------------------------------------------------------
+// A tensor as f32 in host memory, the caller's to free.
+static enum status read_tensor(const struct weights *w, struct device *dev, int tensor, float **ret)
+{
+    float *x = malloc((size_t)w->tensors[tensor].n * sizeof *x);
+    if (!x) return status_fail(ST_NO_MEMORY, "no memory for tensor %s", w->tensors[tensor].name);
+    enum status st = weights_read(w, dev, tensor, x);
+    if (st == ST_OK)
+        *ret = x;
+    else
+        free(x);
+    return st;
+}
+
+enum status adapter_init(const struct adapter *a, struct device *dev, uint64_t seed)
+{
+    const struct weights *w = a->weights;
+    enum status st = ST_OK;
+    device_fill(dev, w->base, 0, (size_t)w->n_elements * dtype_size(w->dt));
+    for (int i = 0; i < a->n && st == ST_OK; i++) {
+        const struct weight_tensor *t = &w->tensors[a->list[i].a];
+        const float bound = 1.0f / sqrtf((float)t->shape[1]);
+        float *x = malloc((size_t)t->n * sizeof *x);
+        struct rng rng;
+        if (!x) return status_fail(ST_NO_MEMORY, "no memory for tensor %s", t->name);
+        rng_init(&rng, seed, (uint64_t)i);
+        for (int64_t j = 0; j < t->n; j++) x[j] = bound * (2 * rng_uniform(&rng) - 1);
+        st = weights_write(w, dev, a->list[i].a, x);
+        free(x);
+    }
+    return st;
+}
+
+// w (rows, cols) += scale * b (rows, rank) a (rank, cols)
+static void add_product(float *w, const float *a, const float *b, int64_t rows, int64_t cols,
+                        const struct adapted *m)
+{
+#pragma omp parallel for
+    for (int64_t i = 0; i < rows; i++)
+        for (int j = 0; j < m->rank; j++) {
+            const float x = m->scale * b[i * m->rank + j];
+            for (int64_t c = 0; c < cols; c++) w[i * cols + c] += x * a[j * cols + c];
+        }
+}
+
+enum status adapter_merge(const struct adapter *a, const struct weights *w, struct device *dev)
+{
+    enum status st = ST_OK;
+    for (int i = 0; i < a->n && st == ST_OK; i++) {
+        const struct adapted *m = &a->list[i];
+        const struct weight_tensor *t = &w->tensors[m->base];
+        float *matrix = NULL, *fa = NULL, *fb = NULL;
+        st = read_tensor(w, dev, m->base, &matrix);
+        if (st == ST_OK) st = read_tensor(a->weights, dev, m->a, &fa);
+        if (st == ST_OK) st = read_tensor(a->weights, dev, m->b, &fb);
+        if (st == ST_OK) {
+            add_product(matrix, fa, fb, t->shape[0], t->shape[1], m);
+            st = weights_write(w, dev, m->base, matrix);
+        }
+        free(matrix);
+        free(fa);
+        free(fb);
+    }
+    return st;
+}

@@ -1,0 +1,48 @@
+/* adapter.h: a LoRA adapter as an arena of its own: a plan of its A and B tensors (weights.h),
+ * which is bound, shared, trained and saved as a model's is, and PEFT's folder to read and to
+ * write. One thread at a time. */
+#ifndef COMMON_MODEL_ADAPTER_H
+#define COMMON_MODEL_ADAPTER_H
+
+#include "common/model/adapter_config.h"
+#include "common/model/weights.h"
+
+// A matrix of the base that is adapted: W + scale * B A.
+struct adapted {
+    enum tensor_role role; // of its block in the base's arena,
+    int layer, part;       // and which of the block's parts it is
+    int base;              // tensor of the base
+    int a, b;              // tensors of the adapter: (rank, columns of W), (rows of W, rank)
+    int rank;
+    float scale;
+};
+struct adapter {
+    struct adapter_config *config;
+    const struct weights *base; // borrowed; need not be bound
+    struct weights *weights;    // the arena's plan; not bound
+    struct adapted *list;       // (n) in the base's order
+    int n, max_rank;
+};
+
+// Whether adapters can change a tensor of the base: a matrix of attention or of a plain MLP.
+bool adapter_takes(const struct weights *base, int tensor);
+
+// Takes `config`, also on failure. ST_INVALID where it names no matrix of the base that can be
+// adapted.
+enum status adapter_new(struct adapter_config *config, const struct weights *base, enum dtype dt,
+                        struct adapter **ret);
+void adapter_free(struct adapter *a); // the plan, not the memory
+
+// Fills bound memory from a PEFT folder. A tensor that is missing, or one more, is an error;
+// nothing was written then.
+enum status adapter_load(const struct adapter *a, struct device *dev, const char *folder);
+// A new adapter, which changes nothing yet: A uniform as in PEFT (Kaiming, a = sqrt(5)), B zero.
+enum status adapter_init(const struct adapter *a, struct device *dev, uint64_t seed);
+// Writes both files of a PEFT folder, which must exist.
+enum status adapter_save(const struct adapter *a, struct device *dev, const char *folder,
+                         enum dtype as);
+// Adds scale * B A to every adapted matrix of `w`, which has the base's plan and is bound, as the
+// adapter is. Waits.
+enum status adapter_merge(const struct adapter *a, const struct weights *w, struct device *dev);
+
+#endif

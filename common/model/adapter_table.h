@@ -1,0 +1,29 @@
+/* adapter_table.h: the adapters that a model's forward pass can compute with, in device memory: for
+ * every adapted block of every layer whose factors are where. A batch's rows name them by index
+ * (batch_use_adapter()), so that one batch has rows of several, and of none. One thread. */
+#ifndef COMMON_MODEL_ADAPTER_TABLE_H
+#define COMMON_MODEL_ADAPTER_TABLE_H
+
+#include "common/model/adapter.h"
+#include "kernels/ops.h"
+
+struct adapter_table;
+
+// Room for max_adapters of ranks up to max_rank. base is borrowed, and need not be bound.
+enum status adapter_table_new(struct device *dev, const struct weights *base, int max_adapters,
+                              int max_rank, struct adapter_table **ret);
+void adapter_table_free(struct adapter_table *t);
+// Makes index `at` that adapter, which is bound and borrowed; NULL: nobody's. Waits. What was
+// captured with the table may lack a block that is adapted now.
+enum status adapter_table_set(struct adapter_table *t, int at, const struct adapter *a);
+
+// The call for `rows` rows of a layer's block; false where no adapter changes it.
+bool adapter_table_args(const struct adapter_table *t, enum tensor_role role, int layer, int rows,
+                        const int32_t *adapter, struct lora_args *ret);
+
+// Where the gradients of an adapter's factors for that block lie: grads is the plan of its arena in
+// f32, bound. NULL pointers for parts that it leaves alone.
+void adapter_grads(const struct adapter *a, const struct weights *grads, enum tensor_role role,
+                   int layer, struct lora_grads ret[LORA_PARTS]);
+
+#endif

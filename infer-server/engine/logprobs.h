@@ -1,0 +1,46 @@
+/* logprobs.h: log-probabilities of given tokens, and the likeliest ones, from rows of logits
+ * on the device: of sampled tokens (sampler.c) and of a prompt's (prompt_logprobs.c), by the one
+ * kernel that the trainer's come from (ops.h, top_logprobs). The engine's thread. */
+#ifndef INFER_SERVER_LOGPROBS_H
+#define INFER_SERVER_LOGPROBS_H
+
+#include "common/model/model.h"
+#include "infer-server/engine/scheduler.h"
+#include "kernels/ops.h"
+
+// Buffers that bring them back, and grow with what is read: none until somebody asks.
+struct logprob_reader { // but for dev all zero at first
+    struct device *dev;
+    int cap_rows, cap_entries;
+    int32_t *targets, *host_targets;              // (cap_rows)
+    struct token_logprob *entries, *host_entries; // (cap_entries)
+};
+void logprob_reader_release(struct logprob_reader *r);
+
+struct logprob_rows {
+    const float *logits;    // device, (n, vocab) f32
+    const int32_t *targets; // host, (n)
+    int n, vocab;
+    int n_top;         // likeliest tokens wanted, at most vocab and TOP_LOGPROBS_MOST
+    float temperature; // 0 (greedy) counts as 1
+};
+// Enqueues and waits. *ret (n, 1 + n_top): each row's target, then its likeliest tokens; valid
+// until the next call.
+enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_rows *rows,
+                                const struct token_logprob **ret);
+
+// prompt_logprobs.c: those of a prompt's tokens, each given those before it. Prefill computes every
+// row of a prompt anyway; where a request asks for them, the vocabulary's logits of those rows are
+// computed too, in chunks of as many rows as the model has logits for, so that no prompt makes
+// memory grow.
+struct prompt_logprobs;
+enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret);
+void prompt_logprobs_free(struct prompt_logprobs *p);
+
+// After the forward pass of a step under weights of this version, whose item i ends before row
+// item_end[i]: reads what rows of it the requests still want, and waits. model->logits is
+// overwritten. ST_DEVICE: nothing is valid.
+enum status prompt_logprobs_read(struct prompt_logprobs *p, const struct step *step,
+                                 const int *item_end, uint64_t version);
+
+#endif

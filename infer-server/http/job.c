@@ -1,0 +1,91 @@
+/* job.c: see job.h. Nothing is ever cancelled: the server waits for its jobs before it ends. */
+#include "infer-server/http/job.h"
+
+#include <stdlib.h>
+
+// Bodies up to here take less time than the wake-up of another thread.
+#define LOOP_BYTES (64 << 10)
+
+static void on_close(void *attached, bool answered)
+{
+    (void)answered;
+    ((struct job *)attached)->request = NULL;
+}
+
+static void leave(struct job *j)
+{
+    j->server->work--;
+    if (j->request) http_attach(j->request, NULL, NULL);
+    http_body_release(&j->body);
+}
+
+void job_free(struct job *j)
+{
+    leave(j);
+    free(j);
+}
+
+static void end(struct job *j)
+{
+    leave(j);
+    j->done(j);
+}
+
+static void deliver(struct inbox_message *message)
+{
+    end((struct job *)message);
+}
+
+void *job_new(struct server *s, struct http_request *q, size_t size, void (*done)(struct job *job))
+{
+    struct job *j = calloc(1, size);
+    if (!j) {
+        http_fail(q, 500, "out of memory");
+        return NULL;
+    }
+    j->message.deliver = deliver;
+    j->server = s;
+    j->request = q;
+    j->done = done;
+    http_take_body(q, &j->body);
+    http_attach(q, j, on_close);
+    s->work++;
+    return j;
+}
+
+static void run(uv_work_t *work)
+{
+    struct job *j = work->data;
+    status_keep(&j->status, j->run(j));
+}
+
+static void after(uv_work_t *work, int status)
+{
+    (void)status;
+    end(work->data);
+}
+
+void job_block(struct job *j, enum status (*run_job)(struct job *job))
+{
+    j->run = run_job;
+    j->work.data = j;
+    int e = uv_queue_work(&j->server->loop, &j->work, run, after);
+    if (e == 0) return;
+    status_keep(&j->status, status_fail(ST_IO, "cannot start a job: %s", uv_strerror(e)));
+    end(j);
+}
+
+void job_parse(struct job *j, enum status (*run_job)(struct job *job))
+{
+    if (j->body.bytes.len > LOOP_BYTES) {
+        job_block(j, run_job);
+        return;
+    }
+    status_keep(&j->status, run_job(j));
+    end(j);
+}
+
+void job_post(struct job *j)
+{
+    inbox_post(&j->server->host.inbox, &j->message);
+}

@@ -1,0 +1,34 @@
+/* job.h: what a request waits for on another thread: its body, where that is large (megabytes of
+ * JSON and text take seconds, in which the loop has others to serve), a pause, a command of the
+ * engine. The request may go meanwhile; the job then ends with nobody to answer. Loop's thread, but
+ * for run() and job_post(). */
+#ifndef INFER_SERVER_JOB_H
+#define INFER_SERVER_JOB_H
+
+#include "infer-server/http/server_impl.h"
+
+struct job { // embed it first in a struct of the endpoint's own
+    struct inbox_message message;
+    struct server *server;
+    struct http_request *request; // NULL once it is gone
+    struct http_body body;        // the request's
+    struct status_kept status;    // what it came to
+    // Any thread. Owns the job meanwhile, and reads beside it only what nobody changes as long as
+    // the server lives (the tokenizer, the chat template): neither request nor server.
+    enum status (*run)(struct job *job);
+    void (*done)(struct job *job); // answers the request, where it is there yet, and frees the job
+    uv_work_t work;
+};
+
+// `size` bytes, all else zero; its done() is called exactly once, unless it is freed before it
+// begins. NULL: the request was answered with a failure.
+void *job_new(struct server *s, struct http_request *q, size_t size, void (*done)(struct job *job));
+void job_free(struct job *j); // that never began; the request is there yet
+
+// Calls run(), at once where the body is small, else in libuv's thread pool.
+void job_parse(struct job *j, enum status (*run)(struct job *job));
+void job_block(struct job *j, enum status (*run)(struct job *job)); // in the pool: it may wait
+// From any thread, instead of run(): the job came to job->status.
+void job_post(struct job *j);
+
+#endif

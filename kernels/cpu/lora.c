@@ -1,0 +1,102 @@
+/* lora.c: low-rank adapters. The forward pass takes its dot products from matmul.c, whose order of
+ * summation depends on their length alone: a row has the same bits in any batch, though rows of one
+ * adapter that stand together are computed together. The backward pass is OpenBLAS. */
+#include "kernels/cpu/cpu.h"
+#include <cblas.h>
+
+enum { BLOCK = 8 }; // rows that a thread takes at a time
+
+static const struct lora_factors *factors_at(const struct lora_args *l, int part, int adapter)
+{
+    return &l->factors[part * l->n_adapters + adapter];
+}
+
+// Rows i0 .. i1 - 1 of one adapter. h (i1 - i0, max_rank) is scratch.
+static void run_forward(const struct lora_args *l, int part, float *y, const float *x, float *h,
+                        int i0, int i1)
+{
+    const struct lora_factors *f = factors_at(l, part, l->adapter[i0]);
+    const int width = l->first[l->n_parts], n = i1 - i0;
+    if (!f->a) return;
+    const struct dots down = {.a = x + (int64_t)i0 * l->k,
+                              .b = f->a,
+                              .c = h,
+                              .lda = l->k,
+                              .ldb = l->k,
+                              .ldc = f->rank,
+                              .k = l->k};
+    cpu_dots(&down, 0, n, 0, f->rank);
+    for (int i = 0; i < n * f->rank; i++) h[i] *= f->scale;
+    const struct dots up = {.a = h,
+                            .b = f->b,
+                            .c = y + (int64_t)i0 * width + l->first[part],
+                            .lda = f->rank,
+                            .ldb = f->rank,
+                            .ldc = width,
+                            .k = f->rank,
+                            .add = true};
+    cpu_dots(&up, 0, n, 0, l->first[part + 1] - l->first[part]);
+}
+
+void cpu_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
+{
+    if (!cpu_is_f32(dev, "lora", l->dt) || l->rows <= 0) return;
+    const int blocks = (l->rows + BLOCK - 1) / BLOCK;
+    const int64_t work = (int64_t)l->rows * l->max_rank * (l->k + l->first[l->n_parts]);
+    float *scratch = cpu_workspace(dev, (size_t)blocks * BLOCK * l->max_rank * sizeof *scratch);
+    if (!scratch) return;
+#pragma omp parallel for if (work > PARALLEL_WORK * 8)
+    for (int block = 0; block < blocks; block++) {
+        int end = (block + 1) * BLOCK < l->rows ? (block + 1) * BLOCK : l->rows, to;
+        float *h = scratch + (int64_t)block * BLOCK * l->max_rank;
+        for (int at = block * BLOCK; at < end; at = to) {
+            for (to = at + 1; to < end && l->adapter[to] == l->adapter[at];) to++;
+            for (int p = 0; l->adapter[at] >= 0 && p < l->n_parts; p++)
+                run_forward(l, p, y, x, h, at, to);
+        }
+    }
+}
+
+// c (m, n) = alpha op(a) b + beta c; a is stored (m, k), or (k, m) where trans_a.
+struct product {
+    int m, n, k;
+    bool trans_a;
+    float alpha, beta;
+    int lda, ldb, ldc;
+};
+
+static void multiply(float *c, const float *a, const float *b, const struct product *p)
+{
+    cblas_sgemm(CblasRowMajor, p->trans_a ? CblasTrans : CblasNoTrans, CblasNoTrans, p->m, p->n,
+                p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
+}
+
+static void part_back(const struct lora_args *l, int part, float *dx, const struct lora_grads *g,
+                      const float *dy, const float *x, float *h)
+{
+    const struct lora_factors *f = factors_at(l, part, 0);
+    const int rows = l->rows, k = l->k, r = f->rank, width = l->first[l->n_parts];
+    const int n = l->first[part + 1] - l->first[part];
+    float *dh = h + (int64_t)rows * r;
+    dy += l->first[part];
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, r, k, 1, x, k, f->a, k, 0, h, r);
+    multiply(g->b, dy, h, &(struct product){n, r, rows, true, f->scale, 1, width, r, r});
+    multiply(dh, dy, f->b, &(struct product){rows, r, n, false, f->scale, 0, width, r, r});
+    multiply(g->a, dh, x, &(struct product){r, k, rows, true, 1, 1, r, k, k});
+    multiply(dx, dh, f->a, &(struct product){rows, k, r, false, 1, 1, r, k, k});
+}
+
+size_t cpu_lora_scratch(int rows, int max_rank)
+{
+    return (size_t)(rows + BLOCK) * 2 * (size_t)max_rank * sizeof(float);
+}
+
+void cpu_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
+                   const void *x, const struct lora_args *l)
+{
+    if (!cpu_is_f32(dev, "lora_back", l->dt) || l->rows <= 0) return;
+    float *h = cpu_workspace(dev, cpu_lora_scratch(l->rows, l->max_rank));
+    if (!h) return;
+    for (int p = 0; p < l->n_parts; p++)
+        if (factors_at(l, p, 0)->a) part_back(l, p, dx, &grads[p], dy, x, h);
+}

@@ -1,0 +1,246 @@
+/* test_lora.c: low-rank adapters: the table of shapes (tests/support/op_table.h), and that a row
+ * has the same bits alone and among others of any adapter. */
+#include "tests/support/op_table.h"
+#include <string.h>
+
+// p: rows, k, parts, adapters, rank, first part's width; later parts are 3 and 6 columns narrower.
+// Adapter i has rank - i, and leaves part i alone where there are several parts.
+enum { MAX_FACTORS = 12 };
+
+static int part_width(const int *p, int part)
+{
+    return p[5] - 3 * part;
+}
+
+static int width_of(const int *p)
+{
+    int n = 0;
+    for (int part = 0; part < p[2]; part++) n += part_width(p, part);
+    return n;
+}
+
+static bool adapts(const int *p, int part, int adapter)
+{
+    return p[2] == 1 || part != adapter;
+}
+
+static float scale_of(int part, int adapter)
+{
+    return 0.5f + (float)part - 0.25f * (float)adapter;
+}
+
+// A and B have places at multiples of 128 elements in one array, as in an adapter's arena.
+static int64_t place(const int *p, int part, int adapter, bool of_b)
+{
+    const int64_t each = ((int64_t)p[4] * (p[1] > p[5] ? p[1] : p[5]) + 127) / 128 * 128;
+    return each * (2 * (part * p[3] + adapter) + of_b);
+}
+
+static void adapter_rows(struct op_test *t)
+{
+    int32_t *of = ints(t, "adapter", t->c->p[0]);
+    for (int i = 0; i < t->c->p[0]; i++)
+        of[i] = i % 11 < 3 ? 0 : (int)rng_below(&t->rng, (uint32_t)t->c->p[3] + 1) - 1;
+}
+
+static void lora_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "y", INOUT, DATA, (int64_t)p[0] * width_of(p), 1);
+    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "factors", IN, DATA, place(p, p[2], 0, false), 0.3f);
+    adapter_rows(t);
+}
+
+static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter)
+{
+    const int *p = t->c->p;
+    struct lora_args l = {.adapter = adapter,
+                          .n_adapters = p[3],
+                          .n_parts = p[2],
+                          .max_rank = p[4],
+                          .rows = p[0],
+                          .k = p[1],
+                          .dt = t->dt};
+    for (int part = 0; part < p[2]; part++) l.first[part + 1] = l.first[part] + part_width(p, part);
+    return l;
+}
+
+// The list of factors, in device memory; the caller's to release.
+static struct lora_factors *upload(const struct op_test *t, struct device *dev, const void *memory)
+{
+    const int *p = t->c->p;
+    struct lora_factors list[MAX_FACTORS] = {{0}};
+    for (int i = 0; i < p[2] * p[3]; i++) {
+        const int part = i / p[3], adapter = i % p[3];
+        const char *base = memory;
+        if (!adapts(p, part, adapter)) continue;
+        list[i] = (struct lora_factors){
+            .a = base + (size_t)place(p, part, adapter, false) * dtype_size(t->dt),
+            .b = base + (size_t)place(p, part, adapter, true) * dtype_size(t->dt),
+            .rank = p[4] - adapter,
+            .scale = scale_of(part, adapter)};
+    }
+    return to_device(dev, list, sizeof list);
+}
+
+static void lora_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    struct lora_args l = lora_args_of(t, d[3]);
+    struct lora_factors *factors = upload(t, dev, d[2]);
+    l.factors = factors;
+    ops->lora(dev, d[0], d[1], &l);
+    sync_or_fail(dev);
+    device_release(dev, factors);
+}
+
+// What adapter `adapter` adds to column c of a part, for one row.
+static double delta(const int *p, const double *x, const double *factors, int part, int adapter,
+                    int c)
+{
+    const double *a = factors + place(p, part, adapter, false),
+                 *b = factors + place(p, part, adapter, true);
+    const int rank = p[4] - adapter;
+    double sum = 0;
+    for (int j = 0; j < rank; j++) {
+        double h = 0;
+        for (int i = 0; i < p[1]; i++) h += x[i] * a[j * p[1] + i];
+        sum += h * b[c * rank + j];
+    }
+    return adapts(p, part, adapter) ? (double)scale_of(part, adapter) * sum : 0;
+}
+
+static void lora_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, width = width_of(p);
+    const struct lora_args l = lora_args_of(t, NULL);
+    for (int row = 0; row < p[0]; row++)
+        for (int part = 0; part < p[2]; part++)
+            for (int c = 0; c < part_width(p, part); c++) {
+                const int64_t at = (int64_t)row * width + l.first[part] + c;
+                const int adapter = t->a[3].i[row];
+                t->a[0].expect[at] = v[0][at];
+                if (adapter >= 0)
+                    t->a[0].expect[at] +=
+                        delta(p, v[1] + (int64_t)row * p[1], v[2], part, adapter, c);
+            }
+}
+
+static const struct op_def op_lora = {"lora", lora_setup, lora_launch, lora_reference};
+
+static void lora_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "dx", INOUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "dfactors", INOUT, F32, place(p, p[2], 0, false), 1);
+    floats(t, "dy", IN, DATA, (int64_t)p[0] * width_of(p), 1);
+    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "factors", IN, DATA, place(p, p[2], 0, false), 0.3f);
+}
+
+static void lora_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    struct lora_grads grads[LORA_PARTS] = {{0}};
+    struct lora_args l = lora_args_of(t, NULL);
+    struct lora_factors *factors = upload(t, dev, d[4]);
+    l.factors = factors;
+    for (int part = 0; part < p[2]; part++)
+        grads[part] = (struct lora_grads){(float *)d[1] + place(p, part, 0, false),
+                                          (float *)d[1] + place(p, part, 0, true)};
+    ops->lora_back(dev, d[0], grads, d[2], d[3], &l);
+    sync_or_fail(dev);
+    device_release(dev, factors);
+}
+
+// sum of dy * y of the forward formula
+static double lora_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, width = width_of(p);
+    const struct lora_args l = lora_args_of(t, NULL);
+    double loss = 0;
+    for (int row = 0; row < p[0]; row++)
+        for (int part = 0; part < p[2]; part++)
+            for (int c = 0; c < part_width(p, part); c++)
+                loss += v[2][(int64_t)row * width + l.first[part] + c] *
+                        delta(p, v[3] + (int64_t)row * p[1], v[4], part, 0, c);
+    return loss;
+}
+
+static void lora_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, 0, 3, true, lora_loss);
+    differentiate(t, v, 1, 4, true, lora_loss);
+}
+
+static const struct op_def op_lora_back = {"lora_back", lora_back_setup, lora_back_launch,
+                                           lora_back_reference};
+
+static const struct op_case cases[] = {
+    {&op_lora, "rows 1 k5 parts 1 r2", {1, 5, 1, 1, 2, 7}, false},
+    {&op_lora, "rows 9 k64 parts 3 of 3 adapters r8", {9, 64, 3, 3, 8, 40}, false},
+    {&op_lora, "rows 37 k53 parts 2 of 4 adapters r5", {37, 53, 2, 4, 5, 31}, false},
+    {&op_lora, "rows 64 k512 parts 1 of 2 adapters r64", {64, 512, 1, 2, 64, 96}, false},
+    {&op_lora, "rows 300 k1536 parts 3 of 4 adapters r16", {300, 1536, 3, 4, 16, 1536}, true},
+    {&op_lora_back, "rows 3 k5 parts 1 r2", {3, 5, 1, 1, 2, 7}, false},
+    {&op_lora_back, "rows 9 k33 parts 1 r6", {9, 33, 1, 1, 6, 11}, false},
+    {&op_lora_back, "rows 7 k16 parts 3 r3", {7, 16, 3, 1, 3, 13}, false},
+    {&op_lora_back, "rows 515 k1025 parts 1 r16", {515, 1025, 1, 1, 16, 2049}, true},
+    {&op_lora_back, "rows 515 k1024 parts 3 r33", {515, 1024, 3, 1, 33, 512}, true},
+};
+
+// ---- a row by itself ----------------------------------------------------------------------------
+enum { ALL = 40, K = 96, N = 70, RANK = 7, ADAPTERS = 2 };
+
+static void random_fill(struct rng *rng, float *x, int n)
+{
+    for (int i = 0; i < n; i++) x[i] = rng_normal(rng);
+}
+
+static void rows_alone(struct device *dev)
+{
+    static float x[ALL * K], y[ALL * N], memory[1024 * 2 * ADAPTERS], whole[ALL * N], one[N];
+    int32_t adapter[ALL];
+    struct rng rng;
+    rng_init(&rng, 5, 0);
+    random_fill(&rng, x, ALL * K);
+    random_fill(&rng, y, ALL * N);
+    random_fill(&rng, memory, 1024 * 2 * ADAPTERS);
+    for (int i = 0; i < ALL; i++) adapter[i] = (int)rng_below(&rng, ADAPTERS + 1) - 1;
+    float *dx = to_device(dev, x, sizeof x), *dy = to_device(dev, y, sizeof y),
+          *dm = to_device(dev, memory, sizeof memory);
+    int32_t *da = to_device(dev, adapter, sizeof adapter);
+    struct lora_factors list[ADAPTERS];
+    for (int i = 0; i < ADAPTERS; i++)
+        list[i] = (struct lora_factors){dm + 2048 * i, dm + 2048 * i + 1024, RANK - i, 0.7f};
+    struct lora_factors *factors = to_device(dev, list, sizeof list);
+    struct lora_args l = {factors, da, ADAPTERS, 1, RANK, ALL, K, {0, N}, DT_F32};
+    device_ops(dev)->lora(dev, dy, dx, &l);
+    from_device(dev, whole, dy, sizeof whole);
+    l.rows = 1;
+    for (int i = 0; i < ALL; i++) {
+        device_copy_in(dev, dy, y + i * N, sizeof one);
+        l.adapter = da + i;
+        device_ops(dev)->lora(dev, dy, dx + i * K, &l);
+        from_device(dev, one, dy, sizeof one);
+        assert_memory_equal(one, whole + i * N, sizeof one);
+        assert_int_equal(memcmp(one, y + i * N, sizeof one) == 0, adapter[i] < 0);
+    }
+    device_release(dev, dx);
+    device_release(dev, dy);
+    device_release(dev, dm);
+    device_release(dev, da);
+    device_release(dev, factors);
+}
+
+static void rows_are_alone(void **state)
+{
+    (void)state;
+    on_each_device("lora", rows_alone);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_are_alone)};
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests, 1);
+}

@@ -1,0 +1,364 @@
+/* test_adapter.c: LoRA adapters: PEFT's config and folder (common/model/adapter_config.h,
+ * adapter.h), and a forward pass over rows of several adapters (adapter_table.h). That the numbers
+ * are PEFT's, tests/golden tells. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/model/safetensors.h"
+#include "tests/support/reference.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VOCAB = 50, LAYERS = 2, TOKENS = 6 };
+
+static struct adapter_config *config_of(const char *text)
+{
+    json_t *json;
+    struct adapter_config *config;
+    assert_ok(json_parse("adapter_config.json", text, strlen(text), &json));
+    assert_ok(adapter_config_from_json("adapter_config.json", json, &config));
+    json_decref(json);
+    return config;
+}
+
+// ---- the config ---------------------------------------------------------------------------------
+static void targets_match_as_in_peft(void **state)
+{
+    (void)state;
+#define Q0 "model.layers.0.self_attn.q_proj"
+#define Q3 "model.layers.13.self_attn.q_proj"
+    static const struct {
+        const char *fields, *module;
+        int rank;
+        double scale;
+    } cases[] = {
+        {"'r': 4, 'lora_alpha': 16, 'target_modules': ['q_proj', 'v_proj']", Q0, 4, 4},
+        {"'r': 4, 'lora_alpha': 16, 'target_modules': ['q_proj', 'v_proj']",
+         "model.layers.0.self_attn.k_proj", 0, 0},
+        {"'target_modules': ['proj']", Q0, 0, 0}, // whole parts of the name
+        {"'target_modules': ['self_attn.q_proj']", Q0, 8, 1},
+        {"'r': 16, 'lora_alpha': 8, 'use_rslora': true, 'target_modules': 'all-linear'", Q0, 16, 2},
+        {"'target_modules': '.*\\\\.(q|v)_proj'", Q0, 8, 1},
+        {"'target_modules': '.*\\\\.(q|v)_pro'", Q0, 0, 0}, // all of the name
+        {"'target_modules': 'q_proj'", Q0, 0, 0},           // an expression, not a name
+        {"'target_modules': ['q_proj'], 'exclude_modules': ['self_attn.q_proj']", Q0, 0, 0},
+        {"'target_modules': 'all-linear', 'exclude_modules': '.*0.*'", Q0, 0, 0},
+        {"'target_modules': ['q_proj'], 'layers_to_transform': [1, 13]", Q0, 0, 0},
+        {"'target_modules': ['q_proj'], 'layers_to_transform': [1, 13]", Q3, 8, 1},
+        {"'target_modules': ['q_proj'], 'layers_to_transform': 13", Q3, 8, 1},
+        {"'target_modules': ['q_proj'], 'rank_pattern': {'q_proj': 2}", Q0, 2, 4},
+        {"'target_modules': ['q_proj'], 'rank_pattern': {'_proj': 2}", Q0, 8, 1},
+        {"'target_modules': ['q_proj'], 'rank_pattern': {'layers\\\\.[0-9]\\\\..*': 2}", Q3, 8, 1},
+        {"'target_modules': ['q_proj'], 'alpha_pattern': {'q_proj': 32}", Q0, 8, 4},
+        {"'target_modules': ['q_proj'], 'use_dora': false, 'new_thing': null", Q0, 8, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[512];
+        int rank;
+        float scale;
+        snprintf(text, sizeof text, "{'peft_type': 'LORA', %s}", cases[i].fields);
+        for (char *c = text; *c; c++)
+            if (*c == '\'') *c = '"';
+        struct adapter_config *config = config_of(text);
+        assert_ok(adapter_config_match(config, cases[i].module, &rank, &scale));
+        if (rank != cases[i].rank || (rank && fabs(scale - cases[i].scale) > 1e-6))
+            fail_msg("%s: %s has rank %d and scale %g", text, cases[i].module, rank, scale);
+        adapter_config_free(config);
+    }
+}
+
+static void other_kinds_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+        enum status code;
+    } cases[] = {
+        {"[]", "not a JSON object", ST_INVALID},
+        {"{}", "target_modules must be", ST_INVALID},
+        {"{\"target_modules\":[]}", "target_modules must be", ST_INVALID},
+        {"{\"target_modules\":[1]}", "target_modules must be", ST_INVALID},
+        {"{\"peft_type\":\"IA3\"}", "peft_type is \"IA3\"", ST_UNSUPPORTED},
+        {"{\"bias\":\"all\"}", "bias is \"all\"", ST_UNSUPPORTED},
+        {"{\"use_dora\":true}", "use_dora is set: DoRA is not supported", ST_UNSUPPORTED},
+        {"{\"lora_bias\":true}", "lora_bias", ST_UNSUPPORTED},
+        {"{\"modules_to_save\":[\"lm_head\"]}", "modules_to_save", ST_UNSUPPORTED},
+        {"{\"trainable_token_indices\":[1]}", "trainable_token_indices", ST_UNSUPPORTED},
+        {"{\"target_parameters\":[\"x\"]}", "target_parameters", ST_UNSUPPORTED},
+        {"{\"use_something_new\":true}", "use_something_new is set: this kind", ST_UNSUPPORTED},
+        {"{\"init_lora_weights\":\"pissa\",\"target_modules\":\"all-linear\"}",
+         "init_lora_weights \"pissa\"", ST_UNSUPPORTED},
+        {"{\"target_modules\":\"all-linear\",\"r\":0}", "r", ST_INVALID},
+        {"{\"target_modules\":\"all-linear\",\"r\":5000}", "r", ST_INVALID},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *json;
+        struct adapter_config *config = NULL;
+        assert_ok(json_parse("test", cases[i].text, strlen(cases[i].text), &json));
+        assert_status(adapter_config_from_json("test", json, &config), cases[i].code);
+        assert_message(cases[i].says);
+        assert_null(config);
+        json_decref(json);
+    }
+}
+
+static void broken_patterns_are_told(void **state)
+{
+    (void)state;
+    int rank;
+    float scale;
+    struct adapter_config *config = config_of("{\"target_modules\": \"a(\"}");
+    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_message("target_modules: the regular expression \"a(\"");
+    adapter_config_free(config);
+    config = config_of("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":\"x\"}}");
+    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_message("rank_pattern: the value of \"a\"");
+    adapter_config_free(config);
+}
+
+// ---- the folder ---------------------------------------------------------------------------------
+static struct reference base; // a tiny model, opened
+
+static const char *base_folder(void)
+{
+    static const char *folder;
+    if (!folder) {
+        folder = test_folder();
+        assert_ok(tiny_model_write(folder, 32, LAYERS, VOCAB, 3));
+    }
+    return folder;
+}
+
+static int open_base(void **state)
+{
+    (void)state;
+    reference_open(base_folder(), "cpu", &base);
+    return 0;
+}
+
+static int close_base(void **state)
+{
+    (void)state;
+    reference_close(&base);
+    return 0;
+}
+
+// A bound adapter of the base with memory of its own, zeros.
+static struct adapter *adapter_of(const char *text)
+{
+    struct adapter *a;
+    void *memory;
+    assert_ok(adapter_new(config_of(text), base.weights, DT_F32, &a));
+    assert_ok(device_alloc(base.dev, a->weights->bytes, &memory));
+    device_fill(base.dev, memory, 0, a->weights->bytes);
+    weights_bind(a->weights, memory);
+    return a;
+}
+
+static void release(struct adapter *a)
+{
+    device_release(base.dev, a->weights->base);
+    adapter_free(a);
+}
+
+// One that was trained: B is not zero.
+static struct adapter *random_adapter(const char *text, uint64_t seed)
+{
+    struct adapter *a = adapter_of(text);
+    assert_ok(adapter_init(a, base.dev, seed));
+    for (int i = 0; i < a->n; i++) {
+        float values[4096];
+        const int64_t n = a->weights->tensors[a->list[i].b].n;
+        assert_true(n <= 4096);
+        for (int64_t j = 0; j < n; j++)
+            values[j] = 0.2f * (float)((j * 7 + i + (int)seed) % 11 - 5);
+        assert_ok(weights_write(a->weights, base.dev, a->list[i].b, values));
+    }
+    return a;
+}
+
+#define ALL "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}"
+#define QV                                                                                         \
+    "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":8,\"target_modules\":[\"q_proj\",\"v_proj\"]}"
+
+static void a_plan_lists_what_is_adapted(void **state)
+{
+    (void)state;
+    struct adapter *a = adapter_of(ALL);
+    assert_int_equal(a->n, 7 * LAYERS);
+    assert_int_equal(a->weights->n_tensors, 14 * LAYERS);
+    assert_string_equal(a->weights->tensors[0].name,
+                        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
+    for (int i = 0; i < a->weights->n_tensors; i++)
+        assert_int_equal(a->weights->tensors[i].offset % 128, 0);
+    release(a);
+    struct adapter *none = NULL;
+    assert_status(
+        adapter_new(config_of("{\"target_modules\":[\"c_attn\"]}"), base.weights, DT_F32, &none),
+        ST_INVALID);
+    assert_message("[\"c_attn\"] names no matrix that can be adapted");
+    assert_message("model.layers.0.self_attn.q_proj");
+}
+
+static void a_new_adapter_is_kaiming_and_zero(void **state)
+{
+    (void)state;
+    struct adapter *a = adapter_of(ALL);
+    float x[4096], most = 0;
+    assert_ok(adapter_init(a, base.dev, 9));
+    assert_ok(weights_read(a->weights, base.dev, a->list[0].a, x));
+    for (int i = 0; i < 4 * 32; i++) most = fmaxf(most, fabsf(x[i]));
+    assert_true(most <= 1 / sqrtf(32) && most > 0.9f / sqrtf(32));
+    assert_ok(weights_read(a->weights, base.dev, a->list[0].b, x));
+    for (int i = 0; i < 32 * 4; i++) assert_true(x[i] == 0);
+    release(a);
+}
+
+static void a_folder_goes_and_comes(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct adapter *a = random_adapter(QV, 5), *b = adapter_of(QV);
+    assert_ok(adapter_save(a, base.dev, folder, DT_F32));
+    assert_ok(adapter_load(b, base.dev, folder));
+    assert_memory_equal(a->weights->base, b->weights->base, (size_t)a->weights->n_elements * 4);
+    // another config: tensors are missing, or too many
+    struct adapter *all = adapter_of("{\"r\":3,\"target_modules\":\"all-linear\"}");
+    assert_status(adapter_load(all, base.dev, folder), ST_NOT_FOUND);
+    assert_message("k_proj.lora_A.weight is missing");
+    struct adapter *q = adapter_of("{\"r\":3,\"target_modules\":[\"q_proj\"]}");
+    assert_status(adapter_load(q, base.dev, folder), ST_UNSUPPORTED);
+    assert_message("v_proj.lora_A.weight is none that target_modules calls for");
+    struct adapter *rank = adapter_of("{\"r\":2,\"target_modules\":[\"q_proj\",\"v_proj\"]}");
+    assert_status(adapter_load(rank, base.dev, folder), ST_MISMATCH);
+    assert_message("has shape (3, 32); adapter_config.json calls for (2, 32)");
+    release(a);
+    release(b);
+    release(all);
+    release(q);
+    release(rank);
+}
+
+// ---- the forward pass ---------------------------------------------------------------------------
+static const int32_t ids[TOKENS] = {3, 14, 15, 9, 26, 5};
+
+// Logits of the same ids as n sequences of one batch, each with its adapter: (n, TOKENS, VOCAB).
+static void logits_of(const int *adapter, int n, float *ret)
+{
+    void *x;
+    batch_clear(base.batch);
+    for (int s = 0; s < n; s++) {
+        batch_use_adapter(base.batch, adapter[s]);
+        assert_ok(batch_add_packed(base.batch, ids, TOKENS, -1, NULL));
+    }
+    for (int i = 0; i < n * TOKENS; i++) assert_ok(batch_want_row(base.batch, i));
+    assert_ok(batch_commit(base.batch, 0));
+    model_forward(base.model, batch_view(base.batch), NULL, NULL, &x);
+    model_head(base.model, x, batch_rows_device(base.batch), n * TOKENS);
+    memcpy(ret, base.model->logits, (size_t)n * TOKENS * VOCAB * sizeof *ret);
+}
+
+static void one_batch_has_several(void **state)
+{
+    (void)state;
+    enum { N = 4, EACH = TOKENS * VOCAB };
+    static float alone[3][EACH], plain[EACH], together[N * EACH];
+    static const int order[N] = {1, -1, 0, 1};
+    struct adapter *a = random_adapter(ALL, 5), *b = random_adapter(QV, 6);
+    struct adapter_table *table;
+    reference_logits(&base, ids, TOKENS, plain); // without a table
+    assert_ok(adapter_table_new(base.dev, base.weights, 2, 4, &table));
+    model_use_adapters(base.model, table);
+    assert_ok(adapter_table_set(table, 0, a));
+    assert_ok(adapter_table_set(table, 1, b));
+    for (int i = -1; i < 2; i++) logits_of(&i, 1, alone[i + 1]);
+    logits_of(order, N, together);
+    for (int s = 0; s < N; s++)
+        assert_memory_equal(together + s * EACH, alone[order[s] + 1], sizeof plain);
+    assert_memory_equal(alone[0], plain, sizeof plain);
+    assert_memory_not_equal(alone[1], plain, sizeof plain);
+    assert_memory_not_equal(alone[2], alone[1], sizeof plain);
+    // one that is taken out changes nothing any more
+    assert_ok(adapter_table_set(table, 1, NULL));
+    logits_of((int[]){1}, 1, together);
+    assert_memory_equal(together, plain, sizeof plain);
+    assert_status(adapter_table_set(table, 2, a), ST_INVALID);
+    model_use_adapters(base.model, NULL);
+    batch_use_adapter(base.batch, -1);
+    adapter_table_free(table);
+    release(a);
+    release(b);
+}
+
+static void peft_opens_our_folder(void **state)
+{
+    (void)state;
+    enum { ALL_LOGITS = TOKENS * VOCAB };
+    const char *python = test_python("torch, transformers, peft");
+    const char *folder = test_folder(), *out = test_path(folder, "logits"),
+               *log = test_path(folder, "peft.log");
+    static float have[ALL_LOGITS];
+    json_t *json;
+    struct adapter_config *config;
+    struct adapter *made, *a = random_adapter(ALL, 8);
+    struct adapter_table *table;
+    // with a config of our own making
+    assert_ok(adapter_config_json(4, 8, 0.1, false, "all-linear", &json));
+    assert_ok(adapter_config_from_json("test", json, &config));
+    json_decref(json);
+    assert_ok(adapter_new(config, base.weights, DT_F32, &made));
+    weights_bind(made->weights, a->weights->base);
+    assert_ok(adapter_save(made, base.dev, folder, DT_F32));
+    assert_ok(adapter_table_new(base.dev, base.weights, 1, 4, &table));
+    assert_ok(adapter_table_set(table, 0, made));
+    model_use_adapters(base.model, table);
+    logits_of((int[]){0}, 1, have);
+    const char *const argv[] = {
+        python,        test_path(test_root(), "tests/clients/peft_logits.py"),
+        base_folder(), folder,
+        out,           "3",
+        "14",          "15",
+        "9",           "26",
+        "5",           NULL};
+    if (test_command(log, 120000, argv) != 0) {
+        char *text = test_read(log);
+        print_message("%s\n", text);
+        free(text);
+        fail_msg("the script failed");
+    }
+    char *bytes = test_read(out);
+    const float *want = (const float *)(const void *)bytes;
+    double most = 0, worst = 0;
+    for (int i = 0; i < ALL_LOGITS; i++) {
+        most = fmax(most, fabs((double)want[i]));
+        worst = fmax(worst, fabs((double)want[i] - have[i]));
+    }
+    print_message("logits differ by %.2g of the largest\n", worst / most);
+    assert_true(worst / most <= 1e-5);
+    free(bytes);
+    model_use_adapters(base.model, NULL);
+    batch_use_adapter(base.batch, -1);
+    adapter_table_free(table);
+    adapter_free(made);
+    release(a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(targets_match_as_in_peft),
+        cmocka_unit_test(other_kinds_are_refused_by_name),
+        cmocka_unit_test(broken_patterns_are_told),
+        cmocka_unit_test(a_plan_lists_what_is_adapted),
+        cmocka_unit_test(a_new_adapter_is_kaiming_and_zero),
+        cmocka_unit_test(a_folder_goes_and_comes),
+        cmocka_unit_test(one_batch_has_several),
+        cmocka_unit_test(peft_opens_our_folder),
+    };
+    return cmocka_run_group_tests_name("adapter", tests, open_base, close_base);
+}
