@@ -15,7 +15,8 @@
  * one before it ends; it waits for the whole of that one before it reads or writes anything.
  * `early` in a call's struct takes part of that wait away: what the field names may be read at
  * once. That is for the caller to say, who knows that the operation enqueued directly before writes
- * none of it. A CPU runs one after the other and takes no notice.
+ * none of it, nor, where that is a norm or an activation, the one before it. A CPU runs one after
+ * the other and takes no notice.
  */
 #ifndef KERNELS_OPS_H
 #define KERNELS_OPS_H
@@ -119,6 +120,16 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.dt = dt;
     return args;
 }
+
+// Rotation of a paged batch's queries and keys, and storing its keys and values: see rope_store.
+struct rope_store {
+    const float *table; // as in rope_args
+    int rot_dim;
+    const struct kv_view *kv;
+    int layer;
+    const struct batch_view *batch;
+    const struct attn_shape *shape;
+};
 
 // One row of sampling parameters, in device memory.
 struct sample_params {
@@ -308,9 +319,11 @@ struct ops {
     void (*kv_store)(struct device *, const struct kv_view *, int layer, const void *qkv,
                      const struct batch_view *, const struct attn_shape *);
     // rope (sign 1) of the queries and keys of every row of qkv, then kv_store.
-    void (*rope_store)(struct device *, void *qkv, const float *table, int rot_dim,
-                       const struct kv_view *, int layer, const struct batch_view *,
-                       const struct attn_shape *);
+    void (*rope_store)(struct device *, void *qkv, const struct rope_store *);
+    // qkv = matmul of a, b and bias (beta 0), then rope_store. The batch's numbers may be read
+    // early.
+    void (*matmul_rope_store)(struct device *, void *qkv, const void *a, const void *b,
+                              const void *bias, const struct matmul *, const struct rope_store *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
     // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from
     // attn_packed (docs/numerics.md, A row is computed alone). A sequence's first
@@ -326,6 +339,11 @@ struct ops {
                              const struct attn_shape *);
 
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
+    // x = matmul of a, b and bias (beta 0), then y = act(x). x is scratch, which may stay
+    // unwritten, unless `keep`.
+    void (*matmul_act)(struct device *, void *y, void *x, const void *a, const void *b,
+                       const void *bias, const struct matmul *, const struct act_shape *,
+                       bool keep);
     void (*act_back)(struct device *, void *dx, const void *dy, const void *x,
                      const struct act_shape *); // dx may not be x
 
