@@ -99,21 +99,21 @@ static enum status leave_out(struct run *run, struct worker *w, enum status st)
     return ST_OK;
 }
 
-// What one of them answered; its failure is its own.
-typedef enum status (*take_fn)(const struct run *run, struct worker *w, const json_t *answer);
+// What one of them responded; its failure is its own.
+typedef enum status (*take_fn)(const struct run *run, struct worker *w, const json_t *response);
 
-static enum status take_answer(struct run *run, struct worker *w, const char *path, take_fn take)
+static enum status take_response(struct run *run, struct worker *w, const char *path, take_fn take)
 {
     struct bytes body = BYTES_INIT;
-    json_t *answer = NULL;
+    json_t *response = NULL;
     struct http_request *request = w->request;
     enum status st;
     w->request = NULL;
     CHECK(http_finish(request, &body));
-    CHECK(json_parse(path, bytes_text(&body), body.len, &answer));
-    CHECK(take(run, w, answer));
+    CHECK(json_parse(path, bytes_text(&body), body.len, &response));
+    CHECK(take(run, w, response));
 out:
-    json_decref(answer);
+    json_decref(response);
     bytes_release(&body);
     return st;
 }
@@ -131,7 +131,7 @@ static enum status ask(struct run *run, const char *path, const json_t *body, in
     }
     for (struct worker *w = ws->items; w < ws->items + ws->n; w++) {
         if (!w->request) continue;
-        enum status its = take_answer(run, w, path, take);
+        enum status its = take_response(run, w, path, take);
         if (its != ST_OK) CHECK(leave_out(run, w, its));
     }
 out:
@@ -157,11 +157,11 @@ static enum status take_info(const struct run *run, struct worker *w, const json
     return ST_OK;
 }
 
-static enum status take_reload(const struct run *run, struct worker *w, const json_t *answer)
+static enum status take_reload(const struct run *run, struct worker *w, const json_t *response)
 {
     int64_t version = 0;
     enum status st =
-        json_get_int("response to /reload", answer, "weight_version", 2, INT64_MAX, &version);
+        json_get_int("response to /reload", response, "weight_version", 2, INT64_MAX, &version);
     if (st == ST_OK && version < 2)
         st = status_fail(ST_FORMAT, "response to /reload: \"weight_version\" is missing");
     if (st != ST_OK) return st;
