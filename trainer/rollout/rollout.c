@@ -136,10 +136,11 @@ static enum status build_request(struct part *p, json_t **ret)
     }
     json_t *body =
         failed ? NULL
-               : json_pack("{s:O, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
-                           "sampling", "temperature", s->temperature, "top_p", s->top_p, "min_p",
-                           s->min_p, "top_k", (json_int_t)s->top_k, "max_tokens",
-                           (json_int_t)s->max_tokens, "ignore_eos", s->ignore_eos, "stop", s->stop);
+               : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
+                           "lora", p->pull->source->adapter, "sampling", "temperature",
+                           s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
+                           (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
+                           "ignore_eos", s->ignore_eos, "stop", s->stop);
     json_decref(groups);
     if (!body) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
     *ret = body;

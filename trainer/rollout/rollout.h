@@ -46,6 +46,7 @@ struct rollout_source { // borrowed parts, filled by the caller
     // (n_servers, at least 1) the groups are divided among; the first has no worker
     struct rollout_server servers[ROLLOUT_MAX_SERVERS];
     int n_servers;
+    const char *adapter; // that samples; NULL: the model itself
     int vocab_size;
     int timeout_ms, idle_timeout_ms;
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
