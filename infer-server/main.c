@@ -4,17 +4,16 @@
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "common/base/dtype.h"
+#include "common/http/api_key.h"
 #include "infer-server/http/listen.h"
 #include "infer-server/http/server.h"
 #include "kernels/device.h"
 
-#include <ctype.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define OWN_FILES 128 // descriptors beside those of connections
@@ -146,31 +145,6 @@ static enum status read_kv_memory(const char *text, struct engine_options *ret)
     return ST_OK;
 }
 
-// The first line without white space around it; the caller frees it.
-static enum status read_api_key(const char *path, char **ret)
-{
-    struct bytes text = BYTES_INIT;
-    struct stat info;
-    enum status st;
-    CHECK(file_read(path, 64 << 10, &text));
-    const char *start = bytes_text(&text);
-    while (*start == ' ' || *start == '\t') start++;
-    size_t n = strcspn(start, "\r\n");
-    while (n > 0 && isspace((unsigned char)start[n - 1])) n--;
-    for (size_t i = 0; i < n; i++)
-        if (!isgraph((unsigned char)start[i]))
-            FAIL(ST_INVALID, "--api-key-file %s: the first line must be one word of plain ASCII",
-                 path);
-    if (n < 8) FAIL(ST_INVALID, "--api-key-file %s: the key must have 8 characters or more", path);
-    if (stat(path, &info) == 0 && (info.st_mode & 077))
-        log_warn("--api-key-file %s can be read by others: chmod 600 it", path);
-    *ret = strndup(start, n);
-    if (!*ret) st = status_fail(ST_NO_MEMORY, "out of memory");
-out:
-    bytes_release(&text);
-    return st;
-}
-
 static void default_path(const char *given, const char *name, char ret[PATH_MAX])
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -257,7 +231,7 @@ static enum status serve(void *context)
     make_absolute(bridge_path);
     CHECK(read_kv_memory(c->kv_memory, &o.engine));
     CHECK(speculative_parse(c->speculative, &o.engine.speculative));
-    if (c->api_key_file) CHECK(read_api_key(c->api_key_file, &key));
+    if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &key));
     CHECK(unix_listen(socket_path, &socket));
     log_info("listening on %s", socket_path);
     o.http.api_key = key;

@@ -22,7 +22,8 @@ struct http_client {
     char *server;
     CURLM *multi;
     struct curl_slist *headers;
-    struct http_request *requests; // all that are not finished
+    struct curl_slist *tcp_headers; // those with the key; NULL: there is none
+    struct http_request *requests;  // all that are not finished
 };
 
 struct http_request {
@@ -89,8 +90,22 @@ void http_client_free(struct http_client *c)
     while (c->requests) http_cancel(c->requests);
     if (c->multi) curl_multi_cleanup(c->multi);
     curl_slist_free_all(c->headers);
+    curl_slist_free_all(c->tcp_headers);
     free(c->server);
     free(c);
+}
+
+enum status http_client_authorize(struct http_client *c, const char *key)
+{
+    struct bytes line = BYTES_INIT;
+    bytes_printf(&line, "Authorization: Bearer %s", key);
+    for (const struct curl_slist *h = c->headers; h; h = h->next)
+        c->tcp_headers = curl_slist_append(c->tcp_headers, h->data);
+    enum status st = bytes_status(&line);
+    if (st == ST_OK && !(c->tcp_headers = curl_slist_append(c->tcp_headers, bytes_text(&line))))
+        st = status_fail(ST_NO_MEMORY, "no memory for an HTTP client");
+    bytes_release(&line);
+    return st;
 }
 
 // ---- what arrives -------------------------------------------------------------------------------
@@ -259,8 +274,11 @@ static enum status start(struct http_request *r)
     curl_easy_setopt(r->easy, CURLOPT_PRIVATE, (void *)r);
     curl_easy_setopt(r->easy, CURLOPT_WRITEFUNCTION, on_data);
     curl_easy_setopt(r->easy, CURLOPT_WRITEDATA, r);
+    struct curl_slist *headers = tcp && r->client->tcp_headers ? r->client->tcp_headers
+                                 : r->text                     ? r->client->headers
+                                                               : NULL;
+    if (headers) curl_easy_setopt(r->easy, CURLOPT_HTTPHEADER, headers);
     if (r->text) {
-        curl_easy_setopt(r->easy, CURLOPT_HTTPHEADER, r->client->headers);
         curl_easy_setopt(r->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(r->text));
         curl_easy_setopt(r->easy, CURLOPT_POSTFIELDS, r->text);
     }

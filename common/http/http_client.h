@@ -16,6 +16,8 @@ struct http_request; // in flight, or ended and not yet finished
 // server: a Unix socket's path, or "http://HOST:PORT". ST_INVALID: longer than a socket's can be.
 enum status http_client_new(const char *server, struct http_client **ret);
 void http_client_free(struct http_client *c); // cancels what is in flight
+// Sends "Authorization: Bearer KEY" with every request over TCP from here on. Once a client.
+enum status http_client_authorize(struct http_client *c, const char *key);
 
 // One line of an NDJSON response, as it arrives and without its newline. Its failure ends the
 // request and is its result. Neither it nor alive() may use the same client.

@@ -60,7 +60,20 @@ static void serve(int fd)
     }
 }
 
-static struct canned_server servers[3];
+// Breaks off in the middle of the first group.
+static void serve_half(int fd)
+{
+    char request[16384];
+    if (!canned_request(fd, request, sizeof request)) return;
+    json_t *body = json_loads(canned_body(request), 0, NULL);
+    json_t *group = json_array_get(json_object_get(body, "groups"), 0);
+    json_object_set_new(group, "n", json_integer(SAMPLES - 1));
+    canned_chunked(fd);
+    serve_group(fd, group);
+    json_decref(body);
+}
+
+static struct canned_server servers[3], half;
 static struct control *control;
 static const struct sampling_options sampling = {
     .temperature = 1, .top_p = 1, .max_tokens = 4, .seed = 12345};
@@ -71,7 +84,7 @@ static struct rollout_source source_of(int n_servers)
         .n_servers = n_servers, .vocab_size = 64, .timeout_ms = 60000, .idle_timeout_ms = 60000};
     for (int k = 0; k < n_servers; k++)
         s.servers[k] =
-            (struct rollout_server){k == 1 ? servers[k].url : servers[k].socket, control};
+            (struct rollout_server){k == 1 ? servers[k].url : servers[k].socket, control, NULL};
     assert_ok(http_client_new(servers[0].socket, &s.http));
     return s;
 }
@@ -145,7 +158,7 @@ static void one_server_s_fault_is_the_pull_s(void **state)
 {
     (void)state;
     assert_refused(1, MISSING, 2, ST_FORMAT, "12 samples of the 15 asked for");
-    assert_refused(3, MISSING, 2, ST_FORMAT, "3 samples of the 6 asked for");
+    assert_refused(3, MISSING, 2, ST_FORMAT, "0 samples of the 3 asked for");
     assert_refused(1, FOREIGN, 0, ST_MISMATCH, "group 4 sample 2: came twice");
     assert_refused(3, FOREIGN, 0, ST_INVALID, "group_id"); // of another server's groups
     assert_refused(3, STALLED, 1, ST_TIMEOUT, "nothing arrived for 400 ms");
@@ -195,6 +208,51 @@ static void a_server_that_is_gone_is_named(void **state)
     http_client_free(source.http);
 }
 
+// Whatever a worker does wrong, the others do its groups, to the same tokens; it gets no more.
+static void a_worker_s_fault_is_its_own(void **state)
+{
+    (void)state;
+    const struct {
+        const char *address;
+        uint64_t version; // of its tokens it is 2
+        bool down;
+    } workers[] = {
+        {servers[1].url, 2, false},
+        {"/nonexistent/s.sock", 2, true},
+        {half.socket, 2, true},
+        {servers[1].socket, 4, true},
+    };
+    struct rollout_source source = source_of(1);
+    struct rollout *alone = NULL;
+    assert_ok(pull(&source, FINE, 0, &alone));
+    http_client_free(source.http);
+    for (size_t i = 0; i < sizeof workers / sizeof *workers; i++) {
+        struct rollout_worker worker = {
+            .name = "of-the-test", .version = workers[i].version, .copy_of = 40};
+        struct rollout *r = NULL;
+        int of_copy = 0;
+        source = source_of(2);
+        source.servers[1].address = workers[i].address;
+        source.servers[1].worker = &worker;
+        assert_ok(pull(&source, FINE, 0, &r));
+        assert_same(alone, r);
+        for (int k = 0; k < GROUPS * SAMPLES; k++) of_copy += r->completions[k].versions[1] == 40;
+        assert_int_equal(worker.down, workers[i].down);
+        assert_int_equal(worker.n_failures, workers[i].down);
+        assert_int_equal(of_copy > 0, !workers[i].down);
+        if (!workers[i].down) assert_int_equal(worker.n_samples, of_copy);
+        rollout_free(r);
+        // and one that is down is not asked
+        worker.down = true;
+        worker.n_samples = worker.n_failures = 0;
+        assert_ok(pull(&source, FINE, 0, &r));
+        assert_int_equal(worker.n_samples + worker.n_failures, 0);
+        rollout_free(r);
+        http_client_free(source.http);
+    }
+    rollout_free(alone);
+}
+
 static _Atomic bool cancelled;
 
 static void *cancel_soon(void *context)
@@ -229,6 +287,7 @@ static int open_all(void **state)
         return -1;
     control_owner_update_end(control);
     for (int k = 0; k < 3; k++) canned_server_start(&servers[k], serve);
+    canned_server_start(&half, serve_half);
     return 0;
 }
 
@@ -236,6 +295,7 @@ static int close_all(void **state)
 {
     (void)state;
     for (int k = 0; k < 3; k++) canned_server_stop(&servers[k]);
+    canned_server_stop(&half);
     control_end(control);
     control_free(control);
     return 0;
@@ -248,6 +308,7 @@ int main(void)
         cmocka_unit_test(one_server_s_fault_is_the_pull_s),
         cmocka_unit_test(what_is_too_old_is_pulled_again),
         cmocka_unit_test(a_server_that_is_gone_is_named),
+        cmocka_unit_test(a_worker_s_fault_is_its_own),
         cmocka_unit_test(it_can_be_cancelled),
     };
     return cmocka_run_group_tests_name("rollout_pull", tests, open_all, close_all);

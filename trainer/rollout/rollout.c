@@ -1,9 +1,12 @@
 /* rollout.c: POST /v1/rollouts and its NDJSON response (docs/protocol.md). The thread that pulls.
  *
- * The groups of a rollout are divided among the servers, one request each, all in flight at once;
- * of one server it is one request. Lines come in the order in which completions finish; each is put
- * at its place (group_id, sample), which must be free, and after the last line every place must be
- * taken. Each group has a seed of its own, so that the split changes nothing of what is sampled. */
+ * Of one server it is one request. For several the groups are divided into more parts than there
+ * are servers, and each part goes to the server with the fewest samples outstanding: a fast one
+ * takes more of them. A worker that fails gives its parts back, less the groups that came whole.
+ * Lines come in the order in which completions finish; each is put at its place (group_id, sample),
+ * which must be free, and after the last line every place of the part must be taken. Each group has
+ * a seed of its own, so that the split changes nothing of what is sampled.
+ */
 #include "trainer/rollout/rollout.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
@@ -11,6 +14,7 @@
 #include "common/base/rng.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,16 +22,24 @@
 #define BUSY_RETRY_MS 200
 #define MODELS_MS     10000
 
-struct part { // the groups that one server samples
+#define PARTS_A_SERVER 8 // on average, of several
+#define MAX_PARTS      (PARTS_A_SERVER * ROLLOUT_MAX_SERVERS)
+
+struct pull {
     const struct rollout_source *source;
-    const struct rollout_server *server;
+    const struct sampling_options *sampling;
     struct rollout *rollout;
-    struct completion_bounds bounds;
-    int first, n_groups, n_wanted, n_taken; // the latter: completions
-    json_t *body;
-    struct http_request *request; // NULL: not in flight
-    int64_t again_ns;             // when a busy server is asked again
-    bool done;
+    uint64_t oldest; // version of the weights when it began
+    int64_t deadline;
+    int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
+    int n_parts;
+    struct part { // groups that one server samples
+        struct pull *pull;
+        int first, n_groups, n_wanted, n_taken; // the latter: completions
+        int server;                             // -1: none yet
+        struct http_request *request;           // NULL: not in flight
+        bool done;
+    } parts[MAX_PARTS]; // (n_parts)
 };
 
 struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
@@ -108,39 +120,63 @@ static json_t *request_group(const struct example *e, int id, int n, uint64_t se
                      (json_int_t)rng_seed_of(seed, id));
 }
 
-static enum status build_request(struct part *p, const struct sampling_options *s)
+// Of the groups that have no completions; how many samples that are is the part's n_wanted.
+static enum status build_request(struct part *p, json_t **ret)
 {
-    const struct rollout *r = p->rollout;
+    const struct rollout *r = p->pull->rollout;
+    const struct sampling_options *s = p->pull->sampling;
     json_t *groups = json_array();
     bool failed = !groups;
+    p->n_wanted = p->n_taken = 0;
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
-        if (r->completions[g * r->n_per_group].text) continue; // it has its completions
+        if (r->completions[g * r->n_per_group].text) continue;
         failed = json_array_append_new(
             groups, request_group(r->examples[g], g, r->n_per_group, s->seed & INT64_MAX));
         p->n_wanted += r->n_per_group;
     }
-    p->body = failed ? NULL
-                     : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups",
-                                 groups, "lora", p->source->adapter, "sampling", "temperature",
-                                 s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
-                                 (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
-                                 "ignore_eos", s->ignore_eos, "stop", s->stop);
+    json_t *body =
+        failed ? NULL
+               : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
+                           "lora", p->pull->source->adapter, "sampling", "temperature",
+                           s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
+                           (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
+                           "ignore_eos", s->ignore_eos, "stop", s->stop);
     json_decref(groups);
-    return p->body ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a rollout request");
+    if (!body) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
+    *ret = body;
+    return ST_OK;
 }
 
 // ---- response -----------------------------------------------------------------------------------
 
+static const struct rollout_server *server_of(const struct part *p)
+{
+    return &p->pull->source->servers[p->server];
+}
+
+// A worker's weights do not change in a pull; those that learn may, by another process.
+static struct completion_bounds bounds_of(const struct part *p)
+{
+    const struct rollout_server *s = server_of(p);
+    return (struct completion_bounds){
+        .vocab_size = p->pull->source->vocab_size,
+        .max_tokens = (int)p->pull->sampling->max_tokens,
+        .oldest = s->worker ? s->worker->version : p->pull->oldest,
+        .newest = s->worker ? s->worker->version : control_version(s->control),
+    };
+}
+
 static enum status take_line(void *context, const char *text, size_t len)
 {
     struct part *p = context;
-    struct rollout *r = p->rollout;
+    struct rollout *r = p->pull->rollout;
+    struct rollout_worker *worker = server_of(p)->worker;
+    const struct completion_bounds bounds = bounds_of(p);
     enum status st = ST_OK;
     json_t *line = NULL;
     char where[80] = "response to /v1/rollouts";
     const char *message = NULL;
     int group = -1, sample = -1;
-    p->bounds.newest = control_version(p->server->control); // another process may be publishing
     CHECK(json_parse(where, text, len, &line));
     if (json_has(line, "error")) {
         json_get_string(where, json_object_get(line, "error"), "message", &message);
@@ -155,7 +191,9 @@ static enum status take_line(void *context, const char *text, size_t len)
     snprintf(where, sizeof where, "response to /v1/rollouts, group %d sample %d", group, sample);
     struct completion *completion = &r->completions[group * r->n_per_group + sample];
     if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
-    CHECK(completion_read(where, line, &p->bounds, completion));
+    CHECK(completion_read(where, line, &bounds, completion));
+    for (int t = 0; worker && t < completion->n; t++) completion->versions[t] = worker->copy_of;
+    if (worker) worker->n_samples++;
     p->n_taken++;
     r->n_tokens += completion->n;
 out:
@@ -168,108 +206,203 @@ out:
 static enum status check_alive(void *context)
 {
     const struct part *p = context;
-    if (p->source->cancelled && atomic_load(p->source->cancelled))
+    const struct rollout_source *source = p->pull->source;
+    if (source->cancelled && atomic_load(source->cancelled))
         return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
-    return control_owner_alive(p->server->control);
+    return control_owner_alive(source->servers[0].control);
 }
 
 static enum status submit(struct part *p)
 {
+    const struct rollout_source *source = p->pull->source;
+    json_t *body = NULL;
+    enum status st = build_request(p, &body);
+    if (st != ST_OK) return st;
     const struct http_call call = {
-        .server = p->server->address,
+        .server = server_of(p)->address,
         .path = "/v1/rollouts",
         .post = true,
-        .body = p->body,
-        .timeout_ms = p->source->timeout_ms,
-        .idle_timeout_ms = p->source->idle_timeout_ms,
+        .body = body,
+        .timeout_ms = source->timeout_ms,
+        .idle_timeout_ms = source->idle_timeout_ms,
         .on_line = take_line,
         .alive = check_alive,
         .context = p,
     };
-    return http_submit(p->source->http, &call, &p->request);
-}
-
-// Submits it, takes its end, or does nothing where it is in flight.
-static enum status advance(struct part *p, int64_t deadline)
-{
-    if (p->done) return ST_OK;
-    if (!p->request) return clock_now_ns() >= p->again_ns ? submit(p) : check_alive(p);
-    if (!http_ended(p->request)) return ST_OK;
-    enum status st = http_finish(p->request, NULL);
-    p->request = NULL;
-    // Busy comes instead of a response, never within one.
-    if (st == ST_BUSY && p->n_taken == 0 && clock_ms_until(deadline) > BUSY_RETRY_MS) {
-        log_debug("%s; it is asked again in %d ms", status_message(), BUSY_RETRY_MS);
-        p->again_ns = clock_deadline_ns(BUSY_RETRY_MS);
-        return ST_OK;
-    }
-    if (st != ST_OK) return st;
-    p->done = true;
-    if (p->n_taken != p->n_wanted)
-        st = status_fail(ST_FORMAT, "response to /v1/rollouts: %d samples of the %d asked for",
-                         p->n_taken, p->n_wanted);
+    st = http_submit(source->http, &call, &p->request);
+    json_decref(body);
     return st;
 }
 
-static enum status pull_parts(struct part *parts, int n)
+// Takes the part from its server. Groups that did not come whole are asked for again.
+static void give_back(struct part *p)
+{
+    struct rollout *r = p->pull->rollout;
+    http_cancel(p->request);
+    p->request = NULL;
+    p->server = -1;
+    p->done = true;
+    for (int g = p->first; g < p->first + p->n_groups; g++) {
+        struct completion *completions = &r->completions[g * r->n_per_group];
+        int n = 0;
+        for (int i = 0; i < r->n_per_group; i++) n += completions[i].text != NULL;
+        p->done &= n == r->n_per_group;
+        for (int i = 0; n < r->n_per_group && i < r->n_per_group; i++) {
+            r->n_tokens -= completions[i].n;
+            completion_release(&completions[i]);
+        }
+    }
+}
+
+static bool is_down(const struct rollout_server *s)
+{
+    return s->worker && s->worker->down;
+}
+
+// Three quarters of a server's even share, so that its batch is full; who is done first takes the
+// rest.
+static int parts_at_once(const struct pull *pull)
+{
+    const struct rollout_source *source = pull->source;
+    int up = 0;
+    for (int k = 0; k < source->n_servers; k++) up += !is_down(&source->servers[k]);
+    return (3 * pull->n_parts + 4 * up - 1) / (4 * up);
+}
+
+// The server with the fewest samples outstanding that can take one more part; -1: none can.
+static int pick_server(const struct pull *pull)
+{
+    const struct rollout_source *source = pull->source;
+    const int most = parts_at_once(pull);
+    int best = -1, fewest = INT_MAX;
+    for (int k = 0; k < source->n_servers; k++) {
+        int parts = 0, samples = 0;
+        for (int i = 0; i < pull->n_parts; i++) {
+            const struct part *p = &pull->parts[i];
+            if (p->done || p->server != k) continue;
+            parts++;
+            samples += p->n_wanted - p->n_taken;
+        }
+        const bool takes =
+            !is_down(&source->servers[k]) && parts < most && clock_now_ns() >= pull->again_ns[k];
+        if (!takes || samples >= fewest) continue;
+        best = k;
+        fewest = samples;
+    }
+    return best;
+}
+
+// Its parts go to the others.
+static void put_aside(struct pull *pull, int server)
+{
+    struct rollout_worker *worker = pull->source->servers[server].worker;
+    int n = 0;
+    for (int i = 0; i < pull->n_parts; i++) {
+        struct part *p = &pull->parts[i];
+        if (p->done || p->server != server) continue;
+        give_back(p);
+        n += !p->done;
+    }
+    worker->down = true;
+    worker->n_failures++;
+    log_progress_end();
+    log_warn("worker %s is put aside until it answers again before a step: %s; %d requests of this "
+             "one go to the other servers",
+             worker->name, status_message(), n);
+}
+
+// What is to be done about a part whose request ended so.
+static enum status end_part(struct part *p, enum status st)
+{
+    struct pull *pull = p->pull;
+    // Busy comes instead of a response, never within one.
+    if (st == ST_BUSY && p->n_taken == 0 && clock_ms_until(pull->deadline) > BUSY_RETRY_MS) {
+        log_debug("%s; it is asked again in %d ms", status_message(), BUSY_RETRY_MS);
+        pull->again_ns[p->server] = clock_deadline_ns(BUSY_RETRY_MS);
+        give_back(p);
+        return ST_OK;
+    }
+    if (st == ST_OK && p->n_taken != p->n_wanted)
+        st = status_fail(ST_FORMAT, "response to /v1/rollouts: %d samples of the %d asked for",
+                         p->n_taken, p->n_wanted);
+    p->done = st == ST_OK;
+    if (st == ST_OK || !server_of(p)->worker) return st;
+    struct status_kept fault = {0};
+    status_keep(&fault, st);
+    if ((st = check_alive(p)) != ST_OK) return st; // the run's end, not this worker's
+    status_recall(&fault);
+    put_aside(pull, p->server);
+    return ST_OK;
+}
+
+// Submits it, takes its end, or does nothing where it is in flight.
+static enum status advance(struct part *p)
+{
+    if (p->done) return ST_OK;
+    if (p->request) {
+        if (!http_ended(p->request)) return ST_OK;
+        struct http_request *request = p->request;
+        p->request = NULL;
+        return end_part(p, http_finish(request, NULL));
+    }
+    p->server = pick_server(p->pull);
+    return p->server >= 0 ? submit(p) : check_alive(p);
+}
+
+static enum status pull_parts(struct pull *pull)
 {
     enum status st = ST_OK;
-    const int64_t deadline = clock_deadline_ns(parts->source->timeout_ms);
-    for (int done = 0; done < n;) {
+    for (int done = 0; done < pull->n_parts;) {
         done = 0;
-        for (int k = 0; k < n; k++) {
-            CHECK(advance(&parts[k], deadline));
-            done += parts[k].done;
+        for (int k = 0; k < pull->n_parts; k++) {
+            CHECK(advance(&pull->parts[k]));
+            done += pull->parts[k].done;
         }
-        if (done < n) http_poll(parts->source->http, BUSY_RETRY_MS);
+        if (done < pull->n_parts) http_poll(pull->source->http, BUSY_RETRY_MS);
     }
 out:
     return st;
 }
 
-static enum status plan_parts(const struct rollout_source *source, struct rollout *r,
-                              const struct sampling_options *sampling, struct part *ret_parts)
+static void plan_parts(struct pull *pull)
 {
-    const int n = source->n_servers;
-    for (int k = 0; k < n; k++) {
-        struct part *p = &ret_parts[k];
-        const struct rollout_server *server = &source->servers[k];
-        *p = (struct part){
-            .source = source,
-            .server = server,
-            .rollout = r,
-            .first = r->n_groups * k / n,
-            .n_groups = r->n_groups * (k + 1) / n - r->n_groups * k / n,
-            // Even: an update that is being written just now may take some tokens of the weights
-            // before it.
-            .bounds = {.vocab_size = source->vocab_size,
-                       .max_tokens = sampling->max_tokens,
-                       .oldest = control_version(server->control) & ~(uint64_t)1},
-        };
-        enum status st = build_request(p, sampling);
-        if (st != ST_OK) return st;
-        p->done = p->n_wanted == 0;
+    const struct rollout *r = pull->rollout;
+    const int servers = pull->source->n_servers, most = PARTS_A_SERVER * servers;
+    pull->n_parts = servers == 1 ? 1 : r->n_groups < most ? r->n_groups : most;
+    for (int k = 0, end = 0; k < pull->n_parts; k++) {
+        struct part *p = &pull->parts[k];
+        p->pull = pull;
+        p->server = -1;
+        p->first = end;
+        end = (int)((int64_t)r->n_groups * (k + 1) / pull->n_parts);
+        p->n_groups = end - p->first;
+        p->done = true;
+        for (int g = p->first; g < end; g++)
+            p->done &= r->completions[g * r->n_per_group].text != NULL;
     }
-    return ST_OK;
 }
 
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r)
 {
-    enum status st;
-    struct part parts[ROLLOUT_MAX_SERVERS] = {0};
+    struct pull pull = {
+        .source = source,
+        .sampling = sampling,
+        .rollout = r,
+        // Even: an update that is being written just now may take some tokens of the weights
+        // before it.
+        .oldest = control_version(source->servers[0].control) & ~(uint64_t)1,
+        .deadline = clock_deadline_ns(source->timeout_ms),
+    };
     const int64_t start = clock_now_ns();
-    CHECK(plan_parts(source, r, sampling, parts));
-    CHECK(pull_parts(parts, source->n_servers));
+    plan_parts(&pull);
+    enum status st = pull_parts(&pull);
+    for (int k = 0; k < pull.n_parts; k++) http_cancel(pull.parts[k].request);
+    if (st != ST_OK) return st;
     r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,
               r->n_per_group, r->n_tokens, r->seconds);
-out:
-    for (int k = 0; k < source->n_servers; k++) {
-        http_cancel(parts[k].request);
-        json_decref(parts[k].body);
-    }
-    return st;
+    return ST_OK;
 }
 
 // ---- the server's context -----------------------------------------------------------------------

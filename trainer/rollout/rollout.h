@@ -25,17 +25,28 @@ struct sampling_options {
     const char *stop; // NULL: none
 };
 
+struct rollout_worker { // a server that samples by a copy of the weights
+    const char *name;
+    uint64_t version; // of its weights, all through a pull
+    uint64_t copy_of; // version of the weights here that they are; its tokens are given that one
+    // set by a pull
+    bool down; // it failed: it is given nothing more until the caller says that it is back
+    int n_samples, n_failures; // taken of it; times that it failed: both added up
+};
+
 struct rollout_server {            // one that samples
     const char *address;           // as http_client_new() takes it; NULL: the client's own
-    const struct control *control; // of its weights
+    const struct control *control; // of the weights that learn
+    struct rollout_worker *worker; // NULL: it samples by those weights themselves
 };
 #define ROLLOUT_MAX_SERVERS 16
 
 struct rollout_source { // borrowed parts, filled by the caller
     struct http_client *http;
-    struct rollout_server servers[ROLLOUT_MAX_SERVERS]; // (n_servers) the groups are divided among
-    int n_servers;                                      // at least 1
-    const char *adapter;                                // that samples; NULL: the model itself
+    // (n_servers, at least 1) the groups are divided among; the first has no worker
+    struct rollout_server servers[ROLLOUT_MAX_SERVERS];
+    int n_servers;
+    const char *adapter; // that samples; NULL: the model itself
     int vocab_size;
     int timeout_ms, idle_timeout_ms;
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
@@ -49,8 +60,8 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // Pulls the completions of all its groups that have none. A server that is busy (429, 503) is asked
 // again until the time-out; one that died is ST_PEER_GONE within a second; a response that is not
 // what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled
-// does not depend on the number of servers. After a failure the rollout is good for rollout_free()
-// only.
+// does not depend on the number of servers. A worker that fails is down, which a warning says, and
+// its groups are asked of the others. After a failure the rollout is good for rollout_free() only.
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r);
 // The oldest weights that sampled a token of a group; UINT64_MAX: it has no token.

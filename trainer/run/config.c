@@ -61,6 +61,11 @@ const struct option_spec train_options[] = {
             "loop"),
     OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, MAX_AHEAD,
             "the same counted in steps: --async --max-staleness STEPS x --num-iterations"),
+    OPT_TEXT("workers", workers, NULL, "BRIDGE_OR_URL,...",
+             "further servers of the same model that sample too; before each step they load the "
+             "weights from RUN/workers"),
+    OPT_TEXT("workers-api-key-file", workers_api_key_file, NULL, "FILE",
+             "their key, for those named by http://HOST:PORT"),
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one sample"),
     OPT_DOUBLE("temperature", sampling.temperature, "1", "T", 1e-3, 100,
                "of sampling and of the loss"),
@@ -249,6 +254,25 @@ static enum status resolve_staleness(const struct train_config *config, struct t
     return ST_OK;
 }
 
+static enum status check_workers(const struct train_config *config,
+                                 const struct train_resolved *resolved)
+{
+    if (!config->workers || !*config->workers) return ST_OK;
+    if (resolved->steps_ahead > 0)
+        return status_fail(ST_INVALID,
+                           "--workers with --async: workers load new weights between steps, and "
+                           "with --async there is no time between them; leave one of the two out");
+    if (config->lora.r > 0)
+        return status_fail(ST_INVALID,
+                           "--workers with --lora-r: workers load the model's weights and not the "
+                           "adapter, which is what is trained; leave one of the two out");
+    if (config->exact)
+        return status_fail(ST_INVALID,
+                           "--exact with --workers: which server samples a prompt depends on the "
+                           "clock; leave one of the two out");
+    return ST_OK;
+}
+
 // What a reward under --exact may not hold: all of it but the tokens follows the clock, or what
 // else is served, or was served before.
 static enum status check_exact(const struct train_config *config, int64_t max_staleness)
@@ -332,6 +356,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(check_lora(config));
     CHECK(resolve_staleness(config, &r));
     CHECK(check_exact(config, r.max_staleness));
+    CHECK(check_workers(config, &r));
     CHECK(resolve_loss(config, &r.loss));
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;

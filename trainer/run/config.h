@@ -18,6 +18,7 @@
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
     const char *also_count, *start_from;
+    const char *workers, *workers_api_key_file;
     enum log_level log_level;
     bool resume, exact;
     // prompts

@@ -32,6 +32,7 @@ struct run {
     struct adapter *adapter; // that is trained instead (--lora-r), bound likewise; NULL: none
     struct http_client *http;
     struct rollout_source source;
+    struct workers *workers; // run_workers.c; NULL without --workers
     struct learner *learner;
     // the draft model, with --train-draft; NULL without
     const char *draft_folder; // the bridge file's
@@ -136,6 +137,14 @@ enum status run_take_step(struct run *run, struct rollout_step **ret);
 // that sampled it, and how long each side waited for the other. Nothing without --async.
 void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
                        json_t *metrics);
+
+// run_workers.c: reads --workers, adds its servers to run->source, and asks each whether it may be
+// given work: one that may not is an error that names it.
+enum status run_open_workers(struct run *run);
+void run_close_workers(struct run *run);
+// Before a step's rollouts: has the workers load the weights that learn from them.
+enum status run_sync_workers(struct run *run);
+void run_put_workers(const struct run *run, json_t *metrics); // of the step done
 
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
 enum status run_learn(struct run *run, const struct rollout_step *s, double lr,

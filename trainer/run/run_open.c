@@ -89,6 +89,7 @@ static enum status open_policy(struct run *run)
     run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
                                     run->config->rollout_timeout);
     CHECK(run_open_adapter(run));
+    CHECK(run_open_workers(run));
 out:
     return st;
 }
@@ -249,6 +250,7 @@ void run_close(struct run *run)
     dataset_free(run->data);
     reward_free(run->reward);
     spec_watch_free(run->watch);
+    run_close_workers(run);
     http_client_free(run->http);
     weights_free(run->draft);
     model_config_free(run->draft_model);

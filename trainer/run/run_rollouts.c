@@ -24,6 +24,7 @@ static enum status fill_step(void *context, struct rollout_step *s)
     struct run *run = context;
     enum status st;
     s->version = control_version(run->source.servers[0].control) & ~(uint64_t)1;
+    CHECK(run_sync_workers(run));
     CHECK(spec_watch_begin(run->watch));
     CHECK(rollout_pull(&run->source, &s->sampling, s->rollout));
     CHECK(spec_watch_end(run->watch, &s->spec));

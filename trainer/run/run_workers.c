@@ -1,0 +1,263 @@
+/* run_workers.c: further servers that sample for the run (--workers). The main thread.
+ *
+ * A server owns the weights that it samples by, so a worker has a copy. Before each step's rollouts
+ * the weights are written into RUN/workers and each worker is told to load them (POST /reload): its
+ * samples are of the weights that learn from them, as those of the trained server are. A worker
+ * whose tokens claim any other version than that reload answered with (it was started anew, or
+ * loaded something else) fails like one that died. At the first step every worker must be there;
+ * later one that is not is left out until it is back. */
+#include "common/base/file.h"
+#include "common/base/clock.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/http/api_key.h"
+#include "trainer/run/model_folder_write.h"
+#include "trainer/run/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PROBE_MS 5000
+
+struct workers {
+    char *list; // of --workers, cut up at its commas
+    int n;
+    bool in_step; // all loaded the weights once
+    double sync_s;
+    char folder[PATH_ROOM]; // that they load
+    struct worker {
+        struct rollout_worker of_pull;
+        const char *address;
+        struct bridge_file *bridge; // NULL: it was named by its URL
+        struct http_request *request;
+        bool may;                     // be given work in this step
+    } items[ROLLOUT_MAX_SERVERS - 1]; // (n)
+};
+
+static enum status add_worker(struct run *run, const char *name)
+{
+    struct rollout_source *source = &run->source;
+    struct workers *ws = run->workers;
+    enum status st = ST_OK;
+    if (!*name) FAIL(ST_INVALID, "an empty name before or behind a comma");
+    if (source->n_servers == ROLLOUT_MAX_SERVERS)
+        FAIL(ST_INVALID, "at most %d workers are possible", ROLLOUT_MAX_SERVERS - 1);
+    struct worker *w = &ws->items[ws->n++]; // freed with the rest, however far this comes
+    w->of_pull = (struct rollout_worker){.name = name, .down = true};
+    w->address = name;
+    if (strncmp(name, "http://", strlen("http://")) != 0) {
+        if (strstr(name, "://"))
+            FAIL(ST_INVALID, "%s: take a bridge file or http://HOST:PORT", name);
+        CHECK(bridge_file_read(name, &w->bridge));
+        w->address = w->bridge->socket;
+    }
+    if (strcmp(w->address, bridge_file_of(run->bridge)->socket) == 0)
+        FAIL(ST_INVALID, "%s is of the server that is trained, which samples anyway; name others",
+             name);
+    for (int i = 1; i < source->n_servers; i++)
+        if (strcmp(source->servers[i].address, w->address) == 0)
+            FAIL(ST_INVALID, "%s is of the same server as %s; name it once", name,
+                 source->servers[i].worker->name);
+    source->servers[source->n_servers++] =
+        (struct rollout_server){w->address, bridge_control(run->bridge), &w->of_pull};
+out:
+    return st;
+}
+
+// --workers-api-key-file
+static enum status authorize(struct run *run)
+{
+    char *key = NULL;
+    enum status st = ST_OK;
+    if (!run->config->workers_api_key_file) return ST_OK;
+    CHECK(api_key_read("--workers-api-key-file", run->config->workers_api_key_file, &key));
+    CHECK(http_client_authorize(run->http, key));
+out:
+    free(key);
+    return st;
+}
+
+// ---- asking all of them at once -----------------------------------------------------------------
+
+// One that cannot be given work in this step.
+static enum status leave_out(struct run *run, struct worker *w, enum status st)
+{
+    w->may = false;
+    if (!run->workers->in_step)
+        return status_context(
+            st,
+            "--workers: %s cannot be used (mend it, or leave it out; --workers \"\" is "
+            "a run without)",
+            w->of_pull.name);
+    log_progress_end();
+    log_line(w->of_pull.down ? LOG_DEBUG : LOG_WARN,
+             "worker %s is left out until it answers again before a step: %s", w->of_pull.name,
+             status_message());
+    w->of_pull.n_failures += !w->of_pull.down;
+    w->of_pull.down = true;
+    return ST_OK;
+}
+
+// What one of them responded; its failure is its own.
+typedef enum status (*take_fn)(const struct run *run, struct worker *w, const json_t *response);
+
+static enum status take_response(struct run *run, struct worker *w, const char *path, take_fn take)
+{
+    struct bytes body = BYTES_INIT;
+    json_t *response = NULL;
+    struct http_request *request = w->request;
+    enum status st;
+    w->request = NULL;
+    CHECK(http_finish(request, &body));
+    CHECK(json_parse(path, bytes_text(&body), body.len, &response));
+    CHECK(take(run, w, response));
+out:
+    json_decref(response);
+    bytes_release(&body);
+    return st;
+}
+
+// Sends a request to all that may be given work. body: of a POST; NULL: a GET.
+static enum status ask(struct run *run, const char *path, const json_t *body, int timeout_ms,
+                       take_fn take)
+{
+    enum status st = ST_OK;
+    struct workers *ws = run->workers;
+    struct http_call call = {.path = path, .post = body, .body = body, .timeout_ms = timeout_ms};
+    for (struct worker *w = ws->items; w < ws->items + ws->n; w++) {
+        call.server = w->address;
+        if (w->may) CHECK(http_submit(run->http, &call, &w->request));
+    }
+    for (struct worker *w = ws->items; w < ws->items + ws->n; w++) {
+        if (!w->request) continue;
+        enum status its = take_response(run, w, path, take);
+        if (its != ST_OK) CHECK(leave_out(run, w, its));
+    }
+out:
+    return st;
+}
+
+static enum status take_info(const struct run *run, struct worker *w, const json_t *info)
+{
+    const struct bridge_role *policy = bridge_file_role(bridge_file_of(run->bridge), "policy");
+    const char *status = json_string_value(json_object_get(info, "status"));
+    const int64_t n = json_integer_value(json_object_get(info, "num_parameters"));
+    if (!status || strcmp(status, "ok") != 0)
+        return status_fail(ST_BUSY, "%s: its status is \"%s\"; see its /health", w->address,
+                           status ? status : "");
+    if (json_is_true(json_object_get(info, "paused")))
+        return status_fail(ST_BUSY, "%s: it is paused; POST /bridge/resume", w->address);
+    if (n != policy->n_parameters)
+        return status_fail(ST_MISMATCH,
+                           "%s: it serves a model of %lld parameters, and that which is trained "
+                           "has %lld; start it with --model %s",
+                           w->address, (long long)n, (long long)policy->n_parameters,
+                           run->model_folder);
+    return ST_OK;
+}
+
+static enum status take_reload(const struct run *run, struct worker *w, const json_t *response)
+{
+    int64_t version = 0;
+    enum status st =
+        json_get_int("response to /reload", response, "weight_version", 2, INT64_MAX, &version);
+    if (st == ST_OK && version < 2)
+        st = status_fail(ST_FORMAT, "response to /reload: \"weight_version\" is missing");
+    if (st != ST_OK) return st;
+    if (w->of_pull.down && run->workers->in_step) log_info("worker %s is back", w->of_pull.name);
+    w->of_pull.down = false;
+    w->of_pull.version = (uint64_t)version;
+    w->of_pull.copy_of = control_version(bridge_control(run->bridge));
+    return ST_OK;
+}
+
+// ---- a step -------------------------------------------------------------------------------------
+
+static enum status write_weights(struct run *run)
+{
+    struct workers *ws = run->workers;
+    char path[PATH_ROOM], *absolute = NULL;
+    enum status st;
+    CHECK(path_put(path, run->folder, "workers"));
+    CHECK(model_folder_write(path, bridge_device(run->bridge), run->policy, run->policy->dt, NULL,
+                             NULL, NULL));
+    if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
+    CHECK(path_put(ws->folder, "", "%s", absolute));
+out:
+    free(absolute);
+    return st;
+}
+
+enum status run_sync_workers(struct run *run)
+{
+    enum status st = ST_OK;
+    struct workers *ws = run->workers;
+    json_t *body = NULL;
+    const int64_t start = clock_now_ns();
+    int n = 0;
+    if (!ws) return ST_OK;
+    for (int i = 0; i < ws->n; i++) {
+        ws->items[i].may = true;
+        ws->items[i].of_pull.n_samples = 0;
+    }
+    CHECK(ask(run, "/bridge/info", NULL, PROBE_MS, take_info));
+    for (int i = 0; i < ws->n; i++) n += ws->items[i].may;
+    if (n > 0) {
+        CHECK(write_weights(run));
+        if (!(body = json_pack("{s:s}", "model", ws->folder)))
+            FAIL(ST_INVALID, "%s: a worker cannot be told of this folder, whose name is not UTF-8",
+                 ws->folder);
+        CHECK(ask(run, "/reload", body, run->source.timeout_ms, take_reload));
+    }
+    ws->in_step = true;
+    ws->sync_s = clock_ms_since(start) / 1e3;
+out:
+    json_decref(body);
+    return st;
+}
+
+void run_put_workers(const struct run *run, json_t *metrics)
+{
+    const struct workers *ws = run->workers;
+    int up = 0;
+    if (!ws) return;
+    for (int i = 0; i < ws->n; i++) {
+        const struct rollout_worker *w = &ws->items[i].of_pull;
+        metrics_putf(metrics, w->n_samples, "workers/%d/samples", i + 1);
+        metrics_putf(metrics, w->n_failures, "workers/%d/failures", i + 1);
+        up += !w->down;
+    }
+    metrics_put(metrics, "workers/up", up);
+    metrics_put(metrics, "workers/sync_s", ws->sync_s);
+}
+
+enum status run_open_workers(struct run *run)
+{
+    enum status st = ST_OK;
+    char *remaining, *name;
+    if (!run->config->workers || !*run->config->workers) return ST_OK;
+    struct workers *ws = run->workers = calloc(1, sizeof *ws);
+    if (!ws || !(ws->list = strdup(run->config->workers)))
+        FAIL(ST_NO_MEMORY, "no memory for a list of workers");
+    CHECK(authorize(run));
+    remaining = ws->list;
+    while ((name = strsep(&remaining, ",")))
+        CHECK(status_context(add_worker(run, name), "--workers"));
+    for (int i = 0; i < ws->n; i++) ws->items[i].may = true;
+    CHECK(ask(run, "/bridge/info", NULL, PROBE_MS, take_info));
+    log_info("--workers: %d further servers sample; before each step they load the weights from "
+             "the folder \"workers\" of the run, which they must find under the same path",
+             ws->n);
+out:
+    return st;
+}
+
+void run_close_workers(struct run *run)
+{
+    struct workers *ws = run->workers;
+    if (!ws) return;
+    for (int i = 0; i < ws->n; i++) bridge_file_free(ws->items[i].bridge);
+    free(ws->list);
+    free(ws);
+}
