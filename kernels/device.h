@@ -21,7 +21,7 @@ struct ops;
 enum device_kind { DEVICE_CPU, DEVICE_CUDA };
 
 // First thing in main: has CPU worker threads sleep, not spin, while they wait for work, because a
-// daemon and a trainer on one machine would otherwise spin against each other. The OpenMP runtime
+// server and a trainer on one machine would otherwise spin against each other. The OpenMP runtime
 // reads that setting before main, so the program is executed anew once. Does nothing where the
 // user has set OMP_WAIT_POLICY.
 void device_prepare_process(char **argv);

@@ -1,4 +1,4 @@
-/* log.h: lines for a person on standard error. Used by programs (daemon, trainer, tools) only:
+/* log.h: lines for a person on standard error. Used by programs (server, trainer, tools) only:
  * common/, kernels/ and bridge/ return errors instead. Thread-safe; one write(2) a line. */
 #ifndef COMMON_BASE_LOG_H
 #define COMMON_BASE_LOG_H

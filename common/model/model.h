@@ -1,4 +1,4 @@
-/* model.h: a model on a device, and its one forward pass. The daemon calls it for prefill, decode
+/* model.h: a model on a device, and its one forward pass. The server calls it for prefill, decode
  * and verification, the trainer with a tape for the backward pass: a token's log-probability
  * means the same in both. One thread at a time. */
 #ifndef COMMON_MODEL_MODEL_H

@@ -1,6 +1,6 @@
 /* weights.h: where every tensor of a model lies in one allocation (the arena).
  *
- * A plan is made from the config alone, so daemon and trainer compute the same one and compare its
+ * A plan is made from the config alone, so server and trainer compute the same one and compare its
  * hash. Offsets are multiples of 128 elements, whatever the dtype (256 bytes in bf16), so that the
  * i-th element of the weights, of the gradients, of both moments and of the 16-bit residual belong
  * together and the optimizer is one pass over one range. Fused blocks (qkv, gate_up) lie together;

@@ -6,7 +6,8 @@
  * begun, which hides most of the launch latency of a decode step. Order is kept because every
  * kernel begins with grid_begin(), which waits until the one before it is complete and its writes
  * are visible. What may be read before that wait is for the call to say (`early`, ops.h): the
- * weights of a matmul of few rows (matmul_small.cu), the lists of a decode batch (attn_decode.cu).
+ * weights of a matmul of few rows (matmul_small.cu), a batch's lists and earlier keys
+ * (attn_few.cu).
  */
 #ifndef KERNELS_CUDA_CUDA_CUH
 #define KERNELS_CUDA_CUDA_CUH
