@@ -24,15 +24,18 @@ static enum status sample_step(void *context, struct rollout_step *s)
     struct run *run = context;
     struct rollout_source source = run->source;
     const uint64_t version = control_version(source.servers[0].control);
-    enum status st = http_client_new(bridge_file_of(run->bridge)->socket, &source.http);
-    if (st != ST_OK) return st;
+    struct http_client *own = NULL; // where others sample at the same time
+    enum status st;
+    if (run->resolved.steps_ahead > 0)
+        CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
+    if (own) source.http = own;
     CHECK(spec_watch_begin(run->watch));
     CHECK(rollout_pull(&source, &s->sampling, s->rollout));
     CHECK(spec_watch_end(run->watch, &s->spec));
     log_debug("step %" PRId64 ": rollouts begun by weight version %" PRIu64 ", %.3f s", s->step + 1,
               version, s->rollout->seconds);
 out:
-    http_client_free(source.http);
+    http_client_free(own);
     return st;
 }
 
