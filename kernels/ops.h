@@ -15,7 +15,8 @@
  * one before it ends; it waits for the whole of that one before it reads or writes anything.
  * `early` in a call's struct takes part of that wait away: what the field names may be read at
  * once. That is for the caller to say, who knows that the operation enqueued directly before writes
- * none of it. A CPU runs one after the other and takes no notice.
+ * none of it, nor, where that is a norm or an activation, the one before it. A CPU runs one after
+ * the other and takes no notice.
  */
 #ifndef KERNELS_OPS_H
 #define KERNELS_OPS_H
@@ -119,6 +120,16 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.dt = dt;
     return args;
 }
+
+// Rotation of a paged batch's queries and keys, and storing its keys and values: see rope_store.
+struct rope_store {
+    const float *table; // as in rope_args
+    int rot_dim;
+    const struct kv_view *kv;
+    int layer;
+    const struct batch_view *batch;
+    const struct attn_shape *shape;
+};
 
 // One row of sampling parameters, in device memory.
 struct sample_params {
@@ -226,6 +237,14 @@ struct lora_factors { // device memory, 256-byte aligned; a NULL: the adapter le
     int32_t rank;      // at most lora_args.max_rank
     float scale;
 };
+// Dropout of x before an adapter, in training (Srivastava et al. 2014): an element is 0 with
+// probability p, else divided by 1 - p; kernels/dropout.h says which.
+struct lora_dropout {
+    float p; // 0: none
+    uint64_t seed;
+    uint32_t matrix;                  // of part 0; part i has that number + i
+    const int32_t *sample, *position; // (rows), device
+};
 struct lora_args {
     const struct lora_factors *factors; // (n_parts, n_adapters)
     const int32_t *adapter;             // (rows) whose factors; -1: nobody's
@@ -233,6 +252,7 @@ struct lora_args {
     int rows, k;
     int first[LORA_PARTS +
               1]; // part p is columns first[p] .. first[p + 1] - 1; the last is y's end
+    struct lora_dropout dropout;
     enum dtype dt;
 };
 struct lora_grads { // of one part's factors, f32
@@ -262,6 +282,7 @@ struct scratch_shape { // of a training step
     int logits_chunk, vocab; // of the logits that exist at one time
     int64_t n_elements;      // gradients
     int lora_rank;           // of an adapter; 0: none
+    bool lora_dropout;
     enum dtype dt;
 };
 
@@ -298,9 +319,11 @@ struct ops {
     void (*kv_store)(struct device *, const struct kv_view *, int layer, const void *qkv,
                      const struct batch_view *, const struct attn_shape *);
     // rope (sign 1) of the queries and keys of every row of qkv, then kv_store.
-    void (*rope_store)(struct device *, void *qkv, const float *table, int rot_dim,
-                       const struct kv_view *, int layer, const struct batch_view *,
-                       const struct attn_shape *);
+    void (*rope_store)(struct device *, void *qkv, const struct rope_store *);
+    // qkv = matmul of a, b and bias (beta 0), then rope_store. The batch's numbers may be read
+    // early.
+    void (*matmul_rope_store)(struct device *, void *qkv, const void *a, const void *b,
+                              const void *bias, const struct matmul *, const struct rope_store *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
     // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from
     // attn_packed (docs/numerics.md, A row is computed alone). A sequence's first
@@ -316,6 +339,11 @@ struct ops {
                              const struct attn_shape *);
 
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
+    // x = matmul of a, b and bias (beta 0), then y = act(x). x is scratch, which may stay
+    // unwritten, unless `keep`.
+    void (*matmul_act)(struct device *, void *y, void *x, const void *a, const void *b,
+                       const void *bias, const struct matmul *, const struct act_shape *,
+                       bool keep);
     void (*act_back)(struct device *, void *dx, const void *dy, const void *x,
                      const struct act_shape *); // dx may not be x
 

@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 struct eval_config {
-    const char *bridge, *data, *config, *output;
+    const char *bridge, *data, *config, *output, *lora;
     enum log_level log_level;
     struct prompt_options prompts;
     struct reward_options reward;
@@ -38,6 +38,8 @@ struct eval_config {
 static const struct option_spec eval_options[] = {
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
+    OPT_TEXT("lora", lora, NULL, "NAME",
+             "of an adapter that the server holds (default: the model itself)"),
     OPT_CONFIG,
     REWARD_OPTIONS,
     PROMPT_OPTIONS,
@@ -150,8 +152,9 @@ static enum status run_eval(void *context)
     CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data, &left_out));
     notice_data(data, left_out);
     CHECK(scoring_check(e->reward, data));
-    const struct rollout_source source =
+    struct rollout_source source =
         rollout_source_of(http, control, model->vocab_size, config->rollout_timeout);
+    source.adapter = config->lora;
     st = eval_on(e, &source, data);
 out:
     dataset_free(data);

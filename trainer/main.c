@@ -2,6 +2,7 @@
 #include "common/base/options.h"
 #include "kernels/device.h"
 #include "trainer/eval.h"
+#include "trainer/merge.h"
 #include "trainer/sft.h"
 #include "trainer/train.h"
 
@@ -16,6 +17,7 @@ static const struct {
     {"train", train_main, "GRPO on the model a server is serving, on its own copy of the weights"},
     {"sft", sft_main, "supervised training of a model folder, without a server"},
     {"eval", eval_main, "accuracy of the model a server is serving"},
+    {"merge", merge_main, "a LoRA adapter and its base as one model folder"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 

@@ -141,18 +141,58 @@ static enum status check_extra(const struct adapter *a, const struct safetensors
     return ST_OK;
 }
 
-enum status adapter_load(const struct adapter *a, struct device *dev, const char *folder)
+static enum status open_tensors(const struct adapter *a, const char *folder,
+                                struct safetensors **ret)
 {
     enum status st;
     struct safetensors *set = NULL;
-    char *path = path_join(folder, TENSORS_FILE);
-    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    char path[PATH_ROOM];
+    CHECK(path_put(path, folder, TENSORS_FILE));
     CHECK(safetensors_open_file(path, &set));
     CHECK(check_extra(a, set));
-    CHECK(weights_load_set(a->weights, dev, set, path));
+    CHECK(weights_check_set(a->weights, set, path));
+    *ret = set;
+    set = NULL;
 out:
     safetensors_free(set);
-    free(path);
+    return st;
+}
+
+enum status adapter_load(const struct adapter *a, struct device *dev, const char *folder)
+{
+    struct safetensors *set = NULL;
+    enum status st = open_tensors(a, folder, &set);
+    if (st == ST_OK) st = weights_load_set(a->weights, dev, set, folder);
+    safetensors_free(set);
+    return st;
+}
+
+bool adapter_same(const struct adapter *a, const struct adapter *b)
+{
+    bool same = a->n == b->n;
+    for (int i = 0; same && i < a->n; i++)
+        same = a->list[i].base == b->list[i].base && a->list[i].rank == b->list[i].rank &&
+               a->list[i].scale == b->list[i].scale;
+    return same;
+}
+
+enum status adapter_check(const struct adapter *a, const char *folder)
+{
+    enum status st;
+    struct safetensors *set = NULL;
+    struct adapter_config *config = NULL;
+    struct adapter *other = NULL;
+    CHECK(adapter_config_load(folder, &config));
+    CHECK(adapter_new(config, a->base, a->weights->dt, &other));
+    if (!adapter_same(a, other))
+        FAIL(ST_MISMATCH,
+             "%s has other targets, ranks or scales than the adapter that is to "
+             "take its weights",
+             folder);
+    st = open_tensors(a, folder, &set);
+out:
+    safetensors_free(set);
+    adapter_free(other);
     return st;
 }
 
@@ -160,12 +200,11 @@ enum status adapter_save(const struct adapter *a, struct device *dev, const char
                          enum dtype as)
 {
     enum status st = ST_OK;
-    char *path = path_join(folder, ADAPTER_CONFIG_FILE);
-    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    char path[PATH_ROOM];
+    CHECK(path_put(path, folder, ADAPTER_CONFIG_FILE));
     CHECK(weights_save_as(a->weights, dev, folder, TENSORS_FILE, as));
     CHECK(json_write_file(path, 0644, a->config->source));
 out:
-    free(path);
     return st;
 }
 

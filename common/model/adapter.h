@@ -32,10 +32,14 @@ bool adapter_takes(const struct weights *base, int tensor);
 enum status adapter_new(struct adapter_config *config, const struct weights *base, enum dtype dt,
                         struct adapter **ret);
 void adapter_free(struct adapter *a); // the plan, not the memory
+// Of one base: whether both change the same matrices with the same ranks and scales.
+bool adapter_same(const struct adapter *a, const struct adapter *b);
 
 // Fills bound memory from a PEFT folder. A tensor that is missing, or one more, is an error;
 // nothing was written then.
 enum status adapter_load(const struct adapter *a, struct device *dev, const char *folder);
+// The same checks alone: what passes, adapter_load() takes. Also that its config is this one's.
+enum status adapter_check(const struct adapter *a, const char *folder);
 // A new adapter, which changes nothing yet: A uniform as in PEFT (Kaiming, a = sqrt(5)), B zero.
 enum status adapter_init(const struct adapter *a, struct device *dev, uint64_t seed);
 // Writes both files of a PEFT folder, which must exist.

@@ -17,6 +17,7 @@ struct adapter_table {
     int max_adapters, max_rank, n_parts; // n_parts: of all sites
     struct site *sites;                  // (n_layers, ROLE_COUNT); n_parts 0: none
     struct lora_factors *host, *device;  // (n_parts, max_adapters)
+    struct lora_dropout dropout;
 };
 
 static struct site *site_at(const struct adapter_table *t, enum tensor_role role, int layer)
@@ -96,6 +97,11 @@ enum status adapter_table_set(struct adapter_table *t, int at, const struct adap
     return device_sync(t->dev);
 }
 
+void adapter_table_drop(struct adapter_table *t, const struct lora_dropout *dropout)
+{
+    t->dropout = *dropout;
+}
+
 bool adapter_table_args(const struct adapter_table *t, enum tensor_role role, int layer, int rows,
                         const int32_t *adapter, struct lora_args *ret)
 {
@@ -111,7 +117,9 @@ bool adapter_table_args(const struct adapter_table *t, enum tensor_role role, in
                               .max_rank = t->max_rank,
                               .rows = rows,
                               .k = s->k,
+                              .dropout = t->dropout,
                               .dt = t->dt};
+    ret->dropout.matrix = (uint32_t)s->at;
     memcpy(ret->first, s->first, sizeof s->first);
     return true;
 }

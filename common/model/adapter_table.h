@@ -17,6 +17,8 @@ void adapter_table_free(struct adapter_table *t);
 // captured with the table may lack a block that is adapted now.
 enum status adapter_table_set(struct adapter_table *t, int at, const struct adapter *a);
 
+// Of the calls from now on; its matrix is each block's own. p 0: none, as in a new table.
+void adapter_table_drop(struct adapter_table *t, const struct lora_dropout *dropout);
 // The call for `rows` rows of a layer's block; false where no adapter changes it.
 bool adapter_table_args(const struct adapter_table *t, enum tensor_role role, int layer, int rows,
                         const int32_t *adapter, struct lora_args *ret);

@@ -230,21 +230,46 @@ struct linear {
     enum dtype out; // of y
 };
 
+static struct matmul linear_shape(const struct model *m, int rows, const struct linear *l)
+{
+    return (struct matmul){.m = rows,
+                           .n = l->n,
+                           .k = l->k,
+                           .trans_b = true,
+                           .beta = l->add,
+                           .in = m->dt,
+                           .out = l->out,
+                           .early = true};
+}
+
+static bool is_adapted(const struct model *m, int rows, const struct linear *l,
+                       struct lora_args *ret)
+{
+    return m->adapters &&
+           adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, ret);
+}
+
 static void linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
 {
-    const struct matmul shape = {.m = rows,
-                                 .n = l->n,
-                                 .k = l->k,
-                                 .trans_b = true,
-                                 .beta = l->add,
-                                 .in = m->dt,
-                                 .out = l->out,
-                                 .early = true};
+    const struct matmul shape = linear_shape(m, rows, l);
     struct lora_args adapters;
     m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
-    if (m->adapters &&
-        adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, &adapters))
-        m->ops->lora(m->dev, y, x, &adapters);
+    if (is_adapted(m, rows, l, &adapters)) m->ops->lora(m->dev, y, x, &adapters);
+}
+
+// y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
+static void linear_act(struct model *m, void *y, void *gate_up, const void *x, int rows,
+                       const struct linear *l, int inner, bool keep)
+{
+    const struct matmul shape = linear_shape(m, rows, l);
+    const struct act_shape act = model_act_shape(m, rows, inner);
+    struct lora_args adapters;
+    if (is_adapted(m, rows, l, &adapters)) {
+        linear(m, gate_up, x, rows, l);
+        m->ops->act(m->dev, y, gate_up, &act);
+        return;
+    }
+    m->ops->matmul_act(m->dev, y, gate_up, x, l->w, l->bias, &shape, &act, keep);
 }
 
 static void normalise(struct model *m, void *y, int rows, const struct norm_args *args)
@@ -311,6 +336,41 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
     m->ops->rope(m->dev, qkv, &rope);
 }
 
+static struct linear qkv_of(const struct model *m, int l)
+{
+    const struct layer_weights *w = &m->weights->layers[l];
+    const int width = layer_qkv_width(&m->config->layers[l]);
+    return (struct linear){ROLE_QKV,          l,     w->qkv, w->qkv_bias, width,
+                           m->config->hidden, false, m->dt};
+}
+
+// From m->normed to m->qkv, rotated, its keys and values in the pool.
+static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
+                      const struct kv_view *kv)
+{
+    const struct model_config *c = m->config;
+    const struct linear in = qkv_of(m, l);
+    const struct matmul shape = linear_shape(m, batch->n_tokens, &in);
+    const int rope = c->layers[l].rope;
+    const struct rope_store store = {.table = rope < 0 ? NULL : m->ropes[rope],
+                                     .rot_dim = rope < 0 ? 0 : c->ropes[rope].dim,
+                                     .kv = kv,
+                                     .layer = l,
+                                     .batch = batch,
+                                     .shape = &m->attn[l]};
+    struct lora_args adapters;
+    if (rope >= 0 && !c->qk_norm && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
+        m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, in.w, in.bias, &shape, &store);
+        return;
+    }
+    linear(m, m->qkv, m->normed, batch->n_tokens, &in);
+    if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
+    if (rope < 0)
+        m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
+    else
+        m->ops->rope_store(m->dev, m->qkv, &store);
+}
+
 // Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
 // which is x itself outside of training.
 static void attention_block(struct model *m, int l, const struct batch_view *batch,
@@ -320,25 +380,21 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const struct ops *ops = m->ops;
-    int rows = batch->n_tokens, width = layer_qkv_width(layer);
+    const struct linear in = qkv_of(m, l);
+    int rows = batch->n_tokens;
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
 
     normalise(m, m->normed, rows,
               &(struct norm_args){x, w->attn_norm, w->attn_norm_bias, tape ? tape->rstd1 : NULL,
                                   tape ? tape->mean1 : NULL});
-    linear(m, raw, m->normed, rows,
-           &(struct linear){ROLE_QKV, l, w->qkv, w->qkv_bias, width, c->hidden, false, m->dt});
-    copy_rows(m, qkv, raw, rows, width);
-    if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
     if (kv) {
-        if (layer->rope < 0)
-            ops->kv_store(m->dev, kv, l, qkv, batch, &m->attn[l]);
-        else
-            ops->rope_store(m->dev, qkv, m->ropes[layer->rope], c->ropes[layer->rope].dim, kv, l,
-                            batch, &m->attn[l]);
+        paged_qkv(m, l, batch, kv);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
+        linear(m, raw, m->normed, rows, &in);
+        copy_rows(m, qkv, raw, rows, in.n);
+        if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
         model_rotate(m, l, qkv, batch, 1.0f);
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
         // for it
@@ -393,7 +449,6 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
     const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const int inner = layer->shared_intermediate;
-    const struct act_shape act = model_act_shape(m, rows, inner);
     const struct moe_shape one = model_shared_shape(m, rows);
     const struct moe_routing *routing = tape ? &tape->shared_routing : &m->shared_routing;
     void *gate_up = tape ? tape->shared_gate_up : m->gate_up;
@@ -401,10 +456,10 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
     float *logits = tape ? tape->shared_logits : m->router_logits;
     struct linear down = {ROLE_SHARED_DOWN, l, w->shared_down, NULL, c->hidden, inner, true, m->dt};
 
-    linear(m, gate_up, m->normed, rows,
-           &(struct linear){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, NULL,
-                            layer_shared_up_width(c, layer), c->hidden, false, m->dt});
-    m->ops->act(m->dev, m->act, gate_up, &act);
+    linear_act(m, m->act, gate_up, m->normed, rows,
+               &(struct linear){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, NULL,
+                                layer_shared_up_width(c, layer), c->hidden, false, m->dt},
+               inner, tape != NULL);
     if (!layer->shared_gate) {
         linear(m, x_out, m->act, rows, &down);
         return;
@@ -438,11 +493,10 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
         if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
         return;
     }
-    const struct act_shape act = model_act_shape(m, rows, inner);
-    linear(m, gate_up, m->normed, rows,
-           &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias, layer_up_width(c, layer),
-                            c->hidden, false, m->dt});
-    m->ops->act(m->dev, m->act, gate_up, &act);
+    linear_act(m, m->act, gate_up, m->normed, rows,
+               &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
+                                layer_up_width(c, layer), c->hidden, false, m->dt},
+               inner, tape != NULL);
     struct branch down = {ROLE_DOWN,
                           l,
                           m->act,

@@ -484,6 +484,15 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     return ST_OK;
 }
 
+enum status weights_check_set(const struct weights *w, const struct safetensors *set,
+                              const char *where)
+{
+    enum status st = ST_OK;
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
+out:
+    return st;
+}
+
 // The folder's tensors, which are those of the table.
 static enum status open_tensors(const struct weights *w, const char *folder,
                                 struct safetensors **ret)
@@ -491,7 +500,7 @@ static enum status open_tensors(const struct weights *w, const char *folder,
     struct safetensors *set = NULL;
     enum status st;
     CHECK(safetensors_open(folder, &set));
-    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, folder));
+    CHECK(weights_check_set(w, set, folder));
     CHECK(check_extra(w, set));
     *ret = set;
     set = NULL;
@@ -513,7 +522,6 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
 {
     enum status st = ST_OK;
     void *staging = NULL;
-    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
     staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {

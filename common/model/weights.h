@@ -81,11 +81,13 @@ void weights_layout_hash(const struct weights *w, char ret[65]);
 // one, a wrong shape or an unusable dtype is an error naming file and tensor; on any such error
 // nothing was written. (lm_head.weight of a tied model may be there and is ignored.)
 enum status weights_load(struct weights *w, struct device *dev, const char *folder);
-// The tensors of an open set, which must all be there, with their shapes; others are not looked at.
-// `where` names the set in errors.
+// Whether the tensors are all in an open set, with their shapes (others are not looked at), and
+// then their values. `where` names the set in errors.
 struct safetensors;
 enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
                              const char *where);
+enum status weights_check_set(const struct weights *w, const struct safetensors *set,
+                              const char *where);
 // The same checks without reading the values: what passes, weights_load() takes. For those who must
 // know before they begin to write. `w` need not be bound.
 enum status weights_check(const struct weights *w, const char *folder);

@@ -6,6 +6,7 @@
  * few instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
+#include "infer-server/engine/adapters.h"
 #include "infer-server/engine/engine_thread.h"
 #include <signal.h>
 #include <stdlib.h>
@@ -179,17 +180,20 @@ enum status engine_submit(struct engine *e, struct request *r)
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);
     st = check_room(e, r);
+    if (st == ST_OK) st = engine_check_adapter(e, &r->sampling.adapter);
     pthread_mutex_unlock(&e->lock);
     const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : r->sampling.cache_salt;
     if (st == ST_OK) st = request_prepare(r, e->options.block_size, cache_salt);
     if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;
     pthread_mutex_lock(&e->lock);
+    CHECK(engine_check_adapter(e, &r->sampling.adapter));
     CHECK(check_room(e, r)); // memory for thousands of samples takes a while
     r->next = NULL;
     *e->inbox_end = r;
     e->inbox_end = &r->next;
     e->n_inside += r->sampling.n;
+    engine_count_adapter(e, &r->sampling.adapter, r->sampling.n);
     wake(e);
 out:
     pthread_mutex_unlock(&e->lock);
@@ -204,6 +208,30 @@ void engine_cancel(struct engine *e, struct request *r, int sample)
     pthread_mutex_lock(&e->lock);
     wake(e);
     pthread_mutex_unlock(&e->lock);
+}
+
+// ---- adapters ----------------------------------------------------------------------------------
+
+int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MOST])
+{
+    pthread_mutex_lock(&e->lock);
+    int n = 0;
+    for (int i = 0; i < e->n_adapters; i++)
+        if (e->adapter_list[i].name[0]) ret[n++] = e->adapter_list[i];
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref *ret)
+{
+    bool found = false;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < e->n_adapters && !found; i++) {
+        found = strcmp(e->adapter_list[i].name, name) == 0;
+        if (found) *ret = e->adapter_list[i].ref;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return found;
 }
 
 // ---- commands ----------------------------------------------------------------------------------
@@ -285,6 +313,46 @@ out:
     free(c.folder);
     free(c.draft_folder);
     return st;
+}
+
+// An adapter's command; the texts that are not NULL are copied.
+static enum status queue_adapter_command(struct engine *e, struct command *c, const char *name,
+                                         const char *folder, const char *config)
+{
+    enum status st = ST_NO_MEMORY;
+    c->name = strdup(name);
+    if (folder) c->folder = strdup(folder);
+    if (config) c->config = strdup(config);
+    if (c->name && (!folder || c->folder) && (!config || c->config))
+        st = queue_command(e, c);
+    else
+        status_fail(st, "no memory for a command");
+    if (st == ST_OK) return ST_OK;
+    free(c->name);
+    free(c->folder);
+    free(c->config);
+    return st;
+}
+
+enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
+                                void (*done)(void *context, enum status, const char *message,
+                                             uint64_t version),
+                                void *context)
+{
+    struct command c = {.kind = COMMAND_LOAD_ADAPTER,
+                        .context = context,
+                        .reload_done = done,
+                        .in_place = order->in_place};
+    return queue_adapter_command(e, &c, order->name, order->folder, order->config);
+}
+
+enum status engine_unload_adapter(struct engine *e, const char *name,
+                                  void (*done)(void *context, enum status, const char *message,
+                                               uint64_t version),
+                                  void *context)
+{
+    struct command c = {.kind = COMMAND_UNLOAD_ADAPTER, .context = context, .reload_done = done};
+    return queue_adapter_command(e, &c, name, NULL, NULL);
 }
 
 enum status engine_bridge_facts(struct engine *e, bool checksums,

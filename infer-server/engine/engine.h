@@ -38,6 +38,7 @@ struct engine_options {
     struct speculative_choice speculative; // of requests that do not choose
     int speculative_fixed;                 // 1: always as many drafts as there are, paying or not
     bool exact; // docs/numerics.md: the same bits whatever is drafted and batched
+    int max_adapters, max_lora_rank; // room for LoRA adapters; 0: there are none
 };
 
 struct request; // opaque to the server but for these
@@ -79,6 +80,21 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
                           void (*done)(void *context, enum status, const char *message,
                                        uint64_t version),
                           void *context);
+// LoRA adapters. Any thread: those that there are, and one by its name.
+int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MOST]);
+bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref *ret);
+// Loads, makes or unloads one at a step boundary; done() as of engine_reload(). An order is copied.
+// ST_BUSY where samples are computed with the one to unload, or a trainer is attached and the one
+// to replace in place might be its own.
+struct adapter_order;
+enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
+                                void (*done)(void *context, enum status, const char *message,
+                                             uint64_t version),
+                                void *context);
+enum status engine_unload_adapter(struct engine *e, const char *name,
+                                  void (*done)(void *context, enum status, const char *message,
+                                               uint64_t version),
+                                  void *context);
 // Facts for GET /bridge/info, gathered on the engine thread at a step boundary: canary is the
 // 64-bit word found in the arena's canary (the engine then stores its complement beside it);
 // checksums, if wanted, is one ops.checksum value a tensor in arena order (the policy's, then the

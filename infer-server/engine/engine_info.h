@@ -15,8 +15,26 @@ struct token_bias {
     float bias; // added to its logit
 };
 
+// A LoRA adapter that the server holds. index 0: none, the model itself; else its slot's number and
+// one. id: no other adapter has or had it.
+struct adapter_ref {
+    int index;
+    uint64_t id;
+};
+#define ADAPTER_NAME_BYTES 56 // the bridge file's roles have 64, "adapter:" among them
+struct adapter_info {
+    struct adapter_ref ref;
+    char name[ADAPTER_NAME_BYTES]; // "": it is unloaded once the last sample with it has ended
+    char folder[512];              // PEFT's, that it was loaded from; "": it was made new
+    int rank;                      // the largest of its matrices
+    int64_t n_parameters;
+    int samples; // that are computed with it now
+};
+#define ADAPTERS_MOST 64
+
 struct sampling {
-    int n;          // samples, >= 1
+    struct adapter_ref adapter; // that samples
+    int n;                      // samples, >= 1
     int max_tokens; // 0: the prompt is computed, nothing sampled; with the prompt within the
                     // context
     float temperature, top_p, min_p;

@@ -50,6 +50,7 @@ static void on_event(void *context, const struct engine_event *event)
     if (event->finish != FINISH_NONE) {
         pthread_mutex_lock(&e->lock);
         e->n_inside--;
+        engine_count_adapter(e, &event->request->sampling.adapter, -1);
         pthread_mutex_unlock(&e->lock);
     }
     e->on_event(e->context, event);
@@ -92,12 +93,14 @@ static void command_free(struct command *c)
 {
     free(c->folder);
     free(c->draft_folder);
+    free(c->name);
+    free(c->config);
     free(c);
 }
 
 static void refuse_command(struct engine *e, struct command *c)
 {
-    if (c->kind == COMMAND_RELOAD)
+    if (c->kind != COMMAND_FACTS)
         c->reload_done(c->context, ST_CANCELLED,
                        e->live.state == ENGINE_FAILED ? e->live.state_detail
                                                       : "the engine is ending",
@@ -141,6 +144,8 @@ static void run_commands(struct engine *e)
             refuse_command(e, c);
         else if (c->kind == COMMAND_RELOAD)
             engine_reload_weights(e, c);
+        else if (c->kind != COMMAND_FACTS)
+            engine_change_adapters(e, c);
         else
             tell_facts(e, c);
         command_free(c);
@@ -176,6 +181,7 @@ static void run(struct engine *e)
         take_inbox(e);
         if (cancels) executor_end_cancelled(e->executor);
         run_commands(e);
+        engine_free_retired(e);
         if (is_over(e)) break;
         if (e->live.state != ENGINE_FAILED) engine_serve_writer(e);
         if (e->live.state != ENGINE_FAILED && !e->paused) {
@@ -245,7 +251,11 @@ static enum status load(struct engine *e)
     const struct weights *draft = weights_owner_weights(owner, WEIGHTS_DRAFT);
     e->live.weight_bytes = (int64_t)policy->bytes;
     e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
+    if (o->max_adapters)
+        CHECK(weights_owner_hold_adapters(owner, o->max_adapters, o->max_lora_rank));
     CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->live, &e->executor));
+    weights_owner_release_room(owner);
+    executor_use_adapters(e->executor, weights_owner_adapters(owner));
     e->live.weight_version = control_version(weights_owner_control(owner));
     scheduler_update(e->executor->scheduler, e->live.weight_version, false);
     CHECK(weights_owner_announce(owner, o->socket_path));

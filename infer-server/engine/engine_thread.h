@@ -11,12 +11,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum command_kind { COMMAND_RELOAD, COMMAND_FACTS };
+enum command_kind { COMMAND_RELOAD, COMMAND_LOAD_ADAPTER, COMMAND_UNLOAD_ADAPTER, COMMAND_FACTS };
 struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
     char *folder, *draft_folder; // RELOAD; owned; draft_folder: NULL where it stays
+    char *name, *config; // of the adapters' commands; owned; config: NULL where there is a folder
+    bool in_place;
     void (*reload_done)(void *context, enum status, const char *message, uint64_t version);
     bool checksums; // FACTS
     void (*facts_done)(void *context, const struct engine_bridge_facts *);
@@ -45,7 +47,9 @@ struct engine {
     int64_t stop_deadline_ns;
     struct weights_owner *owner; // NULL while loading
     int max_context;             // 0 while loading
-    _Atomic bool cancels;        // some sample's cancel flag was set
+    int n_adapters;
+    struct adapter_info adapter_list[ADAPTERS_MOST];
+    _Atomic bool cancels; // some sample's cancel flag was set
 
     // the thread's
     struct device *dev;
@@ -67,6 +71,14 @@ void engine_fail(struct engine *e, const char *message);
 // weight_updates.c: lets the trainer write if it asked, and looks after one that is gone.
 void engine_serve_writer(struct engine *e);
 void engine_reload_weights(struct engine *e, const struct command *c);
+
+// adapter_commands.c: carries out what engine_load_adapter() and engine_unload_adapter() queued;
+// and who asks for which adapter, under the lock.
+void engine_change_adapters(struct engine *e, const struct command *c);
+void engine_free_retired(struct engine *e); // unloaded adapters that no sample needs any more
+enum status engine_check_adapter(struct engine *e, const struct adapter_ref *ref);
+void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples);
+void engine_take_version(struct engine *e, bool recompute); // of weights that changed
 
 // checks.c: what an engine is started with and asked for, before anything is done about it. Any
 // thread. Fills in the defaults. ST_INVALID names the option.

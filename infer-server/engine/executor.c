@@ -10,6 +10,7 @@
  * stream is still there, and the logits are not needed any more. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+#include "infer-server/engine/adapters.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
@@ -165,6 +166,11 @@ void executor_end_all(struct executor *x, enum finish_reason reason, const char 
     while (n_samples(x) > 0) deliver_end(x, scheduler_at(x->scheduler, 0), reason, error);
 }
 
+void executor_use_adapters(struct executor *x, const struct adapters *adapters)
+{
+    runner_use_adapters(x->runners[RUNNER_POLICY], adapters ? adapters_table(adapters) : NULL);
+}
+
 // ---- a step ------------------------------------------------------------------------------------
 
 /* The drafts of a decoding sample go in as sequences of one row each, with the sample's block
@@ -174,6 +180,7 @@ static enum status feed_item(struct runner *r, const struct step_item *item)
 {
     const struct sample *sample = item->sample;
     const int known = item->n - item->n_drafts;
+    batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1);
     enum status st = sample_feed(sample, r, item->first, known);
     for (int k = 0; k < item->n_drafts && st == ST_OK; k++)
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,

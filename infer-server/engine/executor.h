@@ -45,6 +45,10 @@ void executor_add(struct executor *x, struct request *r);
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped);
 
+// The adapters that there are now (NULL: none can be), whose slots requests name.
+struct adapters;
+void executor_use_adapters(struct executor *x, const struct adapters *adapters);
+
 void executor_end_cancelled(struct executor *x); // samples whose `cancel` is set
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error);
 

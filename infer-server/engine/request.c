@@ -32,7 +32,8 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     r->samples = calloc((size_t)sampling->n, sizeof *r->samples);
     if (!r->prompt || !r->samples) goto no_memory;
     memcpy(r->prompt, prompt, (size_t)n_prompt * sizeof *r->prompt);
-    r->prompt_key = speculative_prompt_key(prompt, n_prompt) ^ sampling->cache_salt;
+    r->prompt_key =
+        speculative_prompt_key(prompt, n_prompt) ^ sampling->cache_salt ^ sampling->adapter.id;
     for (int i = 0; i < sampling->n; i++) {
         r->samples[i].request = r;
         r->samples[i].index = i;
@@ -65,7 +66,7 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
     r->full_blocks = r->n_prompt / block_size;
     const size_t n_own = n_blocks - (size_t)r->full_blocks;
     if (!r->hashes) r->hashes = malloc(((size_t)r->full_blocks + 1) * sizeof *r->hashes);
-    if (r->hashes) r->hashes[0] = (struct block_hash){.part = {cache_salt, 0}};
+    if (r->hashes) r->hashes[0] = (struct block_hash){.part = {cache_salt, r->sampling.adapter.id}};
     if (!r->hashes ||
         !block_hash_chain(r->hashes, r->prompt, block_size, r->full_blocks, r->hashes + 1))
         return status_fail(ST_NO_MEMORY, "no memory for the hashes of %d tokens", r->n_prompt);

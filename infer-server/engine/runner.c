@@ -60,9 +60,18 @@ enum status runner_allocate_kv(struct runner *r, int n_blocks)
     return kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks);
 }
 
+void runner_use_adapters(struct runner *r, const struct adapter_table *adapters)
+{
+    model_use_adapters(r->model, adapters);
+    if (!r->graphs) return;
+    decode_graphs_free(r->graphs); // captured with the matmuls that were adapted
+    r->graphs = decode_graphs_new(r->dev);
+}
+
 void runner_clear(struct runner *r)
 {
     batch_clear(r->batch);
+    batch_use_adapter(r->batch, -1);
     r->n_rows = 0;
     r->results = NULL;
 }

@@ -47,6 +47,10 @@ void runner_free(struct runner *r);
 
 enum status runner_allocate_kv(struct runner *r, int n_blocks);
 
+// The adapters that its forward passes know (model.h), as they are now: to be said again whenever
+// they change, with no step in flight.
+void runner_use_adapters(struct runner *r, const struct adapter_table *adapters);
+
 void runner_clear(struct runner *r);
 // n tokens at positions first.. of a sequence of its own in the batch, whose block table has
 // n_blocks entries. Sequences of one row each may have one table: each layer stores the keys of all

@@ -6,7 +6,7 @@
 #include "infer-server/engine/engine_thread.h"
 #include <stdio.h>
 
-static void take_version(struct engine *e, bool recompute)
+void engine_take_version(struct engine *e, bool recompute)
 {
     e->live.weight_version = control_version(weights_owner_control(e->owner));
     scheduler_update(e->executor->scheduler, e->live.weight_version, recompute);
@@ -38,7 +38,7 @@ static void restore(struct engine *e, const char *why)
         return;
     }
     e->live.restores++;
-    take_version(e, true);
+    engine_take_version(e, true);
     note_fallback(e, &restored);
     engine_set_state(e, ENGINE_OK, "");
     log_info("engine: weights restored from %s in %.0f ms, version %llu", restored.from,
@@ -63,7 +63,8 @@ static void after_writer(struct engine *e, enum control_event event)
         log_warn("engine: the trainer is gone; its lease was revoked, the weights are whole");
     // A writer that was fenced off moves the number too: the weights are the same, but what was
     // computed under the old number must not pass for the new one's.
-    if (version != e->live.weight_version) take_version(e, e->options.kv_policy == KV_RECOMPUTE);
+    if (version != e->live.weight_version)
+        engine_take_version(e, e->options.kv_policy == KV_RECOMPUTE);
 }
 
 void engine_serve_writer(struct engine *e)
@@ -103,7 +104,7 @@ void engine_reload_weights(struct engine *e, const struct command *c)
     if (st == ST_TORN)
         restore(e, message);
     else
-        take_version(e, st == ST_OK && e->options.kv_policy != KV_KEEP);
+        engine_take_version(e, st == ST_OK && e->options.kv_policy != KV_KEEP);
     if (st == ST_OK)
         log_info("engine: weights reloaded from %s%s%s, version %llu", c->folder,
                  c->draft_folder ? ", the draft model's from " : "",

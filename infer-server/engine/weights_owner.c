@@ -39,7 +39,9 @@ struct weights_owner {
     char bridge_path[512], path_hash[17], page_name[64];
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
-    bool announced;
+    struct adapters *adapters; // NULL: none
+    void *room;                // kept free for them
+    char *socket_path;         // NULL: not announced yet
 };
 
 // An absolute path, so that the names do not depend on the working folder.
@@ -59,15 +61,16 @@ static enum status absolute_path(const char *path, char *ret, size_t size)
     return ST_OK;
 }
 
+#define NO_FOLDER "(random weights)"
 static const char *source_name(const struct weights_source *source)
 {
-    return source->folder ? source->folder : "(random weights)";
+    return source->folder ? source->folder : NO_FOLDER;
 }
 
 // Path hash; then for an arena PID namespace, pid and start time (the page holds its owner's), and
 // its role.
 #define ARENA_WRITE "/commonweight-%s-%" PRIu64 ".%d.%" PRIu64 "-%s"
-#define ARENA_READ  "commonweight-%16[0-9a-f]-%" SCNu64 ".%d.%" SCNu64 "-%7[a-z]%n"
+#define ARENA_READ  "commonweight-%16[0-9a-f]-%" SCNu64 ".%d.%" SCNu64 "-%7[a-z]%n" // and a number
 #define PAGE_WRITE  "/commonweight-%s-control"
 #define PAGE_READ   "commonweight-%16[0-9a-f]-control%n"
 
@@ -80,7 +83,7 @@ static bool sweep_arena(const char *name)
     uint64_t namespace, start;
     int pid, end = 0;
     if (sscanf(name, "/" ARENA_READ, hash, &namespace, &pid, &start, role, &end) != 5 || end <= 0 ||
-        name[end])
+        name[end + (int)strspn(name + end, "0123456789")])
         return false;
     int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
     if (fd < 0) return false;
@@ -122,12 +125,18 @@ static enum status arena_load(struct weights_owner *o, enum weights_role role, c
     return role == WEIGHTS_POLICY ? st : status_context(st, "the %s model", role_names[role]);
 }
 
+#define SEGMENT_BYTES 96
+static void name_segment(const struct weights_owner *o, const char *role, char ret[SEGMENT_BYTES])
+{
+    snprintf(ret, SEGMENT_BYTES, ARENA_WRITE, o->path_hash, process_namespace(), (int)getpid(),
+             process_start_time(getpid()), role);
+}
+
 static enum status arena_new(struct weights_owner *o, enum weights_role role)
 {
     struct arena *a = &o->arenas[role];
-    char name[96];
-    snprintf(name, sizeof name, ARENA_WRITE, o->path_hash, process_namespace(), (int)getpid(),
-             process_start_time(getpid()), role_names[role]);
+    char name[SEGMENT_BYTES];
+    name_segment(o, role_names[role], name);
     enum status st = shared_memory_create(o->dev, name, a->weights->bytes, &a->memory);
     if (st != ST_OK) return st;
     weights_bind(a->weights, shared_memory_data(a->memory));
@@ -165,12 +174,10 @@ out:
     return st;
 }
 
-// Takes memory for the tensors, which the caller frees.
-static enum status describe_role(const struct weights_owner *o, enum weights_role which,
-                                 struct bridge_role *ret)
+// Takes memory for the tensors, which the caller frees. folder: NULL or "" where it is of none.
+static enum status describe_arena(const struct weights_owner *o, const struct weights *w,
+                                  const char *folder, const char *handle, struct bridge_role *ret)
 {
-    const struct arena *a = &o->arenas[which];
-    const struct weights *w = a->weights;
     const size_t element = dtype_size(w->dt);
     struct bridge_role role = {.bytes = w->bytes,
                                .canary_offset = w->canary_offset,
@@ -179,15 +186,14 @@ static enum status describe_role(const struct weights_owner *o, enum weights_rol
                                .rope_context = w->config->rope_context,
                                .n_tensors = w->n_tensors};
     enum status st = ST_OK;
-    if (a->source.folder)
-        st = absolute_path(a->source.folder, role.model, sizeof role.model);
+    if (folder && folder[0])
+        st = absolute_path(folder, role.model, sizeof role.model);
     else
-        snprintf(role.model, sizeof role.model, "%s", source_name(&a->source));
+        snprintf(role.model, sizeof role.model, "%s", NO_FOLDER);
     if (st != ST_OK) return st;
-    snprintf(role.role, sizeof role.role, "%s", role_names[which]);
     snprintf(role.kind, sizeof role.kind, "%s", shared_memory_kind(o->dev));
-    snprintf(role.handle, sizeof role.handle, "%s", shared_memory_handle(a->memory));
-    snprintf(role.layout_hash, sizeof role.layout_hash, "%s", a->layout_hash);
+    snprintf(role.handle, sizeof role.handle, "%s", handle);
+    weights_layout_hash(w, role.layout_hash);
     role.tensors = calloc((size_t)w->n_tensors, sizeof *role.tensors);
     if (!role.tensors) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
     for (int i = 0; i < w->n_tensors; i++) {
@@ -209,36 +215,136 @@ static enum status describe_role(const struct weights_owner *o, enum weights_rol
     return ST_OK;
 }
 
-enum status weights_owner_announce(struct weights_owner *o, const char *socket_path)
+static enum status describe_roles(const struct weights_owner *o, struct bridge_file *file)
 {
     enum status st = ST_OK;
-    struct bridge_role roles[WEIGHTS_ROLES];
-    struct bridge_file file = {.pid = getpid(), .n_roles = 0, .roles = roles};
     for (int i = 0; i < WEIGHTS_ROLES; i++) {
-        if (!o->arenas[i].weights) continue;
-        CHECK(describe_role(o, (enum weights_role)i, &roles[file.n_roles]));
-        file.n_roles++;
+        const struct arena *a = &o->arenas[i];
+        struct bridge_role *role = &file->roles[file->n_roles];
+        if (!a->weights) continue;
+        CHECK(
+            describe_arena(o, a->weights, a->source.folder, shared_memory_handle(a->memory), role));
+        snprintf(role->role, sizeof role->role, "%s", role_names[i]);
+        file->n_roles++;
     }
+    for (int i = 0; o->adapters && i < adapters_max(o->adapters); i++) {
+        const struct adapter_info *info = adapters_info(o->adapters, i);
+        struct bridge_role *role = &file->roles[file->n_roles];
+        if (!info || !info->name[0]) continue;
+        CHECK(describe_arena(o, adapters_weights(o->adapters, i), info->folder,
+                             adapters_handle(o->adapters, i), role));
+        snprintf(role->role, sizeof role->role, "adapter:%s", info->name);
+        file->n_roles++;
+    }
+out:
+    return st;
+}
+
+static enum status announce(struct weights_owner *o)
+{
+    enum status st = ST_OK;
+    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MOST] = {0};
+    struct bridge_file file = {.pid = getpid(), .n_roles = 0, .roles = roles};
+    CHECK(describe_roles(o, &file));
     snprintf(file.path, sizeof file.path, "%s", o->bridge_path);
     process_boot_id(file.boot_id);
     file.pid_start_time = process_start_time(file.pid);
     snprintf(file.device_uuid, sizeof file.device_uuid, "%s", device_uuid(o->dev));
     snprintf(file.device, sizeof file.device, "%s", device_spec(o->dev));
     snprintf(file.control_page, sizeof file.control_page, "%s", o->page_name);
-    CHECK(absolute_path(socket_path, file.socket, sizeof file.socket));
-    int left = file_sweep_temporaries(file.path);
-    if (left) log_info("removed %d halves of %s, which killed servers left", left, file.path);
+    CHECK(absolute_path(o->socket_path, file.socket, sizeof file.socket));
     CHECK(bridge_file_write(&file));
-    o->announced = true;
 out:
     for (int i = 0; i < file.n_roles; i++) free(roles[i].tensors);
+    return st;
+}
+
+enum status weights_owner_announce(struct weights_owner *o, const char *socket_path)
+{
+    int left = file_sweep_temporaries(o->bridge_path);
+    if (left) log_info("removed %d halves of %s, which killed servers left", left, o->bridge_path);
+    o->socket_path = strdup(socket_path);
+    if (!o->socket_path) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
+    return announce(o);
+}
+
+// ---- adapters -----------------------------------------------------------------------------------
+enum status weights_owner_hold_adapters(struct weights_owner *o, int max_adapters, int max_rank)
+{
+    enum status st;
+    const struct weights *policy = o->arenas[WEIGHTS_POLICY].weights;
+    CHECK(adapters_new(o->dev, policy, max_adapters, max_rank, &o->adapters));
+    st = device_alloc(o->dev, (size_t)max_adapters * adapters_slot_bytes(o->adapters), &o->room);
+out:
+    return status_context(st, "--max-adapters %d of --max-lora-rank %d", max_adapters, max_rank);
+}
+
+void weights_owner_release_room(struct weights_owner *o)
+{
+    device_release(o->dev, o->room);
+    o->room = NULL;
+}
+
+const struct adapters *weights_owner_adapters(const struct weights_owner *o)
+{
+    return o->adapters;
+}
+
+enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_order *order)
+{
+    char name[SEGMENT_BYTES];
+    name_segment(o, "adapter", name);
+    enum status st = adapters_add(o->adapters, order, name);
+    return st == ST_OK ? announce(o) : st;
+}
+
+// A writer's master weights are of what it wrote last.
+static enum status check_no_writer(const struct weights_owner *o, const char *folder)
+{
+    struct control_facts facts;
+    control_facts(o->control, &facts);
+    if (!facts.writer_alive) return ST_OK;
+    return status_fail(ST_BUSY,
+                       "a trainer (pid %d) is attached to these weights; stop it before they "
+                       "are reloaded from %s",
+                       (int)facts.writer_pid, folder);
+}
+
+enum status weights_owner_retire_adapter(struct weights_owner *o, int slot)
+{
+    struct control_facts facts;
+    control_facts(o->control, &facts);
+    if (facts.writer_alive) // it has mapped whatever the bridge file lists
+        return status_fail(ST_BUSY,
+                           "a trainer (pid %d) is attached to this server's memory; stop it before "
+                           "the adapter '%s' is unloaded",
+                           (int)facts.writer_pid, adapters_info(o->adapters, slot)->name);
+    adapters_retire(o->adapters, slot);
+    return announce(o);
+}
+
+enum status weights_owner_remove_adapter(struct weights_owner *o, int slot)
+{
+    return adapters_remove(o->adapters, slot);
+}
+
+enum status weights_owner_reload_adapter(struct weights_owner *o, int slot, const char *folder)
+{
+    enum status st = check_no_writer(o, folder);
+    if (st != ST_OK) return st;
+    control_owner_update_begin(o->control);
+    st = adapters_reload(o->adapters, slot, folder);
+    control_owner_update_end(o->control);
     return st;
 }
 
 void weights_owner_free(struct weights_owner *o)
 {
     if (!o) return;
-    if (o->announced) unlink(o->bridge_path); // ours: the control page keeps other servers off it
+    if (o->socket_path) unlink(o->bridge_path); // ours: the control page keeps other daemons off it
+    weights_owner_release_room(o);
+    adapters_free(o->adapters);
+    free(o->socket_path);
     if (o->control) control_end(o->control);
     control_free(o->control);
     for (int i = 0; i < WEIGHTS_ROLES; i++) {
@@ -284,12 +390,25 @@ static enum status restore_draft(struct weights_owner *o, const char *snapshot,
     return arena_restore(o, WEIGHTS_DRAFT, folder, ret);
 }
 
+// Its writer wrote nothing else.
+static enum status restore_adapter(struct weights_owner *o, const char *snapshot,
+                                   struct weights_restored *ret)
+{
+    enum status st = adapters_restore(o->adapters, snapshot);
+    if (st != ST_OK) return st;
+    control_owner_update_end(o->control);
+    *ret = (struct weights_restored){0};
+    snprintf(ret->from, sizeof ret->from, "%s", snapshot);
+    return ST_OK;
+}
+
 enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret)
 {
     char snapshot[512];
     struct weights_restored restored = {0};
     control_snapshot(o->control, snapshot, sizeof snapshot);
     control_owner_update_begin(o->control);
+    if (o->adapters && adapters_is_checkpoint(snapshot)) return restore_adapter(o, snapshot, ret);
     enum status st = arena_restore(o, WEIGHTS_POLICY, snapshot, &restored);
     if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, &restored);
     if (st != ST_OK) return st;
@@ -313,14 +432,8 @@ static enum status check_reload(const struct weights_owner *o, const char *folde
 enum status weights_owner_reload(struct weights_owner *o, const char *folder,
                                  const char *draft_folder)
 {
-    struct control_facts facts;
-    control_facts(o->control, &facts);
-    if (facts.writer_alive)
-        return status_fail(ST_BUSY,
-                           "a trainer (pid %d) is attached to these weights; stop it before they "
-                           "are reloaded from %s",
-                           (int)facts.writer_pid, folder);
-    enum status st = check_reload(o, folder, draft_folder);
+    enum status st = check_no_writer(o, folder);
+    if (st == ST_OK) st = check_reload(o, folder, draft_folder);
     if (st != ST_OK) return st;
     control_owner_update_begin(o->control);
     st = arena_load(o, WEIGHTS_POLICY, folder);
@@ -349,11 +462,25 @@ enum status weights_owner_canary(struct weights_owner *o, uint64_t *ret_word)
     return st;
 }
 
+// The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
+// there is none.
+static const struct weights *listed_arena(const struct weights_owner *o, int i)
+{
+    if (i < WEIGHTS_ROLES) return o->arenas[i].weights;
+    const struct adapter_info *info = adapters_info(o->adapters, i - WEIGHTS_ROLES);
+    return info && info->name[0] ? adapters_weights(o->adapters, i - WEIGHTS_ROLES) : NULL;
+}
+
+static int listed_arenas(const struct weights_owner *o)
+{
+    return WEIGHTS_ROLES + (o->adapters ? adapters_max(o->adapters) : 0);
+}
+
 int weights_owner_tensors(const struct weights_owner *o)
 {
     int n = 0;
-    for (int i = 0; i < WEIGHTS_ROLES; i++)
-        if (o->arenas[i].weights) n += o->arenas[i].weights->n_tensors;
+    for (int i = 0; i < listed_arenas(o); i++)
+        if (listed_arena(o, i)) n += listed_arena(o, i)->n_tensors;
     return n;
 }
 
@@ -374,8 +501,8 @@ static enum status arena_checksums(struct weights_owner *o, const struct weights
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
 {
     enum status st = ST_OK;
-    for (int i = 0; i < WEIGHTS_ROLES && st == ST_OK; i++) {
-        const struct weights *w = o->arenas[i].weights;
+    for (int i = 0; i < listed_arenas(o) && st == ST_OK; i++) {
+        const struct weights *w = listed_arena(o, i);
         if (!w) continue;
         st = arena_checksums(o, w, sums);
         sums += w->n_tensors;

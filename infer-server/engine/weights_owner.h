@@ -9,6 +9,7 @@
 
 #include "bridge/control.h"
 #include "common/model/weights.h"
+#include "infer-server/engine/adapters.h"
 #include "kernels/device.h"
 
 struct weights_owner;
@@ -29,11 +30,27 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
 // Removes bridge file, control page and arenas; NULL is fine.
 void weights_owner_free(struct weights_owner *o);
 
+// Room for LoRA adapters, kept free from now on, until weights_owner_release_room() says that
+// whoever takes all that is left has taken it.
+enum status weights_owner_hold_adapters(struct weights_owner *o, int max_adapters, int max_rank);
+void weights_owner_release_room(struct weights_owner *o);
+const struct adapters *
+weights_owner_adapters(const struct weights_owner *o); // NULL: there are none
+// adapters_add() and adapters_retire(); the bridge file is then written anew. Retiring is ST_BUSY
+// while a trainer, who may have mapped the arena, is attached; adapters_remove() follows once
+// nobody computes with it.
+enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_order *order);
+enum status weights_owner_retire_adapter(struct weights_owner *o, int slot);
+enum status weights_owner_remove_adapter(struct weights_owner *o, int slot);
+// adapters_reload(): next even version. ST_BUSY as of weights_owner_reload().
+enum status weights_owner_reload_adapter(struct weights_owner *o, int slot, const char *folder);
+
 // NULL where there is no such role.
 const struct weights *weights_owner_weights(const struct weights_owner *o, enum weights_role role);
 struct control *weights_owner_control(const struct weights_owner *o);
 
-// Torn weights: the writer's last good snapshot if there is one that loads, else the folder of the
+// Torn weights: where the writer's last snapshot is of an adapter, that adapter from it. Else the
+// model's: the snapshot if there is one that loads, else the folder of the
 // last reload, else the model folder; for the draft "draft" inside the snapshot, else its folder.
 // Next even version. On failure they stay torn.
 struct weights_restored {

@@ -30,6 +30,8 @@ struct api_model {
     const struct tokenizer *tokenizer; // NULL: token ids only
     const struct chat_template *chat;  // NULL: chat is refused with why_no_chat
     const char *why_no_chat;
+    struct engine *engine; // whose adapters "model" and "lora" name; NULL: there are none
+    char active_adapter[ADAPTER_NAME_BYTES]; // of /generate where it names none; "": none
     int vocab_size;
     int max_context;                // tokens, prompt and completion together
     struct unknown_fields *unknown; // NULL: refused

@@ -39,11 +39,33 @@ void api_request_free(struct api_request *r)
 enum status api_check_model_name(const json_t *object, const struct api_model *model)
 {
     const char *name = NULL;
+    struct adapter_ref ref;
     enum status st = json_get_string(where, object, "model", &name);
     if (st != ST_OK || !name || !*name) return st;
     if (strcmp(name, model->name) == 0 || strcmp(name, model->folder) == 0) return ST_OK;
+    if (model->engine && engine_find_adapter(model->engine, name, &ref)) return ST_OK;
     return status_fail(ST_NOT_FOUND, "request: \"model\" is '%.200s'; this server has '%s'", name,
                        model->name);
+}
+
+// "lora": an adapter's name; or "model", where that is one's. api_check_model_name() was content.
+static enum status read_adapter(struct api_request *r, const json_t *object,
+                                const struct api_model *model)
+{
+    const char *name = NULL, *lora = NULL;
+    enum status st;
+    CHECK(json_get_string(where, object, "model", &name));
+    CHECK(json_get_string(where, object, "lora", &lora));
+    if (model->engine && name) engine_find_adapter(model->engine, name, &r->sampling.adapter);
+    if (!lora && !name && r->kind == API_GENERATE && model->active_adapter[0])
+        lora = model->active_adapter;
+    if (lora && !(model->engine && engine_find_adapter(model->engine, lora, &r->sampling.adapter)))
+        st = status_fail(ST_NOT_FOUND,
+                         "request: \"lora\" is '%.200s', which is no adapter of this server; "
+                         "/v1/models lists them",
+                         lora);
+out:
+    return st;
 }
 
 static enum status read_stream(struct api_request *r, const json_t *object,
@@ -243,6 +265,7 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
     CHECK(json_parse(where, body, len, &object));
     if (!json_is_object(object)) FAIL(ST_INVALID, "request: the body must be a JSON object");
     CHECK(api_check_model_name(object, model));
+    CHECK(read_adapter(r, object, model));
     CHECK(read_fields(r, object, model));
     CHECK(check_lengths(r, model));
     *ret = r;

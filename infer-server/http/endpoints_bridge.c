@@ -1,5 +1,4 @@
-/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload, and the adapters'
- * paths.
+/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload.
  *
  * What has to wait for a step boundary is a job (job.h): pausing in libuv's thread pool
  * (engine_pause blocks), facts and reloading on the engine's thread, which calls back there. Loop's
@@ -272,11 +271,4 @@ out:
     if (st == ST_OK) return;
     job_free(&b->job);
     http_fail_status(q, st);
-}
-
-void handle_adapters(void *server, struct http_request *q)
-{
-    (void)server;
-    http_fail(q, 501,
-              "adapters (LoRA) are not supported yet: this server serves the model's own weights");
 }

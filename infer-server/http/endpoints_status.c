@@ -72,21 +72,40 @@ static json_t *model_card(const struct server *s)
                      "max_model_len", s->model.max_context);
 }
 
+static json_t *adapter_card(const struct server *s, const struct adapter_info *a)
+{
+    json_t *card = model_card(s);
+    json_object_set_new(card, "id", json_clean_string(a->name));
+    json_object_set_new(card, "root", json_clean_string(a->folder));
+    json_object_set_new(card, "parent", json_clean_string(s->model.name));
+    return card;
+}
+
 void handle_models(void *server, struct http_request *q)
 {
-    http_reply_json(q, 200,
-                    json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(server)));
+    const struct server *s = server;
+    struct adapter_info list[ADAPTERS_MOST];
+    const int n = engine_adapters(s->engine, list);
+    json_t *data = json_array();
+    json_array_append_new(data, model_card(s));
+    for (int i = 0; i < n; i++) json_array_append_new(data, adapter_card(s, &list[i]));
+    http_reply_json(q, 200, json_pack("{s:s, s:o}", "object", "list", "data", data));
 }
 
 void handle_model(void *server, struct http_request *q)
 {
     const struct server *s = server;
     const char *id = http_path_tail(q);
-    if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) {
-        http_reply_json(q, 200, model_card(s));
-        return;
-    }
-    http_fail(q, 404, "\"model\" is '%.200s'; this server has '%.200s'", id, s->model.name);
+    struct adapter_info list[ADAPTERS_MOST];
+    const int n = engine_adapters(s->engine, list);
+    json_t *card = NULL;
+    if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) card = model_card(s);
+    for (int i = 0; i < n && !card; i++)
+        if (strcmp(id, list[i].name) == 0) card = adapter_card(s, &list[i]);
+    if (card)
+        http_reply_json(q, 200, card);
+    else
+        http_fail(q, 404, "\"model\" is '%.200s'; this server has '%.200s'", id, s->model.name);
 }
 
 void handle_metrics(void *server, struct http_request *q)

@@ -29,6 +29,7 @@ struct field {
 static const struct field fields[] = {
     // what is generated from
     {"model", MODELS, READ},
+    {"lora", OPENAI | PLACE_GENERATE | PLACE_INFERENCE | PLACE_ROLLOUTS, READ},
     {"prompt", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_GROUP | PLACE_TOKENIZE | PLACE_PROMPT,
      READ},
     {"prompts", PLACE_GENERATE, READ},

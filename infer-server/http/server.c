@@ -42,11 +42,11 @@ static const struct http_route routes[] = {
     {"POST", "/bridge/pause", handle_bridge_pause, HTTP_ADMIN, 0},
     {"POST", "/bridge/resume", handle_bridge_resume, HTTP_ADMIN, 0},
     {"POST", "/reload", handle_reload, HTTP_ADMIN, 0},
-    {"POST", "/v1/load_lora_adapter", handle_adapters, HTTP_ADMIN, 0},
-    {"POST", "/v1/unload_lora_adapter", handle_adapters, HTTP_ADMIN, 0},
-    {"POST", "/lora/load", handle_adapters, HTTP_ADMIN, 0},
-    {"POST", "/lora/unload", handle_adapters, HTTP_ADMIN, 0},
-    {"GET", "/lora/status", handle_adapters, HTTP_ADMIN, 0},
+    {"POST", "/v1/load_lora_adapter", handle_adapter_change, HTTP_ADMIN, ADAPTER_LOAD},
+    {"POST", "/v1/unload_lora_adapter", handle_adapter_change, HTTP_ADMIN, ADAPTER_UNLOAD},
+    {"POST", "/lora/load", handle_adapter_change, HTTP_ADMIN, ADAPTER_ACTIVATE},
+    {"POST", "/lora/unload", handle_adapter_change, HTTP_ADMIN, ADAPTER_DEACTIVATE},
+    {"GET", "/lora/status", handle_lora_status, HTTP_ADMIN, 0},
     {NULL, NULL, NULL, HTTP_NEEDS_KEY, 0},
 };
 
@@ -308,6 +308,7 @@ enum status server_run(const struct server_options *options)
     s->host.engine = s->engine;
     struct engine_info info;
     engine_info(s->engine, &info);
+    s->model.engine = s->engine;
     s->model.vocab_size = info.vocab_size;
     CHECK(start_http(s));
     start_handles(s);

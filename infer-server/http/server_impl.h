@@ -25,7 +25,8 @@ struct server {
     enum engine_state seen_state;
     bool ready_told, draining, paused;
     int64_t drain_deadline_ns;
-    int work; // thread-pool jobs and engine commands under way
+    int adapter_loads; // by /lora/load
+    int work;          // thread-pool jobs and engine commands under way
     uint64_t watchdog_ms;
     int64_t watchdog_told_ns;
 };
@@ -48,7 +49,10 @@ void handle_bridge_info(void *server, struct http_request *q);
 void handle_bridge_pause(void *server, struct http_request *q);
 void handle_bridge_resume(void *server, struct http_request *q);
 void handle_reload(void *server, struct http_request *q);
-void handle_adapters(void *server, struct http_request *q);
+
+enum { ADAPTER_LOAD, ADAPTER_UNLOAD, ADAPTER_ACTIVATE, ADAPTER_DEACTIVATE };
+void handle_adapter_change(void *server, struct http_request *q); // which: one of these
+void handle_lora_status(void *server, struct http_request *q);
 
 // "ok", "loading", "torn", "draining", "failed"; ret_detail: a sentence (may be empty).
 const char *server_state(const struct server *s, const struct engine_stats *stats,

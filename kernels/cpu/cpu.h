@@ -22,7 +22,7 @@ void *cpu_workspace(struct device *dev, size_t bytes);
 // What attention of packed batches, the sum of squares, and an adapter ask of it.
 size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
 size_t cpu_squares_scratch(int64_t n);
-size_t cpu_lora_scratch(int rows, int max_rank);
+size_t cpu_lora_scratch(int rows, int max_rank, int dropped); // dropped: columns of x, or 0
 // True for DT_F32; else records that operation `name` does not compute in `dt` here.
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt);
 

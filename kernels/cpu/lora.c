@@ -2,6 +2,7 @@
  * summation depends on their length alone: a row has the same bits in any batch, though rows of one
  * adapter that stand together are computed together. The backward pass is OpenBLAS. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/dropout.h"
 #include <cblas.h>
 
 enum { BLOCK = 8 }; // rows that a thread takes at a time
@@ -38,22 +39,56 @@ static void run_forward(const struct lora_args *l, int part, float *y, const flo
     cpu_dots(&up, 0, n, 0, l->first[part + 1] - l->first[part]);
 }
 
-void cpu_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
+// to (rows, k) (+)= x times the part's dropout.
+static void drop(const struct lora_args *l, int part, float *to, const float *x, bool add)
 {
-    if (!cpu_is_f32(dev, "lora", l->dt) || l->rows <= 0) return;
+    const struct lora_dropout *d = &l->dropout;
+#pragma omp parallel for if ((int64_t)l->rows * l->k > PARALLEL_WORK)
+    for (int row = 0; row < l->rows; row++)
+        for (int c = 0; c < l->k; c += 4) {
+            float factors[4];
+            dropout_factors(d, part, d->sample[row], d->position[row], (uint32_t)c / 4, factors);
+            for (int i = 0; i < 4 && c + i < l->k; i++) {
+                const int64_t at = (int64_t)row * l->k + c + i;
+                to[at] = (add ? to[at] : 0) + factors[i] * x[at];
+            }
+        }
+}
+
+// One part, for all rows.
+static void part_forward(const struct lora_args *l, int part, float *y, const float *x,
+                         float *scratch)
+{
     const int blocks = (l->rows + BLOCK - 1) / BLOCK;
-    const int64_t work = (int64_t)l->rows * l->max_rank * (l->k + l->first[l->n_parts]);
-    float *scratch = cpu_workspace(dev, (size_t)blocks * BLOCK * l->max_rank * sizeof *scratch);
-    if (!scratch) return;
+    const int64_t work =
+        (int64_t)l->rows * l->max_rank * (l->k + l->first[part + 1] - l->first[part]);
 #pragma omp parallel for if (work > PARALLEL_WORK * 8)
     for (int block = 0; block < blocks; block++) {
         int end = (block + 1) * BLOCK < l->rows ? (block + 1) * BLOCK : l->rows, to;
         float *h = scratch + (int64_t)block * BLOCK * l->max_rank;
         for (int at = block * BLOCK; at < end; at = to) {
             for (to = at + 1; to < end && l->adapter[to] == l->adapter[at];) to++;
-            for (int p = 0; l->adapter[at] >= 0 && p < l->n_parts; p++)
-                run_forward(l, p, y, x, h, at, to);
+            if (l->adapter[at] >= 0) run_forward(l, part, y, x, h, at, to);
         }
+    }
+}
+
+// Twice h, and x after dropout.
+size_t cpu_lora_scratch(int rows, int max_rank, int dropped)
+{
+    return (size_t)(rows + BLOCK) * (2 * (size_t)max_rank + (size_t)dropped) * sizeof(float);
+}
+
+void cpu_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
+{
+    const bool drops = l->dropout.p > 0;
+    if (!cpu_is_f32(dev, "lora", l->dt) || l->rows <= 0) return;
+    float *h = cpu_workspace(dev, cpu_lora_scratch(l->rows, l->max_rank, drops ? l->k : 0));
+    if (!h) return;
+    float *dropped = h + (int64_t)(l->rows + BLOCK) * 2 * l->max_rank;
+    for (int p = 0; p < l->n_parts; p++) {
+        if (drops) drop(l, p, dropped, x, false);
+        part_forward(l, p, y, drops ? dropped : x, h);
     }
 }
 
@@ -71,8 +106,9 @@ static void multiply(float *c, const float *a, const float *b, const struct prod
                 p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
 }
 
+// x: after dropout; it is overwritten where there is any.
 static void part_back(const struct lora_args *l, int part, float *dx, const struct lora_grads *g,
-                      const float *dy, const float *x, float *h)
+                      const float *dy, const float *x, float *h, float *dropped)
 {
     const struct lora_factors *f = factors_at(l, part, 0);
     const int rows = l->rows, k = l->k, r = f->rank, width = l->first[l->n_parts];
@@ -83,20 +119,22 @@ static void part_back(const struct lora_args *l, int part, float *dx, const stru
     multiply(g->b, dy, h, &(struct product){n, r, rows, true, f->scale, 1, width, r, r});
     multiply(dh, dy, f->b, &(struct product){rows, r, n, false, f->scale, 0, width, r, r});
     multiply(g->a, dh, x, &(struct product){r, k, rows, true, 1, 1, r, k, k});
-    multiply(dx, dh, f->a, &(struct product){rows, k, r, false, 1, 1, r, k, k});
-}
-
-size_t cpu_lora_scratch(int rows, int max_rank)
-{
-    return (size_t)(rows + BLOCK) * 2 * (size_t)max_rank * sizeof(float);
+    multiply(dropped ? dropped : dx, dh, f->a,
+             &(struct product){rows, k, r, false, 1, dropped ? 0 : 1, r, k, k});
+    if (dropped) drop(l, part, dx, dropped, true);
 }
 
 void cpu_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
                    const void *x, const struct lora_args *l)
 {
+    const bool drops = l->dropout.p > 0;
     if (!cpu_is_f32(dev, "lora_back", l->dt) || l->rows <= 0) return;
-    float *h = cpu_workspace(dev, cpu_lora_scratch(l->rows, l->max_rank));
+    float *h = cpu_workspace(dev, cpu_lora_scratch(l->rows, l->max_rank, drops ? l->k : 0));
     if (!h) return;
-    for (int p = 0; p < l->n_parts; p++)
-        if (factors_at(l, p, 0)->a) part_back(l, p, dx, &grads[p], dy, x, h);
+    float *dropped = drops ? h + (int64_t)(l->rows + BLOCK) * 2 * l->max_rank : NULL;
+    for (int p = 0; p < l->n_parts; p++) {
+        if (!factors_at(l, p, 0)->a) continue;
+        if (drops) drop(l, p, dropped, x, false);
+        part_back(l, p, dx, &grads[p], dy, drops ? dropped : x, h, dropped);
+    }
 }

@@ -6,7 +6,8 @@ size_t cpu_scratch_bytes(struct device *dev, const struct scratch_shape *shape)
     (void)dev;
     size_t attention = cpu_attn_scratch(&shape->attn, shape->max_context);
     size_t squares = cpu_squares_scratch(shape->n_elements);
-    size_t lora = cpu_lora_scratch(shape->rows, shape->lora_rank);
+    size_t lora =
+        cpu_lora_scratch(shape->rows, shape->lora_rank, shape->lora_dropout ? shape->widest : 0);
     size_t most = attention > squares ? attention : squares;
     return ((most > lora ? most : lora) + 63) / 64 * 64;
 }

@@ -23,11 +23,18 @@ void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
     }
 }
 
-void cpu_rope_store(struct device *dev, void *qkv, const float *table, int rot_dim,
-                    const struct kv_view *kv, int layer, const struct batch_view *batch,
-                    const struct attn_shape *s)
+void cpu_rope_store(struct device *dev, void *qkv, const struct rope_store *s)
 {
-    const struct rope_args rope = rope_of_batch(table, rot_dim, batch, s, 1, kv->dt);
+    const struct rope_args rope =
+        rope_of_batch(s->table, s->rot_dim, s->batch, s->shape, 1, s->kv->dt);
     cpu_rope(dev, qkv, &rope);
-    cpu_kv_store(dev, kv, layer, qkv, batch, s);
+    cpu_kv_store(dev, s->kv, s->layer, qkv, s->batch, s->shape);
+}
+
+void cpu_matmul_rope_store(struct device *dev, void *qkv, const void *a, const void *b,
+                           const void *bias, const struct matmul *shape,
+                           const struct rope_store *store)
+{
+    cpu_matmul(dev, qkv, a, b, bias, shape);
+    cpu_rope_store(dev, qkv, store);
 }

@@ -1,27 +1,9 @@
 /* act.cu: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
  * gradients. One pass, 16-byte accesses; the kind is a run-time number, for the loads bound these.
  */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/act.cuh"
 
 #define THREADS 128
-
-__device__ __forceinline__ float sigmoid(float x)
-{
-    return 1.f / (1.f + expf(-x));
-}
-
-// GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
-__device__ __forceinline__ float gelu_tanh_2u(float x)
-{
-    return 2.f * 0.7978845608f * (x + 0.044715f * x * x * x);
-}
-
-__device__ __forceinline__ float activate(float x, act_kind kind)
-{
-    if (kind == ACT_SILU) return x * sigmoid(x);
-    if (kind == ACT_GELU_TANH) return x * sigmoid(gelu_tanh_2u(x));
-    return 0.5f * x * (1.f + erff(x * 0.70710678f));
-}
 
 __device__ __forceinline__ float derivative(float x, act_kind kind)
 {
@@ -40,7 +22,7 @@ __device__ __forceinline__ float derivative(float x, act_kind kind)
 template <typename T, int V>
 __global__ void act_kernel(T *y, const T *x, int width, act_kind kind, bool gated)
 {
-    grid_begin();
+    grid_begin_early();
     int c = (blockIdx.y * THREADS + threadIdx.x) * V;
     if (c >= width) return;
     const T *in = x + (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
@@ -87,6 +69,16 @@ void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape
         cuda_launch(dev, "act", act_kernel<T, V>, dim3(s->rows, ceil_div(s->width, THREADS * V)),
                     THREADS, 0, (T *)y, (const T *)x, s->width, s->kind, s->gated);
     });
+}
+
+void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
+                     const void *bias, const struct matmul *shape, const struct act_shape *act,
+                     bool keep)
+{
+    if (shape->m <= 0 || shape->n <= 0) return;
+    if (act->gated && !keep && matmul_small_gated(dev, y, a, b, bias, shape, act->kind)) return;
+    cuda_matmul(dev, x, a, b, bias, shape);
+    cuda_act(dev, y, x, act);
 }
 
 void cuda_act_back(struct device *dev, void *dx, const void *dy, const void *x,

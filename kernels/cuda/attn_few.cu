@@ -34,11 +34,11 @@ struct task {
 // False where the block has nothing to do. May run before grid_wait().
 __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int row_tiles)
 {
-    w.s = blockIdx.z;
-    w.kv_head = blockIdx.y / row_tiles;
+    w.s = blockIdx.y;
+    w.kv_head = blockIdx.x / row_tiles;
     int start = number_at<true>(a.query_start + w.s);
     int n = (number_at<true>(a.query_start + w.s + 1) - start) * a.group;
-    w.rows = {start, (int)blockIdx.y % row_tiles * ROWS, n, w.kv_head * a.group};
+    w.rows = {start, (int)blockIdx.x % row_tiles * ROWS, n, w.kv_head * a.group};
     if (w.rows.base >= n || n > FEW_ROWS) return false;
     int last = min(ROWS, n - w.rows.base) - 1;
     int lowest = row_position<true, true>(a, w.s, place_of(a, w.rows, 0).row);
@@ -46,9 +46,9 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int r
     w.low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
     w.first_chunk = w.low / CHUNK_KEYS;
     w.n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - w.first_chunk + 1;
-    w.begin = (w.first_chunk + blockIdx.x) * CHUNK_KEYS;
+    w.begin = (w.first_chunk + blockIdx.z) * CHUNK_KEYS;
     w.end = min(w.begin + CHUNK_KEYS, highest + 1);
-    return (int)blockIdx.x < w.n_chunks;
+    return (int)blockIdx.z < w.n_chunks;
 }
 
 // ---- shared memory -----------------------------------------------------------------------------
@@ -272,7 +272,7 @@ __device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task
     }
 }
 
-// parts: of each task (grid z, y) those of up to gridDim.x chunks, part_rows rows each.
+// parts: of each task (grid y, x) those of up to gridDim.z chunks, part_rows rows each.
 struct chunk_parts {
     float *at;
     unsigned *tickets;
@@ -295,9 +295,9 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
         });
         return;
     }
-    int task_at = blockIdx.z * gridDim.y + blockIdx.y;
+    int task_at = blockIdx.y * gridDim.x + blockIdx.x;
     int64_t stride = (int64_t)parts.part_rows * part_width<HD>;
-    float *of_task = parts.at + task_at * gridDim.x * stride, *own = of_task + blockIdx.x * stride;
+    float *of_task = parts.at + task_at * gridDim.z * stride, *own = of_task + blockIdx.z * stride;
     each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
         store_pair(own + (lane / 4 + h * 8) * part_width<HD> + d, x, y);
     });
@@ -381,7 +381,7 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
         if (!parts.at) return;
     }
     for (int s = 0; s < n_seqs; s += turn) {
-        dim3 grid(chunks, tasks, std::min(turn, n_seqs - s));
+        dim3 grid(tasks, std::min(turn, n_seqs - s), chunks); // all first chunks first
         // values wait for the keys' room where blocks on the same SM have work meanwhile
         size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
         bool at_once = shared + keys <= (size_t)state->max_shared &&

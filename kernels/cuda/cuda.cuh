@@ -7,7 +7,9 @@
  * kernel begins with grid_begin(), which waits until the one before it is complete and its writes
  * are visible. What may be read before that wait is for the call to say (`early`, ops.h): the
  * weights of a matmul of few rows (matmul_small.cu), a batch's lists and earlier keys
- * (attn_few.cu).
+ * (attn_few.cu). What stands between two such matmuls (norm, activation) lets the second begin
+ * before it waits itself (grid_begin_early()), so that a block of the second takes the place of one
+ * of the first as soon as that ends, and reads its weights while all others work.
  */
 #ifndef KERNELS_CUDA_CUDA_CUH
 #define KERNELS_CUDA_CUDA_CUH
@@ -100,11 +102,18 @@ __device__ __forceinline__ void grid_release()
 }
 
 // The first statement of every kernel. The release comes after the wait, so that a kernel that has
-// begun proves all but the kernel directly before it complete.
+// begun proves all but the kernel directly before it complete; and where that is one that releases
+// first, all but the two before it.
 __device__ __forceinline__ void grid_begin()
 {
     grid_wait();
     grid_release();
+}
+
+__device__ __forceinline__ void grid_begin_early()
+{
+    grid_release();
+    grid_wait();
 }
 
 // ---- elements ----------------------------------------------------------------------------------
@@ -270,7 +279,8 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
 size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of one added to bf16
-size_t cuda_lora_scratch(int rows, int max_rank);        // lora.cu
+size_t cuda_lora_scratch(int rows, int max_rank,
+                         size_t dropped); // lora.cu; dropped: bytes of a row of x, or 0
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
 void matmul_state_free(struct matmul_state *state);
@@ -279,6 +289,12 @@ void matmul_state_free(struct matmul_state *state);
 // nothing enqueued, where the shape is not for it.
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                   const struct matmul *shape);
+// The same for y = act(gate) * up of the two halves of C's columns, and for rope_store.
+bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
+                        const struct matmul *shape, enum act_kind act);
+bool matmul_small_rotated(struct device *dev, void *qkv, const void *a, const void *b,
+                          const void *bias, const struct matmul *shape,
+                          const struct rope_store *store);
 // The same for the experts' matmuls of ops.h, where they have few rows each.
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
                           const int32_t *offsets, int n_experts, const struct matmul *shape);

@@ -59,13 +59,14 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 #define L2_EVICT_FIRST 0x12F0000000000000ull // what is read once
 #define L2_EVICT_LAST  0x14F0000000000000ull // what every block reads
 
-// A box at (0, row, chunk) of a map of (64, rows, chunks) elements, zeros outside of it.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int row, int chunk,
-                                         uint32_t barrier, uint64_t policy)
+// A box at (0, row, pair, chunk) of a map of (64, rows, pairs, chunks) elements, zeros outside of
+// it.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int row, int pair,
+                                         int chunk, uint32_t barrier, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-                 "l"(map), "r"(0), "r"(row), "r"(chunk), "r"(barrier), "l"(policy)
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+                 "l"(map), "r"(0), "r"(row), "r"(pair), "r"(chunk), "r"(barrier), "l"(policy)
                  : "memory");
 }
 

@@ -5,6 +5,7 @@
  * bits in any batch. An adapter is small beside the matrix that it belongs to: nothing here uses
  * tensor cores. */
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/dropout.h"
 
 #define THREADS 256
 #define ROWS    8
@@ -14,6 +15,7 @@ struct lora_view { // lora_args on the device
     const lora_factors *factors;
     const int32_t *adapter; // NULL: all rows are of the first
     int n_adapters, n_parts, max_rank, rows, k, first[LORA_PARTS + 1];
+    lora_dropout dropout;
 };
 
 static lora_view view_of(const struct lora_args *l, bool back)
@@ -27,6 +29,7 @@ static lora_view view_of(const struct lora_args *l, bool back)
     v.rows = l->rows;
     v.k = l->k;
     for (int p = 0; p <= l->n_parts; p++) v.first[p] = l->first[p];
+    v.dropout = l->dropout;
     return v;
 }
 
@@ -43,13 +46,29 @@ __device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
     return to;
 }
 
+// to (rows, k) = x times the part's dropout. A thread has four columns.
+template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, const lora_view l)
+{
+    grid_begin();
+    const int row = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * 4;
+    if (c >= l.k) return;
+    float factors[4];
+    dropout_factors(&l.dropout, part, l.dropout.sample[row], l.dropout.position[row], c / 4,
+                    factors);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (c + i < l.k)
+            to[(int64_t)row * l.k + c + i] =
+                from_f32<T>(factors[i] * to_f32(x[(int64_t)row * l.k + c + i]));
+}
+
 // h[p][row][j] = sum of x[row][c] * a[j][c]; or, of the gradient (BACK), scale * that of
 // dy[row][c] * b[c][j] over the part's columns. A warp takes every eighth j.
 template <typename T, int V, bool BACK>
-__global__ void thin_kernel(float *h, const T *x, const lora_view l)
+__global__ void thin_kernel(float *h, const T *x, int part0, const lora_view l)
 {
     grid_begin();
-    const int part = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int part = part0 + blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int n = BACK ? l.first[part + 1] - l.first[part] : l.k;
     const int stride = BACK ? l.first[l.n_parts] : l.k;
     const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
@@ -89,6 +108,16 @@ __global__ void thin_kernel(float *h, const T *x, const lora_view l)
     }
 }
 
+// The factor of an element of x.
+__device__ __forceinline__ float kept(const lora_view &l, int part, int row, int c)
+{
+    if (l.dropout.p <= 0.f) return 1.f;
+    float factors[4];
+    dropout_factors(&l.dropout, part, l.dropout.sample[row], l.dropout.position[row], c / 4,
+                    factors);
+    return c % 4 == 0 ? factors[0] : c % 4 == 1 ? factors[1] : c % 4 == 2 ? factors[2] : factors[3];
+}
+
 // y[row][c] += scale * sum of h[p][row][j] * b[c][j] over the part that c is of; or, of the
 // gradient (BACK), dx[row][c] += sum of h[p][row][j] * a[j][c] over all parts. A thread has a
 // column.
@@ -104,14 +133,14 @@ __global__ void widen_kernel(T *y, const float *h, const lora_view l)
         to = run_end(l, at, end);
         const int adapter = adapter_of(l, at);
         if (adapter < 0) continue;
-        float sum[ROWS] = {};
-        float scale = 0;
+        float total[ROWS] = {}, scale = 0;
         for (int p = 0; p < l.n_parts; p++) {
             if (!BACK && (c < l.first[p] || c >= l.first[p + 1])) continue;
             const lora_factors f = l.factors[p * l.n_adapters + adapter];
             if (!f.a) continue;
             const T *weights =
                 BACK ? (const T *)f.a + c : (const T *)f.b + (int64_t)(c - l.first[p]) * f.rank;
+            float sum[ROWS] = {};
             scale = BACK ? 1.f : f.scale;
             for (int j = 0; j < f.rank; j++) {
                 const float w = to_f32(weights[BACK ? (int64_t)j * l.k : j]);
@@ -121,13 +150,17 @@ __global__ void widen_kernel(T *y, const float *h, const lora_view l)
                         sum[i] =
                             fmaf(h[((int64_t)p * l.rows + base + i) * l.max_rank + j], w, sum[i]);
             }
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (base + i >= at && base + i < to)
+                    total[i] += BACK ? sum[i] * kept(l, p, base + i, c) : sum[i];
         }
         if (scale == 0.f) continue; // the adapter leaves this column alone
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             if (base + i < at || base + i >= to) continue;
             T *out = y + (int64_t)(base + i) * width + c;
-            *out = from_f32<T>(fmaf(scale, sum[i], to_f32(*out)));
+            *out = from_f32<T>(fmaf(scale, total[i], to_f32(*out)));
         }
     }
 }
@@ -161,57 +194,86 @@ __global__ void outer_kernel(float *out, const T *x, const float *h, int part, c
 }
 
 template <typename T, bool BACK>
-static void thin(struct device *dev, float *h, const void *x, const struct lora_args *l,
-                 const lora_view &v)
+static void thin_parts(struct device *dev, float *h, const T *x, int part0, int n_parts,
+                       const lora_view &v)
 {
-    const dim3 grid(ceil_div(l->rows, ROWS), l->n_parts);
+    const dim3 grid(ceil_div(v.rows, ROWS), n_parts);
     constexpr int V = BACK ? 1 : wide<T>;
-    if (!BACK && aligned(16, {x}, {(int64_t)(l->k * sizeof(T))}))
-        cuda_launch(dev, "lora", thin_kernel<T, V, BACK>, grid, THREADS, 0, h, (const T *)x, v);
+    if (!BACK && aligned(16, {x}, {(int64_t)(v.k * sizeof(T))}))
+        cuda_launch(dev, "lora", thin_kernel<T, V, BACK>, grid, THREADS, 0, h, x, part0, v);
     else
-        cuda_launch(dev, "lora", thin_kernel<T, 1, BACK>, grid, THREADS, 0, h, (const T *)x, v);
+        cuda_launch(dev, "lora", thin_kernel<T, 1, BACK>, grid, THREADS, 0, h, x, part0, v);
+}
+
+template <typename T>
+static const T *drop(struct device *dev, T *to, const T *x, int part, const lora_view &v)
+{
+    if (v.dropout.p <= 0.f) return x;
+    cuda_launch(dev, "dropout", drop_kernel<T>, dim3(v.rows, ceil_div(v.k, 4 * THREADS)), THREADS,
+                0, to, x, part, v);
+    return to;
+}
+
+// Twice h, which the backward pass wants, and x after dropout.
+size_t cuda_lora_scratch(int rows, int max_rank, size_t dropped)
+{
+    return (size_t)2 * LORA_PARTS * rows * max_rank * sizeof(float) + rows * dropped;
+}
+
+// h of both passes in the workspace, and what comes behind them; NULL after a recorded failure.
+static float *take_scratch(struct device *dev, const struct lora_args *l, float **ret_dh,
+                           void **ret_dropped)
+{
+    const size_t each = (size_t)LORA_PARTS * l->rows * l->max_rank;
+    const size_t dropped = l->dropout.p > 0.f ? l->k * dtype_size(l->dt) : 0;
+    float *h = (float *)cuda_workspace(dev, cuda_lora_scratch(l->rows, l->max_rank, dropped));
+    if (!h) return NULL;
+    *ret_dh = h + each;
+    *ret_dropped = h + 2 * each;
+    return h;
 }
 
 void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
 {
     if (l->rows <= 0) return;
-    float *h = (float *)cuda_workspace(dev, cuda_lora_scratch(l->rows, l->max_rank));
+    float *dh;
+    void *dropped;
+    float *h = take_scratch(dev, l, &dh, &dropped);
     if (!h) return;
     const lora_view v = view_of(l, false);
     const dim3 grid(ceil_div(l->rows, ROWS), ceil_div(l->first[l->n_parts], THREADS));
+    const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
     with_type(l->dt, [&](auto t) {
         using T = decltype(t);
-        thin<T, false>(dev, h, x, l, v);
+        for (int p = 0; p < l->n_parts; p += at_once)
+            thin_parts<T, false>(dev, h, drop<T>(dev, (T *)dropped, (const T *)x, p, v), p, at_once,
+                                 v);
         cuda_launch(dev, "lora", widen_kernel<T, false>, grid, THREADS, 0, (T *)y, (const float *)h,
                     v);
     });
-}
-
-// Of the forward pass a half, of the backward pass both.
-size_t cuda_lora_scratch(int rows, int max_rank)
-{
-    return (size_t)2 * LORA_PARTS * rows * max_rank * sizeof(float);
 }
 
 void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
                     const void *x, const struct lora_args *l)
 {
     if (l->rows <= 0) return;
-    float *h = (float *)cuda_workspace(dev, cuda_lora_scratch(l->rows, l->max_rank));
+    float *dh;
+    void *dropped;
+    float *h = take_scratch(dev, l, &dh, &dropped);
     if (!h) return;
-    float *dh = h + (size_t)LORA_PARTS * l->rows * l->max_rank;
     const lora_view v = view_of(l, true);
     const int ranks = ceil_div(l->max_rank, RANKS * THREADS / 32);
     with_type(l->dt, [&](auto t) {
         using T = decltype(t);
-        thin<T, false>(dev, h, x, l, v);
-        thin<T, true>(dev, dh, dy, l, v);
+        thin_parts<T, true>(dev, dh, (const T *)dy, 0, l->n_parts, v);
         for (int p = 0; p < l->n_parts; p++) {
             const int n = l->first[p + 1] - l->first[p];
+            const T *xp = drop<T>(dev, (T *)dropped, (const T *)x, p, v);
+            thin_parts<T, false>(dev, h, xp, p, 1, v);
             cuda_launch(dev, "lora_back", outer_kernel<T, true>, dim3(ceil_div(n, 32), ranks),
                         THREADS, 0, grads[p].b, (const T *)dy, (const float *)h, p, v);
             cuda_launch(dev, "lora_back", outer_kernel<T, false>, dim3(ceil_div(l->k, 32), ranks),
-                        THREADS, 0, grads[p].a, (const T *)x, (const float *)dh, p, v);
+                        THREADS, 0, grads[p].a, xp, (const float *)dh, p, v);
         }
         cuda_launch(dev, "lora_back", widen_kernel<T, true>,
                     dim3(ceil_div(l->rows, ROWS), ceil_div(l->k, THREADS)), THREADS, 0, (T *)dx,

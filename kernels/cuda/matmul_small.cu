@@ -12,18 +12,18 @@
  *
  * The weights do not depend on the kernel before, so they are asked for before grid_wait(): this
  * kernel's reads run under the end of its predecessor. That is safe because a running kernel proves
- * that all but its direct predecessor are complete (cuda.cuh), and `early` of the call says that
- * this one writes something else.
+ * that all but the two before it are complete (cuda.cuh), and `early` of the call says that these
+ * write something else.
  *
- * On one H200 (2026-11-22), a whole decode step of Qwen2.5-1.5B at context 256, beside what it took
- * with warps that shared k (mma, at most 16 rows) and cuBLASLt's first choice: batch 1 1.50 ms
- * (1.43), 16 1.69 (1.72), 64 2.15 (2.26), 256, cuBLASLt without a split, 3.89 (3.82). Lost here:
- * the activation as part of the gate and up matmul (1.51 ms of operations at batch 1 where two
- * kernels take 1.38), clusters that share the rows of A, the next weights' first tiles fetched into
- * the L2.
+ * The end of a tile may be more than storing it: the activation of gate and up columns, or rotation
+ * and storing of queries, keys and values. Both need two columns that lie apart, so the tile then
+ * has rows of B from two places, and each thread ends a pair of columns in one and the pair that
+ * belongs to it in the other. docs/performance.md says what was tried and lost.
  */
+#include "kernels/cuda/act.cuh"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/rope.cuh"
 #include <utility>
 
 #define MOST_ROWS    128 // of a block
@@ -31,14 +31,23 @@
 #define SHARED_APART 2048 // bytes of a block's shared memory that are not the ring's or the tile's
 #define CHUNK        64   // elements of k in a tile's row
 
+// What becomes of the sums of a tile: they are stored as bf16 or f32; or the tile has pairs of
+// columns that belong together, `apart` from each other: a gate and its up, the halves of a
+// rotation.
+enum few_end { STORED, WIDE, GATED, ROTATED };
+template <few_end END> constexpr bool in_pairs = END == GATED || END == ROTATED;
+
 struct few_args {
-    void *c; // (m, n) of U
+    void *c; // (m, n); (m, n / 2) where GATED
     const bf16 *bias;
     const int32_t *offsets; // of n_experts > 0, else NULL
     int n_experts, m, n, k;
     int height; // rows of A that are copied for a block: a multiple of 8
     int stages; // of the ring
+    int apart;
     bool add, early;
+    act_kind act;               // GATED
+    rope_store_args<bf16> rope; // ROTATED: every head, as a whole
 };
 
 // What a block does: rows first .. first + rows - 1 of A times the rows of B from `weights` on.
@@ -83,15 +92,25 @@ struct few_ring {
     }
 };
 
+// The first of a tile's N columns; where they come in pairs, of the first of each.
+template <few_end END, int N>
+__device__ __forceinline__ int first_column(const few_args &p, int tile)
+{
+    if (!in_pairs<END>) return tile * N;
+    int halves = tile * (N / 2);
+    return END == GATED ? halves : halves / p.apart * 2 * p.apart + halves % p.apart;
+}
+
 // One thread: keeps the ring filled for `rounds` tiles of N rows of B, each of `steps` stages.
-template <int N, int CHUNKS>
+template <few_end END, int N, int CHUNKS>
 __device__ void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map,
                          const few_args &p, const few_rows &rows, int rounds, int steps)
 {
     auto copy_b = [&](const few_ring &ring, int tile, int step) {
         uint32_t to = ring.stage() + ring.a_bytes;
         barrier_expect(ring.is_full(), ring.bytes);
-        copy_box(to, b_map, rows.weights + tile * N, step * CHUNKS, ring.is_full(), L2_EVICT_FIRST);
+        copy_box(to, b_map, rows.weights + first_column<END, N>(p, tile), 0, step * CHUNKS,
+                 ring.is_full(), L2_EVICT_FIRST);
     };
     int total = rounds * steps, ahead = p.early ? min(ring.n, total) : 0;
     int tile = blockIdx.x, step = 0;
@@ -108,7 +127,7 @@ __device__ void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensor
     for (int at = 0; at < total; at++, ring.next(), advance()) {
         if (at >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
         if (at >= ahead) copy_b(ring, tile, step);
-        copy_box(ring.stage(), a_map, rows.first, step * CHUNKS, ring.is_full(), L2_EVICT_LAST);
+        copy_box(ring.stage(), a_map, rows.first, 0, step * CHUNKS, ring.is_full(), L2_EVICT_LAST);
     }
 }
 
@@ -164,47 +183,94 @@ __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J
                     make_float2(sum[j * 4 + h * 2], sum[j * 4 + h * 2 + 1]);
 }
 
-// What a thread stores at once: pairs of neighbours of the block's tile of c. Their biases and what
-// is there before are loaded while the sums run.
-#define PAIRS_AT_ONCE 4
+// What a thread ends at once: two neighbours of the block's tile, and where columns come in pairs
+// the two that belong to them. What is needed beside the sums is loaded while these run.
+#define ENDS_AT_ONCE 4
 
-template <typename U, int J> struct few_pairs {
-    static constexpr int ACROSS = 4 * J; // pairs in a row of the tile
-    int row, column; // of the tile; of c, or not below its width where there is no pair
-    bf16 bias[2];    // as they lie in memory: not waited for before they are used
+template <few_end END, int J> struct few_ending {
+    using U = std::conditional_t<END == WIDE, float, bf16>; // of c
+    static constexpr bool PAIRS = in_pairs<END>;
+    static constexpr int ACROSS = PAIRS ? 2 * J : 4 * J; // of these in a row of the tile
+    int row, column, at; // of the tile; of B's rows, or n where there is nothing; in the tile's row
+    bf16 bias[PAIRS + 1][2]; // as they lie in memory: not waited for before they are used
     U old[2];
+    float2 angle[2];
+    int slot;
 
     __device__ __forceinline__ void load(const few_args &p, const few_rows &rows, int from, int i)
     {
+        int end = END == GATED ? p.apart : p.n;
         row = i / ACROSS;
-        column = row < rows.rows ? from + i % ACROSS * 2 : p.n;
-        const U *c = (const U *)p.c + (int64_t)(rows.first + row) * p.n;
+        at = i % ACROSS * 2;
+        column = row < rows.rows && from + at < end ? from + at : p.n;
+        int64_t to = (int64_t)(rows.first + row) * p.n + column;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            bool there = column + k < p.n;
-            if (there && p.bias) bias[k] = p.bias[column + k];
-            if (there && p.add) old[k] = c[column + k];
+            if (column + k >= p.n) continue;
+            if (p.bias) bias[0][k] = p.bias[column + k];
+            if (PAIRS && p.bias) bias[PAIRS][k] = p.bias[column + k + p.apart];
+            if (!PAIRS && p.add) old[k] = ((const U *)p.c)[to + k];
         }
+        if (END != ROTATED || column >= p.n) return;
+        slot = p.rope.slots[rows.first + row];
+        const float2 *angles = (const float2 *)p.rope.table + column % (2 * p.apart);
+        angles += (int64_t)p.rope.positions[rows.first + row] * p.apart;
+#pragma unroll
+        for (int k = 0; k < 2; k++) angle[k] = angles[k];
     }
 
     __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_rows &rows, int from) const
+                                          const few_rows &rows) const
     {
         if (column >= p.n) return;
-        U *to = (U *)p.c + (int64_t)(rows.first + row) * p.n + column;
-        const float *sum = tile + row * tile_pitch<J> + column - from;
-        float x[2];
+        float x[PAIRS + 1][2];
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            x[k] = p.bias ? sum[k] + to_f32(bias[k]) : sum[k];
-            if (p.add) x[k] = to_f32(from_f32<U>(x[k])) + to_f32(old[k]);
-        }
+        for (int i = 0; i <= PAIRS; i++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float sum = tile[row * tile_pitch<J> + at + i * 4 * J + k];
+                x[i][k] = p.bias ? sum + to_f32(bias[i][k]) : sum;
+                if (END != WIDE) x[i][k] = to_f32(from_f32<bf16>(x[i][k]));
+            }
+        int row_at = rows.first + row;
+        if constexpr (END == GATED)
+            store_pair((bf16 *)p.c + (int64_t)row_at * p.apart + column,
+                       activate(x[0][0], p.act) * x[1][0], activate(x[0][1], p.act) * x[1][1]);
+        else if constexpr (END == ROTATED)
+            store_rotated(p, row_at, x[0], x[1]);
+        else
+            store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
+    }
+
+    __device__ __forceinline__ void store_sums(U *to, const few_args &p, float (&x)[2]) const
+    {
+        if (p.add)
+#pragma unroll
+            for (int k = 0; k < 2; k++) x[k] += to_f32(old[k]);
         if (p.n % 2 == 0) {
             store_pair(to, x[0], x[1]);
             return;
         }
         to[0] = from_f32<U>(x[0]); // rows of odd width are not aligned, and end in a half pair
         if (column + 1 < p.n) to[1] = from_f32<U>(x[1]);
+    }
+
+    __device__ __forceinline__ void store_rotated(const few_args &p, int row_at, float (&x)[2],
+                                                  float (&y)[2]) const
+    {
+        const rope_store_args<bf16> &r = p.rope;
+        int keys = r.n_heads * r.head_dim, values = keys + r.n_kv_heads * r.head_dim;
+        if (column < values)
+#pragma unroll
+            for (int k = 0; k < 2; k++) rotate(x[k], y[k], angle[k], 1);
+        bf16 *to = (bf16 *)p.c + (int64_t)row_at * p.n + column;
+        store_pair(to, x[0], x[1]);
+        store_pair(to + p.apart, y[0], y[1]);
+        if (column < keys || slot < 0) return;
+        to = column < values ? r.k + column - keys : r.v + column - values;
+        to += slot * r.slot_width;
+        store_pair(to, x[0], x[1]);
+        store_pair(to + p.apart, y[0], y[1]);
     }
 };
 
@@ -216,7 +282,7 @@ constexpr int chunks_of = J <= 3   ? 4 / GROUPS
                           : J <= 6 ? 2 / GROUPS
                                    : 1;
 
-template <typename U, int J, int GROUPS>
+template <few_end END, int J, int GROUPS>
 __global__ void __launch_bounds__(GROUPS * 128 + 32)
     few_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                few_args p)
@@ -227,7 +293,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     few_rows rows;
     if (!p.early) grid_wait();
-    if (!find_rows(rows, p, p.offsets ? p.height : 64 * GROUPS)) {
+    if (!find_rows(rows, p, p.height)) {
         grid_wait(); // a kernel must not end before the one it follows
         return;
     }
@@ -249,23 +315,23 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     }
     __syncthreads();
 
-    int tiles = (p.n + N - 1) / N;
+    int tiles = in_pairs<END> ? (p.n / 2 + N / 2 - 1) / (N / 2) : (p.n + N - 1) / N;
     int rounds = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
     int steps = (p.k / CHUNK + CHUNKS - 1) / CHUNKS;
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
         if (threadIdx.x % 32 == 0)
-            few_copy<N, CHUNKS>(ring, &a_map, &b_map, p, rows, rounds, steps);
+            few_copy<END, N, CHUNKS>(ring, &a_map, &b_map, p, rows, rounds, steps);
         return;
     }
     float *tile = (float *)(stages + p.stages * ring.bytes);
     grid_wait();
     grid_release();
     for (int i = 0; i < rounds; i++) {
-        int from = (blockIdx.x + i * gridDim.x) * N, at = threadIdx.x;
-        few_pairs<U, J> pairs[PAIRS_AT_ONCE];
+        int from = first_column<END, N>(p, blockIdx.x + i * gridDim.x), at = threadIdx.x;
+        few_ending<END, J> ends[ENDS_AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < PAIRS_AT_ONCE; k++) pairs[k].load(p, rows, from, at + k * GROUPS * 128);
+        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
         float sum[4 * J];
         few_sums<J, CHUNKS>(sum, ring, p, warp / 4, steps);
         if (i > 0) groups_sync<GROUPS>(); // the tile before is stored
@@ -274,12 +340,12 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
 #pragma unroll 1
         for (;;) {
 #pragma unroll
-            for (int k = 0; k < PAIRS_AT_ONCE; k++) pairs[k].store(tile, p, rows, from);
-            at += PAIRS_AT_ONCE * GROUPS * 128;
-            if (at >= rows.rows * pairs[0].ACROSS) break;
+            for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows);
+            at += ENDS_AT_ONCE * GROUPS * 128;
+            if (at >= rows.rows * ends[0].ACROSS) break;
 #pragma unroll
-            for (int k = 0; k < PAIRS_AT_ONCE; k++)
-                pairs[k].load(p, rows, from, at + k * GROUPS * 128);
+            for (int k = 0; k < ENDS_AT_ONCE; k++)
+                ends[k].load(p, rows, from, at + k * GROUPS * 128);
         }
     }
 #endif
@@ -287,9 +353,15 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
 
 // ---- launches ----------------------------------------------------------------------------------
 
-// (rows, k) of bf16 as (64, rows, k / 64), copied in boxes of (64, box_rows, box_chunks).
-static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, int64_t rows, int k,
-                   int box_rows, int box_chunks)
+// A matrix (rows, k) of bf16 as (64, rows, pairs, k / 64), and what is copied of it at once.
+struct boxes {
+    int64_t rows; // of the matrix
+    int k;
+    int apart; // > 0: rows in pairs, this far from each other
+    int box_rows, box_chunks;
+};
+
+static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, const boxes &b)
 {
     typedef CUresult encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                             const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
@@ -300,19 +372,22 @@ static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, int64_t 
     if (!function)
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                          cudaEnableDefault, &found);
-    cuuint64_t sizes[3] = {CHUNK, (cuuint64_t)rows, (cuuint64_t)(k / CHUNK)};
-    cuuint64_t strides[2] = {(cuuint64_t)k * 2, CHUNK * 2};
-    cuuint32_t box[3] = {CHUNK, (cuuint32_t)box_rows, (cuuint32_t)box_chunks}, ones[3] = {1, 1, 1};
+    cuuint32_t pairs = b.apart > 0 ? 2 : 1;
+    cuuint64_t sizes[4] = {CHUNK, (cuuint64_t)(b.rows - b.apart), pairs, (cuuint64_t)(b.k / CHUNK)};
+    cuuint64_t pitch = (cuuint64_t)b.k * 2,
+               strides[3] = {pitch, std::max(1, b.apart) * pitch, CHUNK * 2};
+    cuuint32_t box[4] = {CHUNK, b.box_rows / pairs, pairs, (cuuint32_t)b.box_chunks};
+    cuuint32_t ones[4] = {1, 1, 1, 1};
     CUresult result =
         function && found == cudaDriverEntryPointSuccess
-            ? ((encode *)function)(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)x, sizes,
+            ? ((encode *)function)(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)x, sizes,
                                    strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
             : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS) return true;
     device_fail(dev, "describing a matrix of (%lld, %d) to the copy engine: CUDA driver error %d",
-                (long long)rows, k, (int)result);
+                (long long)b.rows, b.k, (int)result);
     return false;
 }
 
@@ -322,85 +397,111 @@ struct few_plan {
     size_t shared;
 };
 
-// J, from small to large.
+// J, from small to large: of any end, and the fewer of some.
 typedef std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 18> tile_sizes;
-
-template <int J, typename F> static void if_tile(int j, F f)
+constexpr bool has_tile(few_end end, int j)
 {
-    if (j == J) f(number<J>());
+    if (end == WIDE) return j <= 2 || j % 4 == 0 || j == 18;
+    // a half has whole groups of 8 rows of B
+    return end == STORED || (j % 2 == 0 && (end == GATED || (j & (j - 1)) == 0));
 }
 
-template <typename F, int... J>
+template <few_end END, int J, typename F> static void if_tile(int j, F f)
+{
+    if constexpr (has_tile(END, J))
+        if (j == J) f(number<J>());
+}
+
+template <few_end END, typename F, int... J>
 static void with_tile_among(int j, F f, std::integer_sequence<int, J...>)
 {
-    (if_tile<J>(j, f), ...);
+    (if_tile<END, J>(j, f), ...);
 }
 
 // Calls f(number<j>).
-template <typename F> static void with_tile(int j, F f)
+template <few_end END, typename F> static void with_tile(int j, F f)
 {
-    with_tile_among(j, f, tile_sizes());
+    with_tile_among<END>(j, f, tile_sizes());
 }
 
-template <int... J> static int least_tile(int want, std::integer_sequence<int, J...>)
+// The columns of a matmul.
+struct few_columns {
+    few_end end;
+    int n, apart;
+
+    // Whether there are tiles of 8 j, none of them with a part of a head's halves.
+    bool fits(int j) const { return has_tile(end, j) && (end != ROTATED || apart % (4 * j) == 0); }
+    int tiles(int j) const { return apart > 0 ? ceil_div(n / 2, 4 * j) : ceil_div(n, 8 * j); }
+};
+
+template <int... J>
+static int least_tile(int want, const few_columns &columns, std::integer_sequence<int, J...>)
 {
-    int least = 18;
-    ((least = J >= want && J < least ? J : least), ...);
+    int least = 0;
+    ((least = !least && J >= want && columns.fits(J) ? J : least), ...);
     return least;
 }
 
 static int with_chunks(int j, int groups)
 {
     int chunks = 0;
-    with_tile(j, [&](auto j) {
+    with_tile<STORED>(j, [&](auto j) {
         constexpr int J = decltype(j)::value;
         chunks = groups == 1 ? chunks_of<J, 1> : chunks_of<J, 2>;
     });
     return chunks;
 }
 
-// The tile with which the fewest rounds of `blocks` blocks have all n rows of B.
-static int tile_of(int n, int blocks)
+// The tile with which the fewest rounds of `blocks` blocks have all columns; 0: none fits.
+static int tile_of(const few_columns &columns, int blocks)
 {
-    int eights = ceil_div(n, 8), rounds = ceil_div(eights, blocks * 18);
-    return least_tile(ceil_div(eights, blocks * rounds), tile_sizes());
+    int eights = ceil_div(columns.n, 8), j = 0;
+    for (int rounds = ceil_div(eights, blocks * 18); !j && rounds <= eights; rounds++)
+        j = least_tile(ceil_div(eights, blocks * rounds), columns, tile_sizes());
+    return j;
 }
 
 // height: rows of A a block copies; down: blocks that have different rows.
-static few_plan plan_few(struct cuda_state *state, const struct matmul *shape, int height, int down)
+static few_plan plan_few(struct cuda_state *state, const few_columns &columns, int k, int height,
+                         int down)
 {
     few_plan plan = {};
     int across = std::max(1, state->n_sms / down);
+    plan.j = tile_of(columns, across);
+    if (!plan.j) return plan;
     plan.height = height;
     plan.groups = ceil_div(height, 64);
-    plan.j = tile_of(shape->n, across);
     plan.chunks = with_chunks(plan.j, plan.groups);
-    // Two blocks on an SM, so that the next kernel's copies are under way beside the sums of this
-    // one; but where the rows of A are most of the copies, all of it for a deeper ring.
-    size_t most = (height > 32 ? state->max_shared : state->max_shared / 2) - SHARED_APART;
+    int tiles = columns.tiles(plan.j), rounds = ceil_div(tiles, across);
+    plan.grid = dim3(ceil_div(tiles, rounds), down);
     size_t tile = (size_t)height * (plan.j * 8 + 8) * sizeof(float);
     size_t a_bytes = (size_t)plan.chunks * height * CHUNK * 2;
     size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
-    plan.stages = (int)std::min((size_t)MAX_STAGES, (most - tile) / stage);
+    size_t steps = (size_t)rounds * ceil_div(k / CHUNK, plan.chunks), all = state->max_shared;
+    // Where there are no more blocks than SMs, each has one for itself: on one with two, both would
+    // take twice as long, and the others wait for them. Its ring is as deep as it can be, for the
+    // memory's latency under load.
+    bool alone = (int)(plan.grid.x * down) <= state->n_sms || height > 32;
+    size_t most = (alone ? all : all / 2) - SHARED_APART;
+    plan.stages = (int)std::min({(size_t)MAX_STAGES, (most - tile) / stage, steps});
     // wgmma reads 64 rows of A, past the last stage where fewer are copied
     size_t end = plan.stages * stage + tile;
     size_t read = plan.stages * stage - stage + (plan.chunks - 1) * (a_bytes / plan.chunks) +
                   (size_t)plan.groups * 64 * CHUNK * 2;
-    plan.shared = std::max(end, read);
-    int tiles = ceil_div(shape->n, plan.j * 8), rounds = ceil_div(tiles, across);
-    plan.grid = dim3(ceil_div(tiles, rounds), down);
+    plan.shared = std::max({end, read, alone ? all / 2 : 0});
     return plan;
 }
 
 // p: all but what the plan and the shape say.
+template <few_end END>
 static void launch_few(struct device *dev, const few_plan &plan, const void *a, const void *b,
                        few_args p, const struct matmul *shape)
 {
     CUtensorMap a_map, b_map;
-    int64_t b_rows = (int64_t)shape->n * std::max(1, p.n_experts);
-    if (!map_of(dev, &a_map, a, shape->m, shape->k, plan.height, plan.chunks) ||
-        !map_of(dev, &b_map, b, b_rows, shape->k, plan.j * 8, plan.chunks))
-        return;
+    boxes a_boxes = {shape->m, shape->k, 0, plan.height, plan.chunks};
+    boxes b_boxes = {(int64_t)shape->n * std::max(1, p.n_experts), shape->k, p.apart, plan.j * 8,
+                     plan.chunks};
+    if (!map_of(dev, &a_map, a, a_boxes) || !map_of(dev, &b_map, b, b_boxes)) return;
     p.m = shape->m;
     p.n = shape->n;
     p.k = shape->k;
@@ -408,16 +509,11 @@ static void launch_few(struct device *dev, const few_plan &plan, const void *a, 
     p.stages = plan.stages;
     p.add = shape->beta != 0;
     p.early = shape->early;
-    auto launch = [&](auto kernel) {
-        cuda_launch(dev, "matmul of few rows", kernel, plan.grid, plan.groups * 128 + 32,
-                    plan.shared, a_map, b_map, p);
-    };
-    with_type(shape->out, [&](auto t) {
-        with_tile(plan.j, [&](auto j) {
-            using U = decltype(t);
-            constexpr int J = decltype(j)::value;
-            launch(plan.groups == 1 ? few_kernel<U, J, 1> : few_kernel<U, J, 2>);
-        });
+    with_tile<END>(plan.j, [&](auto j) {
+        constexpr int J = decltype(j)::value;
+        cuda_launch(dev, "matmul of few rows",
+                    plan.groups == 1 ? few_kernel<END, J, 1> : few_kernel<END, J, 2>, plan.grid,
+                    plan.groups * 128 + 32, plan.shared, a_map, b_map, p);
     });
 }
 
@@ -428,20 +524,59 @@ static bool is_for_few(struct cuda_state *state, const void *c, const void *a, c
            shape->k % CHUNK == 0 && shape->k > 0 && aligned(16, {a, b}, {}) && aligned(8, {c}, {});
 }
 
-bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                  const struct matmul *shape)
+// c, bias and what follows the sums are in p.
+template <few_end END>
+static bool matmul_few(struct device *dev, const void *a, const void *b, const few_args &p,
+                       const struct matmul *shape)
 {
     struct cuda_state *state = cuda_use(dev);
     // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
-    if (!is_for_few(state, c, a, b, shape) || (shape->m > MOST_ROWS && shape->n % 2 == 0))
+    if (!is_for_few(state, p.c, a, b, shape) || (shape->m > MOST_ROWS && shape->n % 2 == 0))
         return false;
     int height = std::min(ceil_div(shape->m, 8) * 8, MOST_ROWS);
-    few_plan plan = plan_few(state, shape, height, ceil_div(shape->m, height));
+    few_plan plan =
+        plan_few(state, {END, shape->n, p.apart}, shape->k, height, ceil_div(shape->m, height));
+    if (plan.j) launch_few<END>(dev, plan, a, b, p, shape);
+    return plan.j;
+}
+
+bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
+                  const struct matmul *shape)
+{
     few_args p = {};
     p.c = c;
     p.bias = (const bf16 *)bias;
-    launch_few(dev, plan, a, b, p, shape);
-    return true;
+    return shape->out == DT_F32 ? matmul_few<WIDE>(dev, a, b, p, shape)
+                                : matmul_few<STORED>(dev, a, b, p, shape);
+}
+
+bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
+                        const struct matmul *shape, act_kind act)
+{
+    few_args p = {};
+    p.c = y;
+    p.bias = (const bf16 *)bias;
+    p.apart = shape->n / 2;
+    p.act = act;
+    return shape->out == DT_BF16 && shape->n % 4 == 0 && matmul_few<GATED>(dev, a, b, p, shape);
+}
+
+bool matmul_small_rotated(struct device *dev, void *qkv, const void *a, const void *b,
+                          const void *bias, const struct matmul *shape,
+                          const struct rope_store *store)
+{
+    few_args p = {};
+    if (store->kv->dt != DT_BF16 || shape->out != DT_BF16) return false;
+    p.c = qkv;
+    p.bias = (const bf16 *)bias;
+    p.rope = rope_store_args<bf16>::make(store);
+    p.apart = p.rope.rot_dim / 2;
+    // the ring of 33 to 64 rows leaves no room for attention's blocks, which would begin beside it
+    // (64 rows of Qwen2.5-1.5B on an H200: a step of 1.90 ms instead of 1.85)
+    if (shape->m > 32 && shape->m <= 64) return false;
+    return p.rope.rot_dim == p.rope.head_dim && p.rope.head_dim % 16 == 0 &&
+           aligned(4, {p.rope.k, p.rope.v}, {p.rope.slot_width * 2}) &&
+           matmul_few<ROTATED>(dev, a, b, p, shape);
 }
 
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
@@ -453,11 +588,16 @@ bool matmul_small_experts(struct device *dev, void *c, const void *a, const void
         return false;
     // on average an expert has fewer rows than a tile
     int height = shape->m <= std::max(8, 2 * n_experts) ? 8 : shape->m <= 8 * n_experts ? 16 : 64;
-    few_plan plan = plan_few(state, shape, height, expert_tiles(shape->m, n_experts, height));
+    int down = expert_tiles(shape->m, n_experts, height);
+    bool wide = shape->out == DT_F32;
+    few_plan plan = plan_few(state, {wide ? WIDE : STORED, shape->n, 0}, shape->k, height, down);
     few_args p = {};
     p.c = c;
     p.offsets = offsets;
     p.n_experts = n_experts;
-    launch_few(dev, plan, a, b, p, shape);
+    if (wide)
+        launch_few<WIDE>(dev, plan, a, b, p, shape);
+    else
+        launch_few<STORED>(dev, plan, a, b, p, shape);
     return true;
 }

@@ -76,7 +76,7 @@ template <typename T, int V, int E, int GROUP>
 __global__ void __launch_bounds__(block_of<GROUP>)
     norm_kernel(T *y, float *rstd, float *mean, const T *x, const T *w, const T *b, norm_shape s)
 {
-    grid_begin();
+    grid_begin_early();
     __shared__ float shared[32];
     int r = (blockIdx.x * blockDim.x + threadIdx.x) / GROUP;
     const bool is_row = r < s.rows; // the groups of the last block without one go along

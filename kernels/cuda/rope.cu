@@ -1,15 +1,7 @@
 /* rope.cu: rotary position embedding, in place, and storing keys and values into the block pool. */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/rope.cuh"
 
 #define THREADS 128
-
-// The roundings are spelt out, so that every kernel has the same.
-__device__ __forceinline__ void rotate(float &lower, float &upper, float2 angle, float sign)
-{
-    float c = angle.x, s = sign * angle.y, x = lower, y = upper;
-    lower = __fmaf_rn(c, x, -__fmul_rn(s, y));
-    upper = __fmaf_rn(c, y, __fmul_rn(s, x));
-}
 
 // A thread rotates V pairs of one head.
 template <typename T, int V>
@@ -88,21 +80,13 @@ void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, cons
 // that are stored as they are.
 #define FOUR 4
 
-template <typename T> struct rope_store_args {
-    T *qkv, *k, *v; // k, v: of the layer
-    const float *table;
-    const int32_t *positions, *slots;
-    int n_heads, n_kv_heads, head_dim, rot_dim;
-    int64_t slot_width; // elements between tokens of k and v
-};
-
-template <typename T> __global__ void rope_store_kernel(rope_store_args<T> a)
+template <typename T> __global__ void rope_store_kernel(T *qkv, rope_store_args<T> a)
 {
     grid_begin();
     int half = a.rot_dim / 2, per_head = half / FOUR, unit = blockIdx.y * THREADS + threadIdx.x;
     int slot = a.slots[blockIdx.x], kv_width = a.n_kv_heads * a.head_dim;
     int rotated = (a.n_heads + a.n_kv_heads) * per_head;
-    T *row = a.qkv + (int64_t)blockIdx.x * (a.n_heads + 2 * a.n_kv_heads) * a.head_dim;
+    T *row = qkv + (int64_t)blockIdx.x * (a.n_heads + 2 * a.n_kv_heads) * a.head_dim;
     T *key = a.k + slot * a.slot_width, *value = a.v + slot * a.slot_width;
     if (unit < rotated) {
         int head = unit / per_head, pair = unit % per_head * FOUR;
@@ -137,27 +121,36 @@ template <typename T> __global__ void rope_store_kernel(rope_store_args<T> a)
     store<T, FOUR>(value + at, x);
 }
 
-void cuda_rope_store(struct device *dev, void *qkv, const float *table, int rot_dim,
-                     const struct kv_view *kv, int layer, const struct batch_view *batch,
-                     const struct attn_shape *s)
+void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
 {
-    int rows = batch->n_tokens, heads = s->n_heads + s->n_kv_heads;
-    int64_t size = dtype_size(kv->dt), shift = kv->layers[layer].offset * size;
-    char *k = (char *)kv->k + shift, *v = (char *)kv->v + shift;
+    const struct attn_shape *s = store->shape;
+    const struct kv_view *kv = store->kv;
+    int rows = store->batch->n_tokens, rot_dim = store->rot_dim;
     if (rows <= 0) return;
-    if (rot_dim % (2 * FOUR) || s->head_dim % FOUR || !aligned(FOUR * size, {qkv, k, v}, {})) {
-        const struct rope_args rope = rope_of_batch(table, rot_dim, batch, s, 1, kv->dt);
-        cuda_rope(dev, qkv, &rope);
-        cuda_kv_store(dev, kv, layer, qkv, batch, s);
-        return;
-    }
-    int units = (heads * rot_dim / 2 + s->n_kv_heads * (2 * s->head_dim - rot_dim)) / FOUR;
+    int units =
+        (s->n_heads + s->n_kv_heads) * rot_dim / 2 + s->n_kv_heads * (2 * s->head_dim - rot_dim);
     with_type(kv->dt, [&](auto t) {
         using T = decltype(t);
-        rope_store_args<T> a = {
-            (T *)qkv,   (T *)k,        (T *)v,      table,   batch->positions,       batch->slots,
-            s->n_heads, s->n_kv_heads, s->head_dim, rot_dim, kv->layers[layer].width};
+        auto a = rope_store_args<T>::make(store);
+        if (rot_dim % (2 * FOUR) || s->head_dim % FOUR ||
+            !aligned(FOUR * sizeof(T), {qkv, a.k, a.v}, {})) {
+            const struct rope_args rope =
+                rope_of_batch(store->table, rot_dim, store->batch, s, 1, kv->dt);
+            cuda_rope(dev, qkv, &rope);
+            cuda_kv_store(dev, kv, store->layer, qkv, store->batch, s);
+            return;
+        }
         cuda_launch(dev, "rope and kv_store", rope_store_kernel<T>,
-                    dim3(rows, ceil_div(units, THREADS)), THREADS, 0, a);
+                    dim3(rows, ceil_div(units / FOUR, THREADS)), THREADS, 0, (T *)qkv, a);
     });
+}
+
+void cuda_matmul_rope_store(struct device *dev, void *qkv, const void *a, const void *b,
+                            const void *bias, const struct matmul *shape,
+                            const struct rope_store *store)
+{
+    if (shape->m <= 0) return;
+    if (matmul_small_rotated(dev, qkv, a, b, bias, shape, store)) return;
+    cuda_matmul(dev, qkv, a, b, bias, shape);
+    cuda_rope_store(dev, qkv, store);
 }

@@ -1,5 +1,6 @@
-/* test_fused_ops.c: rope_store, two operations in one, gives the bits of rope and kv_store, on each
- * device and in each dtype. And scratch memory may be asked for any number of times. */
+/* test_fused_ops.c: an operation that stands for several gives their bits, on each device and in
+ * each dtype: rope_store (rope, kv_store), matmul_rope_store, matmul_act. And scratch memory may be
+ * asked for any number of times. */
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"
@@ -60,14 +61,26 @@ static void assert_same(const char *what, const void *a, const void *b, size_t b
     free(y);
 }
 
-static void check_rope_store(int heads, int kv_heads, int dim, int rot)
+enum { HIDDEN = 192 };
+
+// (rows, HIDDEN) times (n, HIDDEN) of weights.
+static struct matmul matmul_of(int rows, int n)
 {
-    enum { ROWS = 5, SLOTS = 12, LAYERS = 2, POSITIONS = 20 };
-    static const int32_t positions[ROWS] = {3, 0, 19, 7, 8}, slots[ROWS] = {11, 0, -1, 4, 5};
+    return (struct matmul){
+        .m = rows, .n = n, .k = HIDDEN, .trans_b = true, .in = dt, .out = dt, .early = true};
+}
+
+// rope_store; of the result of a matmul where `of_matmul`.
+static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot, bool of_matmul)
+{
+    enum { MOST = 200, SLOTS = 256, LAYERS = 2, POSITIONS = 20 };
+    int32_t positions[MOST], slots[MOST];
+    for (int i = 0; i < rows; i++) positions[i] = (3 + 13 * i) % POSITIONS;
+    for (int i = 0; i < rows; i++) slots[i] = i % 7 == 2 ? -1 : (11 + 5 * i) % SLOTS;
     int width = (heads + 2 * kv_heads) * dim;
-    size_t size = dtype_size(dt), qkv_bytes = (size_t)ROWS * width * size;
+    size_t size = dtype_size(dt), qkv_bytes = (size_t)rows * width * size;
     size_t pool = (size_t)LAYERS * SLOTS * kv_heads * dim;
-    void *qkv = take_random((size_t)ROWS * width, 4), *other = take(qkv_bytes);
+    void *qkv = take_random((size_t)rows * width, 4), *other = take(qkv_bytes);
     float *table = take((size_t)POSITIONS * rot * sizeof *table),
           *host = calloc((size_t)POSITIONS * rot, 4);
     assert_non_null(host);
@@ -85,21 +98,32 @@ static void check_rope_store(int heads, int kv_heads, int dim, int rot)
                                  .n_blocks = SLOTS / 4,
                                  .block_size = 4};
     struct batch_view batch = {
-        .n_tokens = ROWS, .positions = take_ints(positions, ROWS), .slots = take_ints(slots, ROWS)};
+        .n_tokens = rows, .positions = take_ints(positions, rows), .slots = take_ints(slots, rows)};
     struct attn_shape shape = {
         .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .scale = 1};
     const struct rope_args rope = rope_of_batch(table, rot, &batch, &shape, 1, dt);
     char name[64];
-    snprintf(name, sizeof name, "rope_store %d + 2 x %d heads of %d, %d rotated", heads, kv_heads,
-             dim, rot);
+    snprintf(name, sizeof name, "%srope_store %d rows, %d + 2 x %d heads of %d, %d rotated",
+             of_matmul ? "matmul_" : "", rows, heads, kv_heads, dim, rot);
+    const struct matmul product = matmul_of(rows, width);
+    const struct rope_store store = {table, rot, &kv[1], 1, &batch, &shape};
+    void *a = take_random((size_t)rows * HIDDEN, 5), *b = take_random((size_t)width * HIDDEN, 6);
+    void *bias = take_random((size_t)width, 7);
+    if (of_matmul) ops->matmul(dev, qkv, a, b, bias, &product);
     ops->rope(dev, qkv, &rope);
     ops->kv_store(dev, &kv[0], 1, qkv, &batch, &shape);
-    ops->rope_store(dev, other, table, rot, &kv[1], 1, &batch, &shape);
+    if (of_matmul)
+        ops->matmul_rope_store(dev, other, a, b, bias, &product, &store);
+    else
+        ops->rope_store(dev, other, &store);
     assert_same(name, other, qkv, qkv_bytes);
     assert_same(name, kv[1].k, kv[0].k, pool * size);
     assert_same(name, kv[1].v, kv[0].v, pool * size);
     void *all[] = {qkv,
                    other,
+                   a,
+                   b,
+                   bias,
                    table,
                    kv[0].k,
                    kv[0].v,
@@ -113,12 +137,58 @@ static void check_rope_store(int heads, int kv_heads, int dim, int rot)
 
 static void rope_store(void)
 {
-    check_rope_store(12, 2, 128, 128);
-    check_rope_store(4, 4, 64, 16);
-    check_rope_store(3, 1, 80, 32);
-    check_rope_store(2, 1, 10, 6);
-    check_rope_store(2, 2, 12, 4);
-    check_rope_store(1, 1, 256, 256);
+    static const int rows[] = {1, 5, 17, 64, 100, 200};
+    for (int i = 0; i < 2; i++) {
+        check_rope_store(5, 12, 2, 128, 128, i);
+        check_rope_store(5, 4, 4, 64, 16, i);
+        check_rope_store(5, 3, 1, 80, 32, i);
+        check_rope_store(5, 2, 1, 10, 6, i);
+        check_rope_store(5, 2, 2, 12, 4, i);
+        check_rope_store(5, 1, 1, 256, 256, i);
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_rope_store(rows[i], 12, 2, 128, 128, true);
+        check_rope_store(rows[i], 3, 1, 80, 80, true);
+    }
+}
+
+// y with what the matmul gives being kept or not.
+static void check_matmul_act(int rows, int width, enum act_kind kind, bool gated, bool has_bias)
+{
+    const int n = gated ? 2 * width : width;
+    const struct matmul product = matmul_of(rows, n);
+    const struct act_shape act = {rows, width, kind, gated, dt};
+    size_t bytes = (size_t)rows * width * dtype_size(dt), x_bytes = bytes * (gated ? 2 : 1);
+    void *a = take_random((size_t)rows * HIDDEN, 1), *b = take_random((size_t)n * HIDDEN, 2);
+    void *bias = take_random((size_t)n, 3), *added = has_bias ? bias : NULL;
+    void *x = take(x_bytes), *y = take(bytes), *kept = take(x_bytes), *other = take(bytes);
+    char name[96];
+    snprintf(name, sizeof name, "matmul_act %d x %d, kind %d%s%s", rows, width, (int)kind,
+             gated ? ", gated" : "", has_bias ? ", with a bias" : "");
+    ops->matmul(dev, x, a, b, added, &product);
+    ops->act(dev, y, x, &act);
+    ops->matmul_act(dev, other, kept, a, b, added, &product, &act, true);
+    assert_same(name, other, y, bytes);
+    assert_same(name, kept, x, x_bytes);
+    device_fill(dev, other, 0x7b, bytes);
+    ops->matmul_act(dev, other, kept, a, b, added, &product, &act, false);
+    assert_same(name, other, y, bytes);
+    void *all[] = {a, b, bias, x, y, kept, other};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+static void matmul_act(void)
+{
+    static const int rows[] = {1, 9, 16, 33, 64, 128, 129, 300};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_matmul_act(rows[i], 8960, ACT_SILU, true, false);
+        check_matmul_act(rows[i], 100, ACT_SILU, true, true);
+    }
+    for (int kind = ACT_SILU; kind <= ACT_GELU; kind++) {
+        check_matmul_act(7, 1000, kind, true, true);
+        check_matmul_act(7, 1000, kind, false, true);
+    }
+    check_matmul_act(3, 37, ACT_SILU, true, true);
 }
 
 // More often than a fixed list of what was outgrown would hold.
@@ -126,7 +196,7 @@ static void scratch(void)
 {
     if (device_kind(dev) != DEVICE_CUDA) return;
     for (size_t mib = 1; mib <= 80; mib++) assert_ok(device_reserve(dev, mib << 20));
-    check_rope_store(4, 4, 64, 16);
+    check_rope_store(5, 4, 4, 64, 16, false);
 }
 
 static void on_each_device(void (*check)(void))
@@ -152,6 +222,12 @@ static void test_rope_store(void **state)
     on_each_device(rope_store);
 }
 
+static void test_matmul_act(void **state)
+{
+    (void)state;
+    on_each_device(matmul_act);
+}
+
 static void test_scratch(void **state)
 {
     (void)state;
@@ -162,6 +238,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rope_store),
+        cmocka_unit_test(test_matmul_act),
         cmocka_unit_test(test_scratch),
     };
     return cmocka_run_group_tests_name("fused operations", tests, NULL, NULL);

@@ -1,10 +1,12 @@
 /* test_lora.c: low-rank adapters: the table of shapes (tests/support/op_table.h), and that a row
  * has the same bits alone and among others of any adapter. */
+#include "kernels/dropout.h"
 #include "tests/support/op_table.h"
 #include <string.h>
 
 // p: rows, k, parts, adapters, rank, first part's width; later parts are 3 and 6 columns narrower.
-// Adapter i has rank - i, and leaves part i alone where there are several parts.
+// p[6]: hundredths of dropout. Adapter i has rank - i, and leaves part i alone where there are
+// several parts.
 enum { MAX_FACTORS = 12 };
 
 static int part_width(const int *p, int part)
@@ -43,6 +45,26 @@ static void adapter_rows(struct op_test *t)
         of[i] = i % 11 < 3 ? 0 : (int)rng_below(&t->rng, (uint32_t)t->c->p[3] + 1) - 1;
 }
 
+// What row r's dropout makes of column c of a part's x.
+static double kept(const int *p, int part, int row, int c)
+{
+    const struct lora_dropout d = {.p = (float)p[6] / 100, .seed = 77, .matrix = 9};
+    float factors[4];
+    if (p[6] == 0) return 1;
+    dropout_factors(&d, part, row / 3, row % 3, (uint32_t)c / 4, factors);
+    return factors[c % 4];
+}
+
+// Rows of samples of three tokens.
+static void sample_rows(struct op_test *t)
+{
+    int32_t *sample = ints(t, "sample", t->c->p[0]), *position = ints(t, "position", t->c->p[0]);
+    for (int i = 0; i < t->c->p[0]; i++) {
+        sample[i] = i / 3;
+        position[i] = i % 3;
+    }
+}
+
 static void lora_setup(struct op_test *t)
 {
     const int *p = t->c->p;
@@ -50,12 +72,15 @@ static void lora_setup(struct op_test *t)
     floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
     floats(t, "factors", IN, DATA, place(p, p[2], 0, false), 0.3f);
     adapter_rows(t);
+    sample_rows(t);
 }
 
-static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter)
+static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter,
+                                     const int32_t *sample, const int32_t *position)
 {
     const int *p = t->c->p;
     struct lora_args l = {.adapter = adapter,
+                          .dropout = {(float)p[6] / 100, 77, 9, sample, position},
                           .n_adapters = p[3],
                           .n_parts = p[2],
                           .max_rank = p[4],
@@ -86,7 +111,7 @@ static struct lora_factors *upload(const struct op_test *t, struct device *dev, 
 
 static void lora_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
-    struct lora_args l = lora_args_of(t, d[3]);
+    struct lora_args l = lora_args_of(t, d[3], d[4], d[5]);
     struct lora_factors *factors = upload(t, dev, d[2]);
     l.factors = factors;
     ops->lora(dev, d[0], d[1], &l);
@@ -96,7 +121,7 @@ static void lora_launch(struct op_test *t, struct device *dev, const struct ops 
 
 // What adapter `adapter` adds to column c of a part, for one row.
 static double delta(const int *p, const double *x, const double *factors, int part, int adapter,
-                    int c)
+                    int row, int c)
 {
     const double *a = factors + place(p, part, adapter, false),
                  *b = factors + place(p, part, adapter, true);
@@ -104,7 +129,7 @@ static double delta(const int *p, const double *x, const double *factors, int pa
     double sum = 0;
     for (int j = 0; j < rank; j++) {
         double h = 0;
-        for (int i = 0; i < p[1]; i++) h += x[i] * a[j * p[1] + i];
+        for (int i = 0; i < p[1]; i++) h += kept(p, part, row, i) * x[i] * a[j * p[1] + i];
         sum += h * b[c * rank + j];
     }
     return adapts(p, part, adapter) ? (double)scale_of(part, adapter) * sum : 0;
@@ -113,7 +138,7 @@ static double delta(const int *p, const double *x, const double *factors, int pa
 static void lora_reference(struct op_test *t, double **v)
 {
     const int *p = t->c->p, width = width_of(p);
-    const struct lora_args l = lora_args_of(t, NULL);
+    const struct lora_args l = lora_args_of(t, NULL, NULL, NULL);
     for (int row = 0; row < p[0]; row++)
         for (int part = 0; part < p[2]; part++)
             for (int c = 0; c < part_width(p, part); c++) {
@@ -122,7 +147,7 @@ static void lora_reference(struct op_test *t, double **v)
                 t->a[0].expect[at] = v[0][at];
                 if (adapter >= 0)
                     t->a[0].expect[at] +=
-                        delta(p, v[1] + (int64_t)row * p[1], v[2], part, adapter, c);
+                        delta(p, v[1] + (int64_t)row * p[1], v[2], part, adapter, row, c);
             }
 }
 
@@ -136,13 +161,14 @@ static void lora_back_setup(struct op_test *t)
     floats(t, "dy", IN, DATA, (int64_t)p[0] * width_of(p), 1);
     floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
     floats(t, "factors", IN, DATA, place(p, p[2], 0, false), 0.3f);
+    sample_rows(t);
 }
 
 static void lora_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
     struct lora_grads grads[LORA_PARTS] = {{0}};
-    struct lora_args l = lora_args_of(t, NULL);
+    struct lora_args l = lora_args_of(t, NULL, d[5], d[6]);
     struct lora_factors *factors = upload(t, dev, d[4]);
     l.factors = factors;
     for (int part = 0; part < p[2]; part++)
@@ -157,13 +183,13 @@ static void lora_back_launch(struct op_test *t, struct device *dev, const struct
 static double lora_loss(struct op_test *t, double **v)
 {
     const int *p = t->c->p, width = width_of(p);
-    const struct lora_args l = lora_args_of(t, NULL);
+    const struct lora_args l = lora_args_of(t, NULL, NULL, NULL);
     double loss = 0;
     for (int row = 0; row < p[0]; row++)
         for (int part = 0; part < p[2]; part++)
             for (int c = 0; c < part_width(p, part); c++)
                 loss += v[2][(int64_t)row * width + l.first[part] + c] *
-                        delta(p, v[3] + (int64_t)row * p[1], v[4], part, 0, c);
+                        delta(p, v[3] + (int64_t)row * p[1], v[4], part, 0, row, c);
     return loss;
 }
 
@@ -182,9 +208,16 @@ static const struct op_case cases[] = {
     {&op_lora, "rows 37 k53 parts 2 of 4 adapters r5", {37, 53, 2, 4, 5, 31}, false},
     {&op_lora, "rows 64 k512 parts 1 of 2 adapters r64", {64, 512, 1, 2, 64, 96}, false},
     {&op_lora, "rows 300 k1536 parts 3 of 4 adapters r16", {300, 1536, 3, 4, 16, 1536}, true},
+    {&op_lora, "rows 37 k53 parts 2 of 4 adapters r5 dropout", {37, 53, 2, 4, 5, 31, 30}, false},
+    {&op_lora,
+     "rows 300 k1536 parts 3 of 4 adapters r16 dropout",
+     {300, 1536, 3, 4, 16, 1536, 10},
+     true},
     {&op_lora_back, "rows 3 k5 parts 1 r2", {3, 5, 1, 1, 2, 7}, false},
     {&op_lora_back, "rows 9 k33 parts 1 r6", {9, 33, 1, 1, 6, 11}, false},
     {&op_lora_back, "rows 7 k16 parts 3 r3", {7, 16, 3, 1, 3, 13}, false},
+    {&op_lora_back, "rows 7 k18 parts 3 r3 dropout", {7, 18, 3, 1, 3, 13, 40}, false},
+    {&op_lora_back, "rows 515 k1024 parts 3 r16 dropout", {515, 1024, 3, 1, 16, 512, 10}, true},
     {&op_lora_back, "rows 515 k1025 parts 1 r16", {515, 1025, 1, 1, 16, 2049}, true},
     {&op_lora_back, "rows 515 k1024 parts 3 r33", {515, 1024, 3, 1, 33, 512}, true},
 };
@@ -214,7 +247,15 @@ static void rows_alone(struct device *dev)
     for (int i = 0; i < ADAPTERS; i++)
         list[i] = (struct lora_factors){dm + 2048 * i, dm + 2048 * i + 1024, RANK - i, 0.7f};
     struct lora_factors *factors = to_device(dev, list, sizeof list);
-    struct lora_args l = {factors, da, ADAPTERS, 1, RANK, ALL, K, {0, N}, DT_F32};
+    struct lora_args l = {.factors = factors,
+                          .adapter = da,
+                          .n_adapters = ADAPTERS,
+                          .n_parts = 1,
+                          .max_rank = RANK,
+                          .rows = ALL,
+                          .k = K,
+                          .first = {0, N},
+                          .dt = DT_F32};
     device_ops(dev)->lora(dev, dy, dx, &l);
     from_device(dev, whole, dy, sizeof whole);
     l.rows = 1;

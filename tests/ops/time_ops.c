@@ -415,7 +415,8 @@ static void run_step(void *context)
         if (small) ops->norm(dev, s->normed, &normed, &norm);
         product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);
         w += (size_t)QKV * HIDDEN;
-        if (small) ops->rope_store(dev, s->qkv, s->table, DIM, &s->kv, l, &s->view, &s->attn_shape);
+        const struct rope_store store = {s->table, DIM, &s->kv, l, &s->view, &s->attn_shape};
+        if (small) ops->rope_store(dev, s->qkv, &store);
         if (s->parts & ATTENTION)
             ops->attn_paged(dev, s->attn, s->qkv, &s->kv, l, &s->view, &s->attn_shape);
         product(s, s->x, s->attn, w, NULL, HIDDEN, HEADS * DIM, 1);

@@ -73,11 +73,11 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
     CHECK(runner_new(like->dev, like->weights, &limits, &r));
     CHECK(runner_allocate_kv(r, n_blocks));
     model_use_adapters(r->model, like->adapters);
-    batch_use_adapter(r->batch, like->adapters ? 0 : -1);
     for (int at = 0; at < n_prompt + n_new - 1;) {
         bool prefill = at < n_prompt;
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
         runner_clear(r);
+        batch_use_adapter(r->batch, like->adapters ? 0 : -1);
         CHECK(runner_feed(r, prefill ? prompt + at : &next, take, at, blocks, n_blocks));
         CHECK(runner_want(r, take - 1, &unused));
         CHECK(runner_step(r));

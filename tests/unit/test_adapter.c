@@ -6,6 +6,7 @@
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_adapter.h"
 #include "tests/support/tiny_model.h"
 
 #include <math.h>
@@ -170,15 +171,7 @@ static void release(struct adapter *a)
 static struct adapter *random_adapter(const char *text, uint64_t seed)
 {
     struct adapter *a = adapter_of(text);
-    assert_ok(adapter_init(a, base.dev, seed));
-    for (int i = 0; i < a->n; i++) {
-        float values[4096];
-        const int64_t n = a->weights->tensors[a->list[i].b].n;
-        assert_true(n <= 4096);
-        for (int64_t j = 0; j < n; j++)
-            values[j] = 0.2f * (float)((j * 7 + i + (int)seed) % 11 - 5);
-        assert_ok(weights_write(a->weights, base.dev, a->list[i].b, values));
-    }
+    assert_ok(tiny_adapter_fill(a, base.dev, seed));
     return a;
 }
 

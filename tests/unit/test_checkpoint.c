@@ -72,7 +72,7 @@ static enum status write_step(struct fixture *f, int64_t step, int keep, char **
     json_t *state = json_pack("{s:s}", "note", "kept");
     struct checkpoint c = {
         .step = step, .data_index = 10 * step, .state = state, .best_step = f->best};
-    struct checkpoint_model policy = {f->weights, f->optimizer, f->source};
+    struct checkpoint_model policy = {f->weights, f->optimizer, f->source, NULL};
     enum status st = checkpoint_write(f->run, &c, f->dev, &policy, f->draft, keep, ret_folder);
     json_decref(state);
     return st;
@@ -167,7 +167,7 @@ static void draft_round_trip(void **state)
     json_decref(c.state);
     free(folder);
 
-    struct checkpoint_model model = {draft.weights, draft.optimizer, draft.source};
+    struct checkpoint_model model = {draft.weights, draft.optimizer, draft.source, NULL};
     f.draft = &model;
     train_one(&f, 0.5f);
     assert_ok(write_step(&f, 2, 0, &folder)); // the draft has no step yet

@@ -45,8 +45,8 @@ static void trained_close(struct trained *t)
 static char *write_both(struct trained *policy, struct trained *draft)
 {
     const struct checkpoint c = {.step = 1, .data_index = 8};
-    const struct checkpoint_model p = {policy->r.weights, policy->optimizer, policy->folder};
-    const struct checkpoint_model d = {draft->r.weights, draft->optimizer, draft->folder};
+    const struct checkpoint_model p = {policy->r.weights, policy->optimizer, policy->folder, NULL};
+    const struct checkpoint_model d = {draft->r.weights, draft->optimizer, draft->folder, NULL};
     char *folder;
     assert_ok(checkpoint_write(test_folder(), &c, policy->r.dev, &p, &d, 0, &folder));
     return folder;

@@ -9,12 +9,13 @@
  * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time (backward.h).
  */
 #include "trainer/learn/learner.h"
+#include "common/base/rng.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct reference { // frozen weights and a model of their own
-    struct weights *weights;
+struct reference {           // frozen weights and a model of their own
+    struct weights *weights; // NULL, as memory: the policy's, beside an adapter
     void *memory;
     struct model *model;
 };
@@ -25,6 +26,9 @@ struct learner {
     const struct weights *policy;
     struct learner_config options;
     struct param_ranges trained;
+    struct adapter_table *adapters;          // with the one that is trained; NULL: none is
+    int32_t *row_samples, *row_samples_host; // (token_budget) with dropout: packing_samples()
+    struct weights *frozen;                  // then the policy's gradients: none
     bool has_reference;
     int max_targets;
     struct memory_plan plan;
@@ -64,6 +68,10 @@ void learner_free(struct learner *l)
     batch_free(l->batch);
     reference_release(l->dev, &l->ref);
     model_free(l->model);
+    adapter_table_free(l->adapters);
+    device_release(l->dev, l->row_samples);
+    free(l->row_samples_host);
+    weights_free(l->frozen);
     param_ranges_release(&l->trained);
     free(l->targets);
     free(l->logprobs);
@@ -88,9 +96,14 @@ static void plan_arrays(struct learner *l, size_t free_before)
     plan->gradients = o.grads;
     plan->activations =
         tape_bytes(l->config, l->policy->dt, l->options.token_budget, l->options.recompute);
-    if (l->has_reference) plan->reference = l->policy->bytes;
+    if (l->has_reference && !l->options.adapter) plan->reference = l->policy->bytes;
     plan->total =
         plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
+}
+
+static int64_t trained_elements(const struct learner *l)
+{
+    return l->options.adapter ? l->options.adapter->weights->n_elements : l->policy->n_elements;
 }
 
 static size_t operations_scratch(const struct learner *l)
@@ -107,7 +120,9 @@ static size_t operations_scratch(const struct learner *l)
             .widest = up > qkv ? up : qkv,
             .logits_chunk = l->options.logits_chunk,
             .vocab = c->vocab_size,
-            .n_elements = l->policy->n_elements,
+            .n_elements = trained_elements(l),
+            .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
+            .lora_dropout = l->options.lora_dropout > 0,
             .dt = l->policy->dt,
         };
         size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
@@ -122,6 +137,8 @@ static void plan_workspace(struct learner *l)
     struct memory_plan *plan = &l->plan;
     size_t scratch = l->model->scratch_bytes, reference = l->has_reference ? scratch : 0;
     plan->workspace = scratch + backward_bytes(l->model, l->options.token_budget, l->max_targets);
+    if (l->options.lora_dropout > 0)
+        plan->workspace += (size_t)l->options.token_budget * sizeof *l->row_samples;
     l->scratch = operations_scratch(l);
     if (!l->is_draft)
         plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
@@ -159,7 +176,8 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     l->is_draft = is_draft;
     l->max_targets = options->token_budget + options->max_seqs;
     if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;
-    CHECK(param_ranges_of(policy, options->freeze, &l->trained));
+    CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
+                          &l->trained));
     l->has_reference = reference;
     device_allocated(dev, &l->allocated, &peak);
     CHECK(device_memory(dev, &free_before, &total));
@@ -189,6 +207,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     struct learner_config draft_options = l->options;
     draft_options.optimizer = options->optimizer;
     draft_options.freeze = NULL;
+    draft_options.adapter = NULL;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
@@ -218,6 +237,11 @@ struct device *learner_device(const struct learner *l)
     return l->dev;
 }
 
+const struct weights *learner_policy(const struct learner *l)
+{
+    return l->policy;
+}
+
 const struct param_ranges *learner_trained(const struct learner *l)
 {
     return &l->trained;
@@ -238,13 +262,14 @@ size_t learner_memory_taken(const struct learner *l)
 enum status learner_set_reference(struct learner *l, const char *folder)
 {
     struct weights *w = l->ref.weights;
+    if (l->options.adapter) return ST_OK;
     if (folder)
         return status_context(weights_load(w, l->dev, folder), "the KL term's reference model");
     device_copy(l->dev, w->base, l->policy->base, (size_t)w->n_elements * dtype_size(w->dt));
     return device_sync(l->dev);
 }
 
-static enum status reference_new(struct learner *l)
+static enum status reference_copy(struct learner *l)
 {
     struct reference *ref = &l->ref;
     enum status st;
@@ -252,9 +277,19 @@ static enum status reference_new(struct learner *l)
     CHECK(device_alloc(l->dev, ref->weights->bytes, &ref->memory));
     device_fill(l->dev, ref->memory, 0, ref->weights->bytes);
     weights_bind(ref->weights, ref->memory);
-    CHECK(learner_set_reference(l, NULL));
-    st = model_new(l->dev, l->config, ref->weights, l->options.token_budget,
-                   l->options.logits_chunk, l->options.max_context, &ref->model);
+    st = learner_set_reference(l, NULL);
+out:
+    return st;
+}
+
+static enum status reference_new(struct learner *l)
+{
+    struct reference *ref = &l->ref;
+    enum status st;
+    if (!l->options.adapter) CHECK(reference_copy(l));
+    st = model_new(l->dev, l->config, ref->weights ? ref->weights : l->policy,
+                   l->options.token_budget, l->options.logits_chunk, l->options.max_context,
+                   &ref->model);
 out:
     return status_context(st, "the KL term's reference model");
 }
@@ -283,6 +318,53 @@ static enum status prepare_rows(struct learner *l)
     return ST_OK;
 }
 
+static enum status prepare_dropout(struct learner *l)
+{
+    const size_t bytes = (size_t)l->options.token_budget * sizeof *l->row_samples;
+    l->row_samples_host = malloc(bytes);
+    if (!l->row_samples_host) return status_fail(ST_NO_MEMORY, "no memory for dropout");
+    return device_alloc(l->dev, bytes, (void **)&l->row_samples);
+}
+
+// The masks of a micro-batch, which is committed, in this step of the optimizer.
+static void set_dropout(struct learner *l, const struct micro_batch *mb,
+                        const struct pack_group *groups, bool on)
+{
+    struct lora_dropout dropout = {0};
+    if (!l->row_samples) return;
+    if (on) {
+        const size_t n = (size_t)batch_tokens(l->batch);
+        packing_samples(mb, groups, l->row_samples_host);
+        device_copy_in(l->dev, l->row_samples, l->row_samples_host, n * sizeof *l->row_samples);
+        dropout = (struct lora_dropout){
+            .p = l->options.lora_dropout,
+            .seed = rng_seed_of(l->options.seed, (int)optimizer_steps(l->optimizer)),
+            .sample = l->row_samples,
+            .position = batch_view(l->batch)->positions};
+    }
+    adapter_table_drop(l->adapters, &dropout);
+}
+
+// Of the policy's weights; or of the adapter beside them, which is then the only one of a table.
+static enum status prepare_backward(struct learner *l)
+{
+    const struct adapter *adapter = l->options.adapter;
+    const struct weights *grads = optimizer_grads(l->optimizer, 0);
+    enum status st;
+    if (adapter) {
+        CHECK(weights_plan(l->config, DT_F32, &l->frozen));
+        CHECK(adapter_table_new(l->dev, l->policy, 1, adapter->max_rank, &l->adapters));
+        CHECK(adapter_table_set(l->adapters, 0, adapter));
+        model_use_adapters(l->model, l->adapters);
+    }
+    if (adapter && l->options.lora_dropout > 0) CHECK(prepare_dropout(l));
+    CHECK(backward_new(l->model, adapter ? l->frozen : grads, l->options.token_budget,
+                       l->max_targets, &l->backward));
+    if (adapter) backward_use_adapter(l->backward, adapter, grads);
+out:
+    return st;
+}
+
 enum status learner_prepare(struct learner *l)
 {
     enum status st;
@@ -290,9 +372,9 @@ enum status learner_prepare(struct learner *l)
     if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
     CHECK(optimizer_new(l->dev, &l->trained, &l->options.optimizer, &l->optimizer));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
-    CHECK(backward_new(l->model, optimizer_grads(l->optimizer, 0), l->options.token_budget,
-                       l->max_targets, &l->backward));
+    CHECK(prepare_backward(l));
     CHECK(prepare_rows(l));
+    if (l->options.adapter) batch_use_adapter(l->batch, 0);
     if (l->has_reference) CHECK(reference_new(l));
     if (l->draft) CHECK(status_context(learner_prepare(l->draft), "training the draft model"));
 out:
@@ -373,6 +455,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
         CHECK(batch_commit(l->batch, 0));
+        set_dropout(l, mb, groups, backward);
         if (l->ref.model) CHECK(reference_logprobs(l));
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,

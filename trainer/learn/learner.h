@@ -11,13 +11,16 @@
 struct learner;
 struct learner_config {
     struct optimizer_config optimizer;
-    const char *freeze;       // tensors that are not trained (param_range.h); NULL: none
-    float temperature;        // log-probabilities are of logits / temperature
-    int token_budget;         // rows of a micro-batch, at most
-    int logits_chunk;         // rows whose logits exist at one time
-    int max_seqs;             // prompts and completions of a step
-    int max_context;          // longest prompt with its completion
-    enum recompute recompute; // of activations, in the draft model's learner too
+    const char *freeze;            // tensors that are not trained (param_range.h); NULL: none
+    float lora_dropout;            // of an adapter's input, while gradients are computed
+    uint64_t seed;                 // of that
+    const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
+    float temperature;             // log-probabilities are of logits / temperature
+    int token_budget;              // rows of a micro-batch, at most
+    int logits_chunk;              // rows whose logits exist at one time
+    int max_seqs;                  // prompts and completions of a step
+    int max_context;               // longest prompt with its completion
+    enum recompute recompute;      // of activations, in the draft model's learner too
 };
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
@@ -32,7 +35,8 @@ struct memory_plan {
     size_t free;        // on the device before any of it was taken
 };
 
-// policy: bound. reference: frozen weights for a KL term stay beside the policy's. Takes no large
+// policy: bound. reference: frozen weights for a KL term stay beside the policy's; with an adapter
+// these are the policy's own, without it. Takes no large
 // memory yet: learner_memory() tells what learner_prepare() will take.
 enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct weights *policy, bool reference,
@@ -40,6 +44,7 @@ enum status learner_new(struct device *dev, const struct model_config *config,
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
 const struct param_ranges *learner_trained(const struct learner *l);
+const struct weights *learner_policy(const struct learner *l);
 // What was taken at most, since learner_new(): bytes to hold the plan's total against.
 size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
@@ -60,7 +65,7 @@ struct device *learner_device(const struct learner *l);
 // figures and the option that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);
 // Makes the reference, which there must be, a copy of the policy's present weights (NULL), or that
-// model folder's.
+// model folder's. With an adapter nothing is to be done.
 enum status learner_set_reference(struct learner *l, const char *folder);
 
 // What the passes over one micro-batch gave, for its targets in the order of mb->first.

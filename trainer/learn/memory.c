@@ -14,6 +14,10 @@ void memory_say(const struct learner *l, const char *weights, const char *freeze
     struct memory_plan p;
     const struct param_ranges *trained = learner_trained(l);
     learner_memory(l, &p);
+    if (trained->list[0].weights != learner_policy(l))
+        log_info("the adapter's %" PRId64 " parameters are trained, beside %" PRId64
+                 " of the model",
+                 param_ranges_parameters(trained), learner_policy(l)->n_parameters);
     if (freeze && freeze[0])
         log_info("--freeze %s: %" PRId64 " of %" PRId64 " parameters are trained", freeze,
                  param_ranges_parameters(trained), trained->list[0].weights->n_parameters);

@@ -123,6 +123,28 @@ void packing_free(struct packing *p)
     free(p);
 }
 
+#define GROUP_SAMPLES 8192 // numbers of a group: its prompt's, and those of its completions
+
+// Nothing where n is -1, of an empty completion.
+static int32_t *fill(int32_t *to, int n, int32_t value)
+{
+    for (int i = 0; i < n; i++) *to++ = value;
+    return to;
+}
+
+void packing_samples(const struct micro_batch *mb, const struct pack_group *groups,
+                     int32_t *ret_samples)
+{
+    for (int i = 0; i < mb->n_parts; i++) {
+        const struct pack_part *part = &mb->parts[i];
+        const struct pack_group *group = &groups[part->group];
+        const int32_t first = (int32_t)((uint32_t)part->group * GROUP_SAMPLES);
+        ret_samples = fill(ret_samples, group->n_prompt, first);
+        for (int c = part->first; c < part->first + part->n; c++)
+            ret_samples = fill(ret_samples, group->completions[c].n - 1, first + 1 + c);
+    }
+}
+
 enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups,
                          struct batch *batch, int32_t *ret_targets)
 {

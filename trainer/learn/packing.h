@@ -48,4 +48,9 @@ void packing_free(struct packing *p);
 enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups,
                          struct batch *batch, int32_t *ret_targets);
 
+// Of the rows that packing_fill() makes: whose they are, the same for a sample (or a group's
+// prompt) however it is packed. Dropout goes by it.
+void packing_samples(const struct micro_batch *mb, const struct pack_group *groups,
+                     int32_t *ret_samples);
+
 #endif

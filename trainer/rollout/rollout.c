@@ -119,12 +119,12 @@ static enum status build_request(struct part *p, const struct sampling_options *
             groups, request_group(r->examples[g], g, r->n_per_group, s->seed & INT64_MAX));
         p->n_wanted += r->n_per_group;
     }
-    p->body =
-        failed ? NULL
-               : json_pack("{s:O, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
-                           "sampling", "temperature", s->temperature, "top_p", s->top_p, "min_p",
-                           s->min_p, "top_k", (json_int_t)s->top_k, "max_tokens",
-                           (json_int_t)s->max_tokens, "ignore_eos", s->ignore_eos, "stop", s->stop);
+    p->body = failed ? NULL
+                     : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups",
+                                 groups, "lora", p->source->adapter, "sampling", "temperature",
+                                 s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
+                                 (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
+                                 "ignore_eos", s->ignore_eos, "stop", s->stop);
     json_decref(groups);
     return p->body ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a rollout request");
 }

@@ -35,6 +35,7 @@ struct rollout_source { // borrowed parts, filled by the caller
     struct http_client *http;
     struct rollout_server servers[ROLLOUT_MAX_SERVERS]; // (n_servers) the groups are divided among
     int n_servers;                                      // at least 1
+    const char *adapter;                                // that samples; NULL: the model itself
     int vocab_size;
     int timeout_ms, idle_timeout_ms;
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never

@@ -193,6 +193,22 @@ static enum status remove_all(const char *checkpoints, int (*chosen)(const struc
     return st;
 }
 
+static enum status fill_adapter_folder(void *context, const char *folder)
+{
+    const struct trainer_files *files = context;
+    const struct adapter *a = files->policy->adapter;
+    enum status st = adapter_save(a, files->dev, folder, a->weights->dt);
+    return st == ST_OK ? write_trainer_files(context, folder) : st;
+}
+
+static enum status write_policy(struct trainer_files *files, const char *folder)
+{
+    const struct checkpoint_model *policy = files->policy;
+    if (policy->adapter) return folder_write(folder, fill_adapter_folder, files);
+    return model_folder_write(folder, files->dev, policy->weights, policy->weights->dt,
+                              policy->source_folder, write_trainer_files, files);
+}
+
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder)
@@ -204,8 +220,7 @@ enum status checkpoint_write(const char *run_folder, const struct checkpoint *c,
     CHECK(path_put(folder, checkpoints, STEP_NAME, c->step));
     CHECK(file_make_folders(checkpoints));
     CHECK(remove_all(checkpoints, is_leftover, c, 0));
-    CHECK(model_folder_write(folder, dev, policy->weights, policy->weights->dt,
-                             policy->source_folder, write_trainer_files, &files));
+    CHECK(write_policy(&files, folder));
     if (c->best_step) CHECK(link_best(checkpoints, *c->best_step));
     CHECK(swap_link(checkpoints, "latest", c->step));
     if (c->replaced_step && !is_kept(c, *c->replaced_step)) {

@@ -2,8 +2,8 @@
  * model.safetensors, tokenizer and generation files), with the trainer's own state in
  * step-N/trainer/ (trainer_state.json, optimizer.safetensors): vLLM and SGLang load every
  * *.safetensors of a folder without an index. A draft model that is trained too has the same in
- * step-N/draft/. Checkpoints of before, with the state beside the model, are read as well. One
- * thread.
+ * step-N/draft/. Of a run that trains an adapter, step-N is a PEFT folder. Checkpoints of before,
+ * with the state beside the model, are read as well. One thread.
  *
  * A folder is written under a temporary name, synced, and renamed: step-N is whole or not there.
  * The links checkpoints/best and checkpoints/latest are swapped after it. A crash at any point
@@ -11,7 +11,7 @@
 #ifndef TRAINER_CHECKPOINT_H
 #define TRAINER_CHECKPOINT_H
 
-#include "common/model/weights.h"
+#include "common/model/adapter.h"
 #include "trainer/learn/optimizer.h"
 #include <jansson.h>
 
@@ -32,6 +32,8 @@ struct checkpoint_model { // one model of a checkpoint
     const struct weights *weights;
     struct optimizer *optimizer;
     const char *source_folder; // of its tokenizer and generation files
+    // What is trained of it where that is an adapter: the folder is then PEFT's. NULL: the weights.
+    const struct adapter *adapter;
 };
 // RUN/checkpoints/step-N, then `best` and `latest`; keeps the newest `keep` (0: all) and the best.
 // draft: NULL where none is trained. ret_folder: its absolute path, the caller's to free; may be

@@ -123,6 +123,19 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6, "times through the data"),
     OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of sampling"),
 
+    OPT_HEADING("LoRA adapter"),
+    OPT_INT("lora-r", lora.r, "0", "R", 0, ADAPTER_MAX_RANK,
+            "train an adapter of this rank beside the frozen model (cw-infer-server "
+            "--max-adapters); 0: the model itself"),
+    OPT_DOUBLE("lora-alpha", lora.alpha, "16", "A", 0, 1e6, "its scale is A / R"),
+    OPT_DOUBLE("lora-dropout", lora.dropout, "0", "P", 0, 0.99,
+               "share of an adapted matrix' inputs that an update leaves out"),
+    OPT_FLAG("use-rslora", lora.rslora, NULL, "its scale is A / sqrt(R)"),
+    OPT_TEXT("lora-target", lora.targets, "all-linear", "NAME,...|all-linear",
+             "modules that it changes (q_proj,v_proj)"),
+    OPT_TEXT("lora-name", lora.name, "policy", "NAME",
+             "by which the server knows it, and requests name it"),
+
     OPT_HEADING("Draft model"),
     OPT_FLAG("train-draft", train_draft, NULL,
              "train the server's draft model (cw-infer-server --draft) to answer as the policy "
@@ -269,6 +282,24 @@ static enum status check_exact(const struct train_config *config, int64_t max_st
     return ST_OK;
 }
 
+static enum status check_lora(const struct train_config *config)
+{
+    const struct lora_options *o = &config->lora;
+    const char *freeze = config->learning.freeze;
+    if (!o->r) return ST_OK;
+    if (!o->name[0] || strlen(o->name) > 50)
+        return status_fail(ST_INVALID, "--lora-name \"%.60s\": give 1 to 50 bytes", o->name);
+    if (freeze && freeze[0])
+        return status_fail(ST_INVALID,
+                           "--freeze with --lora-r: an adapter is trained whole, and "
+                           "nothing of the model is; --lora-target says what it changes");
+    if (config->train_draft)
+        return status_fail(ST_INVALID,
+                           "--train-draft with --lora-r: the server restores one or the "
+                           "other after a fault; train them in two runs");
+    return ST_OK;
+}
+
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret)
 {
     enum status st = ST_OK;
@@ -298,6 +329,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
     if (config->curriculum.num_generations < 2)
         FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
                          "which needs 2 samples or more");
+    CHECK(check_lora(config));
     CHECK(resolve_staleness(config, &r));
     CHECK(check_exact(config, r.max_staleness));
     CHECK(resolve_loss(config, &r.loss));

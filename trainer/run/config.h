@@ -40,6 +40,13 @@ struct train_config {
     bool importance_sampling_correction;
     int importance_sampling_mode; // tis_mode without off: from 0 on
     bool mask_truncated_completions;
+    // adapter
+    struct lora_options {
+        int64_t r; // 0: none, all of the model is trained
+        double alpha, dropout;
+        const char *targets, *name;
+        bool rslora;
+    } lora;
     // optimizer
     struct learning_options learning;
     int64_t max_steps;

@@ -74,27 +74,6 @@ out:
     return st;
 }
 
-static enum status fill_folder(const char *folder, struct device *dev,
-                               const struct weights *weights, enum dtype as,
-                               const char *source_folder,
-                               enum status (*extra)(void *context, const char *temporary),
-                               void *context)
-{
-    enum status st;
-    CHECK(file_remove_tree(folder)); // of an earlier process with this number
-    CHECK(file_make_folders(folder));
-    CHECK(write_config(folder, weights->config, as));
-    if (source_folder)
-        for (const char *const *name = model_folder_files; *name; name++)
-            CHECK(copy_file(source_folder, folder, *name));
-    if (source_folder) CHECK(copy_chat_templates(source_folder, folder));
-    CHECK(weights_save(weights, dev, folder, as));
-    if (extra) CHECK(extra(context, folder));
-    CHECK(file_sync_folder(folder));
-out:
-    return st;
-}
-
 // "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
 enum status path_beside(const char *path, char ret[PATH_ROOM])
 {
@@ -117,11 +96,8 @@ static enum status move_into_place(const char *temporary, const char *folder)
     return st == ST_OK && replaces ? file_remove_tree(temporary) : st;
 }
 
-enum status model_folder_write(const char *folder, struct device *dev,
-                               const struct weights *weights, enum dtype as,
-                               const char *source_folder,
-                               enum status (*extra)(void *context, const char *temporary),
-                               void *context)
+enum status folder_write(const char *folder,
+                         enum status (*fill)(void *context, const char *temporary), void *context)
 {
     enum status st;
     char path[PATH_ROOM], temporary[PATH_ROOM] = "";
@@ -129,9 +105,46 @@ enum status model_folder_write(const char *folder, struct device *dev,
     while (len > 1 && folder[len - 1] == '/') len--;
     CHECK(path_put(path, "", "%.*s", (int)len, folder));
     CHECK(path_beside(path, temporary));
-    CHECK(fill_folder(temporary, dev, weights, as, source_folder, extra, context));
+    CHECK(file_remove_tree(temporary)); // of an earlier process with this number
+    CHECK(file_make_folders(temporary));
+    CHECK(fill(context, temporary));
+    CHECK(file_sync_folder(temporary));
     CHECK(move_into_place(temporary, path));
 out:
     if (st != ST_OK && temporary[0]) file_remove_tree(temporary);
     return st;
+}
+
+struct model_folder { // what goes into one
+    struct device *dev;
+    const struct weights *weights;
+    enum dtype as;
+    const char *source_folder;
+    enum status (*extra)(void *context, const char *temporary);
+    void *context;
+};
+
+static enum status fill_model_folder(void *context, const char *folder)
+{
+    const struct model_folder *m = context;
+    enum status st;
+    CHECK(write_config(folder, m->weights->config, m->as));
+    if (m->source_folder)
+        for (const char *const *name = model_folder_files; *name; name++)
+            CHECK(copy_file(m->source_folder, folder, *name));
+    if (m->source_folder) CHECK(copy_chat_templates(m->source_folder, folder));
+    CHECK(weights_save(m->weights, m->dev, folder, m->as));
+    if (m->extra) CHECK(m->extra(m->context, folder));
+out:
+    return st;
+}
+
+enum status model_folder_write(const char *folder, struct device *dev,
+                               const struct weights *weights, enum dtype as,
+                               const char *source_folder,
+                               enum status (*extra)(void *context, const char *temporary),
+                               void *context)
+{
+    struct model_folder model = {dev, weights, as, source_folder, extra, context};
+    return folder_write(folder, fill_model_folder, &model);
 }

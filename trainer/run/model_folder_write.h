@@ -15,6 +15,10 @@ enum status model_folder_write(const char *folder, struct device *dev,
                                enum status (*extra)(void *context, const char *temporary),
                                void *context);
 
+// The same of a folder of any kind, which fill() fills: it is given an empty one beside it.
+enum status folder_write(const char *folder,
+                         enum status (*fill)(void *context, const char *temporary), void *context);
+
 // "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
 enum status path_beside(const char *path, char ret[PATH_ROOM]);
 

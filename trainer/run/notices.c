@@ -56,6 +56,15 @@ enum status notice_roles(const struct bridge_file *file, const struct bridge_rol
     return ST_OK;
 }
 
+void notice_dropout(const struct train_config *c)
+{
+    if (!c->lora.r || c->lora.dropout == 0) return;
+    log_info(
+        "--lora-dropout %g: an update's log-probabilities are of masked inputs, the sampler's are "
+        "not: sampler_mismatch tells of that too%s",
+        c->lora.dropout, c->exact ? ", and --exact does not compare them" : "");
+}
+
 void notice_async(const struct train_config *c, const struct train_resolved *r)
 {
     if (!r->async) return;

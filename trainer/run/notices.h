@@ -16,6 +16,8 @@ void notice_data(const struct dataset *data, int left_out);
 void notice_left_out(const struct dataset *data, int left_out); // the last alone
 // Roles of a newer server; then the policy's. ST_NOT_FOUND where there is none.
 enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy);
+// --lora-dropout: updates are not of the distribution that was sampled.
+void notice_dropout(const struct train_config *config);
 // --async: samples come from older weights than those that learn.
 void notice_async(const struct train_config *config, const struct train_resolved *resolved);
 

@@ -28,7 +28,8 @@ struct run {
     struct bridge *bridge;
     const char *model_folder; // the bridge file's
     struct model_config *model;
-    struct weights *policy; // bound to the shared arena
+    struct weights *policy;  // bound to the shared arena
+    struct adapter *adapter; // that is trained instead (--lora-r), bound likewise; NULL: none
     struct http_client *http;
     struct rollout_source source;
     struct learner *learner;
@@ -71,6 +72,14 @@ struct run {
 // one is there and wanted. run_close() takes half-opened runs too.
 enum status run_open(struct run *run);
 void run_close(struct run *run);
+
+// run_adapter.c, of runs with --lora-r; without it the first two do nothing. Asks the server for
+// the adapter, before this process attaches; opens what it shares; brings it to where --start-from
+// says.
+enum status run_make_adapter(struct run *run);
+enum status run_open_adapter(struct run *run);
+enum status run_start_adapter(struct run *run);
+#define RUN_ADAPTER "adapter" // in trainer_state.json: its name, by which the server restores it
 
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
 // where there is none, which the caller frees. ST_INVALID where it holds a run that --resume does

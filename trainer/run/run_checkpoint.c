@@ -54,6 +54,8 @@ static json_t *state_of(struct run *run, bool interim)
     bool ok = state != NULL;
     if (ok && run->scoring.latency)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
+    if (ok && run->adapter)
+        ok = json_object_set_new(state, RUN_ADAPTER, json_string(run->config->lora.name)) == 0;
     if (ok && interim) ok = json_object_set_new(state, "interim", json_true()) == 0;
     if (ok && run->line)
         ok = json_object_set(state, "line", run->line) == 0 &&
@@ -87,7 +89,7 @@ enum status run_save(struct run *run, bool interim)
                            .keep_start = run->config->loss.beta > 0};
     if (!c.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     struct checkpoint_model policy = {run->policy, learner_optimizer(run->learner),
-                                      run->model_folder};
+                                      run->model_folder, run->adapter};
     struct checkpoint_model draft = {.weights = run->draft, .source_folder = run->draft_folder};
     if (run->draft) draft.optimizer = learner_optimizer(learner_draft(run->learner));
     CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
@@ -156,6 +158,7 @@ static enum status load_weights(void *context)
 {
     struct restore *r = context;
     struct device *dev = bridge_device(r->run->bridge);
+    if (r->run->adapter) return adapter_load(r->run->adapter, dev, r->folder);
     control_set_origin(bridge_control(r->run->bridge), r->folder);
     enum status st = weights_load(r->run->policy, dev, r->folder);
     return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
@@ -166,7 +169,7 @@ enum status run_load_weights(struct run *run, const char *folder, const char *dr
     struct restore restore = {run, folder, draft_folder};
     struct publish_times times;
     enum status st;
-    CHECK(weights_check(run->policy, folder));
+    CHECK(run->adapter ? adapter_check(run->adapter, folder) : weights_check(run->policy, folder));
     if (draft_folder) CHECK(weights_check(run->draft, draft_folder));
     // First, so that a death in the middle of this very update is repaired from it as well.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
@@ -220,6 +223,12 @@ static enum status check_same_run(const struct run *run, const char *folder,
                            "%s was made with --freeze \"%s\", and what is trained cannot change "
                            "within a run; take that, or begin a run with --start-from %s",
                            folder, old_freeze ? old_freeze : "", folder);
+    const char *old_adapter = json_string_value(json_object_get(c->state, RUN_ADAPTER));
+    if (!old_adapter != !run->adapter)
+        return status_fail(ST_MISMATCH,
+                           "%s was made %s --lora-r, and what is trained cannot change "
+                           "within a run",
+                           folder, old_adapter ? "with" : "without");
     const char *device = device_name(bridge_device(run->bridge));
     const char *old_device = json_string_value(json_object_get(c->state, "device"));
     if (run->config->exact && old_device && strcmp(device, old_device) != 0)

@@ -26,7 +26,7 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
         .loss = run->resolved.loss,
         .num_iterations = (int)c->num_iterations,
         .mask_truncated = c->mask_truncated_completions,
-        .exact = c->exact,
+        .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
         .quiesce_timeout_ms = (int64_t)(c->quiesce_timeout * 1e3),
         .draft_lr = schedule_at(&run->resolved.draft_schedule, run->step),
     };

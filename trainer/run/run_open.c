@@ -77,6 +77,7 @@ static enum status open_draft(struct run *run)
 static enum status open_policy(struct run *run)
 {
     enum status st;
+    CHECK(run_make_adapter(run));
     CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role;
@@ -87,6 +88,7 @@ static enum status open_policy(struct run *run)
     CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
     run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
                                     run->config->rollout_timeout);
+    CHECK(run_open_adapter(run));
 out:
     return st;
 }
@@ -185,6 +187,9 @@ static enum status open_learner(struct run *run)
                            ", over 1048576 samples a step",
                            samples);
     CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
+    options.adapter = run->adapter;
+    options.lora_dropout = (float)c->lora.dropout;
+    options.seed = (uint64_t)c->seed;
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->loss.beta > 0,
                       &options, &run->learner));
     if (run->draft) {
@@ -213,6 +218,7 @@ enum status run_open(struct run *run)
     plan_scoring(run);
     notice_router(run->model);
     notice_filtering(run->config);
+    notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
     CHECK(
         bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
@@ -246,6 +252,7 @@ void run_close(struct run *run)
     http_client_free(run->http);
     weights_free(run->draft);
     model_config_free(run->draft_model);
+    adapter_free(run->adapter);
     weights_free(run->policy);
     model_config_free(run->model);
     bridge_detach(run->bridge);

@@ -90,6 +90,7 @@ enum status run_start(struct run *run)
     char folder[PATH_ROOM];
     struct control_facts f;
     struct bytes now = BYTES_INIT;
+    if (run->adapter) return run_start_adapter(run);
     control_facts(bridge_control(run->bridge), &f);
     CHECK(folder_to_start_from(run, &f, folder));
     if (folder[0]) CHECK(load_start(run, &f, folder));
@@ -118,7 +119,7 @@ enum status run_resume_reference(struct run *run)
 {
     enum status st;
     char step_0[PATH_ROOM];
-    if (run->config->loss.beta <= 0) return ST_OK;
+    if (run->config->loss.beta <= 0 || run->adapter) return ST_OK; // there it is the model
     CHECK(path_put(step_0, run->folder, "checkpoints/step-0"));
     const char *folder = start_folder(run, step_0);
     if (!folder)

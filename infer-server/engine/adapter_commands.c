@@ -1,0 +1,125 @@
+/* adapter_commands.c: LoRA adapters under a running engine: loading, replacing and unloading them
+ * at a step boundary, and counting who uses which. The engine's thread, but for what says "under
+ * the lock".
+ *
+ * A new adapter's id is in the names of the KV blocks computed with it (request.c), so it never
+ * finds those of another. Weights that are replaced in place keep the id and move the version, as a
+ * trainer's update does. */
+#include "common/base/log.h"
+#include "infer-server/engine/adapters.h"
+#include "infer-server/engine/engine_thread.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static struct adapter_info *find(struct engine *e, const struct adapter_ref *ref)
+{
+    for (int i = 0; i < e->n_adapters; i++)
+        if (e->adapter_list[i].ref.id == ref->id) return &e->adapter_list[i];
+    return NULL;
+}
+
+// Under the lock.
+enum status engine_check_adapter(struct engine *e, const struct adapter_ref *ref)
+{
+    if (ref->index == 0 || find(e, ref)) return ST_OK;
+    return status_fail(ST_NOT_FOUND, "the request's adapter was unloaded meanwhile");
+}
+
+// Under the lock.
+void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples)
+{
+    struct adapter_info *info = ref->index ? find(e, ref) : NULL;
+    if (info) info->samples += samples;
+}
+
+// What other threads see; counts of those that stay are kept.
+static void publish_list(struct engine *e)
+{
+    const struct adapters *a = weights_owner_adapters(e->owner);
+    struct adapter_info list[ADAPTERS_MOST];
+    int n = 0;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < adapters_max(a); i++) {
+        const struct adapter_info *info = adapters_info(a, i);
+        if (!info) continue;
+        const struct adapter_info *before = find(e, &info->ref);
+        list[n] = *info;
+        list[n++].samples = before ? before->samples : 0;
+    }
+    memcpy(e->adapter_list, list, (size_t)n * sizeof *list);
+    e->n_adapters = n;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static enum status load(struct engine *e, const struct command *c)
+{
+    const struct adapters *a = weights_owner_adapters(e->owner);
+    const struct adapter_order order = {c->name, c->folder, c->config, c->in_place};
+    const int slot = adapters_find(a, c->name);
+    enum status st = ST_OK;
+    if (slot < 0) {
+        CHECK(weights_owner_add_adapter(e->owner, &order));
+        executor_use_adapters(e->executor, a);
+        log_info("engine: adapter '%s': %s%s", c->name, c->folder ? "loaded from " : "made new",
+                 c->folder ? c->folder : "");
+    } else if (c->in_place && c->folder) {
+        CHECK(weights_owner_reload_adapter(e->owner, slot, c->folder));
+        engine_take_version(e, e->options.kv_policy != KV_KEEP);
+        log_info("engine: adapter '%s': weights replaced from %s, version %llu", c->name, c->folder,
+                 (unsigned long long)e->live.weight_version);
+    } else if (c->in_place) {
+        CHECK(adapters_check(a, slot, c->config));
+    } else {
+        st = status_fail(ST_INVALID,
+                         "the adapter '%s' has already been loaded; to replace its weights send "
+                         "\"load_inplace\": true",
+                         c->name);
+    }
+out:
+    return st;
+}
+
+// Its name goes at once, so that no request comes to it any more; the rest when the last sample
+// with it has ended (engine_free_retired).
+static enum status unload(struct engine *e, const struct command *c)
+{
+    const struct adapters *a = weights_owner_adapters(e->owner);
+    const int slot = adapters_find(a, c->name);
+    if (slot < 0) return status_fail(ST_NOT_FOUND, "there is no adapter '%s'", c->name);
+    enum status st = weights_owner_retire_adapter(e->owner, slot);
+    if (st == ST_OK) log_info("engine: adapter '%s' unloaded", c->name);
+    return st;
+}
+
+void engine_free_retired(struct engine *e)
+{
+    int slots[ADAPTERS_MOST], n = 0;
+    pthread_mutex_lock(&e->lock);
+    for (int i = e->n_adapters - 1; i >= 0; i--) {
+        if (e->adapter_list[i].name[0] || e->adapter_list[i].samples > 0) continue;
+        slots[n++] = e->adapter_list[i].ref.index - 1;
+        e->adapter_list[i] = e->adapter_list[--e->n_adapters];
+    }
+    pthread_mutex_unlock(&e->lock);
+    for (int i = 0; i < n; i++)
+        if (weights_owner_remove_adapter(e->owner, slots[i]) != ST_OK)
+            engine_fail(e, status_message());
+    if (n > 0) executor_use_adapters(e->executor, weights_owner_adapters(e->owner));
+}
+
+void engine_change_adapters(struct engine *e, const struct command *c)
+{
+    char message[512] = "";
+    enum status st = ST_OK;
+    if (!weights_owner_adapters(e->owner))
+        st = status_fail(ST_UNSUPPORTED,
+                         "this server holds no adapters; start it with --max-adapters N");
+    else
+        st = c->kind == COMMAND_LOAD_ADAPTER ? load(e, c) : unload(e, c);
+    if (st != ST_OK) snprintf(message, sizeof message, "%s", status_message());
+    if (weights_owner_adapters(e->owner)) publish_list(e);
+    engine_publish(e);
+    if (st == ST_DEVICE || st == ST_TORN) engine_fail(e, message);
+    c->reload_done(c->context, st, message, e->live.weight_version);
+}

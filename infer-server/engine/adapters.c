@@ -1,0 +1,243 @@
+/* adapters.c: see adapters.h. Slots never move: rows of a batch, and the table in device memory, go
+ * by their numbers. The engine's thread. */
+#include "infer-server/engine/adapters.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct slot {
+    struct adapter_info info;
+    struct adapter *adapter; // NULL: free
+    struct shared_memory *memory;
+};
+
+struct adapters {
+    struct device *dev;
+    const struct weights *base;
+    int max, max_rank;
+    size_t slot_bytes;
+    uint64_t given; // ids so far; none is given twice
+    struct adapter_table *table;
+    struct slot *slots; // (max)
+};
+
+// An adapter of that config's JSON, and its plan.
+static enum status plan_of(const struct adapters *a, const char *where, const char *text,
+                           struct adapter **ret)
+{
+    enum status st;
+    json_t *json = NULL;
+    struct adapter_config *config;
+    CHECK(json_parse(where, text, strlen(text), &json));
+    CHECK(adapter_config_from_json(where, json, &config));
+    CHECK(adapter_new(config, a->base, a->base->dt, ret));
+out:
+    json_decref(json);
+    return st;
+}
+
+static enum status plan_of_folder(const struct adapters *a, const char *folder,
+                                  struct adapter **ret)
+{
+    struct adapter_config *config;
+    enum status st = adapter_config_load(folder, &config);
+    return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
+}
+
+enum status adapters_new(struct device *dev, const struct weights *base, int max_adapters,
+                         int max_rank, struct adapters **ret)
+{
+    enum status st;
+    char text[128];
+    struct adapter *largest = NULL;
+    struct adapters *a = calloc(1, sizeof *a);
+    if (!a) return status_fail(ST_NO_MEMORY, "no memory for adapters");
+    a->dev = dev;
+    a->base = base;
+    a->max = max_adapters;
+    a->max_rank = max_rank;
+    a->slots = calloc((size_t)max_adapters, sizeof *a->slots);
+    if (!a->slots) {
+        st = status_fail(ST_NO_MEMORY, "no memory for adapters");
+        goto out;
+    }
+    snprintf(text, sizeof text, "{\"target_modules\": \"all-linear\", \"r\": %d}", max_rank);
+    CHECK(plan_of(a, "--max-lora-rank", text, &largest));
+    a->slot_bytes = largest->weights->bytes;
+    CHECK(adapter_table_new(dev, base, max_adapters, max_rank, &a->table));
+    *ret = a;
+    a = NULL;
+out:
+    adapter_free(largest);
+    adapters_free(a);
+    return st;
+}
+
+static void slot_release(struct slot *s)
+{
+    adapter_free(s->adapter);
+    shared_memory_free(s->memory);
+    *s = (struct slot){0};
+}
+
+void adapters_free(struct adapters *a)
+{
+    if (!a) return;
+    for (int i = 0; a->slots && i < a->max; i++) slot_release(&a->slots[i]);
+    adapter_table_free(a->table);
+    free(a->slots);
+    free(a);
+}
+
+const struct adapter_table *adapters_table(const struct adapters *a)
+{
+    return a->table;
+}
+size_t adapters_slot_bytes(const struct adapters *a)
+{
+    return a->slot_bytes;
+}
+int adapters_max(const struct adapters *a)
+{
+    return a->max;
+}
+
+int adapters_find(const struct adapters *a, const char *name)
+{
+    for (int i = 0; i < a->max; i++)
+        if (a->slots[i].adapter && strcmp(a->slots[i].info.name, name) == 0) return i;
+    return -1;
+}
+
+const struct weights *adapters_weights(const struct adapters *a, int slot)
+{
+    return a->slots[slot].adapter ? a->slots[slot].adapter->weights : NULL;
+}
+const struct adapter_info *adapters_info(const struct adapters *a, int slot)
+{
+    return a->slots[slot].adapter ? &a->slots[slot].info : NULL;
+}
+const char *adapters_handle(const struct adapters *a, int slot)
+{
+    return shared_memory_handle(a->slots[slot].memory);
+}
+
+static enum status free_slot(const struct adapters *a, int *ret)
+{
+    for (int i = 0; i < a->max; i++)
+        if (!a->slots[i].adapter) {
+            *ret = i;
+            return ST_OK;
+        }
+    return status_fail(ST_INVALID,
+                       "there are %d adapters, and no room for more; unload one, or start the "
+                       "server with a larger --max-adapters",
+                       a->max);
+}
+
+static enum status check_rank(const struct adapters *a, const struct adapter *adapter)
+{
+    if (adapter->max_rank <= a->max_rank) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "the adapter has rank %d, over this server's %d; start it with "
+                       "--max-lora-rank %d",
+                       adapter->max_rank, a->max_rank, adapter->max_rank);
+}
+
+enum status adapters_add(struct adapters *a, const struct adapter_order *order, const char *segment)
+{
+    enum status st;
+    int slot = 0;
+    char name[128];
+    struct slot s = {0};
+    CHECK(free_slot(a, &slot));
+    if (order->folder)
+        CHECK(plan_of_folder(a, order->folder, &s.adapter));
+    else
+        CHECK(plan_of(a, "\"config\"", order->config, &s.adapter));
+    CHECK(check_rank(a, s.adapter));
+    snprintf(name, sizeof name, "%s%d", segment, slot);
+    CHECK(shared_memory_create(a->dev, name, s.adapter->weights->bytes, &s.memory));
+    weights_bind(s.adapter->weights, shared_memory_data(s.memory));
+    if (order->folder) CHECK(adapter_load(s.adapter, a->dev, order->folder));
+    snprintf(s.info.name, sizeof s.info.name, "%s", order->name);
+    snprintf(s.info.folder, sizeof s.info.folder, "%s", order->folder ? order->folder : "");
+    s.info.ref = (struct adapter_ref){slot + 1, ++a->given};
+    s.info.rank = s.adapter->max_rank;
+    s.info.n_parameters = s.adapter->weights->n_parameters;
+    CHECK(adapter_table_set(a->table, slot, s.adapter));
+    a->slots[slot] = s;
+    s = (struct slot){0};
+out:
+    slot_release(&s);
+    return st;
+}
+
+void adapters_retire(struct adapters *a, int slot)
+{
+    a->slots[slot].info.name[0] = 0;
+}
+
+enum status adapters_remove(struct adapters *a, int slot)
+{
+    enum status st = adapter_table_set(a->table, slot, NULL);
+    if (st == ST_OK) slot_release(&a->slots[slot]);
+    return st;
+}
+
+enum status adapters_check(const struct adapters *a, int slot, const char *config)
+{
+    const struct slot *s = &a->slots[slot];
+    struct adapter *other = NULL;
+    enum status st = plan_of(a, "\"config\"", config, &other);
+    if (st == ST_OK && !adapter_same(s->adapter, other))
+        st = status_fail(ST_MISMATCH,
+                         "the adapter '%s' that is loaded has other targets, ranks or scales; "
+                         "unload it first (POST /v1/unload_lora_adapter), or take another name",
+                         s->info.name);
+    adapter_free(other);
+    return st;
+}
+
+enum status adapters_reload(struct adapters *a, int slot, const char *folder)
+{
+    struct slot *s = &a->slots[slot];
+    enum status st = adapter_check(s->adapter, folder);
+    if (st == ST_OK) st = adapter_load(s->adapter, a->dev, folder);
+    if (st == ST_OK) snprintf(s->info.folder, sizeof s->info.folder, "%s", folder);
+    return st;
+}
+
+bool adapters_is_checkpoint(const char *folder)
+{
+    char *path = path_join(folder, ADAPTER_CONFIG_FILE);
+    const bool is = path && file_exists(path);
+    free(path);
+    return is;
+}
+
+enum status adapters_restore(struct adapters *a, const char *checkpoint)
+{
+    enum status st;
+    json_t *state = NULL;
+    const char *name = NULL;
+    int slot;
+    char *path = path_join(checkpoint, "trainer/trainer_state.json");
+    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    CHECK(json_read_file(path, 1 << 24, &state));
+    CHECK(json_get_string(path, state, "adapter", &name));
+    slot = name ? adapters_find(a, name) : -1;
+    if (slot < 0) {
+        st = status_fail(ST_NOT_FOUND, "%s: its adapter \"%s\" is not loaded", path,
+                         name ? name : "");
+        goto out;
+    }
+    CHECK(adapters_reload(a, slot, checkpoint));
+out:
+    json_decref(state);
+    free(path);
+    return st;
+}

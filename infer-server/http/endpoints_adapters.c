@@ -1,0 +1,269 @@
+/* endpoints_adapters.c: LoRA adapters: loading and unloading as vLLM's clients ask for it
+ * (/v1/load_lora_adapter, /v1/unload_lora_adapter) and as Atropos does (/lora/load, /lora/unload,
+ * /lora/status), where the one loaded last is that of every /generate that names none. The work is
+ * the engine's, at a step boundary (job.h). Loop's thread, but for adapter_done(). */
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "infer-server/engine/adapters.h"
+#include "infer-server/http/job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char where[] = "request";
+
+struct adapter_job {
+    struct job job;
+    char name[ADAPTER_NAME_BYTES];
+};
+
+// ---- the order ----------------------------------------------------------------------------------
+// The body's object; an empty body is {}.
+static enum status read_body(const struct job *j, json_t **ret)
+{
+    const struct bytes *body = &j->body.bytes;
+    enum status st = body->len ? json_parse(where, bytes_text(body), body->len, ret) : ST_OK;
+    if (st == ST_OK && !*ret) *ret = json_object();
+    if (st != ST_OK || json_is_object(*ret)) return st;
+    return status_fail(ST_INVALID, "request: the body must be a JSON object");
+}
+
+static enum status take_name(struct adapter_job *a, const char *field, const char *name)
+{
+    const struct api_model *model = &a->job.server->model;
+    if (!name || !name[0])
+        return status_fail(ST_INVALID, "request: \"%s\" is missing: the adapter's name", field);
+    if (strlen(name) >= sizeof a->name)
+        return status_fail(ST_INVALID, "request: \"%s\" has more than %zu bytes", field,
+                           sizeof a->name - 1);
+    if (strcmp(name, model->name) == 0 || strcmp(name, model->folder) == 0)
+        return status_fail(ST_INVALID, "request: \"%s\" is '%s', the model's own name", field,
+                           name);
+    snprintf(a->name, sizeof a->name, "%s", name);
+    return ST_OK;
+}
+
+static void adapter_done(void *context, enum status st, const char *sentence, uint64_t version)
+{
+    struct job *j = context;
+    (void)version;
+    if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
+    status_keep(&j->status, st);
+    job_post(j);
+}
+
+// {"lora_name", "lora_path"}; or, for a trainer that is to write it, {"lora_name", "config"}:
+// PEFT's adapter_config.json.
+static enum status order_load(struct adapter_job *a, const json_t *object)
+{
+    struct adapter_order order = {0};
+    char *config = NULL;
+    enum status st;
+    CHECK(json_get_string(where, object, "lora_name", &order.name));
+    CHECK(json_get_string(where, object, "lora_path", &order.folder));
+    CHECK(json_get_bool(where, object, "load_inplace", &order.in_place));
+    CHECK(take_name(a, "lora_name", order.name));
+    if (json_has(object, "config"))
+        config = json_dumps(json_object_get(object, "config"), JSON_ENCODE_ANY);
+    order.config = config;
+    if (!order.folder == !order.config)
+        FAIL(ST_INVALID, "request: give \"lora_path\", a PEFT folder, or \"config\", an "
+                         "adapter_config.json, for a new adapter");
+    st = engine_load_adapter(a->job.server->engine, &order, adapter_done, a);
+out:
+    free(config);
+    return st;
+}
+
+static enum status order_unload(struct adapter_job *a, const json_t *object)
+{
+    const char *name = NULL;
+    enum status st;
+    CHECK(json_get_string(where, object, "lora_name", &name));
+    CHECK(take_name(a, "lora_name", name));
+    st = engine_unload_adapter(a->job.server->engine, a->name, adapter_done, a);
+out:
+    return st;
+}
+
+static enum status order_activate(struct adapter_job *a, const json_t *object)
+{
+    struct server *s = a->job.server;
+    struct adapter_order order = {.in_place = true};
+    char made[32];
+    enum status st;
+    snprintf(made, sizeof made, "adapter_%d", s->adapter_loads);
+    order.name = made;
+    CHECK(json_get_string(where, object, "adapter_path", &order.folder));
+    CHECK(json_get_string(where, object, "adapter_name", &order.name));
+    if (!order.folder) FAIL(ST_INVALID, "request: \"adapter_path\" is missing: a PEFT folder");
+    CHECK(take_name(a, "adapter_name", order.name));
+    st = engine_load_adapter(s->engine, &order, adapter_done, a);
+out:
+    return st;
+}
+
+// The active one, or {"adapter_name"}; where there is none, nothing is to be done.
+static enum status order_deactivate(struct adapter_job *a, const json_t *object)
+{
+    struct server *s = a->job.server;
+    const char *name = s->model.active_adapter;
+    enum status st;
+    CHECK(json_get_string(where, object, "adapter_name", &name));
+    if (name[0]) {
+        CHECK(take_name(a, "adapter_name", name));
+        st = engine_unload_adapter(s->engine, a->name, adapter_done, a);
+    } else {
+        adapter_done(a, ST_OK, NULL, 0);
+    }
+out:
+    return st;
+}
+
+// ---- the answer ---------------------------------------------------------------------------------
+// A file that does not parse is named to the client, and its bytes, which the sentence quotes, go
+// to the log only (as of /reload).
+static void fail(const struct adapter_job *a)
+{
+    struct http_request *q = a->job.request;
+    const enum status st = status_recall(&a->job.status);
+    if (q && st == ST_FORMAT) {
+        log_warn("adapter '%s': %s", a->name, status_message());
+        http_fail(q, 400,
+                  "\"lora_path\": the folder cannot be loaded: %s; the server's log says "
+                  "what it is",
+                  status_words(st));
+    } else if (q && st == ST_BUSY) { // a trainer holds the lease
+        http_fail(q, 409, "%s", status_message());
+    } else if (q) {
+        http_fail_status(q, st);
+    }
+}
+
+static void reply_text(const struct adapter_job *a, const char *done)
+{
+    struct bytes body = BYTES_INIT;
+    if (!a->job.request) return;
+    bytes_printf(&body, "Success: LoRA adapter '%s' %s successfully.", a->name, done);
+    http_reply(a->job.request, 200, "text/plain; charset=utf-8", &body);
+}
+
+static void loaded(struct job *job)
+{
+    struct adapter_job *a = (struct adapter_job *)job;
+    if (job->status.code == ST_OK)
+        reply_text(a, "added");
+    else
+        fail(a);
+    free(a);
+}
+
+// Nobody's /generate is by it any more.
+static void forget_active(struct adapter_job *a)
+{
+    char *active = a->job.server->model.active_adapter;
+    if (strcmp(active, a->name) == 0) active[0] = 0;
+}
+
+static void unloaded(struct job *job)
+{
+    struct adapter_job *a = (struct adapter_job *)job;
+    if (job->status.code == ST_OK) {
+        forget_active(a);
+        reply_text(a, "removed");
+    } else {
+        fail(a);
+    }
+    free(a);
+}
+
+static void replaced(void *context, enum status st, const char *sentence, uint64_t version)
+{
+    (void)context, (void)version;
+    if (st != ST_OK) log_warn("the adapter that /lora/load replaces stays loaded: %s", sentence);
+}
+
+static void activated(struct job *job)
+{
+    struct adapter_job *a = (struct adapter_job *)job;
+    struct server *s = job->server;
+    char *active = s->model.active_adapter;
+    if (job->status.code != ST_OK) {
+        fail(a);
+    } else {
+        if (active[0] && strcmp(active, a->name) != 0)
+            engine_unload_adapter(s->engine, active, replaced, NULL);
+        memcpy(active, a->name, sizeof a->name);
+        s->adapter_loads++;
+        if (job->request)
+            http_reply_json(job->request, 200,
+                            json_pack("{s:s, s:o, s:i}", "status", "ok", "adapter_name",
+                                      json_clean_string(a->name), "load_count", s->adapter_loads));
+    }
+    free(a);
+}
+
+static void deactivated(struct job *job)
+{
+    struct adapter_job *a = (struct adapter_job *)job;
+    if (job->status.code != ST_OK) {
+        fail(a);
+    } else {
+        forget_active(a);
+        if (job->request)
+            http_reply_json(job->request, 200,
+                            json_pack("{s:s, s:o}", "status", "ok", "previous_name",
+                                      a->name[0] ? json_clean_string(a->name) : json_null()));
+    }
+    free(a);
+}
+
+// ---- the endpoints ------------------------------------------------------------------------------
+static const struct {
+    enum status (*order)(struct adapter_job *a, const json_t *object);
+    void (*done)(struct job *job);
+} changes[] = {
+    [ADAPTER_LOAD] = {order_load, loaded},
+    [ADAPTER_UNLOAD] = {order_unload, unloaded},
+    [ADAPTER_ACTIVATE] = {order_activate, activated},
+    [ADAPTER_DEACTIVATE] = {order_deactivate, deactivated},
+};
+
+void handle_adapter_change(void *server, struct http_request *q)
+{
+    struct server *s = server;
+    const int change = http_which(q);
+    json_t *object = NULL;
+    enum status st;
+    if (!server_is_open(s, q)) return;
+    struct adapter_job *a = job_new(s, q, sizeof *a, changes[change].done);
+    if (!a) return;
+    CHECK(read_body(&a->job, &object));
+    CHECK(changes[change].order(a, object));
+out:
+    json_decref(object);
+    if (st == ST_OK) return;
+    job_free(&a->job);
+    http_fail_status(q, st);
+}
+
+void handle_lora_status(void *server, struct http_request *q)
+{
+    struct server *s = server;
+    struct adapter_info list[ADAPTERS_MOST];
+    const int n = engine_adapters(s->engine, list);
+    const struct engine_options *o = &s->options->engine;
+    const char *active = s->model.active_adapter;
+    json_t *names = json_array(), *path = NULL;
+    for (int i = 0; i < n; i++) {
+        json_array_append_new(names, json_clean_string(list[i].name));
+        if (strcmp(list[i].name, active) == 0) path = json_clean_string(list[i].folder);
+    }
+    http_reply_json(q, 200,
+                    json_pack("{s:b, s:i, s:i, s:o, s:o, s:i, s:o}", "lora_available",
+                              o->max_adapters > 0, "max_adapters", o->max_adapters, "max_lora_rank",
+                              o->max_lora_rank, "active_adapter_name",
+                              active[0] ? json_clean_string(active) : json_null(),
+                              "active_adapter_path", path ? path : json_null(), "load_count",
+                              s->adapter_loads, "available_adapters", names));
+}

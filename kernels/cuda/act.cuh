@@ -1,0 +1,26 @@
+/* act.cuh: the activation functions (kernels/cpu/act.c has the formulas). Private to kernels/cuda.
+ */
+#ifndef KERNELS_CUDA_ACT_CUH
+#define KERNELS_CUDA_ACT_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+__device__ __forceinline__ float sigmoid(float x)
+{
+    return 1.f / (1.f + expf(-x));
+}
+
+// GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
+__device__ __forceinline__ float gelu_tanh_2u(float x)
+{
+    return 2.f * 0.7978845608f * (x + 0.044715f * x * x * x);
+}
+
+__device__ __forceinline__ float activate(float x, act_kind kind)
+{
+    if (kind == ACT_SILU) return x * sigmoid(x);
+    if (kind == ACT_GELU_TANH) return x * sigmoid(gelu_tanh_2u(x));
+    return 0.5f * x * (1.f + erff(x * 0.70710678f));
+}
+
+#endif

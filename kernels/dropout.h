@@ -1,0 +1,22 @@
+/* dropout.h: which elements of a row an adapter's dropout keeps (ops.h, struct lora_dropout), for
+ * CPU and CUDA alike. A pure function of the seed, the matrix, the row's sample and position, and
+ * the column: a layer that is run again has the same mask, however rows are packed. */
+#ifndef KERNELS_DROPOUT_H
+#define KERNELS_DROPOUT_H
+
+#include "common/base/rng.h"
+#include "kernels/ops.h"
+
+// Factors of columns 4 * block .. 4 * block + 3 of a row.
+RNG_INLINE void dropout_factors(const struct lora_dropout *d, int part, int32_t sample,
+                                int32_t position, uint32_t block, float ret[4])
+{
+    const uint32_t key[2] = {(uint32_t)d->seed, (uint32_t)(d->seed >> 32)};
+    const uint32_t counter[4] = {block, d->matrix + (uint32_t)part, (uint32_t)sample,
+                                 (uint32_t)position};
+    uint32_t words[4];
+    philox4x32(counter, key, words);
+    for (int i = 0; i < 4; i++) ret[i] = rng_open01(words[i]) < d->p ? 0.0f : 1.0f / (1.0f - d->p);
+}
+
+#endif

@@ -1,0 +1,276 @@
+/* test_lora_training.c: cw-trainer train --lora-r on a real server: the adapter is trained in
+ * shared memory beside a model that stays as it is, to the sampler's bits; its checkpoints resume
+ * exactly, and what a dead trainer left is restored from them. */
+#include "bridge/attach.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/model/safetensors.h"
+#include "tests/support/training.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { STEPS = 6 };
+#define LORA "--lora-r", "4", "--lora-alpha", "8"
+
+static void restart_server(struct scene *s)
+{
+    daemon_kill(&s->daemon);
+    daemon_start(&s->daemon, s->model,
+                 OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters", "2",
+                         "--max-lora-rank", "8"));
+}
+
+// The arena of the adapter "policy" holds what the PEFT folder holds (f32).
+static void assert_served(const struct scene *s, const char *folder)
+{
+    struct bridge *bridge;
+    struct safetensors *set;
+    assert_ok(safetensors_open_file(test_path(folder, "adapter_model.safetensors"), &set));
+    assert_ok(bridge_attach(s->daemon.bridge, NULL, &bridge));
+    const struct bridge_role *role = bridge_file_role(bridge_file_of(bridge), "adapter:policy");
+    assert_non_null(role);
+    assert_int_equal(role->n_tensors, safetensors_count(set));
+    for (int i = 0; i < role->n_tensors; i++) {
+        const struct bridge_tensor *t = &role->tensors[i];
+        const struct safetensors_entry *e = safetensors_find(set, t->name);
+        char *have = malloc(t->bytes);
+        assert_true(e && have && e->bytes == t->bytes);
+        device_copy_out(bridge_device(bridge), have,
+                        (char *)bridge_base(bridge, role->role) + t->offset, t->bytes);
+        assert_ok(device_sync(bridge_device(bridge)));
+        assert_memory_equal(have, e->data, t->bytes);
+        free(have);
+    }
+    bridge_detach(bridge);
+    safetensors_free(set);
+}
+
+static char *completion(const struct scene *s, const char *who)
+{
+    char body[200];
+    snprintf(body, sizeof body,
+             "{%s\"prompt\":\"1+4=\",\"max_tokens\":8,\"temperature\":0,"
+             "\"logprobs\":1,\"ignore_eos\":true}",
+             who);
+    json_t *a = daemon_post(s->daemon.socket, "/v1/completions", 200, body);
+    char *text = json_dumps(json_object_get(a, "choices"), 0);
+    json_decref(a);
+    return text;
+}
+
+static void an_adapter_is_trained(void **state)
+{
+    (void)state;
+    struct scene s;
+    double mismatch[STEPS], norm[STEPS], kl[STEPS];
+    scene_open(&s);
+    restart_server(&s);
+    char *before = completion(&s, "");
+    assert_int_equal(train_alone(&s, "run",
+                                 OPTIONS(LORA, "--exact", "--max-steps", "6", "--beta", "0.1",
+                                         "--recompute", "layer")),
+                     0);
+    assert_said(&s, "the adapter's ");
+    assert_said(&s, "reference 0."); // no copy of the model
+    assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, STEPS), STEPS);
+    assert_int_equal(column(&s, "run", "grad_norm", norm, STEPS), STEPS);
+    assert_int_equal(column(&s, "run", "kl", kl, STEPS), STEPS);
+    for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0 && norm[i] > 0);
+    assert_true(kl[0] == 0 && kl[STEPS - 1] != 0); // from the model itself
+    daemon_holds(&s.daemon, "policy", s.model);
+    assert_served(&s, latest(&s, "run"));
+    assert_int_equal(test_command(test_path(s.folder, "check.log"), LIMIT_MS,
+                                  OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)),
+                     0);
+    assert_int_equal(
+        test_command(test_path(s.folder, "eval.log"), LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
+                             "--data", s.data, "--lora", "policy", "--max-completion-length", "4")),
+        0);
+    assert_true(file_exists(test_path(latest(&s, "run"), "adapter_config.json")));
+    assert_false(file_exists(test_path(latest(&s, "run"), "model.safetensors")));
+    char *after = completion(&s, ""), *adapted = completion(&s, "\"lora\":\"policy\",");
+    assert_string_equal(after, before);
+    assert_string_not_equal(adapted, before);
+    // a copy that a client loads by its folder computes the same
+    char body[600];
+    snprintf(body, sizeof body, "{\"lora_name\":\"copy\",\"lora_path\":\"%s\"}", latest(&s, "run"));
+    struct wire_answer a;
+    daemon_request(s.daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
+    assert_int_equal(a.status, 200);
+    wire_answer_release(&a);
+    char *copy = completion(&s, "\"model\":\"copy\",");
+    assert_string_equal(copy, adapted);
+    free(before);
+    free(after);
+    free(adapted);
+    free(copy);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+static void resumes_to_the_bit(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    restart_server(&s);
+    assert_int_equal(train(&s, "whole", OPTIONS(LORA, "--exact", "--max-steps", "6")), 0);
+    restart_server(&s);
+    assert_int_equal(train(&s, "halves", OPTIONS(LORA, "--exact", "--max-steps", "3")), 0);
+    restart_server(&s);
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "6", "--resume")), 0);
+    assert_log(&s, "resumed at step 3");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "adapter_model.safetensors");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "adapter_config.json");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer/optimizer.safetensors");
+    assert_served(&s, latest(&s, "halves"));
+    // without the adapter, or with another, it would be another run
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--lora-r", "0")),
+                     1);
+    assert_log(&s, "was made with --lora-r");
+    assert_int_equal(
+        train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--lora-alpha", "9")), 1);
+    assert_log(&s, "other targets, ranks or scales");
+    // a second run on the same server starts anew, or from the first one's checkpoint
+    assert_int_equal(train(&s, "again", OPTIONS(LORA, "--exact", "--max-steps", "6")), 0);
+    test_same_file(latest(&s, "whole"), latest(&s, "again"), "adapter_model.safetensors");
+    const char *from = latest(&s, "whole");
+    assert_int_equal(
+        train(&s, "on",
+              OPTIONS(LORA, "--max-steps", "1", "--start-from", from, "--learning-rate", "0")),
+        0);
+    test_same_file(from, latest(&s, "on"), "adapter_model.safetensors");
+    scene_close(&s);
+}
+
+// The masks follow from the seed, the step and the place: layers that are run again, and a run in
+// two parts, have the same.
+static void dropout_repeats(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    restart_server(&s);
+#define DROPOUT LORA, "--exact", "--lora-dropout", "0.3"
+    assert_int_equal(train(&s, "whole", OPTIONS(DROPOUT, "--max-steps", "4")), 0);
+    assert_log(&s, "--exact does not compare them");
+    assert_int_equal(
+        train(&s, "again", OPTIONS(DROPOUT, "--max-steps", "4", "--recompute", "layer")), 0);
+    assert_int_equal(train(&s, "halves", OPTIONS(DROPOUT, "--max-steps", "2")), 0);
+    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "4", "--resume")), 0);
+    assert_int_equal(train(&s, "without", OPTIONS(LORA, "--exact", "--max-steps", "4")), 0);
+    test_same_file(latest(&s, "whole"), latest(&s, "again"), "adapter_model.safetensors");
+    test_same_file(latest(&s, "whole"), latest(&s, "halves"), "adapter_model.safetensors");
+    struct safetensors *set;
+    assert_ok(
+        safetensors_open_file(test_path(latest(&s, "whole"), "adapter_model.safetensors"), &set));
+    const struct safetensors_entry *e = safetensors_at(set, safetensors_count(set) - 1);
+    struct safetensors *other;
+    assert_ok(safetensors_open_file(test_path(latest(&s, "without"), "adapter_model.safetensors"),
+                                    &other));
+    assert_memory_not_equal(e->data, safetensors_find(other, e->name)->data, e->bytes);
+    safetensors_free(set);
+    safetensors_free(other);
+    scene_close(&s);
+}
+
+// In a process of its own: takes the lease, says where the last good weights are, and dies while it
+// writes the adapter.
+static void die_in_an_update(const struct scene *s, const char *snapshot)
+{
+    struct bridge *b;
+    const char *role = "adapter:policy";
+    if (bridge_attach(s->daemon.bridge, NULL, &b) != ST_OK || bridge_become_writer(b) != ST_OK)
+        _exit(1);
+    struct control *c = bridge_control(b);
+    if (control_set_snapshot(c, snapshot) != ST_OK ||
+        control_quiesce(c, clock_deadline_ns(10000)) != ST_OK || control_write_begin(c) != ST_OK)
+        _exit(2);
+    device_fill(bridge_device(b), bridge_base(b, role), 0x3f,
+                bridge_file_role(bridge_file_of(b), role)->tensors[0].bytes);
+    device_sync(bridge_device(b));
+    _exit(0);
+}
+
+static void a_torn_adapter_is_restored(void **state)
+{
+    (void)state;
+    struct scene s;
+    int status;
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("forks, which a GPU's driver does not survive");
+    scene_open(&s);
+    restart_server(&s);
+    assert_int_equal(train(&s, "run", OPTIONS(LORA, "--max-steps", "2")), 0);
+    char *snapshot = realpath(latest(&s, "run"), NULL);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) die_in_an_update(&s, snapshot);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(WEXITSTATUS(status), 0);
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    for (bool restored = false; !restored && clock_ms_until(deadline) > 0;) {
+        char *log = test_read(s.daemon.log);
+        restored = strstr(log, "weights restored from") != NULL;
+        free(log);
+        clock_sleep_ms(20);
+    }
+    char *log = test_read(s.daemon.log);
+    assert_contains(log, "weights restored from");
+    assert_contains(log, snapshot);
+    free(log);
+    assert_served(&s, snapshot);
+    daemon_holds(&s.daemon, "policy", s.model);
+    json_decref(daemon_get(s.daemon.socket, "/health", 200));
+    free(snapshot);
+    scene_close(&s);
+}
+
+static void what_cannot_be_trained_is_named(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s); // without --max-adapters
+    assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--max-steps", "1")), 1);
+    assert_said(&s, "--max-adapters");
+    restart_server(&s);
+    assert_int_equal(train_alone(&s, "run", OPTIONS("--lora-r", "9", "--max-steps", "1")), 1);
+    assert_said(&s, "--max-lora-rank 9");
+    assert_int_equal(
+        train_alone(&s, "run", OPTIONS(LORA, "--lora-target", "c_attn", "--max-steps", "1")), 1);
+    assert_said(&s, "names no matrix that can be adapted");
+    assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--freeze", "*", "--max-steps", "1")), 2);
+    assert_said(&s, "--freeze with --lora-r");
+    assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--max-steps", "1")), 0);
+    assert_int_equal(
+        train_alone(&s, "other",
+                    OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--max-steps", "1")),
+        1);
+    assert_said(&s, "other targets, ranks or scales");
+    assert_int_equal(
+        train_alone(&s, "other", OPTIONS("--lora-r", "4", "--lora-alpha", "9", "--max-steps", "1")),
+        1);
+    assert_said(&s, "other targets, ranks or scales");
+    assert_int_equal(train_alone(&s, "other",
+                                 OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--lora-name",
+                                         "qv", "--max-steps", "1")),
+                     0);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_adapter_is_trained),
+        cmocka_unit_test(resumes_to_the_bit),
+        cmocka_unit_test(dropout_repeats),
+        cmocka_unit_test(a_torn_adapter_is_restored),
+        cmocka_unit_test(what_cannot_be_trained_is_named),
+    };
+    return cmocka_run_group_tests_name("lora_training", tests, NULL, NULL);
+}

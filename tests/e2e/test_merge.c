@@ -1,0 +1,108 @@
+/* test_merge.c: cw-trainer merge: the folder it writes has the logits of base and adapter, and what
+ * it cannot merge it names. */
+#include "tests/support/daemon.h"
+#include "tests/support/reference.h"
+#include "tests/support/tiny_adapter.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOKENS = 5, VOCAB = 300, LIMIT_MS = 60000 };
+static const int32_t ids[TOKENS] = {3, 14, 15, 9, 26};
+#define CONFIG "{\"r\":3,\"lora_alpha\":6,\"use_rslora\":true,\"target_modules\":\"all-linear\"}"
+
+static int merge(const char *model, const char *adapter, const char *out, const char *log)
+{
+    const char *const argv[] = {test_binary("cw-trainer"),
+                                "merge",
+                                "--model",
+                                model,
+                                "--adapter",
+                                adapter,
+                                "--out",
+                                out,
+                                NULL};
+    return test_command(log, LIMIT_MS, argv);
+}
+
+// Of the base with the adapter beside it.
+static void adapted_logits(const char *model, const char *folder, float *ret)
+{
+    struct reference r;
+    struct adapter_config *config;
+    struct adapter *a;
+    struct adapter_table *table;
+    void *memory;
+    reference_open(model, "cpu", &r);
+    assert_ok(adapter_config_load(folder, &config));
+    assert_ok(adapter_new(config, r.weights, DT_F32, &a));
+    assert_ok(device_alloc(r.dev, a->weights->bytes, &memory));
+    weights_bind(a->weights, memory);
+    assert_ok(adapter_load(a, r.dev, folder));
+    assert_ok(adapter_table_new(r.dev, r.weights, 1, a->max_rank, &table));
+    assert_ok(adapter_table_set(table, 0, a));
+    model_use_adapters(r.model, table);
+    batch_use_adapter(r.batch, 0);
+    reference_logits(&r, ids, TOKENS, ret);
+    model_use_adapters(r.model, NULL);
+    adapter_table_free(table);
+    device_release(r.dev, memory);
+    adapter_free(a);
+    reference_close(&r);
+}
+
+static void merged_is_base_and_adapter(void **state)
+{
+    (void)state;
+    static float want[TOKENS * VOCAB], have[TOKENS * VOCAB], plain[TOKENS * VOCAB];
+    const char *folder = test_folder(), *out = test_path(folder, "merged"),
+               *adapter = test_path(folder, "adapter");
+    const char *model = daemon_model(folder, true, 4);
+    struct reference r;
+    double most = 0, worst = 0, changed = 0;
+    assert_ok(tiny_adapter_write(adapter, model, CONFIG, 5));
+    assert_int_equal(merge(model, adapter, out, test_path(folder, "log")), 0);
+    test_same_file(model, out, "tokenizer.json");
+    adapted_logits(model, adapter, want);
+    reference_open(out, "cpu", &r);
+    reference_logits(&r, ids, TOKENS, have);
+    reference_close(&r);
+    reference_open(model, "cpu", &r);
+    reference_logits(&r, ids, TOKENS, plain);
+    reference_close(&r);
+    for (int i = 0; i < TOKENS * VOCAB; i++) {
+        most = fmax(most, fabs((double)want[i]));
+        worst = fmax(worst, fabs((double)want[i] - have[i]));
+        changed = fmax(changed, fabs((double)plain[i] - have[i]));
+    }
+    assert_true(worst <= 1e-5 * most);
+    assert_true(changed > 0.01 * most);
+}
+
+static void what_does_not_fit_is_named(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *other = test_folder(), *log = test_path(folder, "log");
+    const char *model = daemon_model(folder, false, 4), *adapter = test_path(folder, "adapter");
+    assert_ok(tiny_adapter_write(adapter, model, CONFIG, 5));
+    test_write(test_path(other, "adapter_config.json"), "{\"use_dora\":true}", 17);
+    assert_int_equal(merge(model, other, test_path(folder, "out"), log), 1);
+    assert_int_equal(merge(adapter, adapter, test_path(folder, "out"), log), 1);
+    const char *const argv[] = {test_binary("cw-trainer"), "merge", "--model", model, NULL};
+    assert_int_equal(test_command(log, LIMIT_MS, argv), 2);
+    char *text = test_read(log);
+    assert_contains(text, "use_dora is set: DoRA is not supported");
+    assert_contains(text, "config.json");
+    assert_contains(text, "--adapter DIR and --out DIR are needed");
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(merged_is_base_and_adapter),
+        cmocka_unit_test(what_does_not_fit_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,55 @@
+/* tiny_adapter.c: see tiny_adapter.h. */
+#include "tests/support/tiny_adapter.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/rng.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum status tiny_adapter_fill(const struct adapter *a, struct device *dev, uint64_t seed)
+{
+    enum status st = adapter_init(a, dev, seed);
+    for (int i = 0; i < a->n && st == ST_OK; i++) {
+        const int64_t n = a->weights->tensors[a->list[i].b].n;
+        float *values = malloc((size_t)n * sizeof *values);
+        struct rng rng;
+        rng_init(&rng, seed, 1000 + (uint64_t)i);
+        for (int64_t j = 0; values && j < n; j++) values[j] = rng_normal(&rng);
+        st = values ? weights_write(a->weights, dev, a->list[i].b, values) : ST_NO_MEMORY;
+        free(values);
+    }
+    return st;
+}
+
+enum status tiny_adapter_write(const char *folder, const char *model, const char *config,
+                               uint64_t seed)
+{
+    enum status st;
+    struct device *dev = NULL;
+    struct model_config *base_config = NULL;
+    struct weights *base = NULL;
+    struct adapter_config *adapter_config;
+    struct adapter *a = NULL;
+    json_t *json = NULL;
+    void *memory = NULL;
+    CHECK(file_make_folders(folder));
+    CHECK(device_open("cpu", &dev));
+    CHECK(model_config_load(model, &base_config));
+    CHECK(weights_plan(base_config, DT_F32, &base));
+    CHECK(json_parse("config", config, strlen(config), &json));
+    CHECK(adapter_config_from_json("config", json, &adapter_config));
+    CHECK(adapter_new(adapter_config, base, DT_F32, &a));
+    CHECK(device_alloc(dev, a->weights->bytes, &memory));
+    weights_bind(a->weights, memory);
+    CHECK(tiny_adapter_fill(a, dev, seed));
+    CHECK(adapter_save(a, dev, folder, DT_F32));
+out:
+    json_decref(json);
+    device_release(dev, memory);
+    adapter_free(a);
+    weights_free(base);
+    model_config_free(base_config);
+    device_free(dev);
+    return st;
+}

@@ -1,0 +1,99 @@
+/* merge.c: `cw-trainer merge`: adds a LoRA adapter to its base and writes the sum as a model
+ * folder. The sum is made in f32 on the CPU, and rounded once, to the dtype that is written. The
+ * main thread.
+ */
+#include "trainer/merge.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "common/model/adapter.h"
+#include "trainer/run/model_folder_write.h"
+#include "trainer/run/options_shared.h"
+
+struct merge_config {
+    const char *model, *adapter, *out;
+    int dtype; // dtype_option_names
+    enum log_level log_level;
+};
+
+#define OPTIONS_OF struct merge_config
+static const struct option_spec merge_options[] = {
+    OPT_TEXT("model", model, NULL, "DIR", "Hugging Face model folder: the base (needed)"),
+    OPT_TEXT("adapter", adapter, NULL, "DIR", "PEFT folder of a LoRA adapter (needed)"),
+    OPT_TEXT("out", out, NULL, "DIR", "model folder to write (needed)"),
+    OPT_CHOICE(
+        "dtype", dtype, "auto", dtype_option_names,
+        "of the weights written; auto: bf16 where the model's config.json says so, else f32"),
+    LOG_LEVEL_OPTION,
+    OPT_END,
+};
+
+static enum status alloc_bound(struct device *dev, struct weights *w, void **ret)
+{
+    enum status st = device_alloc(dev, w->bytes, ret);
+    if (st == ST_OK) weights_bind(w, *ret);
+    return st;
+}
+
+static enum status merge(const struct merge_config *c)
+{
+    enum status st;
+    struct device *dev = NULL;
+    struct model_config *config = NULL;
+    struct weights *base = NULL;
+    struct adapter_config *adapter_config;
+    struct adapter *adapter = NULL;
+    void *base_memory = NULL, *adapter_memory = NULL;
+    CHECK(device_open("cpu", &dev));
+    CHECK(model_config_load(c->model, &config));
+    CHECK(weights_plan(config, DT_F32, &base));
+    CHECK(adapter_config_load(c->adapter, &adapter_config));
+    CHECK(adapter_new(adapter_config, base, DT_F32, &adapter));
+    CHECK(alloc_bound(dev, base, &base_memory));
+    CHECK(alloc_bound(dev, adapter->weights, &adapter_memory));
+    CHECK(adapter_load(adapter, dev, c->adapter));
+    CHECK(weights_load(base, dev, c->model));
+    CHECK(adapter_merge(adapter, base, dev));
+    enum dtype as = config->file_dtype == DT_BF16 ? DT_BF16 : DT_F32;
+    if (c->dtype) as = (enum dtype)(c->dtype - 1);
+    CHECK(model_folder_write(c->out, dev, base, as, c->model, NULL, NULL));
+    log_info("wrote %s: %d matrices of %s changed by %s, in %s", c->out, adapter->n, c->model,
+             c->adapter, dtype_name(as));
+out:
+    device_release(dev, adapter_memory);
+    device_release(dev, base_memory);
+    adapter_free(adapter);
+    weights_free(base);
+    model_config_free(config);
+    device_free(dev);
+    return st;
+}
+
+static enum status check(const struct merge_config *c)
+{
+    if (c->model && c->adapter && c->out) return ST_OK;
+    return status_fail(ST_INVALID, "--model DIR, --adapter DIR and --out DIR are needed");
+}
+
+int merge_main(int argc, char **argv)
+{
+    struct merge_config config = {0};
+    struct option_set *set = NULL;
+    log_open("cw-trainer", LOG_INFO);
+    enum option_result parsed =
+        options_parse(merge_options, "cw-trainer merge",
+                      "--model DIR --adapter DIR --out DIR\n\n"
+                      "Adds a LoRA adapter to its base and writes a model folder that any loader "
+                      "opens.",
+                      argc, argv, 0, &config, NULL, &set);
+    if (parsed == OPTIONS_DONE) return 0;
+    int exit_status = 0;
+    if (parsed == OPTIONS_BAD || check(&config) != ST_OK) {
+        log_error("%s", status_message());
+        exit_status = 2;
+    } else if (merge(&config) != ST_OK) {
+        log_error("%s", status_message());
+        exit_status = 1;
+    }
+    options_free(set);
+    return exit_status;
+}

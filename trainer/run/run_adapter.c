@@ -1,0 +1,173 @@
+/* run_adapter.c: a run that trains a LoRA adapter (--lora-r): the server makes it, in shared memory
+ * of its own, and this process maps and writes it as it does a model's weights. The main thread.
+ *
+ * Whatever such a run starts from is first written as a PEFT folder, RUN/start, and then published
+ * from there: so the first update has a snapshot like any other (run_load_weights). */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "trainer/run/model_folder_write.h"
+#include "trainer/run/run.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAKE_MS 60000
+
+static bool wanted(const struct run *run)
+{
+    return run->config->lora.r > 0;
+}
+
+static enum status config_json(const struct run *run, const char *model, json_t **ret)
+{
+    const struct lora_options *o = &run->config->lora;
+    enum status st =
+        adapter_config_json((int)o->r, o->alpha, o->dropout, o->rslora, o->targets, ret);
+    if (st == ST_OK) json_object_set_new(*ret, "base_model_name_or_path", json_string(model));
+    return st;
+}
+
+static void role_name(const struct run *run, char ret[64])
+{
+    snprintf(ret, 64, "adapter:%s", run->config->lora.name);
+}
+
+// Asks the server for it; one of that name must be as this run wants it.
+static enum status make(const struct run *run, const struct bridge_file *file)
+{
+    enum status st;
+    struct http_client *http = NULL;
+    json_t *config = NULL, *body = NULL;
+    char role[64];
+    role_name(run, role);
+    const bool held = bridge_file_role(file, role) != NULL;
+    CHECK(config_json(run, file->roles[0].model, &config));
+    body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
+                     "load_inplace", 1);
+    if (!body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
+    CHECK(http_client_new(file->socket, &http));
+    const struct http_call call = {
+        .path = "/v1/load_lora_adapter", .post = true, .body = body, .timeout_ms = MAKE_MS};
+    CHECK(http_perform(http, &call, NULL));
+    log_info("the adapter '%s' is %s", run->config->lora.name,
+             held ? "one that the server holds, and its weights are replaced or trained on"
+                  : "made by the server");
+out:
+    http_client_free(http);
+    json_decref(body);
+    json_decref(config);
+    return status_context(st, "--lora-r %" PRId64, run->config->lora.r);
+}
+
+enum status run_make_adapter(struct run *run)
+{
+    enum status st;
+    char path[PATH_ROOM];
+    struct bridge_file *file = NULL;
+    if (!wanted(run)) return ST_OK;
+    CHECK(bridge_find(run->config->bridge, path, sizeof path));
+    CHECK(bridge_file_read(path, &file));
+    CHECK(bridge_file_check(file));
+    st = make(run, file);
+out:
+    bridge_file_free(file);
+    return st;
+}
+
+enum status run_open_adapter(struct run *run)
+{
+    enum status st;
+    char role_text[64], hash[65];
+    json_t *json = NULL;
+    struct adapter_config *config;
+    if (!wanted(run)) return ST_OK;
+    role_name(run, role_text);
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, role_text);
+    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, role_text);
+    CHECK(config_json(run, run->model_folder, &json));
+    CHECK(adapter_config_from_json("--lora-target", json, &config));
+    CHECK(adapter_new(config, run->policy, role->dt, &run->adapter));
+    weights_layout_hash(run->adapter->weights, hash);
+    if (strcmp(hash, role->layout_hash) != 0)
+        FAIL(ST_MISMATCH,
+             "the server holds an adapter '%s' of other targets or ranks: take another "
+             "--lora-name, or unload it (POST /v1/unload_lora_adapter)",
+             run->config->lora.name);
+    weights_bind(run->adapter->weights, bridge_base(run->bridge, role_text));
+    run->source.adapter = run->config->lora.name;
+out:
+    json_decref(json);
+    return st;
+}
+
+// ---- the start ----------------------------------------------------------------------------------
+struct start {
+    struct run *run;
+    const struct adapter *adapter;
+};
+
+// A PEFT folder that says whose weights it has, as a checkpoint does.
+static enum status fill_start(void *context, const char *folder)
+{
+    const struct start *s = context;
+    enum status st;
+    char path[PATH_ROOM];
+    json_t *state = json_pack("{s:s}", RUN_ADAPTER, s->run->config->lora.name);
+    if (!state) return status_fail(ST_NO_MEMORY, "no memory for the run's start");
+    CHECK(adapter_save(s->adapter, bridge_device(s->run->bridge), folder, s->adapter->weights->dt));
+    CHECK(path_put(path, folder, CHECKPOINT_TRAINER));
+    CHECK(file_make_folders(path));
+    CHECK(path_put(path, folder, CHECKPOINT_TRAINER "/trainer_state.json"));
+    CHECK(json_write_file(path, 0644, state));
+out:
+    json_decref(state);
+    return st;
+}
+
+// Into memory of this process: a new adapter, or that of a PEFT folder.
+static enum status make_start(struct run *run, const char *from, struct adapter **ret,
+                              void **ret_memory)
+{
+    enum status st;
+    struct device *dev = bridge_device(run->bridge);
+    struct adapter_config *config;
+    CHECK(adapter_config_from_json("--lora-r", run->adapter->config->source, &config));
+    CHECK(adapter_new(config, run->policy, run->adapter->weights->dt, ret));
+    CHECK(device_alloc(dev, (*ret)->weights->bytes, ret_memory));
+    weights_bind((*ret)->weights, *ret_memory);
+    if (from) CHECK(adapter_check(*ret, from));
+    st =
+        from ? adapter_load(*ret, dev, from) : adapter_init(*ret, dev, (uint64_t)run->config->seed);
+out:
+    return st;
+}
+
+enum status run_start_adapter(struct run *run)
+{
+    enum status st;
+    const char *from = run->config->start_from;
+    const bool current = strcmp(from, "current") == 0, fresh = strcmp(from, "loaded") == 0;
+    struct adapter *made = NULL;
+    void *memory = NULL;
+    char folder[PATH_ROOM];
+    CHECK(path_put(folder, run->folder, "start"));
+    if (!current) CHECK(make_start(run, fresh ? NULL : from, &made, &memory));
+    struct start start = {run, current ? run->adapter : made};
+    CHECK(folder_write(folder, fill_start, &start));
+    CHECK(run_load_weights(run, folder, NULL));
+    log_info("the adapter '%s' starts %s%s (%s)", run->config->lora.name,
+             fresh     ? "new, and changes nothing yet"
+             : current ? "as it is served"
+                       : "from ",
+             fresh || current ? "" : from, folder);
+    if (!(run->start = run_weights(run)))
+        st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
+out:
+    device_release(bridge_device(run->bridge), memory);
+    adapter_free(made);
+    return status_context(st, "--start-from %s", from);
+}
