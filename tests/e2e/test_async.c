@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define STEPS   12
-#define PROMPTS 160
+#define PROMPTS 480
 #define PER     2 // prompts of a step
 
 static struct scene scene;
@@ -175,7 +175,7 @@ static void every_prompt_of_the_epoch_once_though_killed(void **state)
                               "--async", "--max-staleness", "2", "--save-steps", "7",
                               "--log-completions", run > 0 ? "--resume" : NULL));
         if (run < 2) {
-            wait_for_steps(&scene, "killed", 20 * (run + 1), &child);
+            wait_for_steps(&scene, "killed", 30 * (run + 1), &child);
             kill(child.pid, SIGKILL);
         }
         assert_int_equal(test_wait(&child, LIMIT_MS) == 0, run == 2);

@@ -1,5 +1,5 @@
-/* test_rollout_queue.c: the queue between sampling and learning, with work that is made up: order,
- * bound, errors, pauses, and its end at a bad moment. */
+/* test_rollout_queue.c: the queue between sampling and learning, with work that is made up: what is
+ * done at once and what in order, bound, errors, pauses, and its end at a bad moment. */
 #include "common/base/clock.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/rollout_queue.h"
@@ -9,35 +9,50 @@
 
 #define LIMIT_MS 60000
 
-struct work { // what the made-up work does, and what it saw
-    _Atomic int begun, done;
-    _Atomic bool hold; // it waits while this is set, until it is cancelled
-    int64_t fail_at;   // step; -1: none
-    pthread_t thread;  // that the last was done in
+struct work {                // what the made-up work does, and what it saw
+    _Atomic int begun, done; // sampling
+    _Atomic bool hold;       // it waits while this is set, until it is cancelled
+    _Atomic int64_t hold_at; // the same for this step alone; -1: none
+    int64_t fail_at;         // step; -1: none
+    pthread_t thread;        // that the last was scored in
+    _Atomic bool scoring;
+    _Atomic int scored;
     const _Atomic bool *cancelled;
 };
 
-static enum status fill(void *context, struct rollout_step *step)
+static enum status sample(void *context, struct rollout_step *step)
 {
     struct work *w = context;
     const int64_t deadline = clock_deadline_ns(LIMIT_MS);
     w->begun++;
-    w->thread = pthread_self();
-    while (w->hold && clock_now_ns() < deadline) {
+    while ((w->hold || w->hold_at == step->step) && clock_now_ns() < deadline) {
         if (*w->cancelled) return status_fail(ST_CANCELLED, "not wanted");
         clock_sleep_ms(1);
     }
     if (step->step == w->fail_at)
         return status_fail(ST_FORMAT, "step %d went wrong", (int)step->step);
-    step->version = 100 + (uint64_t)step->step;
+    step->sampling.seed = 100 + (uint64_t)step->step;
     w->done++;
+    return ST_OK;
+}
+
+static enum status score(void *context, struct rollout_step *step)
+{
+    struct work *w = context;
+    if (atomic_exchange(&w->scoring, true)) return status_fail(ST_BUSY, "two at once");
+    if (step->sampling.seed != 100 + (uint64_t)step->step)
+        return status_fail(ST_INVALID, "not sampled");
+    w->thread = pthread_self();
+    step->scores.n = ++w->scored; // in which order
+    w->scoring = false;
     return ST_OK;
 }
 
 static struct rollout_queue *queue_of(int length, struct work *w)
 {
     struct rollout_queue *q = NULL;
-    assert_ok(rollout_queue_new(length, fill, w, &q));
+    const struct rollout_work work = {sample, score, w};
+    assert_ok(rollout_queue_new(length, &work, &q));
     w->cancelled = rollout_queue_cancelled(q);
     return q;
 }
@@ -50,12 +65,13 @@ static void put(struct rollout_queue *q, int64_t step)
     assert_ok(rollout_queue_put(q, s));
 }
 
+// Steps are scored in their order, so each is the step + 1st.
 static void assert_takes(struct rollout_queue *q, int64_t step)
 {
     struct rollout_step *s = NULL;
     assert_ok(rollout_queue_take(q, &s));
     assert_int_equal(s->step, step);
-    assert_int_equal(s->version, 100 + step);
+    assert_int_equal(s->scores.n, step + 1);
     rollout_step_free(s);
 }
 
@@ -72,7 +88,7 @@ static void wait_for(const _Atomic int *counter, int n)
 static void of_length_one_nothing_runs_ahead(void **state)
 {
     (void)state;
-    struct work w = {.fail_at = -1};
+    struct work w = {.fail_at = -1, .hold_at = -1};
     struct rollout_queue *q = queue_of(1, &w);
     struct rollout_step *s = NULL, more = {.step = 9};
     assert_status(rollout_queue_take(q, &s), ST_INVALID);
@@ -89,12 +105,12 @@ static void of_length_one_nothing_runs_ahead(void **state)
     rollout_queue_free(q);
 }
 
-// Length 3: two steps are worked on ahead of the first taken, in order, by another thread; a fourth
-// is refused until one is taken.
+// Length 3: two steps are worked on ahead of the first taken, by other threads; a fourth is refused
+// until one is taken.
 static void the_length_bounds_what_runs_ahead(void **state)
 {
     (void)state;
-    struct work w = {.fail_at = -1};
+    struct work w = {.fail_at = -1, .hold_at = -1};
     struct rollout_queue *q = queue_of(3, &w);
     struct rollout_step more = {.step = 9};
     for (int step = 0; step < 3; step++) put(q, step);
@@ -113,13 +129,28 @@ static void the_length_bounds_what_runs_ahead(void **state)
     rollout_queue_free(NULL);
 }
 
+// A step that takes long to sample holds back those behind it, but not their sampling.
+static void all_are_sampled_at_once(void **state)
+{
+    (void)state;
+    struct work w = {.fail_at = -1, .hold_at = 0};
+    struct rollout_queue *q = queue_of(4, &w);
+    for (int step = 0; step < 4; step++) put(q, step);
+    wait_for(&w.done, 3);
+    clock_sleep_ms(10);
+    assert_int_equal(w.scored, 0);
+    w.hold_at = -1;
+    for (int step = 0; step < 4; step++) assert_takes(q, step);
+    rollout_queue_free(q);
+}
+
 // What was done before a failure is still handed out; the failure comes in its place, with its
 // sentence, and stays.
 static void a_failure_keeps_its_place(void **state)
 {
     (void)state;
     for (int length = 1; length <= 4; length += 3) {
-        struct work w = {.fail_at = 2};
+        struct work w = {.fail_at = 2, .hold_at = -1};
         struct rollout_queue *q = queue_of(length, &w);
         struct rollout_step *s = NULL;
         for (int step = 0, ordered = 0; step < 2; step++) {
@@ -132,7 +163,7 @@ static void a_failure_keeps_its_place(void **state)
             assert_message("step 2 went wrong");
             assert_null(s);
         }
-        assert_int_equal(w.begun, 3); // nothing behind it
+        assert_int_equal(w.scored, 2); // nothing behind it
         rollout_queue_free(q);
     }
 }
@@ -143,19 +174,21 @@ static void what_is_put_back_is_first(void **state)
 {
     (void)state;
     for (int length = 1; length <= 3; length += 2) {
-        struct work w = {.fail_at = -1};
+        struct work w = {.fail_at = -1, .hold_at = -1};
         struct rollout_queue *q = queue_of(length, &w);
         struct rollout_step *s = NULL;
         for (int step = 0; step < length; step++) put(q, step);
         assert_ok(rollout_queue_take(q, &s));
-        if (length > 1) wait_for(&w.done, length);
-        const int done = w.done;
+        if (length > 1) wait_for(&w.scored, length);
         assert_ok(rollout_queue_put_back(q, s));
         assert_int_equal(rollout_queue_count(q), length);
-        assert_takes(q, 0);
-        assert_int_equal(w.done, done + 1);
+        s = NULL;
+        assert_ok(rollout_queue_take(q, &s));
+        assert_int_equal(s->step, 0);
+        assert_int_equal(s->scores.n, length + 1);
+        rollout_step_free(s);
         for (int step = 1; step < length; step++) assert_takes(q, step);
-        assert_int_equal(w.done, done + 1);
+        assert_int_equal(w.done, length + 1);
         rollout_queue_free(q);
     }
 }
@@ -163,7 +196,7 @@ static void what_is_put_back_is_first(void **state)
 static void a_pause_waits_for_the_step_under_way(void **state)
 {
     (void)state;
-    struct work w = {.fail_at = -1, .hold = true};
+    struct work w = {.fail_at = -1, .hold_at = -1, .hold = true};
     struct rollout_queue *q = queue_of(3, &w);
     put(q, 0);
     put(q, 1);
@@ -181,22 +214,22 @@ static void a_pause_waits_for_the_step_under_way(void **state)
     rollout_queue_free(q);
 }
 
-// While full: a step done and not taken, one under way that would take for ever, one behind it.
+// While full: a step done and not taken, and two under way that would take for ever.
 static void it_ends_while_it_is_full(void **state)
 {
     (void)state;
-    struct work w = {.fail_at = -1};
+    struct work w = {.fail_at = -1, .hold_at = -1};
     struct rollout_queue *q = queue_of(3, &w);
     put(q, 0);
     wait_for(&w.done, 1);
     w.hold = true;
     put(q, 1);
     put(q, 2);
-    wait_for(&w.begun, 2);
+    wait_for(&w.begun, 3);
     const int64_t start = clock_now_ns();
     rollout_queue_free(q);
     assert_true(clock_ms_since(start) < LIMIT_MS / 2);
-    assert_int_equal(w.begun, 2);
+    assert_int_equal(w.begun, 3);
     assert_int_equal(w.done, 1);
 }
 
@@ -205,6 +238,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(of_length_one_nothing_runs_ahead),
         cmocka_unit_test(the_length_bounds_what_runs_ahead),
+        cmocka_unit_test(all_are_sampled_at_once),
         cmocka_unit_test(a_failure_keeps_its_place),
         cmocka_unit_test(what_is_put_back_is_first),
         cmocka_unit_test(a_pause_waits_for_the_step_under_way),

@@ -155,12 +155,43 @@ static void a_former_name_is_still_read(void **state)
     options_free(set);
 }
 
+// Staleness is counted in updates, of which a step has --num-iterations; what may be ordered ahead
+// follows from it, however it is said.
+static void staleness_says_what_runs_ahead(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options[8];
+        int max_staleness, steps_ahead;
+    } cases[] = {
+        {{NULL}, 0, 0},
+        {{"--max-staleness", "3"}, 0, 0}, // without --async
+        {{"--async"}, 1, 1},
+        {{"--async", "--max-staleness", "0"}, 0, 0},
+        {{"--async", "--max-staleness", "5", "--num-iterations", "2"}, 5, 2},
+        {{"--async", "--max-staleness", "1", "--num-iterations", "2"}, 1, 0},
+        {{"--rollout-ahead", "3", "--num-iterations", "2"}, 6, 3},
+    };
+    for (int i = 0; i < LENGTH(cases); i++) {
+        struct train_config config;
+        struct train_resolved resolved;
+        struct option_set *set;
+        parse(cases[i].options, &config, &set);
+        assert_ok(train_config_resolve(&config, &resolved));
+        assert_int_equal(resolved.max_staleness, cases[i].max_staleness);
+        assert_int_equal(resolved.steps_ahead, cases[i].steps_ahead);
+        assert_int_equal(resolved.async, config.async || config.rollout_ahead > 0);
+        options_free(set);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_trls),
         cmocka_unit_test(options_reach_the_loss),
         cmocka_unit_test(a_former_name_is_still_read),
+        cmocka_unit_test(staleness_says_what_runs_ahead),
     };
     return cmocka_run_group_tests_name("train options", tests, NULL, NULL);
 }

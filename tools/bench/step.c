@@ -101,16 +101,18 @@ out:
 static enum status run_trainer(const struct step_bench *s)
 {
     const struct bench_options *o = &s->b.o;
-    char command[1024];
+    char command[1024], ahead[48] = "";
+    if (o->max_staleness >= 0)
+        snprintf(ahead, sizeof ahead, " --async --max-staleness %d", (int)o->max_staleness);
     // So hot that texts are random, of which every second has an even number of characters: groups
     // without a spread would have no gradient to compute.
     snprintf(command, sizeof command,
              "cw-trainer train --bridge %s --data %s --run-dir %s --reward regex "
              "--reward-pattern (?s)^(?:..)*+$ --prompts-per-step %d --num-generations %d "
              "--max-completion-length %d --ignore-eos --temperature 100 --max-steps %d "
-             "--save-steps 0 --learning-rate 1e-9",
+             "--save-steps 0 --learning-rate 1e-9%s",
              s->programs.bridge, s->data, s->run, (int)(o->batch / o->group), (int)o->group,
-             (int)o->tokens, (int)(o->steps + o->warmup));
+             (int)o->tokens, (int)(o->steps + o->warmup), ahead);
     return programs_run(&s->programs, command, TRAINING_S);
 }
 

@@ -1,6 +1,6 @@
-/* rollout_queue.c: a ring of steps under one mutex. Those from `first` on are put and not taken;
- * the first of these that is not filled is the next to be worked on. A step that is worked on is
- * the worker's alone, without the mutex. */
+/* rollout_queue.c: a ring of steps under one mutex, in order from `first` on. Each goes through the
+ * states of enum rollout_state, and whichever thread is free takes the first work there is. A step
+ * that is worked on is that thread's alone, without the mutex. */
 #include "trainer/rollout/rollout_queue.h"
 #include "common/base/clock.h"
 
@@ -10,19 +10,17 @@
 
 struct rollout_queue {
     int length;
-    rollout_work_fn work;
-    void *context;
-    pthread_t thread; // where length > 1
-    bool started;
+    struct rollout_work work;
+    pthread_t *threads; // (n_threads) with length > 1
+    int n_threads;
     _Atomic bool cancelled;
     pthread_mutex_t lock; // guards the rest
     pthread_cond_t changed;
     struct rollout_step **steps; // (length)
     int first, n;
-    bool working, paused;
-    int64_t idle_ns;    // when the last work ended; 0: there was none
-    enum status status; // of the first step that is not filled
-    char *sentence;     // of that failure
+    int n_working, n_sampling; // threads
+    bool scoring, paused;
+    int64_t idle_ns; // since when nothing is sampled; 0: nothing ever was
 };
 
 void rollout_step_free(struct rollout_step *step)
@@ -30,6 +28,7 @@ void rollout_step_free(struct rollout_step *step)
     if (!step) return;
     rollout_free(step->rollout);
     scores_release(&step->scores);
+    free(step->sentence);
     free(step);
 }
 
@@ -38,27 +37,48 @@ static struct rollout_step *step_at(const struct rollout_queue *q, int i)
     return q->steps[(q->first + i) % q->length];
 }
 
-// The first that is not filled; NULL: all are.
-static struct rollout_step *to_fill(const struct rollout_queue *q)
+// The first step to be sampled, or to be scored now that all before it are; NULL: there is none.
+static struct rollout_step *next_work(const struct rollout_queue *q)
 {
-    for (int i = 0; i < q->n; i++)
-        if (!step_at(q, i)->filled) return step_at(q, i);
+    bool in_turn = !q->scoring;
+    for (int i = 0; i < q->n; i++) {
+        struct rollout_step *s = step_at(q, i);
+        if (s->status != ST_OK) return NULL;
+        if (s->state == ROLLOUT_ORDERED || (s->state == ROLLOUT_SAMPLED && in_turn)) return s;
+        in_turn = in_turn && s->state == ROLLOUT_SCORED;
+    }
     return NULL;
 }
 
-// Fills a step, with the mutex held but for the work itself.
-static void work(struct rollout_queue *q, struct rollout_step *step)
+// With the mutex held.
+static void sampling_begins(struct rollout_queue *q, struct rollout_step *s)
 {
-    if (q->idle_ns) step->idle_s += clock_ms_since(q->idle_ns) / 1e3;
-    q->working = true;
+    if (q->n_sampling++ == 0 && q->idle_ns) s->idle_s += clock_ms_since(q->idle_ns) / 1e3;
+    s->state = ROLLOUT_BEING_SAMPLED;
+}
+
+// Samples or scores a step, with the mutex held but for the work itself.
+static void work(struct rollout_queue *q, struct rollout_step *s)
+{
+    const bool sample = s->state == ROLLOUT_ORDERED;
+    if (sample)
+        sampling_begins(q, s);
+    else
+        q->scoring = true;
+    q->n_working++;
     pthread_mutex_unlock(&q->lock);
-    enum status st = q->work(q->context, step);
+    enum status st = (sample ? q->work.sample : q->work.score)(q->work.context, s);
     pthread_mutex_lock(&q->lock);
-    q->working = false;
-    q->idle_ns = clock_now_ns();
-    q->status = st;
-    step->filled = st == ST_OK;
-    if (st != ST_OK) q->sentence = strdup(status_message());
+    q->n_working--;
+    if (!sample)
+        q->scoring = false;
+    else if (--q->n_sampling == 0)
+        q->idle_ns = clock_now_ns();
+    s->status = st;
+    if (st == ST_OK)
+        s->state = sample ? ROLLOUT_SAMPLED : ROLLOUT_SCORED;
+    else
+        s->sentence = strdup(status_message());
     pthread_cond_broadcast(&q->changed);
 }
 
@@ -66,8 +86,8 @@ static void *work_ahead(void *context)
 {
     struct rollout_queue *q = context;
     pthread_mutex_lock(&q->lock);
-    while (!q->cancelled && q->status == ST_OK) {
-        struct rollout_step *step = q->paused ? NULL : to_fill(q);
+    while (!q->cancelled) {
+        struct rollout_step *step = q->paused ? NULL : next_work(q);
         if (step)
             work(q, step);
         else
@@ -77,26 +97,26 @@ static void *work_ahead(void *context)
     return NULL;
 }
 
-enum status rollout_queue_new(int length, rollout_work_fn work_fn, void *context,
+enum status rollout_queue_new(int length, const struct rollout_work *work,
                               struct rollout_queue **ret)
 {
+    enum status st = ST_OK;
     struct rollout_queue *q = calloc(1, sizeof *q);
-    if (!q || !(q->steps = calloc((size_t)length, sizeof(struct rollout_step *)))) {
-        free(q);
-        return status_fail(ST_NO_MEMORY, "no memory for a queue of %d steps", length);
-    }
-    q->length = length;
-    q->work = work_fn;
-    q->context = context;
+    if (!q) return status_fail(ST_NO_MEMORY, "no memory for a queue of %d steps", length);
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->changed, NULL);
-    q->started = length > 1 && pthread_create(&q->thread, NULL, work_ahead, q) == 0;
-    if (length > 1 && !q->started) {
-        rollout_queue_free(q);
-        return status_fail(ST_IO, "the thread that pulls rollouts cannot be started");
-    }
+    q->length = length;
+    q->work = *work;
+    q->steps = calloc((size_t)length, sizeof(struct rollout_step *));
+    q->threads = calloc((size_t)length, sizeof *q->threads);
+    if (!q->steps || !q->threads) FAIL(ST_NO_MEMORY, "no memory for a queue of %d steps", length);
+    for (; length > 1 && q->n_threads < length; q->n_threads++)
+        if (pthread_create(&q->threads[q->n_threads], NULL, work_ahead, q) != 0)
+            FAIL(ST_IO, "a thread that pulls rollouts cannot be started");
     *ret = q;
-    return ST_OK;
+out:
+    if (st != ST_OK) rollout_queue_free(q);
+    return st;
 }
 
 void rollout_queue_free(struct rollout_queue *q)
@@ -106,12 +126,12 @@ void rollout_queue_free(struct rollout_queue *q)
     q->cancelled = true;
     pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->lock);
-    if (q->started) pthread_join(q->thread, NULL);
+    for (int i = 0; i < q->n_threads; i++) pthread_join(q->threads[i], NULL);
     for (int i = 0; i < q->n; i++) rollout_step_free(step_at(q, i));
     pthread_cond_destroy(&q->changed);
     pthread_mutex_destroy(&q->lock);
+    free(q->threads);
     free(q->steps);
-    free(q->sentence);
     free(q);
 }
 
@@ -129,7 +149,7 @@ static enum status put(struct rollout_queue *q, struct rollout_step *step, bool 
     q->n++;
     if (first) q->first = (q->first + q->length - 1) % q->length;
     q->steps[(q->first + (first ? 0 : q->n - 1)) % q->length] = step;
-    step->filled = false;
+    step->state = ROLLOUT_ORDERED;
     pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->lock);
     return ST_OK;
@@ -155,19 +175,19 @@ enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **re
     if (q->n == 0) return status_fail(ST_INVALID, "no step of rollouts was ordered");
     pthread_mutex_lock(&q->lock);
     struct rollout_step *step = step_at(q, 0);
-    while (!step->filled && q->status == ST_OK) {
-        if (q->started)
+    while (step->state != ROLLOUT_SCORED && step->status == ST_OK) {
+        if (q->n_threads > 0)
             pthread_cond_wait(&q->changed, &q->lock);
         else
             work(q, step);
     }
-    enum status st = step->filled ? ST_OK : q->status;
+    enum status st = step->status;
     if (st == ST_OK) {
         *ret = step;
         q->first = (q->first + 1) % q->length;
         q->n--;
     } else {
-        status_fail(st, "%s", q->sentence ? q->sentence : status_words(st));
+        status_fail(st, "%s", step->sentence ? step->sentence : status_words(st));
     }
     pthread_mutex_unlock(&q->lock);
     return st;
@@ -177,7 +197,7 @@ void rollout_queue_pause(struct rollout_queue *q)
 {
     pthread_mutex_lock(&q->lock);
     q->paused = true;
-    while (q->working) pthread_cond_wait(&q->changed, &q->lock);
+    while (q->n_working > 0) pthread_cond_wait(&q->changed, &q->lock);
     pthread_mutex_unlock(&q->lock);
 }
 

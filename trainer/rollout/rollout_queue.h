@@ -1,17 +1,20 @@
 /* rollout_queue.h: steps of rollouts between sampling and learning, in the order in which they were
  * ordered. Its length bounds how far sampling may be ahead of the weights.
  *
- * Of length 1 there is one thread: a step is sampled when it is taken, by the weights that it
- * teaches. Of length N > 1 a thread of the queue's own samples ordered steps one after the other
- * while the caller learns from earlier ones: a step is taken after at most N - 1 updates that it
- * knows nothing of. All functions are the caller's thread's; the work is the queue's, and what it
- * touches belongs to it but between rollout_queue_pause() and rollout_queue_resume(). */
+ * Of length 1 there is one thread: a step is sampled and scored when it is taken, by the weights
+ * that it teaches. Of length N > 1 the queue has N threads of its own, which sample all ordered
+ * steps at once and score them one after the other, in order, while the caller learns from earlier
+ * ones: a step is taken after at most N - 1 updates that it knows nothing of. All functions are the
+ * caller's thread's; the work is the queue's, and what it touches belongs to it but between
+ * rollout_queue_pause() and rollout_queue_resume(). */
 #ifndef TRAINER_ROLLOUT_QUEUE_H
 #define TRAINER_ROLLOUT_QUEUE_H
 
 #include "trainer/rollout/scoring.h"
 #include "trainer/rollout/spec_counters.h"
 #include <stdatomic.h>
+
+enum rollout_state { ROLLOUT_ORDERED, ROLLOUT_BEING_SAMPLED, ROLLOUT_SAMPLED, ROLLOUT_SCORED };
 
 struct rollout_step {
     // ordered
@@ -20,21 +23,27 @@ struct rollout_step {
     struct rollout *rollout; // its examples; the completions are the work's
     int n_again;             // groups whose completions were too old, and are generated again
     // filled by the work
-    uint64_t version; // of the weights when it was begun last
+    struct spec_counters spec; // what was drafted meanwhile
     struct scores scores;
     struct latency_model latency; // as it is with these completions
-    struct spec_counters spec;    // what was drafted meanwhile
     // the queue's
-    bool filled;
-    double idle_s; // before the work on it, in which there was none
+    enum rollout_state state;
+    enum status status; // of the work on it
+    char *sentence;     // of its failure
+    double idle_s;      // in which nothing was sampled, before it was
 };
 void rollout_step_free(struct rollout_step *step);
 
-// Fills a step. Each wait in it has a deadline, so that each wait for the queue has.
+// Each wait in it has a deadline, so that each wait for the queue has.
 typedef enum status (*rollout_work_fn)(void *context, struct rollout_step *step);
+struct rollout_work {
+    rollout_work_fn sample; // in several threads at once, each on a step of its own
+    rollout_work_fn score;  // a sampled step, once all before it are scored
+    void *context;
+};
 
 struct rollout_queue;
-enum status rollout_queue_new(int length, rollout_work_fn work, void *context,
+enum status rollout_queue_new(int length, const struct rollout_work *work,
                               struct rollout_queue **ret);
 // Ends the work under way, through rollout_queue_cancelled(), and drops what was not taken.
 void rollout_queue_free(struct rollout_queue *q);
@@ -46,11 +55,11 @@ enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step
 // The same for one just taken: it is the first again, and is worked on before all others.
 enum status rollout_queue_put_back(struct rollout_queue *q, struct rollout_step *step);
 int rollout_queue_count(const struct rollout_queue *q); // put and not taken
-// The oldest, once it is filled. A step whose work failed is that failure, now and ever after:
-// nothing behind it is worked on. ST_INVALID where nothing was put.
+// The oldest, once it is scored. A step whose work failed is that failure, now and ever after:
+// no work on a step behind it begins. ST_INVALID where nothing was put.
 enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **ret);
 
-// Waits for the step under way and begins no other.
+// Waits for the work under way and begins no other.
 void rollout_queue_pause(struct rollout_queue *q);
 void rollout_queue_resume(struct rollout_queue *q);
 

@@ -1,10 +1,11 @@
-/* spec_watch.c: owns the bridge files of further servers and the snapshots of all. The thread that
- * pulls.
+/* spec_watch.c: owns the bridge files of further servers and the snapshots of all, under a lock.
+ * The threads that pull.
  *
  * Each server's difference is taken by itself and then added: a sum of totals would go wrong by all
  * that a server had counted before it was started anew. */
 #include "trainer/rollout/spec_watch.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,8 @@ struct spec_watch {
     struct http_client *http;
     int n;
     struct watched *servers; // (n), the trained one first
+    pthread_mutex_t lock;    // guards what was counted, and the client
+    int n_begun;             // and not ended
 };
 
 static enum status add_server(struct spec_watch *w, const char *path)
@@ -47,6 +50,7 @@ enum status spec_watch_new(const struct bridge_file *trained, struct http_client
     for (const char *c = more; c && *c; c++) max += *c == ',';
     char *paths = strdup(more ? more : ""), *remaining = paths, *path;
     struct spec_watch *w = calloc(1, sizeof *w);
+    if (w) pthread_mutex_init(&w->lock, NULL);
     if (w) w->servers = calloc(max, sizeof *w->servers);
     if (!paths || !w || !w->servers)
         FAIL(ST_NO_MEMORY, "no memory for counters of %zu servers", max);
@@ -75,6 +79,7 @@ void spec_watch_free(struct spec_watch *w)
 {
     if (!w) return;
     for (int i = 1; i < w->n; i++) bridge_file_free(w->servers[i].bridge);
+    pthread_mutex_destroy(&w->lock);
     free(w->servers);
     free(w);
 }
@@ -89,8 +94,11 @@ static enum status scrape(const struct spec_watch *w, int i, struct spec_counter
 enum status spec_watch_begin(struct spec_watch *w)
 {
     enum status st = ST_OK;
-    for (int i = 0; i < w->n; i++) CHECK(scrape(w, i, &w->servers[i].before));
+    pthread_mutex_lock(&w->lock);
+    for (int i = 0; w->n_begun == 0 && i < w->n; i++) CHECK(scrape(w, i, &w->servers[i].before));
+    w->n_begun++;
 out:
+    pthread_mutex_unlock(&w->lock);
     return st;
 }
 
@@ -98,13 +106,17 @@ enum status spec_watch_end(struct spec_watch *w, struct spec_counters *ret)
 {
     enum status st = ST_OK;
     struct spec_counters sum = {0};
+    pthread_mutex_lock(&w->lock);
     for (int i = 0; i < w->n; i++) {
         struct spec_counters after;
         CHECK(scrape(w, i, &after));
         const struct spec_counters step = spec_counters_between(&w->servers[i].before, &after);
         spec_counters_add(&sum, &step);
+        w->servers[i].before = after;
     }
+    w->n_begun--;
     *ret = sum;
 out:
+    pthread_mutex_unlock(&w->lock);
     return st;
 }

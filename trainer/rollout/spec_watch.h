@@ -1,5 +1,5 @@
 /* spec_watch.h: speculative decoding of one step over all servers that count: the trained one and
- * those of --also-count. One thread. */
+ * those of --also-count. Any thread, but for spec_watch_new() and _free(). */
 #ifndef TRAINER_SPEC_WATCH_H
 #define TRAINER_SPEC_WATCH_H
 
@@ -18,7 +18,8 @@ void spec_watch_free(struct spec_watch *w);
 
 enum status spec_watch_begin(struct spec_watch *w); // before the rollouts: takes the snapshots
 // After them: what the servers counted since then, added up. Servers that do not speculate, or were
-// started anew meanwhile, add nothing; `present` where any is.
+// started anew meanwhile, add nothing; `present` where any is. Several threads may each be between
+// the two: what was counted is then that one's which ends first, and no other's.
 enum status spec_watch_end(struct spec_watch *w, struct spec_counters *ret);
 
 #endif

@@ -1,7 +1,7 @@
-/* run_rollouts.c: what a run orders of its rollout queue, how a step is filled, and what may be
- * learned from. The main thread orders; with --async the queue's own thread fills, and until it is
- * paused run->source, watch, scoring and scored_latency are its own, with the client and the
- * scorers they borrow.
+/* run_rollouts.c: what a run orders of its rollout queue, how a step is sampled and scored, and
+ * what may be learned from. The main thread orders; with --async the queue's own threads sample,
+ * each with an HTTP client of its own, and score one at a time, and until it is paused run->watch,
+ * scoring and scored_latency are theirs, with the client and the scorers these borrow.
  *
  * A group's staleness is the number of updates between the weights that sampled its oldest token
  * and those that learn from it. What may be ordered follows from its bound: of samples
@@ -19,30 +19,43 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static enum status fill_step(void *context, struct rollout_step *s)
+static enum status sample_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
+    struct rollout_source source = run->source;
+    const uint64_t version = control_version(source.servers[0].control);
+    struct http_client *own = NULL; // where others sample at the same time
     enum status st;
-    s->version = control_version(run->source.servers[0].control) & ~(uint64_t)1;
     CHECK(run_sync_workers(run));
+    if (run->resolved.steps_ahead > 0)
+        CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
+    if (own) source.http = own;
     CHECK(spec_watch_begin(run->watch));
-    CHECK(rollout_pull(&run->source, &s->sampling, s->rollout));
+    CHECK(rollout_pull(&source, &s->sampling, s->rollout));
     CHECK(spec_watch_end(run->watch, &s->spec));
-    const int64_t start = clock_now_ns();
-    scores_release(&s->scores); // where it is filled again
-    CHECK(scoring_rollout(&run->scoring, s->rollout, &s->scores));
-    s->latency = run->scored_latency;
-    log_debug("step %" PRId64 ": rollouts by weight version %" PRIu64
-              " or newer %.3f s, scores %.3f s",
-              s->step + 1, s->version, s->rollout->seconds, clock_ms_since(start) / 1e3);
+    log_debug("step %" PRId64 ": rollouts begun by weight version %" PRIu64 ", %.3f s", s->step + 1,
+              version, s->rollout->seconds);
 out:
+    http_client_free(own);
+    return st;
+}
+
+static enum status score_step(void *context, struct rollout_step *s)
+{
+    struct run *run = context;
+    const int64_t start = clock_now_ns();
+    scores_release(&s->scores); // where it is scored again
+    enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
+    s->latency = run->scored_latency;
+    log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, clock_ms_since(start) / 1e3);
     return st;
 }
 
 enum status run_open_rollouts(struct run *run)
 {
+    const struct rollout_work work = {sample_step, score_step, run};
     run->scored_latency = run->latency;
-    enum status st = rollout_queue_new(run->resolved.steps_ahead + 1, fill_step, run, &run->queue);
+    enum status st = rollout_queue_new(run->resolved.steps_ahead + 1, &work, &run->queue);
     if (st == ST_OK) run->source.cancelled = rollout_queue_cancelled(run->queue);
     return st;
 }
