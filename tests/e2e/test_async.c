@@ -164,21 +164,6 @@ static void count_trained(const char *run, int ret_times[PROMPTS])
     }
 }
 
-// A trainer killed within an update leaves an odd version, which the server restores once it sees.
-static void wait_until_restored(void)
-{
-    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
-    for (json_int_t version = 1; version % 2 != 0; clock_sleep_ms(5)) {
-        json_t *info = daemon_get(scene.daemon.socket, "/bridge/info", 200);
-        const json_t *control = json_object_get(info, "control");
-        assert_true(json_is_integer(json_object_get(control, "version")));
-        version = json_integer_value(json_object_get(control, "version"));
-        json_decref(info);
-        assert_true(clock_now_ns() < deadline);
-    }
-    daemon_wait(&scene.daemon);
-}
-
 static void every_prompt_of_the_epoch_once_though_killed(void **state)
 {
     (void)state;
@@ -196,7 +181,7 @@ static void every_prompt_of_the_epoch_once_though_killed(void **state)
         }
         assert_int_equal(test_wait(&child, LIMIT_MS) == 0, run == 2);
         assert_int_equal(steps_done(&scene, "killed") == PROMPTS / PER, run == 2);
-        wait_until_restored();
+        daemon_wait_restored(&scene.daemon);
     }
     count_trained("killed", times);
     for (int i = 0; i < PROMPTS; i++)

@@ -131,7 +131,7 @@ static void killed_trainer_leaves_the_daemon_serving(void **state)
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
     wait_for_steps(&s, "run", 3, &trainer);
     test_end(&trainer); // SIGKILL
-    daemon_wait(&s.daemon);
+    daemon_wait_restored(&s.daemon);
     // wherever it was hit, the next one takes the lease over and goes on
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "6", "--resume")), 0);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));

@@ -74,6 +74,20 @@ void daemon_wait(struct daemon *d)
     }
 }
 
+void daemon_wait_restored(struct daemon *d)
+{
+    const int64_t deadline = clock_deadline_ns(START_MS);
+    for (json_int_t version = 1; version % 2 != 0; clock_sleep_ms(5)) {
+        json_t *info = daemon_get(d->socket, "/bridge/info", 200);
+        const json_t *control = json_object_get(info, "control");
+        assert_true(json_is_integer(json_object_get(control, "version")));
+        version = json_integer_value(json_object_get(control, "version"));
+        json_decref(info);
+        assert_true(clock_now_ns() < deadline);
+    }
+    daemon_wait(d);
+}
+
 void daemon_start(struct daemon *d, const char *model, const char *const options[])
 {
     daemon_spawn(d, model, options);

@@ -22,8 +22,10 @@ void daemon_start(struct daemon *d, const char *model, const char *const options
 void daemon_spawn(struct daemon *d, const char *model,
                   const char *const options[]); // does not wait
 void daemon_wait(struct daemon *d);             // until /health says ok
-int daemon_stop(struct daemon *d);              // SIGTERM; its exit status
-void daemon_kill(struct daemon *d);             // for teardowns: also when it never ran
+// After a trainer's death: one within an update leaves an odd version, which the server restores.
+void daemon_wait_restored(struct daemon *d);
+int daemon_stop(struct daemon *d);  // SIGTERM; its exit status
+void daemon_kill(struct daemon *d); // for teardowns: also when it never ran
 // The command line of a cw-trainer train that trains it: `options`, then `more` (both NULL-ended;
 // more may be NULL).
 #define TRAINER_WORDS 80
