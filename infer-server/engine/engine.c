@@ -227,7 +227,7 @@ bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref 
     bool found = false;
     pthread_mutex_lock(&e->lock);
     for (int i = 0; i < e->n_adapters && !found; i++) {
-        found = strcmp(e->adapter_list[i].name, name) == 0;
+        found = name[0] && strcmp(e->adapter_list[i].name, name) == 0;
         if (found) *ret = e->adapter_list[i].ref;
     }
     pthread_mutex_unlock(&e->lock);

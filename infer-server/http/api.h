@@ -60,8 +60,9 @@ struct api_prompt {
 };
 
 struct api_request {
-    char name[REQUEST_NAME_BYTES]; // "request_id", or empty
-    char id[REQUEST_ID_BYTES];     // "cmpl-NAME", "chatcmpl-NAME"...
+    char name[REQUEST_NAME_BYTES];    // "request_id", or empty
+    char id[REQUEST_ID_BYTES];        // "cmpl-NAME", "chatcmpl-NAME"...
+    char adapter[ADAPTER_NAME_BYTES]; // that it is sampled by; "": the model itself
     enum api_kind kind;
     int n_prompts, n_samples; // n_samples: of all prompts
     struct api_prompt *prompts;

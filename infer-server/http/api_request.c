@@ -48,6 +48,14 @@ enum status api_check_model_name(const json_t *object, const struct api_model *m
                        model->name);
 }
 
+static bool use_adapter(struct api_request *r, const struct api_model *model, const char *name)
+{
+    if (!model->engine || !engine_find_adapter(model->engine, name, &r->sampling.adapter))
+        return false;
+    snprintf(r->adapter, sizeof r->adapter, "%s", name);
+    return true;
+}
+
 // "lora": an adapter's name; or "model", where that is one's. api_check_model_name() was content.
 static enum status read_adapter(struct api_request *r, const json_t *object,
                                 const struct api_model *model)
@@ -56,10 +64,10 @@ static enum status read_adapter(struct api_request *r, const json_t *object,
     enum status st;
     CHECK(json_get_string(where, object, "model", &name));
     CHECK(json_get_string(where, object, "lora", &lora));
-    if (model->engine && name) engine_find_adapter(model->engine, name, &r->sampling.adapter);
+    if (name) use_adapter(r, model, name);
     if (!lora && !name && r->kind == API_GENERATE && model->active_adapter[0])
         lora = model->active_adapter;
-    if (lora && !(model->engine && engine_find_adapter(model->engine, lora, &r->sampling.adapter)))
+    if (lora && !use_adapter(r, model, lora))
         st = status_fail(ST_NOT_FOUND,
                          "request: \"lora\" is '%.200s', which is no adapter of this server; "
                          "/v1/models lists them",

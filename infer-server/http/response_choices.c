@@ -70,7 +70,7 @@ static void put_head(struct json_out *o, const struct response *a, bool chunk)
                                               : "chat.completion");
         json_out_int(o, "created", a->created);
     }
-    json_out_text(o, "model", a->model->name);
+    json_out_text(o, "model", a->request->adapter[0] ? a->request->adapter : a->model->name);
 }
 
 void choices_response(struct response *a, struct bytes *to)

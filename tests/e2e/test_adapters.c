@@ -106,6 +106,9 @@ static void names_are_as_in_vllm(void **state)
          ALL_LINEAR);
     call("/v1/load_lora_adapter", 400, "--max-adapters",
          "{\"lora_name\":\"c\",\"lora_path\":\"%s\"}", a);
+    // a response says who wrote it
+    call("/v1/completions", 200, "\"model\":\"a\"",
+         "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":1}");
     unload("new");
     unload("b");
     unload("a");
@@ -332,6 +335,8 @@ static void unloading_waits_for_samples(void **state)
     }
     unload("x");
     call("/v1/completions", 404, "'x'", "{\"model\":\"x\",\"prompt\":[1]}");
+    call("/v1/completions", 404, "no adapter",
+         "{\"lora\":\"\",\"prompt\":[1]}"); // it has no name now
     json_decref(daemon_post(d.socket, "/bridge/resume", 200, "{}"));
     char *have = answer(fd);
     assert_string_equal(have, want);
