@@ -103,7 +103,7 @@ static void forward(struct runner *r, const struct batch_view *view)
     const int n = batch_rows(r->batch);
     void *x;
     model_forward(r->model, view, &r->kv.view, NULL, &x);
-    if (n > 0) model_head(r->model, x, batch_rows_device(r->batch), n);
+    if (n > 0) model_head(r->model, x, batch_rows_device(r->batch), 0, n);
 }
 
 static void decode_captured(struct runner *r)

@@ -205,7 +205,7 @@ static enum status open_training(struct golden *g, int max_tokens)
                               &g->optimizer));
     if (g->adapter) CHECK(weights_plan(g->config, DT_F32, &g->frozen));
     CHECK(backward_new(g->model, g->adapter ? g->frozen : optimizer_grads(g->optimizer, 0),
-                       max_tokens, max_tokens, &g->backward));
+                       max_tokens, max_tokens, g->model->max_rows, &g->backward));
     if (g->adapter) backward_use_adapter(g->backward, g->adapter, optimizer_grads(g->optimizer, 0));
 out:
     return st;
@@ -278,7 +278,7 @@ static enum status check_logits(struct golden *g, struct model *model, const cha
             int32_t index = batch_first_row(g->batch, s) + i;
             if (use_row && !use_row[index]) continue;
             device_copy_in(g->dev, device_row, &index, sizeof index);
-            model_head(model, x, device_row, 1);
+            model_head(model, x, device_row, 0, 1);
             device_copy_out(g->dev, row, model->logits, (size_t)vocab * sizeof *row);
             CHECK(device_sync(g->dev));
             for (int v = 0; v < vocab; v++) {
