@@ -25,6 +25,14 @@
 
 #define PARTS_A_SERVER 8 // on average, of several
 
+struct part { // groups that one server samples
+    struct pull *pull;
+    int first, n_groups, n_wanted, n_taken; // the latter: completions
+    int server;                             // -1: none yet
+    struct http_transfer *request;          // NULL: not in flight
+    bool done;
+};
+
 struct pull {
     const struct rollout_source *source;
     const struct sampling_options *sampling;
@@ -33,13 +41,7 @@ struct pull {
     int64_t deadline;
     int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
     int n_parts;
-    struct part { // groups that one server samples
-        struct pull *pull;
-        int first, n_groups, n_wanted, n_taken; // the latter: completions
-        int server;                             // -1: none yet
-        struct http_request *request;           // NULL: not in flight
-        bool done;
-    } * parts; // (n_parts)
+    struct part *parts; // (n_parts)
 };
 
 struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
@@ -430,7 +432,7 @@ static enum status advance(struct part *p)
     if (p->done) return ST_OK;
     if (p->request) {
         if (!http_ended(p->request)) return ST_OK;
-        struct http_request *request = p->request;
+        struct http_transfer *request = p->request;
         struct bytes body = BYTES_INIT;
         p->request = NULL;
         enum status st = http_finish(request, &body);
