@@ -264,8 +264,9 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
                                                .prefill_chunk = CHUNK,
                                                .speculative = arm->choice,
                                                .speculative_fixed = arm->fixed};
-        enum status st = executor_new(b->dev, b->weights, draft, &options, on_event, c, &arm->stats,
-                                      &arm->executor);
+        const struct weights *const weights[RUNNERS] = {b->weights, draft};
+        enum status st =
+            executor_new(b->dev, weights, &options, on_event, c, &arm->stats, &arm->executor);
         if (st != ST_OK) return st;
         scheduler_update(arm->executor->scheduler, 2, false);
     }
