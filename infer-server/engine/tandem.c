@@ -5,9 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-const char *const tandem_selector_names[] = {"bernoulli", "chunk", "alternating",
-                                             "sentence",  "word",  NULL};
-
 static bool is_word(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||

@@ -7,21 +7,12 @@
 #ifndef INFER_SERVER_TANDEM_H
 #define INFER_SERVER_TANDEM_H
 
+#include "common/model/tandem_selector.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-// What a draw is for: one token, a number of tokens, a sentence or a word. Alternating draws
-// nothing: the policy's tokens are spread evenly.
-enum tandem_selector {
-    TANDEM_BERNOULLI,
-    TANDEM_CHUNK,
-    TANDEM_ALTERNATING,
-    TANDEM_SENTENCE,
-    TANDEM_WORD
-};
-extern const char *const tandem_selector_names[]; // NULL at the end
-#define TANDEM_CHUNK_TOKENS 16                    // where a request does not say
+#define TANDEM_CHUNK_TOKENS 16 // where a request does not say
 
 struct tandem_choice { // of a request
     bool on;           // false: the policy writes all
