@@ -219,8 +219,8 @@ static void killed_and_preempted_it_comes_to_the_same_bits(void **state)
     serve(OPTIONS("--exact", "--tandem-model", frozen));
     assert_int_equal(train(&scene, "whole", OPTIONS(TANDEM)), 0);
     assert_fractions("whole");
-    serve(OPTIONS("--exact", "--tandem-model", frozen, "--max-context", "48", "--kv-memory", "128K",
-                  "--prefill-chunk", "5"));
+    serve(OPTIONS("--exact", "--tandem-model", frozen, "--max-context", "40", "--kv-memory", "64K",
+                  "--block-size", "4", "--prefill-chunk", "5"));
     start_trainer(&scene, &child, "killed", OPTIONS(TANDEM));
     wait_for_steps(&scene, "killed", 3, &child);
     kill(child.pid, SIGKILL);
