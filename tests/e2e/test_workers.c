@@ -119,8 +119,8 @@ static void one_that_is_killed_costs_a_retry(void **state)
     again.child = (struct test_child){0};
     test_spawn(&again.child, worker.log,
                OPTIONS(test_binary("cw-infer-server"), "--model", scene.model, "--device",
-                       test_device(), "--dtype", "f32", "--socket", worker.socket, "--bridge",
-                       worker.bridge));
+                       test_device(), "--dtype", daemon_exact_dtype(), "--socket", worker.socket,
+                       "--bridge", worker.bridge));
     worker = again;
     assert_int_equal(test_wait(&child, LIMIT_MS), 0);
     assert_each_once("killed");
@@ -181,8 +181,8 @@ static void what_cannot_be_one_is_refused(void **state)
 static int open_scene(void **state)
 {
     (void)state;
-    scene_open(&scene);
-    daemon_start(&worker, scene.model, NULL);
+    scene_open_exact(&scene);
+    daemon_start(&worker, scene.model, OPTIONS("--dtype", daemon_exact_dtype()));
     return 0;
 }
 

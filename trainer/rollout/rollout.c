@@ -37,7 +37,7 @@ struct pull {
         struct pull *pull;
         int first, n_groups, n_wanted, n_taken; // the latter: completions
         int server;                             // -1: none yet
-        struct http_request *request;           // NULL: not in flight
+        struct http_transfer *request;          // NULL: not in flight
         bool done;
     } parts[MAX_PARTS]; // (n_parts)
 };
@@ -354,7 +354,7 @@ static enum status advance(struct part *p)
     if (p->done) return ST_OK;
     if (p->request) {
         if (!http_ended(p->request)) return ST_OK;
-        struct http_request *request = p->request;
+        struct http_transfer *request = p->request;
         p->request = NULL;
         return end_part(p, http_finish(request, NULL));
     }

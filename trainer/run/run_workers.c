@@ -30,7 +30,7 @@ struct workers {
         struct rollout_worker of_pull;
         const char *address;
         struct bridge_file *bridge; // NULL: it was named by its URL
-        struct http_request *request;
+        struct http_transfer *request;
         bool may;                     // be given work in this step
     } items[ROLLOUT_MAX_SERVERS - 1]; // (n)
 };
@@ -106,7 +106,7 @@ static enum status take_response(struct run *run, struct worker *w, const char *
 {
     struct bytes body = BYTES_INIT;
     json_t *response = NULL;
-    struct http_request *request = w->request;
+    struct http_transfer *request = w->request;
     enum status st;
     w->request = NULL;
     CHECK(http_finish(request, &body));
