@@ -14,7 +14,7 @@ struct weights_owner;
 struct bench_options {
     const char *model, *config, *tokenizer, *device;
     int dtype; // dtype_option_names
-    int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness;
+    int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
     int64_t requests, shortest, longest; // of serve
