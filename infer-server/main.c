@@ -5,7 +5,7 @@
 #include "common/base/program.h"
 #include "common/base/dtype.h"
 #include "common/http/api_key.h"
-#include "infer-server/http/listen.h"
+#include "common/http/listen.h"
 #include "infer-server/http/server.h"
 #include "kernels/device.h"
 

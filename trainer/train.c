@@ -174,7 +174,7 @@ int train_main(int argc, char **argv)
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"
                "Trains the model a server is serving with GRPO, on the server's own copy of "
-               "the weights.\n\nRewards:");
+               "the weights; or, with --sync checkpoint, a model folder.\n\nRewards:");
     reward_describe_all(&usage);
     const struct program program = {
         .name = "cw-trainer",

@@ -23,11 +23,11 @@ struct http_client {
     CURLM *multi;
     struct curl_slist *headers;
     struct curl_slist *tcp_headers; // those with the key; NULL: there is none
-    struct http_request *requests;  // all that are not finished
+    struct http_transfer *requests; // all that are not finished
 };
 
-struct http_request {
-    struct http_request *next;
+struct http_transfer {
+    struct http_transfer *next;
     struct http_client *client;
     struct http_call call; // without its body; server and path are owned
     CURL *easy;
@@ -111,20 +111,20 @@ enum status http_client_authorize(struct http_client *c, const char *key)
 // ---- what arrives -------------------------------------------------------------------------------
 
 // Keeps the sentence that was just recorded.
-static void fail(struct http_request *r, enum status st)
+static void fail(struct http_transfer *r, enum status st)
 {
     if (st == ST_OK || r->status != ST_OK) return;
     r->status = st;
     r->sentence = strdup(status_message());
 }
 
-static const char *method(const struct http_request *r)
+static const char *method(const struct http_transfer *r)
 {
     return r->call.post ? "POST" : "GET";
 }
 
 // Hands over the whole lines of the body and keeps the rest. New bytes begin at `from`.
-static void hand_over_lines(struct http_request *r, size_t from)
+static void hand_over_lines(struct http_transfer *r, size_t from)
 {
     char *data = r->body.data;
     size_t start = 0, len = r->body.len;
@@ -143,7 +143,7 @@ static void hand_over_lines(struct http_request *r, size_t from)
 
 static size_t on_data(char *data, size_t size, size_t n, void *argument)
 {
-    struct http_request *r = argument;
+    struct http_transfer *r = argument;
     size_t len = size * n, from = r->body.len;
     long code = 0;
     curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &code);
@@ -164,7 +164,7 @@ static size_t on_data(char *data, size_t size, size_t n, void *argument)
 
 // ---- how a request ends -------------------------------------------------------------------------
 
-static enum status transfer_error(const struct http_request *r, CURLcode code)
+static enum status transfer_error(const struct http_transfer *r, CURLcode code)
 {
     const char *what = curl_easy_strerror(code), *path = r->call.path, *server = r->call.server;
     switch (code) {
@@ -189,7 +189,7 @@ static enum status transfer_error(const struct http_request *r, CURLcode code)
 }
 
 // The sentence out of {"error": {"message": ...}} or {"error": ...}, else the response's beginning.
-static enum status refusal(const struct http_request *r, long code)
+static enum status refusal(const struct http_transfer *r, long code)
 {
     enum status st = code == 429 || code == 503 ? ST_BUSY : code / 100 == 4 ? ST_INVALID : ST_IO;
     json_t *json = json_loadb(bytes_text(&r->body), r->body.len, 0, NULL);
@@ -205,14 +205,14 @@ static enum status refusal(const struct http_request *r, long code)
 }
 
 // It is out of libcurl's hands; one that was not over closes its connection.
-static void end(struct http_request *r)
+static void end(struct http_transfer *r)
 {
     if (!r->ended) curl_multi_remove_handle(r->client->multi, r->easy);
     r->ended = true;
 }
 
 // libcurl is through with it.
-static void complete(struct http_request *r, CURLcode result)
+static void complete(struct http_transfer *r, CURLcode result)
 {
     long code = 0;
     curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &code);
@@ -225,7 +225,7 @@ static void complete(struct http_request *r, CURLcode result)
 }
 
 // A reason to stop that is not libcurl's.
-static enum status check_limits(struct http_request *r, int64_t now)
+static enum status check_limits(struct http_transfer *r, int64_t now)
 {
     const struct http_call *call = &r->call;
     if (now >= r->deadline)
@@ -241,7 +241,8 @@ static enum status check_limits(struct http_request *r, int64_t now)
 
 // ---- requests in flight -------------------------------------------------------------------------
 
-static enum status prepare(struct http_request *r, const struct http_call *call, const char *server)
+static enum status prepare(struct http_transfer *r, const struct http_call *call,
+                           const char *server)
 {
     enum status st;
     CHECK(check_server(server));
@@ -260,7 +261,7 @@ out:
     return st;
 }
 
-static enum status start(struct http_request *r)
+static enum status start(struct http_transfer *r)
 {
     struct bytes url = BYTES_INIT;
     const bool tcp = is_url(r->call.server);
@@ -293,9 +294,9 @@ out:
 }
 
 enum status http_submit(struct http_client *c, const struct http_call *call,
-                        struct http_request **ret)
+                        struct http_transfer **ret)
 {
-    struct http_request *r = calloc(1, sizeof *r);
+    struct http_transfer *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "no memory for an HTTP request");
     r->client = c;
     r->next = c->requests;
@@ -309,10 +310,10 @@ enum status http_submit(struct http_client *c, const struct http_call *call,
     return st;
 }
 
-void http_cancel(struct http_request *r)
+void http_cancel(struct http_transfer *r)
 {
     if (!r) return;
-    struct http_request **link = &r->client->requests;
+    struct http_transfer **link = &r->client->requests;
     while (*link != r) link = &(*link)->next;
     *link = r->next;
     if (r->easy) end(r);
@@ -332,13 +333,13 @@ static bool drive(struct http_client *c)
     bool any = false;
     const CURLMcode error = curl_multi_perform(c->multi, &running);
     for (CURLMsg *message; (message = curl_multi_info_read(c->multi, &more));) {
-        struct http_request *r = NULL;
+        struct http_transfer *r = NULL;
         curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, (char **)&r);
         if (message->msg == CURLMSG_DONE) complete(r, message->data.result);
         any = true;
     }
     const int64_t now = clock_now_ns();
-    for (struct http_request *r = c->requests; r; r = r->next) {
+    for (struct http_transfer *r = c->requests; r; r = r->next) {
         if (r->ended) continue;
         fail(r, error == CURLM_OK ? check_limits(r, now)
                                   : status_fail(ST_IO, "%s %s: %s", method(r), r->call.path,
@@ -354,7 +355,7 @@ static bool drive(struct http_client *c)
 static int slice_ms(const struct http_client *c, int64_t until)
 {
     int ms = clock_ms_until(until);
-    for (const struct http_request *r = c->requests; r; r = r->next)
+    for (const struct http_transfer *r = c->requests; r; r = r->next)
         if (!r->ended && r->deadline < until && clock_ms_until(r->deadline) < ms)
             ms = clock_ms_until(r->deadline);
     return ms < SLICE_MS ? ms : SLICE_MS;
@@ -367,12 +368,12 @@ void http_poll(struct http_client *c, int ms)
         curl_multi_poll(c->multi, NULL, 0, slice_ms(c, until), NULL);
 }
 
-bool http_ended(const struct http_request *r)
+bool http_ended(const struct http_transfer *r)
 {
     return r->ended;
 }
 
-enum status http_finish(struct http_request *r, struct bytes *ret_body)
+enum status http_finish(struct http_transfer *r, struct bytes *ret_body)
 {
     while (!r->ended) http_poll(r->client, SLICE_MS);
     const enum status st = r->status;
@@ -392,7 +393,7 @@ enum status http_finish(struct http_request *r, struct bytes *ret_body)
 enum status http_perform(struct http_client *c, const struct http_call *call,
                          struct bytes *ret_body)
 {
-    struct http_request *r = NULL;
+    struct http_transfer *r = NULL;
     enum status st = http_submit(c, call, &r);
     return st == ST_OK ? http_finish(r, ret_body) : st;
 }

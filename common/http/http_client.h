@@ -11,7 +11,7 @@
 #include <jansson.h>
 
 struct http_client;
-struct http_request; // in flight, or ended and not yet finished
+struct http_transfer; // in flight, or ended and not yet finished
 
 // server: a Unix socket's path, or "http://HOST:PORT". ST_INVALID: longer than a socket's can be.
 enum status http_client_new(const char *server, struct http_client **ret);
@@ -37,15 +37,15 @@ struct http_call { // all borrowed until http_submit() returns, the context unti
 
 // Puts a request in flight. What happens to it then happens inside http_poll() and http_finish().
 enum status http_submit(struct http_client *c, const struct http_call *call,
-                        struct http_request **ret);
+                        struct http_transfer **ret);
 // Drives everything in flight until one request ends, or for `ms`.
 void http_poll(struct http_client *c, int ms);
-bool http_ended(const struct http_request *r);
+bool http_ended(const struct http_transfer *r);
 // Drives until this one has ended, gives its result, and frees it. ret_body: NULL, or an
 // initialised buffer whose content the body replaces.
-enum status http_finish(struct http_request *r, struct bytes *ret_body);
+enum status http_finish(struct http_transfer *r, struct bytes *ret_body);
 // Frees it, ended or not; one that is not over closes its connection. NULL is fine.
-void http_cancel(struct http_request *r);
+void http_cancel(struct http_transfer *r);
 
 // One request from beginning to end.
 enum status http_perform(struct http_client *c, const struct http_call *call,

@@ -6,7 +6,7 @@
 #define INFER_SERVER_API_H
 
 #include "infer-server/engine/engine.h"
-#include "infer-server/http/json_out.h"
+#include "common/base/json_out.h"
 #include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
 #include "common/model/chat_template.h"

@@ -8,7 +8,7 @@
 #define INFER_SERVER_GENERATION_H
 
 #include "infer-server/http/api.h"
-#include "infer-server/http/inbox.h"
+#include "common/http/inbox.h"
 #include "infer-server/http/metrics.h"
 
 // echo.c: a prompt as an answer gives it back ("echo").

@@ -7,7 +7,7 @@
 #define INFER_SERVER_RESPONSE_H
 
 #include "infer-server/http/generation.h"
-#include "infer-server/http/http.h"
+#include "common/http/http.h"
 
 struct response {
     const struct api_model *model;

@@ -5,7 +5,7 @@
 
 #include "common/model/chat_template.h"
 #include "infer-server/engine/engine.h"
-#include "infer-server/http/http.h"
+#include "common/http/http.h"
 
 struct server_options { // all borrowed
     struct engine_options engine;

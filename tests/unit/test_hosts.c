@@ -1,5 +1,5 @@
 /* test_hosts.c: which Host and Origin headers a server without a key takes. */
-#include "infer-server/http/http_impl.h"
+#include "common/http/http_impl.h"
 #include "tests/support/support.h"
 
 static const char *const allowed[] = {"gpu-box.lan", "192.168.1.7", NULL};

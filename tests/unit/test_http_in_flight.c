@@ -64,7 +64,7 @@ static void serve(int fd)
 }
 
 struct consumer {
-    struct http_request *request;
+    struct http_transfer *request;
     json_t *body;
     char lines[128];
     int fail_at, n;
@@ -195,7 +195,7 @@ static void the_life_of_each_server_is_asked_for(void **state)
     (void)state;
     struct http_client *client = client_of(server.socket);
     struct consumer good = {0};
-    struct http_request *request;
+    struct http_transfer *request;
     const struct http_call call = {.path = "/stall", .post = true, .alive = dead};
     submit(client, &good, "/slow?400", 1, LIMIT_MS, 0);
     assert_ok(http_submit(client, &call, &request));
@@ -227,7 +227,7 @@ static void servers_side_by_side(void **state)
         assert_int_equal(requests_on_connection(client, NULL), n);
         assert_int_equal(requests_on_connection(client, server.url), n);
     }
-    struct http_request *request = NULL;
+    struct http_transfer *request = NULL;
     const struct http_call nobody = {
         .server = "http://127.0.0.1:1", .path = "/", .timeout_ms = 9000};
     assert_status(http_perform(client, &nobody, NULL), ST_PEER_GONE);

@@ -1,5 +1,5 @@
-/* test_json_out.c: infer-server/http/json_out.h: what is written reads back as it was. */
-#include "infer-server/http/json_out.h"
+/* test_json_out.c: common/base/json_out.h: what is written reads back as it was. */
+#include "common/base/json_out.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 

@@ -13,7 +13,8 @@ struct weights_owner;
 
 struct bench_options {
     const char *model, *config, *tokenizer, *device;
-    int dtype; // dtype_option_names
+    int dtype;              // dtype_option_names
+    int recompute, moments; // recompute_names, moments_kind_names
     int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
@@ -68,6 +69,7 @@ void bench_print(const struct bench *b, const char *what, json_t *figures, const
     __attribute__((format(printf, 4, 5)));
 
 enum status bench_decode(struct bench *b);
+enum status bench_prefill(struct bench *b);
 enum status bench_train(struct bench *b);
 enum status bench_sync(const struct bench_options *o); // opens its own: it forks first
 enum status

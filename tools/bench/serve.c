@@ -17,7 +17,7 @@
 struct load {
     int prompt_tokens, tokens; // in, out
     json_t *body;
-    struct http_request *request; // in flight
+    struct http_transfer *request; // in flight
     int64_t sent_ns;
     double ms;
 };
@@ -101,7 +101,7 @@ static enum status take_response(struct load *load)
 {
     struct bytes body = BYTES_INIT;
     json_t *json = NULL;
-    struct http_request *request = load->request;
+    struct http_transfer *request = load->request;
     enum status st;
     load->request = NULL;
     load->ms = clock_ms_since(load->sent_ns);

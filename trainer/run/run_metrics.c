@@ -192,6 +192,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
     run_put_staleness(run, s, wait_s, metrics);
     run_put_workers(run, metrics);
+    run_put_sync(run, update, metrics);
     metrics_put(metrics, "rollout_s", rollout->seconds);
     metrics_put(metrics, "train_s", train_s);
     metrics_put(metrics, "step_s", step_s);
@@ -217,8 +218,11 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     trained.n_servers = 1; // the workers' weights are those of the step before
     sampling.temperature = 0;
     rollout_queue_pause(run->queue);
-    enum status st = evaluate(&trained, run->eval_data, (int)run->config->eval_limit, run->reward,
-                              &sampling, NULL, &r);
+    enum status st = ST_OK;
+    if (run->config->sync == SYNC_CHECKPOINT) st = run_sync(run, run->step, true);
+    if (st == ST_OK)
+        st = evaluate(&trained, run->eval_data, (int)run->config->eval_limit, run->reward,
+                      &sampling, NULL, &r);
     rollout_queue_resume(run->queue);
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),

@@ -1,5 +1,5 @@
 /* json_out.c: JSON text into a byte buffer. No state but the comma; any thread. */
-#include "infer-server/http/json_out.h"
+#include "common/base/json_out.h"
 
 #include <inttypes.h>
 #include <math.h>

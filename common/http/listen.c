@@ -1,5 +1,5 @@
 /* listen.c: listening sockets, made before anything else starts (main thread). */
-#include "infer-server/http/listen.h"
+#include "common/http/listen.h"
 #include "common/base/file.h"
 
 #include <arpa/inet.h>

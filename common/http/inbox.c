@@ -1,6 +1,6 @@
 /* inbox.c: messages to the loop's thread. Any thread posts; the loop's thread takes the whole list
  * at once and delivers in order of posting. */
-#include "infer-server/http/inbox.h"
+#include "common/http/inbox.h"
 
 static void drain(struct inbox *box)
 {

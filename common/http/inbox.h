@@ -2,8 +2,8 @@
  * Posting never blocks for longer than the list's lock is held (a few instructions). What may lie
  * in it is bounded by what the server has admitted: a message is one step's tokens of one sample,
  * or the end of a command. */
-#ifndef INFER_SERVER_INBOX_H
-#define INFER_SERVER_INBOX_H
+#ifndef COMMON_HTTP_INBOX_H
+#define COMMON_HTTP_INBOX_H
 
 #include "common/base/status.h"
 #include <pthread.h>

@@ -10,7 +10,7 @@
  *
  * Bodies lie in memory until they are answered or parsed. What all of them take is bounded: who
  * comes over the bound while others still have theirs is refused, and may come again. */
-#include "infer-server/http/http_impl.h"
+#include "common/http/http_impl.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 

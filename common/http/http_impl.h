@@ -1,10 +1,10 @@
 /* http_impl.h: connections and requests as the HTTP layer's files share them: http.c, which
  * libmicrohttpd calls, http_route.c, http_reply.c, and sweep.c, which looks after deadlines.
  * Private to these; loop's thread. */
-#ifndef INFER_SERVER_HTTP_IMPL_H
-#define INFER_SERVER_HTTP_IMPL_H
+#ifndef COMMON_HTTP_HTTP_IMPL_H
+#define COMMON_HTTP_HTTP_IMPL_H
 
-#include "infer-server/http/http.h"
+#include "common/http/http.h"
 
 #include <microhttpd.h>
 #include <poll.h>

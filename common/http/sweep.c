@@ -11,7 +11,7 @@
  *
  * libmicrohttpd stops listening at its limit, and begins again only in a later MHD_run(), which
  * nothing may ask for where all connections ended at once: so every listener is run here too. */
-#include "infer-server/http/http_impl.h"
+#include "common/http/http_impl.h"
 #include "common/base/clock.h"
 
 #include <stdlib.h>
@@ -31,17 +31,17 @@ static void expire(struct http_request *q)
 }
 
 // Past the end of its phase.
-static bool is_overdue(const struct connection *c, int idle_s, int64_t now)
+static bool is_overdue(const struct connection *c, int64_t idle_s, int64_t now)
 {
     const struct http_request *q = c->request;
-    const int next_s = c->used || idle_s < HEADERS_S ? idle_s : HEADERS_S;
+    const int64_t next_s = c->used || idle_s < HEADERS_S ? idle_s : HEADERS_S;
     if (!q) return now - c->since_ns > next_s * NS_PER_S;
     if (!q->received) // a refused body is read on
         return now - q->since_ns > (idle_s + (int64_t)(q->body_seen / BODY_RATE)) * NS_PER_S;
     return now - q->deadline_ns > idle_s * NS_PER_S;
 }
 
-static void sweep_deadlines(struct connection *c, int idle_s, int64_t now)
+static void sweep_deadlines(struct connection *c, int64_t idle_s, int64_t now)
 {
     struct http_request *q = c->request;
     if (is_overdue(c, idle_s, now))

@@ -1,5 +1,5 @@
 /* hosts.c: which Host and Origin headers are taken. */
-#include "infer-server/http/http_impl.h"
+#include "common/http/http_impl.h"
 
 #include <arpa/inet.h>
 #include <string.h>

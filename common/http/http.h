@@ -6,8 +6,8 @@
  * piece by piece as the client takes it: nothing is queued for a client that does not read. While
  * nothing is to be said the connection sleeps; that the client has left is noticed within 100 ms.
  */
-#ifndef INFER_SERVER_HTTP_H
-#define INFER_SERVER_HTTP_H
+#ifndef COMMON_HTTP_HTTP_H
+#define COMMON_HTTP_HTTP_H
 
 #include "common/base/bytes.h"
 #include <jansson.h>

@@ -1,7 +1,7 @@
 /* http_reply.c: how a request is answered: whole, with an error object, or as a stream that is
  * asked for more whenever the socket takes more. Loop's thread. */
-#include "infer-server/http/http_impl.h"
-#include "infer-server/http/json_out.h"
+#include "common/http/http_impl.h"
+#include "common/base/json_out.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* http_route.c: which handler a request goes to, whether its client may ask for that, and what it
  * is called. Loop's thread. */
-#include "infer-server/http/http_impl.h"
+#include "common/http/http_impl.h"
 
 #include <openssl/crypto.h>
 #include <string.h>
