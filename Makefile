@@ -186,6 +186,7 @@ demo: $(BINARIES)
 
 bench: $(BINARIES)
 	$(BUILD)/cw-bench decode --device $(DEVICE)
+	$(BUILD)/cw-bench prefill --device $(DEVICE)
 	$(BUILD)/cw-bench train --device $(DEVICE)
 	$(BUILD)/cw-bench sync --device $(DEVICE)
 

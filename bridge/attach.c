@@ -5,6 +5,7 @@
  * touches only the control page's heartbeat word, and looks at `publishing_since_ns`: it goes
  * silent when an update hangs, so that the server can take the lease back. */
 #include "bridge/attach.h"
+#include "bridge/own.h"
 #include "common/base/clock.h"
 
 #include <limits.h>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define HEARTBEAT_MS     100
 #define PUBLISH_LIMIT_MS 120000
@@ -25,6 +27,7 @@ struct bridge {
     struct device *dev;
     bool owns_device;
     struct shared_memory **arenas; // one a role
+    struct own_weights *own;       // in place of arenas; the control page is its. NULL: a server's
     // heartbeat thread
     bool beating;
     pthread_t thread;
@@ -133,6 +136,35 @@ enum status bridge_attach(const char *explicit_path, struct device *dev, struct 
     return bridge_attach_watched(explicit_path, dev, no_step, NULL, ret);
 }
 
+// ---- without a server --------------------------------------------------------------------------
+
+enum status bridge_own(struct device *dev, const struct bridge_role *policy, const char *server,
+                       enum status (*load)(void *context, void *base), void *context,
+                       struct bridge **ret)
+{
+    enum status st = ST_OK;
+    struct bridge *b = calloc(1, sizeof *b);
+    struct bridge_file *file = NULL;
+    if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
+    b->dev = dev;
+    b->file = file = calloc(1, sizeof *file);
+    if (!file || !(file->roles = calloc(1, sizeof *file->roles)))
+        FAIL(ST_NO_MEMORY, "no memory for a bridge");
+    snprintf(file->path, sizeof file->path, "(none: this process owns the weights)");
+    snprintf(file->socket, sizeof file->socket, "%s", server);
+    file->pid = getpid();
+    file->n_roles = 1;
+    file->roles[0] = *policy;
+    CHECK(own_weights_new(dev, policy, load, context, &b->own));
+    b->control = own_weights_control(b->own);
+    b->owns_device = true;
+    *ret = b;
+    return ST_OK;
+out:
+    bridge_detach(b);
+    return st;
+}
+
 static void stop_heartbeat(struct bridge *b)
 {
     if (!b->beating) return;
@@ -159,7 +191,10 @@ void bridge_detach(struct bridge *b)
     if (b->arenas)
         for (int i = b->file->n_roles - 1; i >= 0; i--) shared_memory_free(b->arenas[i]);
     free(b->arenas);
-    control_free(b->control);
+    if (b->own)
+        own_weights_free(b->own);
+    else
+        control_free(b->control);
     if (b->owns_device) device_free(b->dev);
     bridge_file_free(b->file);
     free(b);
@@ -181,7 +216,8 @@ struct device *bridge_device(struct bridge *b)
 void *bridge_base(struct bridge *b, const char *role)
 {
     for (int i = 0; i < b->file->n_roles; i++)
-        if (strcmp(b->file->roles[i].role, role) == 0) return shared_memory_data(b->arenas[i]);
+        if (strcmp(b->file->roles[i].role, role) == 0)
+            return b->own ? own_weights_base(b->own) : shared_memory_data(b->arenas[i]);
     return NULL;
 }
 

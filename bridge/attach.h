@@ -17,6 +17,12 @@ enum status bridge_attach(const char *explicit_path, struct device *dev, struct 
 typedef void (*bridge_step_fn)(void *context, const char *step, enum status st, const char *detail);
 enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
                                   bridge_step_fn on_step, void *context, struct bridge **ret);
+// The same of weights that no server has: this process owns them, in memory of its own that load()
+// fills with those of policy->model. Takes the device over. policy: its role without tensors, kind
+// and handle; server: the address of who samples by copies of them, as bridge_file_of() gives it.
+enum status bridge_own(struct device *dev, const struct bridge_role *policy, const char *server,
+                       enum status (*load)(void *context, void *base), void *context,
+                       struct bridge **ret);
 void bridge_detach(struct bridge *b); // releases the lease if held; NULL is fine
 
 const struct bridge_file *bridge_file_of(const struct bridge *b);

@@ -209,7 +209,7 @@ static void nonsense_is_refused(void **state)
 static int open_scene(void **state)
 {
     (void)state;
-    scene_open(&scene);
+    scene_open_exact(&scene);
     return 0;
 }
 

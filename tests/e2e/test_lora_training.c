@@ -24,7 +24,7 @@ static void restart_server(struct scene *s)
                          "--max-lora-rank", "8"));
 }
 
-// The arena of the adapter "policy" holds what the PEFT folder holds (f32).
+// The arena of the adapter "policy" holds what the PEFT folder holds.
 static void assert_served(const struct scene *s, const char *folder)
 {
     struct bridge *bridge;
@@ -37,13 +37,9 @@ static void assert_served(const struct scene *s, const char *folder)
     for (int i = 0; i < role->n_tensors; i++) {
         const struct bridge_tensor *t = &role->tensors[i];
         const struct safetensors_entry *e = safetensors_find(set, t->name);
-        char *have = malloc(t->bytes);
-        assert_true(e && have && e->bytes == t->bytes);
-        device_copy_out(bridge_device(bridge), have,
-                        (char *)bridge_base(bridge, role->role) + t->offset, t->bytes);
-        assert_ok(device_sync(bridge_device(bridge)));
-        assert_memory_equal(have, e->data, t->bytes);
-        free(have);
+        assert_true(e && e->dt == t->dt && e->bytes == t->bytes);
+        daemon_tensor_is(bridge, (char *)bridge_base(bridge, role->role) + t->offset, t->dt,
+                         e->data, e->dt, (size_t)t->bytes / dtype_size(t->dt));
     }
     bridge_detach(bridge);
     safetensors_free(set);

@@ -126,7 +126,7 @@ static void a_killed_server_ends_it(void **state)
 static int open_scene(void **state)
 {
     (void)state;
-    scene_open(&scene);
+    scene_open_exact(&scene);
     return 0;
 }
 

@@ -28,7 +28,9 @@ static void what_they_sample_is_what_one_samples(void **state)
     const char *key = test_path(scene.folder, "key");
     test_write(key, "a-key-of-the-workers\n", 21);
     chmod(key, 0600);
-    daemon_start(&on_tcp, scene.model, OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", key));
+    daemon_start(
+        &on_tcp, scene.model,
+        OPTIONS("--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0", "--api-key-file", key));
     snprintf(workers, sizeof workers, "%s,http://127.0.0.1:%d", worker.bridge,
              daemon_tcp_port(&on_tcp));
     assert_int_equal(train(&scene, "alone", OPTIONS("--max-steps", "4", "--prompts-per-step", "6")),
@@ -119,8 +121,8 @@ static void one_that_is_killed_costs_a_retry(void **state)
     again.child = (struct test_child){0};
     test_spawn(&again.child, worker.log,
                OPTIONS(test_binary("cw-infer-server"), "--model", scene.model, "--device",
-                       test_device(), "--dtype", "f32", "--socket", worker.socket, "--bridge",
-                       worker.bridge));
+                       test_device(), "--dtype", daemon_exact_dtype(), "--socket", worker.socket,
+                       "--bridge", worker.bridge));
     worker = again;
     assert_int_equal(test_wait(&child, LIMIT_MS), 0);
     assert_each_once("killed");
@@ -181,8 +183,8 @@ static void what_cannot_be_one_is_refused(void **state)
 static int open_scene(void **state)
 {
     (void)state;
-    scene_open(&scene);
-    daemon_start(&worker, scene.model, NULL);
+    scene_open_exact(&scene);
+    daemon_start(&worker, scene.model, OPTIONS("--dtype", daemon_exact_dtype()));
     return 0;
 }
 

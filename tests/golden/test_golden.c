@@ -10,8 +10,11 @@
  * Tolerances, f32: logits and gradients 1e-4 of the largest entry (sums of some hundred f32
  * products in another order); losses 1e-5; parameters after three AdamW steps 2e-6 rms and at most
  * 0.1% of entries off by more than 1e-5, because Adam magnifies entries whose gradient is rounding
- * noise. On a GPU the logits are also computed in bf16: 2e-2 of the largest, some roundings of 2^-8
- * in a row; tokens whose choice of experts hangs on a rounding are counted and left out. */
+ * noise. On a GPU the logits are also computed in bf16, and compared with those that f32 computes
+ * from the same rounded weights (to round weights is no kernel's error, and alone takes PEFT's
+ * logits of llama3-r4-qv 2.5e-2 away): 1.5e-2 root mean square, where PyTorch has 1.1e-2 to 1.2e-2.
+ * The largest difference is printed only: it follows the luck of single rows. Tokens whose choice
+ * of experts hangs on a rounding are counted and left out. */
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/names.h"
@@ -33,8 +36,8 @@ static const char *const loss_names[N_LOSSES] = {"grpo",    "bnpo", "dapo",
                                                  "dr_grpo", "gspo", "cispo"};
 
 struct result {
-    double bf16_logits;        // -1: not computed; over bf16_rows rows
-    int bf16_rows, bf16_flips; // flips: tokens that went to other experts than in f32
+    double bf16_rms, bf16_logits; // -1: not computed; over bf16_rows rows
+    int bf16_rows, bf16_flips;    // flips: tokens that went to other experts than in f32
     double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off,
         adamw_losses;
     double merged; // logits of base and adapter as one model; -1: there is no adapter
@@ -260,15 +263,12 @@ static void widen(double *worst, double x)
     if (!(x <= *worst)) *worst = x; // NaN counts as worst
 }
 
-// Against those of that name, over all rows, or those of use_row (T).
-static enum status check_logits(struct golden *g, struct model *model, const char *name,
-                                const bool *use_row, double *ret)
+// All logits, as the folder's are laid out; 0 where there is no token.
+static enum status model_logits(struct golden *g, struct model *model, float **ret)
 {
-    const float *want = value(g, name);
     int vocab = g->config->vocab_size, width = g->prompt + g->completion;
-    float *row = malloc((size_t)vocab * sizeof *row);
+    float *all = calloc((size_t)(g->n_seqs * width) * (size_t)vocab, sizeof *all);
     int32_t *device_row = NULL;
-    double largest = 0, worst = 0;
     void *x;
     enum status st = ST_OK;
     CHECK(device_alloc(g->dev, sizeof *device_row, (void **)&device_row));
@@ -276,21 +276,46 @@ static enum status check_logits(struct golden *g, struct model *model, const cha
     for (int s = 0; s < g->n_seqs; s++)
         for (int i = 0; i < g->prompt + g->first[s + 1] - g->first[s]; i++) {
             int32_t index = batch_first_row(g->batch, s) + i;
-            if (use_row && !use_row[index]) continue;
             device_copy_in(g->dev, device_row, &index, sizeof index);
             model_head(model, x, device_row, 1);
-            device_copy_out(g->dev, row, model->logits, (size_t)vocab * sizeof *row);
+            device_copy_out(g->dev, all + (size_t)(s * width + i) * (size_t)vocab, model->logits,
+                            (size_t)vocab * sizeof *all);
             CHECK(device_sync(g->dev));
-            for (int v = 0; v < vocab; v++) {
-                float w = want[((size_t)s * (size_t)width + (size_t)i) * (size_t)vocab + (size_t)v];
-                widen(&largest, fabs((double)w));
-                widen(&worst, fabs((double)row[v] - (double)w));
+        }
+    *ret = all;
+    all = NULL;
+out:
+    device_release(g->dev, device_row);
+    free(all);
+    return st;
+}
+
+// How far the model's logits are from those wanted, over all rows, or those of use_row (T): the
+// largest difference of the largest logit, and (where asked for) the root mean square of both.
+static enum status check_logits(struct golden *g, struct model *model, const float *want,
+                                const bool *use_row, double *ret, double *ret_rms)
+{
+    int vocab = g->config->vocab_size, width = g->prompt + g->completion;
+    float *have = NULL;
+    double largest = 0, worst = 0, squares = 0, errors = 0;
+    enum status st;
+    CHECK(model_logits(g, model, &have));
+    for (int s = 0; s < g->n_seqs; s++)
+        for (int i = 0; i < g->prompt + g->first[s + 1] - g->first[s]; i++) {
+            if (use_row && !use_row[batch_first_row(g->batch, s) + i]) continue;
+            size_t row = (size_t)(s * width + i) * (size_t)vocab;
+            for (size_t v = row; v < row + (size_t)vocab; v++) {
+                widen(&largest, fabs((double)want[v]));
+                const double error = (double)have[v] - (double)want[v];
+                widen(&worst, fabs(error));
+                squares += (double)want[v] * (double)want[v];
+                errors += error * error;
             }
         }
     *ret = worst / largest;
+    if (ret_rms) *ret_rms = sqrt(errors / squares);
 out:
-    device_release(g->dev, device_row);
-    free(row);
+    free(have);
     return st;
 }
 
@@ -332,38 +357,78 @@ out:
     return st;
 }
 
-// The same logits from weights and activations in bf16, where the device computes in it.
+struct variant { // the folder's model, its weights rounded to bf16
+    struct weights *weights;
+    void *arena, *adapter_arena;
+    struct adapter *adapter;
+    struct adapter_table *table;
+    struct model *model;
+    struct tape *tape;
+};
+
+static enum status round_weights(struct golden *g, const struct weights *weights)
+{
+    int64_t n = weights->n_elements;
+    void *rounded;
+    enum status st;
+    CHECK(device_alloc(g->dev, (size_t)n * dtype_size(DT_BF16), &rounded));
+    device_ops(g->dev)->convert(g->dev, rounded, DT_BF16, weights->base, DT_F32, n);
+    device_ops(g->dev)->convert(g->dev, weights->base, DT_F32, rounded, DT_BF16, n);
+    st = device_sync(g->dev);
+    device_release(g->dev, rounded);
+out:
+    return st;
+}
+
+// Which computes in dt, and has run the batch.
+static enum status open_variant(struct golden *g, enum dtype dt, struct variant *v)
+{
+    void *x;
+    enum status st;
+    CHECK(load_weights(g, dt, &v->weights, &v->arena));
+    if (g->adapter) CHECK(load_adapter(g, v->weights, &v->adapter, &v->adapter_arena, &v->table));
+    if (dt == DT_F32) CHECK(round_weights(g, v->weights));
+    if (dt == DT_F32 && v->adapter) CHECK(round_weights(g, v->adapter->weights));
+    CHECK(model_new(g->dev, g->config, v->weights, g->model->max_tokens, 16, longest_sequence(g),
+                    &v->model));
+    model_use_adapters(v->model, v->table);
+    CHECK(tape_new(v->model, g->model->max_tokens, RECOMPUTE_NONE, &v->tape));
+    model_forward(v->model, batch_view(g->batch), NULL, v->tape, &x);
+out:
+    return st;
+}
+
+static void close_variant(struct golden *g, struct variant *v)
+{
+    tape_free(g->dev, v->tape);
+    model_free(v->model);
+    adapter_table_free(v->table);
+    adapter_free(v->adapter);
+    device_release(g->dev, v->adapter_arena);
+    device_release(g->dev, v->arena);
+    weights_free(v->weights);
+}
+
+// The same weights, rounded to bf16, compute logits in f32 and in bf16, where the device computes
+// in it.
 static enum status check_bf16(struct golden *g, struct result *r)
 {
-    struct weights *weights = NULL;
-    struct adapter *adapter = NULL;
-    struct adapter_table *table = NULL;
-    struct model *model = NULL;
-    struct tape *tape = NULL;
-    void *arena = NULL, *adapter_arena = NULL, *x;
+    struct variant wide = {0}, narrow = {0};
     int rows = batch_tokens(g->batch);
     bool *same = malloc((size_t)rows * sizeof *same);
+    float *want = NULL;
     enum status st = ST_OK;
     if (!device_computes_in(g->dev, DT_BF16)) goto out;
-    CHECK(load_weights(g, DT_BF16, &weights, &arena));
-    CHECK(model_new(g->dev, g->config, weights, g->model->max_tokens, 16, longest_sequence(g),
-                    &model));
-    if (g->adapter) CHECK(load_adapter(g, weights, &adapter, &adapter_arena, &table));
-    model_use_adapters(model, table);
-    CHECK(tape_new(model, g->model->max_tokens, RECOMPUTE_NONE, &tape));
-    model_forward(g->model, batch_view(g->batch), NULL, g->tape, &x);
-    model_forward(model, batch_view(g->batch), NULL, tape, &x);
-    CHECK(mark_same_experts(g, g->tape, tape, same, &r->bf16_flips));
+    CHECK(open_variant(g, DT_F32, &wide));
+    CHECK(open_variant(g, DT_BF16, &narrow));
+    CHECK(mark_same_experts(g, wide.tape, narrow.tape, same, &r->bf16_flips));
     for (int i = 0; i < rows; i++) r->bf16_rows += same[i];
-    st = check_logits(g, model, "logits", same, &r->bf16_logits);
+    CHECK(model_logits(g, wide.model, &want));
+    st = check_logits(g, narrow.model, want, same, &r->bf16_logits, &r->bf16_rms);
 out:
-    tape_free(g->dev, tape);
-    model_free(model);
-    adapter_table_free(table);
-    adapter_free(adapter);
-    device_release(g->dev, adapter_arena);
-    device_release(g->dev, arena);
-    weights_free(weights);
+    close_variant(g, &wide);
+    close_variant(g, &narrow);
+    free(want);
     free(same);
     return st;
 }
@@ -544,7 +609,7 @@ static enum status check_merged(struct golden *g, double *ret)
     CHECK(adapter_load(g->adapter, g->dev, g->folder));
     CHECK(adapter_merge(g->adapter, g->weights, g->dev));
     model_use_adapters(g->model, NULL);
-    CHECK(check_logits(g, g->model, "merged_logits", NULL, ret));
+    CHECK(check_logits(g, g->model, value(g, "merged_logits"), NULL, ret, NULL));
 out:
     return st;
 }
@@ -562,7 +627,7 @@ static enum status check_greedy(struct golden *g, bool *ret)
 
 static bool passed(const struct result *r)
 {
-    bool ok = r->logits <= 1e-4 && r->bf16_logits <= 2e-2 && r->grads <= 1e-4 && r->greedy &&
+    bool ok = r->logits <= 1e-4 && r->bf16_rms <= 1.5e-2 && r->grads <= 1e-4 && r->greedy &&
               r->recompute && r->after3_rms < 2e-6 && r->after3_share_off <= 1e-3 &&
               r->adamw_losses <= 1e-5 && r->merged <= 1e-4;
     for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;
@@ -574,12 +639,12 @@ static bool run_folder(struct device *dev, const char *folder)
 {
     const char *name = strrchr(folder, '/') ? strrchr(folder, '/') + 1 : folder;
     struct golden *g = calloc(1, sizeof *g);
-    struct result r = {.bf16_logits = -1, .merged = -1};
+    struct result r = {.bf16_logits = -1, .bf16_rms = -1, .merged = -1};
     enum status st;
     g->dev = dev;
     g->folder = (char *)folder;
     CHECK(open_golden(g));
-    CHECK(check_logits(g, g->model, "logits", NULL, &r.logits));
+    CHECK(check_logits(g, g->model, value(g, "logits"), NULL, &r.logits, NULL));
     CHECK(check_bf16(g, &r));
     CHECK(g->adapter ? check_adapter_loss(g, &r) : check_losses(g, &r));
     CHECK(check_recompute(g, &r.recompute));
@@ -598,7 +663,8 @@ out:
         for (int i = 0; i < n; i++) printf(" norm_%s_rel=%.2e", names[i], r.norms[i]);
         if (g->adapter) printf(" merged_max_rel=%.2e", r.merged);
         printf(" recompute=%s", r.recompute ? "same" : "differs");
-        if (r.bf16_logits >= 0) printf(" bf16_logits_max_rel=%.2e", r.bf16_logits);
+        if (r.bf16_logits >= 0)
+            printf(" bf16_logits_max_rel=%.2e bf16_logits_rms=%.2e", r.bf16_logits, r.bf16_rms);
         if (r.bf16_flips > 0)
             printf(" bf16_expert_flips=%d bf16_rows=%d", r.bf16_flips, r.bf16_rows);
         printf(" adamw_loss_rel=%.2e grads_max_rel=%.2e after3_rms=%.2e after3_share_off=%.2e %s\n",

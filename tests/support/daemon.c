@@ -121,24 +121,38 @@ void daemon_trainer(const struct daemon *d, const char *data, const char *run_di
     ret_argv[n] = NULL;
 }
 
+void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, const void *want,
+                      enum dtype want_dt, size_t n)
+{
+    const size_t bytes = n * dtype_size(dt);
+    char *have = malloc(bytes + 1); // the daemon's may lie on a GPU
+    assert_non_null(have);
+    device_copy_out(bridge_device(bridge), have, at, bytes);
+    assert_ok(device_sync(bridge_device(bridge)));
+    if (dt == want_dt) assert_memory_equal(have, want, bytes);
+    for (size_t i = 0; dt != want_dt && i < n; i++) {
+        float master;
+        uint16_t high;
+        memcpy(&master, (const char *)want + i * sizeof master, sizeof master);
+        memcpy(&high, have + i * sizeof high, sizeof high);
+        if (high != master_high(master)) assert_int_equal(high, bf16_from_f32(master));
+    }
+    free(have);
+}
+
 void daemon_holds(const struct daemon *d, const char *role, const char *folder)
 {
     struct bridge *bridge;
     struct reference wanted;
     reference_open(folder, "cpu", &wanted);
     assert_ok(bridge_attach(d->bridge, NULL, &bridge));
-    const size_t bytes = (size_t)wanted.weights->n_elements * sizeof(float);
-    void *arena = malloc(bytes); // the daemon's may lie on a GPU
-    assert_non_null(arena);
-    device_copy_out(bridge_device(bridge), arena, bridge_base(bridge, role), bytes);
-    assert_ok(device_sync(bridge_device(bridge)));
+    const enum dtype dt = bridge_file_role(bridge_file_of(bridge), role)->dt;
     for (int t = 0; t < wanted.weights->n_tensors; t++) {
         const struct weight_tensor *tensor = &wanted.weights->tensors[t];
-        size_t at = (size_t)tensor->offset * sizeof(float);
-        assert_memory_equal((char *)arena + at, (char *)wanted.weights->base + at,
-                            (size_t)tensor->n * sizeof(float));
+        const size_t at = (size_t)tensor->offset, n = (size_t)tensor->n;
+        daemon_tensor_is(bridge, (char *)bridge_base(bridge, role) + at * dtype_size(dt), dt,
+                         (const float *)wanted.weights->base + at, DT_F32, n);
     }
-    free(arena);
     bridge_detach(bridge);
     reference_close(&wanted);
 }

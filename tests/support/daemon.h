@@ -4,6 +4,7 @@
 #ifndef TESTS_SUPPORT_DAEMON_H
 #define TESTS_SUPPORT_DAEMON_H
 
+#include "bridge/attach.h"
 #include "common/base/bytes.h"
 #include "tests/support/support.h"
 #include <jansson.h>
@@ -32,7 +33,10 @@ void daemon_kill(struct daemon *d); // for teardowns: also when it never ran
 void daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
                     const char *const options[], const char *const more[],
                     const char *ret_argv[TRAINER_WORDS]);
-// The arena of a role ("policy", "draft") holds exactly what the model folder holds, in f32.
+// n elements of a mapped arena are those; f32 in bf16: rounded as by a trainer or a loader.
+void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, const void *want,
+                      enum dtype want_dt, size_t n);
+// The arena of a role ("policy", "draft") holds exactly what the model folder holds.
 void daemon_holds(const struct daemon *d, const char *role, const char *folder);
 int daemon_tcp_port(struct daemon *d); // from its log
 

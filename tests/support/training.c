@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-void scene_open(struct scene *s)
+static void open_in(struct scene *s, const char *dtype)
 {
     struct bytes lines = BYTES_INIT;
     memset(s, 0, sizeof *s);
@@ -20,7 +20,17 @@ void scene_open(struct scene *s)
         bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", a, a + 3, 2 * a + 3);
     test_write(s->data, lines.data, lines.len);
     bytes_release(&lines);
-    daemon_start(&s->daemon, s->model, NULL);
+    daemon_start(&s->daemon, s->model, OPTIONS("--dtype", dtype));
+}
+
+void scene_open(struct scene *s)
+{
+    open_in(s, "f32");
+}
+
+void scene_open_exact(struct scene *s)
+{
+    open_in(s, daemon_exact_dtype());
 }
 
 void scene_close(struct scene *s)

@@ -13,6 +13,7 @@ struct scene { // one daemon and a data set
     struct daemon daemon;
 };
 void scene_open(struct scene *s);
+void scene_open_exact(struct scene *s); // in daemon_exact_dtype()
 void scene_close(struct scene *s);
 
 // cw-trainer train with small numbers, into the run folder `run` of the scene; `more` (NULL-ended)

@@ -4,6 +4,8 @@
  *                batch upload, model step, sampling and the read-back of the tokens, as the engine
  *                does it. Limit: the weights and the keys and values read once, at the bandwidth
  *                measured for reading.
+ *   prefill      --batch prompts of --context tokens, --tokens of them in a step. Limit: their
+ *                floating-point operations at the measured rate of a large matmul.
  *   train        forward and backward over --tokens tokens in sequences of --sequence, the targets
  *                every token. Limit: its floating-point operations at the measured rate of a large
  *                matmul.
@@ -16,12 +18,15 @@
  *                socket (serve.c). Limit: what decoding must read and prompts must multiply.
  *   speculative  rollouts of groups with each method of speculative decoding beside those without,
  *                at several batch sizes (speculative.c).
+ *   tandem       rollouts of groups that a frozen model of the same size writes too, beside those
+ *                without, at several batch sizes (speculative.c).
  *
  * Times are medians of --steps after --warmup, limits the best of their repetitions; random weights
  * unless --model is given.
  */
 #include "common/base/program.h"
 #include "tools/bench/bench.h"
+#include "trainer/learn/learner.h"
 #include <string.h>
 
 #define OPTIONS_OF struct bench_options
@@ -41,14 +46,16 @@ static const struct option_spec table[] = {
             "on CUDA)"),
     OPT_INT("context", context, "256", "N", 1, 1 << 20, "tokens behind each decoded one"),
     OPT_INT("tokens", tokens, "0", "N", 0, 1 << 20,
-            "tokens of a training pass (0: 512, 8192 on CUDA); most of a completion in speculative "
-            "(0: 128); all of it in step (0: 32, 256 on CUDA)"),
+            "tokens of a training pass, or of a step in prefill (0: 512, 8192 on CUDA); most of a "
+            "completion in speculative (0: 128); all of it in step (0: 32, 256 on CUDA)"),
     OPT_INT("sequence", sequence, "0", "N", 0, 1 << 20,
             "tokens of a training sequence (0: 128, 512 on CUDA)"),
     OPT_INT("steps", steps, "20", "N", 1, 100000, "measured repetitions"),
     OPT_INT("warmup", warmup, "4", "N", 0, 100000, "repetitions before those"),
     OPT_INT("seed", seed, "1", "N", 0, 0, "of random weights and tokens"),
     OPT_HEADING("Training"),
+    OPT_CHOICE("recompute", recompute, "none", recompute_names, "train, step: as cw-trainer"),
+    OPT_CHOICE("optim-moments", moments, "f32", moments_kind_names, "train, step: as cw-trainer"),
     OPT_INT("max-staleness", max_staleness, "-1", "UPDATES", -1, 64,
             "step: cw-trainer --async --max-staleness; -1: without"),
     OPT_HEADING("Serving"),
@@ -57,14 +64,19 @@ static const struct option_spec table[] = {
     OPT_INT("shortest", shortest, "32", "N", 1, 1 << 20,
             "least random tokens in a request's prompt, and in its completion"),
     OPT_INT("longest", longest, "32", "N", 1, 1 << 20, "most of either"),
-    OPT_HEADING("Speculative decoding"),
+    OPT_HEADING("Speculative decoding, tandem"),
     OPT_TEXT("draft", draft, NULL, "DIR", "a draft model's folder, with its weights"),
     OPT_TEXT("draft-config", draft_config, NULL, "FILE",
              "a draft model's config.json; random weights"),
     OPT_TEXT("methods", methods, NULL, "LIST",
              "as --speculative of the server, separated by commas, joined by + where one is "
              "several at once, with fixed- before one that drafts its K always; off is always "
-             "measured. Default: ngram:5,suffix:8, and draft_model:5 where there is a draft model"),
+             "measured. Default: ngram:5,suffix:8, and draft_model:5 where there is a draft model. "
+             "tandem: selectors as SELECTOR[:P], with shared- before one where all samples of a "
+             "round have the same authors"),
+    OPT_TEXT("tandem-model", tandem_model, NULL, "DIR",
+             "tandem: folder of the frozen model's weights, of the model's own shape; default: "
+             "random"),
     OPT_TEXT("batches", batches, "1,2,4,8,16,32,64", "LIST", "samples in flight"),
     OPT_INT("group", group, "8", "N", 1, 4096, "samples of a prompt, at most the batch"),
     OPT_INT("waves", waves, "1", "N", 1, 100000, "how often a round fills the batch"),
@@ -89,9 +101,14 @@ static const struct mode {
     const char *name;
     enum status (*run)(struct bench *b);
     enum status (*run_alone)(const struct bench_options *o); // opens the device itself
-} modes[] = {{"decode", bench_decode, NULL}, {"train", bench_train, NULL},
-             {"sync", NULL, bench_sync},     {"step", NULL, bench_step},
-             {"serve", NULL, bench_serve},   {"speculative", bench_speculative, NULL}};
+} modes[] = {{"decode", bench_decode, NULL},
+             {"prefill", bench_prefill, NULL},
+             {"train", bench_train, NULL},
+             {"sync", NULL, bench_sync},
+             {"step", NULL, bench_step},
+             {"serve", NULL, bench_serve},
+             {"speculative", bench_speculative, NULL},
+             {"tandem", bench_tandem, NULL}};
 
 struct choice {
     struct bench_options o;
@@ -106,8 +123,8 @@ static enum status find_mode(void *context, struct option_set *set)
     for (size_t i = 0; c->what && i < sizeof modes / sizeof *modes; i++)
         if (strcmp(c->what, modes[i].name) == 0) c->mode = &modes[i];
     if (c->mode) return ST_OK;
-    return status_fail(ST_INVALID, "say what to measure: decode, train, sync, step, serve or "
-                                   "speculative (--help lists the options)");
+    return status_fail(ST_INVALID, "say what to measure: decode, prefill, train, sync, step, "
+                                   "serve, speculative or tandem (--help lists the options)");
 }
 
 static enum status run(void *context)
@@ -126,7 +143,7 @@ int main(int argc, char **argv)
     struct choice c = {0};
     const struct program program = {
         .name = "cw-bench",
-        .usage = "decode|train|sync|step|serve|speculative [options]",
+        .usage = "decode|prefill|train|sync|step|serve|speculative|tandem [options]",
         .options = table,
         .config = &c.o,
         .word = &c.what,

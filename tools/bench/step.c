@@ -8,6 +8,7 @@
 #include "common/base/rng.h"
 #include "common/model/tokenizer.h"
 #include "tools/bench/programs.h"
+#include "trainer/learn/learner.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +102,7 @@ out:
 static enum status run_trainer(const struct step_bench *s)
 {
     const struct bench_options *o = &s->b.o;
-    char command[1024], ahead[48] = "";
+    char command[1200], ahead[48] = "";
     if (o->max_staleness >= 0)
         snprintf(ahead, sizeof ahead, " --async --max-staleness %d", (int)o->max_staleness);
     // So hot that texts are random, of which every second has an even number of characters: groups
@@ -110,9 +111,10 @@ static enum status run_trainer(const struct step_bench *s)
              "cw-trainer train --bridge %s --data %s --run-dir %s --reward regex "
              "--reward-pattern (?s)^(?:..)*+$ --prompts-per-step %d --num-generations %d "
              "--max-completion-length %d --ignore-eos --temperature 100 --max-steps %d "
-             "--save-steps 0 --learning-rate 1e-9%s",
+             "--save-steps 0 --learning-rate 1e-9 --recompute %s --optim-moments %s%s",
              s->programs.bridge, s->data, s->run, (int)(o->batch / o->group), (int)o->group,
-             (int)o->tokens, (int)(o->steps + o->warmup), ahead);
+             (int)o->tokens, (int)(o->steps + o->warmup), recompute_names[o->recompute],
+             moments_kind_names[o->moments], ahead);
     return programs_run(&s->programs, command, TRAINING_S);
 }
 

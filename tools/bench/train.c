@@ -44,13 +44,17 @@ static void sequences_release(struct sequences *s)
 static enum status open_learner(struct bench *b, struct learner **ret)
 {
     const int tokens = (int)b->o.tokens;
-    const struct learner_config config = {
-        .optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .max_grad_norm = 1},
-        .temperature = 1,
-        .token_budget = tokens,
-        .logits_chunk = tokens < 1024 ? tokens : 1024,
-        .max_seqs = 2 * (tokens / (int)b->o.sequence),
-        .max_context = (int)b->o.sequence + 1};
+    const struct learner_config config = {.optimizer = {.beta1 = 0.9,
+                                                        .beta2 = 0.999,
+                                                        .eps = 1e-8,
+                                                        .max_grad_norm = 1,
+                                                        .moments = (enum moments_kind)b->o.moments},
+                                          .recompute = (enum recompute)b->o.recompute,
+                                          .temperature = 1,
+                                          .token_budget = tokens,
+                                          .logits_chunk = tokens < 1024 ? tokens : 1024,
+                                          .max_seqs = 2 * (tokens / (int)b->o.sequence),
+                                          .max_context = (int)b->o.sequence + 1};
     enum status st = learner_new(b->dev, b->config, b->weights, false, &config, ret);
     return st == ST_OK ? learner_prepare(*ret) : st;
 }

@@ -155,9 +155,10 @@ static enum status check_room(const struct memory_plan *plan, const struct devic
     return status_fail(ST_NO_MEMORY, "training needs %.2f GiB on %s, where %.2f GiB are free: %s",
                        (double)plan->total * gib, device_spec(dev), (double)plan->free * gib,
                        by_rows
-                           ? "lower --token-budget or --logits-chunk, or give the server a smaller "
-                             "--kv-memory"
-                           : "give the server a smaller --kv-memory or take a smaller model");
+                           ? "lower --token-budget or --logits-chunk, take --recompute layer, or "
+                             "give the server a smaller --kv-memory"
+                           : "keep narrower moments (--optim-moments bf16 or 8bit), give the "
+                             "server a smaller --kv-memory or take a smaller model");
 }
 
 static enum status new_learner(struct device *dev, const struct model_config *config,

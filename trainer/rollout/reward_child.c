@@ -3,6 +3,7 @@
  */
 #include "trainer/rollout/reward_child.h"
 #include "common/base/clock.h"
+#include "common/base/spawn.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,8 +34,7 @@ static int end(struct child *c)
     if (c->pid > 0) {
         close_fd(&c->to);
         close_fd(&c->from);
-        kill(-c->pid, SIGKILL); // also what it started; one that ended by itself keeps its status
-        while (waitpid(c->pid, &status, 0) < 0 && errno == EINTR) continue;
+        status = spawn_end(c->pid);
     }
     c->pid = 0;
     bytes_release(&c->out);
@@ -49,40 +48,18 @@ void child_end(struct child *c)
     end(c);
 }
 
-// Between fork and exec: system calls only.
-static void become_child(const char *shell_line, int in, int out, pid_t parent)
-{
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGPIPE, SIG_DFL);
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() == parent && dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0)
-        execl("/bin/sh", "sh", "-c", shell_line, (char *)NULL);
-    _exit(127);
-}
-
 enum status child_start(struct child *c, const char *line)
 {
     enum status st = ST_OK;
     int in[2] = {-1, -1}, out[2] = {-1, -1};
-    pid_t pid, parent = getpid();
-    struct bytes shell_line = BYTES_INIT;
     *c = (struct child){.line = line, .started_ns = clock_now_ns()};
     signal(SIGPIPE, SIG_IGN); // of the whole process: a child that has gone is an error of write(2)
-    bytes_printf(&shell_line, "exec %s", line);
-    CHECK(bytes_status(&shell_line));
     if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0)
         FAIL(ST_IO, "command \"%s\": pipe: %s", line, strerror(errno));
     // Ours do not block; the flag is the open pipe end's, so the child's stay as they are.
     fcntl(in[1], F_SETFL, O_NONBLOCK);
     fcntl(out[0], F_SETFL, O_NONBLOCK);
-    pid = fork();
-    if (pid == 0) become_child(shell_line.data, in[0], out[1], parent);
-    if (pid < 0) FAIL(ST_IO, "command \"%s\": fork: %s", line, strerror(errno));
-    setpgid(pid, pid); // whichever of the two comes first
-    c->pid = pid;
+    CHECK(spawn(line, in[0], out[1], -1, &c->pid));
     c->to = in[1];
     c->from = out[0];
     in[1] = out[0] = -1;
@@ -91,35 +68,25 @@ out:
     close_fd(&in[1]);
     close_fd(&out[0]);
     close_fd(&out[1]);
-    bytes_release(&shell_line);
     return st;
-}
-
-static bool has_exited(const struct child *c)
-{
-    siginfo_t info = {0};
-    return waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid;
 }
 
 // It closed its output: most likely it is just ending, and its status says why.
 static enum status ended(struct child *c)
 {
-    for (int i = 0; i < GRACE_MS / 5 && !has_exited(c); i++) clock_sleep_ms(5);
+    char words[SPAWN_WORDS];
+    for (int i = 0; i < GRACE_MS / 5 && !spawn_exited(c->pid, NULL); i++) clock_sleep_ms(5);
     int status = end(c);
-    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-        return status_fail(ST_PEER_GONE, "command \"%s\" was ended by signal %d (%s)", c->line,
-                           WTERMSIG(status), strsignal(WTERMSIG(status)));
-    if (WIFEXITED(status))
-        return status_fail(ST_PEER_GONE, "command \"%s\" ended with status %d%s", c->line,
-                           WEXITSTATUS(status),
-                           WEXITSTATUS(status) == 127 ? " (it could not be started)" : "");
-    return status_fail(ST_PEER_GONE, "command \"%s\" closed its output or was killed", c->line);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+        return status_fail(ST_PEER_GONE, "command \"%s\" closed its output or was killed", c->line);
+    spawn_words(status, words);
+    return status_fail(ST_PEER_GONE, "command \"%s\" %s", c->line, words);
 }
 
 enum status child_check(struct child *c, int ms)
 {
     int64_t until = c->started_ns + ms * NS_PER_MS;
-    while (!has_exited(c)) {
+    while (!spawn_exited(c->pid, NULL)) {
         if (clock_ms_until(until) == 0) return ST_OK;
         clock_sleep_ms(5);
     }

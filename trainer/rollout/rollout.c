@@ -1,4 +1,5 @@
-/* rollout.c: POST /v1/rollouts and its NDJSON response (docs/protocol.md). The thread that pulls.
+/* rollout.c: POST /v1/rollouts and its NDJSON response (docs/protocol.md), or, of a server that has
+ * no such endpoint, POST /v1/completions. The thread that pulls.
  *
  * Of one server it is one request. For several the groups are divided into more parts than there
  * are servers, and each part goes to the server with the fewest samples outstanding: a fast one
@@ -23,7 +24,14 @@
 #define MODELS_MS     10000
 
 #define PARTS_A_SERVER 8 // on average, of several
-#define MAX_PARTS      (PARTS_A_SERVER * ROLLOUT_MAX_SERVERS)
+
+struct part { // groups that one server samples
+    struct pull *pull;
+    int first, n_groups, n_wanted, n_taken; // the latter: completions
+    int server;                             // -1: none yet
+    struct http_transfer *request;          // NULL: not in flight
+    bool done;
+};
 
 struct pull {
     const struct rollout_source *source;
@@ -33,13 +41,7 @@ struct pull {
     int64_t deadline;
     int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
     int n_parts;
-    struct part { // groups that one server samples
-        struct pull *pull;
-        int first, n_groups, n_wanted, n_taken; // the latter: completions
-        int server;                             // -1: none yet
-        struct http_transfer *request;          // NULL: not in flight
-        bool done;
-    } parts[MAX_PARTS]; // (n_parts)
+    struct part *parts; // (n_parts)
 };
 
 struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
@@ -107,21 +109,76 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest)
 
 // ---- request ------------------------------------------------------------------------------------
 
-static json_t *request_group(const struct example *e, int id, int n, uint64_t seed)
+static const struct rollout_server *server_of(const struct part *p)
+{
+    return &p->pull->source->servers[p->server];
+}
+
+static const char *completions_of(const struct rollout_server *s)
+{
+    return s->worker ? s->worker->completions_of : NULL;
+}
+
+static json_t *prompt_ids(const struct example *e)
 {
     json_t *ids = json_array();
-    if (!ids) return NULL;
-    for (int i = 0; i < e->prompt_ids.n; i++)
+    for (int i = 0; ids && i < e->prompt_ids.n; i++)
         if (json_array_append_new(ids, json_integer(e->prompt_ids.ids[i]))) {
             json_decref(ids);
-            return NULL;
+            ids = NULL;
         }
-    return json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n", n, "seed",
-                     (json_int_t)rng_seed_of(seed, id));
+    return ids;
+}
+
+static json_int_t seed_of(const struct part *p, int group)
+{
+    return (json_int_t)rng_seed_of(p->pull->sampling->seed & INT64_MAX, group);
+}
+
+static json_t *request_group(const struct part *p, int id)
+{
+    const struct rollout *r = p->pull->rollout;
+    json_t *ids = prompt_ids(r->examples[id]);
+    return ids ? json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n",
+                           r->n_per_group, "seed", seed_of(p, id))
+               : NULL;
+}
+
+// OpenAI's shape with vLLM's fields, of which those stay away that ask for nothing.
+static json_t *completions_body(struct part *p)
+{
+    const struct rollout *r = p->pull->rollout;
+    const struct sampling_options *s = p->pull->sampling;
+    json_t *ids = prompt_ids(r->examples[p->first]);
+    json_t *body =
+        ids ? json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
+                        completions_of(server_of(p)), "prompt", ids, "n", r->n_per_group, "seed",
+                        seed_of(p, p->first), "max_tokens", (json_int_t)s->max_tokens,
+                        "temperature", s->temperature, "top_p", s->top_p, "logprobs", 1,
+                        "return_token_ids", 1, "return_tokens_as_token_ids", 1, "stop", s->stop)
+            : NULL;
+    if (body && s->top_k > 0) json_object_set_new(body, "top_k", json_integer(s->top_k));
+    if (body && s->min_p > 0) json_object_set_new(body, "min_p", json_real(s->min_p));
+    if (body && s->ignore_eos) json_object_set_new(body, "ignore_eos", json_true());
+    p->n_wanted = r->n_per_group;
+    p->n_taken = 0;
+    return body;
+}
+
+// NULL: there is none, or no memory.
+static json_t *request_tandem(const struct sampling_options *s)
+{
+    const struct tandem_options *t = &s->tandem;
+    if (!t->on) return NULL;
+    json_t *tandem = json_pack("{s:s, s:f, s:I}", "selector", tandem_selector_names[t->selector],
+                               "p", t->p, "chunk", (json_int_t)t->chunk);
+    if (t->shared)
+        json_object_set_new(tandem, "seed", json_integer((json_int_t)(s->seed & INT64_MAX)));
+    return tandem;
 }
 
 // Of the groups that have no completions; how many samples that are is the part's n_wanted.
-static enum status build_request(struct part *p, json_t **ret)
+static json_t *rollouts_body(struct part *p)
 {
     const struct rollout *r = p->pull->rollout;
     const struct sampling_options *s = p->pull->sampling;
@@ -130,29 +187,21 @@ static enum status build_request(struct part *p, json_t **ret)
     p->n_wanted = p->n_taken = 0;
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
         if (r->completions[g * r->n_per_group].text) continue;
-        failed = json_array_append_new(
-            groups, request_group(r->examples[g], g, r->n_per_group, s->seed & INT64_MAX));
+        failed = json_array_append_new(groups, request_group(p, g));
         p->n_wanted += r->n_per_group;
     }
-    json_t *body =
-        failed ? NULL
-               : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
-                           "lora", p->pull->source->adapter, "sampling", "temperature",
-                           s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
-                           (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
-                           "ignore_eos", s->ignore_eos, "stop", s->stop);
+    json_t *body = failed ? NULL
+                          : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*}}",
+                                      "groups", groups, "lora", p->pull->source->adapter,
+                                      "sampling", "temperature", s->temperature, "top_p", s->top_p,
+                                      "min_p", s->min_p, "top_k", (json_int_t)s->top_k,
+                                      "max_tokens", (json_int_t)s->max_tokens, "ignore_eos",
+                                      s->ignore_eos, "stop", s->stop, "tandem", request_tandem(s));
     json_decref(groups);
-    if (!body) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
-    *ret = body;
-    return ST_OK;
+    return body;
 }
 
 // ---- response -----------------------------------------------------------------------------------
-
-static const struct rollout_server *server_of(const struct part *p)
-{
-    return &p->pull->source->servers[p->server];
-}
 
 // A worker's weights do not change in a pull; those that learn may, by another process.
 static struct completion_bounds bounds_of(const struct part *p)
@@ -161,34 +210,27 @@ static struct completion_bounds bounds_of(const struct part *p)
     return (struct completion_bounds){
         .vocab_size = p->pull->source->vocab_size,
         .max_tokens = (int)p->pull->sampling->max_tokens,
+        .tandem = p->pull->sampling->tandem.on,
         .oldest = s->worker ? s->worker->version : p->pull->oldest,
         .newest = s->worker ? s->worker->version : control_version(s->control),
     };
 }
 
-static enum status take_line(void *context, const char *text, size_t len)
+// One sample, as a line of /v1/rollouts has it; `path` is that of the request.
+static enum status take_sample(struct part *p, const char *path, const json_t *line)
 {
-    struct part *p = context;
     struct rollout *r = p->pull->rollout;
     struct rollout_worker *worker = server_of(p)->worker;
     const struct completion_bounds bounds = bounds_of(p);
     enum status st = ST_OK;
-    json_t *line = NULL;
-    char where[80] = "response to /v1/rollouts";
-    const char *message = NULL;
+    char where[80];
     int group = -1, sample = -1;
-    CHECK(json_parse(where, text, len, &line));
-    if (json_has(line, "error")) {
-        json_get_string(where, json_object_get(line, "error"), "message", &message);
-        st = status_fail(ST_IO, "the server could not finish the rollouts: %s",
-                         message ? message : "it gives no reason");
-        goto out;
-    }
+    snprintf(where, sizeof where, "response to %s", path);
     CHECK(json_get_int32(where, line, "group_id", p->first, p->first + p->n_groups - 1, &group));
     CHECK(json_get_int32(where, line, "sample", 0, r->n_per_group - 1, &sample));
     if (group < 0 || sample < 0)
         FAIL(ST_FORMAT, "%s: a line without \"group_id\" or \"sample\"", where);
-    snprintf(where, sizeof where, "response to /v1/rollouts, group %d sample %d", group, sample);
+    snprintf(where, sizeof where, "response to %s, group %d sample %d", path, group, sample);
     struct completion *completion = &r->completions[group * r->n_per_group + sample];
     if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
     CHECK(completion_read(where, line, &bounds, completion));
@@ -197,7 +239,63 @@ static enum status take_line(void *context, const char *text, size_t len)
     p->n_taken++;
     r->n_tokens += completion->n;
 out:
+    return st;
+}
+
+#define ROLLOUTS    "/v1/rollouts"
+#define COMPLETIONS "/v1/completions"
+
+static enum status take_line(void *context, const char *text, size_t len)
+{
+    struct part *p = context;
+    enum status st = ST_OK;
+    json_t *line = NULL;
+    const char *message = NULL;
+    CHECK(json_parse("response to " ROLLOUTS, text, len, &line));
+    if (json_has(line, "error")) {
+        json_get_string("response to " ROLLOUTS, json_object_get(line, "error"), "message",
+                        &message);
+        st = status_fail(ST_IO, "the server could not finish the rollouts: %s",
+                         message ? message : "it gives no reason");
+        goto out;
+    }
+    st = take_sample(p, ROLLOUTS, line);
+out:
     json_decref(line);
+    return st;
+}
+
+// A choice as the line that /v1/rollouts would have of it. NULL: no memory.
+static json_t *line_of_choice(const struct part *p, const json_t *choice)
+{
+    const json_t *ids = json_object_get(choice, "token_ids");
+    const json_int_t version = (json_int_t)server_of(p)->worker->version;
+    json_t *versions = json_array();
+    for (size_t t = 0; t < json_array_size(ids); t++)
+        json_array_append_new(versions, json_integer(version));
+    return json_pack("{s:i, s:O*, s:O*, s:O*, s:O*, s:O*, s:o}", "group_id", p->first, "sample",
+                     json_object_get(choice, "index"), "finish_reason",
+                     json_object_get(choice, "finish_reason"), "text",
+                     json_object_get(choice, "text"), "token_ids", ids, "logprobs",
+                     json_object_get(json_object_get(choice, "logprobs"), "token_logprobs"),
+                     "weight_versions", versions);
+}
+
+static enum status take_choices(struct part *p, const struct bytes *body)
+{
+    enum status st;
+    json_t *response = NULL, *line = NULL;
+    const json_t *choice;
+    size_t i;
+    CHECK(json_parse("response to " COMPLETIONS, bytes_text(body), body->len, &response));
+    json_array_foreach (json_object_get(response, "choices"), i, choice) {
+        json_decref(line);
+        if (!(line = line_of_choice(p, choice))) FAIL(ST_NO_MEMORY, "no memory for a completion");
+        CHECK(take_sample(p, COMPLETIONS, line));
+    }
+out:
+    json_decref(line);
+    json_decref(response);
     return st;
 }
 
@@ -215,21 +313,21 @@ static enum status check_alive(void *context)
 static enum status submit(struct part *p)
 {
     const struct rollout_source *source = p->pull->source;
-    json_t *body = NULL;
-    enum status st = build_request(p, &body);
-    if (st != ST_OK) return st;
+    const bool completions = completions_of(server_of(p)) != NULL;
+    json_t *body = completions ? completions_body(p) : rollouts_body(p);
+    if (!body) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
     const struct http_call call = {
         .server = server_of(p)->address,
-        .path = "/v1/rollouts",
+        .path = completions ? COMPLETIONS : ROLLOUTS,
         .post = true,
         .body = body,
         .timeout_ms = source->timeout_ms,
         .idle_timeout_ms = source->idle_timeout_ms,
-        .on_line = take_line,
+        .on_line = completions ? NULL : take_line,
         .alive = check_alive,
         .context = p,
     };
-    st = http_submit(source->http, &call, &p->request);
+    enum status st = http_submit(source->http, &call, &p->request);
     json_decref(body);
     return st;
 }
@@ -259,14 +357,19 @@ static bool is_down(const struct rollout_server *s)
     return s->worker && s->worker->down;
 }
 
-// Three quarters of a server's even share, so that its batch is full; who is done first takes the
-// rest.
-static int parts_at_once(const struct pull *pull)
+static int servers_up(const struct rollout_source *source)
 {
-    const struct rollout_source *source = pull->source;
     int up = 0;
     for (int k = 0; k < source->n_servers; k++) up += !is_down(&source->servers[k]);
-    return (3 * pull->n_parts + 4 * up - 1) / (4 * up);
+    return up;
+}
+
+// Three quarters of a server's even share, so that its batch is full; who is done first takes the
+// rest. A server that is alone gets all.
+static int parts_at_once(const struct pull *pull)
+{
+    const int up = servers_up(pull->source);
+    return up == 1 ? pull->n_parts : (3 * pull->n_parts + 4 * up - 1) / (4 * up);
 }
 
 // The server with the fewest samples outstanding that can take one more part; -1: none can.
@@ -292,7 +395,7 @@ static int pick_server(const struct pull *pull)
     return best;
 }
 
-// Its parts go to the others.
+// Its parts go to the others, if there are any.
 static void put_aside(struct pull *pull, int server)
 {
     struct rollout_worker *worker = pull->source->servers[server].worker;
@@ -307,8 +410,9 @@ static void put_aside(struct pull *pull, int server)
     worker->n_failures++;
     log_progress_end();
     log_warn("worker %s is put aside until it answers again before a step: %s; %d requests of this "
-             "one go to the other servers",
-             worker->name, status_message(), n);
+             "one %s",
+             worker->name, status_message(), n,
+             servers_up(pull->source) > 0 ? "go to the other servers" : "have no other server");
 }
 
 // What is to be done about a part whose request ended so.
@@ -332,7 +436,7 @@ static enum status end_part(struct part *p, enum status st)
     if ((st = check_alive(p)) != ST_OK) return st; // the run's end, not this worker's
     status_recall(&fault);
     put_aside(pull, p->server);
-    return ST_OK;
+    return servers_up(pull->source) > 0 ? ST_OK : status_recall(&fault);
 }
 
 // Submits it, takes its end, or does nothing where it is in flight.
@@ -342,8 +446,12 @@ static enum status advance(struct part *p)
     if (p->request) {
         if (!http_ended(p->request)) return ST_OK;
         struct http_transfer *request = p->request;
+        struct bytes body = BYTES_INIT;
         p->request = NULL;
-        return end_part(p, http_finish(request, NULL));
+        enum status st = http_finish(request, &body);
+        if (st == ST_OK && completions_of(server_of(p))) st = take_choices(p, &body);
+        bytes_release(&body);
+        return end_part(p, st);
     }
     p->server = pick_server(p->pull);
     return p->server >= 0 ? submit(p) : check_alive(p);
@@ -364,11 +472,18 @@ out:
     return st;
 }
 
-static void plan_parts(struct pull *pull)
+static enum status plan_parts(struct pull *pull)
 {
     const struct rollout *r = pull->rollout;
     const int servers = pull->source->n_servers, most = PARTS_A_SERVER * servers;
-    pull->n_parts = servers == 1 ? 1 : r->n_groups < most ? r->n_groups : most;
+    bool each_group = false;
+    for (int k = 0; k < servers; k++)
+        each_group |= completions_of(&pull->source->servers[k]) != NULL;
+    pull->n_parts = each_group || (servers > 1 && r->n_groups < most) ? r->n_groups
+                    : servers == 1                                    ? 1
+                                                                      : most;
+    pull->parts = calloc((size_t)pull->n_parts, sizeof *pull->parts);
+    if (!pull->parts) return status_fail(ST_NO_MEMORY, "no memory for %d requests", pull->n_parts);
     for (int k = 0, end = 0; k < pull->n_parts; k++) {
         struct part *p = &pull->parts[k];
         p->pull = pull;
@@ -380,6 +495,7 @@ static void plan_parts(struct pull *pull)
         for (int g = p->first; g < end; g++)
             p->done &= r->completions[g * r->n_per_group].text != NULL;
     }
+    return ST_OK;
 }
 
 enum status rollout_pull(const struct rollout_source *source,
@@ -395,9 +511,12 @@ enum status rollout_pull(const struct rollout_source *source,
         .deadline = clock_deadline_ns(source->timeout_ms),
     };
     const int64_t start = clock_now_ns();
-    plan_parts(&pull);
-    enum status st = pull_parts(&pull);
-    for (int k = 0; k < pull.n_parts; k++) http_cancel(pull.parts[k].request);
+    if (servers_up(source) == 0)
+        return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
+    enum status st = plan_parts(&pull);
+    if (st == ST_OK) st = pull_parts(&pull);
+    for (int k = 0; pull.parts && k < pull.n_parts; k++) http_cancel(pull.parts[k].request);
+    free(pull.parts);
     if (st != ST_OK) return st;
     r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,
@@ -417,6 +536,11 @@ enum status rollout_check_context(const struct rollout_source *source, const str
     if (st != ST_OK) return st;
     const json_t *model = json_array_get(json_object_get(models, "data"), 0);
     int64_t context = json_integer_value(json_object_get(model, "max_model_len"));
+    if (!json_has(model, "max_model_len")) {
+        log_warn("the server's /v1/models names no \"max_model_len\": whether prompts and "
+                 "completions fit its context is not checked");
+        context = INT64_MAX;
+    }
     json_decref(models);
     for (int64_t i = 0; i < n; i++)
         if (data->examples[i].prompt_ids.n > longest) longest = data->examples[i].prompt_ids.n;

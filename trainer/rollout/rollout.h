@@ -5,6 +5,7 @@
 
 #include "bridge/control.h"
 #include "common/http/http_client.h"
+#include "common/model/tandem_selector.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/rollout/data.h"
 #include <stdatomic.h>
@@ -23,10 +24,19 @@ struct sampling_options {
     uint64_t seed;
     bool ignore_eos;
     const char *stop; // NULL: none
+    struct tandem_options {
+        bool on;      // the server's frozen model writes with the policy
+        int selector; // enum tandem_selector
+        double p;
+        int64_t chunk;
+        bool shared; // all samples have the same authors at the same places
+    } tandem;
 };
 
 struct rollout_worker { // a server that samples by a copy of the weights
     const char *name;
+    // The model's name for POST /v1/completions, one group a request; NULL: POST /v1/rollouts.
+    const char *completions_of;
     uint64_t version; // of its weights, all through a pull
     uint64_t copy_of; // version of the weights here that they are; its tokens are given that one
     // set by a pull
@@ -43,7 +53,7 @@ struct rollout_server {            // one that samples
 
 struct rollout_source { // borrowed parts, filled by the caller
     struct http_client *http;
-    // (n_servers, at least 1) the groups are divided among; the first has no worker
+    // (n_servers, at least 1) the groups are divided among
     struct rollout_server servers[ROLLOUT_MAX_SERVERS];
     int n_servers;
     const char *adapter; // that samples; NULL: the model itself
@@ -61,7 +71,9 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // again until the time-out; one that died is ST_PEER_GONE within a second; a response that is not
 // what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled
 // does not depend on the number of servers. A worker that fails is down, which a warning says, and
-// its groups are asked of the others. After a failure the rollout is good for rollout_free() only.
+// its groups are asked of the others; where none is left, its failure is the pull's, and what came
+// whole stays: the rollout may be pulled again. After any other failure it is good for
+// rollout_free() only.
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r);
 // The oldest weights that sampled a token of a group; UINT64_MAX: it has no token.

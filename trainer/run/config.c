@@ -9,6 +9,7 @@
 #define OPTIONS_OF struct train_config
 #define MAX_AHEAD  64
 
+const char *const sync_way_names[] = {"shared", "checkpoint", NULL};
 static const char *const latency_words[] = {"measured", "modelled", NULL};
 
 const struct option_spec train_options[] = {
@@ -25,6 +26,27 @@ const struct option_spec train_options[] = {
              "are now, or those of a model folder; also the reference of --beta"),
     OPT_CONFIG,
     PROMPT_OPTIONS,
+
+    OPT_HEADING("How the sampler comes by new weights (docs/sync.md)"),
+    OPT_CHOICE("sync", sync, "shared", sync_way_names,
+               "shared: --bridge's server holds the one copy, and each update is written there in "
+               "place; checkpoint: this program holds them, and writes them out for a server that "
+               "it restarts"),
+    OPT_TEXT("model", model, NULL, "DIR", "with --sync checkpoint: the model that is trained"),
+    OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N",
+             "with --sync checkpoint: where it is trained"),
+    OPT_INT("restart-interval", restart_interval, "1", "STEPS", 1, MAX_AHEAD,
+            "steps between checkpoints for the server; samples are up to so many steps less one "
+            "old"),
+    OPT_TEXT("server-command", server_command, NULL, "COMMAND",
+             "that serves the folder {model} on {port} of 127.0.0.1, asked for POST "
+             "/v1/completions (default: this build's cw-infer-server)"),
+    OPT_INT("server-port", server_port, "0", "PORT", 0, 65535, "that port; 0: a free one"),
+    OPT_TEXT("server-url", server_url, NULL, "http://HOST:PORT",
+             "a cw-infer-server that is not started here, but told to load the checkpoint (POST "
+             "/reload) out of RUN/workers"),
+    OPT_DOUBLE("server-timeout", server_timeout, "600", "SECONDS", 0.1, 1e6,
+               "longest wait for the server to start"),
 
     OPT_HEADING("Reward"),
     REWARD_OPTIONS,
@@ -65,7 +87,7 @@ const struct option_spec train_options[] = {
              "further servers of the same model that sample too; before each step they load the "
              "weights from RUN/workers"),
     OPT_TEXT("workers-api-key-file", workers_api_key_file, NULL, "FILE",
-             "their key, for those named by http://HOST:PORT"),
+             "their key, for those named by http://HOST:PORT, and that of --server-url"),
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one sample"),
     OPT_DOUBLE("temperature", sampling.temperature, "1", "T", 1e-3, 100,
                "of sampling and of the loss"),
@@ -74,6 +96,25 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("min-p", sampling.min_p, "0", "P", 0, 1, "least share of the likeliest; 0: off"),
     OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends a sample"),
     OPT_FLAG("ignore-eos", sampling.ignore_eos, NULL, "sample on past the end token"),
+
+    OPT_HEADING("Tandem"),
+    OPT_FLAG("tandem", sampling.tandem.on, NULL,
+             "the server's frozen model (cw-infer-server --tandem-model) writes each sample "
+             "together with the policy"),
+    OPT_CHOICE(
+        "tandem-selector", sampling.tandem.selector, "bernoulli", tandem_selector_names,
+        "what an author is drawn for: each token, --tandem-chunk tokens, a sentence, a word; "
+        "alternating: nothing is drawn, the policy's tokens are spread evenly"),
+    OPT_DOUBLE("tandem-p", sampling.tandem.p, "0.5", "P", 0, 1,
+               "probability that the policy writes"),
+    OPT_INT("tandem-chunk", sampling.tandem.chunk, "16", "TOKENS", 1, 1e6,
+            "of --tandem-selector "
+            "chunk"),
+    OPT_FLAG("tandem-shared", sampling.tandem.shared, "true",
+             "all samples of a step have the same authors at the same places, which costs less; "
+             "else each draws its own"),
+    OPT_DOUBLE("tandem-frozen-weight", loss.frozen_weight, "0.2", "W", 0, 1e6,
+               "of the frozen model's tokens in the loss, the policy's have 1"),
 
     OPT_HEADING("Curriculum"),
     OPT_CHOICE("curriculum", curriculum.mode, "off", curriculum_mode_names,
@@ -254,6 +295,50 @@ static enum status resolve_staleness(const struct train_config *config, struct t
     return ST_OK;
 }
 
+// ST_INVALID where --sync checkpoint is asked for what wants a server of shared weights, or any of
+// its options without it.
+static enum status resolve_sync(const struct train_config *c, struct train_resolved *ret)
+{
+    const struct {
+        const char *option;
+        bool given;
+    } of_shared[] = {{"bridge", c->bridge},
+                     {"async", ret->async},
+                     {"lora-r", c->lora.r > 0},
+                     {"train-draft", c->train_draft},
+                     {"tandem", c->sampling.tandem.on},
+                     {"exact", c->exact}},
+      of_checkpoint[] = {{"model", c->model},
+                         {"restart-interval", c->restart_interval > 1},
+                         {"server-command", c->server_command},
+                         {"server-port", c->server_port > 0},
+                         {"server-url", c->server_url}};
+    if (c->sync == SYNC_SHARED) {
+        for (size_t i = 0; i < sizeof of_checkpoint / sizeof *of_checkpoint; i++)
+            if (of_checkpoint[i].given)
+                return status_fail(ST_INVALID, "--%s is for --sync checkpoint; give that too",
+                                   of_checkpoint[i].option);
+        return ST_OK;
+    }
+    for (size_t i = 0; i < sizeof of_shared / sizeof *of_shared; i++)
+        if (of_shared[i].given)
+            return status_fail(ST_INVALID,
+                               "--%s with --sync checkpoint: it wants the server that shares its "
+                               "weights (--sync shared); leave one of the two out",
+                               of_shared[i].option);
+    if (!c->model)
+        return status_fail(ST_INVALID, "--sync checkpoint needs --model, the folder to train");
+    if (c->server_url && (c->server_command || c->server_port > 0))
+        return status_fail(ST_INVALID,
+                           "--server-url with --%s: a server elsewhere is not started here; leave "
+                           "one of the two out",
+                           c->server_command ? "server-command" : "server-port");
+    if (c->server_url && strncmp(c->server_url, "http://", strlen("http://")) != 0)
+        return status_fail(ST_INVALID, "--server-url %s: take http://HOST:PORT", c->server_url);
+    ret->max_staleness = (c->restart_interval - 1) * c->num_iterations;
+    return ST_OK;
+}
+
 static enum status check_workers(const struct train_config *config,
                                  const struct train_resolved *resolved)
 {
@@ -355,6 +440,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
                          "which needs 2 samples or more");
     CHECK(check_lora(config));
     CHECK(resolve_staleness(config, &r));
+    CHECK(resolve_sync(config, &r));
     CHECK(check_exact(config, r.max_staleness));
     CHECK(check_workers(config, &r));
     CHECK(resolve_loss(config, &r.loss));

@@ -15,10 +15,19 @@
 #include "trainer/rollout/rollout.h"
 #include "trainer/run/learning.h"
 
+enum sync_way { SYNC_SHARED, SYNC_CHECKPOINT };
+extern const char *const sync_way_names[];
+
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
     const char *also_count, *start_from;
     const char *workers, *workers_api_key_file;
+    // how the sampler comes by new weights
+    enum sync_way sync;
+    const char *model, *device; // with SYNC_CHECKPOINT
+    int64_t restart_interval, server_port;
+    const char *server_command, *server_url;
+    double server_timeout;
     enum log_level log_level;
     bool resume, exact;
     // prompts
@@ -75,9 +84,9 @@ struct train_resolved {
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
-    // --async or --rollout-ahead; without, both numbers are 0
+    // --async or --rollout-ahead; without, steps_ahead is 0
     bool async;
-    int64_t max_staleness; // updates
+    int64_t max_staleness; // updates; also of --restart-interval
     int steps_ahead;       // that may be sampled before the one that is learned from is
 };
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);

@@ -32,7 +32,9 @@ struct run {
     struct adapter *adapter; // that is trained instead (--lora-r), bound likewise; NULL: none
     struct http_client *http;
     struct rollout_source source;
-    struct workers *workers; // run_workers.c; NULL without --workers
+    struct workers *workers;   // run_workers.c; NULL without --workers
+    struct sync *sync;         // run_sync.c
+    struct device *own_device; // of --sync checkpoint, until the bridge has it
     struct learner *learner;
     // the draft model, with --train-draft; NULL without
     const char *draft_folder; // the bridge file's
@@ -81,6 +83,9 @@ enum status run_make_adapter(struct run *run);
 enum status run_open_adapter(struct run *run);
 enum status run_start_adapter(struct run *run);
 #define RUN_ADAPTER "adapter" // in trainer_state.json: its name, by which the server restores it
+
+// run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
+enum status run_check_context(const struct run *run);
 
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
 // where there is none, which the caller frees. ST_INVALID where it holds a run that --resume does
@@ -138,12 +143,29 @@ enum status run_take_step(struct run *run, struct rollout_step **ret);
 void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
                        json_t *metrics);
 
-// run_workers.c: reads --workers, adds its servers to run->source, and asks each whether it may be
-// given work: one that may not is an error that names it.
+// run_sync.c. Before the two others, in every run:
+enum status run_open_sync(struct run *run);
+void run_close_sync(struct run *run);
+// With --sync checkpoint: the weights, which this process owns, run->http and run->source.
+enum status run_open_own(struct run *run);
+// Before rollouts of a step: has those who sample by copies sample by the present weights, or by
+// those of up to --restart-interval steps before. fresh: by the present ones.
+enum status run_sync(struct run *run, int64_t step, bool fresh);
+// Whether rollouts that ended so are to be pulled again, after another run_sync(): the server that
+// is started here was lost, and not too often. Where it was, the sentence says so.
+bool run_lost_server(struct run *run, enum status st);
+// Writes the present weights into RUN/workers, unless they are there. Its absolute path.
+enum status run_write_weights(struct run *run, const char **ret_folder);
+bool run_serves(const struct run *run); // false: the server is started later
+// What bringing new weights to the samplers took since the last call of this.
+void run_put_sync(const struct run *run, const struct update_stats *update, json_t *metrics);
+
+// run_workers.c: reads --server-url and --workers, adds the servers to run->source, and asks each
+// whether it may be given work: one that may not is an error that names it.
 enum status run_open_workers(struct run *run);
 void run_close_workers(struct run *run);
-// Before a step's rollouts: has the workers load the weights that learn from them.
-enum status run_sync_workers(struct run *run);
+// Has the workers load the present weights; due: all of them, else those that have none.
+enum status run_sync_workers(struct run *run, bool due);
 void run_put_workers(const struct run *run, json_t *metrics); // of the step done
 
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.

@@ -37,7 +37,22 @@ static enum status open_draft(struct run *run)
     return st;
 }
 
-static enum status open_policy(struct run *run)
+// Which model writes with the policy is the server's; it must have one.
+static enum status check_tandem(const struct run *run)
+{
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "frozen");
+    if (!run->config->sampling.tandem.on) return ST_OK;
+    if (!role)
+        return status_fail(ST_NOT_FOUND,
+                           "--tandem: the server of %s has no frozen model; start it with one: "
+                           "cw-infer-server --tandem-model DIR",
+                           file->path);
+    notice_tandem(run->config, role->model);
+    return ST_OK;
+}
+
+static enum status open_shared(struct run *run)
 {
     enum status st;
     CHECK(run_make_adapter(run));
@@ -46,12 +61,23 @@ static enum status open_policy(struct run *run)
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
     run->model_folder = role->model;
+    CHECK(check_tandem(run));
     CHECK(role_open(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
-    CHECK(spec_watch_new(file, run->http, run->config->also_count, &run->watch));
     run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
                                     run->config->rollout_timeout);
     CHECK(run_open_adapter(run));
+out:
+    return st;
+}
+
+static enum status open_policy(struct run *run)
+{
+    enum status st;
+    CHECK(run_open_sync(run));
+    CHECK(run->config->sync == SYNC_CHECKPOINT ? run_open_own(run) : open_shared(run));
+    CHECK(spec_watch_new(bridge_file_of(run->bridge), run->http, run->config->also_count,
+                         &run->watch));
     CHECK(run_open_workers(run));
 out:
     return st;
@@ -84,6 +110,16 @@ static enum status check_context(const struct run *run, const struct model_confi
                        run->data->max_prompt, completion, which, model->max_positions);
 }
 
+enum status run_check_context(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st = rollout_check_context(&run->source, run->data, 0, c->sampling.max_tokens);
+    if (st == ST_OK && run->eval_data)
+        st = rollout_check_context(&run->source, run->eval_data, c->eval_limit,
+                                   c->sampling.max_tokens);
+    return st;
+}
+
 static enum status open_data(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -109,10 +145,7 @@ static enum status open_data(struct run *run)
         CHECK(scoring_check(run->reward, run->eval_data));
     }
     CHECK(check_context(run, run->model, "model"));
-    CHECK(rollout_check_context(&run->source, run->data, 0, c->sampling.max_tokens));
-    if (run->eval_data)
-        CHECK(rollout_check_context(&run->source, run->eval_data, c->eval_limit,
-                                    c->sampling.max_tokens));
+    if (run_serves(run)) CHECK(run_check_context(run));
     if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
 out:
     return st;
@@ -161,7 +194,9 @@ static enum status open_learner(struct run *run)
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    memory_say(run->learner, "shared with the server (0 extra)", c->learning.freeze);
+    memory_say(run->learner,
+               c->sync == SYNC_SHARED ? "shared with the server (0 extra)" : "of its own",
+               c->learning.freeze);
     CHECK(learner_prepare(run->learner));
 out:
     return st;
@@ -214,6 +249,7 @@ void run_close(struct run *run)
     reward_free(run->reward);
     spec_watch_free(run->watch);
     run_close_workers(run);
+    run_close_sync(run);
     http_client_free(run->http);
     weights_free(run->draft);
     model_config_free(run->draft_model);

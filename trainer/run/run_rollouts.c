@@ -26,12 +26,14 @@ static enum status sample_step(void *context, struct rollout_step *s)
     const uint64_t version = control_version(source.servers[0].control);
     struct http_client *own = NULL; // where others sample at the same time
     enum status st;
-    CHECK(run_sync_workers(run));
     if (run->resolved.steps_ahead > 0)
         CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
     if (own) source.http = own;
+    CHECK(run_sync(run, s->step, false));
     CHECK(spec_watch_begin(run->watch));
-    CHECK(rollout_pull(&source, &s->sampling, s->rollout));
+    while (run_lost_server(run, st = rollout_pull(&source, &s->sampling, s->rollout)))
+        CHECK(run_sync(run, s->step, false));
+    if (st != ST_OK) goto out;
     CHECK(spec_watch_end(run->watch, &s->spec));
     log_debug("step %" PRId64 ": rollouts begun by weight version %" PRIu64 ", %.3f s", s->step + 1,
               version, s->rollout->seconds);
@@ -136,7 +138,7 @@ void run_put_staleness(const struct run *run, const struct rollout_step *s, doub
 {
     const struct rollout *r = s->rollout;
     double sum = 0, max = 0;
-    if (!run->resolved.async) return;
+    if (!run->resolved.async && run->resolved.max_staleness == 0) return;
     for (int i = 0; i < r->n_groups * r->n_per_group; i++)
         for (int t = 0; t < r->completions[i].n; t++) {
             const double updates = updates_since(run, r->completions[i].versions[t]);

@@ -6,12 +6,10 @@
  * whose tokens claim any other version than that reload answered with (it was started anew, or
  * loaded something else) fails like one that died. At the first step every worker must be there;
  * later one that is not is left out until it is back. */
-#include "common/base/file.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/http/api_key.h"
-#include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
 
 #include <stdio.h>
@@ -25,7 +23,6 @@ struct workers {
     int n;
     bool in_step; // all loaded the weights once
     double sync_s;
-    char folder[PATH_ROOM]; // that they load
     struct worker {
         struct rollout_worker of_pull;
         const char *address;
@@ -52,11 +49,12 @@ static enum status add_worker(struct run *run, const char *name)
         CHECK(bridge_file_read(name, &w->bridge));
         w->address = w->bridge->socket;
     }
-    if (strcmp(w->address, bridge_file_of(run->bridge)->socket) == 0)
+    if (run->config->sync == SYNC_SHARED &&
+        strcmp(w->address, bridge_file_of(run->bridge)->socket) == 0)
         FAIL(ST_INVALID, "%s is of the server that is trained, which samples anyway; name others",
              name);
-    for (int i = 1; i < source->n_servers; i++)
-        if (strcmp(source->servers[i].address, w->address) == 0)
+    for (int i = 0; i < source->n_servers; i++)
+        if (source->servers[i].worker && strcmp(source->servers[i].address, w->address) == 0)
             FAIL(ST_INVALID, "%s is of the same server as %s; name it once", name,
                  source->servers[i].worker->name);
     source->servers[source->n_servers++] =
@@ -87,9 +85,9 @@ static enum status leave_out(struct run *run, struct worker *w, enum status st)
     if (!run->workers->in_step)
         return status_context(
             st,
-            "--workers: %s cannot be used (mend it, or leave it out; --workers \"\" is "
+            "--%s: %s cannot be used (mend it, or leave it out; --workers \"\" is "
             "a run without)",
-            w->of_pull.name);
+            w->of_pull.name == run->config->server_url ? "server-url" : "workers", w->of_pull.name);
     log_progress_end();
     log_line(w->of_pull.down ? LOG_DEBUG : LOG_WARN,
              "worker %s is left out until it answers again before a step: %s", w->of_pull.name,
@@ -174,40 +172,26 @@ static enum status take_reload(const struct run *run, struct worker *w, const js
 
 // ---- a step -------------------------------------------------------------------------------------
 
-static enum status write_weights(struct run *run)
-{
-    struct workers *ws = run->workers;
-    char path[PATH_ROOM], *absolute = NULL;
-    enum status st;
-    CHECK(path_put(path, run->folder, "workers"));
-    CHECK(model_folder_write(path, bridge_device(run->bridge), run->policy, run->policy->dt, NULL,
-                             NULL, NULL));
-    if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
-    CHECK(path_put(ws->folder, "", "%s", absolute));
-out:
-    free(absolute);
-    return st;
-}
-
-enum status run_sync_workers(struct run *run)
+enum status run_sync_workers(struct run *run, bool due)
 {
     enum status st = ST_OK;
     struct workers *ws = run->workers;
     json_t *body = NULL;
+    const char *folder;
     const int64_t start = clock_now_ns();
     int n = 0;
     if (!ws) return ST_OK;
     for (int i = 0; i < ws->n; i++) {
-        ws->items[i].may = true;
+        ws->items[i].may = due || ws->items[i].of_pull.down;
         ws->items[i].of_pull.n_samples = 0;
     }
     CHECK(ask(run, "/bridge/info", NULL, PROBE_MS, take_info));
     for (int i = 0; i < ws->n; i++) n += ws->items[i].may;
     if (n > 0) {
-        CHECK(write_weights(run));
-        if (!(body = json_pack("{s:s}", "model", ws->folder)))
+        CHECK(run_write_weights(run, &folder));
+        if (!(body = json_pack("{s:s}", "model", folder)))
             FAIL(ST_INVALID, "%s: a worker cannot be told of this folder, whose name is not UTF-8",
-                 ws->folder);
+                 folder);
         CHECK(ask(run, "/reload", body, run->source.timeout_ms, take_reload));
     }
     ws->in_step = true;
@@ -235,20 +219,23 @@ void run_put_workers(const struct run *run, json_t *metrics)
 enum status run_open_workers(struct run *run)
 {
     enum status st = ST_OK;
+    const char *list = run->config->workers, *first = run->config->server_url;
     char *remaining, *name;
-    if (!run->config->workers || !*run->config->workers) return ST_OK;
+    if (list && !*list) list = NULL;
+    if (!list && !first) return ST_OK;
     struct workers *ws = run->workers = calloc(1, sizeof *ws);
-    if (!ws || !(ws->list = strdup(run->config->workers)))
+    if (!ws || (list && !(ws->list = strdup(list))))
         FAIL(ST_NO_MEMORY, "no memory for a list of workers");
     CHECK(authorize(run));
+    if (first) CHECK(status_context(add_worker(run, first), "--server-url"));
     remaining = ws->list;
     while ((name = strsep(&remaining, ",")))
         CHECK(status_context(add_worker(run, name), "--workers"));
     for (int i = 0; i < ws->n; i++) ws->items[i].may = true;
     CHECK(ask(run, "/bridge/info", NULL, PROBE_MS, take_info));
-    log_info("--workers: %d further servers sample; before each step they load the weights from "
+    log_info("--%s: %d further servers sample; before each step they load the weights from "
              "the folder \"workers\" of the run, which they must find under the same path",
-             ws->n);
+             first ? "server-url" : "workers", ws->n);
 out:
     return st;
 }

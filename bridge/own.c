@@ -1,0 +1,111 @@
+/* own.c: the owner's side of weights without a server.
+ *
+ * Nobody else reads these weights, so that there is nothing to wait for: a thread grants each
+ * request to quiesce at once. The page is there all the same, so that a run is one and the same
+ * whoever owns its weights: versions, snapshots and what the weights are stand on it. Its name is
+ * like a server's, and a later server removes it should this process be killed. */
+#include "bridge/own.h"
+#include "common/base/hash.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define LOOK_MS 100
+
+struct own_weights {
+    struct device *dev;
+    void *memory;
+    struct control *control;
+    pthread_t thread; // that grants
+    bool granting;
+    _Atomic bool ended;
+};
+
+static void *grant(void *context)
+{
+    struct own_weights *o = context;
+    while (!atomic_load(&o->ended)) {
+        const uint32_t seen = control_doorbell(o->control);
+        control_heartbeat(o->control);
+        if (control_quiesce_requested(o->control))
+            control_grant_quiesce(o->control); // what it says the writer, of this process, knows
+        else
+            control_wait(o->control, seen, LOOK_MS);
+    }
+    return NULL;
+}
+
+static enum status start_granting(struct own_weights *o)
+{
+    sigset_t all, before; // signals are the main thread's business
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    o->granting = pthread_create(&o->thread, NULL, grant, o) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return o->granting ? ST_OK : status_fail(ST_NO_MEMORY, "no thread for the weights' owner");
+}
+
+static enum status create_page(struct own_weights *o, const char *layout_hash)
+{
+    char whose[64], hash[17], name[64];
+    const int n = snprintf(whose, sizeof whose, "%" PRIu64 ".%d.%" PRIu64, process_namespace(),
+                           (int)getpid(), process_start_time(getpid()));
+    hash_sha256_hex(whose, (size_t)n, 8, hash);
+    snprintf(name, sizeof name, "/commonweight-%s-control", hash);
+    enum status st = control_create(name, layout_hash, &o->control);
+    // A writer that stands still keeps nobody waiting.
+    if (st == ST_OK) control_set_heartbeat_limit(o->control, INT_MAX);
+    return st;
+}
+
+enum status own_weights_new(struct device *dev, const struct bridge_role *role,
+                            enum status (*load)(void *context, void *base), void *context,
+                            struct own_weights **ret)
+{
+    enum status st;
+    struct own_weights *o = calloc(1, sizeof *o);
+    if (!o) return status_fail(ST_NO_MEMORY, "no memory for the owner of the weights");
+    o->dev = dev;
+    CHECK(create_page(o, role->layout_hash));
+    CHECK(device_alloc(dev, role->bytes, &o->memory));
+    device_fill(dev, o->memory, 0, role->bytes);
+    CHECK(load(context, o->memory));
+    control_owner_loaded(o->control, role->model, true);
+    control_owner_update_end(o->control);
+    CHECK(start_granting(o));
+    *ret = o;
+    return ST_OK;
+out:
+    own_weights_free(o);
+    return st;
+}
+
+void own_weights_free(struct own_weights *o)
+{
+    if (!o) return;
+    atomic_store(&o->ended, true);
+    if (o->granting) {
+        control_notify(o->control);
+        pthread_join(o->thread, NULL);
+    }
+    if (o->control) control_end(o->control);
+    control_free(o->control);
+    device_release(o->dev, o->memory);
+    free(o);
+}
+
+struct control *own_weights_control(struct own_weights *o)
+{
+    return o->control;
+}
+
+void *own_weights_base(struct own_weights *o)
+{
+    return o->memory;
+}

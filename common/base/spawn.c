@@ -1,0 +1,78 @@
+/* spawn.c: fork and exec of a shell line. */
+#include "common/base/spawn.h"
+#include "common/base/bytes.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static bool put_stream(int fd, int as)
+{
+    return fd < 0 || dup2(fd, as) >= 0;
+}
+
+// Between fork and exec: system calls only.
+static void become_child(const char *shell_line, const int streams[3], pid_t parent)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent && put_stream(streams[0], STDIN_FILENO) &&
+        put_stream(streams[1], STDOUT_FILENO) && put_stream(streams[2], STDERR_FILENO))
+        execl("/bin/sh", "sh", "-c", shell_line, (char *)NULL);
+    _exit(127);
+}
+
+enum status spawn(const char *line, int in, int out, int err, pid_t *ret)
+{
+    const int streams[3] = {in, out, err};
+    const pid_t parent = getpid();
+    struct bytes shell_line = BYTES_INIT;
+    enum status st;
+    pid_t pid = 0;
+    bytes_printf(&shell_line, "exec %s", line);
+    CHECK(bytes_status(&shell_line));
+    pid = fork();
+    if (pid == 0) become_child(shell_line.data, streams, parent);
+    if (pid < 0) FAIL(ST_IO, "command \"%s\": fork: %s", line, strerror(errno));
+    setpgid(pid, pid); // whichever of the two comes first
+    *ret = pid;
+out:
+    bytes_release(&shell_line);
+    return st;
+}
+
+bool spawn_exited(pid_t pid, int *ret_status)
+{
+    siginfo_t info = {0};
+    const bool exited =
+        waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid;
+    if (exited && ret_status)
+        *ret_status = info.si_code == CLD_EXITED ? info.si_status << 8 : info.si_status;
+    return exited;
+}
+
+int spawn_end(pid_t pid)
+{
+    int status = 0;
+    kill(-pid, SIGKILL); // also what it started
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+    return status;
+}
+
+void spawn_words(int status, char ret[SPAWN_WORDS])
+{
+    if (WIFSIGNALED(status))
+        snprintf(ret, SPAWN_WORDS, "was ended by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    else
+        snprintf(ret, SPAWN_WORDS, "ended with status %d%s", WEXITSTATUS(status),
+                 WEXITSTATUS(status) == 127 ? " (it could not be started)" : "");
+}

@@ -1,0 +1,24 @@
+/* spawn.h: starts another program as a child that ends with this process. No state; any thread, but
+ * the child dies with the thread that started it. */
+#ifndef COMMON_BASE_SPAWN_H
+#define COMMON_BASE_SPAWN_H
+
+#include "common/base/status.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+// `line`: words and quotes as a shell takes them; the shell replaces itself by the program, so that
+// the program's own end is seen. in, out, err: its three streams; -1: this process's own. It leads
+// a process group of its own (a Ctrl-C at the terminal is not for it), no signal is blocked in it,
+// and the kernel kills it should this process die.
+enum status spawn(const char *line, int in, int out, int err, pid_t *ret);
+// Whether it has ended; its status (NULL: not wanted), as waitpid() gives it, stays to be taken.
+bool spawn_exited(pid_t pid, int *ret_status);
+// Kills its group and takes its status, as waitpid() gives it; one that ended by itself keeps it.
+int spawn_end(pid_t pid);
+// Appends how it ended: "ended with status 1", "was ended by signal 9 (Killed)".
+#define SPAWN_WORDS 96
+void spawn_words(int status, char ret[SPAWN_WORDS]);
+
+#endif

@@ -1,0 +1,279 @@
+/* test_sync_checkpoint.c: cw-trainer train --sync checkpoint: what a server samples that is started
+ * anew on each step's weights, or loads them elsewhere, is what the one samples that shares them,
+ * to the bit; a server that dies, does not start or is left behind. */
+#include "bridge/bridge_file.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/training.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STEPS 4
+// Enough sampling to be killed within.
+#define LONG                                                                                       \
+    "--max-completion-length", "200", "--ignore-eos", "--num-generations", "12", "--max-steps", "2"
+
+static struct scene scene;
+
+// With the numbers of trainer_command().
+static void command(const char *run, const char *const more[], const char *ret_argv[TRAINER_WORDS])
+{
+    trainer_command(&scene, test_path(scene.folder, run), more, ret_argv);
+    assert_string_equal(ret_argv[2], "--bridge");
+    ret_argv[2] = "--sync";
+    ret_argv[3] = "checkpoint";
+}
+
+#define CHECKPOINT(...)                                                                            \
+    OPTIONS("--model", scene.model, "--device", "cpu", "--max-steps", "4", __VA_ARGS__)
+
+static void start_checkpoint(struct test_child *child, const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS];
+    command(run, more, argv);
+    test_spawn(child, test_path(scene.folder, "trainer.log"), argv);
+}
+
+static int train_checkpoint(const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
+    command(run, more, argv);
+    remove(log);
+    return test_command(log, LIMIT_MS, argv);
+}
+
+static void assert_same_weights(const char *run)
+{
+    test_same_file(test_path(scene.folder, "shared/checkpoints/latest"), latest(&scene, run),
+                   "model.safetensors");
+}
+
+static void assert_synced_each_step(const char *run, double bytes)
+{
+    double seconds[STEPS], written[STEPS], mismatch[STEPS];
+    assert_int_equal(column(&scene, run, "sync/time_s", seconds, STEPS), STEPS);
+    column(&scene, run, "sync/bytes_written", written, STEPS);
+    column(&scene, run, "sampler_mismatch/max", mismatch, STEPS);
+    for (int i = 0; i < STEPS; i++)
+        assert_true(seconds[i] > 0 && written[i] == bytes && mismatch[i] == 0);
+}
+
+// Bytes of the weights in the folder that the last server was given.
+static double weights_bytes(const char *run)
+{
+    struct stat sb;
+    const char *folder = test_path(test_path(scene.folder, run), "workers");
+    assert_int_equal(stat(test_path(folder, "model.safetensors"), &sb), 0);
+    return (double)sb.st_size;
+}
+
+static const char *own_command(void)
+{
+    static char line[3 * PATH_MAX];
+    const char *folder = test_folder();
+    snprintf(line, sizeof line,
+             "'%s' --model {model} --listen 127.0.0.1:{port} --device cpu --socket %s --bridge %s",
+             test_binary("cw-infer-server"), test_path(folder, "s"), test_path(folder, "b.json"));
+    return line;
+}
+
+static void restarts_train_as_shared_weights_do(void **state)
+{
+    (void)state;
+    assert_int_equal(train(&scene, "shared", OPTIONS("--max-steps", "4")), 0);
+    assert_synced_each_step("shared", 0);
+    assert_int_equal(train_checkpoint("own", CHECKPOINT("--server-timeout", "60")), 0);
+    assert_same_weights("own");
+    assert_synced_each_step("own", weights_bytes("own"));
+    // through OpenAI's endpoint, as of a server that is not ours
+    assert_int_equal(train_checkpoint("any", CHECKPOINT("--server-command", own_command())), 0);
+    assert_same_weights("any");
+    assert_synced_each_step("any", weights_bytes("any"));
+    // and in two pieces, with evaluations of the weights of their steps
+    assert_int_equal(
+        train_checkpoint("resumed", CHECKPOINT("--max-steps", "2", "--eval-data", scene.data)), 0);
+    assert_int_equal(train_checkpoint("resumed", CHECKPOINT("--resume")), 0);
+    assert_same_weights("resumed");
+}
+
+static void one_elsewhere_is_told_to_load(void **state)
+{
+    (void)state;
+    struct daemon other = {0};
+    char url[64];
+    const char *key = test_path(scene.folder, "key");
+    test_write(key, "a-key-of-the-sampler\n", 21);
+    chmod(key, 0600);
+    daemon_start(&other, scene.model, OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", key));
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&other));
+    assert_int_equal(train_checkpoint("elsewhere", CHECKPOINT("--server-url", url,
+                                                              "--workers-api-key-file", key)),
+                     0);
+    assert_same_weights("elsewhere");
+    assert_synced_each_step("elsewhere", weights_bytes("elsewhere"));
+    daemon_holds(&other, "policy", test_path(scene.folder, "elsewhere/workers"));
+    daemon_kill(&other);
+    assert_int_equal(
+        train_checkpoint("gone", CHECKPOINT("--server-url", url, "--workers-api-key-file", key)),
+        1);
+    assert_said(&scene, "--server-url: http://127.0.0.1:");
+    assert_said(&scene, "nobody answers");
+}
+
+static void steps_between_are_of_older_weights(void **state)
+{
+    (void)state;
+    static const double ages[STEPS] = {0, 1, 2, 0};
+    double age[STEPS], written[STEPS];
+    assert_int_equal(train_checkpoint("every-third", CHECKPOINT("--restart-interval", "3")), 0);
+    assert_int_equal(column(&scene, "every-third", "rollout/staleness_max", age, STEPS), STEPS);
+    column(&scene, "every-third", "sync/bytes_written", written, STEPS);
+    for (int i = 0; i < STEPS; i++) {
+        assert_true(age[i] == ages[i]);
+        assert_int_equal(written[i] > 0, ages[i] == 0);
+    }
+    json_t *m = last_metrics(&scene, "every-third");
+    metric(m, "sampling/importance_sampling_ratio/mean");
+    json_decref(m);
+}
+
+// Of the server that a run has started last; 0: it is being started.
+static pid_t server_of(const char *run)
+{
+    struct bridge_file *file;
+    const char *path = test_path(test_path(scene.folder, run), "server-bridge.json");
+    if (!file_exists(path) || bridge_file_read(path, &file) != ST_OK) return 0;
+    const pid_t pid = bridge_file_check_process(file) == ST_OK ? file->pid : 0;
+    bridge_file_free(file);
+    return pid;
+}
+
+// Samples that its server has under way; -1: it does not answer.
+static int samples_running(const char *run)
+{
+    static const char request[] = "GET /health HTTP/1.0\r\nHost: x\r\n\r\n";
+    struct wire_answer a = {0};
+    const int fd = wire_open(test_path(test_path(scene.folder, run), "server.sock"));
+    if (fd < 0) return -1;
+    wire_send(fd, request, strlen(request));
+    wire_read(fd, LIMIT_MS, &a);
+    close(fd);
+    const json_t *running = json_object_get(a.json, "running");
+    const int n = json_is_integer(running) ? (int)json_integer_value(running) : -1;
+    wire_answer_release(&a);
+    return n;
+}
+
+static void one_that_is_killed_is_started_anew(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    start_checkpoint(&child, "killed", CHECKPOINT(LONG));
+    wait_for_steps(&scene, "killed", 1, &child);
+    while (samples_running("killed") <= 0)
+        assert_true(test_running(&child) && clock_ms_until(deadline) > 0);
+    kill(server_of("killed"), SIGKILL);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 0);
+    assert_log(&scene, "the server was ended by signal 9");
+    assert_log(&scene, "is started anew");
+    assert_int_equal(train_checkpoint("whole", CHECKPOINT(LONG)), 0);
+    test_same_file(latest(&scene, "whole"), latest(&scene, "killed"), "model.safetensors");
+}
+
+// The trainer's end is the server's, whichever way.
+static void none_is_left_behind(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    start_checkpoint(&child, "left", CHECKPOINT("--max-steps", "100000"));
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    wait_for_steps(&scene, "left", 1, &child);
+    while (server_of("left") == 0) assert_true(clock_ms_until(deadline) > 0);
+    test_end(&child);
+    while (server_of("left") != 0) {
+        assert_true(clock_ms_until(deadline) > 0);
+        clock_sleep_ms(5);
+    }
+    assert_int_equal(server_of("own"), 0);
+}
+
+static void one_that_does_not_start_says_why(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        train_checkpoint("bad", CHECKPOINT("--server-command",
+                                           "sh -c 'echo no such thing; exit 3' {model} {port}")),
+        1);
+    assert_said(&scene, "the server ended with status 3");
+    assert_said(&scene, "no such thing");
+    assert_int_equal(
+        train_checkpoint("bad", CHECKPOINT("--server-command", "sleep 1000 # {model} {port}",
+                                           "--server-timeout", "0.3")),
+        1);
+    assert_said(&scene, "not ready within 0.3 s (--server-timeout)");
+}
+
+static void what_does_not_go_together_is_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *const *options;
+        const char *sentence;
+    } refused[] = {
+        {OPTIONS("--async"), "--async with --sync checkpoint"},
+        {OPTIONS("--exact"), "--exact with --sync checkpoint"},
+        {OPTIONS("--train-draft"), "--train-draft with --sync checkpoint"},
+        {OPTIONS("--lora-r", "4"), "--lora-r with --sync checkpoint"},
+        {OPTIONS("--bridge", "x"), "--bridge with --sync checkpoint"},
+        {OPTIONS("--sync", "shared", "--model", ""), "--model is for --sync checkpoint"},
+        {OPTIONS("--server-url", "ftp://x"), "take http://HOST:PORT"},
+        {OPTIONS("--server-url", "http://x:1", "--server-port", "7"),
+         "--server-url with --server-port"},
+    };
+    assert_int_equal(train_checkpoint("no", OPTIONS("--max-steps", "1")), 2);
+    assert_said(&scene, "--sync checkpoint needs --model");
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        const char *more[12] = {"--model", scene.model};
+        for (int k = 0; refused[i].options[k]; k++) more[2 + k] = refused[i].options[k];
+        assert_int_equal(train_checkpoint("no", more), 2);
+        assert_said(&scene, refused[i].sentence);
+    }
+    assert_int_equal(train_checkpoint("no", CHECKPOINT("--server-command", "x {model}")), 1);
+    assert_said(&scene, "{port}");
+    assert_false(file_exists(test_path(scene.folder, "no")));
+}
+
+static int open_scene(void **state)
+{
+    (void)state;
+    if (strcmp(test_device(), "cpu") != 0) test_skip("bits are compared with a server's in f32");
+    scene_open(&scene);
+    return 0;
+}
+
+static int end_scene(void **state)
+{
+    (void)state;
+    scene_close(&scene);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(restarts_train_as_shared_weights_do),
+        cmocka_unit_test(one_elsewhere_is_told_to_load),
+        cmocka_unit_test(steps_between_are_of_older_weights),
+        cmocka_unit_test(one_that_is_killed_is_started_anew),
+        cmocka_unit_test(none_is_left_behind),
+        cmocka_unit_test(one_that_does_not_start_says_why),
+        cmocka_unit_test(what_does_not_go_together_is_refused),
+    };
+    return cmocka_run_group_tests_name("sync_checkpoint", tests, open_scene, end_scene);
+}

@@ -1,0 +1,35 @@
+/* server_process.h: a server that this process starts, stops and starts again: ours, or any command
+ * that serves a model folder over HTTP on a port of 127.0.0.1. One thread, which must be the one
+ * that lives as long as the process: the server dies with it. */
+#ifndef TRAINER_SERVER_PROCESS_H
+#define TRAINER_SERVER_PROCESS_H
+
+#include "common/base/status.h"
+#include "common/http/http_client.h"
+
+struct server_process;
+
+struct server_options {
+    const char *command; // with {model} and {port} in it; NULL: cw-infer-server of this build
+    const char *device;  // of the latter
+    int port;            // 0: a free one
+    // where the log and, of ours, socket and bridge file go; borrowed, and needed from the first
+    // start on
+    const char *folder;
+    double timeout_s; // longest wait for its start
+};
+// Starts nothing yet. ST_INVALID where the command does not say where {model} and {port} go.
+enum status server_process_new(const struct server_options *options, struct server_process **ret);
+void server_process_free(struct server_process *s);             // stops it; NULL is fine
+const char *server_process_url(const struct server_process *s); // "http://127.0.0.1:PORT"
+
+// Stops the one that runs, if any, and starts it on a model folder; returns once its /health says
+// 200. Where it ends before that, or does not come to it in time, the error has the last lines of
+// its log.
+enum status server_process_restart(struct server_process *s, struct http_client *http,
+                                   const char *model);
+// ST_PEER_GONE, with its status and the last lines of its log, where it has ended by itself, or
+// does within `ms`.
+enum status server_process_check(const struct server_process *s, int ms);
+
+#endif
