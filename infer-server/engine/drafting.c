@@ -85,6 +85,7 @@ out:
 static struct speculative_choice choice_of(const struct drafting *d, const struct sample *sample)
 {
     const struct speculative_choice own = sample->request->sampling.speculative;
+    if (sample_is_tandem(sample)) return (struct speculative_choice){.chosen = true};
     return own.chosen ? own : d->choice;
 }
 
@@ -136,6 +137,7 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler)
     int64_t attended;
     int n_seqs, n = 0, n_sampling = 0;
     d->report = (struct step_report){.warm = true};
+    if (scheduler_choose_runner(scheduler) != RUNNER_POLICY) return ST_OK;
     if (!count_decoding(d, scheduler, &n_seqs, &attended)) return ST_OK;
     for (int i = 0; i < scheduler_running(scheduler); i++) {
         struct sample *sample = scheduler_at(scheduler, i);

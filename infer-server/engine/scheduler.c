@@ -1,7 +1,10 @@
 /* scheduler.c: owns the list of running samples and the queue of waiting ones, both oldest first.
  * The engine's thread.
  *
- * schedule() makes a step in four passes:
+ * A step is of one runner, so that it reads the weights of one model: where samples are written by
+ * two (tandem.h), that of the two for which more samples wait, but that neither is passed over for
+ * more than PASSED_OVER_MOST steps. schedule() makes it of the samples whose turn it is, in four
+ * passes:
  *  1. admit: samples leave the queue in order of arrival while there are places and blocks for all
  *     tokens they have so far. One block a running sample is kept back, so that an admission never
  *     makes the same step preempt. The first that does not fit stops the pass (no overtaking).
@@ -27,6 +30,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PASSED_OVER_MOST 16
+
 struct sample_list {
     struct sample **at; // oldest first
     int n, cap;
@@ -37,6 +42,7 @@ struct scheduler {
     struct block_manager *manager;
     struct sample_list running, waiting;
     uint64_t next_order, version;
+    int passed_over; // steps in a row in which others waited for the other runner
     struct scheduler_counts counts;
     struct step step;
 };
@@ -202,8 +208,10 @@ static void let_siblings_wait(const struct scheduler *s, struct sample *sample)
 {
     struct request *r = sample->request;
     const int prompt = r->full_blocks * block_manager_block_size(s->manager);
-    const bool fills = sample_computed(sample) < prompt;
-    if (r->prefilling || !(fills || sample->text.n_generated == 0)) return;
+    const bool fills = sample_computed_by_all(sample) < prompt,
+               begins = sample->text.n_generated == 0;
+    const bool gains = sample_is_tandem(sample) ? fills && begins : fills || begins;
+    if (r->prefilling || !gains) return;
     for (int i = 0; i < r->sampling.n; i++)
         if (r->samples[i].queue.state == SAMPLE_WAITING) r->prefilling = sample;
 }
@@ -260,8 +268,8 @@ static void admit_waiting(struct scheduler *s, enum scheduler_admit admit)
 
 static void add_item(struct step *step, struct sample *sample, int n, int n_drafts)
 {
-    int *computed = &sample->kv[RUNNER_POLICY].computed;
-    if (*computed + n == sample_known(sample))
+    int *computed = &sample->kv[step->runner].computed;
+    if (*computed + n == sample_known(sample) && step->runner == sample_author(sample))
         step->sampled[step->n_sampled++] =
             (struct step_sample){.sample = sample, .item = step->n_items};
     step->items[step->n_items++] = (struct step_item){
@@ -270,10 +278,10 @@ static void add_item(struct step *step, struct sample *sample, int n, int n_draf
     *computed += n;
 }
 
-// A block for its next token, taken from the youngest if need be; false where that is itself.
+// A block for its last token, taken from the youngest if need be; false where that is itself.
 static bool make_room(struct scheduler *s, struct sample *sample)
 {
-    while (!sample_blocks_grow(s->manager, sample, sample_computed(sample) + 1)) {
+    while (!sample_blocks_grow(s->manager, sample, sample_known(sample))) {
         struct sample *youngest = s->running.at[s->running.n - 1];
         preempt(s, youngest);
         s->counts.preemptions++;
@@ -325,10 +333,11 @@ static void start_siblings(struct scheduler *s, int item)
 {
     const struct sample *from = s->step.items[item].sample;
     struct request *r = from->request;
-    if (r->prefilling != from || sample_computed(from) < r->n_prompt) return;
+    if (r->prefilling != from || sample_computed_by_all(from) < r->n_prompt) return;
     // One that came back computes tokens of its own behind the prompt: the item's last row is not
-    // the prompt's, and its siblings are admitted by the next plan.
-    bool room = sample_computed(from) == r->n_prompt;
+    // the prompt's, and its siblings are admitted by the next plan. So are those of a tandem, whose
+    // first tokens have several authors.
+    bool room = sample_computed(from) == r->n_prompt && !sample_is_tandem(from);
     for (int k = 0; k < r->sampling.n && room; k++) {
         struct sample *sample = &r->samples[k];
         if (sample->queue.state == SAMPLE_WAITING && sample->text.n_generated == 0)
@@ -337,24 +346,60 @@ static void start_siblings(struct scheduler *s, int item)
     r->prefilling = NULL;
 }
 
-const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
+static int count_turns(const struct scheduler *s, enum runner_role runner)
+{
+    int n = 0;
+    for (int i = 0; i < s->running.n; i++) n += sample_runner(s->running.at[i]) == runner;
+    return n;
+}
+
+enum runner_role scheduler_choose_runner(struct scheduler *s)
+{
+    enum runner_role *runner = &s->step.runner;
+    const enum runner_role other = *runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+    const int n_other = count_turns(s, other);
+    s->passed_over = n_other > 0 ? s->passed_over + 1 : 0;
+    if (2 * n_other > s->running.n || s->passed_over > PASSED_OVER_MOST) {
+        *runner = other;
+        s->passed_over = 0;
+    }
+    return *runner;
+}
+
+static void plan_decode(struct scheduler *s)
 {
     struct step *step = &s->step;
-    step->n_items = step->n_sampled = step->n_copies = step->n_tokens = 0;
-    admit_waiting(s, admit);
-    for (int i = 0; i < s->running.n; i++) { // decode
+    for (int i = 0; i < s->running.n; i++) {
         struct sample *sample = s->running.at[i];
-        if (sample_is_decoding(sample) && make_room(s, sample))
+        if (sample_runner(sample) != step->runner || sample->text.n_generated == 0) continue;
+        if (make_room(s, sample) && sample_is_decoding(sample))
             add_item(step, sample, 1, room_for_drafts(s, sample));
     }
+}
+
+static void plan_prefill(struct scheduler *s)
+{
+    struct step *step = &s->step;
     int room = s->limits.prefill_chunk;
-    for (int i = 0; i < s->running.n && room > 0; i++) { // prefill; the above are all computed
+    for (int i = 0; i < s->running.n && room > 0; i++) { // those that decode are all computed
         struct sample *sample = s->running.at[i];
+        if (sample_runner(sample) != step->runner) continue;
         const int left = sample_known(sample) - sample_computed(sample);
         const int n = left < room ? left : room;
         if (n > 0) add_item(step, sample, n, 0);
         room -= n;
     }
+}
+
+const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
+{
+    struct step *step = &s->step;
+    step->n_items = step->n_sampled = step->n_copies = step->n_tokens = 0;
+    admit_waiting(s, admit);
+    if (s->running.n > 0 && count_turns(s, step->runner) == 0) // those admitted are the other's
+        step->runner = step->runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+    plan_decode(s);
+    plan_prefill(s);
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);
     for (int i = 0; i < step->n_items; i++) {
         sample_blocks_cache(s->manager, step->items[i].sample, s->version);

@@ -74,6 +74,21 @@ static enum status open_draft(struct run *run)
     return st;
 }
 
+// Which model writes with the policy is the server's; it must have one.
+static enum status check_tandem(const struct run *run)
+{
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "frozen");
+    if (!run->config->sampling.tandem.on) return ST_OK;
+    if (!role)
+        return status_fail(ST_NOT_FOUND,
+                           "--tandem: the server of %s has no frozen model; start it with one: "
+                           "cw-infer-server --tandem-model DIR",
+                           file->path);
+    notice_tandem(run->config, role->model);
+    return ST_OK;
+}
+
 static enum status open_shared(struct run *run)
 {
     enum status st;
@@ -83,6 +98,7 @@ static enum status open_shared(struct run *run)
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
     run->model_folder = role->model;
+    CHECK(check_tandem(run));
     CHECK(open_role(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
     run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
