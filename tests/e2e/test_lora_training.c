@@ -37,9 +37,9 @@ static void assert_served(const struct scene *s, const char *folder)
     for (int i = 0; i < role->n_tensors; i++) {
         const struct bridge_tensor *t = &role->tensors[i];
         const struct safetensors_entry *e = safetensors_find(set, t->name);
-        assert_true(e && e->dt == DT_F32 && e->bytes / 4 == t->bytes / dtype_size(t->dt));
+        assert_true(e && e->dt == t->dt && e->bytes == t->bytes);
         daemon_tensor_is(bridge, (char *)bridge_base(bridge, role->role) + t->offset, t->dt,
-                         e->data, e->bytes / 4);
+                         e->data, e->dt, (size_t)t->bytes / dtype_size(t->dt));
     }
     bridge_detach(bridge);
     safetensors_free(set);

@@ -28,7 +28,9 @@ static void what_they_sample_is_what_one_samples(void **state)
     const char *key = test_path(scene.folder, "key");
     test_write(key, "a-key-of-the-workers\n", 21);
     chmod(key, 0600);
-    daemon_start(&on_tcp, scene.model, OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", key));
+    daemon_start(
+        &on_tcp, scene.model,
+        OPTIONS("--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0", "--api-key-file", key));
     snprintf(workers, sizeof workers, "%s,http://127.0.0.1:%d", worker.bridge,
              daemon_tcp_port(&on_tcp));
     assert_int_equal(train(&scene, "alone", OPTIONS("--max-steps", "4", "--prompts-per-step", "6")),

@@ -12,8 +12,9 @@
  * 0.1% of entries off by more than 1e-5, because Adam magnifies entries whose gradient is rounding
  * noise. On a GPU the logits are also computed in bf16, and compared with those that f32 computes
  * from the same rounded weights (to round weights is no kernel's error, and alone takes PEFT's
- * logits of llama3-r4-qv 2.5e-2 away): 2e-2 of the largest, some roundings of 2^-8 in a row; tokens
- * whose choice of experts hangs on a rounding are counted and left out. */
+ * logits of llama3-r4-qv 2.5e-2 away): 1.5e-2 root mean square, where PyTorch has 1.1e-2 to 1.2e-2.
+ * The largest difference is printed only: it follows the luck of single rows. Tokens whose choice
+ * of experts hangs on a rounding are counted and left out. */
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/names.h"
@@ -35,8 +36,8 @@ static const char *const loss_names[N_LOSSES] = {"grpo",    "bnpo", "dapo",
                                                  "dr_grpo", "gspo", "cispo"};
 
 struct result {
-    double bf16_logits;        // -1: not computed; over bf16_rows rows
-    int bf16_rows, bf16_flips; // flips: tokens that went to other experts than in f32
+    double bf16_rms, bf16_logits; // -1: not computed; over bf16_rows rows
+    int bf16_rows, bf16_flips;    // flips: tokens that went to other experts than in f32
     double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off,
         adamw_losses;
     double merged; // logits of base and adapter as one model; -1: there is no adapter
@@ -289,14 +290,14 @@ out:
     return st;
 }
 
-// How far the model's logits are from those wanted, of the largest; over all rows, or those of
-// use_row (T).
+// How far the model's logits are from those wanted, over all rows, or those of use_row (T): the
+// largest difference of the largest logit, and (where asked for) the root mean square of both.
 static enum status check_logits(struct golden *g, struct model *model, const float *want,
-                                const bool *use_row, double *ret)
+                                const bool *use_row, double *ret, double *ret_rms)
 {
     int vocab = g->config->vocab_size, width = g->prompt + g->completion;
     float *have = NULL;
-    double largest = 0, worst = 0;
+    double largest = 0, worst = 0, squares = 0, errors = 0;
     enum status st;
     CHECK(model_logits(g, model, &have));
     for (int s = 0; s < g->n_seqs; s++)
@@ -305,10 +306,14 @@ static enum status check_logits(struct golden *g, struct model *model, const flo
             size_t row = (size_t)(s * width + i) * (size_t)vocab;
             for (size_t v = row; v < row + (size_t)vocab; v++) {
                 widen(&largest, fabs((double)want[v]));
-                widen(&worst, fabs((double)have[v] - (double)want[v]));
+                const double error = (double)have[v] - (double)want[v];
+                widen(&worst, fabs(error));
+                squares += (double)want[v] * (double)want[v];
+                errors += error * error;
             }
         }
     *ret = worst / largest;
+    if (ret_rms) *ret_rms = sqrt(errors / squares);
 out:
     free(have);
     return st;
@@ -419,7 +424,7 @@ static enum status check_bf16(struct golden *g, struct result *r)
     CHECK(mark_same_experts(g, wide.tape, narrow.tape, same, &r->bf16_flips));
     for (int i = 0; i < rows; i++) r->bf16_rows += same[i];
     CHECK(model_logits(g, wide.model, &want));
-    st = check_logits(g, narrow.model, want, same, &r->bf16_logits);
+    st = check_logits(g, narrow.model, want, same, &r->bf16_logits, &r->bf16_rms);
 out:
     close_variant(g, &wide);
     close_variant(g, &narrow);
@@ -604,7 +609,7 @@ static enum status check_merged(struct golden *g, double *ret)
     CHECK(adapter_load(g->adapter, g->dev, g->folder));
     CHECK(adapter_merge(g->adapter, g->weights, g->dev));
     model_use_adapters(g->model, NULL);
-    CHECK(check_logits(g, g->model, value(g, "merged_logits"), NULL, ret));
+    CHECK(check_logits(g, g->model, value(g, "merged_logits"), NULL, ret, NULL));
 out:
     return st;
 }
@@ -622,7 +627,7 @@ static enum status check_greedy(struct golden *g, bool *ret)
 
 static bool passed(const struct result *r)
 {
-    bool ok = r->logits <= 1e-4 && r->bf16_logits <= 2e-2 && r->grads <= 1e-4 && r->greedy &&
+    bool ok = r->logits <= 1e-4 && r->bf16_rms <= 1.5e-2 && r->grads <= 1e-4 && r->greedy &&
               r->recompute && r->after3_rms < 2e-6 && r->after3_share_off <= 1e-3 &&
               r->adamw_losses <= 1e-5 && r->merged <= 1e-4;
     for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;
@@ -634,12 +639,12 @@ static bool run_folder(struct device *dev, const char *folder)
 {
     const char *name = strrchr(folder, '/') ? strrchr(folder, '/') + 1 : folder;
     struct golden *g = calloc(1, sizeof *g);
-    struct result r = {.bf16_logits = -1, .merged = -1};
+    struct result r = {.bf16_logits = -1, .bf16_rms = -1, .merged = -1};
     enum status st;
     g->dev = dev;
     g->folder = (char *)folder;
     CHECK(open_golden(g));
-    CHECK(check_logits(g, g->model, value(g, "logits"), NULL, &r.logits));
+    CHECK(check_logits(g, g->model, value(g, "logits"), NULL, &r.logits, NULL));
     CHECK(check_bf16(g, &r));
     CHECK(g->adapter ? check_adapter_loss(g, &r) : check_losses(g, &r));
     CHECK(check_recompute(g, &r.recompute));
@@ -658,7 +663,8 @@ out:
         for (int i = 0; i < n; i++) printf(" norm_%s_rel=%.2e", names[i], r.norms[i]);
         if (g->adapter) printf(" merged_max_rel=%.2e", r.merged);
         printf(" recompute=%s", r.recompute ? "same" : "differs");
-        if (r.bf16_logits >= 0) printf(" bf16_logits_max_rel=%.2e", r.bf16_logits);
+        if (r.bf16_logits >= 0)
+            printf(" bf16_logits_max_rel=%.2e bf16_logits_rms=%.2e", r.bf16_logits, r.bf16_rms);
         if (r.bf16_flips > 0)
             printf(" bf16_expert_flips=%d bf16_rows=%d", r.bf16_flips, r.bf16_rows);
         printf(" adamw_loss_rel=%.2e grads_max_rel=%.2e after3_rms=%.2e after3_share_off=%.2e %s\n",

@@ -33,10 +33,9 @@ void daemon_kill(struct daemon *d); // for teardowns: also when it never ran
 void daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
                     const char *const options[], const char *const more[],
                     const char *ret_argv[TRAINER_WORDS]);
-// n elements of a mapped arena are those f32; in bf16: those rounded, as a trainer or a loader
-// does.
+// n elements of a mapped arena are those; f32 in bf16: rounded as by a trainer or a loader.
 void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, const void *want,
-                      size_t n);
+                      enum dtype want_dt, size_t n);
 // The arena of a role ("policy", "draft") holds exactly what the model folder holds.
 void daemon_holds(const struct daemon *d, const char *role, const char *folder);
 int daemon_tcp_port(struct daemon *d); // from its log
