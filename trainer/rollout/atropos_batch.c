@@ -9,17 +9,19 @@
 
 #define NOT_TRAINED (-100) // in "masks": torch's ignore_index
 
+struct sequence {
+    struct token_list prompt;
+    struct completion completion;
+    double score;
+    bool no_advantage; // set_advantage_to_zero
+};
+
 struct reader {
     const char *where;
     const struct atropos_bounds *bounds;
-    int n_groups, n; // of the environments; sequences in all
-    int *first;      // (n_groups + 1) of each group
-    struct sequence {
-        struct token_list prompt;
-        struct completion completion;
-        double score;
-        bool no_advantage; // set_advantage_to_zero
-    } * sequences;         // (n)
+    int n_groups, n;            // of the environments; sequences in all
+    int *first;                 // (n_groups + 1) of each group
+    struct sequence *sequences; // (n)
 };
 
 struct place { // in the batch, for errors

@@ -2,7 +2,8 @@
  * scores. Every number is checked before it is believed. One thread.
  *
  * A group (atroposlib's ScoredData) has a list entry a sequence: "tokens", prompt and completion in
- * one; "masks", -100 where a token is not trained, else the token; "scores". May be there: */
+ * one; "masks", -100 where a token is not trained, else the token; "scores". docs/atropos.md tells
+ * what else is read, and what is refused. */
 #ifndef TRAINER_ATROPOS_BATCH_H
 #define TRAINER_ATROPOS_BATCH_H
 

@@ -12,8 +12,8 @@ struct completion {
     int32_t *ids;       // (n)
     float *logprobs;    // (n) of the server's temperature-scaled distribution
     uint64_t *versions; // (n) of the weights that sampled each token; NULL: nobody tells
-    uint8_t *by_policy; // (n) of a tandem: 0: a frozen model wrote it, whose log-probability stands
-                        // there; NULL: the policy wrote all
+    uint8_t *by_policy; // (n) 0: another wrote it: a tandem's frozen model, whose log-probability
+                        // stands there, or an environment; NULL: the policy wrote all
     bool truncated;     // ended at the token limit
     char *text;         // as the server decoded it, U+0000 as U+2400; "" where it has no tokenizer
     uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted

@@ -145,7 +145,7 @@ enum status run_take_step(struct run *run, struct rollout_step **ret);
 void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
                        json_t *metrics);
 
-// run_sync.c. Before the two others, in every run:
+// run_sync.c, in every run: before what else is opened.
 enum status run_open_sync(struct run *run);
 void run_close_sync(struct run *run);
 // With --sync checkpoint: the weights, which this process owns, run->http and run->source.
