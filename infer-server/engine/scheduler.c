@@ -1,10 +1,11 @@
 /* scheduler.c: owns the list of running samples and the queue of waiting ones, both oldest first.
  * The engine's thread.
  *
- * A step is of one runner, so that it reads the weights of one model: where samples are written by
- * two (tandem.h), that of the two for which more samples wait, but that neither is passed over for
- * more than PASSED_OVER_MOST steps. schedule() makes it of the samples whose turn it is, in four
- * passes:
+ * A step is of one runner, so that it reads the weights of one model. Where samples are written by
+ * two (tandem.h), it is the one for which the sample waits that has the fewest tokens: samples with
+ * the same authors at the same places, once they have come to the same place, go on in step.
+ * Neither runner is passed over for more than PASSED_OVER_MOST steps. schedule() makes the step of
+ * the samples whose turn it is, in four passes:
  *  1. admit: samples leave the queue in order of arrival while there are places and blocks for all
  *     tokens they have so far. One block a running sample is kept back, so that an admission never
  *     makes the same step preempt. The first that does not fit stops the pass (no overtaking).
@@ -346,48 +347,55 @@ static void start_siblings(struct scheduler *s, int item)
     r->prefilling = NULL;
 }
 
-static int count_turns(const struct scheduler *s, enum runner_role runner)
+// The sample that waits for this runner and has the fewest tokens, the oldest of these; or NULL.
+static const struct sample *furthest_behind(const struct scheduler *s, enum runner_role runner)
 {
-    int n = 0;
-    for (int i = 0; i < s->running.n; i++) n += sample_runner(s->running.at[i]) == runner;
-    return n;
+    const struct sample *behind = NULL;
+    for (int i = 0; i < s->running.n; i++) {
+        const struct sample *sample = s->running.at[i];
+        const bool fewer = !behind || sample->text.n_generated < behind->text.n_generated;
+        if (sample_runner(sample) == runner && fewer) behind = sample;
+    }
+    return behind;
+}
+
+static enum runner_role other_runner(const struct scheduler *s)
+{
+    return s->step.runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
 }
 
 enum runner_role scheduler_choose_runner(struct scheduler *s)
 {
-    enum runner_role *runner = &s->step.runner;
-    const enum runner_role other = *runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
-    const int n_other = count_turns(s, other);
-    s->passed_over = n_other > 0 ? s->passed_over + 1 : 0;
-    if (2 * n_other > s->running.n || s->passed_over > PASSED_OVER_MOST) {
-        *runner = other;
+    const struct sample *own = furthest_behind(s, s->step.runner);
+    const struct sample *others = furthest_behind(s, other_runner(s));
+    const bool behind = others && (!own || others->text.n_generated < own->text.n_generated);
+    s->passed_over = others ? s->passed_over + 1 : 0;
+    if (behind || s->passed_over > PASSED_OVER_MOST) {
+        s->step.runner = other_runner(s);
         s->passed_over = 0;
     }
-    return *runner;
+    return s->step.runner;
 }
 
-static void plan_decode(struct scheduler *s)
+static void plan_items(struct scheduler *s)
 {
     struct step *step = &s->step;
-    for (int i = 0; i < s->running.n; i++) {
+    int room = s->limits.prefill_chunk;
+    for (int i = 0; i < s->running.n; i++) { // decode
         struct sample *sample = s->running.at[i];
         if (sample_runner(sample) != step->runner || sample->text.n_generated == 0) continue;
         if (make_room(s, sample) && sample_is_decoding(sample))
             add_item(step, sample, 1, room_for_drafts(s, sample));
     }
-}
-
-static void plan_prefill(struct scheduler *s)
-{
-    struct step *step = &s->step;
-    int room = s->limits.prefill_chunk;
-    for (int i = 0; i < s->running.n && room > 0; i++) { // those that decode are all computed
+    for (int i = 0; i < s->running.n && room > 0; i++) { // prefill; the above are all computed
         struct sample *sample = s->running.at[i];
         if (sample_runner(sample) != step->runner) continue;
         const int left = sample_known(sample) - sample_computed(sample);
-        const int n = left < room ? left : room;
+        // What a tandem's model has missed goes with its last token, which has a place as decoding.
+        const int place = sample_is_tandem(sample) && sample->text.n_generated > 0 && left > 0;
+        const int n = left < room + place ? left : room + place;
         if (n > 0) add_item(step, sample, n, 0);
-        room -= n;
+        room -= n - place;
     }
 }
 
@@ -396,10 +404,12 @@ const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
     struct step *step = &s->step;
     step->n_items = step->n_sampled = step->n_copies = step->n_tokens = 0;
     admit_waiting(s, admit);
-    if (s->running.n > 0 && count_turns(s, step->runner) == 0) // those admitted are the other's
-        step->runner = step->runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
-    plan_decode(s);
-    plan_prefill(s);
+    plan_items(s);
+    // Those that were admitted wait for the other, or the one that waited was preempted.
+    if (step->n_items == 0 && s->running.n > 0) {
+        step->runner = other_runner(s);
+        plan_items(s);
+    }
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);
     for (int i = 0; i < step->n_items; i++) {
         sample_blocks_cache(s->manager, step->items[i].sample, s->version);

@@ -237,6 +237,20 @@ static void killed_and_preempted_it_comes_to_the_same_bits(void **state)
     wire_answer_release(&answer);
 }
 
+// An adapter of the policy's is none of the frozen model's.
+static void adapters_are_the_policy_s(void **state)
+{
+    (void)state;
+    serve(OPTIONS("--tandem-model", frozen, "--max-adapters", "1"));
+    assert_int_equal(train(&scene, "lora",
+                           OPTIONS("--max-steps", STEPS, "--tandem", "--lora-r", "4",
+                                   "--log-completions", "--no-tandem-shared")),
+                     0);
+    assert_fractions("lora");
+    daemon_holds(&scene.daemon, "policy", scene.model);
+    daemon_holds(&scene.daemon, "frozen", frozen);
+}
+
 // ---- what is refused ---------------------------------------------------------------------------
 
 static void without_a_frozen_model_it_is_refused(void **state)
@@ -297,6 +311,7 @@ int main(void)
         cmocka_unit_test(the_bridge_lists_it),
         cmocka_unit_test(with_p_1_it_is_the_plain_run),
         cmocka_unit_test(killed_and_preempted_it_comes_to_the_same_bits),
+        cmocka_unit_test(adapters_are_the_policy_s),
         cmocka_unit_test(without_a_frozen_model_it_is_refused),
         cmocka_unit_test(other_models_are_refused),
     };

@@ -2,6 +2,7 @@
  * models: each token is the one that its author alone samples behind the same text, to the bit,
  * whatever else is in the batch; authors are drawn as the request says; the scheduler computes what
  * each model has missed and nothing twice. */
+#include "common/base/clock.h"
 #include "infer-server/engine/scheduler.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"
@@ -153,6 +154,116 @@ static void the_ends_are_plain(void **state)
         bench_end(&tandem);
         bench_end(&plain);
     }
+}
+
+// ---- many draws --------------------------------------------------------------------------------
+
+enum { FEW = 16, CELLS = 2 * 2 * (FEW + 1) }; // tokens; authors x places x what stands before
+
+struct tally { // of a completion's first two tokens, by author and by what stands before
+    struct take wait;
+    int32_t first[4096];
+    long seen[CELLS][FEW];
+    double p[CELLS][FEW]; // as told with each token
+    bool done;
+    struct bench *bench;
+};
+
+static void on_draw(void *context, const struct engine_event *event)
+{
+    struct tally *t = context;
+    for (int i = 0; i < event->n_tokens; i++) {
+        const struct token_record *token = &event->tokens[i];
+        int32_t *first = &t->first[event->sample];
+        const int before = *first < 0 ? FEW : *first;
+        const int cell = (token->frozen * 2 + (*first >= 0)) * (FEW + 1) + before;
+        t->seen[cell][token->token]++;
+        t->p[cell][token->token] = exp(token->logprob);
+        *first = *first < 0 ? token->token : -1;
+    }
+    if (!event->request_done) return;
+    pthread_mutex_lock(&t->bench->lock);
+    t->done = true;
+    pthread_cond_broadcast(&t->bench->changed);
+    pthread_mutex_unlock(&t->bench->lock);
+}
+
+// Standard deviations that a sum of squares is off what it is on average.
+static double off_by(const struct tally *t, int cell, double *ret_n)
+{
+    double n = 0, chi2 = 0, sum = 0;
+    int degrees = -1;
+    for (int v = 0; v < FEW; v++) n += (double)t->seen[cell][v];
+    for (int v = 0; v < FEW; v++) {
+        const double expected = n * t->p[cell][v];
+        sum += t->p[cell][v];
+        if (expected == 0) continue; // never seen: what is missing in the sum
+        chi2 += pow((double)t->seen[cell][v] - expected, 2) / expected;
+        degrees++;
+    }
+    *ret_n = n;
+    if (degrees < FEW - 1 || fabs(sum - 1) > 1e-4) return 0; // too few to see all tokens
+    return (chi2 - degrees) / sqrt(2.0 * degrees);
+}
+
+// Each author's tokens follow the distribution that it tells of, at the first place and, given the
+// first token, at the second; and the policy writes as often as p says. 10^5 tokens, or so many as
+// COMMONWEIGHT_TANDEM_DRAWS says.
+static void draws_follow_their_author(void **state)
+{
+    (void)state;
+    static struct tally t;
+    struct bench b = {0};
+    struct engine_options options = tandem_options();
+    const char *asked = getenv("COMMONWEIGHT_TANDEM_DRAWS");
+    const long draws = asked ? atol(asked) : 100000;
+    const struct tiny_model shape = {
+        .hidden = 32, .layers = 1, .vocab = FEW, .max_positions = 16, .eos_id = -1, .seed = 1};
+    struct tiny_model other = shape;
+    other.seed = 2;
+    options.model_folder = test_path(folder, "few-a");
+    options.frozen_folder = test_path(folder, "few-b");
+    options.token_ends = NULL;
+    options.max_batch = 1024;
+    options.max_queue = 4096;
+    options.max_context = 16;
+    assert_ok(tiny_model_write_as(options.model_folder, &shape));
+    assert_ok(tiny_model_write_as(options.frozen_folder, &other));
+    pthread_mutex_init(&b.lock, NULL);
+    pthread_cond_init(&b.changed, NULL);
+    t.bench = &b;
+    assert_ok(engine_new(&options, on_draw, &t, &b.engine));
+    await_state(&b, ENGINE_OK);
+    for (long n = 0, seed = 1; n < draws; n += 2 * 4096, seed++) {
+        static const int32_t prompt[] = {3, 1, 4, 1, 5};
+        struct sampling s = tandem_sampling(2, (uint64_t)seed, TANDEM_BERNOULLI, 0.3);
+        s.n = 4096;
+        for (int i = 0; i < s.n; i++) t.first[i] = -1;
+        t.done = false;
+        assert_ok(request_new(prompt, 5, &s, NULL, &t.wait.request));
+        assert_ok(engine_submit(b.engine, t.wait.request));
+        pthread_mutex_lock(&b.lock);
+        while (!t.done && wait_changed(&b, clock_deadline_ns(WAIT_MS))) {
+        }
+        pthread_mutex_unlock(&b.lock);
+        assert_true(t.done);
+        request_free(t.wait.request);
+    }
+    engine_free(b.engine, 0);
+    double by[2] = {0}, worst = 0;
+    for (int cell = 0; cell < CELLS; cell++) {
+        double n;
+        worst = fmax(worst, fabs(off_by(&t, cell, &n)));
+        by[cell / (CELLS / 2)] += n;
+    }
+    const double all = by[0] + by[1], share = by[0] / all;
+    const double off = (share - 0.3) / sqrt(0.3 * 0.7 / all);
+    printf("%.0f tokens, %.4f of them the policy's (%.2f standard deviations off); chi-square of "
+           "each author's tokens at most %.2f standard deviations off\n",
+           all, share, off, worst);
+    // 68 cells: beyond 5.5 once in 10^5 runs (the upper tail of chi-square is longer than a normal
+    // one's); seeds are fixed.
+    assert_true(fabs(off) < 4 && worst < 5.5);
 }
 
 // ---- nothing else in the batch matters ---------------------------------------------------------
@@ -354,60 +465,96 @@ static void other_vocabularies_are_refused(void **state)
 
 // ---- what is computed --------------------------------------------------------------------------
 
-// Plays the engine over a scheduler alone: every item begins where its model has come to, tokens
-// are sampled by their author's step, and neither model computes a token twice.
-static void nothing_is_computed_twice(void **state)
+enum { BLOCK = 4, PROMPT = 21, TOKENS = 40, SAMPLES = 5, GROUPS = 4 };
+
+struct played {
+    int computed[RUNNERS], steps;
+    int next[GROUPS][SAMPLES][RUNNERS]; // token that each model comes to
+};
+
+static int play_item(struct played *p, const struct step *step, const struct step_item *item)
 {
-    (void)state;
-    enum { BLOCK = 4, PROMPT = 21, TOKENS = 40, SAMPLES = 5 };
-    const struct scheduler_limits limits = {.max_batch = 8, .prefill_chunk = 16};
-    const struct sampling s0 = tandem_sampling(TOKENS, 6, TANDEM_BERNOULLI, 0.5);
-    struct sampling s = s0;
-    struct block_manager *manager;
-    struct scheduler *scheduler;
-    struct request *r;
-    int32_t prompt[PROMPT];
-    int computed[RUNNERS] = {0}, steps[RUNNERS] = {0}, next[SAMPLES][RUNNERS] = {{0}};
-    s.n = SAMPLES;
-    make_prompt(prompt, PROMPT, 1);
-    assert_ok(block_manager_new(512, BLOCK, &manager));
-    assert_ok(scheduler_new(&limits, manager, &scheduler));
-    scheduler_update(scheduler, 2, false);
-    assert_ok(request_new(prompt, PROMPT, &s, NULL, &r));
-    assert_ok(request_prepare(r, BLOCK, 0));
-    assert_true(scheduler_add(scheduler, r));
-    for (;;) {
+    int *at =
+        &p->next[(intptr_t)request_tag(item->sample->request)][item->sample->index][step->runner];
+    if (*at > 0) assert_int_equal(item->first, *at);
+    *at = item->first + item->n;
+    return item->n;
+}
+
+// Plays the engine over a scheduler alone, to the end: every item begins where its model has come
+// to, and tokens are sampled by their author's step.
+static void play(struct scheduler *scheduler, struct played *p)
+{
+    for (;; p->steps++) {
         scheduler_choose_runner(scheduler);
         const struct step *step = schedule(scheduler, ADMIT_ALL);
-        if (step->n_items == 0) break;
-        steps[step->runner]++;
-        computed[step->runner] += step->n_tokens;
-        for (int i = 0; i < step->n_items; i++) {
-            const struct step_item *item = &step->items[i];
-            int *at = &next[item->sample->index][step->runner];
-            if (*at > 0) assert_int_equal(item->first, *at);
-            *at = item->first + item->n;
-        }
+        if (step->n_items == 0) return;
+        for (int i = 0; i < step->n_items; i++)
+            p->computed[step->runner] += play_item(p, step, &step->items[i]);
         for (int i = 0; i < step->n_sampled; i++) {
             struct sample *sample = step->sampled[i].sample;
             assert_int_equal(sample_author(sample), step->runner);
             sample_append(sample, 7);
-            tandem_choose(&s.tandem, sample->text.stream, sample->text.n_generated, 0,
-                          &sample->author);
+            tandem_choose(&sample->request->sampling.tandem, sample->text.stream,
+                          sample->text.n_generated, 0, &sample->author);
             if (sample->text.n_generated == TOKENS) scheduler_remove(scheduler, sample);
         }
     }
-    // The prompt's full blocks once, the rest of it for each sample; each token at most once.
-    for (int runner = 0; runner < RUNNERS; runner++)
-        assert_true(computed[runner] <= 20 + SAMPLES * (1 + TOKENS - 1));
-    assert_true(computed[RUNNER_POLICY] > SAMPLES * TOKENS / 2 && computed[RUNNER_DRAFT] == 0);
-    // Two steps of three samples' tokens each, were there many samples; never one a token and
-    // model.
-    assert_true(steps[RUNNER_POLICY] + steps[RUNNER_FROZEN] < 2 * TOKENS);
-    for (int i = 0; i < SAMPLES; i++) assert_int_equal(r->samples[i].text.n_generated, TOKENS);
-    request_free(r);
+}
+
+static struct played play_groups(int n_groups, bool shared)
+{
+    const struct scheduler_limits limits = {.max_batch = 32, .prefill_chunk = 64};
+    struct played played = {.steps = 0};
+    struct block_manager *manager;
+    struct scheduler *scheduler;
+    struct request *requests[GROUPS];
+    assert_ok(block_manager_new(1024, BLOCK, &manager));
+    assert_ok(scheduler_new(&limits, manager, &scheduler));
+    scheduler_update(scheduler, 2, false);
+    for (int g = 0; g < n_groups; g++) {
+        int32_t prompt[PROMPT];
+        struct sampling s = tandem_sampling(TOKENS, 6 + (uint64_t)g, TANDEM_BERNOULLI, 0.5);
+        s.n = SAMPLES;
+        s.tandem.shared = shared;
+        make_prompt(prompt, PROMPT, (uint64_t)g);
+        assert_ok(request_new(prompt, PROMPT, &s, (void *)(intptr_t)g, &requests[g]));
+        assert_ok(request_prepare(requests[g], BLOCK, 0));
+        assert_true(scheduler_add(scheduler, requests[g]));
+    }
+    play(scheduler, &played);
+    for (int g = 0; g < n_groups; g++) {
+        for (int i = 0; i < SAMPLES; i++)
+            assert_int_equal(requests[g]->samples[i].text.n_generated, TOKENS);
+        request_free(requests[g]);
+    }
     scheduler_free(scheduler);
     block_manager_free(manager);
+    return played;
+}
+
+static void nothing_is_computed_twice(void **state)
+{
+    (void)state;
+    const struct played p = play_groups(1, false);
+    // The prompt's full blocks once, the rest of it for each sample; each token at most once.
+    for (int runner = 0; runner < RUNNERS; runner++)
+        assert_true(p.computed[runner] <= 20 + SAMPLES * (1 + TOKENS - 1));
+    assert_true(p.computed[RUNNER_POLICY] > SAMPLES * TOKENS / 2);
+    assert_int_equal(p.computed[RUNNER_DRAFT], 0);
+    assert_true(p.steps < 2 * TOKENS); // a step is of the samples that wait for its model
+}
+
+// Samples of the same authors take a step a token, though their prompts were computed one after
+// another; those of other authors wait for one another.
+static void shared_authors_go_in_step(void **state)
+{
+    (void)state;
+    const int prompts = 10; // steps that these, and what is caught up with them, take at most
+    const int together = play_groups(GROUPS, true).steps, apart = play_groups(GROUPS, false).steps;
+    assert_true(together <= TOKENS + prompts);
+    assert_true(apart > TOKENS * 13 / 10 + 4);
+    assert_true(apart > together);
 }
 
 static void texts_end(void **state)
@@ -439,6 +586,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_token_is_its_authors),
         cmocka_unit_test(the_ends_are_plain),
+        cmocka_unit_test(draws_follow_their_author),
         cmocka_unit_test(batches_and_preemption_change_nothing),
         cmocka_unit_test(prompts_are_found),
         cmocka_unit_test(updates_leave_the_frozen_model),
@@ -446,6 +594,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(impossible_tandems_are_refused),
         cmocka_unit_test(other_vocabularies_are_refused),
         cmocka_unit_test(nothing_is_computed_twice),
+        cmocka_unit_test(shared_authors_go_in_step),
         cmocka_unit_test(texts_end),
     };
     return cmocka_run_group_tests_name("tandem", tests, engine_bench_set_up, NULL);

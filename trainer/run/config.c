@@ -113,8 +113,9 @@ const struct option_spec train_options[] = {
     OPT_INT("tandem-chunk", sampling.tandem.chunk, "16", "TOKENS", 1, 1e6,
             "of --tandem-selector "
             "chunk"),
-    OPT_FLAG("tandem-shared", sampling.tandem.shared, NULL,
-             "all samples of a step have the same authors at the same places, which costs less"),
+    OPT_FLAG("tandem-shared", sampling.tandem.shared, "true",
+             "all samples of a step have the same authors at the same places, which costs less; "
+             "else each draws its own"),
     OPT_DOUBLE("tandem-frozen-weight", loss.frozen_weight, "0.2", "W", 0, 1e6,
                "of the frozen model's tokens in the loss, the policy's have 1"),
 
