@@ -120,6 +120,14 @@ static void broken_patterns_are_told(void **state)
     assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
     assert_message("rank_pattern: the value of \"a\"");
     adapter_config_free(config);
+    config = config_of("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":1.5}}");
+    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_message("a has rank 1.5");
+    adapter_config_free(config);
+    config = config_of("{\"target_modules\":[\"a\"],\"alpha_pattern\":{\"a\":1e300}}");
+    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_message("alpha_pattern: a has alpha 1e+300");
+    adapter_config_free(config);
 }
 
 // ---- the folder ---------------------------------------------------------------------------------

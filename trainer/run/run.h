@@ -75,6 +75,10 @@ struct run {
 // one is there and wanted. run_close() takes half-opened runs too.
 enum status run_open(struct run *run);
 void run_close(struct run *run);
+// bridge_become_writer(), once the server has restored what a trainer before left torn.
+enum status run_become_writer(struct run *run);
+// Attempts again, for five minutes at most, while that gives `restoring`, and says so once.
+enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context);
 
 // run_adapter.c, of runs with --lora-r; without it the first two do nothing. Asks the server for
 // the adapter, before this process attaches; opens what it shares; brings it to where --start-from

@@ -13,7 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define INFO_MS 10000
+#define INFO_MS    10000
+#define RESTORE_MS 300000 // for a server to load a checkpoint again
 
 // Server and trainer must rotate alike, however long the trainer's own sequences are.
 static enum status take_rope(const struct bridge *bridge, const struct bridge_role *role,
@@ -262,6 +263,29 @@ out:
     return st;
 }
 
+// A trainer that died in an update leaves weights that the server restores once it notices.
+enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context)
+{
+    const int64_t deadline = clock_deadline_ns(RESTORE_MS);
+    enum status st;
+    for (bool first = true; (st = attempt(context)) == restoring; first = false) {
+        if (clock_ms_until(deadline) == 0) break;
+        if (first) log_info("waiting up to %d s: %s", RESTORE_MS / 1000, status_message());
+        clock_sleep_ms(20);
+    }
+    return st;
+}
+
+static enum status take_lease(void *bridge)
+{
+    return bridge_become_writer(bridge);
+}
+
+enum status run_become_writer(struct run *run)
+{
+    return run_retry(ST_TORN, take_lease, run->bridge);
+}
+
 enum status run_open(struct run *run)
 {
     enum status st;
@@ -279,8 +303,7 @@ enum status run_open(struct run *run)
     notice_filtering(run->config);
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
-    CHECK(
-        bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
+    CHECK(run_become_writer(run)); // a second trainer is told so, not that memory is short
     CHECK(run_folder_open(run, &latest));
     control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));
