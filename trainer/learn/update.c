@@ -108,7 +108,8 @@ static enum status make_groups(const struct rollout *r, struct pack_group **ret_
         return status_fail(ST_NO_MEMORY, "no memory for %d samples", n);
     }
     for (int i = 0; i < n; i++)
-        completions[i] = (struct pack_completion){r->completions[i].ids, r->completions[i].n};
+        completions[i] =
+            (struct pack_completion){.ids = r->completions[i].ids, .n = r->completions[i].n};
     for (int g = 0; g < r->n_groups; g++)
         groups[g] = (struct pack_group){
             .prompt = r->examples[g]->prompt_ids.ids,
