@@ -10,6 +10,14 @@
 #define ROWS    8
 #define RANKS   4 // directions that a thread of outer_kernel sums
 
+// The rows from `at` on, up to `end`, that have its adapter.
+__device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
+{
+    int to = at + 1;
+    while (to < end && adapter_of(l, to) == adapter_of(l, at)) to++;
+    return to;
+}
+
 // to (rows, k) = x times the part's dropout. A thread has four columns.
 template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, const lora_view l)
 {

@@ -19,14 +19,6 @@ __device__ __forceinline__ int adapter_of(const lora_view &l, int row)
     return l.adapter ? l.adapter[row] : 0;
 }
 
-// The rows from `at` on, up to `end`, that have its adapter.
-__device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
-{
-    int to = at + 1;
-    while (to < end && adapter_of(l, to) == adapter_of(l, at)) to++;
-    return to;
-}
-
 // The steps of an adapter's passes, over h (parts, rows, max_rank) f32, of one type of element.
 // Parts part0 .. part0 + n - 1:
 struct lora_steps {

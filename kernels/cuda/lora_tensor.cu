@@ -5,8 +5,9 @@
  * order. h is f32 and goes into mma as two bf16, of which the second is what the first leaves.
  *
  * A row's sums run in an order of their own: `thin` gives each of its warps every eighth 64
- * elements and adds up the warps' sums in their order. Rows of a tile that have another adapter
- * are computed along and not stored, so a row has the same bits in any batch. */
+ * elements and adds up the warps' sums in their order. A tile is computed once for each adapter
+ * that its rows have, and of that the rows that have it are stored: so a row has the same bits in
+ * any batch. */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/tensor.cuh"
 
@@ -83,6 +84,15 @@ __device__ __forceinline__ void split(uint32_t &ret_high, uint32_t &ret_low, flo
     ret_low = pack2(x - a, y - b);
 }
 
+// The adapter of row `at` of a tile that begins at `base`; -1: none, or a row before has it.
+__device__ __forceinline__ int next_adapter(const lora_view &l, int base, int at)
+{
+    const int adapter = adapter_of(l, at);
+    for (int i = base; i < at; i++)
+        if (adapter_of(l, i) == adapter) return -1;
+    return adapter;
+}
+
 // A warp takes 64 elements of a vector at a time, a lane 16 of two rows and of two directions: j0 +
 // 2 g and the one after it. packed: rows of x are aligned to 16 bytes.
 template <bool BACK>
@@ -99,9 +109,8 @@ __global__ void __launch_bounds__(THREADS)
     if (BACK) x += l.first[part];
     const bf16 *x0 = x + (int64_t)min(base + g, end - 1) * stride,
                *x1 = x + (int64_t)min(base + g + 8, end - 1) * stride;
-    for (int at = base, to; at < end; at = to) {
-        to = run_end(l, at, end);
-        const int adapter = adapter_of(l, at);
+    for (int at = base; at < end; at++) {
+        const int adapter = next_adapter(l, base, at);
         if (adapter < 0) continue;
         const lora_factors f = l.factors[part * l.n_adapters + adapter];
         if (!f.a || j0 >= f.rank) continue;
@@ -138,7 +147,7 @@ __global__ void __launch_bounds__(THREADS)
         float all = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) all += sums[w][threadIdx.x / RANKS][of];
-        if (row >= at && row < to && j0 + of < f.rank)
+        if (row < end && adapter_of(l, row) == adapter && j0 + of < f.rank)
             h[((int64_t)part * l.rows + row) * l.max_rank + j0 + of] =
                 BACK ? __fmul_rn(all, f.scale) : all;
         __syncthreads();
@@ -235,9 +244,8 @@ __global__ void __launch_bounds__(THREADS)
     const int c0 = (blockIdx.y * WARPS + warp) * COLUMNS;
     if (c0 >= n) return;
     if (!BACK) y += l.first[part0];
-    for (int at = base, to; at < end; at = to) {
-        to = run_end(l, at, end);
-        const int adapter = adapter_of(l, at);
+    for (int at = base; at < end; at++) {
+        const int adapter = next_adapter(l, base, at);
         if (adapter < 0) continue;
         float total[4][2][4] = {}, scale = 0;
         for (int p = part0; p < part0 + parts; p++) {
@@ -266,7 +274,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = base + g + 8 * half;
-            if (row < at || row >= to) continue;
+            if (row >= end || adapter_of(l, row) != adapter) continue;
 #pragma unroll
             for (int q = 0; q < 4; q++) {
                 const float add[4] = {total[q][0][2 * half], total[q][1][2 * half],
