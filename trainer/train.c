@@ -129,6 +129,15 @@ out:
     return st;
 }
 
+static void say_idle_tandem(const struct option_set *set, const struct train_config *c)
+{
+    static const char *const names[] = {"tandem-selector", "tandem-p", "tandem-chunk",
+                                        "tandem-shared", "tandem-frozen-weight"};
+    if (c->sampling.tandem.on || c->resume) return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (options_given(set, names[i])) log_warn("--%s has no effect without --tandem", names[i]);
+}
+
 static enum status check(void *context, struct option_set *set)
 {
     struct train *t = context;
@@ -140,6 +149,7 @@ static enum status check(void *context, struct option_set *set)
     log_open("cw-trainer", c->log_level);
     const char *idle = train_config_idle_cost(c);
     if (idle) log_warn("--%s has no effect without --cost", idle);
+    say_idle_tandem(set, c);
     if (!c->async && options_given(set, "max-staleness"))
         log_warn("--max-staleness has no effect without --async");
     if (c->resume && options_given(set, "start-from"))

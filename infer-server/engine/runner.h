@@ -14,7 +14,7 @@
 #include "infer-server/engine/sampler.h"
 #include "infer-server/speculative/step_cost.h"
 
-enum runner_role { RUNNER_POLICY, RUNNER_DRAFT, RUNNERS };
+enum runner_role { RUNNER_POLICY, RUNNER_DRAFT, RUNNER_FROZEN, RUNNERS };
 
 struct runner_limits {
     int max_tokens; // of one step

@@ -25,7 +25,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static const char *const role_names[WEIGHTS_ROLES] = {"policy", "draft"};
+static const char *const role_names[WEIGHTS_ROLES] = {"policy", "draft", "frozen"};
 
 struct arena {
     struct weights_source source;

@@ -1,6 +1,7 @@
 /* weights_owner.h: the server's side of the one copy of the weights: the shared arenas (the
- * policy's, and a draft model's where there is one), what fills them, the control page through
- * which a trainer writes them, and the bridge file that leads there. All arenas are of one version.
+ * policy's, and a draft model's and a frozen model's where there are such), what fills them, the
+ * control page through which a trainer writes them, and the bridge file that leads there. All
+ * arenas are of one version; the frozen model's is never written again.
  *
  * The engine's thread, but for weights_owner_control(), whose control_facts() any thread may call.
  */
@@ -14,7 +15,8 @@
 
 struct weights_owner;
 
-enum weights_role { WEIGHTS_POLICY, WEIGHTS_DRAFT, WEIGHTS_ROLES };
+// In the order of enum runner_role.
+enum weights_role { WEIGHTS_POLICY, WEIGHTS_DRAFT, WEIGHTS_FROZEN, WEIGHTS_ROLES };
 struct weights_source {
     const struct model_config *config; // NULL: there is no such role
     const char *folder;                // NULL: random weights, for benchmarks

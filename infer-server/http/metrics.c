@@ -326,6 +326,8 @@ void metrics_write(const struct metrics *m, const struct metrics_info *info, str
     };
     const struct number draft = {"commonweight:draft_weight_bytes", "gauge",
                                  "Bytes of the draft model.", (double)e->draft_weight_bytes};
+    const struct number frozen = {"commonweight:frozen_weight_bytes", "gauge",
+                                  "Bytes of the frozen model.", (double)e->frozen_weight_bytes};
     PUT_NUMBERS(p, usual);
     put_finished(p, m);
     put_histograms(p, m, e);
@@ -334,4 +336,5 @@ void metrics_write(const struct metrics *m, const struct metrics_info *info, str
     PUT_NUMBERS(p, own);
     put_adapters(p, info);
     if (e->draft_weight_bytes) put_numbers(p, &draft, 1);
+    if (e->frozen_weight_bytes) put_numbers(p, &frozen, 1);
 }

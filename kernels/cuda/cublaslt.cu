@@ -53,6 +53,15 @@ FORWARD(cublasLtMatmul,
          size_t workspace_bytes, cudaStream_t stream),
         (handle, desc, alpha, a, a_desc, b, b_desc, beta, c, c_desc, d, d_desc, algo, workspace,
          workspace_bytes, stream))
+FORWARD(cublasLtMatmulAlgoCheck,
+        (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+         const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result),
+        (handle, desc, a, b, c, d, algo, result))
+FORWARD(cublasLtMatmulAlgoConfigGetAttribute,
+        (const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t attribute,
+         void *value, size_t bytes, size_t *written),
+        (algo, attribute, value, bytes, written))
 FORWARD(cublasLtMatmulAlgoGetHeuristic,
         (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
          cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

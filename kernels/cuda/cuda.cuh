@@ -21,7 +21,7 @@
 
 typedef __nv_bfloat16 bf16;
 
-struct matmul_state; // matmul.cu
+struct matmul_state; // matmul_plan.cu
 
 struct cuda_state {
     int index, n_sms, major;

@@ -28,7 +28,7 @@ static enum status sequences_new(const struct bench *b, struct sequences *s)
         s->ids[i] = (int32_t)rng_below(&r, (uint32_t)b->config->vocab_size);
     for (int i = 0; i < s->n; i++) {
         const int32_t *ids = s->ids + (size_t)i * (size_t)length;
-        s->completions[i] = (struct pack_completion){ids + 1, length - 1};
+        s->completions[i] = (struct pack_completion){.ids = ids + 1, .n = length - 1};
         s->groups[i] = (struct pack_group){ids, 1, &s->completions[i], 1};
     }
     return ST_OK;

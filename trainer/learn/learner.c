@@ -498,10 +498,21 @@ out:
     return st;
 }
 
+void learner_clear_gradients(struct learner *l)
+{
+    optimizer_clear_grads(l->optimizer);
+}
+
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                               learner_loss_fn loss, void *context)
 {
-    optimizer_clear_grads(l->optimizer);
+    learner_clear_gradients(l);
+    return learner_add_gradients(l, groups, n_groups, loss, context);
+}
+
+enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
+                                  learner_loss_fn loss, void *context)
+{
     return run_all(l, groups, n_groups, loss, context, (struct passes){.backward = true});
 }
 

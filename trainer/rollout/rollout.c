@@ -165,6 +165,18 @@ static json_t *completions_body(struct part *p)
     return body;
 }
 
+// NULL: there is none, or no memory.
+static json_t *request_tandem(const struct sampling_options *s)
+{
+    const struct tandem_options *t = &s->tandem;
+    if (!t->on) return NULL;
+    json_t *tandem = json_pack("{s:s, s:f, s:I}", "selector", tandem_selector_names[t->selector],
+                               "p", t->p, "chunk", (json_int_t)t->chunk);
+    if (t->shared)
+        json_object_set_new(tandem, "seed", json_integer((json_int_t)(s->seed & INT64_MAX)));
+    return tandem;
+}
+
 // Of the groups that have no completions; how many samples that are is the part's n_wanted.
 static json_t *rollouts_body(struct part *p)
 {
@@ -178,13 +190,13 @@ static json_t *rollouts_body(struct part *p)
         failed = json_array_append_new(groups, request_group(p, g));
         p->n_wanted += r->n_per_group;
     }
-    json_t *body =
-        failed ? NULL
-               : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
-                           "lora", p->pull->source->adapter, "sampling", "temperature",
-                           s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
-                           (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
-                           "ignore_eos", s->ignore_eos, "stop", s->stop);
+    json_t *body = failed ? NULL
+                          : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*}}",
+                                      "groups", groups, "lora", p->pull->source->adapter,
+                                      "sampling", "temperature", s->temperature, "top_p", s->top_p,
+                                      "min_p", s->min_p, "top_k", (json_int_t)s->top_k,
+                                      "max_tokens", (json_int_t)s->max_tokens, "ignore_eos",
+                                      s->ignore_eos, "stop", s->stop, "tandem", request_tandem(s));
     json_decref(groups);
     return body;
 }
@@ -198,6 +210,7 @@ static struct completion_bounds bounds_of(const struct part *p)
     return (struct completion_bounds){
         .vocab_size = p->pull->source->vocab_size,
         .max_tokens = (int)p->pull->sampling->max_tokens,
+        .tandem = p->pull->sampling->tandem.on,
         .oldest = s->worker ? s->worker->version : p->pull->oldest,
         .newest = s->worker ? s->worker->version : control_version(s->control),
     };

@@ -5,6 +5,7 @@
 
 #include "bridge/control.h"
 #include "common/http/http_client.h"
+#include "common/model/tandem_selector.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/rollout/data.h"
 #include <stdatomic.h>
@@ -23,6 +24,13 @@ struct sampling_options {
     uint64_t seed;
     bool ignore_eos;
     const char *stop; // NULL: none
+    struct tandem_options {
+        bool on;      // the server's frozen model writes with the policy
+        int selector; // enum tandem_selector
+        double p;
+        int64_t chunk;
+        bool shared; // all samples have the same authors at the same places
+    } tandem;
 };
 
 struct rollout_worker { // a server that samples by a copy of the weights

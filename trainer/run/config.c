@@ -97,6 +97,25 @@ const struct option_spec train_options[] = {
     OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends a sample"),
     OPT_FLAG("ignore-eos", sampling.ignore_eos, NULL, "sample on past the end token"),
 
+    OPT_HEADING("Tandem"),
+    OPT_FLAG("tandem", sampling.tandem.on, NULL,
+             "the server's frozen model (cw-infer-server --tandem-model) writes each sample "
+             "together with the policy"),
+    OPT_CHOICE(
+        "tandem-selector", sampling.tandem.selector, "bernoulli", tandem_selector_names,
+        "what an author is drawn for: each token, --tandem-chunk tokens, a sentence, a word; "
+        "alternating: nothing is drawn, the policy's tokens are spread evenly"),
+    OPT_DOUBLE("tandem-p", sampling.tandem.p, "0.5", "P", 0, 1,
+               "probability that the policy writes"),
+    OPT_INT("tandem-chunk", sampling.tandem.chunk, "16", "TOKENS", 1, 1e6,
+            "of --tandem-selector "
+            "chunk"),
+    OPT_FLAG("tandem-shared", sampling.tandem.shared, "true",
+             "all samples of a step have the same authors at the same places, which costs less; "
+             "else each draws its own"),
+    OPT_DOUBLE("tandem-frozen-weight", loss.frozen_weight, "0.2", "W", 0, 1e6,
+               "of the frozen model's tokens in the loss, the policy's have 1"),
+
     OPT_HEADING("Curriculum"),
     OPT_CHOICE("curriculum", curriculum.mode, "off", curriculum_mode_names,
                "kde: more samples of prompts whose rewards are low, by valleys in their density; "
@@ -287,6 +306,7 @@ static enum status resolve_sync(const struct train_config *c, struct train_resol
                      {"async", ret->async},
                      {"lora-r", c->lora.r > 0},
                      {"train-draft", c->train_draft},
+                     {"tandem", c->sampling.tandem.on},
                      {"exact", c->exact}},
       of_checkpoint[] = {{"model", c->model},
                          {"restart-interval", c->restart_interval > 1},

@@ -6,6 +6,7 @@
 #include "trainer/learn/memory.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/notices.h"
+#include "trainer/run/role.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -15,44 +16,6 @@
 
 #define INFO_MS    10000
 #define RESTORE_MS 300000 // for a server to load a checkpoint again
-
-// Server and trainer must rotate alike, however long the trainer's own sequences are.
-static enum status take_rope(const struct bridge *bridge, const struct bridge_role *role,
-                             struct model_config *model)
-{
-    char words[128];
-    model->rope_context = role->rope_context;
-    if (!rope_describe(model, words, sizeof words)) return ST_OK;
-    if (role->rope_context == 0)
-        return status_fail(ST_MISMATCH,
-                           "%s: role %s has no \"rope_context\", by which the server chose the "
-                           "factors of longrope; server and trainer must be of one version",
-                           bridge_file_of(bridge)->path, role->role);
-    log_info("%s: %s, as the server chose", role->model, words);
-    return ST_OK;
-}
-
-// The model of one role of the bridge, bound to its arena.
-static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
-                             struct model_config **ret_model, struct weights **ret_weights)
-{
-    enum status st;
-    char hash[65];
-    CHECK(model_config_load(role->model, ret_model));
-    CHECK(take_rope(bridge, role, *ret_model));
-    CHECK(weights_plan(*ret_model, role->dt, ret_weights));
-    weights_layout_hash(*ret_weights, hash);
-    if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: the server's layout of the weights differs from what %s gives here; "
-                         "server and trainer must be of one version, and the folder unchanged",
-                         bridge_file_of(bridge)->path, role->model);
-        goto out;
-    }
-    weights_bind(*ret_weights, bridge_base(bridge, role->role));
-out:
-    return st;
-}
 
 static enum status open_draft(struct run *run)
 {
@@ -65,7 +28,7 @@ static enum status open_draft(struct run *run)
                            "cw-infer-server --draft DIR --speculative draft_model:5",
                            file->path);
     run->draft_folder = role->model;
-    enum status st = open_role(run->bridge, role, &run->draft_model, &run->draft);
+    enum status st = role_open(run->bridge, role, &run->draft_model, &run->draft);
     if (st == ST_OK && run->draft_model->vocab_size > run->model->vocab_size)
         st = status_fail(ST_MISMATCH,
                          "--train-draft: the draft model %s has a vocabulary of %d tokens, the "
@@ -73,6 +36,21 @@ static enum status open_draft(struct run *run)
                          run->draft_folder, run->draft_model->vocab_size, run->model_folder,
                          run->model->vocab_size);
     return st;
+}
+
+// Which model writes with the policy is the server's; it must have one.
+static enum status check_tandem(const struct run *run)
+{
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "frozen");
+    if (!run->config->sampling.tandem.on) return ST_OK;
+    if (!role)
+        return status_fail(ST_NOT_FOUND,
+                           "--tandem: the server of %s has no frozen model; start it with one: "
+                           "cw-infer-server --tandem-model DIR",
+                           file->path);
+    notice_tandem(run->config, role->model);
+    return ST_OK;
 }
 
 static enum status open_shared(struct run *run)
@@ -84,7 +62,8 @@ static enum status open_shared(struct run *run)
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
     run->model_folder = role->model;
-    CHECK(open_role(run->bridge, role, &run->model, &run->policy));
+    CHECK(check_tandem(run));
+    CHECK(role_open(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
     run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
                                     run->config->rollout_timeout);
