@@ -32,6 +32,7 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->rows = malloc((size_t)max_rows * sizeof *r->rows);
     r->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
     if (device_kind(dev) == DEVICE_CUDA) r->graphs = decode_graphs_new(dev);
+    r->rows_apart = r->graphs != NULL;
     if (!r->tokens || !r->rows || !r->top || (device_kind(dev) == DEVICE_CUDA && !r->graphs))
         FAIL(ST_NO_MEMORY, "no memory for steps of %d rows", max_rows);
     *ret = r;
